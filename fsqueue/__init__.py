@@ -1,0 +1,57 @@
+"""fsqueue: a task queue that is a directory on a shared filesystem.
+
+No server, no database, no administrator: every producer and worker is a process with the
+filesystem mounted. Start with `Queue.create(path)`, `Queue.insert_many` and `Queue.poll`.
+"""
+
+from fsqueue.errors import (
+    FormatTooNew,
+    FsqueueError,
+    InvalidArgument,
+    InvalidTask,
+    LeaseExpired,
+    LeaseLost,
+    LockTimeout,
+    NotAQueue,
+    QueueExists,
+    QueueNotFound,
+    StorageError,
+    StorageFull,
+    TaskNotFound,
+    TaskTooLarge,
+    UnsafeFilesystem,
+    UpdateConflict,
+)
+from fsqueue.queue import Queue
+from fsqueue.task import DeadLetter, GcReport, LeasedTask, Movement, Status, Task, TaskInfo, TaskRef
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "DeadLetter",
+    "FormatTooNew",
+    "FsqueueError",
+    "GcReport",
+    "InvalidArgument",
+    "InvalidTask",
+    "LeaseExpired",
+    "LeaseLost",
+    "LeasedTask",
+    "LockTimeout",
+    "Movement",
+    "NotAQueue",
+    "Queue",
+    "QueueExists",
+    "QueueNotFound",
+    "Status",
+    "StorageError",
+    "StorageFull",
+    "Task",
+    "TaskInfo",
+    "TaskNotFound",
+    "TaskRef",
+    "TaskTooLarge",
+    "UnsafeFilesystem",
+    "UpdateConflict",
+    "__version__",
+]

@@ -1,0 +1,92 @@
+"""Task files: JSON Lines, one task a line, never modified once published (docs/format.md, "Task files")."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+from typing import Any
+
+import orjson
+
+from fsqueue.errors import InvalidTask, TaskTooLarge
+
+_OPTIONS = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
+RESULT_BYTES_MAX = 64 * 1024
+"""A result kept with a completed task is not larger than this: it lives in the log and the history."""
+
+
+def encode_task(payload: Any, bytes_max: int, index: int | None = None) -> bytes:
+    """A task's line, with its newline. InvalidTask names what JSON cannot hold; TaskTooLarge the limit."""
+    if isinstance(payload, (bytes, bytearray, memoryview)):
+        line = b'{"b64":"' + base64.b64encode(payload) + b'"}\n'
+    else:
+        line = b'{"payload":' + encode_json(payload, "payload", index) + b"}\n"
+    if len(line) > bytes_max:
+        raise TaskTooLarge(
+            f"{_where(index)} takes {len(line):,} bytes; this queue accepts up to {bytes_max:,}. "
+            "Store the data in a file and queue its path, or create the queue with a larger task_bytes_max.",
+            index,
+        )
+    return line
+
+
+def encode_json(value: Any, what: str, index: int | None = None) -> bytes:
+    """Strict JSON (no NaN, no silent conversions of dates and dataclasses), or InvalidTask."""
+    try:
+        data = orjson.dumps(value, option=_OPTIONS)
+    except (orjson.JSONEncodeError, RecursionError) as error:
+        raise InvalidTask(
+            f"{_where(index)}: the {what} is not JSON: {error}. Use only what JSON has (or bytes).", index
+        ) from None
+    if b"null" in data and (bad := _not_finite(value)) is not None:
+        raise InvalidTask(
+            f"{_where(index)}: the {what} contains {bad}, which JSON does not have. Use null or a string.", index
+        )
+    return data
+
+
+def _where(index: int | None) -> str:
+    return "The task" if index is None else f"Task number {index + 1}"
+
+
+def _not_finite(value: Any) -> float | None:
+    """The first NaN or infinity inside, which orjson would silently write as null."""
+    pending = [value]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, float):
+            if not math.isfinite(item):
+                return item
+        elif isinstance(item, dict):
+            pending.extend(item.values())
+        elif isinstance(item, (list, tuple)):
+            pending.extend(item)
+    return None
+
+
+def split_lines(content: bytes) -> list[bytes]:
+    """The lines of a task file, by task index. A torn last line is left out."""
+    return content.split(b"\n")[:-1]
+
+
+def decode_task(line: bytes) -> dict[str, Any]:
+    """A line as {"payload": ..., "key": ..., "priority": ...}; ValueError if it is damaged."""
+    record = orjson.loads(line)
+    if isinstance(record, dict):
+        if "payload" in record:
+            return record
+        if isinstance(record.get("b64"), str):
+            try:
+                record["payload"] = base64.b64decode(record["b64"], validate=True)
+            except binascii.Error as error:
+                raise ValueError(f"damaged base64: {error}") from None
+            return record
+    raise ValueError("neither payload nor b64")
+
+
+def payload_fields(payload: Any) -> dict[str, Any]:
+    """A payload as it is written into records and letters: `payload`, or `b64` for bytes."""
+    if isinstance(payload, bytes):
+        return {"b64": base64.b64encode(payload).decode()}
+    return {"payload": payload}

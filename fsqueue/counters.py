@@ -1,0 +1,89 @@
+"""The unary completion counter: one byte a completed task, appended under a lock (docs/format.md, "Counters").
+
+Append-only and spread over several files, after the FileQueue design ("Counting Task
+Completions"); what it leaves open, a crash between counting and forgetting the task, is closed
+by bytes that tell whose they are, at offsets that the batch's log names beforehand.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from fsqueue import jsonl
+from fsqueue.errors import LockTimeout
+from fsqueue.layout import COUNTERS
+from fsqueue.logs import Log
+from fsqueue.store import Store
+
+NUMBERS = [f"{number:02x}" for number in range(COUNTERS)]
+
+
+def mark(batch: str, count: int) -> bytes:
+    """The bytes that a batch of `count` completed tasks appends: derived from its id, never zero."""
+    pattern = hashlib.blake2b(batch.encode(), digest_size=32).digest().replace(b"\0", b"\x01")
+    return (pattern * (count // 32 + 1))[:count]
+
+
+def there(store: Store, batch: str, number: str, offset: int, count: int) -> int:
+    """How many of the bytes that a `count` record announced are in the counter."""
+    if count <= 0:
+        return 0
+    try:
+        fd = store.fs.look(store.layout.counter(number))
+    except FileNotFoundError:
+        return 0
+    try:
+        found = store.fs.pread(fd, count, offset)
+    finally:
+        store.fs.close(fd)
+    return common_prefix(found, mark(batch, count))
+
+
+def common_prefix(found: bytes, wanted: bytes) -> int:
+    """The length of what two byte strings have in common at their start."""
+    if found == wanted:
+        return len(wanted)
+    length = 0
+    for one, other in zip(found, wanted, strict=False):
+        if one != other:
+            break
+        length += 1
+    return length
+
+
+def add(store: Store, log: Log, batch: str, completed: int, at: int) -> None:
+    """Count a finished batch exactly once, whoever began to before. Under the log's lock.
+
+    Under the counter's lock: `count` in the log, naming file and offset, then the bytes. A crash
+    in between leaves a record whose bytes are missing, or cut short: the next adds the rest.
+    """
+    missing = completed - sum(there(store, batch, *announced) for announced in log.ledger.counts)
+    if missing <= 0:
+        return
+    fs = store.fs
+    with store.counter_mutex:
+        number, fd = store.counter()
+        if not fs.lock(fd, store.clock, store.entropy, jsonl.LOCK_TIMEOUT_S):
+            raise LockTimeout(f"The completion counter {number} of {store.path} stayed locked. Counting goes on later.")
+        try:
+            log.note("count", at, file=number, offset=fs.fstat(fd).st_size, count=missing)
+            fs.write_all(fd, mark(batch, missing))
+            if store.sync_movements:
+                fs.fsync(fd)
+        finally:
+            fs.unlock(fd)
+
+
+def sizes(store: Store) -> dict[str, int]:
+    """The size of each counter file in bytes, by a fresh look: that many tasks were completed and counted."""
+    found: dict[str, int] = {}
+    directory = store.layout.counter("")[:-1]
+    for number in store.fs.names(directory):
+        if number in NUMBERS:
+            try:
+                fd = store.fs.look(f"{directory}/{number}")
+            except FileNotFoundError:
+                continue
+            found[number] = store.fs.fstat(fd).st_size
+            store.fs.close(fd)
+    return found

@@ -1,0 +1,155 @@
+"""The errors of fsqueue: what each lets the caller conclude, and what to do.
+
+::
+
+    FsqueueError                 anything fsqueue says "no" to                                    exit 1
+    ├── QueueNotFound            nothing is there; nothing was created                                 5
+    ├── QueueExists              create found a queue and `exist_ok` was not given                     1
+    ├── NotAQueue                the path is a file, or a directory that is no queue                   5
+    ├── FormatTooNew             written by a newer fsqueue: upgrade this one                          1
+    ├── InvalidArgument          an argument is wrong; nothing was done (also a ValueError)            2
+    ├── InvalidTask              this task cannot be stored (also a ValueError)                        2
+    │   └── TaskTooLarge         … because of its size
+    ├── TaskNotFound             no such task, or it finished and the history no longer knows it       3
+    ├── LeaseLost                the lease no longer holds: drop the result, do not retry              4
+    │   └── LeaseExpired         … it ran out before it was renewed; nobody has taken the task yet
+    ├── UpdateConflict           an atomic update found its tasks changed; nothing was done            6
+    ├── StorageFull              no space, inodes or quota left; free some and repeat the call         7
+    ├── StorageError             the filesystem failed; what happened is unknown: look, then repeat    1
+    │   └── LockTimeout          a lock stayed busy; nothing was done, repeating is safe
+    └── UnsafeFilesystem         the mount cannot keep the queue's promises                            8
+
+The last column is the exit code of the command line.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Sequence
+
+
+class FsqueueError(Exception):
+    """The root of all errors that fsqueue raises on purpose."""
+
+    exit_code = 1
+    inserted: int | None = None
+    """Set by `insert_many`: how many tasks of its stream, from the beginning, are in the queue all the same."""
+
+
+class QueueNotFound(FsqueueError):
+    """There is no queue at this path (or it has been deleted). Nothing was created."""
+
+    exit_code = 5
+
+
+class QueueExists(FsqueueError):
+    """A queue is there already. It was left as it is."""
+
+
+class NotAQueue(FsqueueError):
+    """The path exists but holds no queue. It was left as it is."""
+
+    exit_code = 5
+
+
+class FormatTooNew(FsqueueError):
+    """The queue was written by a newer fsqueue than this one. Nothing was touched: upgrade."""
+
+
+class InvalidArgument(FsqueueError, ValueError):
+    """An argument has the wrong type or is out of range. Nothing was done."""
+
+    exit_code = 2
+
+
+class InvalidTask(FsqueueError, ValueError):
+    """A task cannot be stored as given. `index` is its position in the input, where there is one."""
+
+    exit_code = 2
+
+    def __init__(self, message: str, index: int | None = None) -> None:
+        super().__init__(message)
+        self.index = index
+
+
+class TaskTooLarge(InvalidTask):
+    """The task is larger than the queue accepts. Store the data in a file and queue its path."""
+
+
+class TaskNotFound(FsqueueError):
+    """No such task is in the queue, nor in what the history still keeps."""
+
+    exit_code = 3
+
+
+class LeaseLost(FsqueueError):
+    """The lease holds no longer, so the work was or will be done by another: drop the result.
+
+    `tasks` are the ids concerned; `reason` says why ("taken over", "completed", "purged", ...).
+    Of tasks handed in together, those not named here were dealt with.
+    """
+
+    exit_code = 4
+
+    def __init__(self, message: str, tasks: Sequence[str] = (), reason: str = "") -> None:
+        super().__init__(message)
+        self.tasks = list(tasks)
+        self.reason = reason
+
+
+class LeaseExpired(LeaseLost):
+    """The lease ran out before it was renewed. The task may be taken by anybody at any moment."""
+
+
+class UpdateConflict(FsqueueError):
+    """An atomic update met tasks that are not as it expected them. Nothing of it was done."""
+
+    exit_code = 6
+
+
+class StorageFull(FsqueueError):
+    """No space, inodes or quota is left. What was reported done is kept; make room and repeat."""
+
+    exit_code = 7
+
+
+class StorageError(FsqueueError):
+    """The filesystem failed. Whether the last operation happened is unknown; repeating is safe."""
+
+
+class LockTimeout(StorageError):
+    """A lock stayed busy for too long: its holder is stopped or cut off. Nothing was done."""
+
+
+class UnsafeFilesystem(FsqueueError):
+    """The filesystem cannot keep the queue's promises, so it is refused. The message names the remedy."""
+
+    exit_code = 8
+
+
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+_NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}
+
+
+def from_os_error(error: OSError, doing: str) -> FsqueueError:
+    """The fsqueue error that says what `error`, met while `doing` something, means to the user."""
+    where = f" ({error.filename})" if error.filename else ""
+    what = f"{error.strerror or error}{where}"
+    if error.errno in _FULL:
+        return StorageFull(
+            f"There is no room left while {doing}: {what}. Free space or inodes, or raise the quota, and repeat."
+        )
+    if error.errno == errno.EROFS:
+        return StorageError(f"The filesystem is mounted read-only: {what}, while {doing}. Use a writable mount.")
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return StorageError(
+            f"Permission denied while {doing}: {what}. Ask the queue's owner for read and write access."
+        )
+    if error.errno in _NO_LOCKS:
+        return UnsafeFilesystem(
+            f"The filesystem has no file locks: {what}, while {doing}. "
+            "On Lustre ask for the mount option 'flock', on NFS for a running lock service."
+        )
+    return StorageError(
+        f"The filesystem failed while {doing}: {what}. Repeat when it works again; nothing reported done is lost."
+    )

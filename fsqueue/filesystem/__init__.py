@@ -1,0 +1,10 @@
+"""The only door to the operating system (DESIGN sections 4 and 8).
+
+Everything that fsqueue does on disk goes through one `Filesystem` object, so that tests can put a
+failing, lying or crashing one in its place. Nothing here knows what a queue is.
+"""
+
+from fsqueue.filesystem.door import Filesystem
+from fsqueue.filesystem.mounts import Mount, mount_of
+
+__all__ = ["Filesystem", "Mount", "mount_of"]

@@ -1,0 +1,273 @@
+"""Thin operations on files, each a system call or a named idiom of a few.
+
+The hot ones (`pread`, `try_lock`, ...) are bound once per object, without a Python frame in
+between. Paths are strings. Errors are the system's own OSError; a queue's verbs translate them.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from typing import TypeVar
+
+from fsqueue.clock import Clock, Entropy
+from fsqueue.filesystem.locks import DescriptionLocks, ProcessLocks, description_locks_work
+
+T = TypeVar("T")
+
+FILE_MODE, DIRECTORY_MODE = 0o666, 0o777
+"""Before the umask: a queue shared by a Unix group is a matter of umask and setgid."""
+
+LOCK_SLEEP_S = (0.00005, 0.02)
+"""Shortest and longest pause between two tries for a busy lock."""
+
+READ_BYTES = 1 << 20
+
+
+class Filesystem:
+    """The system calls that fsqueue uses below `root`, on a local or a shared filesystem.
+
+    `shared` tells whether other hosts may work on the same files: then every append is synced,
+    because nothing else reports a lost lock or a full disk there. Missing directories are made
+    below `root`, never `root` itself: a deleted queue must not come back to life.
+    """
+
+    def __init__(self, root: str, *, shared: bool = True, process_locks: bool | None = None) -> None:
+        self.root = root
+        self.shared = shared
+        if process_locks is None:
+            process_locks = not description_locks_work()
+        locks = ProcessLocks() if process_locks else DescriptionLocks()
+        self.try_lock: Callable[[int], bool] = locks.try_lock
+        self.unlock: Callable[[int], None] = locks.unlock
+        self.close: Callable[[int], None] = locks.close
+        self.pread: Callable[[int, int, int], bytes] = os.pread
+        self.write: Callable[[int, bytes], int] = os.write
+        self.pwrite: Callable[[int, bytes, int], int] = os.pwrite
+        self.fsync: Callable[[int], None] = os.fsync
+        self.fstat: Callable[[int], os.stat_result] = os.fstat
+
+    # -- opening -----------------------------------------------------------------------------
+
+    def look(self, path: str, flags: int = os.O_RDONLY) -> int:
+        """Open `path` by a fresh look: its directory first, then the name in it (DESIGN section 4).
+
+        An NFS client may answer for a path from its cache for as long as a minute; opening the
+        directory makes it ask the server. Symbolic links are not followed. ESTALE means gone.
+        """
+        directory, _, name = path.rpartition("/")
+        for last in (False, True):
+            try:
+                within = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                try:
+                    return os.open(name, flags | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE, dir_fd=within)
+                finally:
+                    os.close(within)
+            except OSError as error:
+                if error.errno == errno.ESTALE and not last:
+                    continue
+                code = errno.ENOENT if error.errno == errno.ESTALE else error.errno
+                raise OSError(code, os.strerror(code or 0), path) from None
+        raise AssertionError("unreachable")
+
+    def open_append(self, path: str) -> int:
+        """Open for locked appending, by a fresh look; the file and its directories are made if missing."""
+        return self.making_room(path, lambda: self.look(path, os.O_RDWR | os.O_APPEND | os.O_CREAT))
+
+    def create(self, path: str, sync: bool = False) -> int:
+        """Create `path` exclusively (FileExistsError otherwise) for appending; directories as needed."""
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        return self.making_room(path, lambda: os.open(path, flags, FILE_MODE), sync)
+
+    def making_room(self, path: str, action: Callable[[], T], sync: bool = False) -> T:
+        """Do `action`; if a directory on the way to `path` is missing, make it and do it again."""
+        try:
+            return action()
+        except FileNotFoundError:
+            self.make_directory(os.path.dirname(path), sync)
+            return action()
+
+    def read(self, path: str) -> bytes:
+        """The content of `path`, by a fresh look; FileNotFoundError when it is gone."""
+        fd = self.look(path)
+        try:
+            return self.read_from(fd, 0)
+        finally:
+            self.close(fd)
+
+    def read_from(self, fd: int, offset: int) -> bytes:
+        """All bytes of an open file from `offset` on."""
+        chunk = self.pread(fd, READ_BYTES, offset)
+        if len(chunk) < READ_BYTES:
+            return chunk
+        chunks = [chunk]
+        while chunk:
+            offset += len(chunk)
+            chunk = self.pread(fd, READ_BYTES, offset)
+            chunks.append(chunk)
+        return b"".join(chunks)
+
+    def write_all(self, fd: int, data: bytes) -> None:
+        """Write everything, or raise the error that stopped it (part of it may be there then)."""
+        written = self.write(fd, data)
+        while written < len(data):
+            count = self.write(fd, data[written:])
+            if count == 0:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            written += count
+
+    def overwrite(self, path: str, data: bytes) -> None:
+        """Put `data` at the start of an existing or new file, in place (for hints; not atomic)."""
+        fd = self.making_room(path, lambda: self.look(path, os.O_WRONLY | os.O_CREAT))
+        try:
+            self.pwrite(fd, data, 0)
+        finally:
+            self.close(fd)
+
+    # -- names -------------------------------------------------------------------------------
+
+    def make_directory(self, path: str, sync: bool = False) -> None:
+        """Make a directory below the root, and those above it; FileNotFoundError if the root is gone."""
+        if not path.startswith(self.root + "/"):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        try:
+            os.mkdir(path, DIRECTORY_MODE)
+        except FileExistsError:
+            return
+        except FileNotFoundError:
+            self.make_directory(os.path.dirname(path), sync)
+            self.make_directory(path, sync)
+            return
+        if sync:
+            self.sync_directory(os.path.dirname(path))
+
+    def make_root(self) -> None:
+        """Make the root itself, and the directories above it: only when a queue is created."""
+        os.makedirs(self.root, DIRECTORY_MODE, exist_ok=True)
+
+    def names(self, directory: str) -> list[str]:
+        """The names in a directory, unordered; [] if it does not exist. A listing is a hint."""
+        try:
+            return os.listdir(directory)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            if error.errno == errno.ESTALE:
+                return []
+            raise
+
+    def rename(self, source: str, target: str) -> bool:
+        """Rename; False if the source (or the target's directory) is not there.
+
+        On NFS the result alone proves nothing: look afterwards.
+        """
+        try:
+            os.rename(source, target)
+            return True
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            if error.errno == errno.ESTALE:
+                return False
+            raise
+
+    def link(self, source: str, target: str) -> None:
+        """Make `target` a second name of `source`; FileExistsError if it is taken."""
+        os.link(source, target, follow_symlinks=False)
+
+    def unlink(self, path: str) -> bool:
+        """Remove a name; False if it was not there."""
+        try:
+            os.unlink(path)
+            return True
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            if error.errno == errno.ESTALE:
+                return False
+            raise
+
+    def same_file(self, fd: int, path: str) -> bool:
+        """Whether `path`, looked at afresh, names the very file that is open as `fd`."""
+        try:
+            other = self.look(path)
+        except FileNotFoundError:
+            return False
+        try:
+            mine, found = self.fstat(fd), self.fstat(other)
+            return (mine.st_dev, mine.st_ino) == (found.st_dev, found.st_ino)
+        finally:
+            self.close(other)
+
+    def exists(self, path: str) -> bool:
+        """Whether `path` is there, by a fresh look."""
+        try:
+            self.close(self.look(path))
+            return True
+        except FileNotFoundError:
+            return False
+
+    def stat(self, path: str) -> os.stat_result:
+        """What the system says of a path, links not followed. May be stale on a network filesystem."""
+        return os.stat(path, follow_symlinks=False)
+
+    def touch(self, path: str) -> None:
+        """Set a file's times to now, so that a scratch system's cleaner leaves it alone."""
+        os.utime(path, follow_symlinks=False)
+
+    def sync_directory(self, path: str) -> None:
+        """Make the names in a directory durable."""
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            self.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def remove_tree(self, path: str) -> int:
+        """Remove a directory and all below it, in one pass and bounded memory; the number of names removed."""
+        removed = 0
+        try:
+            with os.scandir(path) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        removed += self.remove_tree(entry.path)
+                    else:
+                        removed += self.unlink(entry.path)
+            os.rmdir(path)
+            return removed + 1
+        except FileNotFoundError:
+            return removed
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ESTALE):
+                return removed  # somebody still adds to it (or an open file lingers, on NFS): the next reaping takes it
+            raise
+
+    # -- locks and time ------------------------------------------------------------------------
+
+    def lock(self, fd: int, clock: Clock, entropy: Entropy, timeout_s: float) -> bool:
+        """Lock exclusively, waiting for up to `timeout_s` seconds with growing, jittered pauses."""
+        if self.try_lock(fd):
+            return True
+        pause, longest = LOCK_SLEEP_S
+        until = clock.monotonic() + timeout_s
+        while clock.monotonic() < until:
+            clock.sleep(pause * (0.5 + entropy.random()))
+            if self.try_lock(fd):
+                return True
+            pause = min(pause * 1.5, longest)
+        return False
+
+    def compare_clock(self, clock: Clock, probe: str) -> None:
+        """Teach `clock` the file server's time, from the stamp of a probe file made at the path `probe`."""
+        before = clock.local_ms()
+        fd = self.create(probe)
+        try:
+            self.write_all(fd, b"\n")
+            if self.shared:
+                self.fsync(fd)
+            stamp = self.fstat(fd).st_mtime_ns / 1e6
+            clock.learn(stamp, before, clock.local_ms())
+        finally:
+            self.close(fd)
+            self.unlink(probe)

@@ -1,0 +1,127 @@
+"""Exclusive locks on open files, between processes, threads and hosts (DESIGN section 8).
+
+Linux has locks that belong to the open file description (`F_OFD_SETLK`): they exclude threads,
+work across NFS clients and are not dropped when somebody closes another descriptor of the file.
+Where the kernel has none of those, the classic kind is used, which belongs to the process;
+`ProcessLocks` adds what it lacks.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import struct
+import threading
+
+_BUSY = (errno.EAGAIN, errno.EACCES)
+
+
+def _flock(kind: int) -> bytes:
+    return struct.pack("hhqqi4x", kind, os.SEEK_SET, 0, 0, 0)
+
+
+_EXCLUSIVE, _FREE = _flock(fcntl.F_WRLCK), _flock(fcntl.F_UNLCK)
+
+
+class DescriptionLocks:
+    """Locks that belong to the open file description."""
+
+    def __init__(self) -> None:
+        self._fcntl, self._set = fcntl.fcntl, fcntl.F_OFD_SETLK
+
+    def try_lock(self, fd: int) -> bool:
+        """Lock the whole file exclusively, without waiting. False: another has it."""
+        try:
+            self._fcntl(fd, self._set, _EXCLUSIVE)
+        except OSError as error:
+            if error.errno in _BUSY:
+                return False
+            raise
+        return True
+
+    def unlock(self, fd: int) -> None:
+        """Give the lock back (harmless without one)."""
+        self._fcntl(fd, self._set, _FREE)
+
+    def close(self, fd: int) -> None:
+        """Close the descriptor; its lock goes with it."""
+        os.close(fd)
+
+
+class ProcessLocks:
+    """Classic locks, made safe between threads: one owner a file in this process, late closing.
+
+    Closing any descriptor of a file drops the process's lock on it, so a descriptor closed while
+    another of the same file is locked is kept open until that lock is given back.
+    """
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._pid = os.getpid()
+        self._owners: dict[tuple[int, int], int] = {}
+        self._closing: dict[tuple[int, int], list[int]] = {}
+
+    def _enter(self) -> threading.Lock:
+        if self._pid != os.getpid():  # a forked child holds none of its parent's classic locks
+            self._mutex = threading.Lock()
+            self._pid, self._owners, self._closing = os.getpid(), {}, {}
+        return self._mutex
+
+    @staticmethod
+    def _file(fd: int) -> tuple[int, int]:
+        status = os.fstat(fd)
+        return status.st_dev, status.st_ino
+
+    def try_lock(self, fd: int) -> bool:
+        """Lock the whole file exclusively, without waiting. False: another thread or process has it."""
+        with self._enter():
+            file = self._file(fd)
+            if self._owners.get(file, fd) != fd:
+                return False
+            try:
+                fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno in _BUSY:
+                    return False
+                raise
+            self._owners[file] = fd
+            return True
+
+    def _release(self, file: tuple[int, int]) -> None:
+        self._owners.pop(file, None)
+        for late in self._closing.pop(file, ()):
+            os.close(late)
+
+    def unlock(self, fd: int) -> None:
+        """Give the lock back (harmless without one)."""
+        with self._enter():
+            file = self._file(fd)
+            if self._owners.get(file) == fd:
+                fcntl.lockf(fd, fcntl.LOCK_UN)
+                self._release(file)
+
+    def close(self, fd: int) -> None:
+        """Close the descriptor, at once or when the lock that another of the same file has is given back."""
+        with self._enter():
+            file = self._file(fd)
+            owner = self._owners.get(file, fd)
+            if owner != fd:
+                self._closing.setdefault(file, []).append(fd)
+                return
+            os.close(fd)
+            self._release(file)
+
+
+def description_locks_work() -> bool:
+    """Whether this kernel knows locks of open file descriptions."""
+    if not hasattr(fcntl, "F_OFD_SETLK"):
+        return False
+    fd = os.memfd_create("fsqueue") if hasattr(os, "memfd_create") else os.open(os.devnull, os.O_RDWR)
+    try:
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _EXCLUSIVE)
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(fd)

@@ -1,0 +1,121 @@
+"""The end of a batch, once every task has an outcome; resumable after a crash at any step.
+
+Under the log's lock, in this order (invariants 1 and 6 fix it):
+
+1. `finish` in the log, synced: from here on the task file is not needed to know any outcome.
+2. Missing dead letters, synced: from here on it is not needed for any payload.
+3. The task file is unlinked, under whichever name it has.
+4. Under the counter's lock: `count` in the log, then the bytes.
+5. The records go to the history, where it is kept.
+6. `gone` in the log; the log is unlinked.
+
+Whoever meets a log with `finish` starts at step 2 again; each step finds out what is done already.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from fsqueue import counters, deadletters, history, movements, taskfiles
+from fsqueue.errors import LockTimeout
+from fsqueue.ledger import COMPLETED, DEAD
+from fsqueue.logs import Log
+from fsqueue.store import Store
+
+logger = logging.getLogger("fsqueue")
+
+
+def finish(store: Store, log: Log) -> None:
+    """Finish a batch whose tasks all have outcomes, or go on with that. The log is closed afterwards."""
+    ledger = log.ledger
+    at = max(store.clock.now_ms(), ledger.at)
+    if not ledger.finished:
+        log.note("finish", at)
+    if store.sync_inserts and not log.sync:
+        store.fs.fsync(log.fd)  # else a power loss might keep the unlinking and lose the outcomes
+    if ledger.done[DEAD]:
+        dead = [index for index, state in enumerate(ledger.state) if state == DEAD]
+        deadletters.write(
+            store,
+            log,
+            dead,
+            lambda index: taskfiles.payload(store, log, index),
+            at,
+            sync=store.sync_inserts,
+            certain=False,
+        )
+    taskfiles.remove(store, log)
+    if ledger.done[COMPLETED]:
+        counters.add(store, log, log.batch, ledger.done[COMPLETED], at)
+    if store.settings.keep_history:
+        history.keep(store, log, at)
+    farewell(store, log)
+
+
+def farewell(store: Store, log: Log) -> None:
+    """Say `gone` in the log, unlink it, and close it."""
+    log.append(movements.record("gone", max(store.clock.now_ms(), log.ledger.at)))
+    store.fs.unlink(log.path)
+    store.drop(log)
+
+
+def try_finish(store: Store, log: Log) -> None:
+    """Finish; what cannot be done now (a full disk, a busy lock) is left to the next who meets the log.
+
+    The outcomes are recorded already, so the caller's work is done either way.
+    """
+    try:
+        finish(store, log)
+    except (OSError, LockTimeout) as error:
+        logger.warning(
+            "batch %s of %s is done, but clearing it away failed (%s); 'fsqueue gc' will do it",
+            log.batch,
+            store.path,
+            error,
+        )
+        store.drop(log)
+    except BaseException:
+        store.drop(log)
+        raise
+
+
+def bury(store: Store, log: Log, tasks: list[int], at: int) -> None:
+    """Write the letters of tasks that were buried just now. If that fails, `finish` or upkeep makes up for it."""
+    try:
+        deadletters.write(
+            store, log, tasks, lambda index: taskfiles.payload(store, log, index), at, sync=False, certain=True
+        )
+    except (OSError, LockTimeout) as error:
+        logger.warning(
+            "the dead letters of batch %s of %s were not written (%s); 'fsqueue gc' will do it",
+            log.batch,
+            store.path,
+            error,
+        )
+
+
+def settle_loss(store: Store, log: Log) -> None:
+    """The task file is proven absent although tasks have no outcome: bury them, so that nobody waits for ever."""
+    ledger = log.ledger
+    at = max(store.clock.now_ms(), ledger.at)
+    lost = [index for index in range(ledger.count) if ledger.is_free(index, at)]
+    if lost:
+        log.note(
+            "bury",
+            at,
+            tasks=movements.to_ranges(lost),
+            reason="task file gone: it was removed by something else than fsqueue",
+        )
+        bury(store, log, lost, at)
+    if not ledger.left:
+        try_finish(store, log)
+
+
+def farewell_if_gone(store: Store, log: Log) -> bool:
+    """Whether the log ends in `gone`; then, if the path still names this very file, it is unlinked. Closes it."""
+    if not log.ledger.gone:
+        return False
+    if store.fs.same_file(log.fd, log.path):
+        store.fs.unlink(log.path)
+    store.drop(log)
+    return True

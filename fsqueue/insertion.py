@@ -1,0 +1,196 @@
+"""Insert: from a stream of tasks to published batches, in bounded memory (DESIGN section 4, "insert").
+
+Batches are staged and published in groups. A group is reported inserted only after its files and
+directories are synced and `queue.jsonl`, read again, shows that no purge overtook it; if one did,
+the group is inserted again into the new generation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from fsqueue import batch, staging
+from fsqueue.clock import MS_MAX, duration_ms
+from fsqueue.errors import FsqueueError, InvalidArgument, InvalidTask, StorageError, from_os_error
+from fsqueue.layout import BATCH_BYTES_MAX
+from fsqueue.store import Store
+from fsqueue.task import Task
+
+GROUP_BYTES_MAX = 8 << 20
+"""A group is published when it has this many bytes, ..."""
+GROUP_BATCHES_MAX = 64
+"""... or this many batches."""
+SPREAD = 16
+"""A batch holds up to this fraction of what was inserted so far, so that a small job spreads over many workers."""
+OPEN_BATCHES_MAX = 64
+"""How many batches with different availability times are filled side by side."""
+TRIES = 10
+
+When = tuple[bool, int]
+"""(absolute or from now on, milliseconds)."""
+
+
+class Sealed:
+    """A batch being filled, or full, encoded, on its way to the disk."""
+
+    __slots__ = ("lines", "size", "when")
+
+    def __init__(self, when: When) -> None:
+        self.when = when
+        self.lines: list[bytes] = []
+        self.size = 0
+
+
+NOW: When = (True, 0)
+
+
+def available_from(task: Task, index: int | None, default: When = NOW) -> When:
+    """When a task becomes available; InvalidTask says what is wrong with its times."""
+    for name, value in (("key", task.key), ("priority", task.priority)):
+        if value is not None:
+            raise InvalidTask(
+                f"This version of fsqueue has no task {name} yet: insert the task without `{name}`.", index
+            )
+    try:
+        if task.available_at is not None:
+            if task.delay_s:
+                raise InvalidArgument("give either delay_s or available_at, not both.")
+            return True, duration_ms(task.available_at, "available_at")
+        delay = duration_ms(task.delay_s, "delay_s")
+        return (False, delay) if delay else default
+    except InvalidArgument as error:
+        where = "The task" if index is None else f"Task number {index + 1}"
+        raise InvalidTask(f"{where}: {error}", index) from None
+
+
+def batches_of(
+    tasks: Iterable[Any], store: Store, default: When, batch_tasks: int | None, total: int | None
+) -> Iterator[Sealed]:
+    """Encode tasks into batches that grow with the stream (or have the size asked for).
+
+    When the stream breaks off with an error, the tasks before it come out first, then the error.
+    """
+    settings = store.settings
+    most = min(batch_tasks or settings.batch_tasks_max, settings.batch_tasks_max)
+    size = most if batch_tasks is not None else min(most, max(1, (total or 0) // (4 * SPREAD)))
+    bytes_max, encode = settings.task_bytes_max, batch.encode_task
+    filling: dict[When, Sealed] = {}
+    broken: Exception | None = None
+    try:
+        for index, item in enumerate(tasks):
+            if isinstance(item, Task):
+                when, line = available_from(item, index, default), encode(item.payload, bytes_max, index)
+            else:
+                when, line = default, encode(item, bytes_max, index)
+            target = filling.get(when)
+            if target is None:
+                if len(filling) == OPEN_BATCHES_MAX:
+                    yield filling.pop(max(filling, key=lambda key: len(filling[key].lines)))
+                target = filling[when] = Sealed(when)
+            elif target.size + len(line) > BATCH_BYTES_MAX:
+                yield target
+                target = filling[when] = Sealed(when)
+            target.lines.append(line)
+            target.size += len(line)
+            if len(target.lines) >= size:
+                yield filling.pop(when)
+                if size < most:
+                    size = max(size, min(most, (index + 1) // SPREAD))
+    except Exception as error:
+        broken = error
+    yield from filling.values()
+    if broken is not None:
+        raise broken
+
+
+def insert_many(
+    store: Store, tasks: Iterable[Any], delay_s: float = 0, batch_tasks: int | None = None, total: int | None = None
+) -> int:
+    """Insert a stream of payloads or Tasks; returns how many.
+
+    What went before an invalid task stays inserted; an FsqueueError says in `inserted` how many.
+    """
+    count = 0
+    try:
+        for group in groups_of(batches_of(tasks, store, default_when(delay_s), batch_tasks, total)):
+            publish(store, group)
+            count += sum(len(sealed.lines) for sealed in group)
+    except (FsqueueError, OSError) as error:
+        failure = error if isinstance(error, FsqueueError) else from_os_error(error, f"inserting into {store.path}")
+        failure.inserted = count + (failure.inserted or 0)
+        raise failure from error
+    return count
+
+
+def default_when(delay_s: float) -> When:
+    """The availability of tasks that say nothing themselves."""
+    delay = duration_ms(delay_s, "delay_s")
+    return (False, delay) if delay else NOW
+
+
+def groups_of(batches: Iterable[Sealed]) -> Iterator[list[Sealed]]:
+    """Batches in groups of bounded size; the last also when the stream breaks off with an error."""
+    group: list[Sealed] = []
+    size = 0
+    broken: Exception | None = None
+    try:
+        for sealed in batches:
+            group.append(sealed)
+            size += sealed.size
+            if size >= GROUP_BYTES_MAX or len(group) >= GROUP_BATCHES_MAX:
+                yield group
+                group, size = [], 0
+    except Exception as error:
+        broken = error
+    if group:
+        yield group
+    if broken is not None:
+        raise broken
+
+
+def publish(store: Store, group: list[Sealed]) -> list[str]:
+    """Publish a group durably and ring the bell; returns the batches' ids. After an error some may be visible."""
+    for _ in range(TRIES):
+        generation = store.fate.generation
+        try:
+            published = _publish(store, group)
+        except FileNotFoundError:
+            if not store.refresh(now=True):
+                raise
+            continue
+        store.refresh(now=True)
+        if store.fate.generation == generation:
+            store.ring()
+            return published
+    raise StorageError(
+        f"The queue {store.path} was purged again and again while tasks were being inserted. Repeat the call."
+    )
+
+
+def _publish(store: Store, group: list[Sealed]) -> list[str]:
+    staged: list[staging.Staged] = []
+    moved = 0
+    try:
+        for sealed in group:
+            absolute, when = sealed.when
+            at = when if absolute else min(store.clock.now_ms() + when, MS_MAX)
+            staged.append(staging.stage(store, sealed.lines, at))
+        for file in staged:
+            staging.move(store, file)
+            moved += 1
+        if store.sync_inserts:
+            for directory in sorted({staging.shard_directory(store, file.name) for file in staged}):
+                store.fs.sync_directory(directory)
+        return [file.name.batch for file in staged]
+    except OSError as error:
+        if not isinstance(error, FileNotFoundError):
+            failure = from_os_error(error, f"inserting into {store.path}")
+            failure.inserted = sum(file.name.count for file in staged[:moved])
+            raise failure from error
+        raise
+    finally:
+        for number, file in enumerate(staged):
+            if number >= moved:
+                store.fs.unlink(file.path)
+            file.close(store)

@@ -1,0 +1,353 @@
+"""Looking without touching: status, tasks, history (no locks, no changes; DESIGN section 2, "Unary counter").
+
+What is read while others work is consistent batch by batch. The numbers of `status` add up,
+because *inserted* is their sum, and no completion is counted both from a log and from a counter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from fsqueue import batch as batches
+from fsqueue import counters, deadletters, history, movements, names
+from fsqueue.errors import TaskNotFound
+from fsqueue.ledger import AVAILABLE, CANCELLED, COMPLETED, DEAD, LEASED, Ledger
+from fsqueue.names import TaskFileName
+from fsqueue.store import Store
+from fsqueue.task import CANCELLED as IS_CANCELLED
+from fsqueue.task import COMPLETED as IS_COMPLETED
+from fsqueue.task import DEAD as IS_DEAD
+from fsqueue.task import DELAYED as IS_DELAYED
+from fsqueue.task import LEASED as IS_LEASED
+from fsqueue.task import WAITING as IS_WAITING
+from fsqueue.task import Movement, Status, TaskInfo
+
+ROUNDS = 8
+"""How often a status is corrected for batches that finish while it is being read."""
+FEW = 32
+"""So many task files are looked into, to see whether a queue is drained."""
+
+
+def read_ledger(store: Store, batch: str) -> Ledger | None:
+    """The ledger of a batch as it stands, by a fresh look and without a lock; None if it has no log."""
+    try:
+        content = store.fs.read(store.layout.log(batch))
+    except FileNotFoundError:
+        return None
+    ledger = Ledger()
+    ledger.fold(content, 0)
+    return ledger
+
+
+def task_files(store: Store, shard: str) -> dict[str, TaskFileName]:
+    """The task files of a shard by batch (of two names of one batch, seen during a renaming, one)."""
+    found = map(names.parse_task_file, store.fs.names(f"{store.layout.tasks}/{shard}"))
+    return {name.batch: name for name in found if name is not None}
+
+
+def shards(store: Store) -> list[str]:
+    """The shards that have task files or logs, or had."""
+    known = set(names.all_shards(store.layout.shards))
+    return sorted(known & (set(store.fs.names(store.layout.tasks)) | set(store.fs.names(store.layout.logs))))
+
+
+# -- status -------------------------------------------------------------------------------------
+
+
+def status(store: Store, exact: bool = True) -> Status:
+    """How many tasks are in which state. `exact` reads the logs of the batches at work; else names alone.
+
+    Names alone call every task of a batch waiting that has one, and know of completions and dead
+    letters only what finished batches left: a cheap estimate.
+    """
+    store.refresh()
+    now = store.clock.now_ms()
+    tally = [0] * 3  # waiting, delayed, leased
+    before = counters.sizes(store)
+    ledgers: dict[str, Ledger] = {}
+    for shard in shards(store):
+        files = task_files(store, shard)
+        logs = {uuid for name in store.fs.names(f"{store.layout.logs}/{shard}") if (uuid := names.parse_log_file(name))}
+        for batch in logs & files.keys() if not exact else logs:
+            ledger = read_ledger(store, batch) if exact else None
+            if ledger is not None and ledger.count and not ledger.gone:
+                ledgers[batch] = ledger
+                files.pop(batch, None)
+        for name in files.values():
+            tally[1 if name.available_at > now else 0] += name.count
+    sizes = counters.sizes(store)
+    for _ in range(ROUNDS if sizes != before else 0):
+        finished = [batch for batch, ledger in ledgers.items() if _has_ended(store, batch, ledger)]
+        if not finished:
+            break
+        for batch in finished:
+            del ledgers[batch]
+        sizes = counters.sizes(store)
+    counted = sum(sizes.values())
+    dead, settled = deadletters.ids(store)
+    for batch, ledger in ledgers.items():
+        for index in range(ledger.count):
+            state = ledger.state[index]
+            if state == AVAILABLE:
+                tally[0 if ledger.since[index] <= now else 1] += 1
+            elif state == LEASED:
+                tally[2 if ledger.since[index] > now else 0] += 1
+            elif state == DEAD and (letter := names.task_id(batch, index)) not in settled:
+                dead.add(letter)
+        counted += ledger.done[COMPLETED] - sum(
+            counters.there(store, batch, number, offset, min(count, sizes.get(number, 0) - offset))
+            for number, offset, count in ledger.counts
+        )
+    return Status(waiting=tally[0], delayed=tally[1], leased=tally[2], completed=counted, dead=len(dead))
+
+
+def _has_ended(store: Store, batch: str, seen: Ledger) -> bool:
+    """Whether a batch was counted since its log was read: brings `seen` up to date as to its `count` records."""
+    if seen.left > 0 and not seen.done[COMPLETED]:
+        return False  # nothing of it was added up that a counter might hold as well
+    ledger = read_ledger(store, batch)
+    if ledger is None or ledger.gone:
+        return True
+    seen.counts = ledger.counts
+    return False
+
+
+def is_drained(store: Store) -> bool:
+    """Whether nothing is waiting, delayed or leased. Mostly by names; a few remaining files are looked into."""
+    store.refresh()
+    left: list[str] = []
+    for shard in shards(store):
+        left += task_files(store, shard)
+        if len(left) > FEW:
+            return False
+    for batch in left:
+        ledger = read_ledger(store, batch)
+        if ledger is None or ledger.left or not ledger.count:
+            return False
+    return True
+
+
+# -- tasks ----------------------------------------------------------------------------------------
+
+_NAMES = {COMPLETED: IS_COMPLETED, DEAD: IS_DEAD, CANCELLED: IS_CANCELLED}
+
+
+def tasks(store: Store, state: str | None = None) -> Iterator[TaskInfo]:
+    """The unfinished tasks, or those in a state; finished ones as far as letters and history know them."""
+    store.refresh()
+    if state in (None, IS_WAITING, IS_DELAYED, IS_LEASED):
+        for shard in shards(store):
+            for batch, name in sorted(task_files(store, shard).items()):
+                for info in _of_batch(store, batch, name):
+                    if info.state == state or (state is None and info.state in (IS_WAITING, IS_DELAYED, IS_LEASED)):
+                        yield info
+    elif state == IS_DEAD:
+        for letter in deadletters.letters(store):
+            yield TaskInfo(
+                letter.id, IS_DEAD, letter.payload, letter.attempt, letter.at, worker=letter.worker, error=letter.reason
+            )
+    else:
+        seen: set[str] = set()
+        for shard in shards(store):
+            for text in store.fs.names(f"{store.layout.logs}/{shard}"):
+                uuid = names.parse_log_file(text)
+                ledger = read_ledger(store, uuid) if uuid else None
+                if uuid and ledger is not None:
+                    seen.add(uuid)
+                    yield from (info for info in _of_ledger(store, uuid, ledger, None) if info.state == state)
+        for batch, records in history.batches(store):
+            if batch not in seen:
+                yield from (info for info in _of_ledger(store, batch, _replay(records), None) if info.state == state)
+
+
+def _replay(records: list[dict[str, Any]]) -> Ledger:
+    """The ledger after records that were kept in the history."""
+    ledger = Ledger()
+    for number, record in enumerate(records):
+        if movements.is_record(record):
+            ledger.apply(record, number)
+    return ledger
+
+
+def _of_batch(store: Store, batch: str, name: TaskFileName) -> Iterator[TaskInfo]:
+    try:
+        lines = batches.split_lines(store.fs.read(store.layout.task_file(name)))
+    except FileNotFoundError:
+        lines = []  # it was renamed or finished since it was listed
+    ledger = read_ledger(store, batch)
+    if ledger is None or not ledger.count:
+        if not lines:
+            return
+        ledger = Ledger()
+        ledger.begin(name.count, name.available_at, 0)
+    elif not lines and ledger.left:
+        lines = _lines_by_log(store, batch, ledger)
+    yield from _of_ledger(store, batch, ledger, lines)
+
+
+def payload_of(store: Store, batch: str, index: int, ledger: Ledger) -> Any:
+    """A task's payload; TaskNotFound if the task file cannot be read any more."""
+    if index in ledger.payloads:
+        return ledger.payloads[index]
+    name = task_files(store, store.layout.shard(batch)).get(batch)
+    try:
+        lines = batches.split_lines(store.fs.read(store.layout.task_file(name))) if name is not None else []
+    except FileNotFoundError:
+        lines = _lines_by_log(store, batch, ledger)
+    try:
+        return batches.decode_task(lines[index])["payload"]
+    except (IndexError, ValueError):
+        raise TaskNotFound(
+            f"The payload of {names.task_id(batch, index)} cannot be read: its task file is damaged or gone."
+        ) from None
+
+
+def _lines_by_log(store: Store, batch: str, ledger: Ledger) -> list[bytes]:
+    for text in reversed(ledger.names):
+        name = names.parse_task_file(text)
+        if name is not None:
+            try:
+                return batches.split_lines(store.fs.read(store.layout.task_file(name)))
+            except FileNotFoundError:
+                continue
+    return []
+
+
+def _of_ledger(store: Store, batch: str, ledger: Ledger, lines: list[bytes] | None) -> Iterator[TaskInfo]:
+    now = store.clock.now_ms()
+    for index in range(ledger.count):
+        yield _info(batch, ledger, index, lines, now)
+
+
+def _info(batch: str, ledger: Ledger, index: int, lines: list[bytes] | None, now: int) -> TaskInfo:
+    state, since, holder = ledger.state[index], ledger.since[index], ledger.holder[index]
+    known = _NAMES.get(state)
+    if known is None:
+        if state == LEASED and since > now:
+            known = IS_LEASED
+        else:
+            known = IS_DELAYED if state == AVAILABLE and since > now else IS_WAITING
+    record: dict[str, Any] = {}
+    if lines is not None and index < len(lines) and state in (AVAILABLE, LEASED):
+        try:
+            record = batches.decode_task(lines[index])
+        except ValueError:
+            pass
+    payload = ledger.payloads.get(index, record.get("payload"))
+    return TaskInfo(
+        id=names.task_id(batch, index),
+        state=known,
+        payload=payload,
+        attempt=ledger.attempts[index] + 1 if known in (IS_LEASED, IS_COMPLETED) else ledger.charged(index),
+        since=(holder.at if known == IS_LEASED and holder is not None else since or names.birth_ms(batch)) / 1000,
+        available_at=since / 1000 if state == AVAILABLE and since else None,
+        lease_until=since / 1000 if known == IS_LEASED else None,
+        worker=holder.worker if holder is not None and state != AVAILABLE else None,
+        error=ledger.errors.get(index),
+        result=ledger.results.get(index),
+        version=ledger.version[index],
+        key=record.get("key"),
+        priority=record.get("priority"),
+    )
+
+
+def task(store: Store, task_id: str) -> TaskInfo:
+    """What is known of one task; TaskNotFound if neither the queue nor its history knows it."""
+    batch, _ = names.parse_task_id(task_id)
+    store.refresh()
+    name = task_files(store, store.layout.shard(batch)).get(batch)
+    found: Iterator[TaskInfo] = iter(())
+    if name is not None:
+        found = _of_batch(store, batch, name)
+    elif (ledger := read_ledger(store, batch)) is not None:
+        found = _of_ledger(store, batch, ledger, None)
+    elif (records := history.find(store, batch)) is not None:
+        found = _of_ledger(store, batch, _replay(records), None)
+    for info in found:
+        if info.id == task_id:
+            return info
+    for letter in deadletters.letters_of(store, task_id):
+        return TaskInfo(
+            letter.id, IS_DEAD, letter.payload, letter.attempt, letter.at, worker=letter.worker, error=letter.reason
+        )
+    raise TaskNotFound(
+        f"The task {task_id} is not in {store.path}, nor in the history that it keeps. Check the id and the queue."
+    )
+
+
+def movements_of(store: Store, task_id: str) -> list[Movement]:
+    """What happened to a task, oldest first; TaskNotFound if nothing is known of it. Its birth comes first."""
+    batch, index = names.parse_task_id(task_id)
+    store.refresh()
+    try:
+        content = store.fs.read(store.layout.log(batch))
+        records = _records(content)
+    except FileNotFoundError:
+        found = history.find(store, batch)
+        if found is None:
+            if batch not in task_files(store, store.layout.shard(batch)):
+                raise TaskNotFound(
+                    f"The history of {task_id} is not known in {store.path}: check the id, or the history was not kept."
+                ) from None
+            found = []
+        records = found
+    birth = Movement("insert", names.birth_ms(batch) / 1000)
+    return [birth, *(_movement(record) for record in _applied(records, index))]
+
+
+def _records(content: bytes) -> list[dict[str, Any]]:
+    return [record for line in content.split(b"\n")[:-1] if (record := movements.parse(line)) is not None]
+
+
+def _applied(records: list[dict[str, Any]], index: int) -> Iterator[dict[str, Any]]:
+    """The records that changed the task: those after which its version or state is another."""
+    ledger = Ledger()
+    version = -1
+    for number, record in enumerate(records):
+        if (
+            not isinstance(record, dict)
+            or not isinstance(record.get("op"), str)
+            or not isinstance(record.get("at"), int)
+        ):
+            continue
+        ledger.apply(record, number + 1)
+        if index < ledger.count and ledger.version[index] != version:
+            known, version = version, ledger.version[index]
+            if known >= 0:
+                yield record
+
+
+def _movement(record: dict[str, Any]) -> Movement:
+    def seconds(field: str) -> float | None:
+        value = record.get(field)
+        return value / 1000 if isinstance(value, int) else None
+
+    return Movement(
+        op=record["op"],
+        at=record["at"] / 1000,
+        lease=record.get("lease"),
+        until=seconds("until"),
+        available_at=seconds("available_at"),
+        worker=record.get("worker"),
+        error=record.get("error"),
+        reason=record.get("reason"),
+        result=record.get("result"),
+    )
+
+
+def peek(store: Store, n: int) -> list[TaskInfo]:
+    """Up to `n` waiting tasks, about in the order in which they would be leased. Nothing is leased."""
+    store.refresh()
+    now = store.clock.now_ms()
+    heads: list[TaskFileName] = []
+    for shard in shards(store):
+        heads += [name for name in task_files(store, shard).values() if name.available_at <= now]
+    found: list[TaskInfo] = []
+    for name in sorted(heads, key=lambda head: head.batch):
+        for info in _of_batch(store, name.batch, name):
+            if info.state == IS_WAITING:
+                found.append(info)
+                if len(found) == n:
+                    return found
+    return found

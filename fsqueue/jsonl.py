@@ -1,0 +1,50 @@
+"""Files of JSON Lines that several processes append to: dead letters, history, `queue.jsonl`.
+
+Every append happens under the file's lock, and begins with voiding a torn tail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from fsqueue import movements
+from fsqueue.clock import Clock, Entropy
+from fsqueue.errors import LockTimeout
+from fsqueue.filesystem import Filesystem
+
+LOCK_TIMEOUT_S = 30.0
+"""How long to wait for a file that is locked for a few system calls at a time, before giving up."""
+
+
+@contextmanager
+def locked(fs: Filesystem, clock: Clock, entropy: Entropy, path: str) -> Iterator[int]:
+    """Open `path` for appending (it is made if missing) and hold its lock; LockTimeout when it stays busy."""
+    fd = fs.open_append(path)
+    try:
+        if not fs.lock(fd, clock, entropy, LOCK_TIMEOUT_S):
+            raise LockTimeout(
+                f"{path} has been locked for {LOCK_TIMEOUT_S:g} s by a process that is stopped or cut off. Repeat later."
+            )
+        yield fd
+    finally:
+        fs.close(fd)
+
+
+def append(fs: Filesystem, fd: int, lines: bytes, sync: bool) -> None:
+    """Append whole lines to a locked file, and sync them where asked for or shared."""
+    size = fs.fstat(fd).st_size
+    if size and fs.pread(fd, 1, size - 1) != b"\n":
+        lines = movements.VOID + lines
+    fs.write_all(fd, lines)
+    if sync or fs.shared:
+        fs.fsync(fd)
+
+
+def lines_of(fs: Filesystem, fd: int) -> Iterator[bytes]:
+    """The whole lines of an open file, read in pieces; a torn last line is left out."""
+    rest, offset = b"", 0
+    while chunk := fs.pread(fd, 1 << 20, offset):
+        offset += len(chunk)
+        *whole, rest = (rest + chunk).split(b"\n")
+        yield from whole

@@ -1,0 +1,386 @@
+"""Lease: pick a batch, claim tasks in its log, prove emptiness before saying so (DESIGN section 4)."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from orjson import loads
+
+from fsqueue import batch as batches
+from fsqueue import deadletters, finishing, movements, names, taskfiles, transitions
+from fsqueue.errors import FsqueueError
+from fsqueue.logs import Log
+from fsqueue.names import TaskFileName
+from fsqueue.selection import Selection
+from fsqueue.store import Store, describe
+from fsqueue.task import LeasedTask
+
+if TYPE_CHECKING:
+    from fsqueue.queue import Queue
+
+logger = logging.getLogger("fsqueue")
+
+BUSY_WAIT_S = 2.0
+"""How long batches that are locked by others are waited for before "empty" is said."""
+MUTEX_WAIT_S = 0.05
+"""How long a thread waits for another one that is in the same batch."""
+BELL_S = (0.1, 5.0)
+"""Shortest and longest pause between two readings of the doorbell."""
+SWEEP_S = 600.0
+"""After so long an idle worker lists everything although nobody rang (the bell is a hint)."""
+STAGED_LATE_MS = 60_000
+"""A staged file older than this may belong to a commit whose author died."""
+
+
+class _No:
+    """Why a batch gave nothing."""
+
+    def __len__(self) -> int:
+        return 0
+
+
+BUSY, NOTHING = _No(), _No()
+Got = list[LeasedTask] | _No
+
+
+class Leaser:
+    """One thread's lessee's side of an open queue: the batch it stays with, and the heads it has seen."""
+
+    def __init__(self, queue: Queue, store: Store) -> None:
+        self.queue = queue
+        self.store = store
+        self.generation = store.fate.generation
+        self.selection = Selection(store)
+        self.current: str | None = None
+        """The batch this thread stays with while it has tasks for it."""
+        self._damaged: list[LeasedTask] = []
+
+    def _begin(self) -> None:
+        """Look whether the queue was purged meanwhile; then nothing that was seen holds."""
+        self.store.refresh()
+        if self.generation != self.store.fate.generation:
+            self.generation = self.store.fate.generation
+            self.selection = Selection(self.store)
+            self.current = None
+
+    # -- the verb -------------------------------------------------------------------------------
+
+    def lease(self, n: int, lease_ms: int, strict: bool = False) -> list[LeasedTask]:
+        """Up to `n` tasks, over as many batches as it takes. [] only after a full look."""
+        self._begin()
+        held: list[LeasedTask] = []
+        if self.current is not None and not strict:
+            got = self._from_batch(self.current, None, n, n, lease_ms)
+            if isinstance(got, list):
+                if len(got) == n or (got and got[0].solo):
+                    return got
+                held = got
+        try:
+            self._further(held, n, lease_ms, strict)
+        except BaseException:
+            self._put_back(held)
+            raise
+        return held
+
+    def _put_back(self, held: list[LeasedTask]) -> None:
+        """Nobody will know of these leases: end them now rather than when they run out."""
+        if held:
+            try:
+                self.queue.release(held)
+            except FsqueueError as error:
+                logger.warning(
+                    "%d leased tasks could not be put back (%s); they come back when their leases end", len(held), error
+                )
+
+    def _further(self, held: list[LeasedTask], n: int, lease_ms: int, strict: bool) -> None:
+        """Add tasks of other batches to `held` until there are `n` or none is left.
+
+        That nothing at all is there is proven by two fruitless sweeps in a row.
+        """
+        store, selection = self.store, self.selection
+        busy: dict[str, TaskFileName] = {}
+        fruitless = 0
+        while len(held) < n:
+            name = selection.next(store.clock.now_ms(), strict)
+            if name is None:
+                if fruitless == 2 or (held and fruitless):
+                    break
+                fruitless += 1
+                self._apply_pending()
+                busy.clear()
+                selection.sweep()
+                continue
+            got = self._from_batch(name.batch, name, n - len(held), n, lease_ms, solo=not held)
+            if got is BUSY:
+                busy[name.batch] = name
+            elif isinstance(got, list) and got:
+                fruitless = 0
+                held += got
+                self.current = name.batch
+                if got[0].solo:
+                    break
+        if not held and busy:
+            held += self._wait_for(busy, n, lease_ms)
+
+    def _wait_for(self, busy: dict[str, TaskFileName], n: int, lease_ms: int) -> list[LeasedTask]:
+        """Busy is not empty: try the batches that others had locked until one gives something or time is up."""
+        store = self.store
+        until, pause = store.clock.monotonic() + BUSY_WAIT_S, 0.0002
+        while busy and store.clock.monotonic() < until:
+            for batch, name in list(busy.items()):
+                got = self._from_batch(batch, name, n, n, lease_ms)
+                if got is BUSY:
+                    continue
+                if isinstance(got, list) and got:
+                    self.current = batch
+                    return got
+                del busy[batch]
+            if busy:
+                store.clock.sleep(pause * (0.5 + store.entropy.random()))
+                pause = min(pause * 2, 0.02)
+        for batch in busy:
+            logger.warning("batch %s of %s stayed locked for %g s and was passed by", batch, store.path, BUSY_WAIT_S)
+        return []
+
+    def _apply_pending(self) -> None:
+        """Publish what a retry of dead letters recorded but did not live to publish."""
+        store = self.store
+        late = store.clock.now_ms() - STAGED_LATE_MS
+        for text in store.fs.names(store.layout.staging):
+            name = names.parse_task_file(text)
+            if name is not None and names.birth_ms(name.batch) < late:
+                deadletters.publish_pending(store)
+                return
+
+    # -- one batch --------------------------------------------------------------------------------
+
+    def _from_batch(
+        self, batch: str, name: TaskFileName | None, most: int, asked: int, lease_ms: int, solo: bool = True
+    ) -> Got:
+        """Claim up to `most` tasks of a batch. `name` where it was just listed."""
+        while True:
+            got = self._try_batch(batch, name, most, asked, lease_ms, solo)
+            if self._damaged:
+                damaged, self._damaged = self._damaged, []
+                for task in damaged:
+                    transitions.bury(self.store, task, "unreadable: its line in the task file is damaged")
+                if not got:
+                    continue
+            if got is NOTHING and self.current == batch:
+                self.current = None
+            return got
+
+    def _try_batch(
+        self, batch: str, name: TaskFileName | None, most: int, asked: int, lease_ms: int, solo: bool
+    ) -> Got:
+        store = self.store
+        while True:
+            log = store.logs.get(batch)
+            if log is None:
+                try:
+                    log = store.log(batch, create=name is not None)
+                except FileNotFoundError:
+                    return NOTHING
+            if not log.mutex.acquire(blocking=False) and not log.mutex.acquire(timeout=MUTEX_WAIT_S):
+                return BUSY
+            try:
+                if log.fd < 0:
+                    continue
+                if not store.fs.try_lock(log.fd):
+                    return BUSY
+                log.catch_up()
+                if name is not None and log.name is None:
+                    log.name = name
+                if log.ledger.gone:
+                    finishing.farewell_if_gone(store, log)
+                    if name is None:
+                        return NOTHING
+                    continue
+                got = self._claim(log, most, asked, lease_ms, solo)
+                if got is NOTHING and log.fd >= 0:
+                    store.fs.unlock(log.fd)
+                return got
+            except BaseException:
+                store.drop(log)
+                raise
+            finally:
+                log.mutex.release()
+
+    def _claim(self, log: Log, most: int, asked: int, lease_ms: int, solo: bool) -> Got:
+        """Under the log's lock, caught up. A list is returned with the lock given back."""
+        store, ledger = self.store, log.ledger
+        opening = b""
+        if not ledger.count:
+            if taskfiles.read(store, log) is None or log.name is None:
+                finishing.farewell(store, log)  # it finished after it was listed, and opening the log revived its name
+                return NOTHING
+            opening = transitions.opening(store, log.name)
+            ledger.fold(opening, log.next_offset())
+        elif not ledger.left:
+            finishing.try_finish(store, log)
+            return NOTHING
+        now = store.clock.now_ms()
+        at = now if now > ledger.at else ledger.at
+        choice = ledger.choose(at, most, store.clock.margin_ms(), store.settings.max_attempts, solo)
+        if choice.spent:
+            self._bury_spent(log, choice.spent, at)
+            if not ledger.left:
+                finishing.try_finish(store, log)
+                return NOTHING
+        if not choice.tasks:
+            if opening:  # folded, but not written: the file's name was in the future after all
+                store.drop(log)
+            else:
+                self._nothing_now(log, at)
+            return NOTHING
+        if log.lines is None and taskfiles.read(store, log) is None:
+            finishing.settle_loss(store, log)
+            return NOTHING
+        return self._take(log, choice.tasks, at, at + lease_ms, asked > 1 and not choice.solo, opening, choice.solo)
+
+    def _take(
+        self, log: Log, tasks: list[int], at: int, until: int, several: bool, opening: bytes, solo: bool
+    ) -> list[LeasedTask]:
+        """Record the lease, move the file if nothing else is left in it, unlock, and only then decode."""
+        store, ledger = self.store, log.ledger
+        lease = store.entropy.hex16()
+        offset = log.next_offset() + len(opening)
+        given = ledger.lease(at, lease, tasks, until, store.worker, several, offset)
+        ledger.at = at
+        move, target = "", None
+        if ledger.exhausted(at) and log.name is not None:
+            due = ledger.next_time()
+            target = log.name.at(due if due is not None else until)
+            if target != log.name:
+                move = movements.moving(log.name, target)
+        record = movements.lease(at, lease, movements.to_ranges(given), until, store.worker_json, several, move)
+        log.append(opening + record if opening else record)
+        lines = log.lines
+        if target is not None:
+            log.lines = None
+            if move:
+                ledger.names += [str(log.name), str(target)]
+                taskfiles.rename(store, log, target)
+        store.fs.unlock(log.fd)
+        return self._hand_out(log, given, lease, until, offset, lines or [], solo)
+
+    def _hand_out(
+        self, log: Log, given: list[int], lease: str, until: int, offset: int, lines: list[bytes], solo: bool
+    ) -> list[LeasedTask]:
+        """The leased tasks with their payloads. A damaged line becomes a dead letter instead of a task."""
+        ledger, batch, queue = log.ledger, log.batch, self.queue
+        tasks: list[LeasedTask] = []
+        for index in given:
+            try:
+                record = loads(lines[index])
+                if "payload" not in record:
+                    record = batches.decode_task(lines[index])
+            except (ValueError, IndexError, TypeError):
+                self._damaged.append(LeasedTask(queue, batch, index, lease, None, 0, offset, until))
+                continue
+            payload = ledger.payloads[index] if index in ledger.payloads else record["payload"]
+            task = LeasedTask(queue, batch, index, lease, payload, ledger.attempts[index] + 1, offset, until)
+            if len(record) > 1:
+                task.key, task.priority = record.get("key"), record.get("priority")
+            task.solo = solo
+            tasks.append(task)
+        return tasks
+
+    def exchange(self, task: LeasedTask, lease_ms: int) -> list[LeasedTask] | None:
+        """Complete a task and lease the next of its batch in one append; None if nothing was done."""
+        store = self.store
+        log = store.logs.get(task.batch)
+        if log is None or not store.is_fresh() or not log.mutex.acquire(blocking=False):
+            return None
+        try:
+            if log.fd < 0 or not store.fs.try_lock(log.fd):
+                return None
+            log.catch_up()
+            ledger = log.ledger
+            if ledger.gone or not ledger.holds(task.index, task.lease):
+                store.fs.unlock(log.fd)
+                return None
+            now = store.clock.now_ms()
+            at = now if now > ledger.at else ledger.at
+            record = movements.complete(at, task.lease, [(task.index, task.index + 1)])
+            ledger.complete(at, task.lease, [task.index], log.next_offset())
+            ledger.at = at
+            choice = ledger.choose(at, 1, store.clock.margin_ms(), store.settings.max_attempts)
+            if choice.tasks and not choice.spent and log.lines is not None:
+                return self._take(log, choice.tasks, at, at + lease_ms, False, record, choice.solo)
+            log.append(record)
+            if choice.tasks or choice.spent:
+                store.drop(log)  # what was chosen is not taken after all: fold anew next time
+            elif not ledger.left:
+                finishing.try_finish(store, log)
+            if log.fd >= 0:
+                store.fs.unlock(log.fd)
+            return []
+        except BaseException:
+            store.drop(log)
+            raise
+        finally:
+            log.mutex.release()
+
+    def _bury_spent(self, log: Log, spent: list[int], at: int) -> None:
+        """Tasks whose last allowed attempt ended with its lease."""
+        for index in spent:
+            holder = log.ledger.holder[index]
+            last = describe(holder.worker) if holder is not None else "unknown"
+            log.note(
+                "bury", at, tasks=[[index, index + 1]], reason=f"lease expired, last worker {last}: out of attempts"
+            )
+        finishing.bury(self.store, log, spent, at)
+
+    def _nothing_now(self, log: Log, at: int) -> None:
+        """Nothing can be taken: correct a name that promises otherwise, and do not look again before it makes sense."""
+        store, ledger = self.store, log.ledger
+        due = ledger.next_time()
+        if due is None or log.name is None:
+            return
+        margin = store.clock.margin_ms()
+        if due > at:
+            target = log.name.at(due)
+            if target != log.name:
+                log.note("move", at, **{"from": str(log.name), "name": str(target)})
+                taskfiles.rename(store, log, target)
+        elif due + margin <= at:
+            return  # there are tasks, but they must go alone
+        self.selection.hold_back(log.batch, due + margin)
+
+    # -- waiting ------------------------------------------------------------------------------------
+
+    def wait(self, n: int, lease_ms: int, wait_s: float, strict: bool = False) -> list[LeasedTask]:
+        """Like `lease`, but waits up to `wait_s` seconds for tasks, going easy on the file server."""
+        store, clock, selection = self.store, self.store.clock, self.selection
+        deadline = clock.monotonic() + wait_s
+        heard = store.heard()
+        got = self.lease(n, lease_ms, strict)
+        pause, looked = BELL_S[0], clock.monotonic()
+        while not got and clock.monotonic() < deadline:
+            selection = self.selection
+            nap = pause * (0.75 + store.entropy.random() / 2)
+            until_due = (selection.earliest() - clock.now_ms()) / 1000 + 0.002
+            clock.sleep(max(0.001, min(nap, until_due, deadline - clock.monotonic())))
+            ring = store.heard()
+            if ring != heard or clock.monotonic() - looked > SWEEP_S * (0.75 + store.entropy.random() / 2):
+                heard, looked, pause = ring, clock.monotonic(), BELL_S[0]
+                got = self.lease(n, lease_ms, strict)
+            else:
+                pause = min(pause * 1.3, BELL_S[1])
+                due = selection.due(clock.now_ms())
+                if due:
+                    got = self._from_shards(due, n, lease_ms)
+        return got
+
+    def _from_shards(self, shards: list[str], n: int, lease_ms: int) -> list[LeasedTask]:
+        """Look once into these shards only: something in them has come due."""
+        self._begin()
+        self.selection.sweep(shards)
+        while (name := self.selection.next(self.store.clock.now_ms(), strict=True)) is not None:
+            got = self._from_batch(name.batch, name, n, n, lease_ms)
+            if isinstance(got, list) and got:
+                self.current = name.batch
+                return got
+        return []

@@ -1,0 +1,234 @@
+"""The replay: from the records of a movement log to the state of each task (DESIGN section 3).
+
+Pure: no clock, no input or output. Every byte string is some valid state, any prefix too, and two
+readers of the same bytes agree. A record that does not apply, or not to some of its tasks, is as
+if it had never been written (for those tasks).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fsqueue import movements, names
+from fsqueue.states import AVAILABLE, CANCELLED, COMPLETED, DEAD, LEASED, States
+
+__all__ = ["AVAILABLE", "CANCELLED", "COMPLETED", "DEAD", "LEASED", "Ledger"]
+
+TIME_MAX = 10**14
+COUNT_MAX = 999_999_999
+
+
+class Ledger(States):
+    """The state of a batch's tasks after the records folded so far."""
+
+    def __init__(self) -> None:
+        self.at = 0
+        """The largest `at` so far: time does not run backwards in a log."""
+        self.gone = False
+        self.batch: str | None = None
+        """Of a keyed log: the batch that is alive, and the staged file it comes from."""
+        self.staged: str | None = None
+        self.damaged = 0
+        """Lines that are no records: torn ones that were voided, or worse."""
+        self.prepared: dict[str, list[dict[str, Any]]] = {}
+        """Parts of atomic updates that are not decided yet."""
+        super().__init__()
+
+    def fold(self, data: bytes, offset: int) -> int:
+        """Fold the whole lines in `data`, which begins at `offset` of the log; returns how many bytes those are."""
+        end = data.rfind(b"\n") + 1
+        if end:
+            at = offset
+            for line in data[: end - 1].split(b"\n"):
+                record = movements.parse(line)
+                if record is not None:
+                    self.apply(record, at)
+                else:
+                    self.damaged += 1
+                at += len(line) + 1
+        return end
+
+    def apply(self, record: dict[str, Any], offset: int) -> None:
+        """Fold one parsed record that stands at `offset`."""
+        handler = _HANDLERS.get(record["op"])
+        if handler is None or self.gone or record["at"] > TIME_MAX:
+            return
+        at = max(record["at"], self.at)
+        try:
+            applied = handler(self, record, at, offset)
+        except (KeyError, TypeError, ValueError):
+            return  # a field is missing or of the wrong kind: checked before anything was changed
+        if applied is False:
+            return
+        self.at = at
+        for field in ("from", "name"):
+            name = record.get(field)
+            if type(name) is str and name not in self.names and names.parse_task_file(name) is not None:
+                self.names.append(name)
+
+    def _tasks(self, record: dict[str, Any]) -> list[int]:
+        ranges = record["tasks"]
+        if type(ranges) is not list:
+            raise TypeError
+        tasks: list[int] = []
+        last = 0
+        for start, end in ranges:
+            if type(start) is not int or type(end) is not int or not last <= start < end <= self.count:
+                raise ValueError
+            tasks.extend(range(start, end))
+            last = end
+        return tasks
+
+
+def _time(value: Any) -> int:
+    if type(value) is not int or not 0 <= value <= TIME_MAX:
+        raise ValueError
+    return value
+
+
+def _count(value: Any, least: int = 1) -> int:
+    if type(value) is not int or not least <= value <= COUNT_MAX:
+        raise ValueError
+    return value
+
+
+def _text(value: Any) -> str:
+    if type(value) is not str:
+        raise TypeError
+    return value
+
+
+def _lease_id(record: dict[str, Any]) -> str | None:
+    lease = record.get("lease")
+    return None if lease is None else _text(lease)
+
+
+def _open(ledger: Ledger, record: dict[str, Any], at: int, offset: int) -> bool:
+    if ledger.count:
+        return False
+    ledger.begin(_count(record["count"]), _time(record.get("available_at", 0)), offset)
+    return True
+
+
+def _insert(ledger: Ledger, record: dict[str, Any], at: int, offset: int) -> bool:
+    batch, staged, count = _text(record["batch"]), _text(record["staged"]), _count(record["count"])
+    if ledger.left or names.parse_task_id(f"{batch}.0") is None:
+        return False
+    ledger.begin(count, _time(record.get("available_at", 0)), offset)
+    ledger.batch, ledger.staged = batch, staged
+    return True
+
+
+def _lease(ledger: Ledger, record: dict[str, Any], at: int, offset: int) -> None:
+    worker = record.get("worker")
+    ledger.lease(
+        at,
+        _text(record["lease"]),
+        ledger._tasks(record),
+        _time(record["until"]),
+        worker if type(worker) is dict else None,
+        record.get("several") is True,
+        offset,
+    )
+
+
+def _renew(ledger: Ledger, record: dict[str, Any], at: int, offset: int) -> None:
+    ledger.renew(at, _text(record["lease"]), ledger._tasks(record), _time(record["until"]), offset)
+
+
+def _complete(ledger: Ledger, record: dict[str, Any], at: int, offset: int) -> None:
+    ledger.complete(at, _text(record["lease"]), ledger._tasks(record), offset, record.get("result"))
+
+
+def _release(ledger: Ledger, record: dict[str, Any], at: int, offset: int) -> None:
+    ledger.give_back(_text(record["lease"]), ledger._tasks(record), _time(record["available_at"]), offset)
+
+
+def _fail(ledger: Ledger, record: dict[str, Any], at: int, offset: int) -> None:
+    available_at, error = _time(record["available_at"]), _text(record["error"])
+    ledger.give_back(_text(record["lease"]), ledger._tasks(record), available_at, offset, error)
+
+
+def _bury(ledger: Ledger, record: dict[str, Any], at: int, offset: int) -> None:
+    ledger.bury(at, _lease_id(record), ledger._tasks(record), _text(record["reason"]), offset)
+
+
+def _cancel(ledger: Ledger, record: dict[str, Any], at: int, offset: int) -> None:
+    tasks, versions = ledger._tasks(record), record.get("versions")
+    if versions is not None and (type(versions) is not list or len(versions) != len(tasks)):
+        raise ValueError
+    ledger.cancel(at, _lease_id(record), tasks, versions, offset)
+
+
+def _revoke(ledger: Ledger, record: dict[str, Any], at: int, offset: int) -> None:
+    ledger.revoke(at, _lease_id(record), ledger._tasks(record), offset)
+
+
+def _replace(ledger: Ledger, record: dict[str, Any], at: int, offset: int) -> None:
+    tasks, payload = ledger._tasks(record), record["payload"]
+    if len(tasks) == 1:
+        ledger.replace(at, _lease_id(record), tasks[0], record.get("version"), payload, offset)
+
+
+def _prepare(ledger: Ledger, record: dict[str, Any], at: int, offset: int) -> None:
+    parts = record["records"]
+    if type(parts) is not list or not all(type(part) is dict for part in parts):
+        raise TypeError
+    ledger.prepared[_text(record["id"])] = parts
+
+
+def _commit(ledger: Ledger, record: dict[str, Any], at: int, offset: int) -> None:
+    for part in ledger.prepared.pop(_text(record["id"]), ()):
+        if part.get("op") in _IN_UPDATES and type(part.get("at", at)) is int and part.get("at", at) >= 0:
+            ledger.apply({"at": at, **part}, offset)
+
+
+def _abort(ledger: Ledger, record: dict[str, Any], at: int, offset: int) -> None:
+    ledger.prepared.pop(_text(record["id"]), None)
+
+
+def _move(ledger: Ledger, record: dict[str, Any], at: int, offset: int) -> None:
+    """Only its names count."""
+
+
+def _finish(ledger: Ledger, record: dict[str, Any], at: int, offset: int) -> bool:
+    if ledger.left or not ledger.count:
+        return False
+    ledger.finished = True
+    return True
+
+
+def _counted(ledger: Ledger, record: dict[str, Any], at: int, offset: int) -> bool:
+    if not ledger.finished:
+        return False
+    ledger.counts.append((_text(record["file"]), _count(record["offset"], 0), _count(record["count"])))
+    return True
+
+
+def _gone(ledger: Ledger, record: dict[str, Any], at: int, offset: int) -> None:
+    ledger.gone = True
+
+
+_HANDLERS: dict[str, Callable[[Ledger, dict[str, Any], int, int], bool | None]] = {
+    "open": _open,
+    "insert": _insert,
+    "lease": _lease,
+    "renew": _renew,
+    "complete": _complete,
+    "release": _release,
+    "fail": _fail,
+    "bury": _bury,
+    "cancel": _cancel,
+    "revoke": _revoke,
+    "replace": _replace,
+    "prepare": _prepare,
+    "commit": _commit,
+    "abort": _abort,
+    "move": _move,
+    "finish": _finish,
+    "count": _counted,
+    "gone": _gone,
+}
+
+_IN_UPDATES = frozenset({"lease", "renew", "complete", "release", "fail", "bury", "cancel", "replace", "insert"})

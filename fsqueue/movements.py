@@ -1,0 +1,86 @@
+"""The records of a movement log, built and parsed (docs/format.md, "Movement logs").
+
+A record is one line of JSON with at least `op` and `at` (ms). Builders return bytes with the
+newline. The two of the hot path are put together by hand, the others by orjson.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import orjson
+
+Range = tuple[int, int]
+
+VOID = b"~\n"
+"""What makes a torn tail a line that nobody can parse: what was reported failed stays void."""
+
+
+def to_ranges(tasks: Sequence[int]) -> list[Range]:
+    """Task indices as half-open ranges, in ascending order."""
+    if len(tasks) == 1:
+        return [(tasks[0], tasks[0] + 1)]
+    ranges: list[Range] = []
+    ordered = sorted(tasks)
+    start = last = ordered[0]
+    for index in ordered[1:]:
+        if index != last + 1:
+            ranges.append((start, last + 1))
+            start = index
+        last = index
+    ranges.append((start, last + 1))
+    return ranges
+
+
+def from_ranges(ranges: Iterable[Range]) -> list[int]:
+    """The indices in half-open ranges."""
+    return [index for start, end in ranges for index in range(start, end)]
+
+
+def _tasks(ranges: list[Range]) -> str:
+    if len(ranges) == 1:
+        return f"[{ranges[0][0]},{ranges[0][1]}]"
+    return ",".join([f"[{start},{end}]" for start, end in ranges])
+
+
+def lease(at: int, lease: str, ranges: list[Range], until: int, worker: str, several: bool, move: str = "") -> bytes:
+    """`worker` is JSON; `several` says that the call may hold further tasks; `move` comes from `moving`."""
+    more = ',"several":true' if several else ""
+    return (
+        f'{{"op":"lease","at":{at},"lease":"{lease}","tasks":[{_tasks(ranges)}],"until":{until},"worker":{worker}{more}{move}}}\n'
+    ).encode()
+
+
+def complete(at: int, lease: str, ranges: list[Range], result: bytes | None = None) -> bytes:
+    """`result` is JSON."""
+    more = "" if result is None else f',"result":{result.decode()}'
+    return f'{{"op":"complete","at":{at},"lease":"{lease}","tasks":[{_tasks(ranges)}]{more}}}\n'.encode()
+
+
+def moving(source: object, target: object) -> str:
+    """The fields of a record that renames the task file: its names before and after."""
+    return f',"from":"{source}","name":"{target}"'
+
+
+def record(op: str, at: int, **fields: Any) -> bytes:
+    """Any record; fields that are None are left out."""
+    full = {"op": op, "at": at, **{key: value for key, value in fields.items() if value is not None}}
+    return orjson.dumps(full, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def parse(line: bytes) -> dict[str, Any] | None:
+    """The record in a line (without its newline); None if it is none."""
+    try:
+        found = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return None
+    return found if is_record(found) else None
+
+
+def is_record(found: object) -> bool:
+    """Whether a JSON value is a record: an object with `op` and a sensible `at`."""
+    if type(found) is not dict:
+        return False
+    at = found.get("at")
+    return type(found.get("op")) is str and type(at) is int and at >= 0

@@ -1,0 +1,116 @@
+"""The grammar of names: every file name, task id and token is built and parsed here (docs/format.md, "Names")."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import NamedTuple
+from urllib.parse import unquote
+
+from fsqueue.clock import MS_MAX
+from fsqueue.errors import InvalidArgument
+
+BATCH = r"[0-9a-f]{32}(?:~[0-9a-f]{32})?"
+_TASK_FILE = re.compile(rf"(\d{{13}})-({BATCH})-([1-9]\d{{0,8}})(?:-([^/\x00]*))?\.jsonl")
+_LOG_FILE = re.compile(r"([0-9a-f]{32})\.jsonl")
+_TASK_ID = re.compile(rf"({BATCH})\.(0|[1-9]\d{{0,8}})")
+_TOKEN = re.compile(rf"({BATCH}\.(?:0|[1-9]\d{{0,8}}))@([0-9a-f]{{16}})")
+_DAY = re.compile(r"\d{4}-\d\d-\d\d")
+
+
+class TaskFileName(NamedTuple):
+    """What the name of a task file says. `available_at` (ms) is a hint; the rest never changes."""
+
+    available_at: int
+    batch: str
+    count: int  # type: ignore[assignment]  # a tuple's own `count` is not needed
+    priority: str | None = None
+
+    def __str__(self) -> str:
+        tail = "" if self.priority is None else f"-{self.priority}"
+        return f"{self.available_at:013d}-{self.batch}-{self.count}{tail}.jsonl"
+
+    def at(self, available_at: int) -> TaskFileName:
+        """The same file's name with another time."""
+        return self._replace(available_at=min(max(available_at, 0), MS_MAX))
+
+    @property
+    def decoded_priority(self) -> str | None:
+        """The priority as users gave it (it may have been cut to fit)."""
+        return None if self.priority is None else unquote(self.priority)
+
+
+def parse_task_file(name: str) -> TaskFileName | None:
+    """The parts of a task file's name; None for anything else (stray files are passed by)."""
+    match = _TASK_FILE.fullmatch(name)
+    if match is None:
+        return None
+    available_at, batch, count, priority = match.groups()
+    return TaskFileName(int(available_at), batch, int(count), priority)
+
+
+def log_file(batch: str) -> str:
+    """The name of a batch's movement log: its UUID, or its key's, which is what follows `~`."""
+    return f"{batch[-32:]}.jsonl"
+
+
+def parse_log_file(name: str) -> str | None:
+    """The UUID in a movement log's name; None for anything else."""
+    match = _LOG_FILE.fullmatch(name)
+    return match and match[1]
+
+
+def birth_ms(batch: str) -> int:
+    """When a batch was made: the time in its UUIDv7, in milliseconds."""
+    return int(batch[:12], 16)
+
+
+def shard_of(batch: str, shards: int) -> str:
+    """The hashed subdirectory of a batch or of its key: the UUID's last eight digits modulo `shards`."""
+    number = int(batch[-8:], 16) % shards
+    return f"{number:02x}" if shards <= 256 else f"{number:04x}"
+
+
+def all_shards(shards: int) -> list[str]:
+    """The names of all shards, made or not."""
+    return [f"{number:02x}" if shards <= 256 else f"{number:04x}" for number in range(shards)]
+
+
+def is_day(name: str) -> bool:
+    """Whether a name is that of a day, as under history/."""
+    return _DAY.fullmatch(name) is not None
+
+
+def task_id(batch: str, index: int) -> str:
+    """The id of a task: never used twice."""
+    return f"{batch}.{index}"
+
+
+def parse_task_id(text: object) -> tuple[str, int]:
+    """Batch and index of a task id; InvalidArgument if it is none."""
+    match = _TASK_ID.fullmatch(text) if isinstance(text, str) else None
+    if match is None:
+        raise InvalidArgument(
+            f"{text!r} is not a task id. Ids look like '{'0' * 32}.7': copy one from 'ls' or from what insert printed."
+        )
+    return match[1], int(match[2])
+
+
+def parse_token(text: object) -> tuple[str, int, str]:
+    """Batch, index and lease of a token; InvalidArgument if it is none."""
+    match = _TOKEN.fullmatch(text) if isinstance(text, str) else None
+    if match is None:
+        raise InvalidArgument(
+            f"{text!r} is not a token. Tokens look like 'ID@LEASE': pass what lease printed as 'token'."
+        )
+    return *parse_task_id(match[1]), match[2]
+
+
+def queue_path(path: object) -> str:
+    """The directory that a user's `path` or `fq://path` means, as an absolute path without a final slash."""
+    text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
+    if not isinstance(text, str) or not text.removeprefix("fq://") or "\0" in text:
+        raise InvalidArgument(
+            f"{path!r} is not a queue's path. Give a directory, as /scratch/me/tiles or fq:///scratch/me/tiles."
+        )
+    return os.path.abspath(os.path.expanduser(text.removeprefix("fq://")))

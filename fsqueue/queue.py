@@ -1,0 +1,445 @@
+"""The queue as users hold it: arguments checked, errors translated, the work done below (INTERFACE, "Python")."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import wraps
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ParamSpec, TypeVar
+
+from fsqueue import (
+    administration,
+    batch,
+    deadletters,
+    insertion,
+    inspection,
+    names,
+    transitions,
+    upkeep,
+)
+from fsqueue.clock import Clock, Entropy, duration_ms
+from fsqueue.errors import InvalidArgument, LeaseLost, TaskNotFound, from_os_error
+from fsqueue.filesystem import Filesystem
+from fsqueue.layout import Settings
+from fsqueue.leasing import Leaser
+from fsqueue.poll import Poll
+from fsqueue.store import Store
+from fsqueue.task import STATES, DeadLetter, GcReport, LeasedTask, Movement, Status, Task, TaskInfo, TaskRef
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+WAIT_S = (0.05, 5.0)
+"""Shortest and longest pause between two looks of `wait`."""
+RESULT_BYTES_MAX = batch.RESULT_BYTES_MAX
+
+
+def _verb(doing: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Translate what the operating system says while `doing` something into fsqueue's errors."""
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        @wraps(function)
+        def verb(*args: P.args, **kwargs: P.kwargs) -> R:
+            try:
+                return function(*args, **kwargs)
+            except OSError as error:
+                raise from_os_error(error, doing) from error
+
+        return verb
+
+    return decorate
+
+
+class Queue:
+    """An existing queue at a directory. Safe to use from many threads, and after a fork.
+
+    `path` is a directory or `fq://` and a directory; `worker` a name to appear under in logs.
+    QueueNotFound, NotAQueue or FormatTooNew if it cannot be opened; nothing is created.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        worker: str | None = None,
+        *,
+        filesystem: Filesystem | None = None,
+        clock: Clock | None = None,
+        entropy: Entropy | None = None,
+    ) -> None:
+        if worker is not None and (type(worker) is not str or not 1 <= len(worker) <= 200):
+            raise InvalidArgument(f"worker must be a name of 1 to 200 characters, not {worker!r}.")
+        try:
+            self.store = Store(names.queue_path(path), worker, fs=filesystem, clock=clock, entropy=entropy)
+        except OSError as error:
+            raise from_os_error(error, f"opening the queue {path}") from error
+        self._local = threading.local()
+        self._default_lease_ms = duration_ms(self.store.settings.lease_s, "lease_s")
+
+    @classmethod
+    def create(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        shards: int = 64,
+        batch_tasks_max: int = 1024,
+        task_bytes_max: int = 64 * 2**20,
+        max_attempts: int | None = 5,
+        lease_s: float = 600,
+        backoff_s: tuple[float, float] = (1, 3600),
+        durability: str = "default",
+        keep_history: bool = True,
+        exist_ok: bool = False,
+        allow_unsafe: bool = False,
+    ) -> Queue:
+        """Make a queue, whole or not at all, and open it. Parents of `path` are made as needed.
+
+        QueueExists if there is one (with `exist_ok` it is opened as it is); NotAQueue if the path
+        is a file or a directory with something else in it; UnsafeFilesystem if the mount cannot
+        keep the queue's promises, unless `allow_unsafe`.
+        """
+        settings = Settings(
+            shards, batch_tasks_max, task_bytes_max, max_attempts, lease_s, backoff_s, durability, keep_history
+        )
+        where = names.queue_path(path)
+        try:
+            administration.create(where, settings, exist_ok=exist_ok, allow_unsafe=allow_unsafe)
+        except OSError as error:
+            raise from_os_error(error, f"creating the queue {where}") from error
+        return cls(where)
+
+    # -- what it is ---------------------------------------------------------------------------------
+
+    @property
+    def path(self) -> Path:
+        """Its directory."""
+        return Path(self.store.path)
+
+    @property
+    def settings(self) -> Settings:
+        """What was decided when it was created."""
+        settings: Settings = self.store.settings
+        return settings
+
+    @property
+    def generation(self) -> int:
+        """Which generation it is in, as last read: each purge begins the next."""
+        return self.store.fate.generation
+
+    @property
+    def _leaser(self) -> Leaser:
+        leaser: Leaser | None = getattr(self._local, "leaser", None)
+        if leaser is None:
+            leaser = self._local.leaser = Leaser(self, self.store)
+        return leaser
+
+    def close(self) -> None:
+        """Close what is open. Leases go on; the queue may be used again."""
+        self.store.close_logs()
+
+    def __enter__(self) -> Queue:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Queue({self.store.path!r})"
+
+    # -- inserting ------------------------------------------------------------------------------------
+
+    @_verb("inserting")
+    def insert(self, payload: Any, *, delay_s: float = 0, available_at: float | None = None) -> TaskRef:
+        """Insert one task: any JSON value, or bytes. It is durable when this returns.
+
+        Available after `delay_s` seconds, or from `available_at` (Unix seconds) on. InvalidTask or
+        TaskTooLarge if it cannot be stored.
+        """
+        item = payload if isinstance(payload, Task) else Task(payload, delay_s=delay_s, available_at=available_at)
+        sealed = insertion.Sealed(insertion.available_from(item, None))
+        sealed.lines.append(batch.encode_task(item.payload, self.settings.task_bytes_max))
+        return TaskRef(names.task_id(insertion.publish(self.store, [sealed])[0], 0))
+
+    @_verb("inserting")
+    def insert_many(
+        self, payloads: Iterable[Any], *, batch_tasks: int | None = None, delay_s: float = 0, total: int | None = None
+    ) -> int:
+        """Insert a stream of payloads or Tasks in bounded memory; returns how many.
+
+        `batch_tasks`: tasks a file, instead of batches that grow with the stream; `total`: how many
+        there will be about, if known, so that batches are large from the start. They are durable
+        when this returns. An InvalidTask names the position of the bad one; the tasks before it are
+        in the queue, and the error's `inserted` says how many that are.
+        """
+        if batch_tasks is not None:
+            _whole("batch_tasks", batch_tasks)
+        if total is not None:
+            _whole("total", total, 0)
+        if isinstance(payloads, (str, bytes, dict)):
+            raise InvalidArgument(
+                "insert_many takes a list or another iterable of payloads. For a single task use insert."
+            )
+        return insertion.insert_many(self.store, payloads, delay_s, batch_tasks, total)
+
+    # -- leasing ----------------------------------------------------------------------------------------
+
+    def lease(
+        self, n: int = 1, *, lease_s: float | None = None, wait_s: float = 0, strict: bool = False
+    ) -> list[LeasedTask]:
+        """Lease up to `n` tasks for `lease_s` seconds (default: the queue's), about in insertion order.
+
+        [] only after a full look: nothing was available; with `wait_s`, after waiting so long.
+        `strict` looks at all shards for the oldest instead of a few.
+        """
+        if type(n) is not int or n < 1:
+            _whole("n", n)
+        lease_ms = self._lease_ms(lease_s)
+        try:
+            if wait_s:
+                return self._leaser.wait(n, lease_ms, duration_ms(wait_s, "wait_s") / 1000, strict)
+            return self._leaser.lease(n, lease_ms, strict)
+        except OSError as error:
+            raise from_os_error(error, "leasing") from error
+
+    def poll(self, *, lease_s: float | None = None, prefetch: int = 1, until: str = "drained") -> Poll:
+        """An iterator over leased tasks, until the queue is drained or for ever.
+
+        ``for task in q.poll():`` then ``with task: ...``. Completing a task leases the next in the
+        same append; leaving the loop puts back what was leased ahead.
+        """
+        _whole("prefetch", prefetch)
+        if until not in ("drained", "forever"):
+            raise InvalidArgument(f"until must be 'drained' or 'forever', not {until!r}.")
+        return Poll(self, self._lease_ms(lease_s), prefetch, until == "forever")
+
+    def _lease_ms(self, lease_s: float | None) -> int:
+        return self._default_lease_ms if lease_s is None else duration_ms(lease_s, "lease_s", 0.001)
+
+    @_verb("leasing")
+    def _lease_waiting(self, n: int, lease_ms: int, wait_s: float) -> list[LeasedTask]:
+        return self._leaser.wait(n, lease_ms, wait_s)
+
+    @_verb("attaching to a lease")
+    def attach(self, token: str) -> LeasedTask:
+        """A lease made elsewhere, from its token, to act on it from this process.
+
+        InvalidArgument if it is no token; TaskNotFound if the batch has finished; LeaseLost if the
+        lease does not hold any more.
+        """
+        batch_id, index, lease = names.parse_token(token)
+        self.store.refresh()
+        ledger = inspection.read_ledger(self.store, batch_id)
+        task_id = names.task_id(batch_id, index)
+        if ledger is None or not ledger.count:
+            raise TaskNotFound(
+                f"The task {task_id} is not at work in {self.store.path}: it has finished, was purged, or never leased."
+            )
+        if not ledger.holds(index, lease):
+            reason = transitions.why_lost(ledger, index)
+            raise LeaseLost(
+                f"The lease of {task_id} holds no longer ({reason}). Drop the result: the task is somebody else's.",
+                [task_id],
+                reason,
+            )
+        payload = inspection.payload_of(self.store, batch_id, index, ledger)
+        return LeasedTask(
+            self,
+            batch_id,
+            index,
+            lease,
+            payload,
+            ledger.attempts[index] + 1,
+            ledger.version[index],
+            ledger.since[index],
+        )
+
+    # -- ending leases ------------------------------------------------------------------------------------
+
+    def _complete_one(self, task: LeasedTask, result: Any) -> None:
+        try:
+            if result is None:
+                if task.poll is None or not task.poll.complete(task):
+                    transitions.complete_one(self.store, task)
+            else:
+                data = batch.encode_json(result, "result")
+                if len(data) > RESULT_BYTES_MAX:
+                    raise InvalidArgument(
+                        f"The result takes {len(data):,} bytes; {RESULT_BYTES_MAX:,} are kept with a task. "
+                        "Store it in a file and give its path."
+                    )
+                transitions.complete(self.store, [task], data)
+        except OSError as error:
+            raise from_os_error(error, "completing") from error
+        task.done = True
+
+    @_verb("completing")
+    def complete(self, tasks: Iterable[LeasedTask]) -> None:
+        """Report tasks as done, one record a batch. LeaseLost.tasks names those that are lost; the rest is done."""
+        self._end(tasks, lambda mine: transitions.complete(self.store, mine, None))
+
+    @_verb("renewing")
+    def renew(self, tasks: Iterable[LeasedTask], lease_s: float | None = None) -> None:
+        """Extend leases to `lease_s` seconds from now. LeaseLost (LeaseExpired) names those that held no longer."""
+        transitions.renew(self.store, list(tasks), self._lease_ms(lease_s))
+
+    @_verb("releasing")
+    def release(self, tasks: Iterable[LeasedTask], delay_s: float = 0) -> None:
+        """Put tasks back, available after `delay_s` seconds, uncharged. LeaseLost names those that held no longer."""
+        delay_ms = duration_ms(delay_s, "delay_s")
+        self._end(tasks, lambda mine: transitions.release(self.store, mine, delay_ms))
+
+    @_verb("failing a task")
+    def _fail(self, task: LeasedTask, error: object, delay_s: float | None) -> None:
+        text = f"{type(error).__name__}: {error}" if isinstance(error, BaseException) else str(error)
+        delay_ms = None if delay_s is None else duration_ms(delay_s, "delay_s")
+        self._end([task], lambda mine: transitions.fail(self.store, task, text, delay_ms))
+
+    @_verb("burying a task")
+    def _bury(self, task: LeasedTask, reason: object) -> None:
+        self._end([task], lambda mine: transitions.bury(self.store, task, str(reason)))
+
+    @staticmethod
+    def _end(tasks: Iterable[LeasedTask], act: Callable[[Sequence[LeasedTask]], None]) -> None:
+        mine = list(tasks)
+        act(mine)
+        for task in mine:
+            task.done = True
+
+    @_verb("cancelling")
+    def cancel(self, ids: Iterable[str]) -> int:
+        """Take out tasks that nobody holds, by id; returns how many. What is leased or finished is left alone."""
+        grouped: dict[str, list[int]] = {}
+        for task_id in [ids] if isinstance(ids, str) else ids:
+            batch_id, index = names.parse_task_id(str(task_id))
+            grouped.setdefault(batch_id, []).append(index)
+        self.store.refresh()
+        return sum(transitions.cancel(self.store, batch_id, indices) for batch_id, indices in sorted(grouped.items()))
+
+    @_verb("releasing all leases")
+    def release_all(
+        self, *, worker: str | None = None, host: str | None = None, slurm_job: str | None = None, offline: bool = False
+    ) -> int:
+        """End leases from outside, uncharged: all, or those of a worker's name, host or Slurm job. Returns how many.
+
+        Workers that go on get LeaseLost. `offline` says that nobody is working: a batch that is
+        locked is then an error (LockTimeout) at once, instead of being waited for.
+        """
+        return administration.release_all(self.store, worker, host, slurm_job, offline)
+
+    # -- looking ------------------------------------------------------------------------------------------
+
+    @_verb("reading the status")
+    def status(self, exact: bool = True) -> Status:
+        """How many tasks are in which state. `exact` reads the active logs; otherwise names alone (an estimate)."""
+        return inspection.status(self.store, exact)
+
+    @_verb("waiting")
+    def wait(self, timeout_s: float | None = None, poll: Callable[[Status], None] | None = None) -> Status:
+        """Wait until nothing is waiting, delayed or leased, or `timeout_s` is over; returns the last status.
+
+        `poll` is called with each status on the way.
+        """
+        clock = self.store.clock
+        until = None if timeout_s is None else clock.monotonic() + duration_ms(timeout_s, "timeout_s") / 1000
+        pause, longest = WAIT_S
+        while True:
+            status = inspection.status(self.store)
+            if poll is not None:
+                poll(status)
+            left = longest if until is None else until - clock.monotonic()
+            if status.drained or left <= 0:
+                return status
+            clock.sleep(min(pause, left))
+            pause = min(pause * 1.3, longest)
+
+    @_verb("peeking")
+    def peek(self, n: int = 1) -> list[TaskInfo]:
+        """Up to `n` waiting tasks, about in the order in which they would be leased; nothing is leased."""
+        return inspection.peek(self.store, _whole("n", n))
+
+    @_verb("looking a task up")
+    def task(self, id: str) -> TaskInfo:
+        """What is known of a task; TaskNotFound. Finished ones only while the history keeps them."""
+        return inspection.task(self.store, id)
+
+    def tasks(self, state: str | None = None) -> Iterator[TaskInfo]:
+        """The unfinished tasks, or those in one state: waiting, delayed, leased, completed, dead or cancelled."""
+        if state is not None and state not in STATES:
+            raise InvalidArgument(f"state must be one of {', '.join(STATES)}, not {state!r}.")
+        return _translated(inspection.tasks(self.store, state), "listing tasks")
+
+    @_verb("reading the history")
+    def history(self, id: str) -> list[Movement]:
+        """What happened to a task, oldest first; TaskNotFound if nothing is known of it."""
+        return inspection.movements_of(self.store, id)
+
+    # -- dead letters ---------------------------------------------------------------------------------------
+
+    def dead(self, where: Callable[[DeadLetter], bool] | None = None) -> Iterator[DeadLetter]:
+        """The dead letters, or those for which `where(letter)` is true."""
+        self.store.refresh()
+        letters = _translated(deadletters.letters(self.store), "reading dead letters")
+        return letters if where is None else filter(where, letters)
+
+    @_verb("retrying dead letters")
+    def retry_dead(self, ids: Iterable[str] | None = None, where: Callable[[DeadLetter], bool] | None = None) -> int:
+        """Insert dead tasks again, with new ids and all attempts before them; returns how many."""
+        self.store.refresh()
+        retried = deadletters.retry(self.store, _ids(ids), where)
+        self.store.ring()
+        return retried
+
+    @_verb("purging dead letters")
+    def purge_dead(self, ids: Iterable[str] | None = None, where: Callable[[DeadLetter], bool] | None = None) -> int:
+        """Throw dead letters away; returns how many."""
+        self.store.refresh()
+        return deadletters.purge(self.store, _ids(ids), where)
+
+    # -- the whole queue ----------------------------------------------------------------------------------------
+
+    @_verb("purging")
+    def purge(self) -> None:
+        """Drop everything in the queue, at once and whatever its size; settings stay, counts begin at zero."""
+        administration.purge(self.store)
+
+    @_verb("deleting the queue")
+    def delete(self, *, wait: bool = False) -> None:
+        """Delete the queue at once, whatever its size. Its files go in the background or (`wait`) before this ends."""
+        administration.delete(self.store, wait)
+
+    @_verb("collecting garbage")
+    def gc(self, *, touch: bool = False, history_days: int | None = None) -> GcReport:
+        """Mend what crashes left behind; reap trash and old staged files. Safe at any time.
+
+        `touch` refreshes the times of waiting task files, for scratch systems that delete idle
+        files; `history_days`: older history is removed.
+        """
+        if history_days is not None:
+            _whole("history_days", history_days, 0)
+        return upkeep.gc(self.store, touch, history_days)
+
+
+def _whole(name: str, value: object, least: int = 1) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InvalidArgument(f"{name} must be a whole number of at least {least}, not {value!r}.")
+    return value
+
+
+def _ids(ids: Iterable[str] | None) -> set[str] | None:
+    if ids is None:
+        return None
+    wanted = {ids} if isinstance(ids, str) else {str(one) for one in ids}
+    for one in wanted:
+        names.parse_task_id(one)
+    return wanted
+
+
+def _translated(items: Iterator[R], doing: str) -> Iterator[R]:
+    try:
+        yield from items
+    except OSError as error:
+        raise from_os_error(error, doing) from error

@@ -1,0 +1,87 @@
+"""Task files on their way in: staged invisibly under a lock, then published by one rename.
+
+Order (DESIGN section 4, invariants 1 and 4): write, sync, rename into the shard, sync the shard.
+A crash before the rename leaves a staged file that upkeep reaps after a day; the lock keeps it
+from reaping one whose writer lives.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fsqueue import names
+from fsqueue.names import TaskFileName
+from fsqueue.store import Store
+
+
+@dataclass(slots=True)
+class Staged:
+    """A task file in staging: open, locked, written and synced."""
+
+    fd: int
+    path: str
+    name: TaskFileName
+
+    def close(self, store: Store) -> None:
+        """Give up the lock, whether it was published or not."""
+        if self.fd >= 0:
+            store.fs.close(self.fd)
+            self.fd = -1
+
+
+def stage(store: Store, lines: list[bytes], available_at: int) -> Staged:
+    """Write a new batch into staging, locked and synced."""
+    fs = store.fs
+    name = TaskFileName(available_at, store.entropy.uuid7(store.clock.now_ms()), len(lines))
+    path = f"{store.layout.staging}/{name}"
+    fd = fs.create(path, store.sync_inserts)
+    staged = Staged(fd, path, name)
+    try:
+        fs.try_lock(fd)
+        fs.write_all(fd, b"".join(lines))
+        if store.sync_inserts:
+            fs.fsync(fd)
+    except BaseException:
+        staged.close(store)
+        fs.unlink(path)
+        raise
+    return staged
+
+
+def publish(store: Store, staged: Staged) -> None:
+    """Make a staged batch visible and durable. FileNotFoundError if the generation has gone meanwhile."""
+    move(store, staged)
+    if store.sync_inserts:
+        store.fs.sync_directory(shard_directory(store, staged.name))
+
+
+def shard_directory(store: Store, name: TaskFileName) -> str:
+    """The directory that a task file is published into."""
+    return f"{store.layout.tasks}/{store.layout.shard(name.batch)}"
+
+
+def move(store: Store, staged: Staged) -> None:
+    """Rename a staged batch into its shard, not syncing that yet. Its name is fresh: nothing is overwritten."""
+    fs, target = store.fs, store.layout.task_file(staged.name)
+    make = shard_directory(store, staged.name)
+    if not _rename(store, staged.path, target, make) and not fs.same_file(staged.fd, target):
+        raise FileNotFoundError(2, "the staged file has gone: the queue was purged or deleted meanwhile", staged.path)
+
+
+def _rename(store: Store, source: str, target: str, directory: str) -> bool:
+    if directory not in store.shards_made:
+        store.fs.make_directory(directory, store.sync_inserts)
+        store.shards_made.add(directory)
+    return store.fs.rename(source, target)
+
+
+def publish_named(store: Store, staged: str) -> bool:
+    """Publish a staged file that a record names, if it is still there (anybody may)."""
+    name = names.parse_task_file(staged)
+    if name is None:
+        return False
+    directory = shard_directory(store, name)
+    done = _rename(store, f"{store.layout.staging}/{staged}", store.layout.task_file(name), directory)
+    if done and store.sync_inserts:
+        store.fs.sync_directory(directory)
+    return done

@@ -1,0 +1,264 @@
+"""What all verbs of one open queue share: where it is, its settings, its clock, its open logs."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import weakref
+from collections import OrderedDict
+from typing import Any
+
+import orjson
+
+from fsqueue import jsonl
+from fsqueue.clock import Clock, Entropy
+from fsqueue.errors import LockTimeout, NotAQueue, QueueNotFound
+from fsqueue.filesystem import Filesystem, mount_of
+from fsqueue.layout import Fate, Layout, read_fate, settings_file
+from fsqueue.logs import Log
+
+FRESH_S = 1.0
+"""How old what was read of `queue.jsonl` may be before an append."""
+OPEN_LOGS_MAX = 128
+"""How many logs a process keeps open."""
+
+
+class Store:
+    """An open queue, before any verb. Safe to share between threads; a forked child starts over.
+
+    QueueNotFound or NotAQueue if there is no queue at `path`; nothing is created.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        worker: str | None = None,
+        *,
+        fs: Filesystem | None = None,
+        clock: Clock | None = None,
+        entropy: Entropy | None = None,
+    ) -> None:
+        self.path = path
+        self.fs = fs or Filesystem(path, shared=mount_of(path).shared)
+        self.clock = clock or Clock()
+        self.entropy = entropy or Entropy()
+        self.worker_name = worker
+        self.mutex = threading.Lock()
+        self.counter_mutex = threading.Lock()
+        self.logs: OrderedDict[str, Log] = OrderedDict()
+        self.settings_read = -1e9
+        self.shards_made: set[str] = set()
+        """Shard directories that are known to be there, and durable."""
+        self._counter: tuple[str, int] | None = None
+        self.fate: Fate
+        self.layout: Layout
+        self._load()
+        self.settings = self.fate.settings
+        self.sync_inserts = self.settings.durability != "none" or self.fs.shared
+        self.sync_movements = self.settings.durability == "strict" or self.fs.shared
+        self._identify()
+        if self.fs.shared:
+            self.compare_clock()
+        _stores.add(self)
+
+    def _identify(self) -> None:
+        self.worker = worker_of_this_process(self.worker_name)
+        self.worker_json = orjson.dumps(self.worker).decode()
+        self.counter_number = f"{hash_of(self.worker_json) % 16:02x}"
+
+    # -- the queue's fate ------------------------------------------------------------------------
+
+    def _load(self) -> bool:
+        """Read `queue.jsonl` anew; True if the generation is another one than before."""
+        try:
+            content = self.fs.read(settings_file(self.path))
+        except FileNotFoundError:
+            raise QueueNotFound(
+                f"There is no queue at {self.path}. Check the path, or create it: fsqueue create {self.path}"
+            ) from None
+        except NotADirectoryError:
+            raise NotAQueue(
+                f"{self.path} is a file (or lies below one), not a queue's directory. Check the path."
+            ) from None
+        fate = read_fate(content, self.path)
+        if fate.closed:
+            raise QueueNotFound(f"The queue {self.path} has been deleted.")
+        self.settings_read = self.clock.monotonic()
+        old = getattr(self, "fate", None)
+        self.fate = fate
+        if old is not None and old.generation == fate.generation:
+            return False
+        self.layout = Layout(self.path, fate.directory, fate.settings.shards)
+        return old is not None
+
+    def is_fresh(self) -> bool:
+        """Whether `queue.jsonl` was read within the last second."""
+        return self.clock.monotonic() - self.settings_read <= FRESH_S
+
+    def refresh(self, now: bool = False) -> bool:
+        """See whether the queue was purged or deleted, if that was not done within the last second.
+
+        True if a new generation has begun: then all logs are closed. QueueNotFound if it is gone.
+        """
+        if not now and self.is_fresh():
+            return False
+        with self.mutex:
+            moved = self._load()
+        if moved:
+            self.close_logs()
+        return moved
+
+    def compare_clock(self) -> None:
+        """Measure the file server's clock again, if that was long ago. Lustre stamps with the client's own."""
+        if self.clock.is_stale() and mount_of(self.path).kind != "lustre":
+            try:
+                self.fs.compare_clock(self.clock, f"{self.layout.staging}/{self.entropy.hex16()}.probe")
+            except OSError:
+                pass  # a queue that one may only read: the local clock will do
+
+    def ring(self) -> None:
+        """Tell idle workers that there may be tasks. A hint: no harm is done when it is lost."""
+        try:
+            self.fs.overwrite(self.layout.doorbell, self.entropy.bytes16())
+        except OSError:
+            pass
+
+    def heard(self) -> bytes:
+        """What the doorbell says now."""
+        try:
+            return self.fs.read(self.layout.doorbell)
+        except OSError:
+            return b""
+
+    # -- open logs ---------------------------------------------------------------------------------
+
+    def log(self, batch: str, create: bool = False) -> Log:
+        """The open log of a batch; opened by a fresh look if need be. FileNotFoundError if there is none."""
+        with self.mutex:
+            log = self.logs.get(batch)
+            if log is not None and not log.closed:
+                self.logs.move_to_end(batch)
+                return log
+        path = self.layout.log(batch)
+        fd = self.fs.open_append(path) if create else self.fs.look(path, os.O_RDWR | os.O_APPEND)
+        log = Log(self.fs, batch, path, fd, self.sync_movements)
+        old: list[Log] = []
+        with self.mutex:
+            other = self.logs.get(batch)
+            if other is not None and not other.closed:  # another thread was faster
+                old, log = [log], other
+            else:
+                self.logs[batch] = log
+                while len(self.logs) > OPEN_LOGS_MAX:
+                    old.append(self.logs.popitem(last=False)[1])
+        for evicted in old:
+            with evicted.mutex:
+                evicted.discard()
+        return log
+
+    def drop(self, log: Log) -> None:
+        """Close a log and forget it. Its mutex is held."""
+        with self.mutex:
+            if self.logs.get(log.batch) is log:
+                del self.logs[log.batch]
+        log.discard()
+
+    def lock(self, log: Log, wait_s: float) -> bool:
+        """Lock a log's file, waiting up to `wait_s`; its mutex is held. False if it stayed busy."""
+        if self.fs.try_lock(log.fd):
+            return True
+        return wait_s > 0 and self.fs.lock(log.fd, self.clock, self.entropy, wait_s)
+
+    def busy(self, log: Log) -> LockTimeout:
+        """The error for a log whose lock stayed busy."""
+        holder = max(log.ledger.leases.values(), key=lambda lease: lease.at, default=None)
+        who = f" The log last saw {describe(holder.worker)}." if holder is not None else ""
+        return LockTimeout(
+            f"The lock of batch {log.batch} in {self.path} stayed busy for {jsonl.LOCK_TIMEOUT_S:g} s: "
+            f"its holder is stopped or cut off.{who} Nothing was done; repeat the call."
+        )
+
+    def close_logs(self) -> None:
+        """Close everything that is open; what is leased stays leased."""
+        with self.mutex:
+            logs = list(self.logs.values())
+            self.logs.clear()
+            counter, self._counter = self._counter, None
+        for log in logs:
+            with log.mutex:
+                log.discard()
+        if counter is not None:
+            self.fs.close(counter[1])
+
+    def counter(self) -> tuple[str, int]:
+        """The number and the descriptor of the completion counter that this process uses; hold `counter_mutex`."""
+        if self._counter is None:
+            number = self.counter_number
+            self._counter = number, self.fs.open_append(self.layout.counter(number))
+        return self._counter
+
+    def _after_fork(self) -> None:
+        """In a forked child: close what is shared with the parent, without unlocking, and be somebody else."""
+        for log in self.logs.values():
+            log.mutex = threading.Lock()
+            log.discard()
+        self.logs.clear()
+        counter, self._counter = self._counter, None
+        if counter is not None:
+            self.fs.close(counter[1])
+        self.mutex, self.counter_mutex = threading.Lock(), threading.Lock()
+        self.entropy.forget()
+        self._identify()
+
+
+_stores: weakref.WeakSet[Store] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for store in list(_stores):
+        store._after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def hash_of(text: str) -> int:
+    """A stable hash of a text: crc32."""
+    import zlib
+
+    return zlib.crc32(text.encode())
+
+
+def worker_of_this_process(name: str | None = None) -> dict[str, Any]:
+    """Who leases: host, pid, address, and the Slurm job and array index where there are any."""
+    worker: dict[str, Any] = {"host": socket.gethostname(), "pid": os.getpid()}
+    if name is not None:
+        worker["name"] = name
+    if (address := _address()) is not None:
+        worker["address"] = address
+    job = os.environ.get("SLURM_ARRAY_JOB_ID") or os.environ.get("SLURM_JOB_ID")
+    if job:
+        worker["slurm_job"] = job
+        if index := os.environ.get("SLURM_ARRAY_TASK_ID"):
+            worker["slurm_index"] = index
+    return worker
+
+
+def _address() -> str | None:
+    """This host's address on its network: what a datagram socket would send from. Nothing is sent."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect(("192.0.2.1", 9))
+            return str(probe.getsockname()[0])
+    except OSError:
+        return None
+
+
+def describe(worker: dict[str, Any] | None) -> str:
+    """A worker in a few words for people."""
+    if not worker:
+        return "an unknown worker"
+    name = f"{worker['name']} on " if "name" in worker else ""
+    job = f", Slurm job {worker['slurm_job']}" if "slurm_job" in worker else ""
+    return f"{name}{worker.get('host', '?')} (process {worker.get('pid', '?')}{job})"

@@ -1,0 +1,228 @@
+"""What users hold: tasks to insert, leased tasks, and what is known of a task (shared/INTERFACE names)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fsqueue.queue import Queue
+
+WAITING, DELAYED, LEASED, COMPLETED, DEAD, CANCELLED = "waiting", "delayed", "leased", "completed", "dead", "cancelled"
+STATES = (WAITING, DELAYED, LEASED, COMPLETED, DEAD, CANCELLED)
+"""The states of a task. A task whose lease has run out is waiting again, by itself."""
+
+
+class _AsDict:
+    __slots__ = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields by name, ready for JSON."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A task to insert. `payload` is any JSON value, or bytes.
+
+    `delay_s`: seconds before it becomes available; `available_at`: the same as an absolute time in
+    Unix seconds (give one of the two).
+    """
+
+    payload: Any
+    key: str | None = None
+    priority: str | int | None = None
+    delay_s: float = 0
+    available_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRef:
+    """A task that was inserted: its id, and whether it is new."""
+
+    id: str
+    inserted: bool = True
+
+    def __str__(self) -> str:
+        return self.id
+
+
+class LeasedTask:
+    """A task that this process holds until `lease_until` (Unix seconds), and the verbs that end its lease.
+
+    As a context manager it completes the task, or fails it with the error that the block raised;
+    KeyboardInterrupt and SystemExit release it. What the block dealt with itself is left alone.
+    """
+
+    key: str | None = None
+    priority: str | None = None
+    poll: Any = None
+    done = False
+    solo = False
+    """Leased alone, because it may have killed a worker."""
+
+    def __init__(
+        self, queue: Queue, batch: str, index: int, lease: str, payload: Any, attempt: int, version: int, until_ms: int
+    ) -> None:
+        self.queue = queue
+        self.batch = batch
+        self.index = index
+        self.lease = lease
+        self.payload = payload
+        self.attempt = attempt
+        """1 for the first attempt; failures and expired leases count."""
+        self.version = version
+        self.until_ms = until_ms
+
+    @property
+    def id(self) -> str:
+        """The task's id, never used twice."""
+        return f"{self.batch}.{self.index}"
+
+    @property
+    def token(self) -> str:
+        """What another process needs to act on this lease: see `Queue.attach`."""
+        return f"{self.batch}.{self.index}@{self.lease}"
+
+    @property
+    def lease_until(self) -> float:
+        """When the lease ends, in Unix seconds on the file server's clock."""
+        return self.until_ms / 1000
+
+    def complete(self, result: Any = None) -> None:
+        """Report the task as done, with a small JSON `result` to keep. LeaseLost: drop the work."""
+        self.queue._complete_one(self, result)
+
+    def renew(self, lease_s: float | None = None) -> None:
+        """Extend the lease to `lease_s` seconds from now. LeaseExpired: it had run out; LeaseLost: taken over."""
+        self.queue.renew([self], lease_s)
+
+    def release(self, delay_s: float = 0) -> None:
+        """Put the task back, available after `delay_s` seconds. The attempt is not counted."""
+        self.queue.release([self], delay_s)
+
+    def fail(self, error: object, delay_s: float | None = None) -> None:
+        """Report a failed attempt. The task comes back after `delay_s` (default: growing pauses), or is buried."""
+        self.queue._fail(self, error, delay_s)
+
+    def bury(self, reason: object) -> None:
+        """Move the task to the dead letters: it cannot succeed."""
+        self.queue._bury(self, reason)
+
+    def __enter__(self) -> LeasedTask:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.done:
+            return
+        if error is None:
+            self.complete()
+        elif isinstance(error, Exception):
+            from fsqueue.errors import LeaseLost
+
+            if not isinstance(error, LeaseLost):
+                self.fail(error)
+        else:
+            self.release()
+
+    def __repr__(self) -> str:
+        return f"<LeasedTask {self.id} attempt {self.attempt}>"
+
+
+@dataclass(frozen=True, slots=True)
+class TaskInfo(_AsDict):
+    """What is known of a task. Times are Unix seconds; a payload is None once the task has finished."""
+
+    id: str
+    state: str
+    payload: Any = None
+    attempt: int = 0
+    since: float | None = None
+    available_at: float | None = None
+    lease_until: float | None = None
+    worker: dict[str, Any] | None = None
+    error: str | None = None
+    result: Any = None
+    version: int = 0
+    key: str | None = None
+    priority: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Movement(_AsDict):
+    """One thing that happened to a task. Times are Unix seconds."""
+
+    op: str
+    at: float
+    lease: str | None = None
+    until: float | None = None
+    available_at: float | None = None
+    worker: dict[str, Any] | None = None
+    error: str | None = None
+    reason: str | None = None
+    result: Any = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields that are set, by name."""
+        return {key: value for key, value in _AsDict.as_dict(self).items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter(_AsDict):
+    """A task that was given up, with the reason. `at` is in Unix seconds."""
+
+    id: str
+    payload: Any
+    reason: str
+    at: float
+    attempt: int = 0
+    worker: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """How many tasks are in which state. `inserted` is the sum of the others, always."""
+
+    waiting: int = 0
+    delayed: int = 0
+    leased: int = 0
+    completed: int = 0
+    dead: int = 0
+
+    @property
+    def inserted(self) -> int:
+        """All tasks there ever were, but the cancelled ones and the dead letters thrown away."""
+        return self.waiting + self.delayed + self.leased + self.completed + self.dead
+
+    @property
+    def remaining(self) -> int:
+        """Tasks without an outcome yet."""
+        return self.waiting + self.delayed + self.leased
+
+    @property
+    def drained(self) -> bool:
+        """Whether nothing is waiting, delayed or leased."""
+        return self.remaining == 0
+
+    def as_dict(self) -> dict[str, int]:
+        """The numbers by name, `inserted` first."""
+        return {"inserted": self.inserted, **{field.name: getattr(self, field.name) for field in fields(self)}}
+
+
+@dataclass(slots=True)
+class GcReport(_AsDict):
+    """What upkeep found and mended, in numbers of files or batches."""
+
+    finished: int = 0
+    staged_reaped: int = 0
+    generations_trashed: int = 0
+    history_days_removed: int = 0
+    letters_added: int = 0
+    retries_published: int = 0
+    touched: int = 0
+    trash_reaped: int = 0
+    stray: int = 0
+    busy: int = 0

@@ -1,0 +1,84 @@
+"""Finding, reading, moving and removing a batch's published task file. Under the log's lock.
+
+The file's name changes with the time at which something inside is available, so a name is a hint:
+what was opened last, then the names in the log, then a listing of the shard (DESIGN section 4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from fsqueue import batch, names
+from fsqueue.logs import Log
+from fsqueue.names import TaskFileName
+from fsqueue.store import Store
+
+
+def candidates(store: Store, log: Log) -> Iterator[TaskFileName]:
+    """The names the task file may have, likeliest first."""
+    seen: set[str] = set()
+    if log.name is not None:
+        seen.add(str(log.name))
+        yield log.name
+    for text in reversed(log.ledger.names):
+        name = names.parse_task_file(text)
+        if name is not None and text not in seen:
+            seen.add(text)
+            yield name
+    for _ in range(2):  # a listing can miss a name: only two of them prove absence
+        for text in listed(store, log.batch):
+            name = names.parse_task_file(text)
+            if name is not None and text not in seen:
+                yield name
+
+
+def listed(store: Store, batch: str) -> list[str]:
+    """The names that a listing of the shard shows for this batch."""
+    directory = f"{store.layout.tasks}/{store.layout.shard(batch)}"
+    return [
+        text
+        for text in store.fs.names(directory)
+        if text[14 : 14 + len(batch) + 1] == f"{batch}-" and names.parse_task_file(text)
+    ]
+
+
+def read(store: Store, log: Log) -> list[bytes] | None:
+    """The lines of the task file, kept with the log; None if the file is proven absent."""
+    if log.lines is None:
+        for name in candidates(store, log):
+            try:
+                content = store.fs.read(store.layout.task_file(name))
+            except FileNotFoundError:
+                continue
+            log.name = name
+            log.lines = batch.split_lines(content)
+            break
+    return log.lines
+
+
+def payload(store: Store, log: Log, index: int) -> Any:
+    """A task's payload as it stands now, replaced or original; None if it cannot be read any more."""
+    if index in log.ledger.payloads:
+        return log.ledger.payloads[index]
+    lines = read(store, log)
+    try:
+        return None if lines is None else batch.decode_task(lines[index])["payload"]
+    except (ValueError, IndexError):
+        return None
+
+
+def rename(store: Store, log: Log, target: TaskFileName) -> bool:
+    """Give the file the name `target`, whichever it has. A record that says so stands in the log already."""
+    for name in candidates(store, log):
+        if name == target or store.fs.rename(store.layout.task_file(name), store.layout.task_file(target)):
+            log.name = target
+            return True
+    return False
+
+
+def remove(store: Store, log: Log) -> None:
+    """Unlink the task file. One that was there had but one name; if none was, all are tried, and the shard listed."""
+    for name in candidates(store, log):
+        if store.fs.unlink(store.layout.task_file(name)):
+            return

@@ -1,0 +1,334 @@
+"""What ends or extends a lease: lock, fold, append (DESIGN section 4, "renew / complete / release / fail")."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from fsqueue import finishing, movements, names, taskfiles
+from fsqueue.errors import LeaseExpired, LeaseLost, QueueNotFound, TaskNotFound
+from fsqueue.jsonl import LOCK_TIMEOUT_S
+from fsqueue.ledger import CANCELLED, COMPLETED, DEAD, LEASED, Ledger
+from fsqueue.logs import Log
+from fsqueue.movements import to_ranges
+from fsqueue.store import Store, describe
+from fsqueue.task import LeasedTask
+
+ERROR_CHARS_MAX = 8_000
+"""Longer errors and reasons are cut in the middle."""
+
+
+@contextmanager
+def locked(store: Store, batch: str, wait_s: float = LOCK_TIMEOUT_S) -> Iterator[Log]:
+    """The log of a batch that was touched before, locked and caught up; FileNotFoundError if it is gone.
+
+    After an exception inside nothing is believed: the log is closed.
+    """
+    while True:
+        log = store.log(batch)
+        with log.mutex:
+            if log.closed:
+                continue
+            try:
+                if not store.lock(log, wait_s):
+                    raise store.busy(log)
+                log.catch_up()
+                if finishing.farewell_if_gone(store, log):
+                    raise FileNotFoundError(log.path)
+                yield log
+            except BaseException:
+                store.drop(log)
+                raise
+            if not log.closed:
+                store.fs.unlock(log.fd)
+            return
+
+
+def why_lost(ledger: Ledger, index: int) -> str:
+    """Why a lease on a task does not hold."""
+    if index >= ledger.count:
+        return "unknown"
+    state = ledger.state[index]
+    if state == LEASED:
+        holder = ledger.holder[index]
+        return f"taken over by {describe(holder.worker if holder is not None else None)}"
+    return {COMPLETED: "completed", DEAD: "dead", CANCELLED: "cancelled"}.get(state, "given back")
+
+
+class Losses:
+    """Collects what no longer held, over several batches, and raises it at the end."""
+
+    def __init__(self) -> None:
+        self.tasks: list[str] = []
+        self.reasons: set[str] = set()
+        self.expired = True
+
+    def add(self, batch: str, indices: Sequence[int], reason: str, expired: bool = False) -> None:
+        """Note tasks that were lost."""
+        self.tasks += [names.task_id(batch, index) for index in indices]
+        self.reasons.add(reason)
+        self.expired &= expired
+
+    def check(self) -> None:
+        """Raise LeaseLost (LeaseExpired if that is all it was) if anything was noted."""
+        if self.tasks:
+            reason = ", ".join(sorted(self.reasons))
+            kind = LeaseExpired if self.expired else LeaseLost
+            some = self.tasks[0] if len(self.tasks) == 1 else f"{len(self.tasks)} tasks ({self.tasks[0]}, ...)"
+            raise kind(
+                f"The lease of {some} holds no longer ({reason}). Drop the result: the task is somebody else's.",
+                self.tasks,
+                reason,
+            )
+
+
+def fresh(store: Store, tasks: Sequence[LeasedTask], losses: Losses) -> bool:
+    """Whether the queue is still the one the tasks were leased from; else they are noted as lost."""
+    try:
+        moved = store.refresh()
+    except QueueNotFound:
+        moved, reason = True, "the queue was deleted"
+    else:
+        reason = "purged"
+    if moved:
+        for task in tasks:
+            losses.add(task.batch, [task.index], reason)
+    return not moved
+
+
+Transition = Callable[[Log, str, list[int], int], None]
+
+
+def each(store: Store, tasks: Sequence[LeasedTask], losses: Losses, act: Transition) -> None:
+    """For each lease among `tasks`: lock its log, call `act(log, lease, indices that hold, at)`, note the others."""
+    if not fresh(store, tasks, losses):
+        return
+    grouped: dict[str, dict[str, list[int]]] = {}
+    for task in tasks:
+        grouped.setdefault(task.batch, {}).setdefault(task.lease, []).append(task.index)
+    for batch in sorted(grouped):
+        try:
+            with locked(store, batch) as log:
+                at = max(store.clock.now_ms(), log.ledger.at)
+                for lease, indices in grouped[batch].items():
+                    held = sorted({index for index in indices if log.ledger.holds(index, lease)})
+                    for index in indices:
+                        if index not in held:
+                            losses.add(batch, [index], why_lost(log.ledger, index))
+                    if held:
+                        act(log, lease, held, at)
+                if not log.ledger.left:
+                    finishing.try_finish(store, log)
+        except FileNotFoundError:
+            for indices in grouped[batch].values():
+                losses.add(batch, indices, "the batch has finished")
+
+
+def complete(store: Store, tasks: Sequence[LeasedTask], result: bytes | None = None) -> None:
+    """Record completions: one record a lease and batch. LeaseLost names those that did not hold. `result` is JSON."""
+    losses = Losses()
+
+    def act(log: Log, lease: str, held: list[int], at: int) -> None:
+        log.write(movements.complete(at, lease, to_ranges(held), result))
+
+    each(store, tasks, losses, act)
+    losses.check()
+
+
+def complete_one(store: Store, task: LeasedTask) -> None:
+    """Like `complete`, for one task whose log is open and undisturbed: the hot path."""
+    log = store.logs.get(task.batch)
+    if log is not None and store.is_fresh() and log.mutex.acquire(blocking=False):
+        try:
+            if log.fd >= 0 and store.fs.try_lock(log.fd) and _complete_in(store, log, task):
+                return
+        except BaseException:
+            store.drop(log)
+            raise
+        finally:
+            log.mutex.release()
+    complete(store, [task])
+
+
+def _complete_in(store: Store, log: Log, task: LeasedTask) -> bool:
+    """Under the lock, which is given back. False: not on this path, and nothing was done."""
+    log.catch_up()
+    ledger, index, lease = log.ledger, task.index, task.lease
+    holds = not ledger.gone and ledger.holds(index, lease)
+    if holds:
+        now = store.clock.now_ms()
+        at = now if now > ledger.at else ledger.at
+        offset = log.append(movements.complete(at, lease, [(index, index + 1)]))
+        ledger.complete(at, lease, [index], offset)
+        ledger.at = at
+        if not ledger.left:
+            finishing.try_finish(store, log)
+    if log.fd >= 0:
+        store.fs.unlock(log.fd)
+    return holds
+
+
+def renew(store: Store, tasks: Sequence[LeasedTask], lease_ms: int) -> None:
+    """Extend leases that have not run out."""
+    losses = Losses()
+    ends: dict[tuple[str, int], int] = {}
+
+    def act(log: Log, lease: str, held: list[int], at: int) -> None:
+        ledger = log.ledger
+        in_time = [index for index in held if at < ledger.since[index]]
+        losses_here = [index for index in held if index not in in_time]
+        if losses_here:
+            losses.add(log.batch, losses_here, "it ran out before it was renewed", expired=True)
+        if in_time:
+            until = at + lease_ms
+            log.note("renew", at, lease=lease, tasks=to_ranges(in_time), until=until)
+            ends.update({(log.batch, index): until for index in in_time})
+
+    each(store, tasks, losses, act)
+    for task in tasks:
+        task.until_ms = ends.get((task.batch, task.index), task.until_ms)
+    losses.check()
+
+
+def release(store: Store, tasks: Sequence[LeasedTask], delay_ms: int) -> None:
+    """Put tasks back, uncharged."""
+    losses = Losses()
+
+    def act(log: Log, lease: str, held: list[int], at: int) -> None:
+        available_at = at + delay_ms
+        move = earlier_name(log, available_at)
+        log.note("release", at, lease=lease, tasks=to_ranges(held), available_at=available_at, **move)
+        rename_as_recorded(store, log, move)
+
+    each(store, tasks, losses, act)
+    store.ring()
+    losses.check()
+
+
+def fail(store: Store, task: LeasedTask, error: str, delay_ms: int | None) -> None:
+    """Charge an attempt: the task comes back later, or is buried when that was the last one."""
+    losses, settings = Losses(), store.settings
+    error = shorten(error)
+
+    def act(log: Log, lease: str, held: list[int], at: int) -> None:
+        attempts = log.ledger.attempts[task.index] + 1
+        if settings.max_attempts is not None and attempts >= settings.max_attempts:
+            log.note("bury", at, lease=lease, tasks=to_ranges(held), reason=error)
+            finishing.bury(store, log, held, at)
+            return
+        pause = delay_ms if delay_ms is not None else backoff_ms(store, attempts)
+        move = earlier_name(log, at + pause)
+        log.note("fail", at, lease=lease, tasks=to_ranges(held), available_at=at + pause, error=error, **move)
+        rename_as_recorded(store, log, move)
+
+    each(store, [task], losses, act)
+    store.ring()
+    losses.check()
+
+
+def bury(store: Store, task: LeasedTask, reason: str) -> None:
+    """Give a task up at once."""
+    losses = Losses()
+
+    def act(log: Log, lease: str, held: list[int], at: int) -> None:
+        log.note("bury", at, lease=lease, tasks=to_ranges(held), reason=shorten(reason))
+        finishing.bury(store, log, held, at)
+
+    each(store, [task], losses, act)
+    losses.check()
+
+
+def backoff_ms(store: Store, attempts: int) -> int:
+    """The pause after the `attempts`-th failure: doubling, within the queue's bounds, with jitter of a quarter."""
+    least, most = store.settings.backoff_s
+    pause = min(least * 2 ** min(attempts - 1, 40), most)
+    return int(pause * (0.75 + store.entropy.random() / 2) * 1000)
+
+
+def shorten(text: str) -> str:
+    """A text of bounded length that UTF-8 can hold, cut in the middle if need be."""
+    text = text.encode("utf-8", "backslashreplace").decode()
+    if len(text) <= ERROR_CHARS_MAX:
+        return text
+    half = ERROR_CHARS_MAX // 2
+    return f"{text[:half]} [... {len(text) - 2 * half} characters left out ...] {text[-half:]}"
+
+
+def earlier_name(log: Log, available_at: int) -> dict[str, str]:
+    """The fields of a record after which the file's name must not be later than `available_at`; {} if it is not."""
+    name = log.name or next(
+        (name for text in reversed(log.ledger.names) if (name := names.parse_task_file(text))), None
+    )
+    if name is None or name.available_at <= available_at:
+        return {}
+    return {"from": str(name), "name": str(name.at(available_at))}
+
+
+def rename_as_recorded(store: Store, log: Log, move: dict[str, str]) -> None:
+    """Do the renaming that a record has announced."""
+    target = names.parse_task_file(move.get("name", ""))
+    if target is not None:
+        taskfiles.rename(store, log, target)
+
+
+def revoke(store: Store, batch: str, chosen: Callable[[Ledger, int], bool], wait_s: float) -> int:
+    """End the leases of a batch's tasks for which `chosen(ledger, index)`; how many. LockTimeout if it stays busy."""
+    try:
+        with locked(store, batch, wait_s) as log:
+            ledger = log.ledger
+            at = max(store.clock.now_ms(), ledger.at)
+            tasks = [index for index in range(ledger.count) if ledger.state[index] == LEASED and chosen(ledger, index)]
+            if tasks:
+                move = earlier_name(log, 0)
+                log.note("revoke", at, tasks=to_ranges(tasks), **move)
+                rename_as_recorded(store, log, move)
+            return len(tasks)
+    except FileNotFoundError:
+        return 0
+
+
+def cancel(store: Store, batch: str, indices: list[int]) -> int:
+    """Take waiting tasks of a batch out; how many. TaskNotFound if the batch is not there any more."""
+    name = next((parsed for text in taskfiles.listed(store, batch) if (parsed := names.parse_task_file(text))), None)
+    if name is None:
+        raise TaskNotFound(f"Batch {batch} is not in the queue {store.path}: its tasks have finished or never were.")
+    store.log(batch, create=True)
+    try:
+        with locked(store, batch) as log:
+            log.name = name
+            if not open_untouched(store, log):
+                finishing.farewell(store, log)
+                raise TaskNotFound(f"Batch {batch} of {store.path} finished just now.")
+            ledger = log.ledger
+            at = max(store.clock.now_ms(), ledger.at)
+            free = sorted({index for index in indices if index < ledger.count and ledger.is_free(index, at)})
+            if free:
+                log.note("cancel", at, tasks=to_ranges(free), versions=[ledger.version[index] for index in free])
+            if not ledger.left:
+                finishing.try_finish(store, log)
+            return len(free)
+    except FileNotFoundError:
+        raise TaskNotFound(f"Batch {batch} of {store.path} finished just now.") from None
+
+
+def open_untouched(store: Store, log: Log) -> bool:
+    """Write the `open` of an untouched batch, once its file is proven there; False if it is not."""
+    name = log.name
+    if log.ledger.count:
+        return True
+    if name is None or not store.fs.exists(store.layout.task_file(name)):
+        return False
+    log.write(opening(store, name))
+    return True
+
+
+def opening(store: Store, name: names.TaskFileName) -> bytes:
+    """The first record of a batch's log."""
+    return movements.record(
+        "open",
+        store.clock.now_ms(),
+        count=name.count,
+        birth=names.birth_ms(name.batch),
+        available_at=name.available_at,
+        name=str(name),
+    )

@@ -1,0 +1,162 @@
+"""Upkeep: what crashes left behind and nobody met, old history, and trash (DESIGN sections 4 and 8).
+
+Everything here may run at any time, while others work, and be stopped at any moment.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+
+import filelock
+
+from fsqueue import deadletters, finishing, history, inspection, names, taskfiles, transitions
+from fsqueue.errors import LockTimeout
+from fsqueue.filesystem import Filesystem, mount_of
+from fsqueue.ledger import DEAD
+from fsqueue.logs import Log
+from fsqueue.names import TaskFileName
+from fsqueue.store import Store
+from fsqueue.task import GcReport
+
+logger = logging.getLogger("fsqueue")
+
+STAGED_AGE_S = 86_400
+"""A staged file is reaped a day after it was written, if nobody has it locked and no record names it."""
+
+
+def gc(store: Store, touch: bool = False, history_days: int | None = None) -> GcReport:
+    """Go through a queue and mend what can be mended; locked batches are left for the next time."""
+    store.refresh(now=True)
+    report = GcReport()
+    report.retries_published = deadletters.publish_pending(store)
+    for shard in inspection.shards(store):
+        _shard(store, shard, report, touch)
+    _staging(store, report)
+    _generations(store, report)
+    if history_days is not None:
+        _history(store, history_days, report)
+    report.trash_reaped = reap_trash(store.fs, store.layout.trash)
+    return report
+
+
+def _shard(store: Store, shard: str, report: GcReport, touch: bool) -> None:
+    directory = f"{store.layout.tasks}/{shard}"
+    files: dict[str, TaskFileName] = {}
+    for text in store.fs.names(directory):
+        name = names.parse_task_file(text)
+        if name is None:
+            report.stray += 0 if text.startswith(".nfs") else 1
+            continue
+        files[name.batch] = name
+        if touch:
+            try:
+                store.fs.touch(f"{directory}/{text}")
+                report.touched += 1
+            except FileNotFoundError:
+                pass
+    for text in store.fs.names(f"{store.layout.logs}/{shard}"):
+        batch = names.parse_log_file(text)
+        if batch is None:
+            report.stray += 0 if text.startswith(".nfs") else 1
+            continue
+        ledger = inspection.read_ledger(store, batch)
+        if ledger is None or (ledger.count and ledger.left and batch in files and not ledger.done[DEAD]):
+            continue  # at work, and nothing to mend
+        try:
+            _mend(store, batch, files.get(batch), report)
+        except LockTimeout:
+            report.busy += 1
+
+
+def _mend(store: Store, batch: str, name: TaskFileName | None, report: GcReport) -> None:
+    """One log with leftovers: unfinished finishing, missing letters, a file that is gone, or nothing in it."""
+    try:
+        with transitions.locked(store, batch) as log:
+            log.name = log.name or name
+            ledger = log.ledger
+            if ledger.count and not ledger.left:
+                finishing.finish(store, log)
+                report.finished += 1
+            elif not ledger.count and not taskfiles.listed(store, batch) and not taskfiles.listed(store, batch):
+                finishing.farewell(store, log)
+                report.finished += 1
+            elif ledger.count and taskfiles.read(store, log) is None:
+                finishing.settle_loss(store, log)
+                report.finished += 1
+            elif ledger.done[DEAD]:
+                report.letters_added += _letters(store, log)
+    except FileNotFoundError:
+        pass
+
+
+def _letters(store: Store, log: Log) -> int:
+    dead = [index for index, state in enumerate(log.ledger.state) if state == DEAD]
+    return deadletters.write(
+        store,
+        log,
+        dead,
+        lambda index: taskfiles.payload(store, log, index),
+        max(store.clock.now_ms(), log.ledger.at),
+        sync=store.sync_inserts,
+        certain=False,
+    )
+
+
+def _staging(store: Store, report: GcReport) -> None:
+    """Reap old staged files whose writers are dead: lock first, then look whether any record names them."""
+    oldest = store.clock.now_ms() / 1000 - STAGED_AGE_S
+    for text in store.fs.names(store.layout.staging):
+        path = f"{store.layout.staging}/{text}"
+        try:
+            if store.fs.stat(path).st_mtime > oldest:
+                continue
+            fd = store.fs.look(path, os.O_RDWR)
+        except OSError:
+            continue
+        try:
+            if store.fs.try_lock(fd) and store.fs.same_file(fd, path) and text not in deadletters.staged_names(store):
+                report.staged_reaped += store.fs.unlink(path)
+        finally:
+            store.fs.close(fd)
+
+
+def _generations(store: Store, report: GcReport) -> None:
+    """Earlier generations that a purge, or a late worker, left in place go into the trash."""
+    for text in store.fs.names(store.path):
+        if text.isdigit() and int(text) < store.fate.generation and text != store.fate.directory:
+            report.generations_trashed += to_trash(store, f"{store.path}/{text}")
+
+
+def to_trash(store: Store, path: str) -> bool:
+    """Move a tree of the queue into the queue's trash: instant, whatever its size."""
+    store.fs.make_directory(store.layout.trash)
+    return store.fs.rename(path, f"{store.layout.trash}/{path.rpartition('/')[2]}-{store.entropy.hex16()}")
+
+
+def _history(store: Store, keep_days: int, report: GcReport) -> None:
+    oldest = time.strftime("%Y-%m-%d", time.gmtime(store.clock.now_ms() / 1000 - keep_days * 86_400))
+    for day in history.days(store):
+        if day < oldest and to_trash(store, f"{store.layout.history_days}/{day}"):
+            report.history_days_removed += 1
+
+
+def reap_trash(fs: Filesystem, trash: str) -> int:
+    """Remove everything in a trash directory; how many names went. One process at a time, the others skip it."""
+    if not fs.names(trash):
+        return 0
+    try:
+        with filelock.FileLock(f"{trash}.lock", timeout=0):
+            return sum(fs.remove_tree(f"{trash}/{name}") for name in fs.names(trash))
+    except filelock.Timeout:
+        return 0
+    except (OSError, NotImplementedError) as error:
+        logger.warning("the trash %s could not be reaped (%s); 'fsqueue gc' will try again", trash, error)
+        return 0
+
+
+def reap(path: str) -> int:
+    """Reap the trash of a directory that holds queues: what deleted queues left. Returns how many names went."""
+    directory = names.queue_path(path)
+    return reap_trash(Filesystem(directory, shared=mount_of(directory).shared), f"{directory}/.trash")
