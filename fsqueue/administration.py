@@ -7,12 +7,12 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
-from fsqueue import inspection, jsonl, layout, names, transitions, upkeep
+from fsqueue import inspection, jsonl, layout, transitions, upkeep
 from fsqueue.clock import Clock, Entropy
-from fsqueue.errors import LockTimeout, NotAQueue, QueueExists, QueueNotFound, UnsafeFilesystem
+from fsqueue.errors import LockTimeout, NotAQueue, QueueExists, UnsafeFilesystem
 from fsqueue.filesystem import Filesystem, mount_of
 from fsqueue.layout import Settings
-from fsqueue.ledger import Ledger
+from fsqueue.ledger import LEASED, Ledger
 from fsqueue.store import Store
 
 
@@ -20,18 +20,23 @@ def create(path: str, settings: Settings, *, exist_ok: bool, allow_unsafe: bool)
     """Make a queue: a complete `queue.jsonl` is written aside and linked to its name, which decides.
 
     A crash before the link leaves an empty directory, or one with a leftover that starts with
-    `.new-`; creating again goes on from there.
+    `.new-`; creating again goes on from there. A deleted queue that is still in place is moved away.
     """
     fs = Filesystem(path, shared=mount_of(path).shared)
     clock, entropy = Clock(), Entropy()
-    fs.make_root()
-    present = [name for name in fs.names(path) if not name.startswith(".")]
+    try:
+        fs.make_root()
+    except (FileExistsError, NotADirectoryError):
+        raise NotAQueue(f"{path} is a file, or lies below one. Choose another path; nothing was changed.") from None
+    if "queue.jsonl" in fs.names(path) and layout.read_fate(fs.read(layout.settings_file(path)), path).closed:
+        move_away(fs, path, entropy)
+        fs.make_root()
+    present = [name for name in fs.names(path) if not name.startswith(".new-")]
     if "queue.jsonl" in present:
-        layout.read_fate(fs.read(layout.settings_file(path)), path)
         if exist_ok:
             return
         raise QueueExists(
-            f"There is a queue at {path} already. Open it with Queue(path), pass exist_ok=True, or choose another path."
+            f"There is a queue at {path} already. Open it with Queue(path), pass exist_ok=True, or use another path."
         )
     if present:
         raise NotAQueue(
@@ -42,20 +47,19 @@ def create(path: str, settings: Settings, *, exist_ok: bool, allow_unsafe: bool)
     fresh = f"{path}/.new-{entropy.hex16()}"
     fd = fs.create(fresh)
     try:
-        fs.write_all(fd, layout.birth_record(settings, clock.now_ms()))
+        fs.write_all(fd, layout.birth_record(settings, entropy.hex16(), clock.now_ms()))
         fs.fsync(fd)
         fs.link(fresh, layout.settings_file(path))
     except FileExistsError:
         if not exist_ok:
             raise QueueExists(
-                f"A queue was created at {path} just now by another process. Open it with Queue(path)."
+                f"Another process created a queue at {path} just now. Open it with Queue(path)."
             ) from None
     finally:
         fs.close(fd)
         fs.unlink(fresh)
     fs.sync_directory(path)
     fs.sync_directory(path.rpartition("/")[0] or "/")
-    fs.overwrite(f"{path}/doorbell", entropy.bytes16())
 
 
 def check_locks(fs: Filesystem, probe: str) -> None:
@@ -90,28 +94,53 @@ def purge(store: Store) -> None:
         fate = layout.read_fate(store.fs.read_from(fd, 0), store.path)
         if fate.generation == old.generation:  # else somebody else purged just now: that was it
             jsonl.append(store.fs, fd, layout.generation_record(fate.generation + 1, store.clock.now_ms()), True)
-    upkeep.to_trash(store, f"{store.path}/{old.directory}")
+    try:
+        upkeep.to_trash(store, f"{store.path}/{old.directory}")
+    except OSError as error:  # it is purged all the same
+        upkeep.logger.warning("what was purged from %s is still there (%s); 'fsqueue gc' moves it", store.path, error)
     store.refresh(now=True)
     store.ring()
     reap_later(store.fs, store.layout.trash)
 
 
 def delete(store: Store, wait: bool) -> None:
-    """Mark the queue as closed, then rename its directory into the trash beside it, to be reaped."""
+    """Mark the queue as closed, then rename its directory into the trash beside it, to be reaped.
+
+    The trash is made first. A crash after the mark leaves a directory that counts as deleted, and
+    that opening or creating a queue there moves away.
+    """
     store.refresh(now=True)
+    outside, trash = outside_of(store.fs, store.path)
+    outside.make_directory(trash)
     with _settings(store) as fd:
         jsonl.append(store.fs, fd, layout.closed_record(store.clock.now_ms()), True)
     store.close_logs()
-    trash = layout.group_trash(store.path)
-    fs = Filesystem(trash.rpartition("/")[0], shared=store.fs.shared)
-    fs.make_directory(trash)
-    name = store.path.rpartition("/")[2]
-    if not fs.rename(store.path, f"{trash}/{name}-{store.entropy.hex16()}"):
-        raise QueueNotFound(f"The queue {store.path} was deleted by another process just now.")
+    move_away(store.fs, store.path, store.entropy)
     if wait:
-        upkeep.reap_trash(fs, trash)
+        upkeep.reap_trash(outside, trash)
     else:
-        reap_later(fs, trash)
+        reap_later(outside, trash)
+
+
+def finish_deletion(path: str) -> None:
+    """Move a closed queue away that its deleter left in place; if we may not, it stays closed."""
+    try:
+        move_away(Filesystem(path, shared=mount_of(path).shared), path, Entropy())
+    except OSError as error:
+        upkeep.logger.info("the deleted queue %s is still in place: %s", path, error)
+
+
+def outside_of(fs: Filesystem, path: str) -> tuple[Filesystem, str]:
+    """The directory that holds a queue, and the trash in it."""
+    trash = layout.group_trash(path)
+    return Filesystem(trash.rpartition("/")[0] or "/", shared=fs.shared), trash
+
+
+def move_away(fs: Filesystem, path: str, entropy: Entropy) -> bool:
+    """Rename a closed queue's directory into the trash beside it; False if somebody else did."""
+    outside, trash = outside_of(fs, path)
+    outside.make_directory(trash)
+    return outside.rename(path, f"{trash}/{path.rpartition('/')[2]}-{entropy.hex16()}")
 
 
 def reap_later(fs: Filesystem, trash: str) -> None:
@@ -137,14 +166,9 @@ def release_all(store: Store, worker: str | None, host: str | None, slurm_job: s
 
     released, busy = 0, []
     for shard in inspection.shards(store):
-        for text in store.fs.names(f"{store.layout.logs}/{shard}"):
-            batch = names.parse_log_file(text)
-            ledger = inspection.read_ledger(store, batch) if batch else None
-            if (
-                batch is None
-                or ledger is None
-                or not any(lease_holds(ledger, index, chosen) for index in range(ledger.count))
-            ):
+        for batch in inspection.logs(store, shard):
+            ledger = inspection.read_ledger(store, batch)
+            if ledger is None or not any(lease_holds(ledger, index, chosen) for index in range(ledger.count)):
                 continue
             try:
                 released += transitions.revoke(store, batch, chosen, 0.0 if offline else jsonl.LOCK_TIMEOUT_S)
@@ -165,4 +189,4 @@ def release_all(store: Store, worker: str | None, host: str | None, slurm_job: s
 
 def lease_holds(ledger: Ledger, index: int, chosen: Callable[[Ledger, int], bool]) -> bool:
     """Whether a task is leased, in time or not, by somebody chosen."""
-    return ledger.holder[index] is not None and ledger.state[index] == 1 and chosen(ledger, index)
+    return ledger.holder[index] is not None and ledger.state[index] == LEASED and chosen(ledger, index)

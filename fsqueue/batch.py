@@ -73,16 +73,20 @@ def split_lines(content: bytes) -> list[bytes]:
 def decode_task(line: bytes) -> dict[str, Any]:
     """A line as {"payload": ..., "key": ..., "priority": ...}; ValueError if it is damaged."""
     record = orjson.loads(line)
-    if isinstance(record, dict):
-        if "payload" in record:
-            return record
-        if isinstance(record.get("b64"), str):
-            try:
-                record["payload"] = base64.b64decode(record["b64"], validate=True)
-            except binascii.Error as error:
-                raise ValueError(f"damaged base64: {error}") from None
-            return record
-    raise ValueError("neither payload nor b64")
+    if not isinstance(record, dict):
+        raise ValueError("not an object")
+    record["payload"] = decode_fields(record)
+    return record
+
+
+def decode_fields(record: dict[str, Any]) -> Any:
+    """The payload in a task's line or in a letter: `payload`, or `b64` for bytes; ValueError if it is damaged."""
+    if "payload" in record:
+        return record["payload"]
+    try:
+        return base64.b64decode(record["b64"], validate=True)
+    except (KeyError, TypeError, binascii.Error) as error:
+        raise ValueError(f"neither payload nor sound b64: {error}") from None
 
 
 def payload_fields(payload: Any) -> dict[str, Any]:

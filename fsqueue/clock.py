@@ -137,6 +137,6 @@ def duration_ms(seconds: float, name: str, least_s: float = 0.0) -> int:
     """`seconds` as whole milliseconds (rounded up), or InvalidArgument naming the argument."""
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
         raise InvalidArgument(f"{name} must be a number of seconds, not {seconds!r}.")
-    if not math.isfinite(seconds) or seconds < least_s or seconds > MS_MAX / 1000:
+    if not least_s <= seconds <= MS_MAX / 1000:  # a NaN is not, either
         raise InvalidArgument(f"{name} must be between {least_s:g} and {MS_MAX // 1000} seconds, not {seconds!r}.")
     return math.ceil(seconds * 1000 - 1e-6)

@@ -11,7 +11,7 @@ import hashlib
 
 from fsqueue import jsonl
 from fsqueue.errors import LockTimeout
-from fsqueue.layout import COUNTERS
+from fsqueue.layout import COUNTERS, Layout
 from fsqueue.logs import Log
 from fsqueue.store import Store
 
@@ -24,12 +24,12 @@ def mark(batch: str, count: int) -> bytes:
     return (pattern * (count // 32 + 1))[:count]
 
 
-def there(store: Store, batch: str, number: str, offset: int, count: int) -> int:
+def there(store: Store, layout: Layout, batch: str, number: str, offset: int, count: int) -> int:
     """How many of the bytes that a `count` record announced are in the counter."""
     if count <= 0:
         return 0
     try:
-        fd = store.fs.look(store.layout.counter(number))
+        fd = store.fs.look(layout.counter(number))
     except FileNotFoundError:
         return 0
     try:
@@ -51,27 +51,28 @@ def common_prefix(found: bytes, wanted: bytes) -> int:
     return length
 
 
-def add(store: Store, log: Log, batch: str, completed: int, at: int) -> None:
+def add(store: Store, log: Log, completed: int, at: int, wait_s: float) -> None:
     """Count a finished batch exactly once, whoever began to before. Under the log's lock.
 
     Under the counter's lock: `count` in the log, naming file and offset, then the bytes. A crash
-    in between leaves a record whose bytes are missing, or cut short: the next adds the rest.
+    in between leaves a record whose bytes are missing, or cut short: the next adds the rest. A
+    counter that stays locked for `wait_s` seconds is passed over for another one.
     """
-    missing = completed - sum(there(store, batch, *announced) for announced in log.ledger.counts)
-    if missing <= 0:
-        return
-    fs = store.fs
-    with store.counter_mutex:
-        number, fd = store.counter()
-        if not fs.lock(fd, store.clock, store.entropy, jsonl.LOCK_TIMEOUT_S):
-            raise LockTimeout(f"The completion counter {number} of {store.path} stayed locked. Counting goes on later.")
+    fs, layout = store.fs, log.layout
+    missing = completed - sum(there(store, layout, log.batch, *announced) for announced in log.ledger.counts)
+    own = NUMBERS.index(store.counter_number)
+    for number in NUMBERS[own:] + NUMBERS[:own] if missing > 0 else ():
         try:
-            log.note("count", at, file=number, offset=fs.fstat(fd).st_size, count=missing)
-            fs.write_all(fd, mark(batch, missing))
-            if store.sync_movements:
-                fs.fsync(fd)
-        finally:
-            fs.unlock(fd)
+            with jsonl.locked(fs, store.clock, store.entropy, layout.counter(number), wait_s / 4) as fd:
+                log.note("count", at, file=number, offset=fs.fstat(fd).st_size, count=missing)
+                fs.write_all(fd, mark(log.batch, missing))
+                if store.sync_movements:
+                    fs.fsync(fd)
+                return
+        except LockTimeout:
+            continue
+    if missing > 0:
+        raise LockTimeout(f"All completion counters of {store.path} stayed locked. Counting goes on later.")
 
 
 def sizes(store: Store) -> dict[str, int]:

@@ -33,7 +33,8 @@ class FsqueueError(Exception):
 
     exit_code = 1
     inserted: int | None = None
-    """Set by `insert_many`: how many tasks of its stream, from the beginning, are in the queue all the same."""
+    """Set by `insert_many`: how many tasks of its stream are in the queue all the same: the first so many,
+    but after a failing disk in a stream of different delays, where only the number is known."""
 
 
 class QueueNotFound(FsqueueError):

@@ -24,31 +24,27 @@ from fsqueue.store import Store
 
 logger = logging.getLogger("fsqueue")
 
+WAIT_S = 2.0
+"""How long to wait for a file shared with others; whoever meets the batch next goes on with the finishing."""
+
 
 def finish(store: Store, log: Log) -> None:
     """Finish a batch whose tasks all have outcomes, or go on with that. The log is closed afterwards."""
     ledger = log.ledger
+    if not ledger.count or ledger.left:
+        return
     at = max(store.clock.now_ms(), ledger.at)
     if not ledger.finished:
         log.note("finish", at)
     if store.sync_inserts and not log.sync:
         store.fs.fsync(log.fd)  # else a power loss might keep the unlinking and lose the outcomes
     if ledger.done[DEAD]:
-        dead = [index for index, state in enumerate(ledger.state) if state == DEAD]
-        deadletters.write(
-            store,
-            log,
-            dead,
-            lambda index: taskfiles.payload(store, log, index),
-            at,
-            sync=store.sync_inserts,
-            certain=False,
-        )
+        missing_letters(store, log)
     taskfiles.remove(store, log)
     if ledger.done[COMPLETED]:
-        counters.add(store, log, log.batch, ledger.done[COMPLETED], at)
+        counters.add(store, log, ledger.done[COMPLETED], at, WAIT_S)
     if store.settings.keep_history:
-        history.keep(store, log, at)
+        history.keep(store, log, at, WAIT_S)
     farewell(store, log)
 
 
@@ -79,12 +75,23 @@ def try_finish(store: Store, log: Log) -> None:
         raise
 
 
-def bury(store: Store, log: Log, tasks: list[int], at: int) -> None:
+def missing_letters(store: Store, log: Log) -> int:
+    """Write the letters of dead tasks that have none yet, and sync them; how many."""
+    dead = [index for index, state in enumerate(log.ledger.state) if state == DEAD]
+    return _write(store, log, dead, certain=False)
+
+
+def _write(store: Store, log: Log, tasks: list[int], *, certain: bool) -> int:
+    def payload(index: int) -> object:
+        return taskfiles.payload(store, log, index)
+
+    return deadletters.write(store, log, tasks, payload, certain=certain, timeout_s=WAIT_S)
+
+
+def bury(store: Store, log: Log, tasks: list[int]) -> None:
     """Write the letters of tasks that were buried just now. If that fails, `finish` or upkeep makes up for it."""
     try:
-        deadletters.write(
-            store, log, tasks, lambda index: taskfiles.payload(store, log, index), at, sync=False, certain=True
-        )
+        _write(store, log, tasks, certain=True)
     except (OSError, LockTimeout) as error:
         logger.warning(
             "the dead letters of batch %s of %s were not written (%s); 'fsqueue gc' will do it",
@@ -106,7 +113,7 @@ def settle_loss(store: Store, log: Log) -> None:
             tasks=movements.to_ranges(lost),
             reason="task file gone: it was removed by something else than fsqueue",
         )
-        bury(store, log, lost, at)
+        bury(store, log, lost)
     if not ledger.left:
         try_finish(store, log)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -18,11 +20,11 @@ def day_of(at_ms: int) -> str:
     return time.strftime("%Y-%m-%d", time.gmtime(at_ms / 1000))
 
 
-def keep(store: Store, log: Log, at: int) -> None:
+def keep(store: Store, log: Log, at: int, timeout_s: float) -> None:
     """Append the batch's records. Under the log's lock; a repeat after a crash is dropped by readers."""
     line = b'{"batch":"%s","count":%d,"records":[%s]}\n' % (log.batch.encode(), log.ledger.count, log.records())
-    path = store.layout.history(day_of(at), store.layout.shard(log.batch))
-    with jsonl.locked(store.fs, store.clock, store.entropy, path) as fd:
+    path = log.layout.history(day_of(at), log.layout.shard(log.batch))
+    with jsonl.locked(store.fs, store.clock, store.entropy, path, timeout_s) as fd:
         jsonl.append(store.fs, fd, line, store.settings.durability == "strict")
 
 
@@ -31,33 +33,52 @@ def days(store: Store) -> list[str]:
     return sorted(name for name in store.fs.names(store.layout.history_days) if names.is_day(name))
 
 
-def find(store: Store, batch: str) -> list[dict[str, Any]] | None:
+Records = list[tuple[int, dict[str, Any]]]
+"""Records with their offsets in the log that they were in."""
+
+
+def find(store: Store, batch: str) -> Records | None:
     """The records of a finished batch, newest day first; None if the history does not know it."""
     start = b'{"batch":"%s",' % batch.encode()
     for day in reversed(days(store)):
         for line in _lines(store, store.layout.history(day, store.layout.shard(batch))):
-            if line.startswith(start):
-                try:
-                    return [dict(record) for record in orjson.loads(line)["records"]]
-                except (orjson.JSONDecodeError, KeyError, TypeError, ValueError):
-                    continue
+            if line.startswith(start) and (found := _parse(line)) is not None:
+                return found[1]
     return None
 
 
-def batches(store: Store) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """All finished batches that the history keeps, with their records; repeats dropped within a day's file."""
-    for day in days(store):
-        for shard in names.all_shards(store.layout.shards):
-            seen: set[str] = set()
+def batches(store: Store) -> Iterator[tuple[str, Records]]:
+    """All finished batches that the history keeps, with their records; a repeat of a batch is dropped."""
+    known = days(store)
+    for shard in names.all_shards(store.layout.shards):
+        seen: set[str] = set()
+        for day in known:
             for line in _lines(store, store.layout.history(day, shard)):
-                try:
-                    record = orjson.loads(line)
-                    batch, records = record["batch"], record["records"]
-                except (orjson.JSONDecodeError, KeyError, TypeError):
-                    continue
-                if isinstance(batch, str) and batch not in seen and isinstance(records, list):
-                    seen.add(batch)
-                    yield batch, records
+                found = _parse(line)
+                if found is not None and found[0] not in seen:
+                    seen.add(found[0])
+                    yield found
+
+
+def _parse(line: bytes) -> tuple[str, Records] | None:
+    """Batch and records of a line. The records stand in it as far apart as they stood in the log."""
+    begin = line.find(b'"records":[') + len(b'"records":[')
+    try:
+        batch = orjson.loads(line)["batch"]
+        text = line[begin:].decode("latin-1")  # one character a byte: only the ends of the records are wanted
+        records: Records = []
+        at = _BLANK.match(text, 0).end()  # type: ignore[union-attr]
+        while text[at] != "]":
+            _, end = _DECODER.raw_decode(text, at)
+            records.append((at, orjson.loads(line[begin + at : begin + end])))
+            at = _BLANK.match(text, end).end()  # type: ignore[union-attr]
+        return (batch, records) if isinstance(batch, str) else None
+    except (ValueError, KeyError, TypeError, IndexError):
+        return None
+
+
+_BLANK = re.compile(r"[ ,]*")
+_DECODER = json.JSONDecoder()
 
 
 def _lines(store: Store, path: str) -> Iterator[bytes]:

@@ -13,7 +13,7 @@ from typing import Any
 from fsqueue import batch, staging
 from fsqueue.clock import MS_MAX, duration_ms
 from fsqueue.errors import FsqueueError, InvalidArgument, InvalidTask, StorageError, from_os_error
-from fsqueue.layout import BATCH_BYTES_MAX
+from fsqueue.layout import BATCH_BYTES_MAX, Layout
 from fsqueue.store import Store
 from fsqueue.task import Task
 
@@ -151,16 +151,19 @@ def groups_of(batches: Iterable[Sealed]) -> Iterator[list[Sealed]]:
 
 def publish(store: Store, group: list[Sealed]) -> list[str]:
     """Publish a group durably and ring the bell; returns the batches' ids. After an error some may be visible."""
+    missing = 0
     for _ in range(TRIES):
-        generation = store.fate.generation
+        layout = store.layout
         try:
-            published = _publish(store, group)
+            published = _publish(store, layout, group)
         except FileNotFoundError:
-            if not store.refresh(now=True):
+            missing += 1
+            store.refresh(now=True)
+            if store.layout is layout and missing > 1:
                 raise
             continue
         store.refresh(now=True)
-        if store.fate.generation == generation:
+        if store.layout is layout:
             store.ring()
             return published
     raise StorageError(
@@ -168,19 +171,19 @@ def publish(store: Store, group: list[Sealed]) -> list[str]:
     )
 
 
-def _publish(store: Store, group: list[Sealed]) -> list[str]:
+def _publish(store: Store, layout: Layout, group: list[Sealed]) -> list[str]:
     staged: list[staging.Staged] = []
     moved = 0
     try:
         for sealed in group:
             absolute, when = sealed.when
             at = when if absolute else min(store.clock.now_ms() + when, MS_MAX)
-            staged.append(staging.stage(store, sealed.lines, at))
+            staged.append(staging.stage(store, layout, sealed.lines, at))
         for file in staged:
             staging.move(store, file)
             moved += 1
         if store.sync_inserts:
-            for directory in sorted({staging.shard_directory(store, file.name) for file in staged}):
+            for directory in sorted({staging.shard_directory(layout, file.name) for file in staged}):
                 store.fs.sync_directory(directory)
         return [file.name.batch for file in staged]
     except OSError as error:

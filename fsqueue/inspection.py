@@ -12,6 +12,7 @@ from typing import Any
 from fsqueue import batch as batches
 from fsqueue import counters, deadletters, history, movements, names
 from fsqueue.errors import TaskNotFound
+from fsqueue.filesystem import NOT_FILES
 from fsqueue.ledger import AVAILABLE, CANCELLED, COMPLETED, DEAD, LEASED, Ledger
 from fsqueue.names import TaskFileName
 from fsqueue.store import Store
@@ -25,8 +26,6 @@ from fsqueue.task import Movement, Status, TaskInfo
 
 ROUNDS = 8
 """How often a status is corrected for batches that finish while it is being read."""
-FEW = 32
-"""So many task files are looked into, to see whether a queue is drained."""
 
 
 def read_ledger(store: Store, batch: str) -> Ledger | None:
@@ -35,6 +34,10 @@ def read_ledger(store: Store, batch: str) -> Ledger | None:
         content = store.fs.read(store.layout.log(batch))
     except FileNotFoundError:
         return None
+    except OSError as error:
+        if error.errno not in NOT_FILES:
+            raise
+        return None  # a directory, link or pipe of that name: a stray
     ledger = Ledger()
     ledger.fold(content, 0)
     return ledger
@@ -44,6 +47,12 @@ def task_files(store: Store, shard: str) -> dict[str, TaskFileName]:
     """The task files of a shard by batch (of two names of one batch, seen during a renaming, one)."""
     found = map(names.parse_task_file, store.fs.names(f"{store.layout.tasks}/{shard}"))
     return {name.batch: name for name in found if name is not None}
+
+
+def logs(store: Store, shard: str) -> list[str]:
+    """The batches of a shard that have a log."""
+    found = map(names.parse_log_file, store.fs.names(f"{store.layout.logs}/{shard}"))
+    return [uuid for uuid in found if uuid is not None]
 
 
 def shards(store: Store) -> list[str]:
@@ -62,44 +71,56 @@ def status(store: Store, exact: bool = True) -> Status:
     letters only what finished batches left: a cheap estimate.
     """
     store.refresh()
+    deadletters.publish_pending(store)
     now = store.clock.now_ms()
-    tally = [0] * 3  # waiting, delayed, leased
     before = counters.sizes(store)
+    untouched: dict[str, TaskFileName] = {}
     ledgers: dict[str, Ledger] = {}
     for shard in shards(store):
         files = task_files(store, shard)
-        logs = {uuid for name in store.fs.names(f"{store.layout.logs}/{shard}") if (uuid := names.parse_log_file(name))}
-        for batch in logs & files.keys() if not exact else logs:
-            ledger = read_ledger(store, batch) if exact else None
+        for batch in logs(store, shard) if exact else ():
+            ledger = read_ledger(store, batch)
             if ledger is not None and ledger.count and not ledger.gone:
                 ledgers[batch] = ledger
                 files.pop(batch, None)
-        for name in files.values():
-            tally[1 if name.available_at > now else 0] += name.count
+        untouched.update(files)
     sizes = counters.sizes(store)
     for _ in range(ROUNDS if sizes != before else 0):
-        finished = [batch for batch, ledger in ledgers.items() if _has_ended(store, batch, ledger)]
-        if not finished:
+        # Batches finished meanwhile. What was seen of them is counted by now: leave them out, read the counters again.
+        present = {batch for shard in shards(store) for batch in task_files(store, shard)}
+        ended = [batch for batch in untouched if batch not in present]
+        ended += [batch for batch, ledger in ledgers.items() if _has_ended(store, batch, ledger)]
+        for batch in ended:
+            untouched.pop(batch, None)
+            ledgers.pop(batch, None)
+        if not ended:
             break
-        for batch in finished:
-            del ledgers[batch]
         sizes = counters.sizes(store)
-    counted = sum(sizes.values())
+    return _sum_up(store, untouched, ledgers, sizes, now)
+
+
+def _sum_up(
+    store: Store, untouched: dict[str, TaskFileName], ledgers: dict[str, Ledger], sizes: dict[str, int], now: int
+) -> Status:
+    waiting = sum(name.count for name in untouched.values() if name.available_at <= now)
+    delayed = sum(name.count for name in untouched.values()) - waiting
+    leased, completed = 0, sum(sizes.values())
     dead, settled = deadletters.ids(store)
     for batch, ledger in ledgers.items():
-        for index in range(ledger.count):
-            state = ledger.state[index]
-            if state == AVAILABLE:
-                tally[0 if ledger.since[index] <= now else 1] += 1
-            elif state == LEASED:
-                tally[2 if ledger.since[index] > now else 0] += 1
+        for index, (state, since) in enumerate(zip(ledger.state, ledger.since, strict=True)):
+            if state == LEASED and since > now:
+                leased += 1
+            elif state == AVAILABLE and since > now:
+                delayed += 1
+            elif state in (LEASED, AVAILABLE):
+                waiting += 1
             elif state == DEAD and (letter := names.task_id(batch, index)) not in settled:
                 dead.add(letter)
-        counted += ledger.done[COMPLETED] - sum(
-            counters.there(store, batch, number, offset, min(count, sizes.get(number, 0) - offset))
+        completed += ledger.done[COMPLETED] - sum(
+            counters.there(store, store.layout, batch, number, offset, min(count, sizes.get(number, 0) - offset))
             for number, offset, count in ledger.counts
         )
-    return Status(waiting=tally[0], delayed=tally[1], leased=tally[2], completed=counted, dead=len(dead))
+    return Status(waiting, delayed, leased, completed, len(dead))
 
 
 def _has_ended(store: Store, batch: str, seen: Ledger) -> bool:
@@ -113,19 +134,29 @@ def _has_ended(store: Store, batch: str, seen: Ledger) -> bool:
     return False
 
 
-def is_drained(store: Store) -> bool:
-    """Whether nothing is waiting, delayed or leased. Mostly by names; a few remaining files are looked into."""
-    store.refresh()
-    left: list[str] = []
-    for shard in shards(store):
-        left += task_files(store, shard)
-        if len(left) > FEW:
-            return False
-    for batch in left:
-        ledger = read_ledger(store, batch)
-        if ledger is None or ledger.left or not ledger.count:
-            return False
-    return True
+class DrainCheck:
+    """Whether nothing is waiting, delayed or leased. Cheap to ask again: it begins where something was left."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self._hint = ""
+
+    def __call__(self) -> bool:
+        """Look. A task file means work left, unless all in it is done (its finisher died, or is about to remove it)."""
+        self.store.refresh()
+        deadletters.publish_pending(self.store)
+        known = shards(self.store)
+        if self._hint in known:
+            known.insert(0, self._hint)
+        for shard in known + known:  # a listing can miss a name that is being renamed: only two prove absence
+            if any(self._has_work(batch) for batch in task_files(self.store, shard)):
+                self._hint = shard
+                return False
+        return True
+
+    def _has_work(self, batch: str) -> bool:
+        ledger = read_ledger(self.store, batch)
+        return ledger is None or ledger.left > 0 or not ledger.count
 
 
 # -- tasks ----------------------------------------------------------------------------------------
@@ -150,23 +181,22 @@ def tasks(store: Store, state: str | None = None) -> Iterator[TaskInfo]:
     else:
         seen: set[str] = set()
         for shard in shards(store):
-            for text in store.fs.names(f"{store.layout.logs}/{shard}"):
-                uuid = names.parse_log_file(text)
-                ledger = read_ledger(store, uuid) if uuid else None
-                if uuid and ledger is not None:
-                    seen.add(uuid)
-                    yield from (info for info in _of_ledger(store, uuid, ledger, None) if info.state == state)
+            for batch in logs(store, shard):
+                ledger = read_ledger(store, batch)
+                if ledger is not None:
+                    seen.add(batch)
+                    yield from (info for info in _of_ledger(store, batch, ledger, None) if info.state == state)
         for batch, records in history.batches(store):
             if batch not in seen:
                 yield from (info for info in _of_ledger(store, batch, _replay(records), None) if info.state == state)
 
 
-def _replay(records: list[dict[str, Any]]) -> Ledger:
+def _replay(records: history.Records) -> Ledger:
     """The ledger after records that were kept in the history."""
     ledger = Ledger()
-    for number, record in enumerate(records):
+    for offset, record in records:
         if movements.is_record(record):
-            ledger.apply(record, number)
+            ledger.apply(record, offset)
     return ledger
 
 
@@ -267,7 +297,8 @@ def task(store: Store, task_id: str) -> TaskInfo:
     for info in found:
         if info.id == task_id:
             return info
-    for letter in deadletters.letters_of(store, task_id):
+    letter = deadletters.letter_of(store, task_id)
+    if letter is not None:
         return TaskInfo(
             letter.id, IS_DEAD, letter.payload, letter.attempt, letter.at, worker=letter.worker, error=letter.reason
         )
@@ -280,42 +311,42 @@ def movements_of(store: Store, task_id: str) -> list[Movement]:
     """What happened to a task, oldest first; TaskNotFound if nothing is known of it. Its birth comes first."""
     batch, index = names.parse_task_id(task_id)
     store.refresh()
+    records: history.Records | None
     try:
-        content = store.fs.read(store.layout.log(batch))
-        records = _records(content)
+        records = _records(store.fs.read(store.layout.log(batch)))
     except FileNotFoundError:
-        found = history.find(store, batch)
-        if found is None:
+        records = history.find(store, batch)
+        if records is None:
             if batch not in task_files(store, store.layout.shard(batch)):
                 raise TaskNotFound(
-                    f"The history of {task_id} is not known in {store.path}: check the id, or the history was not kept."
+                    f"The history of {task_id} is not known in {store.path}: check the id, or it was not kept."
                 ) from None
-            found = []
-        records = found
+            records = []
     birth = Movement("insert", names.birth_ms(batch) / 1000)
     return [birth, *(_movement(record) for record in _applied(records, index))]
 
 
-def _records(content: bytes) -> list[dict[str, Any]]:
-    return [record for line in content.split(b"\n")[:-1] if (record := movements.parse(line)) is not None]
+def _records(content: bytes) -> history.Records:
+    records, offset = [], 0
+    for line in content.split(b"\n")[:-1]:
+        record = movements.parse(line)
+        if record is not None:
+            records.append((offset, record))
+        offset += len(line) + 1
+    return records
 
 
-def _applied(records: list[dict[str, Any]], index: int) -> Iterator[dict[str, Any]]:
-    """The records that changed the task: those after which its version or state is another."""
+def _applied(records: history.Records, index: int) -> Iterator[dict[str, Any]]:
+    """The records that changed the task: those that gave it another version."""
     ledger = Ledger()
-    version = -1
-    for number, record in enumerate(records):
-        if (
-            not isinstance(record, dict)
-            or not isinstance(record.get("op"), str)
-            or not isinstance(record.get("at"), int)
-        ):
-            continue
-        ledger.apply(record, number + 1)
-        if index < ledger.count and ledger.version[index] != version:
-            known, version = version, ledger.version[index]
-            if known >= 0:
-                yield record
+    version = None
+    for offset, record in records:
+        if movements.is_record(record):
+            ledger.apply(record, offset)
+            if index < ledger.count and ledger.version[index] != version:
+                first, version = version is None, ledger.version[index]
+                if not first:
+                    yield record
 
 
 def _movement(record: dict[str, Any]) -> Movement:

@@ -18,15 +18,20 @@ LOCK_TIMEOUT_S = 30.0
 
 
 @contextmanager
-def locked(fs: Filesystem, clock: Clock, entropy: Entropy, path: str) -> Iterator[int]:
+def locked(
+    fs: Filesystem, clock: Clock, entropy: Entropy, path: str, timeout_s: float = LOCK_TIMEOUT_S
+) -> Iterator[int]:
     """Open `path` for appending (it is made if missing) and hold its lock; LockTimeout when it stays busy."""
     fd = fs.open_append(path)
     try:
-        if not fs.lock(fd, clock, entropy, LOCK_TIMEOUT_S):
+        if not fs.lock(fd, clock, entropy, timeout_s):
             raise LockTimeout(
-                f"{path} has been locked for {LOCK_TIMEOUT_S:g} s by a process that is stopped or cut off. Repeat later."
+                f"{path} has been locked for {timeout_s:g} s by a process that is stopped or cut off. Repeat."
             )
-        yield fd
+        try:
+            yield fd
+        finally:
+            fs.unlock(fd)  # closing alone would not: a child that was forked meanwhile has it open, too
     finally:
         fs.close(fd)
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import orjson
@@ -66,7 +65,7 @@ class Settings:
 
 
 def _seconds(name: str, value: object, least: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise InvalidArgument(f"{name} must be a number of seconds, not {value!r}.")
     if not least <= value <= 10**9:
         raise InvalidArgument(f"{name} must be from {least:g} to 1,000,000,000 seconds, not {value!r}.")
@@ -74,17 +73,18 @@ def _seconds(name: str, value: object, least: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """What `queue.jsonl` says: the settings, the current generation and its directory, closed or not."""
+    """What `queue.jsonl` says: settings, its own id, the current generation and its directory, closed or not."""
 
     settings: Settings
+    id: str = ""
     generation: int = 1
     directory: str = "1"
     closed: bool = False
 
 
-def birth_record(settings: Settings, at: int) -> bytes:
-    """The first line of `queue.jsonl`."""
-    return _line({"op": "create", "at": at, "format": FORMAT, "settings": asdict(settings)})
+def birth_record(settings: Settings, identity: str, at: int) -> bytes:
+    """The first line of `queue.jsonl`. `identity` tells this queue from one made later at the same path."""
+    return _line({"op": "create", "at": at, "format": FORMAT, "id": identity, "settings": asdict(settings)})
 
 
 def generation_record(generation: int, at: int) -> bytes:
@@ -119,7 +119,8 @@ def read_fate(content: bytes, path: str) -> Fate:
                 )
             match record:
                 case {"op": "create", "settings": dict(given)} if fate is None:
-                    fate = Fate(Settings(**{key: given[key] for key in Settings.__dataclass_fields__ if key in given}))
+                    known = {key: given[key] for key in Settings.__dataclass_fields__ if key in given}
+                    fate = Fate(Settings(**known), str(record.get("id", "")))
                 case {"op": "generation", "generation": int(number), "directory": str(directory)} if fate is not None:
                     if (
                         number > fate.generation
@@ -127,9 +128,9 @@ def read_fate(content: bytes, path: str) -> Fate:
                         and "/" not in directory
                         and not directory.startswith(".")
                     ):
-                        fate = Fate(fate.settings, number, directory, fate.closed)
+                        fate = replace(fate, generation=number, directory=directory)
                 case {"op": "closed"} if fate is not None:
-                    fate = Fate(fate.settings, fate.generation, fate.directory, closed=True)
+                    fate = replace(fate, closed=True)
         except (orjson.JSONDecodeError, InvalidArgument, TypeError):
             continue
     if fate is None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from orjson import loads
 
 from fsqueue import batch as batches
-from fsqueue import deadletters, finishing, movements, names, taskfiles, transitions
+from fsqueue import deadletters, finishing, movements, taskfiles, transitions
 from fsqueue.errors import FsqueueError
+from fsqueue.filesystem import NOT_FILES
 from fsqueue.logs import Log
 from fsqueue.names import TaskFileName
 from fsqueue.selection import Selection
@@ -29,8 +32,10 @@ BELL_S = (0.1, 5.0)
 """Shortest and longest pause between two readings of the doorbell."""
 SWEEP_S = 600.0
 """After so long an idle worker lists everything although nobody rang (the bell is a hint)."""
-STAGED_LATE_MS = 60_000
-"""A staged file older than this may belong to a commit whose author died."""
+
+
+UNREADABLE = (errno.EACCES, errno.EPERM, errno.EIO)
+"""What it says of a single file that cannot be read: passed by as long as there is other work."""
 
 
 class _No:
@@ -55,6 +60,8 @@ class Leaser:
         self.current: str | None = None
         """The batch this thread stays with while it has tasks for it."""
         self._damaged: list[LeasedTask] = []
+        self._unreadable: OSError | None = None
+        """What the system said of a batch that was passed over because its files cannot be read."""
 
     def _begin(self) -> None:
         """Look whether the queue was purged meanwhile; then nothing that was seen holds."""
@@ -70,7 +77,9 @@ class Leaser:
         """Up to `n` tasks, over as many batches as it takes. [] only after a full look."""
         self._begin()
         held: list[LeasedTask] = []
-        if self.current is not None and not strict:
+        if strict:
+            self.selection.sweep()
+        elif self.current is not None:
             got = self._from_batch(self.current, None, n, n, lease_ms)
             if isinstance(got, list):
                 if len(got) == n or (got and got[0].solo):
@@ -101,13 +110,14 @@ class Leaser:
         store, selection = self.store, self.selection
         busy: dict[str, TaskFileName] = {}
         fruitless = 0
+        self._unreadable = None
         while len(held) < n:
             name = selection.next(store.clock.now_ms(), strict)
             if name is None:
                 if fruitless == 2 or (held and fruitless):
                     break
                 fruitless += 1
-                self._apply_pending()
+                deadletters.publish_pending(self.store)
                 busy.clear()
                 selection.sweep()
                 continue
@@ -122,6 +132,8 @@ class Leaser:
                     break
         if not held and busy:
             held += self._wait_for(busy, n, lease_ms)
+        if not held and self._unreadable is not None:
+            raise self._unreadable  # "empty" would be a lie
 
     def _wait_for(self, busy: dict[str, TaskFileName], n: int, lease_ms: int) -> list[LeasedTask]:
         """Busy is not empty: try the batches that others had locked until one gives something or time is up."""
@@ -143,16 +155,6 @@ class Leaser:
             logger.warning("batch %s of %s stayed locked for %g s and was passed by", batch, store.path, BUSY_WAIT_S)
         return []
 
-    def _apply_pending(self) -> None:
-        """Publish what a retry of dead letters recorded but did not live to publish."""
-        store = self.store
-        late = store.clock.now_ms() - STAGED_LATE_MS
-        for text in store.fs.names(store.layout.staging):
-            name = names.parse_task_file(text)
-            if name is not None and names.birth_ms(name.batch) < late:
-                deadletters.publish_pending(store)
-                return
-
     # -- one batch --------------------------------------------------------------------------------
 
     def _from_batch(
@@ -160,7 +162,15 @@ class Leaser:
     ) -> Got:
         """Claim up to `most` tasks of a batch. `name` where it was just listed."""
         while True:
-            got = self._try_batch(batch, name, most, asked, lease_ms, solo)
+            try:
+                got = self._try_batch(batch, name, most, asked, lease_ms, solo)
+            except OSError as error:
+                if error.errno in NOT_FILES or (error.errno in UNREADABLE and name is not None):
+                    logger.warning("batch %s of %s was passed over: %s", batch, self.store.path, error)
+                    self._unreadable = self._unreadable if error.errno in NOT_FILES else error
+                    got = NOTHING
+                else:
+                    raise
             if self._damaged:
                 damaged, self._damaged = self._damaged, []
                 for task in damaged:
@@ -197,7 +207,7 @@ class Leaser:
                     if name is None:
                         return NOTHING
                     continue
-                got = self._claim(log, most, asked, lease_ms, solo)
+                got = self._claim(log, name, most, asked, lease_ms, solo)
                 if got is NOTHING and log.fd >= 0:
                     store.fs.unlock(log.fd)
                 return got
@@ -207,7 +217,7 @@ class Leaser:
             finally:
                 log.mutex.release()
 
-    def _claim(self, log: Log, most: int, asked: int, lease_ms: int, solo: bool) -> Got:
+    def _claim(self, log: Log, name: TaskFileName | None, most: int, asked: int, lease_ms: int, solo: bool) -> Got:
         """Under the log's lock, caught up. A list is returned with the lock given back."""
         store, ledger = self.store, log.ledger
         opening = b""
@@ -232,7 +242,7 @@ class Leaser:
             if opening:  # folded, but not written: the file's name was in the future after all
                 store.drop(log)
             else:
-                self._nothing_now(log, at)
+                self._nothing_now(log, name, at)
             return NOTHING
         if log.lines is None and taskfiles.read(store, log) is None:
             finishing.settle_loss(store, log)
@@ -260,7 +270,8 @@ class Leaser:
         if target is not None:
             log.lines = None
             if move:
-                ledger.names += [str(log.name), str(target)]
+                ledger.mention(str(log.name))
+                ledger.mention(str(target))
                 taskfiles.rename(store, log, target)
         store.fs.unlock(log.fd)
         return self._hand_out(log, given, lease, until, offset, lines or [], solo)
@@ -277,10 +288,11 @@ class Leaser:
                 if "payload" not in record:
                     record = batches.decode_task(lines[index])
             except (ValueError, IndexError, TypeError):
-                self._damaged.append(LeasedTask(queue, batch, index, lease, None, 0, offset, until))
+                self._damaged.append(LeasedTask(queue, batch, index, lease, None, 0, offset, until, self.generation))
                 continue
             payload = ledger.payloads[index] if index in ledger.payloads else record["payload"]
-            task = LeasedTask(queue, batch, index, lease, payload, ledger.attempts[index] + 1, offset, until)
+            attempt = ledger.attempts[index] + 1
+            task = LeasedTask(queue, batch, index, lease, payload, attempt, offset, until, self.generation)
             if len(record) > 1:
                 task.key, task.priority = record.get("key"), record.get("priority")
             task.solo = solo
@@ -331,34 +343,37 @@ class Leaser:
             log.note(
                 "bury", at, tasks=[[index, index + 1]], reason=f"lease expired, last worker {last}: out of attempts"
             )
-        finishing.bury(self.store, log, spent, at)
+        finishing.bury(self.store, log, spent)
 
-    def _nothing_now(self, log: Log, at: int) -> None:
+    def _nothing_now(self, log: Log, name: TaskFileName | None, at: int) -> None:
         """Nothing can be taken: correct a name that promises otherwise, and do not look again before it makes sense."""
         store, ledger = self.store, log.ledger
         due = ledger.next_time()
         if due is None or log.name is None:
             return
-        margin = store.clock.margin_ms()
         if due > at:
             target = log.name.at(due)
             if target != log.name:
-                log.note("move", at, **{"from": str(log.name), "name": str(target)})
+                if str(target) not in ledger.names[-1:]:  # else it was recorded, and its author died before renaming
+                    log.note("move", at, **{"from": str(log.name), "name": str(target)})
                 taskfiles.rename(store, log, target)
-        elif due + margin <= at:
-            return  # there are tasks, but they must go alone
-        self.selection.hold_back(log.batch, due + margin)
+            elif name is not None and name != target:
+                store.fs.rename(log.layout.task_file(name), log.layout.task_file(target))
+        elif due + store.clock.margin_ms() > at:  # a lease that has just run out: its holder's clock may differ
+            self.selection.hold_back(log.name, due + store.clock.margin_ms())
 
     # -- waiting ------------------------------------------------------------------------------------
 
-    def wait(self, n: int, lease_ms: int, wait_s: float, strict: bool = False) -> list[LeasedTask]:
-        """Like `lease`, but waits up to `wait_s` seconds for tasks, going easy on the file server."""
+    def wait(
+        self, n: int, lease_ms: int, wait_s: float, strict: bool = False, stop: Callable[[], bool] = lambda: False
+    ) -> list[LeasedTask]:
+        """Like `lease`, but waits up to `wait_s` seconds for tasks, or until `stop()`, easy on the file server."""
         store, clock, selection = self.store, self.store.clock, self.selection
         deadline = clock.monotonic() + wait_s
         heard = store.heard()
         got = self.lease(n, lease_ms, strict)
         pause, looked = BELL_S[0], clock.monotonic()
-        while not got and clock.monotonic() < deadline:
+        while not got and clock.monotonic() < deadline and not stop():
             selection = self.selection
             nap = pause * (0.75 + store.entropy.random() / 2)
             until_due = (selection.earliest() - clock.now_ms()) / 1000 + 0.002

@@ -11,12 +11,13 @@ from collections.abc import Callable
 from typing import Any
 
 from fsqueue import movements, names
+from fsqueue.clock import MS_MAX
 from fsqueue.states import AVAILABLE, CANCELLED, COMPLETED, DEAD, LEASED, States
 
 __all__ = ["AVAILABLE", "CANCELLED", "COMPLETED", "DEAD", "LEASED", "Ledger"]
 
 TIME_MAX = 10**14
-COUNT_MAX = 999_999_999
+AT_MAX = MS_MAX
 
 
 class Ledger(States):
@@ -52,20 +53,20 @@ class Ledger(States):
     def apply(self, record: dict[str, Any], offset: int) -> None:
         """Fold one parsed record that stands at `offset`."""
         handler = _HANDLERS.get(record["op"])
-        if handler is None or self.gone or record["at"] > TIME_MAX:
+        if handler is None or self.gone or record["at"] > AT_MAX:
             return
         at = max(record["at"], self.at)
         try:
             applied = handler(self, record, at, offset)
         except (KeyError, TypeError, ValueError):
             return  # a field is missing or of the wrong kind: checked before anything was changed
-        if applied is False:
+        if not applied:
             return
         self.at = at
         for field in ("from", "name"):
             name = record.get(field)
-            if type(name) is str and name not in self.names and names.parse_task_file(name) is not None:
-                self.names.append(name)
+            if type(name) is str and names.parse_task_file(name) is not None:
+                self.mention(name)
 
     def _tasks(self, record: dict[str, Any]) -> list[int]:
         ranges = record["tasks"]
@@ -87,8 +88,8 @@ def _time(value: Any) -> int:
     return value
 
 
-def _count(value: Any, least: int = 1) -> int:
-    if type(value) is not int or not least <= value <= COUNT_MAX:
+def _count(value: Any) -> int:
+    if type(value) is not int or not 1 <= value <= names.BATCH_TASKS_MAX:
         raise ValueError
     return value
 
@@ -113,16 +114,16 @@ def _open(ledger: Ledger, record: dict[str, Any], at: int, offset: int) -> bool:
 
 def _insert(ledger: Ledger, record: dict[str, Any], at: int, offset: int) -> bool:
     batch, staged, count = _text(record["batch"]), _text(record["staged"]), _count(record["count"])
-    if ledger.left or names.parse_task_id(f"{batch}.0") is None:
+    if ledger.left or batch == ledger.batch or names.parse_task_id(f"{batch}.0") is None:
         return False
     ledger.begin(count, _time(record.get("available_at", 0)), offset)
     ledger.batch, ledger.staged = batch, staged
     return True
 
 
-def _lease(ledger: Ledger, record: dict[str, Any], at: int, offset: int) -> None:
+def _lease(ledger: Ledger, record: dict[str, Any], at: int, offset: int) -> bool:
     worker = record.get("worker")
-    ledger.lease(
+    given = ledger.lease(
         at,
         _text(record["lease"]),
         ledger._tasks(record),
@@ -131,65 +132,71 @@ def _lease(ledger: Ledger, record: dict[str, Any], at: int, offset: int) -> None
         record.get("several") is True,
         offset,
     )
+    return bool(given)
 
 
-def _renew(ledger: Ledger, record: dict[str, Any], at: int, offset: int) -> None:
-    ledger.renew(at, _text(record["lease"]), ledger._tasks(record), _time(record["until"]), offset)
+def _renew(ledger: Ledger, record: dict[str, Any], at: int, offset: int) -> bool:
+    return bool(ledger.renew(at, _text(record["lease"]), ledger._tasks(record), _time(record["until"]), offset))
 
 
-def _complete(ledger: Ledger, record: dict[str, Any], at: int, offset: int) -> None:
-    ledger.complete(at, _text(record["lease"]), ledger._tasks(record), offset, record.get("result"))
+def _complete(ledger: Ledger, record: dict[str, Any], at: int, offset: int) -> bool:
+    return bool(ledger.complete(at, _text(record["lease"]), ledger._tasks(record), offset, record.get("result")))
 
 
-def _release(ledger: Ledger, record: dict[str, Any], at: int, offset: int) -> None:
-    ledger.give_back(_text(record["lease"]), ledger._tasks(record), _time(record["available_at"]), offset)
+def _release(ledger: Ledger, record: dict[str, Any], at: int, offset: int) -> bool:
+    return bool(ledger.give_back(_text(record["lease"]), ledger._tasks(record), _time(record["available_at"]), offset))
 
 
-def _fail(ledger: Ledger, record: dict[str, Any], at: int, offset: int) -> None:
+def _fail(ledger: Ledger, record: dict[str, Any], at: int, offset: int) -> bool:
     available_at, error = _time(record["available_at"]), _text(record["error"])
-    ledger.give_back(_text(record["lease"]), ledger._tasks(record), available_at, offset, error)
+    return bool(ledger.give_back(_text(record["lease"]), ledger._tasks(record), available_at, offset, error))
 
 
-def _bury(ledger: Ledger, record: dict[str, Any], at: int, offset: int) -> None:
-    ledger.bury(at, _lease_id(record), ledger._tasks(record), _text(record["reason"]), offset)
+def _bury(ledger: Ledger, record: dict[str, Any], at: int, offset: int) -> bool:
+    return bool(ledger.bury(at, _lease_id(record), ledger._tasks(record), _text(record["reason"]), offset))
 
 
-def _cancel(ledger: Ledger, record: dict[str, Any], at: int, offset: int) -> None:
+def _cancel(ledger: Ledger, record: dict[str, Any], at: int, offset: int) -> bool:
     tasks, versions = ledger._tasks(record), record.get("versions")
     if versions is not None and (type(versions) is not list or len(versions) != len(tasks)):
         raise ValueError
-    ledger.cancel(at, _lease_id(record), tasks, versions, offset)
+    return bool(ledger.cancel(at, _lease_id(record), tasks, versions, offset))
 
 
-def _revoke(ledger: Ledger, record: dict[str, Any], at: int, offset: int) -> None:
-    ledger.revoke(at, _lease_id(record), ledger._tasks(record), offset)
+def _revoke(ledger: Ledger, record: dict[str, Any], at: int, offset: int) -> bool:
+    return bool(ledger.revoke(at, _lease_id(record), ledger._tasks(record), offset))
 
 
-def _replace(ledger: Ledger, record: dict[str, Any], at: int, offset: int) -> None:
+def _replace(ledger: Ledger, record: dict[str, Any], at: int, offset: int) -> bool:
     tasks, payload = ledger._tasks(record), record["payload"]
-    if len(tasks) == 1:
-        ledger.replace(at, _lease_id(record), tasks[0], record.get("version"), payload, offset)
+    if len(tasks) != 1:
+        raise ValueError
+    return ledger.replace(at, _lease_id(record), tasks[0], record.get("version"), payload, offset)
 
 
-def _prepare(ledger: Ledger, record: dict[str, Any], at: int, offset: int) -> None:
+def _prepare(ledger: Ledger, record: dict[str, Any], at: int, offset: int) -> bool:
     parts = record["records"]
-    if type(parts) is not list or not all(type(part) is dict for part in parts):
+    if type(parts) is not list or not all(movements.is_record({"at": at, **part}) for part in parts):
         raise TypeError
     ledger.prepared[_text(record["id"])] = parts
+    return True
 
 
-def _commit(ledger: Ledger, record: dict[str, Any], at: int, offset: int) -> None:
-    for part in ledger.prepared.pop(_text(record["id"]), ()):
-        if part.get("op") in _IN_UPDATES and type(part.get("at", at)) is int and part.get("at", at) >= 0:
+def _commit(ledger: Ledger, record: dict[str, Any], at: int, offset: int) -> bool:
+    parts = ledger.prepared.pop(_text(record["id"]), None)
+    for part in parts or ():
+        if part["op"] in _IN_UPDATES:
             ledger.apply({"at": at, **part}, offset)
+    return parts is not None
 
 
-def _abort(ledger: Ledger, record: dict[str, Any], at: int, offset: int) -> None:
-    ledger.prepared.pop(_text(record["id"]), None)
+def _abort(ledger: Ledger, record: dict[str, Any], at: int, offset: int) -> bool:
+    return ledger.prepared.pop(_text(record["id"]), None) is not None
 
 
-def _move(ledger: Ledger, record: dict[str, Any], at: int, offset: int) -> None:
+def _move(ledger: Ledger, record: dict[str, Any], at: int, offset: int) -> bool:
     """Only its names count."""
+    return True
 
 
 def _finish(ledger: Ledger, record: dict[str, Any], at: int, offset: int) -> bool:
@@ -202,15 +209,22 @@ def _finish(ledger: Ledger, record: dict[str, Any], at: int, offset: int) -> boo
 def _counted(ledger: Ledger, record: dict[str, Any], at: int, offset: int) -> bool:
     if not ledger.finished:
         return False
-    ledger.counts.append((_text(record["file"]), _count(record["offset"], 0), _count(record["count"])))
+    offset_there = record["offset"]
+    if type(offset_there) is not int or offset_there < 0:
+        raise ValueError
+    announced = (_text(record["file"]), offset_there, _count(record["count"]))
+    if announced in ledger.counts:
+        return False
+    ledger.counts.append(announced)
     return True
 
 
-def _gone(ledger: Ledger, record: dict[str, Any], at: int, offset: int) -> None:
+def _gone(ledger: Ledger, record: dict[str, Any], at: int, offset: int) -> bool:
     ledger.gone = True
+    return True
 
 
-_HANDLERS: dict[str, Callable[[Ledger, dict[str, Any], int, int], bool | None]] = {
+_HANDLERS: dict[str, Callable[[Ledger, dict[str, Any], int, int], bool]] = {
     "open": _open,
     "insert": _insert,
     "lease": _lease,

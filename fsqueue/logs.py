@@ -14,8 +14,9 @@ import threading
 from fsqueue import movements
 from fsqueue.errors import StorageError
 from fsqueue.filesystem import Filesystem
+from fsqueue.layout import Layout
 from fsqueue.ledger import Ledger
-from fsqueue.names import TaskFileName
+from fsqueue.names import TaskFileName, parse_task_file
 
 TAIL_BYTES = 1 << 16
 
@@ -27,12 +28,28 @@ class Log:
     the batch anew.
     """
 
-    __slots__ = ("batch", "end", "fd", "fs", "ledger", "lettered", "lines", "mutex", "name", "path", "sync", "torn")
+    __slots__ = (
+        "batch",
+        "end",
+        "fd",
+        "fs",
+        "layout",
+        "ledger",
+        "lettered",
+        "lines",
+        "mutex",
+        "name",
+        "path",
+        "sync",
+        "torn",
+    )
 
-    def __init__(self, fs: Filesystem, batch: str, path: str, fd: int, sync: bool) -> None:
+    def __init__(self, fs: Filesystem, layout: Layout, batch: str, fd: int, sync: bool) -> None:
         self.fs = fs
+        self.layout = layout
+        """Of the generation that the batch is in: another thread may have seen a later one."""
         self.batch = batch
-        self.path = path
+        self.path = layout.log(batch)
         self.fd = fd
         self.sync = sync
         self.mutex = threading.Lock()
@@ -53,11 +70,19 @@ class Log:
         """Whether it was discarded."""
         return self.fd < 0
 
-    def discard(self) -> None:
-        """Close the descriptor, and with it a lock that is held, and forget all."""
+    def discard(self, inherited: bool = False) -> None:
+        """Give a lock back, close the descriptor, and forget all.
+
+        What a forked child `inherited` it only closes: the lock is its parent's. The parent, for its part,
+        does not rely on closing, since a child may have the descriptor open, too.
+        """
         fd, self.fd, self.lines = self.fd, -1, None
         if fd >= 0:
-            self.fs.close(fd)
+            try:
+                if not inherited:
+                    self.fs.unlock(fd)
+            finally:
+                self.fs.close(fd)
 
     def catch_up(self) -> None:
         """Fold what others appended. Under the lock."""
@@ -67,8 +92,11 @@ class Log:
             return
         if len(data) == TAIL_BYTES:
             data += self.fs.read_from(self.fd, self.end + TAIL_BYTES)
+        named = self.ledger.names[-1:]
         folded = self.ledger.fold(data, self.end)
         self.end += folded
+        if self.ledger.names[-1:] != named:  # somebody renamed the task file
+            self.name = parse_task_file(self.ledger.names[-1])
         self.torn = len(data) - folded
 
     def next_offset(self) -> int:
@@ -107,8 +135,14 @@ class Log:
         self.ledger.fold(data, offset)
 
     def records(self) -> bytes:
-        """All records, as the elements of a JSON array. Caught up."""
+        """All records, as the elements of a JSON array, each at its offset; void lines are blanks. Caught up."""
         content = self.fs.read_from(self.fd, 0)[: self.end]
         if not self.ledger.damaged:
             return content[:-1].replace(b"\n", b",")
-        return b",".join(line for line in content.split(b"\n") if movements.parse(line) is not None)
+        lines = content.split(b"\n")[:-1]
+        kept = [number for number, line in enumerate(lines) if movements.parse(line) is not None]
+        last = kept[-1] if kept else -1
+        pieces = [b" " * (len(line) + 1) for line in lines]
+        for number in kept:
+            pieces[number] = lines[number] + (b"," if number < last else b" ")
+        return b"".join(pieces)

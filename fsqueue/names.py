@@ -10,8 +10,11 @@ from urllib.parse import unquote
 from fsqueue.clock import MS_MAX
 from fsqueue.errors import InvalidArgument
 
+BATCH_TASKS_MAX = 1024
+"""The most tasks that a task file holds."""
+
 BATCH = r"[0-9a-f]{32}(?:~[0-9a-f]{32})?"
-_TASK_FILE = re.compile(rf"(\d{{13}})-({BATCH})-([1-9]\d{{0,8}})(?:-([^/\x00]*))?\.jsonl")
+_TASK_FILE = re.compile(rf"(\d{{13}})-({BATCH})-([1-9]\d{{0,3}})(?:-([^/\x00]*))?\.jsonl")
 _LOG_FILE = re.compile(r"([0-9a-f]{32})\.jsonl")
 _TASK_ID = re.compile(rf"({BATCH})\.(0|[1-9]\d{{0,8}})")
 _TOKEN = re.compile(rf"({BATCH}\.(?:0|[1-9]\d{{0,8}}))@([0-9a-f]{{16}})")
@@ -46,6 +49,8 @@ def parse_task_file(name: str) -> TaskFileName | None:
     if match is None:
         return None
     available_at, batch, count, priority = match.groups()
+    if int(count) > BATCH_TASKS_MAX:
+        return None
     return TaskFileName(int(available_at), batch, int(count), priority)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -12,9 +13,6 @@ from fsqueue.errors import LeaseLost
 if TYPE_CHECKING:
     from fsqueue.queue import Queue
     from fsqueue.task import LeasedTask
-
-PAUSE_S = (0.1, 5.0)
-"""How long to wait for tasks between two looks whether the queue is drained."""
 
 
 class Prefetched:
@@ -54,21 +52,18 @@ class Poll:
         self._queue = queue
         self._ahead = Prefetched(queue, lease_ms, exchange=prefetch == 1)
         self._prefetch = prefetch
-        self._forever = forever
+        self._stop: Callable[[], bool] = (lambda: False) if forever else inspection.DrainCheck(queue.store)
 
     def __iter__(self) -> Poll:
         return self
 
     def __next__(self) -> LeasedTask:
         ahead = self._ahead
-        pause, longest = PAUSE_S
         while not ahead.tasks:
-            got = self._queue._lease_waiting(self._prefetch, ahead.lease_ms, pause)
-            ahead.add(got)
-            if not got and not self._forever and inspection.is_drained(self._queue.store):
+            ahead.add(self._queue._lease_waiting(self._prefetch, ahead.lease_ms, self._stop))
+            if not ahead.tasks and self._stop():
                 self.close()
                 raise StopIteration
-            pause = min(pause * 1.5, longest)
         return ahead.tasks.popleft()
 
     def close(self) -> None:

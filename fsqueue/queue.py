@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import wraps
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 from fsqueue import (
     administration,
@@ -20,37 +20,19 @@ from fsqueue import (
     transitions,
     upkeep,
 )
+from fsqueue.arguments import leased, task_ids, translated, verb, whole
 from fsqueue.clock import Clock, Entropy, duration_ms
 from fsqueue.errors import InvalidArgument, LeaseLost, TaskNotFound, from_os_error
 from fsqueue.filesystem import Filesystem
 from fsqueue.layout import Settings
 from fsqueue.leasing import Leaser
 from fsqueue.poll import Poll
-from fsqueue.store import Store
+from fsqueue.store import QueueClosed, Store
 from fsqueue.task import STATES, DeadLetter, GcReport, LeasedTask, Movement, Status, Task, TaskInfo, TaskRef
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 WAIT_S = (0.05, 5.0)
 """Shortest and longest pause between two looks of `wait`."""
 RESULT_BYTES_MAX = batch.RESULT_BYTES_MAX
-
-
-def _verb(doing: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Translate what the operating system says while `doing` something into fsqueue's errors."""
-
-    def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        @wraps(function)
-        def verb(*args: P.args, **kwargs: P.kwargs) -> R:
-            try:
-                return function(*args, **kwargs)
-            except OSError as error:
-                raise from_os_error(error, doing) from error
-
-        return verb
-
-    return decorate
 
 
 class Queue:
@@ -69,10 +51,14 @@ class Queue:
         clock: Clock | None = None,
         entropy: Entropy | None = None,
     ) -> None:
-        if worker is not None and (type(worker) is not str or not 1 <= len(worker) <= 200):
-            raise InvalidArgument(f"worker must be a name of 1 to 200 characters, not {worker!r}.")
+        if worker is not None and (type(worker) is not str or not 1 <= len(worker) <= 200 or not worker.isprintable()):
+            raise InvalidArgument(f"worker must be a name of 1 to 200 printable characters, not {worker!r}.")
+        where = names.queue_path(path)
         try:
-            self.store = Store(names.queue_path(path), worker, fs=filesystem, clock=clock, entropy=entropy)
+            self.store = Store(where, worker, fs=filesystem, clock=clock, entropy=entropy)
+        except QueueClosed:
+            administration.finish_deletion(where)
+            raise
         except OSError as error:
             raise from_os_error(error, f"opening the queue {path}") from error
         self._local = threading.local()
@@ -152,7 +138,7 @@ class Queue:
 
     # -- inserting ------------------------------------------------------------------------------------
 
-    @_verb("inserting")
+    @verb("inserting")
     def insert(self, payload: Any, *, delay_s: float = 0, available_at: float | None = None) -> TaskRef:
         """Insert one task: any JSON value, or bytes. It is durable when this returns.
 
@@ -164,7 +150,7 @@ class Queue:
         sealed.lines.append(batch.encode_task(item.payload, self.settings.task_bytes_max))
         return TaskRef(names.task_id(insertion.publish(self.store, [sealed])[0], 0))
 
-    @_verb("inserting")
+    @verb("inserting")
     def insert_many(
         self, payloads: Iterable[Any], *, batch_tasks: int | None = None, delay_s: float = 0, total: int | None = None
     ) -> int:
@@ -176,9 +162,9 @@ class Queue:
         in the queue, and the error's `inserted` says how many that are.
         """
         if batch_tasks is not None:
-            _whole("batch_tasks", batch_tasks)
+            whole("batch_tasks", batch_tasks)
         if total is not None:
-            _whole("total", total, 0)
+            whole("total", total, 0)
         if isinstance(payloads, (str, bytes, dict)):
             raise InvalidArgument(
                 "insert_many takes a list or another iterable of payloads. For a single task use insert."
@@ -196,7 +182,7 @@ class Queue:
         `strict` looks at all shards for the oldest instead of a few.
         """
         if type(n) is not int or n < 1:
-            _whole("n", n)
+            whole("n", n)
         lease_ms = self._lease_ms(lease_s)
         try:
             if wait_s:
@@ -211,7 +197,7 @@ class Queue:
         ``for task in q.poll():`` then ``with task: ...``. Completing a task leases the next in the
         same append; leaving the loop puts back what was leased ahead.
         """
-        _whole("prefetch", prefetch)
+        whole("prefetch", prefetch)
         if until not in ("drained", "forever"):
             raise InvalidArgument(f"until must be 'drained' or 'forever', not {until!r}.")
         return Poll(self, self._lease_ms(lease_s), prefetch, until == "forever")
@@ -219,11 +205,11 @@ class Queue:
     def _lease_ms(self, lease_s: float | None) -> int:
         return self._default_lease_ms if lease_s is None else duration_ms(lease_s, "lease_s", 0.001)
 
-    @_verb("leasing")
-    def _lease_waiting(self, n: int, lease_ms: int, wait_s: float) -> list[LeasedTask]:
-        return self._leaser.wait(n, lease_ms, wait_s)
+    @verb("leasing")
+    def _lease_waiting(self, n: int, lease_ms: int, stop: Callable[[], bool]) -> list[LeasedTask]:
+        return self._leaser.wait(n, lease_ms, math.inf, stop=stop)
 
-    @_verb("attaching to a lease")
+    @verb("attaching to a lease")
     def attach(self, token: str) -> LeasedTask:
         """A lease made elsewhere, from its token, to act on it from this process.
 
@@ -255,6 +241,7 @@ class Queue:
             ledger.attempts[index] + 1,
             ledger.version[index],
             ledger.since[index],
+            self.generation,
         )
 
     # -- ending leases ------------------------------------------------------------------------------------
@@ -276,50 +263,50 @@ class Queue:
             raise from_os_error(error, "completing") from error
         task.done = True
 
-    @_verb("completing")
+    @verb("completing")
     def complete(self, tasks: Iterable[LeasedTask]) -> None:
         """Report tasks as done, one record a batch. LeaseLost.tasks names those that are lost; the rest is done."""
         self._end(tasks, lambda mine: transitions.complete(self.store, mine, None))
 
-    @_verb("renewing")
+    @verb("renewing")
     def renew(self, tasks: Iterable[LeasedTask], lease_s: float | None = None) -> None:
         """Extend leases to `lease_s` seconds from now. LeaseLost (LeaseExpired) names those that held no longer."""
-        transitions.renew(self.store, list(tasks), self._lease_ms(lease_s))
+        transitions.renew(self.store, leased(tasks), self._lease_ms(lease_s))
 
-    @_verb("releasing")
+    @verb("releasing")
     def release(self, tasks: Iterable[LeasedTask], delay_s: float = 0) -> None:
         """Put tasks back, available after `delay_s` seconds, uncharged. LeaseLost names those that held no longer."""
         delay_ms = duration_ms(delay_s, "delay_s")
         self._end(tasks, lambda mine: transitions.release(self.store, mine, delay_ms))
 
-    @_verb("failing a task")
+    @verb("failing a task")
     def _fail(self, task: LeasedTask, error: object, delay_s: float | None) -> None:
         text = f"{type(error).__name__}: {error}" if isinstance(error, BaseException) else str(error)
         delay_ms = None if delay_s is None else duration_ms(delay_s, "delay_s")
         self._end([task], lambda mine: transitions.fail(self.store, task, text, delay_ms))
 
-    @_verb("burying a task")
+    @verb("burying a task")
     def _bury(self, task: LeasedTask, reason: object) -> None:
         self._end([task], lambda mine: transitions.bury(self.store, task, str(reason)))
 
     @staticmethod
     def _end(tasks: Iterable[LeasedTask], act: Callable[[Sequence[LeasedTask]], None]) -> None:
-        mine = list(tasks)
+        mine = leased(tasks)
         act(mine)
         for task in mine:
             task.done = True
 
-    @_verb("cancelling")
+    @verb("cancelling")
     def cancel(self, ids: Iterable[str]) -> int:
         """Take out tasks that nobody holds, by id; returns how many. What is leased or finished is left alone."""
         grouped: dict[str, list[int]] = {}
-        for task_id in [ids] if isinstance(ids, str) else ids:
-            batch_id, index = names.parse_task_id(str(task_id))
+        for task_id in task_ids(ids) or ():
+            batch_id, index = names.parse_task_id(task_id)
             grouped.setdefault(batch_id, []).append(index)
         self.store.refresh()
         return sum(transitions.cancel(self.store, batch_id, indices) for batch_id, indices in sorted(grouped.items()))
 
-    @_verb("releasing all leases")
+    @verb("releasing all leases")
     def release_all(
         self, *, worker: str | None = None, host: str | None = None, slurm_job: str | None = None, offline: bool = False
     ) -> int:
@@ -332,12 +319,17 @@ class Queue:
 
     # -- looking ------------------------------------------------------------------------------------------
 
-    @_verb("reading the status")
+    @verb("reading the status")
     def status(self, exact: bool = True) -> Status:
         """How many tasks are in which state. `exact` reads the active logs; otherwise names alone (an estimate)."""
         return inspection.status(self.store, exact)
 
-    @_verb("waiting")
+    @verb("reading the queue")
+    def is_drained(self) -> bool:
+        """Whether nothing is waiting, delayed or leased; cheaper than `status().drained`."""
+        return inspection.DrainCheck(self.store)()
+
+    @verb("waiting")
     def wait(self, timeout_s: float | None = None, poll: Callable[[Status], None] | None = None) -> Status:
         """Wait until nothing is waiting, delayed or leased, or `timeout_s` is over; returns the last status.
 
@@ -356,12 +348,12 @@ class Queue:
             clock.sleep(min(pause, left))
             pause = min(pause * 1.3, longest)
 
-    @_verb("peeking")
+    @verb("peeking")
     def peek(self, n: int = 1) -> list[TaskInfo]:
         """Up to `n` waiting tasks, about in the order in which they would be leased; nothing is leased."""
-        return inspection.peek(self.store, _whole("n", n))
+        return inspection.peek(self.store, whole("n", n))
 
-    @_verb("looking a task up")
+    @verb("looking a task up")
     def task(self, id: str) -> TaskInfo:
         """What is known of a task; TaskNotFound. Finished ones only while the history keeps them."""
         return inspection.task(self.store, id)
@@ -370,9 +362,9 @@ class Queue:
         """The unfinished tasks, or those in one state: waiting, delayed, leased, completed, dead or cancelled."""
         if state is not None and state not in STATES:
             raise InvalidArgument(f"state must be one of {', '.join(STATES)}, not {state!r}.")
-        return _translated(inspection.tasks(self.store, state), "listing tasks")
+        return translated(inspection.tasks(self.store, state), "listing tasks")
 
-    @_verb("reading the history")
+    @verb("reading the history")
     def history(self, id: str) -> list[Movement]:
         """What happened to a task, oldest first; TaskNotFound if nothing is known of it."""
         return inspection.movements_of(self.store, id)
@@ -382,36 +374,36 @@ class Queue:
     def dead(self, where: Callable[[DeadLetter], bool] | None = None) -> Iterator[DeadLetter]:
         """The dead letters, or those for which `where(letter)` is true."""
         self.store.refresh()
-        letters = _translated(deadletters.letters(self.store), "reading dead letters")
+        letters = translated(deadletters.letters(self.store), "reading dead letters")
         return letters if where is None else filter(where, letters)
 
-    @_verb("retrying dead letters")
+    @verb("retrying dead letters")
     def retry_dead(self, ids: Iterable[str] | None = None, where: Callable[[DeadLetter], bool] | None = None) -> int:
         """Insert dead tasks again, with new ids and all attempts before them; returns how many."""
         self.store.refresh()
-        retried = deadletters.retry(self.store, _ids(ids), where)
+        retried = deadletters.retry(self.store, task_ids(ids), where)
         self.store.ring()
         return retried
 
-    @_verb("purging dead letters")
+    @verb("purging dead letters")
     def purge_dead(self, ids: Iterable[str] | None = None, where: Callable[[DeadLetter], bool] | None = None) -> int:
         """Throw dead letters away; returns how many."""
         self.store.refresh()
-        return deadletters.purge(self.store, _ids(ids), where)
+        return deadletters.purge(self.store, task_ids(ids), where)
 
     # -- the whole queue ----------------------------------------------------------------------------------------
 
-    @_verb("purging")
+    @verb("purging")
     def purge(self) -> None:
         """Drop everything in the queue, at once and whatever its size; settings stay, counts begin at zero."""
         administration.purge(self.store)
 
-    @_verb("deleting the queue")
+    @verb("deleting the queue")
     def delete(self, *, wait: bool = False) -> None:
         """Delete the queue at once, whatever its size. Its files go in the background or (`wait`) before this ends."""
         administration.delete(self.store, wait)
 
-    @_verb("collecting garbage")
+    @verb("collecting garbage")
     def gc(self, *, touch: bool = False, history_days: int | None = None) -> GcReport:
         """Mend what crashes left behind; reap trash and old staged files. Safe at any time.
 
@@ -419,27 +411,5 @@ class Queue:
         files; `history_days`: older history is removed.
         """
         if history_days is not None:
-            _whole("history_days", history_days, 0)
+            whole("history_days", history_days, 0)
         return upkeep.gc(self.store, touch, history_days)
-
-
-def _whole(name: str, value: object, least: int = 1) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise InvalidArgument(f"{name} must be a whole number of at least {least}, not {value!r}.")
-    return value
-
-
-def _ids(ids: Iterable[str] | None) -> set[str] | None:
-    if ids is None:
-        return None
-    wanted = {ids} if isinstance(ids, str) else {str(one) for one in ids}
-    for one in wanted:
-        names.parse_task_id(one)
-    return wanted
-
-
-def _translated(items: Iterator[R], doing: str) -> Iterator[R]:
-    try:
-        yield from items
-    except OSError as error:
-        raise from_os_error(error, doing) from error

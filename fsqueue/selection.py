@@ -32,7 +32,7 @@ class Selection:
         """Per shard the earliest time in the future that its names mention, as of its last listing."""
         self._unlisted: list[str] = []
         self._listed_at = -1e9
-        self._hold_back: dict[str, int] = {}
+        self._hold_back: dict[TaskFileName, int] = {}
 
     def sweep(self, shards: list[str] | None = None) -> None:
         """Begin anew: all shards, or the ones given, are to be listed, in an order of this process's own."""
@@ -42,10 +42,10 @@ class Selection:
             self.next_due.clear()
         self._unlisted = sorted(shards, key=lambda _: self.store.entropy.random())
 
-    def hold_back(self, batch: str, until: int) -> None:
-        """Nothing in this batch can be taken before `until` (ms), whatever its name says."""
-        self._hold_back[batch] = until
-        shard = self.store.layout.shard(batch)
+    def hold_back(self, name: TaskFileName, until: int) -> None:
+        """Nothing in the file of this very name can be taken before `until` (ms), shortly."""
+        self._hold_back[name] = until
+        shard = self.store.layout.shard(name.batch)
         self.next_due[shard] = min(self.next_due.get(shard, NEVER), until)
         if len(self._hold_back) > 4 * HEADS_MAX:
             now = self.store.clock.now_ms()
@@ -77,7 +77,7 @@ class Selection:
         fresh = []
         for name in map(names.parse_task_file, best):
             if name is not None:
-                free_at = self._hold_back.get(name.batch, 0)
+                free_at = self._hold_back.get(name, 0)
                 if free_at <= now:
                     fresh.append(name)
                 else:

@@ -7,9 +7,11 @@ from reaping one whose writer lives.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 from fsqueue import names
+from fsqueue.layout import Layout
 from fsqueue.names import TaskFileName
 from fsqueue.store import Store
 
@@ -21,21 +23,25 @@ class Staged:
     fd: int
     path: str
     name: TaskFileName
+    layout: Layout
 
     def close(self, store: Store) -> None:
         """Give up the lock, whether it was published or not."""
-        if self.fd >= 0:
-            store.fs.close(self.fd)
-            self.fd = -1
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            try:
+                store.fs.unlock(fd)
+            finally:
+                store.fs.close(fd)
 
 
-def stage(store: Store, lines: list[bytes], available_at: int) -> Staged:
-    """Write a new batch into staging, locked and synced."""
+def stage(store: Store, layout: Layout, lines: list[bytes], available_at: int) -> Staged:
+    """Write a new batch into a generation's staging, locked and synced."""
     fs = store.fs
     name = TaskFileName(available_at, store.entropy.uuid7(store.clock.now_ms()), len(lines))
-    path = f"{store.layout.staging}/{name}"
+    path = f"{layout.staging}/{name}"
     fd = fs.create(path, store.sync_inserts)
-    staged = Staged(fd, path, name)
+    staged = Staged(fd, path, name, layout)
     try:
         fs.try_lock(fd)
         fs.write_all(fd, b"".join(lines))
@@ -52,19 +58,20 @@ def publish(store: Store, staged: Staged) -> None:
     """Make a staged batch visible and durable. FileNotFoundError if the generation has gone meanwhile."""
     move(store, staged)
     if store.sync_inserts:
-        store.fs.sync_directory(shard_directory(store, staged.name))
+        store.fs.sync_directory(shard_directory(staged.layout, staged.name))
 
 
-def shard_directory(store: Store, name: TaskFileName) -> str:
+def shard_directory(layout: Layout, name: TaskFileName) -> str:
     """The directory that a task file is published into."""
-    return f"{store.layout.tasks}/{store.layout.shard(name.batch)}"
+    return f"{layout.tasks}/{layout.shard(name.batch)}"
 
 
 def move(store: Store, staged: Staged) -> None:
     """Rename a staged batch into its shard, not syncing that yet. Its name is fresh: nothing is overwritten."""
-    fs, target = store.fs, store.layout.task_file(staged.name)
-    make = shard_directory(store, staged.name)
-    if not _rename(store, staged.path, target, make) and not fs.same_file(staged.fd, target):
+    fs, target = store.fs, staged.layout.task_file(staged.name)
+    directory = shard_directory(staged.layout, staged.name)
+    if not _rename(store, staged.path, target, directory) and not fs.same_file(staged.fd, target):
+        store.shards_made.clear()
         raise FileNotFoundError(2, "the staged file has gone: the queue was purged or deleted meanwhile", staged.path)
 
 
@@ -75,13 +82,24 @@ def _rename(store: Store, source: str, target: str, directory: str) -> bool:
     return store.fs.rename(source, target)
 
 
-def publish_named(store: Store, staged: str) -> bool:
-    """Publish a staged file that a record names, if it is still there (anybody may)."""
+def publish_named(store: Store, layout: Layout, staged: str) -> bool:
+    """Publish a staged file that a record names, unless its author lives and will do so; whether it was done."""
     name = names.parse_task_file(staged)
+    path = f"{layout.staging}/{staged}"
     if name is None:
         return False
-    directory = shard_directory(store, name)
-    done = _rename(store, f"{store.layout.staging}/{staged}", store.layout.task_file(name), directory)
-    if done and store.sync_inserts:
-        store.fs.sync_directory(directory)
-    return done
+    try:
+        fd = store.fs.look(path, os.O_RDWR)
+    except FileNotFoundError:
+        return False
+    try:
+        if not store.fs.try_lock(fd):
+            return False
+        directory = shard_directory(layout, name)
+        done = _rename(store, path, layout.task_file(name), directory)
+        if done and store.sync_inserts:
+            store.fs.sync_directory(directory)
+        return done
+    finally:
+        store.fs.unlock(fd)
+        store.fs.close(fd)

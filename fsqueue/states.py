@@ -61,7 +61,7 @@ class States:
         self.results: dict[int, Any] = {}
         self.leases: dict[str, Lease] = {}
         self.names: list[str] = []
-        """Every name of the task file that a record mentions, in order."""
+        """Every name of the task file that a record mentions, the last one mentioned last."""
         self.counts: list[tuple[str, int, int]] = []
         """(counter file, offset, bytes) of each `count`."""
         self.done = [0] * 5
@@ -178,6 +178,12 @@ class States:
                 if self.holder[index] is lease and self.state[index] == LEASED and self.since[index] <= until:
                     heappush(ready, index)
 
+    def mention(self, name: str) -> None:
+        """A record says that this is (or was) the task file's name."""
+        if name in self.names:
+            self.names.remove(name)
+        self.names.append(name)
+
     # -- records, one by one (arguments are valid) -----------------------------------------------
 
     def lease(
@@ -193,7 +199,7 @@ class States:
         """Give the free ones of `tasks` to a new lease; returns those."""
         if lease in self.leases:
             return []
-        claim = self.leases[lease] = Lease(lease, at, max(until - at, 0), worker, several)
+        claim = Lease(lease, at, max(until - at, 0), worker, several)
         given = claim.tasks
         state, since = self.state, self.since
         for index in tasks:
@@ -210,6 +216,7 @@ class States:
             self.version[index] = offset
             given.append(index)
         if given:
+            self.leases[lease] = claim
             heappush(self._expiries, (until, offset, claim))
         return given
 

@@ -24,6 +24,10 @@ OPEN_LOGS_MAX = 128
 """How many logs a process keeps open."""
 
 
+class QueueClosed(QueueNotFound):
+    """The queue is marked as deleted, but its directory is still in place: whoever meets it may move it away."""
+
+
 class Store:
     """An open queue, before any verb. Safe to share between threads; a forked child starts over.
 
@@ -45,12 +49,10 @@ class Store:
         self.entropy = entropy or Entropy()
         self.worker_name = worker
         self.mutex = threading.Lock()
-        self.counter_mutex = threading.Lock()
         self.logs: OrderedDict[str, Log] = OrderedDict()
         self.settings_read = -1e9
         self.shards_made: set[str] = set()
         """Shard directories that are known to be there, and durable."""
-        self._counter: tuple[str, int] | None = None
         self.fate: Fate
         self.layout: Layout
         self._load()
@@ -74,18 +76,22 @@ class Store:
         try:
             content = self.fs.read(settings_file(self.path))
         except FileNotFoundError:
+            if any(not name.startswith(".new-") for name in self.fs.names(self.path)):
+                raise NotAQueue(f"{self.path} is a directory without a queue in it. Check the path.") from None
             raise QueueNotFound(
                 f"There is no queue at {self.path}. Check the path, or create it: fsqueue create {self.path}"
             ) from None
         except NotADirectoryError:
-            raise NotAQueue(
-                f"{self.path} is a file (or lies below one), not a queue's directory. Check the path."
-            ) from None
+            raise NotAQueue(f"{self.path} is a file (or lies below one), not a queue's directory. Check it.") from None
         fate = read_fate(content, self.path)
         if fate.closed:
-            raise QueueNotFound(f"The queue {self.path} has been deleted.")
+            raise QueueClosed(f"The queue {self.path} has been deleted.")
         self.settings_read = self.clock.monotonic()
-        old = getattr(self, "fate", None)
+        old: Fate | None = getattr(self, "fate", None)
+        if old is not None and old.id != fate.id:
+            raise QueueNotFound(
+                f"The queue {self.path} was deleted, and another created in its place: open it again with Queue(path)."
+            )
         self.fate = fate
         if old is not None and old.generation == fate.generation:
             return False
@@ -105,6 +111,8 @@ class Store:
             return False
         with self.mutex:
             moved = self._load()
+        if self.fs.shared:
+            self.compare_clock()
         if moved:
             self.close_logs()
         return moved
@@ -140,9 +148,10 @@ class Store:
             if log is not None and not log.closed:
                 self.logs.move_to_end(batch)
                 return log
-        path = self.layout.log(batch)
+        layout = self.layout
+        path = layout.log(batch)
         fd = self.fs.open_append(path) if create else self.fs.look(path, os.O_RDWR | os.O_APPEND)
-        log = Log(self.fs, batch, path, fd, self.sync_movements)
+        log = Log(self.fs, layout, batch, fd, self.sync_movements)
         old: list[Log] = []
         with self.mutex:
             other = self.logs.get(batch)
@@ -184,30 +193,17 @@ class Store:
         with self.mutex:
             logs = list(self.logs.values())
             self.logs.clear()
-            counter, self._counter = self._counter, None
         for log in logs:
             with log.mutex:
                 log.discard()
-        if counter is not None:
-            self.fs.close(counter[1])
-
-    def counter(self) -> tuple[str, int]:
-        """The number and the descriptor of the completion counter that this process uses; hold `counter_mutex`."""
-        if self._counter is None:
-            number = self.counter_number
-            self._counter = number, self.fs.open_append(self.layout.counter(number))
-        return self._counter
 
     def _after_fork(self) -> None:
         """In a forked child: close what is shared with the parent, without unlocking, and be somebody else."""
         for log in self.logs.values():
             log.mutex = threading.Lock()
-            log.discard()
+            log.discard(inherited=True)
         self.logs.clear()
-        counter, self._counter = self._counter, None
-        if counter is not None:
-            self.fs.close(counter[1])
-        self.mutex, self.counter_mutex = threading.Lock(), threading.Lock()
+        self.mutex = threading.Lock()
         self.entropy.forget()
         self._identify()
 

@@ -63,7 +63,16 @@ class LeasedTask:
     """Leased alone, because it may have killed a worker."""
 
     def __init__(
-        self, queue: Queue, batch: str, index: int, lease: str, payload: Any, attempt: int, version: int, until_ms: int
+        self,
+        queue: Queue,
+        batch: str,
+        index: int,
+        lease: str,
+        payload: Any,
+        attempt: int,
+        version: int,
+        until_ms: int,
+        generation: int,
     ) -> None:
         self.queue = queue
         self.batch = batch
@@ -74,6 +83,8 @@ class LeasedTask:
         """1 for the first attempt; failures and expired leases count."""
         self.version = version
         self.until_ms = until_ms
+        self.generation = generation
+        """The queue's generation that it was leased from."""
 
     @property
     def id(self) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from fsqueue import batch, names
+from fsqueue.layout import Layout
 from fsqueue.logs import Log
 from fsqueue.names import TaskFileName
 from fsqueue.store import Store
@@ -27,15 +28,15 @@ def candidates(store: Store, log: Log) -> Iterator[TaskFileName]:
             seen.add(text)
             yield name
     for _ in range(2):  # a listing can miss a name: only two of them prove absence
-        for text in listed(store, log.batch):
+        for text in listed(store, log.layout, log.batch):
             name = names.parse_task_file(text)
             if name is not None and text not in seen:
                 yield name
 
 
-def listed(store: Store, batch: str) -> list[str]:
+def listed(store: Store, layout: Layout, batch: str) -> list[str]:
     """The names that a listing of the shard shows for this batch."""
-    directory = f"{store.layout.tasks}/{store.layout.shard(batch)}"
+    directory = f"{layout.tasks}/{layout.shard(batch)}"
     return [
         text
         for text in store.fs.names(directory)
@@ -48,7 +49,7 @@ def read(store: Store, log: Log) -> list[bytes] | None:
     if log.lines is None:
         for name in candidates(store, log):
             try:
-                content = store.fs.read(store.layout.task_file(name))
+                content = store.fs.read(log.layout.task_file(name))
             except FileNotFoundError:
                 continue
             log.name = name
@@ -70,15 +71,19 @@ def payload(store: Store, log: Log, index: int) -> Any:
 
 def rename(store: Store, log: Log, target: TaskFileName) -> bool:
     """Give the file the name `target`, whichever it has. A record that says so stands in the log already."""
+    path = log.layout.task_file(target)
     for name in candidates(store, log):
-        if name == target or store.fs.rename(store.layout.task_file(name), store.layout.task_file(target)):
-            log.name = target
-            return True
-    return False
+        if name != target and store.fs.rename(log.layout.task_file(name), path):
+            break
+    else:
+        if not store.fs.exists(path):
+            return False
+    log.name = target
+    return True
 
 
 def remove(store: Store, log: Log) -> None:
     """Unlink the task file. One that was there had but one name; if none was, all are tried, and the shard listed."""
     for name in candidates(store, log):
-        if store.fs.unlink(store.layout.task_file(name)):
+        if store.fs.unlink(log.layout.task_file(name)):
             return

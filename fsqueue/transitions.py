@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from fsqueue import finishing, movements, names, taskfiles
-from fsqueue.errors import LeaseExpired, LeaseLost, QueueNotFound, TaskNotFound
+from fsqueue.errors import LeaseExpired, LeaseLost, QueueNotFound
 from fsqueue.jsonl import LOCK_TIMEOUT_S
 from fsqueue.ledger import CANCELLED, COMPLETED, DEAD, LEASED, Ledger
 from fsqueue.logs import Log
 from fsqueue.movements import to_ranges
+from fsqueue.names import TaskFileName, parse_task_file
 from fsqueue.store import Store, describe
 from fsqueue.task import LeasedTask
 
@@ -82,29 +83,44 @@ class Losses:
             )
 
 
-def fresh(store: Store, tasks: Sequence[LeasedTask], losses: Losses) -> bool:
-    """Whether the queue is still the one the tasks were leased from; else they are noted as lost."""
+def fresh(store: Store, tasks: Sequence[LeasedTask], losses: Losses) -> Sequence[LeasedTask]:
+    """The tasks that were leased from the queue as it is now; those purged or deleted since are noted as lost."""
+    reason = "purged"
     try:
-        moved = store.refresh()
+        store.refresh()
+        generation = store.fate.generation
     except QueueNotFound:
-        moved, reason = True, "the queue was deleted"
-    else:
-        reason = "purged"
-    if moved:
-        for task in tasks:
-            losses.add(task.batch, [task.index], reason)
-    return not moved
+        generation, reason = -1, "the queue was deleted"
+    lost = [task for task in tasks if task.generation != generation]
+    for task in lost:
+        losses.add(task.batch, [task.index], reason)
+    return [task for task in tasks if task not in lost] if lost else tasks
 
 
 Transition = Callable[[Log, str, list[int], int], None]
 
 
-def each(store: Store, tasks: Sequence[LeasedTask], losses: Losses, act: Transition) -> None:
+def never(ledger: Ledger, index: int, lease: str) -> bool:
+    """Nothing counts as done already."""
+    return False
+
+
+def completed_by(ledger: Ledger, index: int, lease: str) -> bool:
+    """Whether this very lease completed the task: repeating that, after an error that left it open, is harmless."""
+    holder = ledger.holder[index] if index < ledger.count else None
+    return holder is not None and ledger.state[index] == COMPLETED and holder.id == lease
+
+
+def each(
+    store: Store,
+    tasks: Sequence[LeasedTask],
+    losses: Losses,
+    act: Transition,
+    done: Callable[[Ledger, int, str], bool] = never,
+) -> None:
     """For each lease among `tasks`: lock its log, call `act(log, lease, indices that hold, at)`, note the others."""
-    if not fresh(store, tasks, losses):
-        return
     grouped: dict[str, dict[str, list[int]]] = {}
-    for task in tasks:
+    for task in fresh(store, tasks, losses):
         grouped.setdefault(task.batch, {}).setdefault(task.lease, []).append(task.index)
     for batch in sorted(grouped):
         try:
@@ -113,7 +129,7 @@ def each(store: Store, tasks: Sequence[LeasedTask], losses: Losses, act: Transit
                 for lease, indices in grouped[batch].items():
                     held = sorted({index for index in indices if log.ledger.holds(index, lease)})
                     for index in indices:
-                        if index not in held:
+                        if index not in held and not done(log.ledger, index, lease):
                             losses.add(batch, [index], why_lost(log.ledger, index))
                     if held:
                         act(log, lease, held, at)
@@ -131,14 +147,14 @@ def complete(store: Store, tasks: Sequence[LeasedTask], result: bytes | None = N
     def act(log: Log, lease: str, held: list[int], at: int) -> None:
         log.write(movements.complete(at, lease, to_ranges(held), result))
 
-    each(store, tasks, losses, act)
+    each(store, tasks, losses, act, completed_by)
     losses.check()
 
 
 def complete_one(store: Store, task: LeasedTask) -> None:
     """Like `complete`, for one task whose log is open and undisturbed: the hot path."""
     log = store.logs.get(task.batch)
-    if log is not None and store.is_fresh() and log.mutex.acquire(blocking=False):
+    if log is not None and store.is_fresh() and task.generation == store.fate.generation and log.mutex.acquire(False):
         try:
             if log.fd >= 0 and store.fs.try_lock(log.fd) and _complete_in(store, log, task):
                 return
@@ -214,7 +230,7 @@ def fail(store: Store, task: LeasedTask, error: str, delay_ms: int | None) -> No
         attempts = log.ledger.attempts[task.index] + 1
         if settings.max_attempts is not None and attempts >= settings.max_attempts:
             log.note("bury", at, lease=lease, tasks=to_ranges(held), reason=error)
-            finishing.bury(store, log, held, at)
+            finishing.bury(store, log, held)
             return
         pause = delay_ms if delay_ms is not None else backoff_ms(store, attempts)
         move = earlier_name(log, at + pause)
@@ -232,7 +248,7 @@ def bury(store: Store, task: LeasedTask, reason: str) -> None:
 
     def act(log: Log, lease: str, held: list[int], at: int) -> None:
         log.note("bury", at, lease=lease, tasks=to_ranges(held), reason=shorten(reason))
-        finishing.bury(store, log, held, at)
+        finishing.bury(store, log, held)
 
     each(store, [task], losses, act)
     losses.check()
@@ -256,9 +272,7 @@ def shorten(text: str) -> str:
 
 def earlier_name(log: Log, available_at: int) -> dict[str, str]:
     """The fields of a record after which the file's name must not be later than `available_at`; {} if it is not."""
-    name = log.name or next(
-        (name for text in reversed(log.ledger.names) if (name := names.parse_task_file(text))), None
-    )
+    name = log.name or next((name for text in reversed(log.ledger.names) if (name := parse_task_file(text))), None)
     if name is None or name.available_at <= available_at:
         return {}
     return {"from": str(name), "name": str(name.at(available_at))}
@@ -266,7 +280,7 @@ def earlier_name(log: Log, available_at: int) -> dict[str, str]:
 
 def rename_as_recorded(store: Store, log: Log, move: dict[str, str]) -> None:
     """Do the renaming that a record has announced."""
-    target = names.parse_task_file(move.get("name", ""))
+    target = parse_task_file(move.get("name", ""))
     if target is not None:
         taskfiles.rename(store, log, target)
 
@@ -288,17 +302,18 @@ def revoke(store: Store, batch: str, chosen: Callable[[Ledger, int], bool], wait
 
 
 def cancel(store: Store, batch: str, indices: list[int]) -> int:
-    """Take waiting tasks of a batch out; how many. TaskNotFound if the batch is not there any more."""
-    name = next((parsed for text in taskfiles.listed(store, batch) if (parsed := names.parse_task_file(text))), None)
-    if name is None:
-        raise TaskNotFound(f"Batch {batch} is not in the queue {store.path}: its tasks have finished or never were.")
+    """Take waiting tasks of a batch out; how many (0 if the batch has finished)."""
+    found = taskfiles.listed(store, store.layout, batch)
+    if not found:
+        return 0
+    name = parse_task_file(found[0])
     store.log(batch, create=True)
     try:
         with locked(store, batch) as log:
-            log.name = name
+            log.name = log.name or name
             if not open_untouched(store, log):
                 finishing.farewell(store, log)
-                raise TaskNotFound(f"Batch {batch} of {store.path} finished just now.")
+                return 0
             ledger = log.ledger
             at = max(store.clock.now_ms(), ledger.at)
             free = sorted({index for index in indices if index < ledger.count and ledger.is_free(index, at)})
@@ -308,21 +323,19 @@ def cancel(store: Store, batch: str, indices: list[int]) -> int:
                 finishing.try_finish(store, log)
             return len(free)
     except FileNotFoundError:
-        raise TaskNotFound(f"Batch {batch} of {store.path} finished just now.") from None
+        return 0
 
 
 def open_untouched(store: Store, log: Log) -> bool:
     """Write the `open` of an untouched batch, once its file is proven there; False if it is not."""
-    name = log.name
-    if log.ledger.count:
-        return True
-    if name is None or not store.fs.exists(store.layout.task_file(name)):
-        return False
-    log.write(opening(store, name))
+    if not log.ledger.count:
+        if taskfiles.read(store, log) is None or log.name is None:
+            return False
+        log.write(opening(store, log.name))
     return True
 
 
-def opening(store: Store, name: names.TaskFileName) -> bytes:
+def opening(store: Store, name: TaskFileName) -> bytes:
     """The first record of a batch's log."""
     return movements.record(
         "open",

@@ -5,6 +5,7 @@ Everything here may run at any time, while others work, and be stopped at any mo
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import time
@@ -13,9 +14,8 @@ import filelock
 
 from fsqueue import deadletters, finishing, history, inspection, names, taskfiles, transitions
 from fsqueue.errors import LockTimeout
-from fsqueue.filesystem import Filesystem, mount_of
+from fsqueue.filesystem import NOT_FILES, Filesystem, mount_of
 from fsqueue.ledger import DEAD
-from fsqueue.logs import Log
 from fsqueue.names import TaskFileName
 from fsqueue.store import Store
 from fsqueue.task import GcReport
@@ -61,13 +61,18 @@ def _shard(store: Store, shard: str, report: GcReport, touch: bool) -> None:
         if batch is None:
             report.stray += 0 if text.startswith(".nfs") else 1
             continue
-        ledger = inspection.read_ledger(store, batch)
-        if ledger is None or (ledger.count and ledger.left and batch in files and not ledger.done[DEAD]):
-            continue  # at work, and nothing to mend
         try:
-            _mend(store, batch, files.get(batch), report)
+            ledger = inspection.read_ledger(store, batch)
+            at_work = ledger is not None and ledger.left and batch in files and not ledger.done[DEAD]
+            if not at_work:
+                _mend(store, batch, files.get(batch), report)
         except LockTimeout:
             report.busy += 1
+        except OSError as error:
+            if error.errno not in (*NOT_FILES, errno.EACCES, errno.EPERM, errno.EIO):
+                raise
+            logger.warning("batch %s of %s was passed over: %s", batch, store.path, error)
+            report.stray += 1
 
 
 def _mend(store: Store, batch: str, name: TaskFileName | None, report: GcReport) -> None:
@@ -79,29 +84,16 @@ def _mend(store: Store, batch: str, name: TaskFileName | None, report: GcReport)
             if ledger.count and not ledger.left:
                 finishing.finish(store, log)
                 report.finished += 1
-            elif not ledger.count and not taskfiles.listed(store, batch) and not taskfiles.listed(store, batch):
-                finishing.farewell(store, log)
-                report.finished += 1
-            elif ledger.count and taskfiles.read(store, log) is None:
-                finishing.settle_loss(store, log)
+            elif taskfiles.read(store, log) is None:
+                if ledger.count:
+                    finishing.settle_loss(store, log)
+                else:
+                    finishing.farewell(store, log)
                 report.finished += 1
             elif ledger.done[DEAD]:
-                report.letters_added += _letters(store, log)
+                report.letters_added += finishing.missing_letters(store, log)
     except FileNotFoundError:
         pass
-
-
-def _letters(store: Store, log: Log) -> int:
-    dead = [index for index, state in enumerate(log.ledger.state) if state == DEAD]
-    return deadletters.write(
-        store,
-        log,
-        dead,
-        lambda index: taskfiles.payload(store, log, index),
-        max(store.clock.now_ms(), log.ledger.at),
-        sync=store.sync_inserts,
-        certain=False,
-    )
 
 
 def _staging(store: Store, report: GcReport) -> None:

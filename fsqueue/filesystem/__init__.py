@@ -4,7 +4,7 @@ Everything that fsqueue does on disk goes through one `Filesystem` object, so th
 failing, lying or crashing one in its place. Nothing here knows what a queue is.
 """
 
-from fsqueue.filesystem.door import Filesystem
+from fsqueue.filesystem.door import NOT_FILES, Filesystem
 from fsqueue.filesystem.mounts import Mount, mount_of
 
-__all__ = ["Filesystem", "Mount", "mount_of"]
+__all__ = ["NOT_FILES", "Filesystem", "Mount", "mount_of"]

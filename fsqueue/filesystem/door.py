@@ -22,7 +22,12 @@ FILE_MODE, DIRECTORY_MODE = 0o666, 0o777
 LOCK_SLEEP_S = (0.00005, 0.02)
 """Shortest and longest pause between two tries for a busy lock."""
 
+NOT_FILES = (errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.ESPIPE, errno.ENOTDIR, errno.ENODEV)
+"""What the system says of directories, links and pipes where a file should be: strays, passed by."""
+
 READ_BYTES = 1 << 20
+LOOK_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+"""Links are not followed, and a pipe that somebody planted does not stop anybody."""
 
 
 class Filesystem:
@@ -61,7 +66,7 @@ class Filesystem:
             try:
                 within = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                 try:
-                    return os.open(name, flags | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE, dir_fd=within)
+                    return os.open(name, flags | LOOK_FLAGS, FILE_MODE, dir_fd=within)
                 finally:
                     os.close(within)
             except OSError as error:

@@ -1,0 +1,71 @@
+"""What the public verbs do with what users hand in, and with what the system says in return."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+from fsqueue import names
+from fsqueue.errors import InvalidArgument, from_os_error
+from fsqueue.task import LeasedTask
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def verb(doing: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Translate what the operating system says while `doing` something into fsqueue's errors."""
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        @wraps(function)
+        def translating(*args: P.args, **kwargs: P.kwargs) -> R:
+            try:
+                return function(*args, **kwargs)
+            except OSError as error:
+                raise from_os_error(error, doing) from error
+
+        return translating
+
+    return decorate
+
+
+def translated(items: Iterator[R], doing: str) -> Iterator[R]:
+    """The same for what comes bit by bit."""
+    try:
+        yield from items
+    except OSError as error:
+        raise from_os_error(error, doing) from error
+
+
+def whole(name: str, value: object, least: int = 1) -> int:
+    """A whole number of at least `least`, or InvalidArgument."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InvalidArgument(f"{name} must be a whole number of at least {least}, not {value!r}.")
+    return value
+
+
+def task_ids(ids: object) -> set[str] | None:
+    """Task ids, one or many, as a set of sound ones; None stays None."""
+    if ids is None:
+        return None
+    if isinstance(ids, str):
+        ids = [ids]
+    if not isinstance(ids, Iterable):
+        raise InvalidArgument(f"Task ids are text, or a list of texts, not {ids!r}.")
+    wanted = {str(one) for one in ids}
+    for one in wanted:
+        names.parse_task_id(one)
+    return wanted
+
+
+def leased(tasks: object) -> list[LeasedTask]:
+    """Leased tasks, one or many, as a list; InvalidArgument for anything else."""
+    if isinstance(tasks, LeasedTask):
+        return [tasks]
+    found: list[LeasedTask] = []
+    for task in tasks if isinstance(tasks, Iterable) else [tasks]:
+        if not isinstance(task, LeasedTask):
+            raise InvalidArgument(f"This verb takes leased tasks, as `lease` returns them, not {task!r}.")
+        found.append(task)
+    return found
