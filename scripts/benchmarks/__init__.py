@@ -1,0 +1,15 @@
+"""The benchmark behind scripts/bench. Nothing here is imported by fsqueue, and nothing of it is installed.
+
+| module | its room |
+|---|---|
+| `main` | the command: options, progress, what is written where |
+| `campaign` | which steps run, in which order, in whose turn; the peers' time budgets |
+| `launch` | one step in a process of its own; several at once for the steps with many workers |
+| `worker` | that process: reads a request, does a step, prints what it measured |
+| `steps` | the steps: insert, lease, drain, delete, ... the same code for every system |
+| `systems` | one small adapter a system, by its public interface; `floor` is the bare system calls |
+| `peers` | the virtualenv with the peers from PyPI |
+| `machine` | on what was measured; file trees |
+| `summary`, `figures` | medians of the rounds; the figures to reach, computed |
+| `report`, `plot` | Markdown and SVG |
+"""

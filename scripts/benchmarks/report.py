@@ -1,0 +1,275 @@
+"""The results as Markdown: figures to reach, speed, ratios, latencies, memory, inodes, what was not run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks import plot
+from benchmarks.campaign import STEPS
+from benchmarks.figures import Figure, figures
+from benchmarks.summary import Summary
+from benchmarks.systems import BY_NAME, ENTRIES
+
+BEGIN, END = "<!-- results: scripts/bench writes what follows -->", "<!-- end of the results -->"
+COSTS, LATENCIES = "benchmarks-cost.svg", "benchmarks-latency.svg"
+
+SPEED = {
+    "insert": "Insert many",
+    "insert_one": "Insert one at a time",
+    "lease_one": "Lease 1 + complete",
+    "loop": "The work loop",
+    "lease_many": "Lease 100 + complete",
+    "leased": "Lease 1 + complete while 60 % of the tasks are leased",
+}
+
+
+def number(value: float | None, unit: str = "") -> str:
+    """Three significant digits, thousands set apart."""
+    if value is None:
+        return "–"
+    if abs(value) >= 100:
+        digits = max(0, len(str(int(abs(value)))) - 3)
+        return f"{round(value, -digits):,.0f}{unit}"
+    return f"{value:.3g}{unit}"
+
+
+def ratio(value: float | None) -> str:
+    """A ratio: one digit below 10, whole above."""
+    if value is None:
+        return "–"
+    return f"{value:,.2f}" if value < 1 else f"{value:,.1f}" if value < 10 else f"{value:,.0f}"
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table, first column left, the others right."""
+    lines = ["| " + " | ".join(header) + " |", "|" + "|".join(["---"] + ["---:"] * (len(header) - 1)) + "|"]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
+
+
+def markdown(facts: dict[str, Any], rows: list[dict[str, Any]]) -> str:
+    """All of it."""
+    summary = Summary(rows)
+    parts = [
+        _facts(facts, rows),
+        "## Figures to reach\n\n" + _figures(figures(summary)),
+        "## Speed\n\nTasks a second; in brackets, how many times that rate fsqueue's is (below 1: fsqueue is slower).",
+        *(f"### {title}\n\n{made}" for step, title in SPEED.items() if (made := _speed(summary, step))),
+        _section(
+            "### Over the floor\n\nfsqueue's time over that of the bare system calls, which do no more than follow it.",
+            _floor(summary),
+        ),
+        _section("### Status", _status(summary)),
+        _section(
+            "### Delete\n\nUntil the call returns, and until the disk is free of it, as time a task.", _delete(summary)
+        ),
+        _section(
+            "## Latency\n\nMicroseconds, one call. What huey calls a dequeue stands as its lease.", _latency(summary)
+        ),
+        _section(
+            "## Memory and inodes\n\nOf the process that inserts; files and directories in the whole tree.",
+            _memory(summary),
+        ),
+        _section("## Eight processes", _together(summary)),
+        _section("## Not run", _not_run(summary)),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _section(title: str, body: str) -> str:
+    return f"{title}\n\n{body}" if body else ""
+
+
+def _facts(facts: dict[str, Any], rows: list[dict[str, Any]]) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
+    rounds = max((row.get("round", 0) for row in rows), default=0)
+    machine = f"{facts['cores']} cores ({facts['cpu']}), {facts['memory_gb']:.0f} GB, {facts['kernel']}"
+    lines = [
+        f"Measured on {facts['date']} at commit {facts['commit']}: {machine},",
+        f"{facts['filesystem']} ({facts['mount_options']}), Python {facts['python']}; {versions}.",
+        f"200-byte tasks; medians of up to {rounds} round{'s' if rounds != 1 else ''}.",
+    ]
+    if facts.get("in_memory"):
+        lines.append(
+            f"\n**{facts['filesystem']} is memory: nothing was written to a disk, and syncing costs nothing there.**"
+        )
+    return "\n".join(lines)
+
+
+def _figures(found: list[Figure]) -> str:
+    said = {True: "reached", False: "**not reached**", None: "not measured"}
+    rows = [
+        [figure.what, figure.wanted, figure.measured if figure.reached is not None else "–", said[figure.reached]]
+        for figure in found
+    ]
+    return table(["what", "wanted", "measured", ""], rows)
+
+
+def _named(size: int) -> str:
+    return f"{size:,}" if size else "any size"
+
+
+def _grid(summary: Summary, step: str, cell: Callable[[str, int], str], heading: str = "") -> str:
+    sizes = summary.sizes(step)
+    rows = []
+    for entry in ENTRIES:
+        cells = [cell(entry.name, size) for size in sizes]
+        if any(text != "–" for text in cells):
+            title = f"**{entry.title}**" if entry.name == "fsqueue" else entry.title
+            rows.append([title, *cells])
+    if not rows:
+        return ""
+    return table([heading or "tasks in the queue", *map(_named, sizes)], rows)
+
+
+def _speed(summary: Summary, step: str) -> str:
+    def cell(system: str, size: int) -> str:
+        rate = summary.rate(system, step, size)
+        if rate is None:
+            return "not run" if summary.not_run(system, step, size) else "–"
+        sample = " (sample)" if any("note" in row for row in summary.rounds(system, step, size)) else ""
+        times = "" if system == "fsqueue" else f" ({ratio(summary.times(system, step, size))}×)"
+        return number(rate) + times + sample
+
+    return _grid(summary, step, cell)
+
+
+def _floor(summary: Summary) -> str:
+    rows = []
+    sizes = sorted({size for step in SPEED for size in summary.sizes(step, "floor")})
+    for step, title in SPEED.items():
+        cells = [ratio(1 / times) if (times := summary.times("floor", step, size)) else "–" for size in sizes]
+        if any(cell != "–" for cell in cells):
+            rows.append([title, *cells])
+    return table(["", *map(_named, sizes)], rows) if rows else ""
+
+
+def _status(summary: Summary) -> str:
+    def cell(system: str, size: int) -> str:
+        value = summary.value(system, "status", size, "seconds")
+        first = summary.value(system, "status", size, "first_s")
+        if value is None or first is None:
+            return "not run" if summary.not_run(system, "status", size) else "–"
+        return f"{number(value * 1e3)} ms (first {number(first * 1e3)} ms)"
+
+    made = _grid(summary, "status", cell)
+    sizes = summary.sizes("status")
+    listing = [cell("64 empty directories", size) for size in sizes]
+    return made + "\n| listing 64 empty directories | " + " | ".join(listing) + " |" if made else ""
+
+
+def _delete(summary: Summary) -> str:
+    def cell(system: str, size: int) -> str:
+        each = summary.task_us(system, "delete", size)
+        returned = summary.value(system, "delete", size, "return_s")
+        if each is None:
+            return "not run" if summary.not_run(system, "delete", size) else "–"
+        first = "" if returned is None else f"{number(returned * 1e3)} ms, "
+        times = "" if system == "fsqueue" else f" ({ratio(summary.times(system, 'delete', size))}×)"
+        return f"{first}{number(each)} µs a task{times}"
+
+    return _grid(summary, "delete", cell)
+
+
+def _latency(summary: Summary) -> str:
+    rows = []
+    for step, verb, title in (
+        ("insert_one", "insert", "insert one"),
+        ("lease_one", "lease", "lease 1"),
+        ("lease_one", "complete", "complete 1"),
+        ("leased", "lease", "lease 1, 60 % leased"),
+        ("lease_many", "lease", "lease 100"),
+        ("lease_many", "complete", "complete 100"),
+        ("mixed", "insert", "insert one, 8 processes"),
+        ("mixed", "lease", "lease 1, 8 processes"),
+        ("mixed", "complete", "complete 1, 8 processes"),
+    ):
+        for size in summary.sizes(step):
+            for entry in ENTRIES:
+                found = summary.latency(entry.name, step, size, verb)
+                if found:
+                    rows.append([title, _named(size), entry.title, *(number(found[key]) for key in plot.KEYS)])
+    return table(["call", "tasks", "system", *plot.KEYS], rows) if rows else ""
+
+
+def _memory(summary: Summary) -> str:
+    def cell(system: str, size: int) -> str:
+        memory, inodes = (
+            summary.value(system, "insert", size, "memory_mb"),
+            summary.value(system, "insert", size, "inodes"),
+        )
+        tasks = summary.value(system, "insert", size, "tasks")
+        if memory is None or inodes is None or not tasks:
+            return "–"
+        sample = "" if tasks == size else f" (sample of {tasks:,.0f})"
+        return f"{number(memory)} MB; {inodes:,.0f} inodes, {number(inodes / tasks)} a task{sample}"
+
+    return _grid(summary, "insert", cell)
+
+
+def _together(summary: Summary) -> str:
+    rows = []
+    titles = {
+        "drain": "drain, no work",
+        "drain_work": "drain, {work_ms:g} ms of work a task",
+        "drain_many": "drain, no work",
+        "mixed": "4 insert one at a time, 4 lease 1 + complete",
+    }
+    for step, title in titles.items():
+        for size in summary.sizes(step):
+            for entry in ENTRIES:
+                rounds = summary.rounds(entry.name, step, size)
+                if not rounds:
+                    if reason := summary.not_run(entry.name, step, size):
+                        rows.append(
+                            [f"{title}, {size:,} tasks", entry.title, "not run", "–", "–", reason.replace("|", "/")]
+                        )
+                    continue
+                title = title.format(work_ms=rounds[0].get("work_s", 0) * 1e3)
+                spread = max(rounds, key=lambda row: row["shares"][-1] / max(row["shares"][0], 0.5))["shares"]
+                false = "–" if step == "mixed" else str(sum(row["false_empties"] for row in rounds))
+                wrong = sum(row["lost"] for row in rounds), sum(row["twice"] for row in rounds)
+                rows.append(
+                    [
+                        f"{title}, {size:,} tasks",
+                        entry.title,
+                        number(summary.rate(entry.name, step, size)),
+                        f"{spread[0]:,} to {spread[-1]:,}",
+                        false,
+                        "{} lost, {} twice".format(*wrong) if any(wrong) else "all once",
+                    ]
+                )
+    spread_title = "tasks of the slowest and the fastest worker, worst round"
+    header = ["", "system", "tasks/s", spread_title, "false empty answers, all rounds", "done"]
+    return table(header, rows) if rows else ""
+
+
+def _not_run(summary: Summary) -> str:
+    lines = []
+    for row in summary.rows:
+        if row["system"] not in BY_NAME:
+            continue
+        what = f"- {BY_NAME[row['system']].title}, {STEPS.get(row['step'], row['step'])}, {_named(row['size'])}"
+        if "not_run" in row and summary.not_run(row["system"], row["step"], row["size"]):
+            lines.append(f"{what}: {row['not_run']}")
+        elif "note" in row:
+            lines.append(f"{what}: {row['note']}")
+    return "\n".join(dict.fromkeys(lines))
+
+
+def write(docs: Path, facts: dict[str, Any], rows: list[dict[str, Any]]) -> list[Path]:
+    """Put the results into docs/benchmarks.md, between its marks, and the plots beside it."""
+    docs.mkdir(parents=True, exist_ok=True)
+    page = docs / "benchmarks.md"
+    text = page.read_text(encoding="utf-8") if page.exists() else f"# Benchmarks\n\n{BEGIN}\n{END}\n"
+    head, _, rest = text.partition(BEGIN)
+    tail = rest.partition(END)[2]
+    summary = Summary(rows)
+    made = markdown(facts, rows)
+    pictures = f"![Cost against size]({COSTS})\n\n![Latencies]({LATENCIES})\n"
+    page.write_text(f"{head}{BEGIN}\n\n{made}\n## Plots\n\n{pictures}\n{END}{tail}", encoding="utf-8")
+    (docs / COSTS).write_text(plot.costs(summary), encoding="utf-8")
+    size = max(summary.sizes("lease_one", "task-queue") or summary.sizes("lease_one", "fsqueue"), default=0)
+    (docs / LATENCIES).write_text(plot.latencies(summary, size), encoding="utf-8")
+    return [page, docs / COSTS, docs / LATENCIES]

@@ -1,0 +1,48 @@
+"""The source tree as the house tests see it: modules, what they import, where."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+TOP = Path(__file__).parents[2]
+PACKAGE = TOP / "fsqueue"
+
+
+def modules() -> dict[str, Path]:
+    """The modules of fsqueue by name: a subpackage counts as one."""
+    files = {path.stem: path for path in PACKAGE.glob("*.py") if path.stem != "__init__"}
+    return files | {path.parent.name: path.parent for path in PACKAGE.glob("*/__init__.py")}
+
+
+def files_of(module: Path) -> list[Path]:
+    return sorted(module.rglob("*.py")) if module.is_dir() else [module]
+
+
+@cache
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_bytes(), str(path))
+
+
+def code(tree: ast.AST) -> Iterator[ast.AST]:
+    """Every node that can run: what stands under `if TYPE_CHECKING:` is for the type checker alone."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            yield from (inner for branch in node.orelse for inner in (branch, *code(branch)))
+            continue
+        yield node
+        yield from code(node)
+
+
+def imported(path: Path) -> Iterator[tuple[int, str]]:
+    """Line and full name of everything that a file imports; `from a import b` gives a.b."""
+    package = path.relative_to(TOP).parent.parts
+    for node in code(parse(path)):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            source = ".".join((*base, *([node.module] if node.module else [])))
+            yield from ((node.lineno, f"{source}.{alias.name}") for alias in node.names)

@@ -1,0 +1,109 @@
+"""One door to the operating system: fsqueue/filesystem, so that tests can put a failing one in its place."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.house.source import PACKAGE, TOP, code, imported, parse
+
+BEHIND_THE_DOOR = {
+    "fcntl", "shutil", "tempfile", "glob", "fileinput", "mmap", "io", "gzip", "lzma", "bz2", "zipfile", "tarfile",
+    "sqlite3", "dbm", "shelve", "posix",
+}  # fmt: skip
+"""Modules that only fsqueue/filesystem may import, because they read or write files. (filelock is for the rare
+administrative exclusion of docs/design.md, section 8: no step of the protocol rests on it.)"""
+
+HARMLESS = {
+    # this process and its surroundings
+    "environ", "getpid", "getppid", "getuid", "urandom", "register_at_fork", "cpu_count", "strerror",
+    # names, not files
+    "path", "fspath", "PathLike", "fsencode", "fsdecode", "sep", "extsep", "curdir",
+    # flags that are handed to the door
+    "O_RDONLY", "O_WRONLY", "O_RDWR", "O_APPEND", "O_CREAT", "O_EXCL", "O_DIRECTORY", "O_NOFOLLOW", "O_CLOEXEC",
+}  # fmt: skip
+"""What any module may use of `os`."""
+
+HARMLESS_PATHS = {
+    "join",
+    "basename",
+    "dirname",
+    "abspath",
+    "normpath",
+    "expanduser",
+    "split",
+    "splitext",
+    "isabs",
+    "sep",
+}
+"""What any module may use of `os.path`: it computes names and asks the filesystem nothing."""
+
+CHILDREN = {
+    "waitid", "killpg", "P_PID", "WEXITED", "WNOHANG", "WNOWAIT", "CLD_EXITED", "memfd_create", "fdopen",
+}  # fmt: skip
+"""What fsqueue/command.py also needs, to run a command and to wait for it; it touches no file."""
+
+READS_OR_WRITES = {
+    "read_text",
+    "read_bytes",
+    "write_text",
+    "write_bytes",
+    "iterdir",
+    "rglob",
+    "symlink_to",
+    "hardlink_to",
+}
+"""Methods of pathlib's paths that are unmistakable; `import pathlib` alone is no offence."""
+
+
+def outside() -> list[Path]:
+    """Every file of the package that stands outside the door."""
+    return sorted(path for path in PACKAGE.rglob("*.py") if path.parent.name != "filesystem")
+
+
+def offences(path: Path) -> Iterator[str]:
+    allowed = HARMLESS | (CHILDREN if path.stem == "command" else set())
+    for line, full in imported(path):
+        if full.split(".")[0] in BEHIND_THE_DOOR or full.startswith(("os.", "pathlib.Path.")):
+            yield f"{line}: import {full}"
+    for node in code(parse(path)):
+        if isinstance(node, ast.Attribute):
+            owner = ast.unparse(node.value)
+            if owner == "os" and node.attr not in allowed:
+                yield f"{node.lineno}: os.{node.attr}"
+            elif owner == "os.path" and node.attr not in HARMLESS_PATHS:
+                yield f"{node.lineno}: os.path.{node.attr}"
+            elif node.attr in READS_OR_WRITES:
+                yield f"{node.lineno}: .{node.attr}"
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "open":
+            yield f"{node.lineno}: open()"
+
+
+@pytest.mark.once
+def test_only_the_door_touches_files() -> None:
+    found = [f"{path.relative_to(TOP)}:{offence}" for path in outside() for offence in offences(path)]
+    assert found == [], "go through fsqueue.filesystem"
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import fcntl",
+        "from shutil import rmtree",
+        "from os import rename",
+        "import os; os.rename(a, b)",
+        "import os\ndef f():\n    os.stat(a)",
+        "import os; os.path.exists(a)",
+        "open(a)",
+        "Path(a).read_text()",
+    ],
+)
+def test_going_round_the_door_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+    monkeypatch.setattr("tests.house.source.TOP", tmp_path)
+    path = tmp_path / "module.py"
+    path.write_text(line)
+    assert list(offences(path)) != []

@@ -1,0 +1,67 @@
+"""What importing costs: `import fsqueue` stays small, `fsqueue --help` quick."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ALLOWED = {"fsqueue", "orjson", "filelock"}
+
+STARTUP_RATIO_MAX = 2.5
+"""`fsqueue --help` against `python -c 'import click'`."""
+
+
+def loaded_by(statement: str) -> set[str]:
+    """The top-level modules that a statement brings into a fresh interpreter, the standard library's left out."""
+    program = f"""
+import json, sys
+before = set(sys.modules)
+{statement}
+print(json.dumps(sorted({{name.split(".")[0] for name in set(sys.modules) - before}} - sys.stdlib_module_names)))
+"""
+    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return set(json.loads(finished.stdout))
+
+
+@pytest.mark.once
+def test_import_fsqueue_pulls_in_orjson_and_filelock_alone() -> None:
+    # typing_extensions may come with filelock, by its own choice
+    assert loaded_by("import fsqueue") - {"typing_extensions"} <= ALLOWED
+
+
+@pytest.mark.once
+def test_a_queue_at_work_pulls_in_nothing_more(tmp_path: Path) -> None:
+    work = f"""
+from fsqueue import Queue
+with Queue.create({str(tmp_path / "queue")!r}) as queue:
+    queue.insert("a")
+    for task in queue.poll(until="drained"):
+        task.complete()
+    queue.status()
+"""
+    assert loaded_by(work) - {"typing_extensions"} <= ALLOWED
+
+
+def seconds(*command: str) -> float:
+    started = time.perf_counter()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
+    return time.perf_counter() - started
+
+
+@pytest.mark.once
+def test_help_starts_quickly() -> None:
+    """The best of several runs of each, taken in turns: other load slows both, and can only add."""
+    fsqueue = str(Path(sys.executable).with_name("fsqueue"))
+    best_click = best_help = float("inf")
+    for _ in range(4):  # up to four rounds: noise can only spoil a round, not pass one
+        for _ in range(5):
+            best_click = min(best_click, seconds(sys.executable, "-c", "import click"))
+            best_help = min(best_help, seconds(fsqueue, "--help"))
+        if best_help < STARTUP_RATIO_MAX * best_click:
+            return
+    pytest.fail(f"fsqueue --help takes {best_help * 1000:.0f} ms, import click {best_click * 1000:.0f} ms")
