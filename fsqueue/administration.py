@@ -149,7 +149,7 @@ def reap_later(fs: Filesystem, trash: str) -> None:
 
 
 def _settings(store: Store) -> AbstractContextManager[int]:
-    return jsonl.locked(store.fs, store.clock, store.entropy, store.layout.settings_file)
+    return store.locked(store.layout.settings_file)
 
 
 def release_all(store: Store, worker: str | None, host: str | None, slurm_job: str | None, offline: bool) -> int:

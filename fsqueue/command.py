@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -80,8 +81,9 @@ class RunningCommand:
             while chunk := pipe.read(65536):
                 self._tail = (self._tail + chunk)[-TAIL_BYTES:]
                 try:
-                    while chunk:
-                        chunk = chunk[os.write(2, chunk) :]
+                    while chunk and sys.__stderr__ is not None:  # None: closed when this process began
+                        with os.fdopen(2, "wb", buffering=0, closefd=False) as ours:
+                            chunk = chunk[ours.write(chunk) :]
                 except OSError:
                     pass  # our own standard error is gone: the command must not suffer for it
 

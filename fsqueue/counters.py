@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 
-from fsqueue import jsonl
 from fsqueue.errors import LockTimeout
 from fsqueue.layout import COUNTERS, Layout
 from fsqueue.logs import Log
@@ -63,7 +62,7 @@ def add(store: Store, log: Log, completed: int, at: int, wait_s: float) -> None:
     own = NUMBERS.index(store.counter_number)
     for number in NUMBERS[own:] + NUMBERS[:own] if missing > 0 else ():
         try:
-            with jsonl.locked(fs, store.clock, store.entropy, layout.counter(number), wait_s / 4) as fd:
+            with store.locked(layout.counter(number), wait_s / 4) as fd:
                 log.note("count", at, file=number, offset=fs.fstat(fd).st_size, count=missing)
                 fs.write_all(fd, mark(log.batch, missing))
                 if store.sync_movements:

@@ -36,7 +36,7 @@ def write(
     wanted = [index for index in tasks if index not in log.lettered]
     path = log.layout.dead(log.layout.shard(log.batch))
     sync = store.sync_inserts and not certain
-    with jsonl.locked(store.fs, store.clock, store.entropy, path, timeout_s) as fd:
+    with store.locked(path, timeout_s) as fd:
         if wanted and not certain:
             known = {line["id"] for line in _lines(store, fd) if line["op"] == "dead"}
             wanted = [index for index in wanted if names.task_id(log.batch, index) not in known]
@@ -122,6 +122,11 @@ def ids(store: Store) -> tuple[set[str], set[str]]:
         dead.update(some)
         settled |= others
     return dead, settled
+
+
+def sizes(store: Store) -> dict[str, int]:
+    """The size of each file of letters in bytes: changed, if anything was appended."""
+    return {shard: store.fs.fstat(fd).st_size for shard, fd in _opened(store, store.layout)}
 
 
 def letters(store: Store) -> Iterator[DeadLetter]:
@@ -212,7 +217,7 @@ def _settle(
 ) -> int:
     settled, layout = 0, store.layout
     for shard in _shards(store, layout):
-        with jsonl.locked(store.fs, store.clock, store.entropy, layout.dead(shard)) as fd:
+        with store.locked(layout.dead(shard)) as fd:
             chosen = [
                 letter
                 for letter in _letters(store, fd)
@@ -228,10 +233,10 @@ def _settle(
 def publish_pending(store: Store) -> int:
     """Publish what retries recorded, but did not live to publish. Returns how many files."""
     layout = store.layout
-    waiting = {name for name in store.fs.names(layout.staging) if names.parse_task_file(name)}
+    orphans = set(staging.orphans(store, layout))
     published = 0
-    for _, fd in _opened(store, layout) if waiting else ():
-        named = [line["staged"] for line in _lines(store, fd) if line.get("staged") in waiting]
+    for _, fd in _opened(store, layout) if orphans else ():
+        named = [line["staged"] for line in _lines(store, fd) if line.get("staged") in orphans]
         if named and store.sync_inserts:
             store.fs.fsync(fd)  # the line must not be lost when what it publishes is not
         published += sum(staging.publish_named(store, layout, name) for name in named)

@@ -24,7 +24,7 @@ def keep(store: Store, log: Log, at: int, timeout_s: float) -> None:
     """Append the batch's records. Under the log's lock; a repeat after a crash is dropped by readers."""
     line = b'{"batch":"%s","count":%d,"records":[%s]}\n' % (log.batch.encode(), log.ledger.count, log.records())
     path = log.layout.history(day_of(at), log.layout.shard(log.batch))
-    with jsonl.locked(store.fs, store.clock, store.entropy, path, timeout_s) as fd:
+    with store.locked(path, timeout_s) as fd:
         jsonl.append(store.fs, fd, line, store.settings.durability == "strict")
 
 

@@ -7,11 +7,12 @@ because *inserted* is their sum, and no completion is counted both from a log an
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 from fsqueue import batch as batches
 from fsqueue import counters, deadletters, history, movements, names
-from fsqueue.errors import TaskNotFound
+from fsqueue.errors import LockTimeout, TaskNotFound
 from fsqueue.filesystem import NOT_FILES
 from fsqueue.ledger import AVAILABLE, CANCELLED, COMPLETED, DEAD, LEASED, Ledger
 from fsqueue.names import TaskFileName
@@ -24,12 +25,17 @@ from fsqueue.task import LEASED as IS_LEASED
 from fsqueue.task import WAITING as IS_WAITING
 from fsqueue.task import Movement, Status, TaskInfo
 
-ROUNDS = 8
-"""How often a status is corrected for batches that finish while it is being read."""
+ROUNDS = 4
+"""How often a status is read again because batches finished meanwhile, before it holds the counters for a moment."""
+HOLD_S = 0.5
+"""How long to wait for one of them."""
 
 
 def read_ledger(store: Store, batch: str) -> Ledger | None:
-    """The ledger of a batch as it stands, by a fresh look and without a lock; None if it has no log."""
+    """The ledger of a batch as it stands, by a fresh look and without a lock; None if nothing has touched it.
+
+    (A log may be there all the same: empty, or revived and closed again by somebody who came too late.)
+    """
     try:
         content = store.fs.read(store.layout.log(batch))
     except FileNotFoundError:
@@ -40,7 +46,7 @@ def read_ledger(store: Store, batch: str) -> Ledger | None:
         return None  # a directory, link or pipe of that name: a stray
     ledger = Ledger()
     ledger.fold(content, 0)
-    return ledger
+    return ledger if ledger.count else None
 
 
 def task_files(store: Store, shard: str) -> dict[str, TaskFileName]:
@@ -70,68 +76,85 @@ def status(store: Store, exact: bool = True) -> Status:
     Names alone call every task of a batch waiting that has one, and know of completions and dead
     letters only what finished batches left: a cheap estimate.
     """
-    store.refresh()
+    store.refresh(now=True)
     deadletters.publish_pending(store)
-    now = store.clock.now_ms()
-    before = counters.sizes(store)
-    untouched: dict[str, TaskFileName] = {}
-    ledgers: dict[str, Ledger] = {}
+    before: _Seen | None = None
+    for _ in range(ROUNDS):
+        seen = _look(store, exact)
+        if seen.counted == _counted(store) or (before is not None and before.batches() <= seen.batches()):
+            return seen.sum_up(store)
+        before = seen
+    with ExitStack() as holding:  # batches finish faster than they can be looked at: keep them from being counted
+        for number in sorted(counters.sizes(store)):
+            try:
+                holding.enter_context(store.locked(store.layout.counter(number), HOLD_S))
+            except (OSError, LockTimeout):
+                pass  # not ours to write, or its holder is stopped: an estimate will have to do
+        return _look(store, exact).sum_up(store)
+
+
+Counted = tuple[dict[str, int], dict[str, int]]
+"""The sizes of the completion counters and of the files of dead letters."""
+
+
+def _counted(store: Store) -> Counted:
+    return counters.sizes(store), deadletters.sizes(store)
+
+
+class _Seen:
+    """One look at everything. What finished batches left (`counted`, `dead`) was read before the batches themselves.
+
+    So a batch that was there is counted by what its files say, unless its log announced bytes that
+    were in the counters already. What a look misses is a batch that was counted and vanished in between:
+    then `counted` has changed since, and a batch of the look before is missing.
+    """
+
+    def __init__(self, counted: Counted, dead: set[str], settled: set[str]) -> None:
+        self.counted = counted
+        self.dead = dead
+        self.settled = settled
+        self.files: dict[str, TaskFileName] = {}
+        self.ledgers: dict[str, Ledger] = {}
+
+    def batches(self) -> set[str]:
+        """All batches that were there."""
+        return self.files.keys() | self.ledgers.keys()
+
+    def sum_up(self, store: Store) -> Status:
+        """The numbers."""
+        now = store.clock.now_ms()
+        waiting = sum(name.count for name in self.files.values() if name.available_at <= now)
+        delayed = sum(name.count for name in self.files.values()) - waiting
+        sizes, dead = self.counted[0], set(self.dead)
+        leased, completed = 0, sum(sizes.values())
+        for batch, ledger in self.ledgers.items():
+            for index, (state, since) in enumerate(zip(ledger.state, ledger.since, strict=True)):
+                if state == LEASED and since > now:
+                    leased += 1
+                elif state == AVAILABLE and since > now:
+                    delayed += 1
+                elif state in (LEASED, AVAILABLE):
+                    waiting += 1
+                elif state == DEAD and (letter := names.task_id(batch, index)) not in self.settled:
+                    dead.add(letter)
+            completed += ledger.done[COMPLETED] - sum(
+                counters.there(store, store.layout, batch, number, offset, min(count, sizes.get(number, 0) - offset))
+                for number, offset, count in ledger.counts
+            )
+        return Status(waiting, delayed, leased, completed, len(dead))
+
+
+def _look(store: Store, exact: bool) -> _Seen:
+    seen = _Seen(_counted(store), *deadletters.ids(store))
     for shard in shards(store):
         files = task_files(store, shard)
         for batch in logs(store, shard) if exact else ():
             ledger = read_ledger(store, batch)
-            if ledger is not None and ledger.count and not ledger.gone:
-                ledgers[batch] = ledger
+            if ledger is not None:
+                seen.ledgers[batch] = ledger
                 files.pop(batch, None)
-        untouched.update(files)
-    sizes = counters.sizes(store)
-    for _ in range(ROUNDS if sizes != before else 0):
-        # Batches finished meanwhile. What was seen of them is counted by now: leave them out, read the counters again.
-        present = {batch for shard in shards(store) for batch in task_files(store, shard)}
-        ended = [batch for batch in untouched if batch not in present]
-        ended += [batch for batch, ledger in ledgers.items() if _has_ended(store, batch, ledger)]
-        for batch in ended:
-            untouched.pop(batch, None)
-            ledgers.pop(batch, None)
-        if not ended:
-            break
-        sizes = counters.sizes(store)
-    return _sum_up(store, untouched, ledgers, sizes, now)
-
-
-def _sum_up(
-    store: Store, untouched: dict[str, TaskFileName], ledgers: dict[str, Ledger], sizes: dict[str, int], now: int
-) -> Status:
-    waiting = sum(name.count for name in untouched.values() if name.available_at <= now)
-    delayed = sum(name.count for name in untouched.values()) - waiting
-    leased, completed = 0, sum(sizes.values())
-    dead, settled = deadletters.ids(store)
-    for batch, ledger in ledgers.items():
-        for index, (state, since) in enumerate(zip(ledger.state, ledger.since, strict=True)):
-            if state == LEASED and since > now:
-                leased += 1
-            elif state == AVAILABLE and since > now:
-                delayed += 1
-            elif state in (LEASED, AVAILABLE):
-                waiting += 1
-            elif state == DEAD and (letter := names.task_id(batch, index)) not in settled:
-                dead.add(letter)
-        completed += ledger.done[COMPLETED] - sum(
-            counters.there(store, store.layout, batch, number, offset, min(count, sizes.get(number, 0) - offset))
-            for number, offset, count in ledger.counts
-        )
-    return Status(waiting, delayed, leased, completed, len(dead))
-
-
-def _has_ended(store: Store, batch: str, seen: Ledger) -> bool:
-    """Whether a batch was counted since its log was read: brings `seen` up to date as to its `count` records."""
-    if seen.left > 0 and not seen.done[COMPLETED]:
-        return False  # nothing of it was added up that a counter might hold as well
-    ledger = read_ledger(store, batch)
-    if ledger is None or ledger.gone:
-        return True
-    seen.counts = ledger.counts
-    return False
+        seen.files.update(files)
+    return seen
 
 
 class DrainCheck:
@@ -156,7 +179,7 @@ class DrainCheck:
 
     def _has_work(self, batch: str) -> bool:
         ledger = read_ledger(self.store, batch)
-        return ledger is None or ledger.left > 0 or not ledger.count
+        return ledger is None or ledger.left > 0
 
 
 # -- tasks ----------------------------------------------------------------------------------------
@@ -206,7 +229,7 @@ def _of_batch(store: Store, batch: str, name: TaskFileName) -> Iterator[TaskInfo
     except FileNotFoundError:
         lines = []  # it was renamed or finished since it was listed
     ledger = read_ledger(store, batch)
-    if ledger is None or not ledger.count:
+    if ledger is None:
         if not lines:
             return
         ledger = Ledger()
@@ -311,17 +334,14 @@ def movements_of(store: Store, task_id: str) -> list[Movement]:
     """What happened to a task, oldest first; TaskNotFound if nothing is known of it. Its birth comes first."""
     batch, index = names.parse_task_id(task_id)
     store.refresh()
-    records: history.Records | None
     try:
         records = _records(store.fs.read(store.layout.log(batch)))
     except FileNotFoundError:
-        records = history.find(store, batch)
-        if records is None:
-            if batch not in task_files(store, store.layout.shard(batch)):
-                raise TaskNotFound(
-                    f"The history of {task_id} is not known in {store.path}: check the id, or it was not kept."
-                ) from None
-            records = []
+        records = []
+    if not any(record["op"] == "open" for _, record in records):
+        records = history.find(store, batch) or []
+    if not records and batch not in task_files(store, store.layout.shard(batch)):
+        raise TaskNotFound(f"The history of {task_id} is not known in {store.path}: check the id, or it was not kept.")
     birth = Movement("insert", names.birth_ms(batch) / 1000)
     return [birth, *(_movement(record) for record in _applied(records, index))]
 

@@ -138,7 +138,7 @@ class Leaser:
     def _wait_for(self, busy: dict[str, TaskFileName], n: int, lease_ms: int) -> list[LeasedTask]:
         """Busy is not empty: try the batches that others had locked until one gives something or time is up."""
         store = self.store
-        until, pause = store.clock.monotonic() + BUSY_WAIT_S, 0.0002
+        until, (pause, longest) = store.clock.monotonic() + BUSY_WAIT_S, store.fs.pauses_s
         while busy and store.clock.monotonic() < until:
             for batch, name in list(busy.items()):
                 got = self._from_batch(batch, name, n, n, lease_ms)
@@ -150,7 +150,7 @@ class Leaser:
                 del busy[batch]
             if busy:
                 store.clock.sleep(pause * (0.5 + store.entropy.random()))
-                pause = min(pause * 2, 0.02)
+                pause = min(pause * 1.5, longest)
         for batch in busy:
             logger.warning("batch %s of %s stayed locked for %g s and was passed by", batch, store.path, BUSY_WAIT_S)
         return []
@@ -244,7 +244,7 @@ class Leaser:
             else:
                 self._nothing_now(log, name, at)
             return NOTHING
-        if log.lines is None and taskfiles.read(store, log) is None:
+        if taskfiles.read(store, log) is None:
             finishing.settle_loss(store, log)
             return NOTHING
         return self._take(log, choice.tasks, at, at + lease_ms, asked > 1 and not choice.solo, opening, choice.solo)
@@ -319,7 +319,7 @@ class Leaser:
             ledger.complete(at, task.lease, [task.index], log.next_offset())
             ledger.at = at
             choice = ledger.choose(at, 1, store.clock.margin_ms(), store.settings.max_attempts)
-            if choice.tasks and not choice.spent and log.lines is not None:
+            if choice.tasks and not choice.spent and taskfiles.read(store, log) is not None:
                 return self._take(log, choice.tasks, at, at + lease_ms, False, record, choice.solo)
             log.append(record)
             if choice.tasks or choice.spent:
@@ -360,7 +360,7 @@ class Leaser:
             elif name is not None and name != target:
                 store.fs.rename(log.layout.task_file(name), log.layout.task_file(target))
         elif due + store.clock.margin_ms() > at:  # a lease that has just run out: its holder's clock may differ
-            self.selection.hold_back(log.name, due + store.clock.margin_ms())
+            self.selection.expect(log.batch, due + store.clock.margin_ms())
 
     # -- waiting ------------------------------------------------------------------------------------
 

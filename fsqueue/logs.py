@@ -84,6 +84,10 @@ class Log:
             finally:
                 self.fs.close(fd)
 
+    def __del__(self) -> None:
+        if self.fd >= 0:  # the queue was dropped without being closed
+            self.discard(inherited=True)
+
     def catch_up(self) -> None:
         """Fold what others appended. Under the lock."""
         data = self.fs.pread(self.fd, TAIL_BYTES, self.end)

@@ -14,11 +14,11 @@ BATCH_TASKS_MAX = 1024
 """The most tasks that a task file holds."""
 
 BATCH = r"[0-9a-f]{32}(?:~[0-9a-f]{32})?"
-_TASK_FILE = re.compile(rf"(\d{{13}})-({BATCH})-([1-9]\d{{0,3}})(?:-([^/\x00]*))?\.jsonl")
+_TASK_FILE = re.compile(rf"([0-9]{{13}})-({BATCH})-([1-9][0-9]{{0,3}})(?:-([^/\x00]*))?\.jsonl")
 _LOG_FILE = re.compile(r"([0-9a-f]{32})\.jsonl")
-_TASK_ID = re.compile(rf"({BATCH})\.(0|[1-9]\d{{0,8}})")
-_TOKEN = re.compile(rf"({BATCH}\.(?:0|[1-9]\d{{0,8}}))@([0-9a-f]{{16}})")
-_DAY = re.compile(r"\d{4}-\d\d-\d\d")
+_TASK_ID = re.compile(rf"({BATCH})\.(0|[1-9][0-9]{{0,8}})")
+_TOKEN = re.compile(rf"({BATCH}\.(?:0|[1-9][0-9]{{0,8}}))@([0-9a-f]{{16}})")
+_DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 
 
 class TaskFileName(NamedTuple):

@@ -220,7 +220,7 @@ class Queue:
         self.store.refresh()
         ledger = inspection.read_ledger(self.store, batch_id)
         task_id = names.task_id(batch_id, index)
-        if ledger is None or not ledger.count:
+        if ledger is None:
             raise TaskNotFound(
                 f"The task {task_id} is not at work in {self.store.path}: it has finished, was purged, or never leased."
             )
@@ -373,23 +373,30 @@ class Queue:
 
     def dead(self, where: Callable[[DeadLetter], bool] | None = None) -> Iterator[DeadLetter]:
         """The dead letters, or those for which `where(letter)` is true."""
-        self.store.refresh()
+        self._write_letters()
         letters = translated(deadletters.letters(self.store), "reading dead letters")
         return letters if where is None else filter(where, letters)
 
     @verb("retrying dead letters")
     def retry_dead(self, ids: Iterable[str] | None = None, where: Callable[[DeadLetter], bool] | None = None) -> int:
         """Insert dead tasks again, with new ids and all attempts before them; returns how many."""
-        self.store.refresh()
-        retried = deadletters.retry(self.store, task_ids(ids), where)
+        wanted = task_ids(ids)
+        self._write_letters()
+        retried = deadletters.retry(self.store, wanted, where)
         self.store.ring()
         return retried
 
     @verb("purging dead letters")
     def purge_dead(self, ids: Iterable[str] | None = None, where: Callable[[DeadLetter], bool] | None = None) -> int:
         """Throw dead letters away; returns how many."""
-        self.store.refresh()
-        return deadletters.purge(self.store, task_ids(ids), where)
+        wanted = task_ids(ids)
+        self._write_letters()
+        return deadletters.purge(self.store, wanted, where)
+
+    @verb("writing dead letters")
+    def _write_letters(self) -> None:
+        self.store.refresh(now=True)
+        upkeep.write_letters(self.store)
 
     # -- the whole queue ----------------------------------------------------------------------------------------
 

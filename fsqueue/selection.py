@@ -32,7 +32,6 @@ class Selection:
         """Per shard the earliest time in the future that its names mention, as of its last listing."""
         self._unlisted: list[str] = []
         self._listed_at = -1e9
-        self._hold_back: dict[TaskFileName, int] = {}
 
     def sweep(self, shards: list[str] | None = None) -> None:
         """Begin anew: all shards, or the ones given, are to be listed, in an order of this process's own."""
@@ -42,14 +41,10 @@ class Selection:
             self.next_due.clear()
         self._unlisted = sorted(shards, key=lambda _: self.store.entropy.random())
 
-    def hold_back(self, name: TaskFileName, until: int) -> None:
-        """Nothing in the file of this very name can be taken before `until` (ms), shortly."""
-        self._hold_back[name] = until
-        shard = self.store.layout.shard(name.batch)
-        self.next_due[shard] = min(self.next_due.get(shard, NEVER), until)
-        if len(self._hold_back) > 4 * HEADS_MAX:
-            now = self.store.clock.now_ms()
-            self._hold_back = {key: time for key, time in self._hold_back.items() if time > now}
+    def expect(self, batch: str, due: int) -> None:
+        """Something in this batch will be available at `due` (ms), which its name does not say."""
+        shard = self.store.layout.shard(batch)
+        self.next_due[shard] = min(self.next_due.get(shard, NEVER), due)
 
     def next(self, now: int, strict: bool = False) -> TaskFileName | None:
         """The best head, taken off the cache. None: all shards of this sweep were listed and are used up."""
@@ -74,14 +69,7 @@ class Selection:
         self.next_due[shard] = int(later[:13]) if later is not None and later[:13].isdigit() else NEVER
         self._listed_at = self.store.clock.monotonic()
         best = nsmallest(HEADS_MAX, due, key=_birth) if len(due) > HEADS_MAX else due
-        fresh = []
-        for name in map(names.parse_task_file, best):
-            if name is not None:
-                free_at = self._hold_back.get(name, 0)
-                if free_at <= now:
-                    fresh.append(name)
-                else:
-                    self.next_due[shard] = min(self.next_due[shard], free_at)
+        fresh = [name for name in map(names.parse_task_file, best) if name is not None]
         if fresh:
             self.heads.extend(fresh)
             self.heads.sort(key=_age, reverse=True)

@@ -15,6 +15,8 @@ from fsqueue.layout import Layout
 from fsqueue.names import TaskFileName
 from fsqueue.store import Store
 
+LOCK_S = 1.0
+
 
 @dataclass(slots=True)
 class Staged:
@@ -29,10 +31,7 @@ class Staged:
         """Give up the lock, whether it was published or not."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
-            try:
-                store.fs.unlock(fd)
-            finally:
-                store.fs.close(fd)
+            _give_up(store, fd)
 
 
 def stage(store: Store, layout: Layout, lines: list[bytes], available_at: int) -> Staged:
@@ -43,7 +42,7 @@ def stage(store: Store, layout: Layout, lines: list[bytes], available_at: int) -
     fd = fs.create(path, store.sync_inserts)
     staged = Staged(fd, path, name, layout)
     try:
-        fs.try_lock(fd)
+        fs.lock(fd, store.clock, store.entropy, LOCK_S)  # somebody may just be looking whether it is an orphan
         fs.write_all(fd, b"".join(lines))
         if store.sync_inserts:
             fs.fsync(fd)
@@ -82,24 +81,49 @@ def _rename(store: Store, source: str, target: str, directory: str) -> bool:
     return store.fs.rename(source, target)
 
 
+def orphans(store: Store, layout: Layout) -> list[str]:
+    """The staged task files whose authors live no more (nobody has them locked)."""
+    found = []
+    for text in store.fs.names(layout.staging):
+        if names.parse_task_file(text) is not None:
+            fd = _claimed(store, f"{layout.staging}/{text}")
+            if fd is not None:
+                found.append(text)
+                _give_up(store, fd)
+    return found
+
+
 def publish_named(store: Store, layout: Layout, staged: str) -> bool:
     """Publish a staged file that a record names, unless its author lives and will do so; whether it was done."""
     name = names.parse_task_file(staged)
     path = f"{layout.staging}/{staged}"
-    if name is None:
+    fd = None if name is None else _claimed(store, path)
+    if name is None or fd is None:
         return False
     try:
-        fd = store.fs.look(path, os.O_RDWR)
-    except FileNotFoundError:
-        return False
-    try:
-        if not store.fs.try_lock(fd):
-            return False
         directory = shard_directory(layout, name)
         done = _rename(store, path, layout.task_file(name), directory)
         if done and store.sync_inserts:
             store.fs.sync_directory(directory)
         return done
     finally:
+        _give_up(store, fd)
+
+
+def _claimed(store: Store, path: str) -> int | None:
+    """A staged file opened and locked; None if it is gone or its author has it locked."""
+    try:
+        fd = store.fs.look(path, os.O_RDWR)
+    except OSError:
+        return None
+    if store.fs.try_lock(fd):
+        return fd
+    store.fs.close(fd)
+    return None
+
+
+def _give_up(store: Store, fd: int) -> None:
+    try:
         store.fs.unlock(fd)
+    finally:
         store.fs.close(fd)

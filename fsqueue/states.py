@@ -70,6 +70,7 @@ class States:
         self._ready: list[int] = []
         self._returns: list[tuple[int, int]] = []
         self._expiries: list[tuple[int, int, Lease]] = []
+        self._serial = 0
 
     # -- reading ------------------------------------------------------------------------------
 
@@ -217,7 +218,7 @@ class States:
             given.append(index)
         if given:
             self.leases[lease] = claim
-            heappush(self._expiries, (until, offset, claim))
+            self._expects(until, claim)
         return given
 
     def complete(self, at: int, lease: str, tasks: list[int], offset: int, result: Any = None) -> list[int]:
@@ -245,7 +246,7 @@ class States:
                 self.version[index] = offset
                 renewed.append(index)
         if renewed:
-            heappush(self._expiries, (until, offset, self.leases[lease]))
+            self._expects(until, self.leases[lease])
         return renewed
 
     def give_back(
@@ -311,6 +312,10 @@ class States:
             if self.state[index] == AVAILABLE:
                 heappush(self._returns, (self.since[index], index))
         return applies
+
+    def _expects(self, until: int, lease: Lease) -> None:
+        self._serial += 1  # leases themselves cannot be compared
+        heappush(self._expiries, (until, self._serial, lease))
 
     def _return(self, index: int, available_at: int, offset: int) -> None:
         self.state[index] = AVAILABLE

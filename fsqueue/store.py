@@ -7,6 +7,8 @@ import socket
 import threading
 import weakref
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import orjson
@@ -20,6 +22,8 @@ from fsqueue.logs import Log
 
 FRESH_S = 1.0
 """How old what was read of `queue.jsonl` may be before an append."""
+BUSY_S, BUSY_WAIT_S = 10.0, 0.02
+"""How long a shared file counts as stuck after a vain wait, and how long it is waited for meanwhile."""
 OPEN_LOGS_MAX = 128
 """How many logs a process keeps open."""
 
@@ -51,6 +55,7 @@ class Store:
         self.mutex = threading.Lock()
         self.logs: OrderedDict[str, Log] = OrderedDict()
         self.settings_read = -1e9
+        self._busy_until: dict[str, float] = {}
         self.shards_made: set[str] = set()
         """Shard directories that are known to be there, and durable."""
         self.fate: Fate
@@ -117,6 +122,23 @@ class Store:
             self.close_logs()
         return moved
 
+    @contextmanager
+    def locked(self, path: str, wait_s: float = jsonl.LOCK_TIMEOUT_S) -> Iterator[int]:
+        """A file shared with others, open for appending and locked; LockTimeout when it stays busy.
+
+        One that stayed busy just now is not waited for again soon: its holder is stopped.
+        """
+        clock = self.clock
+        recently = clock.monotonic() < self._busy_until.get(path, 0.0)
+        try:
+            with jsonl.locked(
+                self.fs, clock, self.entropy, path, min(wait_s, BUSY_WAIT_S) if recently else wait_s
+            ) as fd:
+                yield fd
+        except LockTimeout:
+            self._busy_until[path] = clock.monotonic() + BUSY_S
+            raise
+
     def compare_clock(self) -> None:
         """Measure the file server's clock again, if that was long ago. Lustre stamps with the client's own."""
         if self.clock.is_stale() and mount_of(self.path).kind != "lustre":
@@ -180,7 +202,8 @@ class Store:
         return wait_s > 0 and self.fs.lock(log.fd, self.clock, self.entropy, wait_s)
 
     def busy(self, log: Log) -> LockTimeout:
-        """The error for a log whose lock stayed busy."""
+        """The error for a log whose lock stayed busy. The log is to be dropped: it was read without the lock."""
+        log.catch_up()
         holder = max(log.ledger.leases.values(), key=lambda lease: lease.at, default=None)
         who = f" The log last saw {describe(holder.worker)}." if holder is not None else ""
         return LockTimeout(

@@ -197,7 +197,9 @@ def renew(store: Store, tasks: Sequence[LeasedTask], lease_ms: int) -> None:
             losses.add(log.batch, losses_here, "it ran out before it was renewed", expired=True)
         if in_time:
             until = at + lease_ms
-            log.note("renew", at, lease=lease, tasks=to_ranges(in_time), until=until)
+            move = earlier_name(log, until)
+            log.note("renew", at, lease=lease, tasks=to_ranges(in_time), until=until, **move)
+            rename_as_recorded(store, log, move)
             ends.update({(log.batch, index): until for index in in_time})
 
     each(store, tasks, losses, act)

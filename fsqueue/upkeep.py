@@ -96,6 +96,23 @@ def _mend(store: Store, batch: str, name: TaskFileName | None, report: GcReport)
         pass
 
 
+def write_letters(store: Store) -> None:
+    """Write the dead letters that are still missing, because the disk was full or a lock busy; best effort."""
+    known: set[str] | None = None
+    for shard in inspection.shards(store):
+        for batch in inspection.logs(store, shard):
+            try:
+                ledger = inspection.read_ledger(store, batch)
+                if ledger is None or not ledger.done[DEAD]:
+                    continue
+                known = known or set().union(*deadletters.ids(store))
+                dead = (names.task_id(batch, index) for index, state in enumerate(ledger.state) if state == DEAD)
+                if not known.issuperset(dead):
+                    _mend(store, batch, None, GcReport())
+            except (OSError, LockTimeout) as error:
+                logger.warning("dead letters of batch %s of %s are not written yet: %s", batch, store.path, error)
+
+
 def _staging(store: Store, report: GcReport) -> None:
     """Reap old staged files whose writers are dead: lock first, then look whether any record names them."""
     oldest = store.clock.now_ms() / 1000 - STAGED_AGE_S

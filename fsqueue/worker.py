@@ -410,6 +410,8 @@ class _Feeder(threading.Thread):
         for tries_left in reversed(range(LEASE_TRIES)):
             try:
                 tasks = self._queue._lease_waiting(n, self._lease_ms, self._is_over)
+                if not tasks:
+                    self._queue.store.refresh(now=True)  # a queue deleted just now looks drained, and is not there
                 return _Fed(tasks, drained=not tasks)
             except errors.StorageError:
                 if not tries_left or self._closed.wait(pause_s):
@@ -418,4 +420,5 @@ class _Feeder(threading.Thread):
         raise AssertionError
 
     def _is_over(self) -> bool:
+        self._queue.store.refresh()  # raises if the queue was deleted: nobody rings the bell then
         return self._closed.is_set() or self._is_drained()

@@ -19,8 +19,8 @@ T = TypeVar("T")
 FILE_MODE, DIRECTORY_MODE = 0o666, 0o777
 """Before the umask: a queue shared by a Unix group is a matter of umask and setgid."""
 
-LOCK_SLEEP_S = (0.00005, 0.02)
-"""Shortest and longest pause between two tries for a busy lock."""
+LOCAL_PAUSES_S, SHARED_PAUSES_S = (0.00005, 0.001), (0.0005, 0.02)
+"""Shortest and longest pause between two tries for a busy lock: a matter of fairness here, of a server's load there."""
 
 NOT_FILES = (errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.ESPIPE, errno.ENOTDIR, errno.ENODEV)
 """What the system says of directories, links and pipes where a file should be: strays, passed by."""
@@ -41,6 +41,7 @@ class Filesystem:
     def __init__(self, root: str, *, shared: bool = True, process_locks: bool | None = None) -> None:
         self.root = root
         self.shared = shared
+        self.pauses_s = SHARED_PAUSES_S if shared else LOCAL_PAUSES_S
         if process_locks is None:
             process_locks = not description_locks_work()
         locks = ProcessLocks() if process_locks else DescriptionLocks()
@@ -254,7 +255,7 @@ class Filesystem:
         """Lock exclusively, waiting for up to `timeout_s` seconds with growing, jittered pauses."""
         if self.try_lock(fd):
             return True
-        pause, longest = LOCK_SLEEP_S
+        pause, longest = self.pauses_s
         until = clock.monotonic() + timeout_s
         while clock.monotonic() < until:
             clock.sleep(pause * (0.5 + entropy.random()))

@@ -37,7 +37,10 @@ class Plan:
     budget_s: float = 120
     drain_tasks: int = 1000
     many_tasks: int = 20_000
+    mixed_tasks: int = 4_000
     work_s: float = 0.005
+    settle: bool = True
+    """Whether the disk is synced before each step."""
 
 
 STEPS = {
@@ -89,7 +92,8 @@ class Campaign:
                     self._visit(BY_NAME[name], size, number)
         for number in range(plan.repeat):
             for name in plan.systems:
-                self._several(BY_NAME[name], number)
+                if number == 0 or not BY_NAME[name].slow:
+                    self._several(BY_NAME[name], number)
         return self.rows
 
     # -- turns -------------------------------------------------------------------------------
@@ -98,15 +102,14 @@ class Campaign:
         return step in self.plan.steps and (not entry.steps or step in entry.steps)
 
     def _visit(self, entry: Entry, size: int, number: int) -> None:
-        slow = entry.peer or entry.options.get("batch_tasks_max") == 1
         spent = self._spent.get((entry.name, size), 0.0)
-        if slow and spent > self.plan.budget_s:
+        if entry.slow and spent > self.plan.budget_s:
             return
         begin = time.monotonic()
         self.progress(f"{size:,} tasks, round {number + 1} of {self.plan.repeat}: {entry.title}")
         if entry.name == "floor":
             self._floor(size, number)
-        elif slow:
+        elif entry.slow:
             self._in_a_row(entry, size, number)
         else:
             self._each_anew(entry, size, number)
@@ -221,7 +224,7 @@ class Campaign:
             )
             self._skip(entry, "leased", size, reason)
             return
-        os.sync()
+        self._settle()
         asked = {"step": "lease_one", "count": left, "sample": sample, "warmup": warmup, "budget_s": STEP_BUDGET_S}
         result = self._try(entry, "leased", size, {"system": entry.name, "path": path, **asked})
         if result is not None:
@@ -260,7 +263,7 @@ class Campaign:
             if result is not None:
                 self._note("floor", step, size, number, result)
             if step == "insert" and self._wants(entry, "delete"):
-                os.sync()
+                self._settle()
                 result = self._try(entry, "delete", size, asked | {"floor_step": "delete", "count": size})
                 if result is not None:
                     self._note("floor", "delete", size, number, result)
@@ -282,7 +285,7 @@ class Campaign:
                 self._drain(entry, step, tasks, work_s, number)
         if self._wants(entry, "mixed"):
             self.progress(f"{PROCESSES} processes insert and work, round {number + 1} of {plan.repeat}: {entry.title}")
-            self._mixed(entry, plan.many_tasks, number)
+            self._mixed(entry, plan.mixed_tasks, number)
 
     def _drain(self, entry: Entry, step: str, tasks: int, work_s: float, number: int) -> None:
         path = self._place()
@@ -335,6 +338,11 @@ class Campaign:
     def _clear(self, path: str) -> None:
         shutil.rmtree(os.path.dirname(path), ignore_errors=True)
 
+    def _settle(self) -> None:
+        """What one step left to be written must not be written during the next."""
+        if self.plan.settle:
+            os.sync()
+
     def _fill(self, entry: Entry, path: str, size: int, number: int, note: str = "") -> int | None:
         """Create and fill a queue; how many tasks it took, None if it failed."""
         asked = {"step": "fill", "count": size, "budget_s": self.plan.budget_s, "inodes": bool(note)}
@@ -345,14 +353,14 @@ class Campaign:
             if result["tasks"] < size:
                 result["note"] = f"the first {result['tasks']:,} of {size:,} tasks: then its time was over"
             self._note(entry.name, note, size, number, result)
-        os.sync()
+        self._settle()
         return int(result["tasks"])
 
     def _step(self, entry: Entry, step: str, path: str, size: int, number: int, asked: Row) -> Row | None:
         result = self._try(entry, step, size, {"step": step, "system": entry.name, "path": path, **asked})
         if result is not None:
             self._note(entry.name, step, size, number, {key: value for key, value in result.items() if key != "trail"})
-        os.sync()
+        self._settle()
         return result
 
     def _try(self, entry: Entry, step: str, size: int, request: Row) -> Row | None:

@@ -60,13 +60,15 @@ def _insert(summary: Summary) -> list[Figure]:
     tasks, inodes = (summary.value("fsqueue", "insert", size, key) for key in ("tasks", "inodes"))
     memory = summary.value("fsqueue", "insert", size, "memory_mb")
     at = f"at {size:,} tasks"
+    sample = next((row["tasks"] for row in summary.rounds("task-queue", "insert", size) if "note" in row), None)
+    of = "" if sample is None else f"; task-queue's first {sample:,}"
     return [
         _figure(
             "insert_many, synced, against task-queue, not synced",
             "at least 100 times its rate",
             _over(mine, theirs),
             lambda ratio: ratio >= 100,
-            lambda ratio: f"{ratio:,.0f} times ({mine:,.0f}/s to {theirs:,.0f}/s, {at})",
+            lambda ratio: f"{ratio:,.0f} times ({mine:,.0f}/s to {theirs:,.0f}/s, {at}{of})",
         ),
         _figure(
             "insert_many: inodes",

@@ -101,7 +101,8 @@ def _plan(options: argparse.Namespace) -> Plan:
         budget_s=options.budget or (10 if options.quick else 120),
     )
     if options.quick:
-        plan.many_tasks = plan.drain_tasks
+        plan.many_tasks = plan.mixed_tasks = plan.drain_tasks
+        plan.settle = False
     return plan
 
 

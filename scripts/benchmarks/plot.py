@@ -124,7 +124,8 @@ def _points(summary: Summary, panel: Panel, name: str) -> list[tuple[int, float]
         value = (
             summary.value(name, panel.step, size, panel.key) if panel.key else summary.task_us(name, panel.step, size)
         )
-        if value and size:
+        whole = not any("note" in row for row in summary.rounds(name, panel.step, size))
+        if value and size and whole:
             found.append((size, value * panel.factor))
     return found
 

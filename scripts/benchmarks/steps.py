@@ -106,7 +106,8 @@ def lease_many(system: System, request: Request) -> Result:
 
 def _lease(system: System, request: Request, n: int) -> Result:
     sample, warmup = request["sample"], request["warmup"]
-    until = clock() + int(request.get("budget_s", 3600) * 1e9)
+    begun, budget_ns = clock(), int(request.get("budget_s", 3600) * 1e9)
+    until, warm_until = begun + budget_ns, begun + budget_ns // 4
     leases: list[int] = []
     completes: list[int] = []
     calls: list[list[Any]] = []
@@ -123,7 +124,7 @@ def _lease(system: System, request: Request, n: int) -> Result:
         last = clock()
         calls.append(tasks)
         done += len(tasks)
-        if done <= warmup:
+        if done <= warmup and last < warm_until:
             warmed, started = done, last
         else:
             leases.append(leased - begin)

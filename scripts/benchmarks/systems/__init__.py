@@ -63,7 +63,11 @@ class Entry:
     peer: bool = False
     steps: tuple[str, ...] = ()
     """Which steps are measured of it; () for all."""
-    remark: str = ""
+
+    @property
+    def slow(self) -> bool:
+        """Whether filling a large queue takes it minutes."""
+        return self.peer or self.options.get("batch_tasks_max") == 1
 
 
 ENTRIES = [
@@ -73,15 +77,13 @@ ENTRIES = [
         "floor",
         "bare system calls",
         steps=("insert", "lease_one", "lease_many", "loop", "delete"),
-        remark="the floor",
     ),
     Entry(
         "fsqueue-nosync",
         "fsqueue_",
         "fsqueue, durability=none",
         {"durability": "none"},
-        steps=("insert", "insert_one"),
-        remark="syncs nothing",
+        steps=("insert", "insert_one", "mixed"),
     ),
     Entry(
         "fsqueue-strict",
@@ -89,7 +91,6 @@ ENTRIES = [
         "fsqueue, durability=strict",
         {"durability": "strict"},
         steps=("lease_one", "lease_many", "loop"),
-        remark="syncs every movement",
     ),
     Entry(
         "fsqueue-nohistory",
@@ -97,25 +98,22 @@ ENTRIES = [
         "fsqueue, no history",
         {"keep_history": False},
         steps=("lease_one", "lease_many", "loop"),
-        remark="keep_history=False",
     ),
     Entry(
         "fsqueue-single",
         "fsqueue_",
         "fsqueue, batches of one",
         {"batch_tasks_max": 1},
-        remark="batch_tasks_max=1: the plain file queue",
     ),
-    Entry("task-queue", "taskqueue_", "task-queue (fq://)", peer=True, remark="syncs nothing but a counter"),
-    Entry("dirq", "dirq_", "dirq (QueueSimple)", peer=True, remark="syncs nothing; no timed lease, no retry"),
-    Entry("huey", "huey_", "huey (SQLite)", peer=True, remark="as it comes: every operation is synced; no lease"),
+    Entry("task-queue", "taskqueue_", "task-queue (fq://)", peer=True),
+    Entry("dirq", "dirq_", "dirq (QueueSimple)", peer=True),
+    Entry("huey", "huey_", "huey (SQLite)", peer=True),
     Entry(
         "huey-nosync",
         "huey_",
         "huey (SQLite, fsync=False)",
         {"fsync": False},
         peer=True,
-        remark="syncs nothing; no lease",
     ),
 ]
 """The first is what all others are compared with; `floor` needs what it measured."""

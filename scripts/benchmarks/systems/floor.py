@@ -5,7 +5,7 @@ system, the filesystem and Python's `os` module ask for. The loop follows a *tra
 fsqueue did in the same round: which batches, how many tasks of each at a time.
 
 An append is five calls under the log's lock: lock, read the tail, write the record, read it back,
-unlock. A batch costs, once: open its directory, the task file and the log, read the task file; and
+unlock. A batch costs, once: open its directory, the task file and the log, read the task file; rename it; and
 to finish it, a record, the log synced, the task file unlinked, bytes appended to a counter and a line
 to the history, each under its lock, a farewell, the log unlinked.
 """
@@ -144,6 +144,8 @@ class Floor:
             left[batch] -= tasks * times
             logs[batch] = fd, end
             if left[batch] <= 0:
+                name = self._file("queue", numbers[batch])
+                os.rename(name, f"{name}-leased")  # when its last task was leased
                 self._finish(numbers[batch], counts[batch], *logs.pop(batch))
         for fd, _ in logs.values():
             os.close(fd)
@@ -166,7 +168,7 @@ class Floor:
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, LOCKED)
         os.write(fd, self.mark)
         os.fsync(fd)
-        os.unlink(self._file("queue", number))
+        os.unlink(f"{self._file('queue', number)}-leased")
         os.write(fd, self.mark)
         append_elsewhere(f"{self.path}/completions/00", b"." * count)
         append_elsewhere(f"{self.path}/history/{number % self.shards:02x}.jsonl", os.pread(fd, READ_BYTES, 0) + b"\n")

@@ -1,0 +1,151 @@
+"""What many commands share: the queue's argument, types of values, printing, asking."""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+import click
+from click.shell_completion import CompletionItem
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+LINE_CHARS_MAX = 100
+"""How much of a payload or a reason a table shows."""
+
+
+def seconds(value: str) -> float:
+    """A finite number of seconds, at least 0; fractions are allowed."""
+    try:
+        number = float(value)
+    except ValueError:
+        number = -1.0
+    if not math.isfinite(number) or number < 0:
+        raise click.BadParameter(f"{value!r} is not a number of seconds from 0.")
+    return number
+
+
+def _directories(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(incomplete, type="dir")]
+
+
+queue_argument = click.argument("queue", metavar="Q", shell_complete=_directories)
+optional_queue_argument = click.argument("queue", metavar="[Q]", required=False, shell_complete=_directories)
+worker_option = click.option("--worker", metavar="NAME", help="A name to appear under in histories.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+
+
+def example(text: str) -> str:
+    """An epilog that shows examples as they are typed."""
+    return "\b\nExample:\n" + "\n".join(f"  {line}" for line in text.strip().splitlines())
+
+
+def print_json(value: Any) -> None:
+    """One JSON value on a line of its own."""
+    import orjson
+
+    click.echo(orjson.dumps(value, default=_as_text))
+
+
+def _as_text(value: Any) -> Any:
+    """What JSON has no form for: bytes, as they stand in a task file, and whatever else as text."""
+    if isinstance(value, bytes):
+        import base64
+
+        return {"b64": base64.b64encode(value).decode()}
+    return str(value)
+
+
+def print_table(rows: Iterable[tuple[str, ...]], widths: tuple[int, ...]) -> None:
+    """Rows as they come, in columns of the given least widths (the last is open)."""
+    for row in rows:
+        click.echo(
+            "  ".join(
+                [*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), *row[len(widths) :]]
+            ).rstrip()
+        )
+
+
+def brief(value: Any, chars: int = LINE_CHARS_MAX) -> str:
+    """A payload or a text, on one line of at most `chars`, harmless for a terminal."""
+    if isinstance(value, str):
+        text = value
+    else:
+        import orjson
+
+        text = orjson.dumps(value, default=_as_text).decode()
+    text = plain(text[: chars * 4])
+    return text if len(text) <= chars else text[: chars - 1] + "…"
+
+
+def plain(text: str) -> str:
+    """`text` with control characters (line ends too) escaped: a payload must not drive the terminal."""
+    return re.sub(r"[\x00-\x1f\x7f-\x9f]", lambda match: repr(match[0])[1:-1], text)
+
+
+def moment(at: float | None) -> str:
+    """Unix seconds as local time."""
+    if at is None:
+        return "-"
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+    except (OverflowError, ValueError, OSError):
+        return f"{at:g}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds in the two largest units that say something."""
+    if seconds < 60:
+        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 48:
+        return f"{hours} h {minutes} min"
+    return f"{hours // 24} d {hours % 24} h"
+
+
+def confirm(question: str, yes: bool) -> None:
+    """Go on only with `--yes`, or if whoever sits at the terminal agrees."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise click.UsageError(f"{question} Standard input is no terminal, so that nobody can answer: add --yes.")
+    if not click.confirm(question, err=True):
+        click.echo("fsqueue: nothing was changed", err=True)
+        raise click.exceptions.Exit(1)
+
+
+def words(arguments: tuple[str, ...]) -> Iterator[str]:
+    """The arguments, with `-` replaced by the lines of standard input.
+
+    A line may also be one that `lease` or `ls` printed as JSON: its token counts, or its id.
+    """
+    for argument in arguments:
+        if argument != "-":
+            yield argument
+            continue
+        for number, line in enumerate(sys.stdin, 1):
+            if line.strip():
+                yield _word(line.strip(), number)
+
+
+def _word(line: str, number: int) -> str:
+    if not line.startswith("{"):
+        return line
+    import orjson
+
+    try:
+        value = orjson.loads(line)
+    except ValueError as error:
+        raise click.UsageError(f"Standard input, line {number}, is not JSON: {error}. Nothing was done.") from None
+    word = value.get("token") or value.get("id")
+    if not isinstance(word, str):
+        raise click.UsageError(f"Standard input, line {number}, has neither a token nor an id. Nothing was done.")
+    return word

@@ -1,0 +1,188 @@
+"""dead list, retry, purge: the tasks that were given up."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+import fsqueue
+
+from .common import (
+    brief,
+    confirm,
+    example,
+    json_option,
+    moment,
+    plain,
+    print_json,
+    print_table,
+    queue_argument,
+    words,
+    yes_option,
+)
+
+EXAMPLES_MAX = 3
+"""Ids shown of a group."""
+
+_CONDITION = re.compile(r"([\w.-]+?)\s*(!=|!~|<=|>=|=|~|<|>)(.*)", re.DOTALL)
+_FIELDS = ("id", "payload", "reason", "at", "attempt", "worker")
+
+Condition = Callable[[fsqueue.DeadLetter], bool]
+
+
+def condition(value: str) -> Condition:
+    """FIELD=VALUE and its like, as a predicate on a dead letter."""
+    match = _CONDITION.fullmatch(value)
+    path = match[1].split(".") if match else []
+    if match is None or path[0] not in _FIELDS:
+        raise click.BadParameter(
+            f"{value!r} is no condition: write FIELD=VALUE (or != < <= > >=; ~ and !~ search a regular expression) "
+            f"with a FIELD of {', '.join(_FIELDS)}, or one inside, such as payload.name or worker.host."
+        )
+    operator, wanted = match[2], match[3].strip()
+    if "~" in operator:
+        try:
+            pattern = re.compile(wanted)
+        except re.error as error:
+            raise click.BadParameter(f"{wanted!r} is no regular expression: {error}.") from None
+        return lambda letter: (pattern.search(_shown(_field(letter, path))) is not None) == (operator == "~")
+    if operator in ("=", "!="):
+        return lambda letter: (_shown(_field(letter, path)) == wanted) == (operator == "=")
+    try:
+        limit = float(wanted)
+    except ValueError:
+        raise click.BadParameter(f"{operator} compares numbers, and {wanted!r} is none.") from None
+    return lambda letter: _compare(_field(letter, path), operator, limit)
+
+
+def _field(letter: fsqueue.DeadLetter, path: list[str]) -> Any:
+    value = getattr(letter, path[0])
+    for name in path[1:]:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
+
+
+def _shown(value: Any) -> str:
+    """A value as it is written on the command line: strings as they are, all else as JSON."""
+    if isinstance(value, str):
+        return value
+    import orjson
+
+    return "" if value is None else orjson.dumps(value, default=str).decode()
+
+
+def _compare(value: Any, operator: str, limit: float) -> bool:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    below, equal = value < limit, value == limit
+    return (equal and "=" in operator) or (below if "<" in operator else not below and not equal)
+
+
+where_option = click.option(
+    "--where",
+    "conditions",
+    type=condition,
+    multiple=True,
+    help="Only those with, for instance, reason~timeout, worker.host=node17, payload.size>100. May be repeated.",
+)
+ids_argument = click.argument("ids", metavar="[TASK]...", nargs=-1)
+
+
+def _all_of(conditions: tuple[Condition, ...]) -> Condition | None:
+    return (lambda letter: all(holds(letter) for holds in conditions)) if conditions else None
+
+
+@click.group()
+def dead() -> None:
+    """Dead letters: tasks that were given up, with the reason and the last worker."""
+
+
+@dataclass
+class _Group:
+    """Dead letters whose reasons differ in numbers only."""
+
+    headline: str
+    count: int
+    last: float
+    examples: list[str]
+
+
+@dead.command("list", epilog=example("fsqueue dead list Q\nfsqueue dead list Q --where worker.host=node17 --all"))
+@queue_argument
+@where_option
+@click.option("--all", "each", is_flag=True, help="Each on a line of its own, not grouped.")
+@json_option
+def list_(queue: str, conditions: tuple[Condition, ...], each: bool, as_json: bool) -> None:
+    """List the dead letters of Q, grouped by the first line of their reason; with --json, each."""
+    with fsqueue.Queue(queue) as q:
+        letters = q.dead(where=_all_of(conditions))
+        if as_json:
+            for letter in letters:
+                print_json(letter.as_dict())
+        elif each:
+            print_table(
+                ((letter.id, moment(letter.at), brief(letter.payload, 40), _headline(letter)) for letter in letters),
+                (36, 19, 40),
+            )
+        else:
+            groups: dict[str, _Group] = {}
+            for letter in letters:
+                headline = _headline(letter)
+                group = groups.setdefault(re.sub(r"[0-9]+", "#", headline), _Group(headline, 0, 0.0, []))
+                group.count += 1
+                group.last = max(group.last, letter.at)
+                group.examples += [letter.id] if len(group.examples) < EXAMPLES_MAX else []
+            for group in sorted(groups.values(), key=lambda group: -group.count):
+                click.echo(f"{group.count:>9,}  {group.headline}  (last {moment(group.last)})")
+                click.echo(f"{'':>11}{' '.join(group.examples)}{' …' if group.count > len(group.examples) else ''}")
+
+
+def _headline(letter: fsqueue.DeadLetter) -> str:
+    return plain(str(letter.reason).partition("\n")[0])[:200]
+
+
+@dead.command(epilog=example("fsqueue dead retry Q --where reason~timeout"))
+@queue_argument
+@ids_argument
+@where_option
+@json_option
+def retry(queue: str, ids: tuple[str, ...], conditions: tuple[Condition, ...], as_json: bool) -> None:
+    """Make dead letters of Q waiting tasks again, with all their attempts.
+
+    Of the TASKs ('-': from standard input) and of those that meet the conditions; without either, all.
+    """
+    with fsqueue.Queue(queue) as q:
+        count = q.retry_dead(list(words(ids)) if ids else None, where=_all_of(conditions))
+    _print_count("retried", count, as_json)
+
+
+@dead.command(epilog=example("fsqueue dead purge Q --where 'at<1790000000' --yes"))
+@queue_argument
+@ids_argument
+@where_option
+@yes_option
+@json_option
+def purge(queue: str, ids: tuple[str, ...], conditions: tuple[Condition, ...], yes: bool, as_json: bool) -> None:
+    """Drop dead letters of Q for good.
+
+    Of the TASKs ('-': from standard input) and of those that meet the conditions; without either, all.
+    """
+    with fsqueue.Queue(queue) as q:
+        chosen = list(words(ids)) if ids else None
+        which = f"{len(chosen):,}" if chosen is not None else "all"
+        confirm(
+            f"Drop {which} dead letter(s) of {q.path}{' that meet the conditions' if conditions else ''} for good?", yes
+        )
+        count = q.purge_dead(chosen, where=_all_of(conditions))
+    _print_count("purged", count, as_json)
+
+
+def _print_count(name: str, count: int, as_json: bool) -> None:
+    if as_json:
+        print_json({name: count})
+    else:
+        click.echo(count)

@@ -1,0 +1,332 @@
+"""insert: lines to tasks, as a stream."""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import re
+import select
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import IO, Any
+
+import click
+import orjson
+
+import fsqueue
+
+from .common import example, json_option, print_json, queue_argument, seconds
+from .main import complain
+
+PROGRESS_AFTER_S = 1.0
+LOOK_EVERY = 256
+"""Lines between two looks at the clock for the progress bar."""
+
+SKIPPED_SHOWN_MAX = 20
+"""Skipped lines that are named one by one; the rest is counted."""
+
+PUBLISH_S = 1.0
+"""So long a task may wait for more input to come, before it is published."""
+
+CHUNK_BYTES = 1 << 16
+PAUSE = object()
+
+_LONG_NUMBER = re.compile(rb"[0-9]{19}")
+_LONG_INTEGER = re.compile(rb"(?<![0-9.eE+-])-?[0-9]{19,}(?![0-9.eE])")
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
+
+
+@click.command(
+    epilog=example(
+        """seq 1000 | fsqueue insert Q
+fsqueue insert Q tasks.jsonl --delay 60
+find /data -name '*.tif' | fsqueue insert Q --lines"""
+    )
+)
+@queue_argument
+@click.argument("files", metavar="[FILE]...", nargs=-1, type=click.Path(allow_dash=True))
+@click.option("--lines", is_flag=True, help="Plain lines: each one is a task, its payload the line as a string.")
+@click.option("--delay", "delay_s", type=seconds, default=0.0, help="Seconds until the tasks become available.")
+@click.option("--batch-tasks", type=int, metavar="N", help="Tasks to a file [grows with the input].")
+@click.option(
+    "--skip-bad", is_flag=True, help="Go on after a bad line: name it on standard error, and end with exit code 1."
+)
+@json_option
+def insert(
+    queue: str,
+    files: tuple[str, ...],
+    lines: bool,
+    delay_s: float,
+    batch_tasks: int | None,
+    skip_bad: bool,
+    as_json: bool,
+) -> None:
+    """Insert a task for each line of the FILEs, or of standard input, and print how many there were.
+
+    Lines are JSON values unless --lines is given. Empty lines are no tasks.
+
+    At a bad line (not JSON, NaN, an integer beyond 64 bits, larger than the queue allows) the command ends with
+    exit code 2: the lines before it are inserted, it and those after it are not, and the message says where to
+    go on. The same holds when it is interrupted, with exit code 130.
+    """
+    with fsqueue.Queue(queue) as q:
+        source = Source(files or ("-",), lines, skip_bad, q.settings.task_bytes_max)
+        count = 0
+        failure: fsqueue.FsqueueError | None = None
+        with source.interruptible():
+            while not source.ended and failure is None:
+                try:
+                    count += q.insert_many(source.until_pause(), batch_tasks=batch_tasks, delay_s=delay_s)
+                except fsqueue.InvalidTask as error:  # the line read last; those before it are in
+                    count += error.inserted or 0
+                    source.refuse(f"is no task for this queue: {error}")
+                except fsqueue.FsqueueError as error:
+                    count += error.inserted or 0
+                    failure = error
+    if as_json:
+        print_json({"inserted": count, "skipped": source.skipped})
+    else:
+        click.echo(count)
+    if failure is not None:
+        complain(f"{_were_inserted(count)}, the first of the input, before this:")
+        raise failure
+    source.conclude(count)
+
+
+def _were_inserted(count: int) -> str:
+    return "1 task was inserted" if count == 1 else f"{count:,} tasks were inserted"
+
+
+class BadLine(Exception):
+    """Why a line is no task."""
+
+
+class Source:
+    """The payloads, in order; when it ends early, it knows where and why.
+
+    It never raises because of a line, but ends: so that what was read before is inserted, and counted.
+    It pauses when the input does, so that what came so far is not kept from the queue.
+    """
+
+    def __init__(self, files: tuple[str, ...], plain: bool, skip_bad: bool, line_bytes_max: int) -> None:
+        self._files, self._skip_bad, self._line_bytes_max = files, skip_bad, line_bytes_max
+        self._decode = _decode_plain if plain else _decode_json
+        self._stream = self._payloads()
+        self._progress = Progress(files)
+        self._file, self._line = "", 0
+        self._publish_at = math.inf
+        self._reading = False
+        self._signal: int | None = None
+        self._bad: str | None = None
+        self.ended = False
+        self.skipped = 0
+
+    @property
+    def place(self) -> str:
+        """The line that was read last."""
+        return f"{self._file}, line {self._line:,}"
+
+    def until_pause(self) -> Iterator[Any]:
+        """The payloads up to a pause of the input, or its end."""
+        self._publish_at = math.inf
+        for payload in self._stream:
+            if payload is PAUSE:
+                return
+            yield payload
+        self.ended = True
+
+    def refuse(self, why: str) -> None:
+        """The line read last is no task: skip it, or end."""
+        if not self._skip_bad:
+            self._bad, self.ended = why, True
+            return
+        self.skipped += 1
+        if self.skipped <= SKIPPED_SHOWN_MAX:
+            complain(f"skipped: {self.place} {why}")
+
+    def _payloads(self) -> Iterator[Any]:
+        try:
+            for name in self._files:
+                self._file, self._line = "standard input" if name == "-" else name, 0
+                with _open(name) as file:
+                    yield from self._of_file(file)
+                if self._bad or self._signal:
+                    return
+        except OSError as error:  # of the file, not of the queue: end, and say it after what was read is in
+            self._bad = f"cannot be read: {error.strerror or error}"
+        finally:
+            self._progress.close()
+
+    def _of_file(self, file: IO[bytes]) -> Iterator[Any]:
+        for line in self._lines(file):
+            if line is PAUSE:
+                yield PAUSE
+                continue
+            self._line += 1
+            self._progress.count(len(line) + 1)
+            text = line.removesuffix(b"\r")
+            if self._line == 1:
+                text = text.removeprefix(b"\xef\xbb\xbf")  # a byte order mark
+            if not text or text.isspace():
+                continue
+            try:
+                if len(line) > self._line_bytes_max:
+                    raise BadLine(f"is longer than a task of this queue may be ({self._line_bytes_max:,} bytes)")
+                payload = self._decode(text)
+            except BadLine as error:
+                self.refuse(str(error))
+                if self._bad:
+                    return
+                continue
+            self._publish_at = min(self._publish_at, time.monotonic() + PUBLISH_S)
+            yield payload
+
+    def _lines(self, file: IO[bytes]) -> Iterator[Any]:
+        """Lines without their ends, and PAUSE. A line too long for a task is cut, to a length that still shows it."""
+        parts: list[bytes] = []
+        size = 0
+        while chunk := self._read(file):
+            if chunk is PAUSE:
+                yield PAUSE
+                continue
+            first, *others = chunk.split(b"\n")
+            if size <= self._line_bytes_max:
+                parts.append(first)
+                size += len(first)
+            if others:
+                yield b"".join(parts)
+                yield from others[:-1]
+                parts, size = [others[-1]], len(others[-1])
+            if self._signal is not None:
+                return
+        if size and self._signal is None:
+            yield b"".join(parts)
+
+    def _read(self, file: IO[bytes]) -> Any:
+        """Some bytes; PAUSE if there are none yet and payloads wait to be published; b"": the end, or interrupted."""
+        self._reading = True
+        try:
+            if self._publish_at < math.inf and not _is_ready(file, self._publish_at):
+                self._publish_at = math.inf
+                return PAUSE
+            return os.read(file.fileno(), CHUNK_BYTES)
+        except io.UnsupportedOperation:  # not a file of the operating system
+            return file.read(CHUNK_BYTES)
+        except KeyboardInterrupt:
+            return b""
+        finally:
+            self._reading = False
+
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """While a line is read, SIGINT and SIGTERM interrupt that; in the middle of an insert they wait for its end."""
+
+        def note(number: int, frame: FrameType | None) -> None:
+            again = self._signal is not None
+            self._signal = number
+            if self._reading or again:
+                raise KeyboardInterrupt
+
+        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def conclude(self, count: int) -> None:
+        """Say what was left out, if anything was, and exit accordingly."""
+        so_far = _were_inserted(count)
+        if self.skipped > SKIPPED_SHOWN_MAX:
+            complain(f"skipped: {self.skipped - SKIPPED_SHOWN_MAX:,} more lines")
+        if self._bad is not None:
+            complain(f"{self.place} {self._bad}")
+            complain(f"{so_far}, from all the lines before this one and none after it")
+            complain(f"correct it and insert the rest, which 'tail -n +{self._line} FILE' prints; or use --skip-bad")
+            raise click.exceptions.Exit(2)
+        if self._signal is not None:
+            complain(f"interrupted: {so_far}, up to {self.place}")
+            raise click.exceptions.Exit(128 + self._signal)
+        if self.skipped:
+            complain(f"{so_far}, {self.skipped:,} bad line(s) were not")
+            raise click.exceptions.Exit(1)
+
+
+def _is_ready(file: IO[bytes], until: float) -> bool:
+    """Whether there is something to read (or the end), waiting `until` then (monotonic seconds)."""
+    waiting = select.poll()
+    waiting.register(file.fileno(), select.POLLIN)
+    return bool(waiting.poll(max(0.0, until - time.monotonic()) * 1000))
+
+
+class Progress:
+    """A bar on standard error, if that is a terminal and the work takes more than a second."""
+
+    def __init__(self, files: tuple[str, ...]) -> None:
+        self._files = files
+        self._wanted = sys.stderr.isatty()
+        self._due = time.monotonic() + PROGRESS_AFTER_S
+        self._lines = self._bytes = 0
+        self._bar: Any = None
+
+    def count(self, line_bytes: int) -> None:
+        self._bytes += line_bytes
+        self._lines += 1
+        if not self._wanted or self._lines % LOOK_EVERY:
+            return
+        if self._bar is None and time.monotonic() >= self._due:
+            self._bar = self._start()
+        if self._bar is not None:
+            self._bar.set_postfix_str(f"{self._lines:,} tasks", refresh=False)
+            self._bar.update(self._bytes - self._bar.n)
+
+    def _start(self) -> Any:
+        from tqdm import tqdm
+
+        try:
+            sizes = [os.path.getsize(name) for name in self._files]
+        except OSError:  # standard input, or no longer there
+            sizes = []
+        return tqdm(total=sum(sizes) or None, unit="B", unit_scale=True, desc="insert", miniters=1, leave=False)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
+def _open(name: str) -> IO[bytes]:
+    if name == "-":
+        if sys.stdin.isatty():
+            complain("reading from the terminal, a task a line; end with Ctrl-D")
+        return sys.stdin.buffer
+    return open(name, "rb", buffering=0)
+
+
+def _decode_plain(line: bytes) -> str:
+    try:
+        return line.decode()
+    except UnicodeDecodeError as error:
+        raise BadLine(f"is not UTF-8 ({error.reason} at byte {error.start + 1})") from None
+
+
+def _decode_json(line: bytes) -> Any:
+    try:
+        payload = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        hint = " (for plain lines use --lines)" if error.pos == 0 else ""
+        raise BadLine(f"is not JSON: {error}{hint}") from None
+    if _LONG_NUMBER.search(line):
+        _refuse_rounding(line)
+    return payload
+
+
+def _refuse_rounding(line: bytes) -> None:
+    """Integers beyond 64 bits would silently become floats: refuse them instead."""
+    for digits in _LONG_INTEGER.findall(_STRING.sub(b"", line)):
+        if not -(1 << 63) <= int(digits) < 1 << 64:
+            raise BadLine(f"has an integer beyond 64 bits, {digits[:40].decode()}: write it as a string")

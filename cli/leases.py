@@ -1,0 +1,263 @@
+"""lease, complete, renew, release, fail, bury, release-all, cancel: the verbs for scripts."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+import orjson
+
+import fsqueue
+
+from .common import confirm, example, json_option, print_json, queue_argument, seconds, words, worker_option, yes_option
+from .main import complain
+
+WAIT_STEP_S = (0.5, 5.0)
+"""How long an interrupted `lease --wait-s` may take to notice; longer, the longer it has waited."""
+
+tokens_argument = click.argument("tokens", metavar="TOKEN...", nargs=-1, required=True)
+
+
+@click.command(
+    epilog=example(
+        """fsqueue lease Q                        # {"token": ..., "id": ..., "payload": ...}
+token=$(fsqueue lease Q --tokens) && work && fsqueue complete Q "$token"
+fsqueue lease Q -n 100 --wait-s 60 > mine.jsonl; fsqueue complete Q - < mine.jsonl"""
+    )
+)
+@queue_argument
+@click.option("-n", "n", type=click.IntRange(min=1), default=1, help="Most tasks to lease [1].")
+@click.option("--lease-s", type=seconds, help="Seconds until they come back, unless renewed or settled [the queue's].")
+@click.option("--wait-s", type=seconds, default=0.0, help="Seconds to wait for tasks if there are none.")
+@worker_option
+@click.option("--tokens/--json", "tokens_only", help="Print tokens only / a JSON object a line (default).")
+def lease(queue: str, n: int, lease_s: float | None, wait_s: float, worker: str | None, tokens_only: bool) -> None:
+    """Lease up to N tasks of Q and print each on a line. Exit code 3: nothing is available.
+
+    The other commands take the tokens. A task whose line cannot be written is put back.
+    """
+    with fsqueue.Queue(queue, worker) as q, noted_signals() as noted:
+        deadline, step_s = time.monotonic() + wait_s, WAIT_STEP_S[0]
+        while True:
+            left_s = max(0.0, deadline - time.monotonic())
+            tasks = q.lease(n, lease_s=lease_s, wait_s=min(left_s, step_s))
+            if tasks or noted or left_s <= step_s:
+                break
+            step_s = min(step_s * 1.5, WAIT_STEP_S[1])
+        if noted:
+            _put_back(q, tasks)
+            raise click.exceptions.Exit(128 + noted[0])
+        if not tasks:
+            complain("nothing is available")
+            raise click.exceptions.Exit(3)
+        for position, task in enumerate(tasks):
+            try:
+                if tokens_only:
+                    click.echo(task.token)
+                else:
+                    print_json(_as_dict(task))
+            except OSError:
+                _put_back(q, tasks[position:])
+                raise
+
+
+@contextmanager
+def noted_signals() -> Iterator[list[int]]:
+    """Collect SIGINT and SIGTERM instead of being stopped in the middle of a verb."""
+    noted: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, lambda number, frame: noted.append(number)) for number in numbers}
+    try:
+        yield noted
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _put_back(q: fsqueue.Queue, tasks: list[fsqueue.LeasedTask]) -> None:
+    if tasks:
+        q.release(tasks)
+
+
+def _as_dict(task: fsqueue.LeasedTask) -> dict[str, Any]:
+    names = ("token", "id", "payload", "key", "priority", "attempt", "version", "lease_until")
+    values = {name: getattr(task, name) for name in names}
+    return {name: value for name, value in values.items() if value is not None or name == "payload"}
+
+
+class Settling:
+    """Does one verb to the tasks of many tokens: to all that still hold; the others are named, with exit code 4."""
+
+    def __init__(self, queue: str, tokens: tuple[str, ...], verb: str, as_json: bool) -> None:
+        self._queue, self._tokens, self._verb, self._as_json = queue, list(words(tokens)), verb, as_json
+        self.lost: dict[str, str] = {}
+        self.done: list[fsqueue.LeasedTask] = []
+
+    def together(self, act: Callable[[fsqueue.Queue, list[fsqueue.LeasedTask]], object]) -> None:
+        """`act` on all at once."""
+        with fsqueue.Queue(self._queue) as q:
+            tasks = self._attach(q)
+            try:
+                act(q, tasks)
+            except fsqueue.LeaseLost as error:
+                self.lost |= dict.fromkeys(error.tasks or [task.id for task in tasks], str(error))
+            self.done = [task for task in tasks if task.id not in self.lost]
+        self._report()
+
+    def singly(self, act: Callable[[fsqueue.LeasedTask], object]) -> None:
+        """`act` on one after the other."""
+        with fsqueue.Queue(self._queue) as q:
+            for task in self._attach(q):
+                try:
+                    act(task)
+                except fsqueue.LeaseLost as error:
+                    self.lost[task.id] = str(error)
+                else:
+                    self.done.append(task)
+        self._report()
+
+    def _attach(self, q: fsqueue.Queue) -> list[fsqueue.LeasedTask]:
+        """The tasks of those tokens that hold. A malformed token raises, before anything is done."""
+        tasks = {}
+        for token in self._tokens:
+            try:
+                tasks[token] = q.attach(token)
+            except (fsqueue.LeaseLost, fsqueue.TaskNotFound) as error:
+                self.lost[token.partition("@")[0]] = str(error)
+        return list(tasks.values())
+
+    def _report(self) -> None:
+        if self._as_json:
+            print_json({self._verb: [task.id for task in self.done], "lost": list(self.lost)})
+        for task, why in self.lost.items():
+            complain(f"{task}: {why}")
+        if self.lost:
+            raise click.exceptions.Exit(4)
+
+
+@click.command(epilog=example("""fsqueue complete Q "$token"\nfsqueue complete Q "$token" --result '{"mean": 0.5}'"""))
+@queue_argument
+@tokens_argument
+@click.option("--result", metavar="JSON", help="A small result, kept in the history.")
+@json_option
+def complete(queue: str, tokens: tuple[str, ...], result: str | None, as_json: bool) -> None:
+    """Complete the tasks of the TOKENs ('-': read them from standard input).
+
+    Exit code 4: a lease was lost, drop that result. The others are completed all the same.
+    """
+    settling = Settling(queue, tokens, "completed", as_json)
+    if result is None:
+        settling.together(lambda q, tasks: q.complete(tasks))
+    else:
+        try:
+            value = orjson.loads(result)
+        except orjson.JSONDecodeError as error:
+            raise click.UsageError(f"--result is not JSON: {error}.") from None
+        settling.singly(lambda task: task.complete(value))
+
+
+@click.command(epilog=example('fsqueue renew Q "$token" --lease-s 3600'))
+@queue_argument
+@tokens_argument
+@click.option("--lease-s", type=seconds, help="Seconds from now [the queue's].")
+@json_option
+def renew(queue: str, tokens: tuple[str, ...], lease_s: float | None, as_json: bool) -> None:
+    """Extend the leases of the TOKENs ('-': read them from standard input). Exit code 4: a lease was lost."""
+    Settling(queue, tokens, "renewed", as_json).together(lambda q, tasks: q.renew(tasks, lease_s=lease_s))
+
+
+@click.command(epilog=example('fsqueue release Q "$token" --delay 60'))
+@queue_argument
+@tokens_argument
+@click.option("--delay", "delay_s", type=seconds, default=0.0, help="Seconds until they are available again.")
+@json_option
+def release(queue: str, tokens: tuple[str, ...], delay_s: float, as_json: bool) -> None:
+    """Put the tasks of the TOKENs back ('-': read them from standard input). It does not count as an attempt."""
+    Settling(queue, tokens, "released", as_json).together(lambda q, tasks: q.release(tasks, delay_s))
+
+
+@click.command(epilog=example('fsqueue fail Q "$token" --error "no such image"'))
+@queue_argument
+@tokens_argument
+@click.option("--error", required=True, help="What went wrong; kept, and the reason if the task becomes a dead letter.")
+@click.option("--delay", "delay_s", type=seconds, help="Seconds until the next attempt [the queue's backoff].")
+@json_option
+def fail(queue: str, tokens: tuple[str, ...], error: str, delay_s: float | None, as_json: bool) -> None:
+    """Report a failed attempt at the tasks of the TOKENs ('-': read them from standard input).
+
+    They are tried again while attempts are left, then they become dead letters.
+    """
+    Settling(queue, tokens, "failed", as_json).singly(lambda task: task.fail(error, delay_s))
+
+
+@click.command(epilog=example('fsqueue bury Q "$token" --reason "the input is corrupt"'))
+@queue_argument
+@tokens_argument
+@click.option("--reason", required=True, help="Why there is no point in trying again.")
+@json_option
+def bury(queue: str, tokens: tuple[str, ...], reason: str, as_json: bool) -> None:
+    """Make the tasks of the TOKENs ('-': read them from standard input) dead letters at once.
+
+    'fsqueue dead retry' brings them back.
+    """
+    Settling(queue, tokens, "buried", as_json).singly(lambda task: task.bury(reason))
+
+
+@click.command(
+    epilog=example(
+        """fsqueue release-all Q --host node17 --yes
+fsqueue release-all Q --slurm-job 4711 --yes"""
+    )
+)
+@queue_argument
+@click.option("--worker", metavar="NAME", help="Only leases of workers with this name.")
+@click.option("--host", help="Only leases of workers on this host.")
+@click.option("--slurm-job", metavar="JOB", help="Only leases of this Slurm job.")
+@click.option("--offline", is_flag=True, help="In bulk, when certainly nobody is working.")
+@yes_option
+@json_option
+def release_all(
+    queue: str, worker: str | None, host: str | None, slurm_job: str | None, offline: bool, yes: bool, as_json: bool
+) -> None:
+    """Take leases away, so that their tasks are available at once: all of Q, or those of a worker, host or Slurm job.
+
+    Whoever still works on such a task finds its lease lost, and the task is done again. No attempt is charged.
+    """
+    chosen = [
+        f"{name} {value}"
+        for name, value in (("worker", worker), ("host", host), ("Slurm job", slurm_job))
+        if value is not None
+    ]
+    with fsqueue.Queue(queue) as q:
+        whose = f"of {', '.join(chosen)} " if chosen else ""
+        confirm(f"Take all leases {whose}on tasks of {q.path} away{', offline' if offline else ''}?", yes)
+        count = q.release_all(worker=worker, host=host, slurm_job=slurm_job, offline=offline)
+    _print_count("released", count, as_json)
+
+
+@click.command(epilog=example("fsqueue cancel Q 0193f0c2a4b97c31a2d5e8f001234567.12 --yes"))
+@queue_argument
+@click.argument("ids", metavar="TASK...", nargs=-1, required=True)
+@yes_option
+@json_option
+def cancel(queue: str, ids: tuple[str, ...], yes: bool, as_json: bool) -> None:
+    """Cancel waiting tasks by id ('-': read them from standard input) and print how many were.
+
+    Leased and finished ones stay as they are.
+    """
+    with fsqueue.Queue(queue) as q:
+        chosen = list(words(ids))
+        confirm(f"Cancel {len(chosen):,} task(s) of {q.path}?", yes)
+        count = q.cancel(chosen)
+    _print_count("cancelled", count, as_json)
+
+
+def _print_count(name: str, count: int, as_json: bool) -> None:
+    if as_json:
+        print_json({name: count})
+    else:
+        click.echo(count)

@@ -1,0 +1,176 @@
+"""The `fsqueue` command: a group that imports a command's module only when the command is called.
+
+Exit codes: 0 done, 1 error, 2 usage, 3 nothing available, 4 lease lost, 5 no such queue, 6 update conflict,
+7 storage full, 8 unsafe filesystem, 9 dead letters; 124 a timeout ran out, as of timeout(1); 130 and 143
+ended by SIGINT and SIGTERM; 141 whoever read the output went away.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+COMMANDS = {
+    "create": ("queues", "Create a queue."),
+    "insert": ("inserting", "Insert tasks from JSON Lines or plain lines."),
+    "run": ("running", "Run a command for each task."),
+    "status": ("looking", "Count the tasks; --watch shows rate and time left."),
+    "wait": ("looking", "Wait until the queue is drained."),
+    "ls": ("looking", "List tasks."),
+    "show": ("looking", "Show all about one task, with its history."),
+    "dead": ("dead", "List, retry or purge dead letters."),
+    "lease": ("leases", "Lease tasks, for scripts; prints their tokens."),
+    "complete": ("leases", "Complete leased tasks."),
+    "renew": ("leases", "Extend leases."),
+    "release": ("leases", "Put leased tasks back."),
+    "fail": ("leases", "Report failed attempts, to be tried again."),
+    "bury": ("leases", "Make leased tasks dead letters at once."),
+    "release-all": ("leases", "Take leases away: all, or those of a worker, host or job."),
+    "cancel": ("leases", "Cancel waiting tasks."),
+    "purge": ("queues", "Drop all tasks, keep the settings."),
+    "delete": ("queues", "Delete a queue."),
+    "gc": ("queues", "Clean up: leftovers, old history, trash."),
+    "bench": ("bench", "Measure what a queue does on your filesystem."),
+    "completion": ("completion", "Print a shell completion script."),
+}
+"""Name: the module that has it (as an attribute of the same name, with `_` for `-`) and its line in the help."""
+
+EPILOG = """\b
+Example:
+  fsqueue create /scratch/me/tiles
+  seq 1000 | fsqueue insert /scratch/me/tiles
+  fsqueue run /scratch/me/tiles -j 4 -- ./process {}
+  fsqueue status /scratch/me/tiles
+"""
+
+
+class LazyGroup(click.Group):
+    """Knows the names of its commands without importing them, and says errors in one line."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module("." + COMMANDS[cmd_name][0], __package__)
+        command: click.Command = getattr(module, cmd_name.replace("-", "_"))
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, short) for name, (_, short) in COMMANDS.items()])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem
+
+        return [
+            CompletionItem(name, help=short) for name, (_, short) in COMMANDS.items() if name.startswith(incomplete)
+        ]
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            from difflib import get_close_matches
+
+            near = get_close_matches(args[0], COMMANDS, 1)
+            hint = f" Did you mean '{near[0]}'?" if near else " 'fsqueue --help' lists the commands."
+            ctx.fail(f"No such command '{args[0]}'.{hint}")
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        for stream in (sys.stdout, sys.stderr):  # a file name may hold bytes that are no text: show them, don't stumble
+            if hasattr(stream, "reconfigure"):
+                stream.reconfigure(errors="backslashreplace")
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except KeyboardInterrupt:
+            complain("interrupted")
+            ctx.exit(130)
+        except BrokenPipeError:
+            silence_stdout()
+            ctx.exit(141)
+        except Exception as error:  # the one place where an error becomes a line
+            message, code = explain(error)
+            complain(message)
+            silence_stdout()
+            ctx.exit(code)
+        return result
+
+
+def explain(error: Exception) -> tuple[str, int]:
+    """The sentence and the exit code for `error`."""
+    if os.environ.get("FSQUEUE_TRACEBACK"):
+        import traceback
+
+        traceback.print_exc()
+    code = getattr(error, "exit_code", None)
+    if isinstance(code, int):  # FsqueueError: not imported for this, since most commands that fail have it loaded
+        return str(error), code
+    if isinstance(error, OSError):
+        return f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", 1
+    if isinstance(error, MemoryError):
+        return "out of memory", 1
+    return f"internal error, please report it: {type(error).__name__}: {error} (FSQUEUE_TRACEBACK=1 shows where)", 1
+
+
+def complain(message: str) -> None:
+    """Say something on standard error, if anybody can hear it."""
+    try:
+        click.echo(f"fsqueue: {message}", err=True)
+    except OSError:
+        pass
+
+
+def silence_stdout() -> None:
+    """Drop what standard output still buffers and cannot write: the interpreter would try again at its end."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        try:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        except (OSError, ValueError):
+            pass
+
+
+def _print_version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        import fsqueue
+
+        click.echo(f"fsqueue {fsqueue.__version__}")
+        ctx.exit()
+
+
+@click.group(
+    cls=LazyGroup, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Show the version."
+)
+def cli() -> None:
+    """A task queue that is a directory on a shared filesystem.
+
+    A queue is named by its path, also written fq://path. 'fsqueue COMMAND --help' tells more about a command.
+    """
+
+
+def main() -> None:
+    """The console script."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed by the caller: a file of the queue must not get its number
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+    try:
+        cli.main(prog_name="fsqueue")
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,165 @@
+"""create, purge, delete, gc: the queue as a whole."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+import fsqueue
+from fsqueue.upkeep import reap
+
+from .common import (
+    confirm,
+    example,
+    json_option,
+    optional_queue_argument,
+    print_json,
+    queue_argument,
+    seconds,
+    yes_option,
+)
+
+REAP_TRIES, REAP_PAUSE_S = 20, 0.5
+
+
+def _attempts(value: str) -> int | str:
+    if value == "none":
+        return value
+    if not value.isdecimal() or not int(value):
+        raise click.BadParameter(f"{value!r} is neither a whole number from 1 nor 'none'.")
+    return int(value)
+
+
+@click.command(
+    epilog=example(
+        """fsqueue create /scratch/me/tiles
+fsqueue create /scratch/me/tiles --lease-s 3600 --max-attempts 3"""
+    )
+)
+@queue_argument
+@click.option("--shards", type=int, help="Subdirectories that the task files spread over [64].")
+@click.option("--batch-tasks-max", type=int, metavar="N", help="Most tasks in one file [1024].")
+@click.option("--task-bytes-max", type=int, metavar="BYTES", help="Largest task [64 MiB].")
+@click.option(
+    "--max-attempts", type=_attempts, metavar="N", help="Attempts before a task becomes a dead letter, or 'none' [5]."
+)
+@click.option("--lease-s", type=seconds, help="How long a lease holds unless renewed [600].")
+@click.option(
+    "--backoff-s",
+    type=(seconds, seconds),
+    metavar="FIRST MOST",
+    help="Pause after a failed attempt, doubling [1 3600].",
+)
+@click.option(
+    "--durability", type=click.Choice(["none", "default", "strict"]), help="What is synced to disk [default: inserts]."
+)
+@click.option("--no-history", is_flag=True, help="Forget finished tasks at once.")
+@click.option("--exist-ok", is_flag=True, help="Leave an existing queue as it is, and succeed.")
+@click.option("--allow-unsafe", is_flag=True, help="Create it even on a mount that can't keep the promises.")
+def create(queue: str, no_history: bool, **settings: Any) -> None:
+    """Create the queue Q, a directory. Its settings stay for good."""
+    given = {name: value for name, value in settings.items() if value is not None}
+    if settings["max_attempts"] == "none":
+        given["max_attempts"] = None
+    fsqueue.Queue.create(queue, keep_history=not no_history, **given).close()
+
+
+@click.command(epilog=example("fsqueue purge /scratch/me/tiles --yes"))
+@queue_argument
+@yes_option
+def purge(queue: str, yes: bool) -> None:
+    """Drop all tasks of Q, leased ones and dead letters too, and begin to count from zero. The settings stay."""
+    with fsqueue.Queue(queue) as q:
+        confirm(f"Drop {_inventory(q)} of {q.path}?", yes)
+        q.purge()
+        _reap_in_background(q.path.absolute())
+
+
+@click.command(epilog=example("fsqueue delete /scratch/me/tiles --yes"))
+@queue_argument
+@click.option("--wait", is_flag=True, help="Stay until all its files are gone.")
+@yes_option
+def delete(queue: str, wait: bool, yes: bool) -> None:
+    """Delete the queue Q. It is gone at once; its files are removed in the background."""
+    with fsqueue.Queue(queue) as q:
+        confirm(f"Delete the queue {q.path} with {_inventory(q)}?", yes)
+        parent = q.path.absolute().parent
+        q.delete(wait=wait)
+    if not wait:
+        _reap_in_background(parent)
+
+
+@click.command(
+    epilog=example(
+        """fsqueue gc /scratch/me/tiles --history-days 30
+fsqueue gc --trash /scratch/me"""
+    )
+)
+@optional_queue_argument
+@click.option("--touch", is_flag=True, help="Refresh waiting files, so that a scratch system does not purge them.")
+@click.option("--history-days", type=click.IntRange(min=0), metavar="DAYS", help="Drop history that is older.")
+@click.option("--trash", type=click.Path(path_type=Path), metavar="DIR", help="Only remove what was deleted from DIR.")
+@json_option
+def gc(queue: str | None, touch: bool, history_days: int | None, trash: Path | None, as_json: bool) -> None:
+    """Clean the queue Q up: finish what crashed workers left half done, remove leftovers and trash.
+
+    It is safe at any time, and never necessary for correctness.
+    """
+    if (queue is None) == (trash is None):
+        raise click.UsageError("Name either a queue or --trash DIR.")
+    if queue is None and (touch or history_days is not None):
+        raise click.UsageError("--touch and --history-days need a queue.")
+    if queue is None:
+        assert trash is not None
+        report: dict[str, Any] = {"reaped": _reap(trash)}
+    else:
+        with fsqueue.Queue(queue) as q:
+            report = q.gc(touch=touch, history_days=history_days).as_dict()
+    if as_json:
+        print_json(report)
+    else:
+        for name, value in report.items():
+            click.echo(f"{name.replace('_', ' '):<20} {value}")
+
+
+def _inventory(q: fsqueue.Queue) -> str:
+    """What would be lost."""
+    status = q.status()
+    return (
+        f"{status.remaining:,} unfinished task(s), {status.leased:,} of them leased, and {status.dead:,} dead letter(s)"
+    )
+
+
+def _reap(directory: Path) -> int:
+    """Empty the trash of `directory`. While another process is at it (the one that has just deleted), stand by."""
+    count = reap(str(directory))
+    for _ in range(REAP_TRIES):
+        try:
+            left = os.listdir(directory / ".trash")
+        except FileNotFoundError:
+            break
+        if not left:
+            break
+        time.sleep(REAP_PAUSE_S)
+        count += reap(str(directory))
+    return count
+
+
+def _reap_in_background(directory: Path) -> None:
+    """Start a process of its own that empties the trash of `directory`: it outlives this command."""
+    try:
+        subprocess.Popen(
+            [sys.executable, "-P", "-m", __package__ or "fsqueue_cli", "gc", "--trash", str(directory)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    except OSError as error:
+        click.echo(f"fsqueue: its files stay in the trash until 'fsqueue gc --trash {directory}': {error}", err=True)

@@ -1,0 +1,147 @@
+"""The benchmark's own arithmetic: percentiles, medians, judgements, figures. On made-up rows."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+
+from benchmarks import plot, report, steps
+from benchmarks.campaign import judge_drain, judge_mixed
+from benchmarks.figures import figures
+from benchmarks.summary import Summary
+from benchmarks.systems import encode
+from benchmarks.systems.floor import Floor, Sizes, Stop
+
+pytestmark = pytest.mark.once
+
+Row = dict[str, Any]
+
+
+def row(system: str, step: str, size: int, us: float, **more: Any) -> Row:
+    return {"system": system, "step": step, "size": size, "round": 1, "tasks": 1000, "seconds": us / 1000, **more}
+
+
+def test_payloads_are_of_the_size_that_is_claimed() -> None:
+    assert {len(encode(steps.payload(number))) for number in (0, 999_999)} == {steps.PAYLOAD_BYTES}
+    assert list(steps.stream(3, float("inf"), first=5)) == [steps.payload(number) for number in (5, 6, 7)]
+
+
+def test_a_stream_ends_when_its_time_is_over() -> None:
+    assert list(steps.stream(1000, 0.0)) == []
+
+
+def test_percentiles_are_nearest_ranks() -> None:
+    assert steps.percentiles([]) is None
+    assert steps.percentiles([5000]) == {"p50": 5, "p90": 5, "p99": 5, "max": 5}
+    hundred = steps.percentiles([number * 1000 for number in range(100, 0, -1)])
+    assert hundred == {"p50": 50, "p90": 90, "p99": 99, "max": 100}
+
+
+def test_medians_are_taken_of_the_rounds() -> None:
+    summary = Summary([row("fsqueue", "lease_one", 100, us) for us in (30, 10, 20)])
+    assert summary.task_us("fsqueue", "lease_one", 100) == pytest.approx(20)
+    assert summary.rate("fsqueue", "lease_one", 100) == pytest.approx(50_000)
+    assert summary.task_us("dirq", "lease_one", 100) is None
+
+
+def test_figures_are_judged_by_what_was_measured() -> None:
+    rows = [
+        row("fsqueue", "lease_one", 10_000, 30),
+        row("fsqueue", "lease_one", 1_000_000, 40),
+        row("task-queue", "lease_one", 10_000, 2000),
+        row("dirq", "lease_one", 10_000, 45),
+        row("floor", "lease_one", 10_000, 12),
+        row("floor", "lease_one", 1_000_000, 10),
+    ]
+    found = {figure.what: figure for figure in figures(Summary(rows))}
+    assert found["lease 1 + complete, one process, against task-queue"].reached is True
+    assert found["lease 1 + complete, one process, against dirq"].reached is False  # 1.5 times, not 2
+    assert found["lease 1 + complete, one process, against huey"].reached is None
+    floor = found["lease 1 + complete, against the bare system calls"]
+    assert (floor.reached, floor.measured) == (False, "4.00 times (worst size: 1,000,000 tasks)")
+    scale = found["lease 1 + complete in the largest queue against the smallest"]
+    assert (scale.reached, scale.measured.partition(" ")[0]) == (False, "1.33")
+
+
+def test_one_size_says_nothing_of_scale() -> None:
+    found = figures(Summary([row("fsqueue", "lease_one", 10_000, 30)]))
+    assert [figure.reached for figure in found if "largest" in figure.what] == [None, None]
+
+
+def answer(numbers: list[int], last: int, empty: int) -> Row:
+    latency = {"lease": {"p50": 1.0, "max": 2.0}}
+    return {"numbers": numbers, "begin": 0, "last_lease_asked": last, "empty_answered": empty, "latency_us": latency}
+
+
+def test_an_empty_answer_is_false_if_a_later_call_got_a_task() -> None:
+    judged = judge_drain([answer([0, 1, 2], 500, 900), answer([3], 100, 400)], 4)
+    assert (judged["false_empties"], judged["lost"], judged["twice"]) == (1, 0, 0)
+    assert judged["fairness"] == 3
+    assert judge_drain([answer([0, 1], 500, 600), answer([2, 3], 400, 550)], 4)["false_empties"] == 0
+
+
+def test_lost_and_repeated_tasks_are_counted() -> None:
+    judged = judge_drain([answer([0, 1, 1], 5, 9), answer([], 0, 9)], 4)
+    assert (judged["lost"], judged["twice"], judged["fairness"]) == (2, 1, None)
+    producers = [{"tasks": 3, "begin": 0, "end": 10, "latency_us": {"insert": None}}]
+    consumers = [
+        {"numbers": [0, 2], "begin": 0, "end": 12, "empties": 1, "latency_us": {"lease": None, "complete": None}}
+    ]
+    assert judge_mixed(producers, consumers)["lost"] == 1
+
+
+def test_the_floor_follows_a_trail_and_finishes_what_is_done(tmp_path: Path) -> None:
+    counts = {"a": 3, "b": 2}
+    bare = Floor(str(tmp_path / "floor"), Sizes())
+    bare.create()
+    bare.insert(list(counts.values()), sync=False)
+    done = bare.walk(counts, [Stop("a", 1, 2), Stop("b", 1, 1), Stop("a", 1, 1)], joined=False)
+    assert done == 4
+    left = list((tmp_path / "floor" / "queue").rglob("*.jsonl"))
+    assert len(left) == 1  # b has a task left
+    assert (tmp_path / "floor" / "completions" / "00").stat().st_size == 3
+    assert bare.delete() > 0
+    assert not (tmp_path / "floor").exists()
+
+
+def test_a_trail_is_cut_where_the_warm_up_ends() -> None:
+    warm, rest = steps._split([Stop("a", 1, 3), Stop("b", 1, 5)], 4)
+    assert warm == [Stop("a", 1, 3), Stop("b", 1, 1)]
+    assert rest == [Stop("b", 1, 4)]
+    assert steps._split([Stop("a", 100, 2)], 0) == ([], [Stop("a", 100, 2)])
+
+
+def test_tables_and_plots_of_nothing_are_still_whole() -> None:
+    facts = {
+        "date": "2000-01-01",
+        "commit": "none",
+        "cpu": "x",
+        "cores": 1,
+        "memory_gb": 1,
+        "kernel": "k",
+        "filesystem": "tmpfs",
+        "mount_options": "rw",
+        "python": "3",
+        "versions": {},
+        "in_memory": True,
+    }
+    assert "tmpfs is memory" in report.markdown(facts, [])
+    assert plot.costs(Summary([])).startswith("<svg")
+    assert plot.latencies(Summary([]), 0).startswith("<svg")
+
+
+@pytest.mark.parametrize(
+    ("value", "said"), [(None, "–"), (1234567, "1,230,000"), (101, "101"), (12.34, "12.3"), (0.5, "0.5")]
+)
+def test_numbers_have_three_digits(value: float | None, said: str) -> None:
+    assert report.number(value) == said
+
+
+def test_axes_enclose_the_values() -> None:
+    assert plot.decades([3, 40]) == (0, 2)
+    assert plot.decades([10, 10]) == (1, 2)

@@ -1,0 +1,46 @@
+"""The command line in this process (quick) and as a process of its own (signals, pipes, terminals)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from fsqueue_cli.main import cli
+
+Run = Callable[..., Result]
+Spawn = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def fsqueue_cli() -> Run:
+    """`fsqueue_cli("insert", q, input="1\\n", code=0)`: checks the exit code; nothing may look like a traceback."""
+
+    def run(*arguments: Any, input: str | bytes | None = None, code: int | None = 0) -> Result:
+        result = CliRunner().invoke(cli, [str(argument) for argument in arguments], input=input, prog_name="fsqueue")
+        assert code is None or result.exit_code == code, f"{arguments}: {result.output}{result.exception!r}"
+        assert "Traceback" not in result.output
+        assert "internal error" not in result.output
+        return result
+
+    return run
+
+
+@pytest.fixture
+def spawn() -> Iterator[Spawn]:
+    """`spawn("run", q, ...)`: starts a process; those still alive at the end are killed."""
+    processes: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: Any, **options: Any) -> subprocess.Popen[str]:
+        options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
+        command = [sys.executable, "-m", "fsqueue_cli", *map(str, arguments)]
+        processes.append(subprocess.Popen(command, text=True, **options))
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()

@@ -1,0 +1,97 @@
+"""dead list, retry, purge."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from fsqueue_cli.dead import condition
+
+from fsqueue import DeadLetter, Queue
+from tests.cli.conftest import Run
+from tests.conftest import QueueFactory
+
+
+@pytest.fixture
+def buried(queue_factory: QueueFactory) -> Queue:
+    queue = queue_factory()
+    queue.insert_many({"n": number} for number in range(5))
+    for task in queue.lease(5):
+        number = task.payload["n"]
+        task.bury(
+            f"timed out after {number} s\nmore"
+            if number < 3
+            else f"exit status 1: bad \x1b[1m{'even' if number % 2 else 'odd'}"
+        )
+    return queue
+
+
+def test_list_groups_by_reason(fsqueue_cli: Run, buried: Queue) -> None:
+    lines = fsqueue_cli("dead", "list", buried.path).stdout.splitlines()
+    assert len(lines) == 6
+    assert lines[0].split()[:4] == ["3", "timed", "out", "after"]
+    assert len(lines[1].split()) == 3
+    assert "\x1b" not in "".join(lines)
+    assert fsqueue_cli("dead", "list", buried.path, "--where", "reason~nothing").output == ""
+
+
+def test_list_each_and_as_json(fsqueue_cli: Run, buried: Queue) -> None:
+    assert len(fsqueue_cli("dead", "list", buried.path, "--all").stdout.splitlines()) == 5
+    letters = [json.loads(line) for line in fsqueue_cli("dead", "list", buried.path, "--json").stdout.splitlines()]
+    assert {letter["payload"]["n"] for letter in letters} == {0, 1, 2, 3, 4}
+    assert all(letter["worker"]["pid"] and letter["at"] for letter in letters)
+
+
+def test_retry_some_then_all(fsqueue_cli: Run, buried: Queue) -> None:
+    one = next(buried.dead()).id
+    assert fsqueue_cli("dead", "retry", buried.path, one).stdout == "1\n"
+    assert (
+        fsqueue_cli("dead", "retry", buried.path, "--where", "payload.n>=3", "--where", "reason~odd|even").stdout
+        in "2\n1\n"
+    )
+    fsqueue_cli("dead", "retry", buried.path)
+    assert (buried.status().waiting, buried.status().dead) == (5, 0)
+
+
+def test_purge_some_then_all(fsqueue_cli: Run, buried: Queue) -> None:
+    listed = fsqueue_cli("dead", "list", buried.path, "--json", "--where", "payload.n=4").stdout
+    assert fsqueue_cli("dead", "purge", buried.path, "-", "--yes", input=listed).stdout == "1\n"
+    assert json.loads(fsqueue_cli("dead", "purge", buried.path, "--yes", "--json").stdout) == {"purged": 4}
+    assert buried.status().inserted == 0
+
+
+@pytest.mark.parametrize("bad", ["", "reason", "size>3", "reason~(", "payload.n>many", "=", "__class__=x"])
+def test_a_condition_that_is_none_is_a_usage_error(fsqueue_cli: Run, buried: Queue, bad: str) -> None:
+    fsqueue_cli("dead", "retry", buried.path, "--where", bad, code=2)
+    assert buried.status().dead == 5
+
+
+@pytest.mark.parametrize(
+    ("text", "holds"),
+    [
+        ("payload.name=x y", True),
+        ("payload.name!=x y", False),
+        ("payload.n=3", True),
+        ("payload.n = 3", True),
+        ("payload.n<3", False),
+        ("payload.n<=3", True),
+        ("payload.n>2.5", True),
+        ("payload.name>1", False),
+        ("payload.none=", True),
+        ("payload.deep.er=true", True),
+        ("payload.n.more=1", False),
+        ("reason~^Key", True),
+        ("reason!~^Key", False),
+        ("worker.host=node1", True),
+        ("attempt>=5", True),
+        ("at<100", True),
+        ('payload~"n":3', True),
+        ("id=a.0", True),
+        ("payload.name~=x", False),
+    ],
+)
+@pytest.mark.once
+def test_conditions(text: str, holds: bool) -> None:
+    payload = {"name": "x y", "n": 3, "deep": {"er": True}}
+    letter = DeadLetter("a.0", payload, "KeyError: 'x'\nmore", 99.5, 5, {"host": "node1", "pid": 7})
+    assert condition(text)(letter) is holds

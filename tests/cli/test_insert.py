@@ -1,0 +1,255 @@
+"""insert: every line a task, or named."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import signal
+import struct
+import subprocess
+import termios
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from fsqueue import Queue, StorageFull
+from tests.cli.conftest import Run, Spawn
+from tests.conftest import QueueFactory
+
+
+def payloads(queue: Queue) -> list[object]:
+    return sorted((task.payload for task in queue.tasks()), key=json.dumps)
+
+
+def test_json_lines_from_standard_input(fsqueue_cli: Run, queue: Queue) -> None:
+    result = fsqueue_cli("insert", queue.path, input='{"a": [1, 2]}\n"text"\nnull\n1.5\n')
+    assert result.stdout == "4\n"
+    assert result.stderr == ""
+    assert payloads(queue) == ["text", 1.5, None, {"a": [1, 2]}]
+
+
+def test_files_in_turn_without_a_last_line_end(fsqueue_cli: Run, queue: Queue, tmp_path: Path) -> None:
+    (tmp_path / "one").write_text("1\n2")
+    (tmp_path / "two").write_text("3\n\n  \n4\n")
+    assert fsqueue_cli("insert", queue.path, tmp_path / "one", "-", tmp_path / "two", input="5").stdout == "5\n"
+    assert payloads(queue) == [1, 2, 3, 4, 5]
+
+
+def test_plain_lines(fsqueue_cli: Run, queue: Queue) -> None:
+    fsqueue_cli("insert", queue.path, "--lines", input="/data/a b.tif\n{not json\r\n\n ä\n".encode())
+    assert payloads(queue) == sorted(["/data/a b.tif", "{not json", " ä"], key=json.dumps)
+
+
+def test_a_byte_order_mark_and_dos_line_ends_are_no_part_of_the_payload(fsqueue_cli: Run, queue: Queue) -> None:
+    fsqueue_cli("insert", queue.path, input=b"\xef\xbb\xbf1\r\n2\r\n")
+    assert payloads(queue) == [1, 2]
+
+
+def test_delay_and_batch_size(fsqueue_cli: Run, queue: Queue) -> None:
+    fsqueue_cli("insert", queue.path, "--delay", "3600.5", "--batch-tasks", "10", input="1\n" * 25)
+    assert queue.status().delayed == 25
+    fsqueue_cli("insert", queue.path, "--batch-tasks", "0", input="1\n", code=2)
+
+
+def test_json_output(fsqueue_cli: Run, queue: Queue) -> None:
+    assert json.loads(fsqueue_cli("insert", queue.path, "--json", input="1\n2\n").stdout) == {
+        "inserted": 2,
+        "skipped": 0,
+    }
+
+
+BAD = {
+    b"{": "is not JSON",
+    b"plain text": "use --lines",
+    b"NaN": "is not JSON",
+    b"[1, Infinity]": "is not JSON",
+    b"[-Infinity]": "is not JSON",
+    b"1e999": "is not JSON",
+    b"'single'": "is not JSON",
+    b"1 2": "is not JSON",
+    b'{"a": 1,}': "is not JSON",
+    b"\xff\xfe1\x00": "is not JSON",
+    b'"\\ud800"': "is not JSON",
+    b'"tab\there"': "is not JSON",
+    b"18446744073709551616": "beyond 64 bits",
+    b'{"n": [-9223372036854775809]}': "beyond 64 bits",
+    b"1" * 5000: "is not JSON",
+    b"[" * 1000 + b"-" + b"1" * 30 + b"]" * 1000: "beyond 64 bits",
+    b"[" * 100_000: "is not JSON",
+    b"[" * 2000 + b"]" * 2000: "is not JSON",
+    b"[" * 500 + b"]" * 500: "is no task for this queue",
+}
+
+
+@pytest.mark.parametrize("line", BAD, ids=lambda line: line[:20].decode("latin-1"))
+def test_a_bad_line_is_named_and_what_was_before_is_in(fsqueue_cli: Run, queue: Queue, line: bytes) -> None:
+    result = fsqueue_cli("insert", queue.path, input=b"1\n2\n" + line + b"\n3\n", code=2)
+    assert "standard input, line 3 " in result.stderr
+    assert BAD[line] in result.stderr
+    assert "2 tasks were inserted" in result.stderr
+    assert "tail -n +3" in result.stderr
+    assert result.stdout == "2\n"
+    assert payloads(queue) == [1, 2]
+
+
+def test_large_numbers_that_json_keeps_are_kept(fsqueue_cli: Run, queue: Queue) -> None:
+    lines = [
+        "18446744073709551615",
+        "-9223372036854775808",
+        "0.12345678901234567890123",
+        '"99999999999999999999"',
+        "1.99999999999999999999e5",
+    ]
+    fsqueue_cli("insert", queue.path, input="\n".join(lines))
+    assert payloads(queue) == sorted(map(json.loads, lines), key=json.dumps)
+
+
+def test_skip_bad_names_each_and_ends_with_1(fsqueue_cli: Run, queue: Queue) -> None:
+    result = fsqueue_cli("insert", queue.path, "--skip-bad", input="1\nx\n2\nNaN\n3\n", code=1)
+    assert payloads(queue) == [1, 2, 3]
+    assert result.stdout == "3\n"
+    assert "line 2 is not JSON" in result.stderr
+    assert "line 4 is not JSON" in result.stderr
+    assert "3 tasks were inserted, 2 bad line(s) were not" in result.stderr
+
+
+def test_many_skipped_lines_are_counted(fsqueue_cli: Run, queue: Queue) -> None:
+    result = fsqueue_cli("insert", queue.path, "--skip-bad", "--json", input="x\n" * 100 + "1\n", code=1)
+    assert len(result.stderr.splitlines()) < 30
+    assert "80 more" in result.stderr
+    assert json.loads(result.stdout) == {"inserted": 1, "skipped": 100}
+
+
+def test_a_line_that_is_too_long_is_named_and_the_next_is_read(fsqueue_cli: Run, queue_factory: QueueFactory) -> None:
+    queue = queue_factory(task_bytes_max=1000)
+    long = json.dumps("x" * 300_000)
+    result = fsqueue_cli("insert", queue.path, "--skip-bad", input=f"1\n{long}\n2\n", code=1)
+    assert "line 2 is longer" in result.stderr
+    assert payloads(queue) == [1, 2]
+
+
+def test_a_task_just_too_large_is_named_with_its_line(fsqueue_cli: Run, queue_factory: QueueFactory) -> None:
+    queue = queue_factory(task_bytes_max=1000)
+    result = fsqueue_cli("insert", queue.path, input="1\n2\n" + json.dumps("x" * 997) + "\n3\n", code=2)
+    assert "line 3" in result.stderr
+    assert "2 tasks were inserted" in result.stderr
+    assert payloads(queue) == [1, 2]
+
+
+def test_a_task_that_the_queue_refuses_can_be_skipped(fsqueue_cli: Run, queue_factory: QueueFactory) -> None:
+    queue = queue_factory(task_bytes_max=1000)
+    lines = [1, 2, "x" * 997, 3, "x" * 2000, 4]
+    result = fsqueue_cli("insert", queue.path, "--skip-bad", input="\n".join(map(json.dumps, lines)), code=1)
+    assert "line 3 is no task for this queue" in result.stderr
+    assert "line 5 is longer" in result.stderr
+    assert payloads(queue) == [1, 2, 3, 4]
+
+
+def test_a_full_disk_exits_with_7_and_says_how_many_were_inserted(
+    fsqueue_cli: Run, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fill(self: Queue, payloads: Iterable[object], **options: object) -> int:
+        error = StorageFull("There is no room left.")
+        error.inserted = sum(1 for _ in payloads) - 2
+        raise error
+
+    monkeypatch.setattr(Queue, "insert_many", fill)
+    result = fsqueue_cli("insert", queue.path, input="1\n2\n3\n4\n5\n", code=7)
+    assert result.stdout == "3\n"
+    assert "3 tasks were inserted, the first of the input" in result.stderr
+    assert "no room left" in result.stderr
+
+
+def test_bytes_that_are_no_text_are_no_plain_line(fsqueue_cli: Run, queue: Queue) -> None:
+    assert "line 2 is not UTF-8" in fsqueue_cli("insert", queue.path, "--lines", input=b"a\n\xff\n", code=2).stderr
+
+
+def test_a_file_that_cannot_be_read_ends_it_after_those_before(fsqueue_cli: Run, queue: Queue, tmp_path: Path) -> None:
+    (tmp_path / "good").write_text("1\n")
+    for bad in (tmp_path / "absent", tmp_path):
+        result = fsqueue_cli("insert", queue.path, tmp_path / "good", bad, code=2)
+        assert f"{bad}" in result.stderr
+        assert "cannot be read" in result.stderr
+        assert "1 task was inserted" in result.stderr
+
+
+@pytest.mark.once
+def test_a_slow_producer_does_not_keep_its_tasks_from_the_queue(spawn: Spawn, queue: Queue) -> None:
+    process = spawn("insert", queue.path, stdin=subprocess.PIPE)
+    assert process.stdin is not None
+    process.stdin.write("1\n2\n3")
+    process.stdin.flush()
+    deadline = time.monotonic() + 30
+    while queue.status().waiting < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert queue.status().waiting == 2
+    assert process.communicate("4\n5\n", timeout=30) == ("4\n", "")
+    assert payloads(queue) == [1, 2, 34, 5]
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_interrupted_while_reading_what_was_read_is_inserted_and_counted(
+    spawn: Spawn, queue: Queue, number: int, code: int
+) -> None:
+    process = spawn("insert", queue.path, stdin=subprocess.PIPE)
+    assert process.stdin is not None
+    process.stdin.write("1\n2\n3\nhalf a li")
+    process.stdin.flush()
+    deadline = time.monotonic() + 30
+    while queue.status().waiting < 3 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (code, "3\n")
+    assert err == "fsqueue: interrupted: 3 tasks were inserted, up to standard input, line 3\n"
+    assert queue.status().waiting == 3
+
+
+@pytest.mark.once
+def test_interrupted_while_busy_the_count_is_exact(spawn: Spawn, queue: Queue, tmp_path: Path) -> None:
+    (tmp_path / "many").write_text('{"payload": "0123456789"}\n' * 2_000_000)
+    process = spawn("insert", queue.path, tmp_path / "many")
+    deadline = time.monotonic() + 60
+    while not queue.status(exact=False).inserted and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert 0 < int(out) < 2_000_000
+    assert queue.status().inserted == int(out)
+    assert f"up to {tmp_path / 'many'}, line {int(out):,}" in err
+
+
+@pytest.mark.once
+def test_memory_is_bounded(spawn: Spawn, queue: Queue) -> None:
+    process = spawn("insert", queue.path, stdin=subprocess.PIPE)
+    assert process.stdin is not None
+    line = json.dumps("x" * 200) + "\n"
+    for _ in range(300):
+        process.stdin.write(line * 1000)
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    assert process.communicate(timeout=120)[0] == "300000\n"
+    assert int(status.partition("VmHWM:")[2].split()[0]) < 100 * 1024
+
+
+@pytest.mark.once
+def test_on_a_terminal_progress_is_shown_when_it_takes_long(spawn: Spawn, queue: Queue) -> None:
+    terminal, side = pty.openpty()
+    fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("4H", 24, 100, 0, 0))
+    process = spawn("insert", queue.path, stdin=subprocess.PIPE, stderr=side)
+    os.close(side)
+    assert process.stdin is not None
+    process.stdin.write("1\n" * 300)
+    process.stdin.flush()
+    deadline = time.monotonic() + 30
+    while queue.status().waiting < 300 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert process.communicate("1\n" * 300, timeout=60)[0] == "600\n"
+    shown = os.read(terminal, 100_000).decode()
+    os.close(terminal)
+    assert "insert: " in shown

@@ -1,0 +1,193 @@
+"""The verbs for scripts: tokens in, tokens out."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from typing import Any
+
+import pytest
+
+from fsqueue import Queue
+from tests.cli.conftest import Run, Spawn
+from tests.conftest import QueueFactory
+
+
+def leased(run: Run, queue: Queue, *options: Any) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in run("lease", queue.path, *options).stdout.splitlines()]
+
+
+def test_lease_prints_tasks_and_the_others_take_their_tokens(fsqueue_cli: Run, queue: Queue) -> None:
+    queue.insert_many([{"n": number} for number in range(5)])
+    tasks = leased(fsqueue_cli, queue, "-n", 5, "--lease-s", 300)
+    assert sorted(task["payload"]["n"] for task in tasks) == [0, 1, 2, 3, 4]
+    assert all(task["token"].startswith(task["id"] + "@") and task["attempt"] == 1 for task in tasks)
+    assert all(0 < task["lease_until"] - time.time() <= 301 for task in tasks)
+    one, two, three, four, five = (task["token"] for task in tasks)
+    assert fsqueue_cli("complete", queue.path, one, two).output == ""
+    fsqueue_cli("release", queue.path, three, "--delay", "3600")
+    fsqueue_cli("fail", queue.path, four, "--error", "no luck", "--delay", "3600")
+    fsqueue_cli("bury", queue.path, five, "--reason", "hopeless")
+    assert queue.status().as_dict() == {
+        "inserted": 5, "waiting": 0, "delayed": 2, "leased": 0, "completed": 2, "dead": 1
+    }  # fmt: skip
+    assert [letter.reason for letter in queue.dead()] == ["hopeless"]
+
+
+def test_tokens_and_tasks_on_standard_input(fsqueue_cli: Run, queue: Queue) -> None:
+    queue.insert_many(range(4))
+    as_json = fsqueue_cli("lease", queue.path, "-n", 2).stdout
+    as_tokens = fsqueue_cli("lease", queue.path, "-n", 2, "--tokens").stdout
+    result = fsqueue_cli("complete", queue.path, "-", "--json", input=as_json + "\n" + as_tokens)
+    assert len(json.loads(result.stdout)["completed"]) == 4
+    assert queue.status().completed == 4
+
+
+@pytest.mark.parametrize("line", ["{", "{}", '{"token": 7}', "nonsense", "a.b@c", "[1]"])
+def test_what_is_no_token_stops_everything_before_it_begins(fsqueue_cli: Run, queue: Queue, line: str) -> None:
+    queue.insert(1)
+    token = leased(fsqueue_cli, queue)[0]["token"]
+    fsqueue_cli("complete", queue.path, "-", input=f"{token}\n{line}\n", code=2)
+    assert queue.status().leased == 1
+
+
+def test_nothing_available_exits_with_3(fsqueue_cli: Run, queue: Queue) -> None:
+    result = fsqueue_cli("lease", queue.path, code=3)
+    assert (result.stdout, result.stderr) == ("", "fsqueue: nothing is available\n")
+    begin = time.monotonic()
+    fsqueue_cli("lease", queue.path, "--wait-s", "0.3", code=3)
+    assert time.monotonic() - begin >= 0.3
+
+
+@pytest.mark.parametrize(
+    "verb", [["complete"], ["renew"], ["release"], ["fail", "--error", "x"], ["bury", "--reason", "x"]]
+)
+def test_a_lost_lease_exits_with_4_and_the_others_are_dealt_with(
+    fsqueue_cli: Run, queue: Queue, verb: list[str]
+) -> None:
+    queue.insert_many(range(3))
+    tokens = [task["token"] for task in leased(fsqueue_cli, queue, "-n", 3)]
+    fsqueue_cli("release", queue.path, tokens[1])
+    result = fsqueue_cli(verb[0], queue.path, *tokens, *verb[1:], "--json", code=4)
+    report = json.loads(result.stdout)
+    assert report.pop("lost") == [tokens[1].partition("@")[0]]
+    assert [len(done) for done in report.values()] == [2]
+    assert tokens[1].partition("@")[0] in result.stderr
+
+
+def test_a_finished_task_exits_with_4(fsqueue_cli: Run, queue: Queue) -> None:
+    queue.insert(1)
+    token = leased(fsqueue_cli, queue)[0]["token"]
+    fsqueue_cli("complete", queue.path, token)
+    fsqueue_cli("complete", queue.path, token, code=4)
+    fsqueue_cli("renew", queue.path, token, code=4)
+
+
+def test_renewing_extends(fsqueue_cli: Run, queue: Queue) -> None:
+    queue.insert(1)
+    task = leased(fsqueue_cli, queue, "--lease-s", 60)[0]
+    fsqueue_cli("renew", queue.path, task["token"], "--lease-s", "5000")
+    until = queue.task(task["id"]).lease_until
+    assert until is not None
+    assert until - time.time() > 4000
+
+
+def test_a_result_is_kept(fsqueue_cli: Run, queue: Queue) -> None:
+    queue.insert(1)
+    task = leased(fsqueue_cli, queue)[0]
+    fsqueue_cli("complete", queue.path, task["token"], "--result", "{", code=2)
+    fsqueue_cli("complete", queue.path, task["token"], "--result", '{"mean": 0.5}')
+    assert queue.task(task["id"]).result == {"mean": 0.5}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["-n", "0"], ["-n", "-1"], ["-n", "1.5"], ["--lease-s", "-1"], ["--lease-s", "0"], ["--lease-s", "nan"],
+     ["--lease-s", "1e300"], ["--wait-s", "inf"], ["--wait-s", "soon"]],
+)  # fmt: skip
+def test_bad_numbers_are_usage_errors(fsqueue_cli: Run, queue: Queue, options: list[str]) -> None:
+    queue.insert(1)
+    fsqueue_cli("lease", queue.path, *options, code=2)
+    assert queue.status().waiting == 1
+
+
+def test_release_all_of_one_worker(fsqueue_cli: Run, queue: Queue) -> None:
+    queue.insert_many(range(6), batch_tasks=1)
+    leased(fsqueue_cli, queue, "-n", 2, "--worker", "ann")
+    leased(fsqueue_cli, queue, "-n", 3, "--worker", "bob")
+    assert fsqueue_cli("release-all", queue.path, "--worker", "bob", "--yes").stdout == "3\n"
+    assert fsqueue_cli("release-all", queue.path, "--host", "elsewhere", "--yes").stdout == "0\n"
+    assert fsqueue_cli("release-all", queue.path, "--slurm-job", "1", "--yes").stdout == "0\n"
+    assert json.loads(fsqueue_cli("release-all", queue.path, "--offline", "--yes", "--json").stdout) == {"released": 2}
+    assert queue.status().waiting == 6
+
+
+def test_cancel_by_id(fsqueue_cli: Run, queue: Queue) -> None:
+    queue.insert_many(range(3))
+    held = leased(fsqueue_cli, queue)[0]["id"]
+    listed = fsqueue_cli("ls", queue.path, "--json", "--state", "waiting").stdout
+    assert fsqueue_cli("cancel", queue.path, held, "-", "--yes", input=listed).stdout == "2\n"
+    assert queue.status().inserted == 1
+    fsqueue_cli("cancel", queue.path, "nonsense", "--yes", code=2)
+
+
+def test_what_destroys_does_nothing_without_yes_if_nobody_can_answer(fsqueue_cli: Run, queue: Queue) -> None:
+    queue.insert(1)
+    task_id = next(queue.tasks()).id
+    for command in (["release-all"], ["cancel", task_id], ["purge"], ["delete"], ["dead", "purge"]):
+        at = command[:2] if command[0] == "dead" else command[:1]
+        result = fsqueue_cli(*at, queue.path, *command[len(at) :], code=2, input="y\n")
+        assert "--yes" in result.stderr
+    assert queue.status().waiting == 1
+
+
+@pytest.mark.once
+def test_a_task_whose_line_cannot_be_written_is_put_back(spawn: Spawn, queue: Queue) -> None:
+    queue.insert_many(range(5))
+    with open("/dev/full", "w") as full:
+        process = spawn("lease", queue.path, "-n", 3, stdout=full)
+        assert "No space left on device" in process.communicate(timeout=60)[1]
+    assert process.returncode == 1
+    assert queue.status().waiting == 5
+
+
+@pytest.mark.once
+def test_a_waiting_lease_can_be_interrupted(spawn: Spawn, queue: Queue) -> None:
+    process = spawn("lease", queue.path, "--wait-s", 300)
+    time.sleep(1)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=20)
+    assert process.returncode == 143
+
+
+@pytest.mark.once
+def test_a_waiting_lease_gets_what_comes(spawn: Spawn, queue: Queue) -> None:
+    process = spawn("lease", queue.path, "--wait-s", 60)
+    time.sleep(0.5)
+    queue.insert("here")
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, "")
+    assert json.loads(out)["payload"] == "here"
+
+
+def test_bytes_are_printed_as_they_stand_in_the_file(fsqueue_cli: Run, queue_factory: QueueFactory) -> None:
+    queue = queue_factory()
+    queue.insert(b"\x00\xff")
+    assert leased(fsqueue_cli, queue)[0]["payload"] == {"b64": "AP8="}
+
+
+@pytest.mark.once
+def test_a_reader_of_tokens_that_goes_away_leaves_the_rest_available(spawn: Spawn, queue: Queue) -> None:
+    queue.insert_many({"text": "x" * 1000} for _ in range(1000))
+    process = spawn("lease", queue.path, "-n", 1000, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.close()
+    process.stdout = None
+    assert process.communicate(timeout=60)[1] == ""
+    assert process.returncode == 141
+    status = queue.status()
+    assert status.leased < 300
+    assert status.waiting + status.leased == 1000

@@ -1,0 +1,173 @@
+"""The group: help, laziness, errors as lines, pipes, signals, completion."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from fsqueue_cli.main import COMMANDS, cli
+
+from fsqueue import Queue
+from tests.cli.conftest import Run, Spawn
+
+pytestmark = pytest.mark.once
+
+
+def test_help_lists_every_command(fsqueue_cli: Run) -> None:
+    help_text = fsqueue_cli("--help").output
+    for name, (_, short) in COMMANDS.items():
+        assert re.search(rf"^  {name} +{re.escape(short[:20])}", help_text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", [*COMMANDS, "dead list", "dead retry", "dead purge"])
+def test_every_command_has_help_with_an_example(fsqueue_cli: Run, name: str) -> None:
+    help_text = fsqueue_cli(*name.split(), "--help").output
+    assert name == "dead" or f"Example:\n  " in help_text  # noqa: F541
+    assert name == "dead" or f"fsqueue {name}" in help_text
+    assert max(map(len, help_text.splitlines())) <= 130
+
+
+def test_every_command_that_prints_data_has_json_and_what_destroys_has_yes() -> None:
+    context = cli.make_context("fsqueue", ["status", "Q"])
+    options = {
+        name: {option for parameter in cli.get_command(context, name).params for option in parameter.opts}  # type: ignore[union-attr]
+        for name in COMMANDS
+    }
+    silent = {"create", "dead", "purge", "delete", "lease", "completion"}  # lease prints JSON unless told otherwise
+    assert {name for name, given in options.items() if "--json" not in given} == silent
+    assert {name for name, given in options.items() if "--yes" in given} == {"purge", "delete", "release-all", "cancel"}
+
+
+def test_help_imports_neither_the_queue_nor_its_tools() -> None:
+    code = (
+        "import sys; from fsqueue_cli.main import cli\n"
+        "try: cli(['--help'], prog_name='fsqueue')\n"
+        "except SystemExit: pass\n"
+        "print([name for name in ('fsqueue', 'orjson', 'tqdm', 'fsqueue_cli.looking') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("[]\n")
+
+
+def test_help_starts_quickly() -> None:
+    """Below 2.5 times the start-up of click: the best of several tries of each, in turn."""
+    best = {"import click": 9.0, "from fsqueue_cli.main import main; main()": 9.0}
+    for _ in range(7):
+        for code in best:
+            begin = time.perf_counter()
+            subprocess.run([sys.executable, "-c", code, "--help"], stdout=subprocess.DEVNULL, check=True)
+            best[code] = min(best[code], time.perf_counter() - begin)
+    click_s, help_s = best.values()
+    assert help_s < 2.5 * click_s
+
+
+def test_version(fsqueue_cli: Run) -> None:
+    import fsqueue
+
+    assert fsqueue_cli("--version").output == f"fsqueue {fsqueue.__version__}\n"
+
+
+def test_a_mistyped_command_is_a_usage_error_with_a_hint(fsqueue_cli: Run) -> None:
+    assert "Did you mean 'status'?" in fsqueue_cli("statsu", "Q", code=2).output
+    assert "lists the commands" in fsqueue_cli("xyzzy", code=2).output
+
+
+@pytest.mark.parametrize(
+    "arguments", [["status"], ["ls"], ["lease"], ["insert"], ["show", "x.0"], ["run", "--", "true"]]
+)
+def test_a_path_without_a_queue_exits_with_5_and_creates_nothing(
+    fsqueue_cli: Run, tmp_path: Path, arguments: list[str]
+) -> None:
+    command, *rest = arguments
+    result = fsqueue_cli(command, tmp_path / "absent", *rest, input="", code=5)
+    assert result.stderr.startswith("fsqueue: ")
+    assert len(result.stderr.splitlines()) == 1
+    assert result.stdout == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_queue_can_be_named_by_url(fsqueue_cli: Run, queue: Queue) -> None:
+    fsqueue_cli("insert", f"fq://{queue.path}", input="1\n")
+    assert queue.status().waiting == 1
+
+
+def test_an_unexpected_error_is_one_line(fsqueue_cli: Run, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    def explode(self: Queue, exact: bool = True) -> None:
+        raise RuntimeError("kaboom")
+
+    monkeypatch.setattr(Queue, "status", explode)
+    with pytest.raises(AssertionError, match="internal error, please report it: RuntimeError: kaboom"):
+        fsqueue_cli("status", queue.path, code=1)  # the fixture finds fault with internal errors
+
+
+def test_a_reader_that_goes_away_ends_the_command_quietly(spawn: Spawn, queue: Queue) -> None:
+    queue.insert_many({"text": "x" * 100, "number": number} for number in range(3000))
+    process = spawn("ls", queue.path, "--json")
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.close()
+    process.stdout = None
+    assert process.communicate(timeout=60)[1] == ""
+    assert process.returncode == 141
+
+
+def test_a_full_disk_behind_the_output_is_an_error(spawn: Spawn, queue: Queue) -> None:
+    with open("/dev/full", "w") as full:
+        process = spawn("status", queue.path, stdout=full)
+        assert process.communicate(timeout=60)[1] == "fsqueue: No space left on device\n"
+    assert process.returncode == 1
+
+
+def test_with_its_standard_streams_closed_it_still_works(queue: Queue) -> None:
+    """And no file of the queue gets the number of one of them."""
+    command, closed = f"{sys.executable} -m fsqueue_cli", "<&- >&- 2>&-"
+    queue.insert_many([1, 2])
+    for verb in ("status", "ls", "lease"):
+        assert subprocess.run(f"exec {command} {verb} {queue.path} {closed}", shell=True).returncode == 0
+    assert queue.release_all() == 1
+    done = subprocess.run(f"exec {command} insert {queue.path} <&-", shell=True, capture_output=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"0\n", b"")
+    run = subprocess.run(f"exec {command} run {queue.path} {closed} -- sh -c 'echo x >&2'", shell=True, timeout=60)
+    assert run.returncode == 0
+    assert queue.status().completed == 2
+
+
+def test_ctrl_c_exits_with_130(spawn: Spawn, queue: Queue) -> None:
+    queue.insert(1)
+    process = spawn("status", queue.path, "--watch", "--interval", "60")
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=60)[1] == "fsqueue: interrupted\n"
+    assert process.returncode == 130
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_prints_a_script(fsqueue_cli: Run, shell: str) -> None:
+    assert "_FSQUEUE_COMPLETE" in fsqueue_cli("completion", shell).output
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("fsqueue rel", {"plain,release", "plain,release-all"}),
+        ("fsqueue ls --st", {"plain,--state"}),
+        ("fsqueue ls /", {"dir,/"}),
+    ],
+)
+def test_the_shell_completes_commands_options_and_paths(words: str, expected: set[str]) -> None:
+    environment = os.environ | {
+        "_FSQUEUE_COMPLETE": "bash_complete",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(words.count(" ")),
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "fsqueue_cli"], env=environment, capture_output=True, text=True, check=True
+    )
+    assert set(done.stdout.splitlines()) == expected

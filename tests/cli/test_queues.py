@@ -1,0 +1,123 @@
+"""create, purge, delete, gc."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fsqueue import Queue
+from tests.cli.conftest import Run
+
+
+def test_create_with_settings(fsqueue_cli: Run, tmp_path: Path) -> None:
+    path = tmp_path / "q"
+    fsqueue_cli(
+        "create", path, "--shards", 4, "--batch-tasks-max", 10, "--task-bytes-max", 5000, "--max-attempts", "none",
+        "--lease-s", 30.5, "--backoff-s", 0.5, 10, "--durability", "strict", "--no-history",
+    )  # fmt: skip
+    settings = Queue(path).settings
+    assert (settings.shards, settings.batch_tasks_max, settings.task_bytes_max) == (4, 10, 5000)
+    assert (settings.max_attempts, settings.lease_s, tuple(settings.backoff_s)) == (None, 30.5, (0.5, 10))
+    assert (settings.durability, settings.keep_history) == ("strict", False)
+
+
+def test_create_twice(fsqueue_cli: Run, tmp_path: Path) -> None:
+    fsqueue_cli("create", tmp_path / "q")
+    assert "already" in fsqueue_cli("create", tmp_path / "q", code=1).stderr
+    fsqueue_cli("create", tmp_path / "q", "--exist-ok")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["--shards", "0"], ["--shards", "x"], ["--batch-tasks-max", "0"], ["--batch-tasks-max", "-5"],
+     ["--task-bytes-max", "0"], ["--max-attempts", "0"], ["--max-attempts", "1.5"],
+     ["--lease-s", "0"], ["--lease-s", "-1"], ["--lease-s", "inf"],
+     ["--backoff-s", "10", "1"], ["--durability", "some"], ["--backoff-s", "1"], ["--shards", "9" * 5000]],
+)  # fmt: skip
+def test_bad_settings_are_usage_errors_and_make_nothing(fsqueue_cli: Run, tmp_path: Path, options: list[str]) -> None:
+    fsqueue_cli("create", tmp_path / "q", *options, code=2)
+    assert not (tmp_path / "q").exists()
+
+
+def test_purge(fsqueue_cli: Run, queue: Queue) -> None:
+    queue.insert_many(range(10))
+    queue.lease(2)
+    fsqueue_cli("purge", queue.path, "--yes")
+    assert queue.status().inserted == 0
+    wait_until_empty(queue.path / ".trash")
+
+
+def test_delete_returns_and_the_files_go_in_the_background(fsqueue_cli: Run, queue: Queue) -> None:
+    queue.insert_many(range(1000), batch_tasks=1)
+    fsqueue_cli("delete", queue.path, "--yes")
+    assert not queue.path.exists()
+    wait_until_empty(queue.path.parent / ".trash")
+
+
+def test_delete_and_wait(fsqueue_cli: Run, queue: Queue) -> None:
+    queue.insert_many(range(100), batch_tasks=1)
+    fsqueue_cli("delete", queue.path, "--wait", "--yes")
+    assert not queue.path.exists()
+    assert list((queue.path.parent / ".trash").iterdir()) == []
+
+
+@pytest.mark.once
+def test_the_background_process_outlives_the_command(queue: Queue) -> None:
+    """Also when the reaping takes longer than the command, as on a slow mount."""
+    queue.insert_many(range(3000), batch_tasks=1)
+    done = subprocess.run(
+        [sys.executable, "-m", "fsqueue_cli", "delete", str(queue.path), "--yes"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert (done.stdout, done.stderr) == ("", "")
+    wait_until_empty(queue.path.parent / ".trash")
+
+
+def wait_until_empty(trash: Path) -> None:
+    deadline = time.monotonic() + 60
+    while trash.exists() and list(trash.iterdir()):
+        assert time.monotonic() < deadline, "the trash is not emptied"
+        time.sleep(0.05)
+
+
+def test_gc(fsqueue_cli: Run, queue: Queue) -> None:
+    queue.insert_many(range(10))
+    report = json.loads(fsqueue_cli("gc", queue.path, "--touch", "--history-days", "30", "--json").stdout)
+    assert report["touched"] >= 1
+    assert "touched" in fsqueue_cli("gc", queue.path).stdout
+    assert json.loads(fsqueue_cli("gc", "--trash", queue.path.parent, "--json").stdout) == {"reaped": 0}
+
+
+def test_gc_needs_one_thing_to_clean(fsqueue_cli: Run, queue: Queue, tmp_path: Path) -> None:
+    fsqueue_cli("gc", code=2)
+    fsqueue_cli("gc", queue.path, "--trash", tmp_path, code=2)
+    fsqueue_cli("gc", "--trash", tmp_path, "--touch", code=2)
+    fsqueue_cli("gc", queue.path, "--history-days", "-1", code=2)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(("answer", "code", "left"), [("y\n", 0, 0), ("n\n", 1, 3), ("\n", 1, 3), ("\x04", 1, 3)])
+def test_on_a_terminal_it_asks(queue: Queue, answer: str, code: int, left: int) -> None:
+    queue.insert_many(range(3))
+    main, side = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fsqueue_cli", "purge", str(queue.path)], stdin=side, stdout=side, stderr=side
+    )
+    os.close(side)
+    written = b""
+    while b"]: " not in written:
+        written += os.read(main, 4096)
+    assert b"Drop 3 unfinished task(s), 0 of them leased, and 0 dead letter(s)" in written
+    os.write(main, answer.encode())
+    assert process.wait(timeout=30) == code
+    os.close(main)
+    assert queue.status().waiting == left

@@ -1,0 +1,225 @@
+"""run, as users start it: real processes, signals, exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fsqueue import Queue
+from tests.cli.conftest import Run, Spawn
+from tests.conftest import QueueFactory
+
+pytestmark = pytest.mark.once
+
+
+def wait_for(condition: Callable[[], object], timeout_s: float = 30) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def pids(directory: Path) -> list[int]:
+    return [int(path.name) for path in directory.iterdir() if path.name.isdigit()]
+
+
+def test_runs_a_command_a_task_until_drained(spawn: Spawn, queue: Queue) -> None:
+    queue.insert_many([{"name": "a b", "n": 1}, "plain", 3])
+    process = spawn("run", queue.path, "-j", 2, "--", "echo", "<{}>", "{name}", "{print $1}")
+    out, err = process.communicate(timeout=60)
+    assert sorted(out.splitlines()) == [
+        "<3> {name} {print $1}",
+        "<plain> {name} {print $1}",
+        '<{"name":"a b","n":1}> a b {print $1}',
+    ]
+    assert (process.returncode, err) == (0, "fsqueue: 3 completed\n")
+    assert queue.status().completed == 3
+
+
+def test_dead_letters_exit_with_9_and_keep_the_reason(spawn: Spawn, queue_factory: QueueFactory) -> None:
+    queue = queue_factory(max_attempts=2, backoff_s=(0, 0))
+    queue.insert_many([0, 1])
+    process = spawn("run", queue.path, "--json", "--", "sh", "-c", "echo trouble >&2; exit {}")
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 9
+    assert json.loads(out) == {"completed": 1, "failed": 2, "released": 0, "lost": 0, "signal": None, "dead": 1}
+    assert err == "trouble\n" * 3  # forwarded as it came
+    assert [letter.reason for letter in queue.dead()] == ["exit status 1: trouble\ntrouble"]
+
+
+def test_jobs_run_side_by_side(spawn: Spawn, queue: Queue, tmp_path: Path) -> None:
+    """Four commands that each wait for all four."""
+    queue.insert_many(range(4))
+    command = f"touch {tmp_path}/seen{{}}; until [ $(ls {tmp_path} | grep -c seen) = 4 ]; do sleep 0.05; done"
+    assert spawn("run", queue.path, "-j", 4, "--", "sh", "-c", command).wait(timeout=60) == 0
+
+
+def test_a_command_that_does_not_exist_exits_with_2_and_burns_nothing(fsqueue_cli: Run, queue: Queue) -> None:
+    queue.insert(1)
+    assert "was not found" in fsqueue_cli("run", queue.path, "--", "no-such-command", "{}", code=2).stderr
+    fsqueue_cli("run", queue.path, "--", str(queue.path), code=2)
+    fsqueue_cli("run", queue.path, "--", "", code=2)
+    fsqueue_cli("run", queue.path, code=2)
+    fsqueue_cli("run", queue.path, "-j", "0", "--", "true", code=2)
+    fsqueue_cli("run", queue.path, "--timeout", "0", "--", "true", code=2)
+    fsqueue_cli("run", queue.path, "--lease-s", "0", "--", "true", code=2)
+    [task] = queue.tasks()
+    assert (task.state, task.attempt) == ("waiting", 0)
+
+
+def test_a_file_that_cannot_be_executed_exits_with_2_and_burns_nothing(
+    fsqueue_cli: Run, queue: Queue, tmp_path: Path
+) -> None:
+    script = tmp_path / "script"
+    script.write_bytes(b"\x7fELF no program")
+    script.chmod(0o755)
+    queue.insert(1)
+    assert "could not be executed" in fsqueue_cli("run", queue.path, "--", script, code=2).stderr
+    [task] = queue.tasks()
+    assert (task.state, task.attempt) == ("waiting", 0)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_stopped_by_a_signal_it_puts_back_what_it_holds(
+    spawn: Spawn, queue: Queue, tmp_path: Path, number: int, code: int
+) -> None:
+    queue.insert_many(range(5))
+    process = spawn("run", queue.path, "-j", 2, "--", "sh", "-c", f"touch {tmp_path}/$$; sleep 1000")
+    wait_for(lambda: len(pids(tmp_path)) == 2)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == code
+    assert "2 running command(s) have to end" in err
+    assert "2 released" in err
+    assert not any(map(is_alive, pids(tmp_path)))
+    assert all((task.state, task.attempt) == ("waiting", 0) for task in queue.tasks())
+    assert queue.status().waiting == 5
+
+
+def test_stopped_while_idle(spawn: Spawn, queue: Queue) -> None:
+    process = spawn("run", queue.path, "--forever", "--", "true")
+    time.sleep(1)
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=30)[1] == "fsqueue: there was nothing to do\n"
+    assert process.returncode == 130
+
+
+def test_commands_that_ignore_sigterm_are_killed_after_the_grace(spawn: Spawn, queue: Queue, tmp_path: Path) -> None:
+    queue.insert(1)
+    command = f"trap '' TERM; touch {tmp_path}/$$; while :; do sleep 0.1; done"
+    process = spawn("run", queue.path, "--grace", "0.5", "--", "sh", "-c", command)
+    wait_for(lambda: pids(tmp_path))
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=30) == 143
+    assert not any(map(is_alive, pids(tmp_path)))
+    assert queue.status().waiting == 1
+
+
+def test_a_second_signal_kills_at_once(spawn: Spawn, queue: Queue, tmp_path: Path) -> None:
+    queue.insert(1)
+    command = f"trap '' TERM; touch {tmp_path}/$$; while :; do sleep 0.1; done"
+    process = spawn("run", queue.path, "--grace", "1000", "--", "sh", "-c", command)
+    wait_for(lambda: pids(tmp_path))
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=30) == 130
+    assert not any(map(is_alive, pids(tmp_path)))
+    assert queue.status().waiting == 1
+
+
+def test_ctrl_c_at_the_terminal_reaches_the_runner_only(queue: Queue, tmp_path: Path) -> None:
+    """The command gets its SIGTERM from the runner, and no SIGINT from the terminal: it can end in order."""
+    import pty
+    import sys
+
+    queue.insert(1)
+    pid, terminal = pty.fork()
+    if pid == 0:
+        command = f"trap 'touch {tmp_path}/int' INT; trap 'touch {tmp_path}/term; exit' TERM; touch {tmp_path}/$$"
+        arguments = ["run", str(queue.path), "--", "sh", "-c", f"{command}; while :; do sleep 0.1; done"]
+        os.execv(sys.executable, [sys.executable, "-m", "fsqueue_cli", *arguments])
+    wait_for(lambda: pids(tmp_path))
+    os.write(terminal, b"\x03")
+    written = b""
+    while chunk := _read(terminal):
+        written += chunk
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 130
+    os.close(terminal)
+    assert (tmp_path / "term").exists()
+    assert not (tmp_path / "int").exists()
+    assert queue.status().waiting == 1  # although the command ended with 0: it was told to
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 4096)
+    except OSError:
+        return b""
+
+
+def test_of_a_killed_runner_the_tasks_come_back(spawn: Spawn, queue_factory: QueueFactory, tmp_path: Path) -> None:
+    queue = queue_factory(lease_s=2)
+    queue.insert_many(range(6))
+    command = f"echo {{}} >> {tmp_path}/started; sleep 0.2; echo {{}} >> {tmp_path}/ended"
+    first = spawn("run", queue.path, "-j", 2, "--", "sh", "-c", command)
+    wait_for(lambda: (tmp_path / "started").exists())
+    first.kill()
+    second = spawn("run", queue.path, "-j", 2, "--", "sh", "-c", command)
+    assert second.wait(timeout=60) == 0
+    assert queue.status().completed == 6
+    assert set((tmp_path / "ended").read_text().split()) == {"0", "1", "2", "3", "4", "5"}
+
+
+def test_a_runner_whose_standard_error_is_gone_goes_on(spawn: Spawn, queue: Queue) -> None:
+    queue.insert_many(range(3))
+    process = spawn("run", queue.path, "--", "sh", "-c", "echo lots >&2")
+    assert process.stderr is not None
+    process.stderr.close()
+    process.stderr = None
+    assert process.wait(timeout=60) == 0
+    assert queue.status().completed == 3
+
+
+def test_a_runner_whose_standard_error_is_stuck_keeps_its_leases(spawn: Spawn, queue_factory: QueueFactory) -> None:
+    queue = queue_factory(lease_s=1)
+    queue.insert(1)
+    process = spawn("run", queue.path, "--", "sh", "-c", "head -c 300000 /dev/zero >&2", stderr=subprocess.PIPE)
+    time.sleep(3)
+    assert queue.lease() == []  # nobody reads, so the command cannot end, but it is still held
+    process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert queue.status().completed == 1
+
+
+def test_many_runners_share_a_queue(spawn: Spawn, queue: Queue, tmp_path: Path) -> None:
+    queue.insert_many(range(100))
+    command = f"echo {{}} >> {tmp_path}/done"
+    runners = [spawn("run", queue.path, "-j", 2, "--", "sh", "-c", command) for _ in range(3)]
+    assert [runner.wait(timeout=120) for runner in runners] == [0, 0, 0]
+    assert sorted(map(int, (tmp_path / "done").read_text().split())) == list(range(100))
+
+
+def test_a_deleted_queue_ends_the_run_with_5(spawn: Spawn, queue: Queue) -> None:
+    process = spawn("run", queue.path, "--forever", "--", "true")
+    time.sleep(1)
+    queue.delete(wait=True)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 5
+    assert len(err.splitlines()) == 1

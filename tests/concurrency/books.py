@@ -1,0 +1,94 @@
+"""What must be true of a queue once everybody is done: nothing lost, nothing done twice, counts exact, nothing left over."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from fsqueue import FsqueueError, Queue, Task
+
+
+class Diary:
+    """What one process writes down before and after each thing it does: a line each, which a SIGKILL cannot take back."""
+
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+
+    def note(self, *words: object) -> None:
+        """Append a line."""
+        os.write(self._fd, " ".join(map(str, words)).encode() + b"\n")
+
+
+def diaries(directory: Path) -> list[list[str]]:
+    """The words of every line of all diaries."""
+    return [line.split(" ") for path in sorted(directory.iterdir()) for line in path.read_text().splitlines()]
+
+
+def leftovers(queue: Queue) -> list[str]:
+    """What is still there of tasks at work: task files, logs, staged files."""
+    base = queue.path / str(queue.generation)
+    found = [path for part in ("queue", "movements", "staging") for path in (base / part).rglob("*") if not path.is_dir()]
+    return [str(path.relative_to(base)) for path in found]
+
+
+def counted(queue: Queue) -> int:
+    """How many completions the counters hold."""
+    return sum(path.stat().st_size for path in (queue.path / str(queue.generation) / "completions").glob("??"))
+
+
+def drain(queue: Queue, *, lease_s: float = 30, patience_s: float = 15, n: int = 50) -> list[Any]:
+    """Complete all that is there or comes back within `patience_s`; the payloads."""
+    payloads = []
+    while tasks := queue.lease(n, lease_s=lease_s) or (
+        [] if queue.status().drained else queue.lease(n, lease_s=lease_s, wait_s=patience_s)
+    ):
+        queue.complete(tasks)
+        payloads += [task.payload for task in tasks]
+    return payloads
+
+
+def check_drained(queue: Queue, staged_leftovers: int = 0) -> tuple[set[str], set[str]]:
+    """A drained queue: counts exact before and after upkeep, which leaves nothing over. Returns the completed and the dead ids."""
+    status = queue.status()
+    assert (status.waiting, status.delayed, status.leased) == (0, 0, 0), status
+    completed = [info.id for info in queue.tasks("completed")]
+    assert len(completed) == len(set(completed)), "the history names a task twice"
+    dead = [letter.id for letter in queue.dead()]
+    assert len(dead) == len(set(dead)), "a dead letter is there twice"
+    assert status.completed == len(completed), f"{status}, but the history has {len(completed)} completed tasks"
+    assert status.dead == len(dead), f"{status}, but there are {len(dead)} dead letters"
+    assert not set(completed) & set(dead), "completed and dead"
+    queue.gc()
+    assert queue.status() == status, "upkeep changed the counts"
+    assert counted(queue) == status.completed, f"the counters hold {counted(queue)}, not {status.completed}"
+    over = leftovers(queue)
+    staged = [path for path in over if path.startswith("staging/")]
+    assert len(staged) <= staged_leftovers, staged
+    assert not set(over) - set(staged), over
+    return set(completed), set(dead)
+
+
+def check_complete(queue: Queue, payloads: Iterable[Any], *, at_most: Iterable[Any] | None = None) -> None:
+    """Drain the queue: what comes, with what is done already, are exactly `payloads` (`at_most`: some of these may be there, too).
+
+    Each payload is unique. Those that were completed before are found by what the caller drained.
+    """
+    found = Counter(map(repr, drain(queue)))
+    wanted = Counter(map(repr, payloads))
+    allowed = wanted if at_most is None else wanted | Counter(map(repr, at_most))
+    assert not wanted - found, f"lost: {wanted - found}"
+    assert not found - allowed, f"too many: {found - allowed}"
+
+
+def resume_insert(queue: Queue, tasks: Sequence[Any], error: FsqueueError, **options: Any) -> int:
+    """What a caller does whose insert_many failed: repeat it from where the error says. Returns how many were inserted in all."""
+    done = error.inserted or 0
+    return done + queue.insert_many(tasks[done:], **options)
+
+
+def payload_of(task: Any) -> Any:
+    """The payload of what was given to insert_many."""
+    return task.payload if isinstance(task, Task) else task

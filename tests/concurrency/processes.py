@@ -1,0 +1,128 @@
+"""Forked children that report back, for tests with real processes.
+
+They come from a parent that has everything imported, so that a hundred of them cost a second, and so
+that every test of this kind is a test of forking, too. A child dies with its parent.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import select
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+_libc = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1
+PATIENCE_S = 60.0
+"""No child of these tests has a reason to live longer."""
+
+
+class Child:
+    """A forked process that runs `action(*args)`, which returns something that JSON can hold."""
+
+    def __init__(self, action: Callable[..., Any], *args: Any) -> None:
+        self._report = os.memfd_create("report")
+        self.status: int | None = None
+        sys.stdout.flush()
+        sys.stderr.flush()
+        parent = os.getpid()
+        self.pid = os.fork()
+        if not self.pid:
+            self._live(parent, action, args)
+
+    def _live(self, parent: int, action: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        status = 1
+        try:
+            _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() == parent:
+                os.write(self._report, json.dumps(action(*args)).encode())
+                status = 0
+        except BaseException:
+            os.ftruncate(self._report, 0)
+            os.pwrite(self._report, traceback.format_exc().encode("utf-8", "replace"), 0)
+        finally:
+            os._exit(status)
+
+    def wait(self, timeout_s: float = PATIENCE_S) -> int:
+        """The exit status (negative: the signal that ended it); TimeoutError if it lives on."""
+        if self.status is None:
+            handle = os.pidfd_open(self.pid)
+            try:
+                if not select.select([handle], [], [], timeout_s)[0]:
+                    raise TimeoutError(f"process {self.pid} is still running after {timeout_s:g} s")
+            finally:
+                os.close(handle)
+            self.status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self.status
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended yet."""
+        if self.status is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.status = os.waitstatus_to_exitcode(status)
+        return self.status is None
+
+    def wait_stopped(self, timeout_s: float = 10.0) -> None:
+        """Return when it has stopped itself (SIGSTOP)."""
+        signal_s = 0.001
+        for _ in range(int(timeout_s / signal_s)):
+            found = os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if found is not None:
+                assert found.si_code == os.CLD_STOPPED, f"process {self.pid} ended instead of stopping: {self.report()}"
+                return
+            select.select([], [], [], signal_s)
+        raise TimeoutError(f"process {self.pid} did not stop within {timeout_s:g} s")
+
+    def report(self) -> str:
+        """What it has written: its result, or its traceback."""
+        return os.pread(self._report, 1 << 24, 0).decode()
+
+    def result(self, timeout_s: float = PATIENCE_S) -> Any:
+        """What `action` returned; AssertionError with the child's traceback if it failed."""
+        status = self.wait(timeout_s)
+        assert status == 0, f"process {self.pid} ended with {status}: {self.report()}"
+        return json.loads(self.report())
+
+    def signal(self, number: int) -> None:
+        """Send a signal, if it has not been waited for."""
+        if self.status is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> int:
+        """SIGKILL, and its exit status."""
+        self.signal(signal.SIGKILL)
+        return self.wait()
+
+    def close(self) -> None:
+        """End it if need be, and forget it."""
+        if self._report >= 0:
+            self.kill()
+            os.close(self._report)
+            self._report = -1
+
+
+@contextmanager
+def children(*actions: tuple[Any, ...]) -> Iterator[list[Child]]:
+    """Children for `(action, *args)` each, none of which outlives the block."""
+    started: list[Child] = []
+    try:
+        for action, *args in actions:
+            started.append(Child(action, *args))
+        yield started
+    finally:
+        for child in started:
+            child.close()
+
+
+def together(*actions: tuple[Any, ...], timeout_s: float = PATIENCE_S) -> list[Any]:
+    """Run `(action, *args)` each in a process of its own, all at once; their results in order."""
+    with children(*actions) as started:
+        return [child.result(timeout_s) for child in started]

@@ -1,0 +1,93 @@
+"""Eight processes drain one small queue: nobody starves, and nobody is told "empty" while there are tasks."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from fsqueue import Queue
+from tests.concurrency.books import check_drained
+from tests.concurrency.processes import together
+
+WORKERS, TASKS = 8, 1000
+
+
+def work(queue: Queue, work_s: float, n: int, start_at: float) -> dict[str, Any]:
+    """Lease and complete until told "empty"; how many tasks, and when which lease call began and came back empty."""
+    mine = Queue(queue.path)
+    time.sleep(max(0.0, start_at - time.monotonic()))
+    done, began, empty = 0, [], []
+    while True:
+        start = time.monotonic()
+        tasks = mine.lease(n, lease_s=100)
+        if not tasks:
+            empty.append(time.monotonic())
+            return {"done": done, "began": began, "empty": empty, "took": empty[-1] - start_at}
+        began.append(start)
+        if work_s:
+            time.sleep(work_s * len(tasks))
+        mine.complete(tasks)
+        done += len(tasks)
+
+
+def drain_together(queue: Queue, work_s: float, n: int = 1) -> list[dict[str, Any]]:
+    start_at = time.monotonic() + 0.2  # when all have been forked
+    return together(*((work, queue, work_s, n, start_at) for _ in range(WORKERS)))
+
+
+def false_empties(found: list[dict[str, Any]]) -> list[float]:
+    """Empty answers that came back before the call began in which another worker still got a task."""
+    last = max(began for one in found for began in one["began"])
+    return [last - at for one in found for at in one["empty"] if at < last]
+
+
+@pytest.mark.parametrize("bulk", [True, False])
+def test_no_worker_starves(queue: Queue, bulk: bool) -> None:
+    queue.insert_many(range(TASKS), batch_tasks=None if bulk else 1)
+    found = drain_together(queue, work_s=0.002)
+    done = sorted(one["done"] for one in found)
+    assert sum(done) == TASKS
+    assert done[-1] <= 4 * done[0], done
+    assert not false_empties(found)
+    assert len(check_drained(queue)[0]) == TASKS
+
+
+@pytest.mark.parametrize("n", [1, 3, 25])
+def test_nobody_is_told_empty_while_there_are_tasks(queue: Queue, n: int) -> None:
+    """At full speed, where the workers meet in the same batches all the time."""
+    queue.insert_many(range(TASKS))
+    found = drain_together(queue, work_s=0, n=n)
+    assert sum(one["done"] for one in found) == TASKS
+    assert not false_empties(found)
+
+
+@pytest.mark.batched
+def test_nobody_is_told_empty_when_all_meet_in_one_batch(queue: Queue) -> None:
+    queue.insert_many(range(TASKS), batch_tasks=TASKS)
+    found = drain_together(queue, work_s=0.0005)
+    assert sum(one["done"] for one in found) == TASKS
+    assert not false_empties(found)
+    done = sorted(one["done"] for one in found)
+    assert done[-1] <= 4 * done[0], done
+
+
+def test_what_comes_back_is_found_at_once_by_all(queue: Queue) -> None:
+    """Released tasks are there for everybody, whatever a worker remembers of the batch."""
+    queue.insert_many(range(40), batch_tasks=1)
+    other = Queue(queue.path)
+    mine = queue.lease(20)
+    theirs = other.lease(20)
+    assert len(mine) == len(theirs) == 20
+    assert queue.lease() == other.lease() == []
+    for task in mine:
+        task.release()
+        [again] = other.lease()
+        assert again.id == task.id
+    for task in theirs:
+        task.fail("no", delay_s=0)
+        [again] = queue.lease(strict=True)
+        assert again.id == task.id
+    assert queue.release_all() == 40
+    assert len(other.lease(40)) == 40

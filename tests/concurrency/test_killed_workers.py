@@ -1,0 +1,23 @@
+"""Eight processes drain a queue while some are killed with SIGKILL at random moments and replaced: hundreds of rounds.
+
+`FSQUEUE_TEST_ROUNDS` and `FSQUEUE_TEST_SEED` play more, or others: see scripts/soak.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from tests.concurrency.rounds import play_side_by_side
+from tests.conftest import BATCH_TASKS_MAX
+
+ROUNDS = int(os.environ.get("FSQUEUE_TEST_ROUNDS", "200"))
+SEED = int(os.environ.get("FSQUEUE_TEST_SEED", "1"))
+
+
+def test_nothing_is_lost_and_nothing_done_twice_when_workers_are_killed(tmp_path: Path) -> None:
+    total = play_side_by_side(tmp_path, range(SEED, SEED + ROUNDS), BATCH_TASKS_MAX, timeout_s=60 + 5 * ROUNDS)
+    print(dict(total))
+    assert total["rounds"] == ROUNDS
+    assert total["killed"] > 4 * ROUNDS
+    assert total["completed"] > 20 * ROUNDS

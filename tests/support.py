@@ -1,0 +1,230 @@
+"""What several test modules use: a crash at any step, a look at the tree, a drain."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from fsqueue import LeasedTask, Queue, names
+from fsqueue.clock import Clock, ManualClock
+from fsqueue.filesystem import Filesystem
+from fsqueue.ledger import Ledger
+from fsqueue.states import Lease
+
+BATCH_TASKS_MAX = int(os.environ.get("FSQUEUE_TEST_BATCH_TASKS_MAX", "1024"))
+
+QueueFactory = Callable[..., Queue]
+
+
+class Crash(BaseException):
+    """The process ends here."""
+
+
+class CrashingFilesystem(Filesystem):
+    """Dies at its `at`-th change of the disk, and does nothing any more from then on.
+
+    With `torn`, the first half of what that change would have written still gets to the disk.
+    Reading is no step of its own: to die before a look is to die after the last change.
+    """
+
+    def __init__(self, root: str, *, at: int, torn: bool = False, shared: bool = False) -> None:
+        super().__init__(root, shared=shared)
+        self.at, self.torn, self.step = at, torn, 0
+        self.dead = False
+        """Whether it died at its step, ..."""
+        self.buried = False
+        """... and whether its process is gone, dead or not."""
+        self.log: list[str] = []
+        self._open: set[int] = set()
+        write, pwrite, close, unlock = self.write, self.pwrite, self.close, self.unlock
+
+        def dying_write(fd: int, data: bytes) -> int:
+            self.change("write", lambda: write(fd, data[: len(data) // 2]))
+            return write(fd, data)
+
+        def dying_pwrite(fd: int, data: bytes, offset: int) -> int:
+            self.change("pwrite", lambda: pwrite(fd, data[: len(data) // 2], offset))
+            return pwrite(fd, data, offset)
+
+        def counted_close(fd: int) -> None:
+            if fd in self._open:
+                self._open.discard(fd)
+                close(fd)
+
+        self.write, self.pwrite, self.close = dying_write, dying_pwrite, counted_close
+        self.unlock = lambda fd: None if self.dead else unlock(fd)
+
+    def change(self, what: str, half: Callable[[], object] | None = None) -> None:
+        if self.dead or self.buried:
+            raise Crash
+        self.step += 1
+        self.log.append(what)
+        if self.step == self.at:
+            if self.torn and half is not None:
+                half()
+            self.dead = True
+            raise Crash
+
+    def bury(self) -> None:
+        """What the system does for a dead process: close its files, and so give its locks back."""
+        self.buried = True
+        for fd in list(self._open):
+            self.close(fd)
+
+    def look(self, path: str, flags: int = os.O_RDONLY) -> int:
+        if flags & os.O_CREAT and not os.path.exists(path):
+            self.change(f"create {path}")
+        fd = super().look(path, flags)
+        self._open.add(fd)
+        return fd
+
+    def create(self, path: str, sync: bool = False) -> int:
+        self.change(f"create {path}")
+        fd = super().create(path, sync)
+        self._open.add(fd)
+        return fd
+
+    def make_directory(self, path: str, sync: bool = False) -> None:
+        if not os.path.isdir(path):
+            self.change(f"mkdir {path}")
+        super().make_directory(path, sync)
+
+    def rename(self, source: str, target: str) -> bool:
+        self.change(f"rename {source} {target}")
+        return super().rename(source, target)
+
+    def link(self, source: str, target: str) -> None:
+        self.change(f"link {source} {target}")
+        super().link(source, target)
+
+    def unlink(self, path: str) -> bool:
+        self.change(f"unlink {path}")
+        return super().unlink(path)
+
+    def touch(self, path: str) -> None:
+        self.change(f"touch {path}")
+        super().touch(path)
+
+
+def crashes(build: Callable[[int], Queue], act: Callable[[Queue], object], clock: Clock) -> Iterator[tuple[str, Queue]]:
+    """Do `act` on fresh queues of `build(number)`, dying at each of its steps in turn, before it and half-way.
+
+    Yields what died where, and the queue that `build` made, for a look at what is left. The last
+    time around nothing dies.
+    """
+    number = 0
+    for torn in (False, True):
+        at = 0
+        while True:
+            at, number = at + 1, number + 1
+            queue = build(number)
+            fs = CrashingFilesystem(str(queue.path), at=at, torn=torn)
+            worker = Queue(queue.path, filesystem=fs, clock=clock)
+            try:
+                act(worker)
+            except Crash:
+                assert fs.dead
+            fs.bury()
+            where = f"step {at} ({fs.log[-1] if fs.log else 'none'}), torn={torn}"
+            yield where, queue
+            if not fs.dead:
+                break
+
+
+def drain(
+    queue: Queue, clock: ManualClock, complete: Callable[[LeasedTask], None] = LeasedTask.complete, rounds: int = 4
+) -> Counter[str]:
+    """Complete whatever can be had until no lease is left to run out; how often each task id was executed."""
+    executed: Counter[str] = Counter()
+    for _ in range(rounds):
+        while tasks := queue.lease(3):
+            for task in tasks:
+                executed[task.id] += 1
+                complete(task)
+        if queue.status().drained:
+            break
+        clock.advance(10_000)
+    return executed
+
+
+def files_below(directory: Path | str) -> list[str]:
+    """All files below a directory, relative to it."""
+    base = Path(directory)
+    return sorted(str(path.relative_to(base)) for path in base.rglob("*") if not path.is_dir())
+
+
+def leftovers(queue: Queue) -> list[str]:
+    """What a drained queue must not have any more: task files, logs, staged files, trash."""
+    found = []
+    for part in ("queue", "movements", "staging", "commits"):
+        found += [f"{part}/{name}" for name in files_below(queue.path / str(queue.generation) / part)]
+    found += files_below(queue.path / ".trash")
+    found += [name for name in os.listdir(queue.path) if name.isdigit() and int(name) != queue.generation]
+    return found
+
+
+def age_staging(queue: Queue, seconds: float = 2 * 86_400) -> None:
+    """Make the staged files look old, so that upkeep may reap them."""
+    now = queue.store.clock.now_ms() / 1000
+    for path in (queue.path / str(queue.generation) / "staging").glob("*"):
+        os.utime(path, (now - seconds, now - seconds))
+
+
+def counted(queue: Queue) -> int:
+    """The bytes in the completion counters."""
+    return sum(path.stat().st_size for path in (queue.path / str(queue.generation) / "completions").glob("*"))
+
+
+def task_file_names(queue: Queue) -> list[names.TaskFileName]:
+    """The names of the published task files, oldest batch first."""
+    found = (names.parse_task_file(path.name) for path in (queue.path / str(queue.generation) / "queue").glob("*/*"))
+    return sorted((name for name in found if name is not None), key=lambda name: name.batch)
+
+
+def log_files(queue: Queue) -> list[Path]:
+    """The movement logs."""
+    return sorted((queue.path / str(queue.generation) / "movements").glob("*/*"))
+
+
+def raised(kind: type[BaseException], action: Callable[[], Any]) -> BaseException | None:
+    """The error of this kind that an action raises, if it does."""
+    try:
+        action()
+    except kind as error:
+        return error
+    return None
+
+
+def full_state(ledger: Ledger) -> dict[str, Any]:
+    """All that two readers of one log must agree on: everything but the indexes that `choose` works with."""
+    return {
+        "at": ledger.at,
+        "gone": ledger.gone,
+        "batch": (ledger.batch, ledger.staged),
+        "damaged": ledger.damaged,
+        "prepared": dict(ledger.prepared),
+        "count": ledger.count,
+        "left": ledger.left,
+        "available_at": ledger.available_at,
+        "finished": ledger.finished,
+        "state": list(ledger.state),
+        "since": list(ledger.since),
+        "holder": [None if holder is None else lease_state(holder) for holder in ledger.holder],
+        "attempts": list(ledger.attempts),
+        "version": list(ledger.version),
+        "solo": set(ledger.solo),
+        "payloads": dict(ledger.payloads),
+        "errors": dict(ledger.errors),
+        "results": dict(ledger.results),
+        "leases": {name: lease_state(lease) for name, lease in ledger.leases.items()},
+        "names": list(ledger.names),
+        "counts": list(ledger.counts),
+        "done": list(ledger.done),
+    }
+
+
+def lease_state(lease: Lease) -> tuple[object, ...]:
+    return lease.id, lease.at, lease.span, lease.worker, lease.several, sorted(lease.tasks)

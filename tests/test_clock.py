@@ -1,0 +1,135 @@
+"""Time and randomness, injected."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fsqueue.clock import MARGIN_MS, MS_MAX, Clock, Entropy, ManualClock, duration_ms
+from fsqueue.errors import InvalidArgument
+from fsqueue.filesystem import Filesystem
+
+pytestmark = pytest.mark.once
+
+
+def test_the_clock_follows_the_host_until_it_learns_better() -> None:
+    clock = Clock()
+    assert abs(clock.now_ms() - time.time() * 1000) < 1000
+    assert clock.is_stale()
+
+
+def test_a_probe_teaches_the_server_s_offset_and_the_error() -> None:
+    clock = ManualClock(1000.0)
+    clock.learn(server_ms=1_005_000, before_ms=999_900, after_ms=1_000_100)
+    assert clock.offset_ms == 5_000
+    assert clock.now_ms() == 1_005_000
+    assert clock.error_ms >= 100
+    assert not clock.is_stale()
+    clock.advance(3600)
+    assert clock.is_stale()
+
+
+def test_the_true_time_is_within_the_error_wherever_the_stamp_was_taken() -> None:
+    for stamped_after in (0, 37, 200):
+        clock = ManualClock(1000.0)
+        clock.learn(server_ms=2_000_000 + stamped_after, before_ms=1_000_000, after_ms=1_000_200)
+        assert abs(clock.offset_ms - 1_000_000) <= clock.error_ms
+
+
+def test_the_margin_is_twice_the_error_within_bounds() -> None:
+    clock = Clock()
+    least, most = MARGIN_MS
+    for error, margin in ((0, least), (least, 2 * least), (10 * most, most)):
+        clock.error_ms = error
+        assert clock.margin_ms() == margin
+
+
+def test_a_manual_clock_stands_still_until_it_is_moved() -> None:
+    clock = ManualClock(10.0)
+    assert clock.now_ms() == 10_000
+    clock.sleep(0.5)
+    clock.advance(1)
+    assert (clock.now_ms(), clock.monotonic(), clock.local_ms()) == (11_500, 11.5, 11_500)
+
+
+def test_the_file_server_s_stamp_is_compared_with_the_local_clock(tmp_path: Path) -> None:
+    clock = ManualClock(time.time() - 3600)
+    Filesystem(str(tmp_path), shared=False).compare_clock(clock, f"{tmp_path}/staging/probe")
+    assert abs(clock.offset_ms - 3_600_000) < 5_000
+    assert os.listdir(tmp_path / "staging") == []
+
+
+def test_monotonic_time_does_not_follow_the_wall_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    before = clock.monotonic()
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    assert before <= clock.monotonic() < before + 60
+
+
+def test_identifiers_are_hexadecimal_of_fixed_length_and_never_repeat() -> None:
+    entropy = Entropy()
+    found = [entropy.hex16() for _ in range(5_000)]
+    assert len(set(found)) == 5_000
+    assert all(len(one) == 16 and int(one, 16) >= 0 for one in found)
+    assert len(entropy.bytes16()) == 16
+
+
+def test_random_numbers_are_in_the_unit_interval() -> None:
+    entropy = Entropy()
+    found = [entropy.random() for _ in range(1_000)]
+    assert 0 <= min(found) < 0.1
+    assert 0.9 < max(found) < 1
+
+
+def test_after_forgetting_the_pool_is_read_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    pools = iter([b"\x01" * Entropy.POOL_BYTES, b"\x02" * Entropy.POOL_BYTES])
+    monkeypatch.setattr(os, "urandom", lambda size: next(pools))
+    entropy = Entropy()
+    assert entropy.hex16() == "01" * 8
+    entropy.forget()
+    assert entropy.hex16() == "02" * 8
+
+
+@given(st.integers(0, (1 << 48) - 1))
+def test_uuid7_carries_the_time_version_and_variant(now_ms: int) -> None:
+    uuid = Entropy().uuid7(now_ms)
+    assert len(uuid) == 32
+    assert int(uuid[:12], 16) == now_ms
+    assert uuid[12] == "7"
+    assert uuid[16] in "89ab"
+
+
+def test_uuid7_sorts_by_time() -> None:
+    entropy = Entropy()
+    made = [entropy.uuid7(now_ms) for now_ms in range(1_000_000_000_000, 1_000_000_000_100)]
+    assert made == sorted(made)
+
+
+@given(st.floats(0, 1e9))
+def test_durations_are_rounded_up_to_milliseconds(seconds: float) -> None:
+    found = duration_ms(seconds, "x")
+    assert -0.001 <= found - seconds * 1000 < 1.001
+
+
+def test_a_duration_of_whole_milliseconds_stays_what_it_is() -> None:
+    assert [duration_ms(seconds, "x") for seconds in (0, 0.001, 0.3, 1.1, 2.2, 600)] == [0, 1, 300, 1100, 2200, 600_000]
+
+
+@pytest.mark.parametrize(
+    "seconds", [-1, -0.001, math.nan, math.inf, -math.inf, MS_MAX, 10**30, 10**400, "1", None, True, [1]]
+)
+def test_what_is_no_duration_is_an_invalid_argument(seconds: float) -> None:
+    with pytest.raises(InvalidArgument, match="delay_s must be"):
+        duration_ms(seconds, "delay_s")
+
+
+def test_a_least_duration_is_kept() -> None:
+    with pytest.raises(InvalidArgument, match=r"between 0\.001"):
+        duration_ms(0, "lease_s", 0.001)
+    assert duration_ms(0.001, "lease_s", 0.001) == 1

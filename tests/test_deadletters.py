@@ -1,0 +1,243 @@
+"""Dead letters: given up with a reason, retried or purged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import orjson
+import pytest
+
+from fsqueue import InvalidArgument, Queue
+from fsqueue.clock import ManualClock
+from tests.support import Crash, CrashingFilesystem, QueueFactory, drain, leftovers
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def q(queue_factory: QueueFactory, clock: ManualClock) -> Queue:
+    return Queue(queue_factory(shards=1).path, worker="w1", clock=clock)
+
+
+def bury(q: Queue, *payloads: object, reason: str = "no") -> list[str]:
+    """Insert and bury payloads, as one batch where possible; their ids."""
+    q.insert_many(payloads, batch_tasks=len(payloads))
+    tasks = q.lease(len(payloads))
+    assert len(tasks) == len(payloads)
+    for task in tasks:
+        task.bury(reason)
+    return [task.id for task in tasks]
+
+
+def letter_file(q: Queue) -> Path:
+    return q.path / "1" / "dead" / "00.jsonl"
+
+
+def test_a_letter_tells_what_why_when_and_who(q: Queue, clock: ManualClock) -> None:
+    ref = q.insert({"a": 1})
+    [task] = q.lease()
+    clock.advance(5)
+    task.bury("broken input")
+    [letter] = q.dead()
+    assert (letter.id, letter.payload, letter.reason, letter.attempt) == (ref.id, {"a": 1}, "broken input", 1)
+    assert letter.at == pytest.approx(clock.now_s)
+    assert letter.worker is not None
+    assert letter.worker["name"] == "w1"
+    assert letter.as_dict()["reason"] == "broken input"
+    status = q.status()
+    assert (status.dead, status.waiting, status.inserted, status.drained) == (1, 0, 1, True)
+    info = q.task(ref.id)
+    assert (info.state, info.error) == ("dead", "broken input")
+    assert [dead.id for dead in q.tasks("dead")] == [ref.id]
+
+
+def test_bytes_survive(q: Queue) -> None:
+    bury(q, b"\x00\xff")
+    assert next(q.dead()).payload == b"\x00\xff"
+    assert q.retry_dead() == 1
+    assert q.lease()[0].payload == b"\x00\xff"
+
+
+def test_letters_are_filtered(q: Queue) -> None:
+    bury(q, 1, 2, 3)
+    assert {letter.payload for letter in q.dead(where=lambda letter: letter.payload > 1)} == {2, 3}
+
+
+@pytest.mark.batched
+def test_a_task_is_dead_while_others_of_its_batch_go_on(q: Queue) -> None:
+    q.insert_many([1, 2, 3], batch_tasks=3)
+    first, second, third = q.lease(3)
+    second.bury("no")
+    assert q.status().as_dict() == {"inserted": 3, "waiting": 0, "delayed": 0, "leased": 2, "completed": 0, "dead": 1}
+    q.complete([first, third])
+    assert q.status().as_dict() == {"inserted": 3, "waiting": 0, "delayed": 0, "leased": 0, "completed": 2, "dead": 1}
+    assert [letter.id for letter in q.dead()] == [second.id]
+
+
+def test_retrying_inserts_anew_with_all_attempts_before_it(q: Queue) -> None:
+    ids = bury(q, "a", "b")
+    assert q.retry_dead() == 2
+    assert list(q.dead()) == []
+    assert q.status().as_dict() == {"inserted": 2, "waiting": 2, "delayed": 0, "leased": 0, "completed": 0, "dead": 0}
+    tasks = q.lease(2)
+    assert {task.payload for task in tasks} == {"a", "b"}
+    assert not {task.id for task in tasks} & set(ids)
+    assert {task.attempt for task in tasks} == {1}
+    assert q.retry_dead() == 0
+
+
+def test_some_letters_are_retried_or_purged_by_id_or_by_what_they_say(q: Queue) -> None:
+    ids = bury(q, 0, 1, 2, 3)
+    numbers = {letter.payload: letter.id for letter in q.dead()}
+    assert set(numbers.values()) == set(ids)
+    assert q.retry_dead([numbers[0]]) == 1
+    assert q.retry_dead([numbers[0]]) == 0, "it is not dead any more"
+    assert q.retry_dead(where=lambda letter: letter.payload == 1) == 1
+    assert q.purge_dead(numbers[2]) == 1
+    assert q.purge_dead(where=lambda letter: letter.payload == 0) == 0
+    assert [letter.payload for letter in q.dead()] == [3]
+    assert q.status().as_dict() == {"inserted": 3, "waiting": 2, "delayed": 0, "leased": 0, "completed": 0, "dead": 1}
+
+
+def test_purged_letters_leave_the_sum(q: Queue) -> None:
+    bury(q, 1, 2)
+    assert q.purge_dead() == 2
+    assert q.purge_dead() == 0
+    assert q.status().inserted == 0
+    assert list(q.dead()) == list(q.tasks("dead")) == []
+
+
+def test_ids_that_are_none_are_refused(q: Queue) -> None:
+    for verb in (q.retry_dead, q.purge_dead):
+        with pytest.raises(InvalidArgument, match="not a task id"):
+            verb(["nonsense"])
+        assert verb([f"{'0' * 32}.0"]) == 0
+
+
+@pytest.mark.batched
+def test_many_letters_are_retried_in_batches(q: Queue) -> None:
+    bury(q, *range(50))
+    assert q.retry_dead() == 50
+    assert len(list((q.path / "1" / "queue").glob("*/*"))) == 1
+
+
+def test_a_retried_task_may_die_again(q: Queue, clock: ManualClock) -> None:
+    [first] = bury(q, "x")
+    q.retry_dead()
+    [task] = q.lease()
+    task.bury("again")
+    [letter] = q.dead()
+    assert (letter.id, letter.reason) == (task.id, "again")
+    assert letter.id != first
+    q.retry_dead()
+    assert sum(drain(q, clock).values()) == 1
+    assert q.status().as_dict() == {"inserted": 1, "waiting": 0, "delayed": 0, "leased": 0, "completed": 1, "dead": 0}
+    q.gc()
+    assert leftovers(q) == []
+
+
+def test_strange_and_torn_lines_are_passed_over(q: Queue) -> None:
+    ids = bury(q, 1)
+    good = letter_file(q).read_bytes()
+    strange: list[object] = [
+        7,
+        [],
+        {},
+        {"op": "dead"},
+        {"op": "dead", "id": 7},
+        {"op": "later", "id": ids[0]},
+        {"op": "purged", "ids": ids[0]},
+        {"op": "purged", "id": ids[0]},
+    ]
+    lines = b"".join(orjson.dumps(line) + b"\n" for line in strange)
+    letter_file(q).write_bytes(b"~\n\n" + lines + good + b'{"op":"purged","ids":["' + ids[0].encode() + b'"]}')
+    assert [letter.id for letter in q.dead()] == ids
+    assert q.status().dead == 1
+    assert q.retry_dead() == 1
+
+
+@pytest.mark.parametrize(
+    "field", [{"b64": "!!"}, {"b64": 7}, {"payload": 1, "at": "x", "attempt": [], "worker": 7, "reason": None}, {}]
+)
+def test_a_damaged_letter_is_still_there_to_be_seen_and_purged(q: Queue, field: dict[str, object]) -> None:
+    one = f"{'0' * 32}.0"
+    letter_file(q).parent.mkdir(parents=True)
+    letter_file(q).write_bytes(orjson.dumps({"op": "dead", "id": one, **field}) + b"\n")
+    bury(q, "good")
+    assert {letter.payload for letter in q.dead()} == {field.get("payload"), "good"}
+    assert q.purge_dead([one]) == 1
+    assert [letter.payload for letter in q.dead()] == ["good"]
+
+
+def test_a_repeated_letter_counts_once_and_does_not_revive_what_was_dealt_with(q: Queue) -> None:
+    bury(q, 1)
+    line = letter_file(q).read_bytes()
+    letter_file(q).write_bytes(line * 3)
+    assert len(list(q.dead())) == q.status().dead == 1
+    assert q.retry_dead() == 1
+    with open(letter_file(q), "ab") as file:
+        file.write(line)
+    assert list(q.dead()) == []
+    assert q.status().dead == 0
+
+
+def test_stray_files_beside_the_letters_are_passed_over(q: Queue) -> None:
+    bury(q, 1)
+    for name in ("01.jsonl", "zz.jsonl", "00.jsonl~", ".nfs01", "00"):
+        (letter_file(q).parent / name).write_bytes(b'{"op":"dead","id":"x"}\n')
+    assert len(list(q.dead())) == 1
+
+
+def test_a_retry_that_died_before_publishing_is_not_lost_and_never_empty(q: Queue, clock: ManualClock) -> None:
+    """The line says `retried`: from then on the tasks count as there, and whoever looks publishes them."""
+    bury(q, "x", "y")
+    steps = 0
+    while True:
+        steps += 1
+        fs = CrashingFilesystem(str(q.path), at=steps)
+        try:
+            Queue(q.path, filesystem=fs, clock=clock).retry_dead()
+        except Crash:
+            pass
+        fs.bury()
+        status = Queue(q.path, clock=clock).status()
+        assert status.inserted == status.waiting + status.dead == 2, f"after step {steps}: {fs.log[-1]}"
+        assert not status.drained or status.dead == 2
+        if not fs.dead or status.waiting == 2:
+            break
+    assert steps > 3
+    executed = drain(Queue(q.path, clock=clock), clock)
+    assert sum(executed.values()) == len(executed) == 2
+
+
+def test_poll_finds_what_a_dead_retry_left_staged(q: Queue, clock: ManualClock) -> None:
+    bury(q, "x")
+    for step in range(1, 12):
+        fs = CrashingFilesystem(str(q.path), at=step)
+        try:
+            Queue(q.path, filesystem=fs, clock=clock).retry_dead()
+        except Crash:
+            pass
+        fs.bury()
+        if b'"retried"' in letter_file(q).read_bytes():
+            break
+    assert leftovers(q), "it died between the line and the rename"
+    found = []
+    for task in Queue(q.path, clock=clock).poll():
+        with task:
+            found.append(task.payload)
+    assert found == ["x"]
+
+
+def test_a_damaged_line_of_a_task_file_becomes_a_letter(q: Queue) -> None:
+    q.insert_many(["a", "b", "c"], batch_tasks=3)
+    for path in (q.path / "1" / "queue").glob("*/*"):
+        path.write_bytes(path.read_bytes().replace(b'{"payload":"b"}', b'{"payload":"b"?'))
+    assert sorted(task.payload for task in q.lease(9)) == ["a", "c"]
+    [letter] = q.dead()
+    assert "unreadable" in letter.reason
+    assert letter.payload is None
+    assert q.status().as_dict() == {"inserted": 3, "waiting": 0, "delayed": 0, "leased": 2, "completed": 0, "dead": 1}

@@ -1,0 +1,90 @@
+"""The tree of errors: what each lets the caller conclude."""
+
+from __future__ import annotations
+
+import errno
+import re
+
+import pytest
+
+import fsqueue
+from fsqueue import errors
+from fsqueue.errors import FsqueueError, from_os_error
+
+pytestmark = pytest.mark.once
+
+EXIT_CODES = {
+    "FsqueueError": 1,
+    "QueueNotFound": 5,
+    "QueueExists": 1,
+    "NotAQueue": 5,
+    "FormatTooNew": 1,
+    "InvalidArgument": 2,
+    "InvalidTask": 2,
+    "TaskTooLarge": 2,
+    "TaskNotFound": 3,
+    "LeaseLost": 4,
+    "LeaseExpired": 4,
+    "UpdateConflict": 6,
+    "StorageFull": 7,
+    "StorageError": 1,
+    "LockTimeout": 1,
+    "UnsafeFilesystem": 8,
+}
+
+
+def every_error() -> dict[str, type[FsqueueError]]:
+    return {
+        name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, FsqueueError)
+    }
+
+
+def test_every_error_has_its_exit_code() -> None:
+    assert {name: kind.exit_code for name, kind in every_error().items()} == EXIT_CODES
+
+
+def test_every_error_is_public_and_in_the_drawing() -> None:
+    for name in every_error():
+        assert name in fsqueue.__all__
+        assert getattr(fsqueue, name) is getattr(errors, name)
+        assert re.search(rf"\b{name}\b", errors.__doc__ or "")
+
+
+def test_bad_arguments_are_value_errors_and_lost_leases_are_not() -> None:
+    assert all(
+        issubclass(kind, ValueError) for kind in (errors.InvalidArgument, errors.InvalidTask, errors.TaskTooLarge)
+    )
+    assert not issubclass(errors.LeaseLost, (ValueError, OSError))
+    assert issubclass(errors.LeaseExpired, errors.LeaseLost)
+    assert issubclass(errors.LockTimeout, errors.StorageError)
+
+
+def test_an_error_carries_what_the_caller_needs() -> None:
+    lost = errors.LeaseLost("text", ["a.0"], "completed")
+    assert (str(lost), lost.tasks, lost.reason) == ("text", ["a.0"], "completed")
+    assert errors.InvalidTask("text", 3).index == 3
+    assert errors.InvalidTask("text").index is None
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "remedy"),
+    [
+        (errno.ENOSPC, errors.StorageFull, "Free space or inodes"),
+        (errno.EDQUOT, errors.StorageFull, "raise the quota"),
+        (errno.EROFS, errors.StorageError, "writable mount"),
+        (errno.EACCES, errors.StorageError, "read and write access"),
+        (errno.EPERM, errors.StorageError, "read and write access"),
+        (errno.ENOSYS, errors.UnsafeFilesystem, "flock"),
+        (errno.ENOLCK, errors.UnsafeFilesystem, "lock service"),
+        (errno.EIO, errors.StorageError, "Repeat when it works again"),
+    ],
+)
+def test_the_system_s_errors_are_translated_with_a_remedy(code: int, kind: type[FsqueueError], remedy: str) -> None:
+    error = from_os_error(OSError(code, "what it says", "/q/f"), "testing")
+    assert type(error) is kind
+    for part in (remedy, "testing", "what it says", "/q/f"):
+        assert part in str(error)
+
+
+def test_an_error_without_a_number_is_translated_too() -> None:
+    assert "odd" in str(from_os_error(OSError("odd"), "testing"))

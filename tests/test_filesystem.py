@@ -1,0 +1,203 @@
+"""The door to the operating system: each operation and what it says when something is missing."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from fsqueue.filesystem import Filesystem, mount_of
+from fsqueue.filesystem.mounts import Mount
+
+pytestmark = pytest.mark.once
+
+
+@pytest.fixture
+def fs(tmp_path: Path) -> Filesystem:
+    (tmp_path / "root").mkdir()
+    return Filesystem(str(tmp_path / "root"), shared=False)
+
+
+def test_a_look_goes_through_the_directory_and_follows_no_links(fs: Filesystem) -> None:
+    fs.close(fs.create(f"{fs.root}/file"))
+    os.symlink("file", f"{fs.root}/link")
+    fs.close(fs.look(f"{fs.root}/file"))
+    with pytest.raises(FileNotFoundError, match="missing"):
+        fs.look(f"{fs.root}/missing")
+    with pytest.raises(FileNotFoundError):
+        fs.look(f"{fs.root}/missing/file")
+    with pytest.raises(NotADirectoryError):
+        fs.look(f"{fs.root}/file/file")
+    with pytest.raises(OSError) as caught:
+        fs.look(f"{fs.root}/link")
+    assert caught.value.errno == errno.ELOOP
+
+
+def test_a_stale_handle_means_gone_after_a_second_look(fs: Filesystem, monkeypatch: pytest.MonkeyPatch) -> None:
+    fs.close(fs.create(f"{fs.root}/file"))
+    real, stale = os.open, [1]
+
+    def opening(path: str, *args: object, **kwargs: object) -> int:
+        if path == fs.root and stale[0]:
+            stale[0] -= 1
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return real(path, *args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "open", opening)
+    fs.close(fs.look(f"{fs.root}/file"))
+    stale[0] = 2
+    with pytest.raises(FileNotFoundError):
+        fs.look(f"{fs.root}/file")
+
+
+def test_descriptors_are_not_inherited_by_programs(fs: Filesystem) -> None:
+    for fd in (fs.create(f"{fs.root}/a"), fs.look(f"{fs.root}/a"), fs.open_append(f"{fs.root}/b")):
+        assert not os.get_inheritable(fd)
+        fs.close(fd)
+
+
+def test_create_is_exclusive_and_makes_the_directories(fs: Filesystem) -> None:
+    fs.close(fs.create(f"{fs.root}/1/staging/x"))
+    with pytest.raises(FileExistsError):
+        fs.create(f"{fs.root}/1/staging/x")
+
+
+def test_open_append_makes_what_is_missing_and_appends(fs: Filesystem) -> None:
+    for part in (b"one", b"two"):
+        fd = fs.open_append(f"{fs.root}/a/b/file")
+        fs.write_all(fd, part)
+        fs.close(fd)
+    assert fs.read(f"{fs.root}/a/b/file") == b"onetwo"
+
+
+def test_the_root_is_never_made_by_the_way(tmp_path: Path) -> None:
+    fs = Filesystem(str(tmp_path / "gone"), shared=False)
+    for path in (f"{fs.root}/a/file", f"{fs.root}/file", f"{tmp_path}/elsewhere/file"):
+        with pytest.raises(FileNotFoundError):
+            fs.open_append(path)
+    with pytest.raises(FileNotFoundError):
+        fs.make_directory(fs.root)
+    assert os.listdir(tmp_path) == []
+    fs.make_root()
+    fs.make_root()
+    assert os.listdir(tmp_path) == ["gone"]
+
+
+def test_large_files_are_read_whole(fs: Filesystem) -> None:
+    content = os.urandom((2 << 20) + 7)
+    fd = fs.create(f"{fs.root}/f")
+    fs.write_all(fd, content)
+    assert fs.read_from(fd, 0) == content
+    assert fs.read_from(fd, 1 << 20) == content[1 << 20 :]
+    assert fs.read_from(fd, len(content)) == b""
+    fs.close(fd)
+
+
+def test_short_writes_are_completed(fs: Filesystem) -> None:
+    fd = fs.create(f"{fs.root}/f")
+    real = fs.write
+    fs.write = lambda fd, data: real(fd, data[:3])
+    fs.write_all(fd, b"0123456789")
+    assert fs.read(f"{fs.root}/f") == b"0123456789"
+    fs.write = lambda fd, data: real(fd, data[:3]) if len(data) > 4 else 0
+    with pytest.raises(OSError, match="No space left"):
+        fs.write_all(fd, b"0123456789")
+    fs.close(fd)
+
+
+def test_overwrite_is_in_place(fs: Filesystem) -> None:
+    fs.overwrite(f"{fs.root}/doorbell", b"0" * 16)
+    inode = os.stat(f"{fs.root}/doorbell").st_ino
+    fs.overwrite(f"{fs.root}/doorbell", b"1" * 16)
+    assert fs.read(f"{fs.root}/doorbell") == b"1" * 16
+    assert os.stat(f"{fs.root}/doorbell").st_ino == inode
+
+
+def test_listing_what_is_not_there_is_empty(fs: Filesystem) -> None:
+    fs.close(fs.create(f"{fs.root}/file"))
+    assert fs.names(f"{fs.root}/missing") == []
+    assert fs.names(f"{fs.root}/file") == []
+    assert fs.names(fs.root) == ["file"]
+
+
+def test_rename_and_unlink_say_whether_it_was_there(fs: Filesystem) -> None:
+    fs.close(fs.create(f"{fs.root}/a"))
+    assert not fs.rename(f"{fs.root}/missing", f"{fs.root}/b")
+    assert not fs.rename(f"{fs.root}/a", f"{fs.root}/missing/b")
+    assert fs.rename(f"{fs.root}/a", f"{fs.root}/b")
+    assert fs.unlink(f"{fs.root}/b")
+    assert not fs.unlink(f"{fs.root}/b")
+
+
+def test_link_is_exclusive(fs: Filesystem) -> None:
+    for name in "ab":
+        fs.close(fs.create(f"{fs.root}/{name}"))
+    fs.link(f"{fs.root}/a", f"{fs.root}/c")
+    with pytest.raises(FileExistsError):
+        fs.link(f"{fs.root}/b", f"{fs.root}/c")
+
+
+def test_same_file_tells_a_file_from_its_successor(fs: Filesystem) -> None:
+    fd = fs.create(f"{fs.root}/a")
+    assert fs.same_file(fd, f"{fs.root}/a")
+    fs.unlink(f"{fs.root}/a")
+    assert not fs.same_file(fd, f"{fs.root}/a")
+    other = fs.create(f"{fs.root}/a")
+    assert not fs.same_file(fd, f"{fs.root}/a")
+    fs.close(fd)
+    fs.close(other)
+
+
+def test_exists_touch_and_stat(fs: Filesystem) -> None:
+    fs.close(fs.create(f"{fs.root}/a"))
+    os.utime(f"{fs.root}/a", (1, 1))
+    assert fs.stat(f"{fs.root}/a").st_mtime == 1
+    fs.touch(f"{fs.root}/a")
+    assert fs.stat(f"{fs.root}/a").st_mtime > 1e9
+    assert fs.exists(f"{fs.root}/a")
+    assert not fs.exists(f"{fs.root}/b")
+
+
+def test_a_tree_is_removed_with_links_but_not_what_they_mean(fs: Filesystem, tmp_path: Path) -> None:
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "file").touch()
+    for name in ("t/a", "t/b/c", "t/b/d"):
+        fs.close(fs.create(f"{fs.root}/{name}"))
+    os.symlink(tmp_path / "precious", f"{fs.root}/t/link")
+    assert fs.remove_tree(f"{fs.root}/t") == 6
+    assert fs.names(fs.root) == []
+    assert os.listdir(tmp_path / "precious") == ["file"]
+    assert fs.remove_tree(f"{fs.root}/t") == 0
+
+
+def test_a_tree_that_somebody_adds_to_is_left_for_the_next_time(
+    fs: Filesystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fs.close(fs.create(f"{fs.root}/t/a"))
+    real = os.rmdir
+
+    def removing(path: str) -> None:
+        monkeypatch.setattr(os, "rmdir", real)
+        fs.close(fs.create(f"{path}/late"))
+        real(path)
+
+    monkeypatch.setattr(os, "rmdir", removing)
+    assert fs.remove_tree(f"{fs.root}/t") == 1
+    assert fs.remove_tree(f"{fs.root}/t") == 2
+
+
+def test_the_mount_of_a_path_need_not_have_the_path(tmp_path: Path) -> None:
+    found = mount_of(str(tmp_path / "a" / "b"))
+    assert found == mount_of(str(tmp_path))
+    assert tmp_path.is_relative_to(found.point)
+    assert mount_of("/proc/self").kind == "proc"
+
+
+def test_what_is_not_known_to_be_local_counts_as_shared() -> None:
+    assert not Mount("ext4", "/", "rw").shared
+    assert not Mount("tmpfs", "/", "rw").shared
+    assert all(
+        Mount(kind, "/", "rw").shared for kind in ("nfs4", "lustre", "beegfs", "gpfs", "fuse.sshfs", "unknown", "9p")
+    )

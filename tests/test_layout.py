@@ -1,0 +1,163 @@
+"""`queue.jsonl` and where things are."""
+
+from __future__ import annotations
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fsqueue import layout
+from fsqueue.errors import FormatTooNew, InvalidArgument, NotAQueue
+from fsqueue.layout import Fate, Layout, Settings, read_fate
+from fsqueue.names import TaskFileName
+
+pytestmark = pytest.mark.once
+
+BATCH = "0193f0c2a4b97c31a2d5e8f001234567"
+BIRTH = layout.birth_record(Settings(), "id", 1)
+
+
+def test_a_queue_is_born_in_its_first_generation() -> None:
+    settings = Settings(shards=3, max_attempts=None, backoff_s=(0.5, 2), durability="strict", keep_history=False)
+    assert read_fate(layout.birth_record(settings, "id", 1), "q") == Fate(settings, "id", 1, "1", closed=False)
+
+
+def test_generations_follow_each_other() -> None:
+    content = BIRTH + layout.generation_record(2, 5) + layout.generation_record(3, 6)
+    assert read_fate(content, "q") == Fate(Settings(), "id", 3, "3")
+
+
+def test_an_older_generation_does_not_come_back() -> None:
+    content = BIRTH + layout.generation_record(3, 5) + layout.generation_record(2, 6) + layout.generation_record(3, 7)
+    assert read_fate(content, "q").generation == 3
+
+
+def test_a_generation_may_live_in_a_directory_of_another_name() -> None:
+    assert (
+        read_fate(BIRTH + b'{"op":"generation","at":1,"generation":2,"directory":"2-abc"}\n', "q").directory == "2-abc"
+    )
+
+
+@pytest.mark.parametrize("directory", ["", "..", ".trash", "a/b", "/etc", "../x"])
+def test_a_generation_never_leaves_the_queue(directory: str) -> None:
+    record = orjson.dumps({"op": "generation", "at": 1, "generation": 2, "directory": directory})
+    assert read_fate(BIRTH + record + b"\n", "q") == Fate(Settings(), "id")
+
+
+def test_closed_stays_closed() -> None:
+    fate = read_fate(BIRTH + layout.closed_record(3) + layout.generation_record(2, 4), "q")
+    assert fate.closed
+    assert fate.generation == 2
+
+
+def test_torn_and_strange_lines_are_passed_over() -> None:
+    noise = b'~\n\n[]\n7\n"x"\nnull\n{"op":"later","x":1}\n{"op":"generation"}\n'
+    noise += b'{"op":"generation","generation":"2","directory":2}\n'
+    assert read_fate(BIRTH + noise + layout.generation_record(2, 4) + b'{"op":"closed","at":9}', "q") == Fate(
+        Settings(), "id", 2, "2"
+    )
+
+
+def test_a_second_birth_does_not_change_the_settings() -> None:
+    assert read_fate(BIRTH + layout.birth_record(Settings(shards=2), "id2", 2), "q").settings == Settings()
+
+
+def test_settings_that_this_version_does_not_know_are_left_alone() -> None:
+    record = b'{"op":"create","at":1,"format":1,"settings":{"shards":7,"colour":"red"}}\n'
+    assert read_fate(record, "q").settings == Settings(shards=7)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\n", b"garbage\n", BIRTH[:-1], b'{"op":"create","settings":{"shards":0}}\n', layout.closed_record(1)],
+)
+def test_without_a_birth_it_is_no_queue(content: bytes) -> None:
+    with pytest.raises(NotAQueue, match=r"q holds a queue\.jsonl that is empty or damaged"):
+        read_fate(content, "q")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        BIRTH.replace(b'"format":1', b'"format":2'),
+        BIRTH + b'{"op":"upgrade","at":2,"format":2}\n',
+        b'{"op":"create","at":1,"format":99,"settings":"other"}\n',
+    ],
+)
+def test_a_newer_format_is_refused(content: bytes) -> None:
+    with pytest.raises(FormatTooNew, match=r"reads up to 1\. Upgrade"):
+        read_fate(content, "q")
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_after_the_birth_are_passed_over_or_understood(noise: bytes) -> None:
+    try:
+        fate = read_fate(BIRTH + noise, "q")
+    except FormatTooNew:
+        return
+    assert fate.settings == Settings()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"shards": 0},
+        {"shards": 4097},
+        {"shards": 1.5},
+        {"shards": True},
+        {"shards": "64"},
+        {"batch_tasks_max": 0},
+        {"batch_tasks_max": 1025},
+        {"task_bytes_max": 0},
+        {"max_attempts": 0},
+        {"max_attempts": 2.0},
+        {"lease_s": 0},
+        {"lease_s": -1},
+        {"lease_s": float("nan")},
+        {"lease_s": float("inf")},
+        {"lease_s": "600"},
+        {"lease_s": 10**400},
+        {"backoff_s": 5},
+        {"backoff_s": (1,)},
+        {"backoff_s": (2, 1)},
+        {"backoff_s": (-1, 1)},
+        {"backoff_s": (0, float("nan"))},
+        {"durability": "full"},
+        {"keep_history": 1},
+    ],
+)
+def test_wrong_settings_are_refused_by_name(wrong: dict[str, object]) -> None:
+    with pytest.raises(InvalidArgument, match=next(iter(wrong))):
+        Settings(**wrong)  # type: ignore[arg-type]
+
+
+def test_settings_round_trip_through_the_file() -> None:
+    settings = Settings(
+        shards=4096,
+        batch_tasks_max=1,
+        task_bytes_max=10,
+        max_attempts=1,
+        lease_s=0.5,
+        backoff_s=(0, 0),
+        durability="none",
+        keep_history=False,
+    )
+    assert read_fate(layout.birth_record(settings, "id", 0), "q").settings == settings
+
+
+def test_paths_as_in_the_format() -> None:
+    here = Layout("/g/q", "2", 64)
+    shard = here.shard(BATCH)
+    assert here.task_file(TaskFileName(0, BATCH, 4)) == f"/g/q/2/queue/{shard}/0000000000000-{BATCH}-4.jsonl"
+    assert here.log(BATCH) == f"/g/q/2/movements/{shard}/{BATCH}.jsonl"
+    assert here.counter("07") == "/g/q/2/completions/07"
+    assert here.dead("3f") == "/g/q/2/dead/3f.jsonl"
+    assert here.history("2026-11-21", "3f") == "/g/q/2/history/2026-11-21/3f.jsonl"
+    assert (here.doorbell, here.settings_file, here.staging, here.trash) == (
+        "/g/q/doorbell",
+        "/g/q/queue.jsonl",
+        "/g/q/2/staging",
+        "/g/q/.trash",
+    )
+    assert layout.group_trash("/g/q") == "/g/.trash"

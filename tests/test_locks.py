@@ -1,0 +1,191 @@
+"""Locks on open files: between openings, threads and processes, with either kind."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fsqueue.clock import Entropy, ManualClock
+from fsqueue.filesystem import Filesystem
+from fsqueue.filesystem.locks import DescriptionLocks, ProcessLocks, description_locks_work
+
+pytestmark = pytest.mark.once
+
+Locks = DescriptionLocks | ProcessLocks
+
+TRY = """
+import sys
+from fsqueue.filesystem.locks import DescriptionLocks, ProcessLocks
+import os
+locks = {"DescriptionLocks": DescriptionLocks, "ProcessLocks": ProcessLocks}[sys.argv[1]]()
+sys.exit(0 if locks.try_lock(os.open(sys.argv[2], os.O_RDWR)) else 17)
+"""
+
+
+@pytest.fixture(params=[DescriptionLocks, ProcessLocks])
+def locks(request: pytest.FixtureRequest) -> Locks:
+    made: Locks = request.param()
+    return made
+
+
+class Opener:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.fds: list[int] = []
+
+    def __call__(self) -> int:
+        self.fds.append(os.open(self.path, os.O_RDWR | os.O_CREAT))
+        return self.fds[-1]
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[Opener]:
+    opener = Opener(tmp_path / "file")
+    yield opener
+    for fd in opener.fds:
+        try:
+            os.close(fd)
+        except OSError:
+            pass  # the test closed it
+
+
+def free_for_another_process(kind: Locks, path: Path) -> bool:
+    done = subprocess.run([sys.executable, "-c", TRY, type(kind).__name__, str(path)], check=False)
+    assert done.returncode in (0, 17)
+    return done.returncode == 0
+
+
+def test_this_kernel_has_locks_of_open_file_descriptions() -> None:
+    assert description_locks_work()
+
+
+def test_two_openings_in_one_process_exclude_each_other(locks: Locks, opened: Opener) -> None:
+    first, second = opened(), opened()
+    assert locks.try_lock(first)
+    assert not locks.try_lock(second)
+    locks.unlock(first)
+    assert locks.try_lock(second)
+    assert not locks.try_lock(first)
+
+
+def test_locking_what_one_holds_already_is_harmless(locks: Locks, opened: Opener) -> None:
+    first, second = opened(), opened()
+    assert locks.try_lock(first)
+    assert locks.try_lock(first)
+    locks.unlock(first)
+    locks.unlock(first)
+    assert locks.try_lock(second)
+
+
+def test_closing_gives_the_lock_back(locks: Locks, opened: Opener) -> None:
+    first, second = opened(), opened()
+    assert locks.try_lock(first)
+    locks.close(first)
+    assert locks.try_lock(second)
+
+
+def test_closing_another_opening_keeps_the_lock(locks: Locks, opened: Opener) -> None:
+    """A classic lock would be lost here, and two processes would write at once."""
+    first, second = opened(), opened()
+    assert locks.try_lock(first)
+    locks.close(second)
+    assert not free_for_another_process(locks, opened.path)
+    locks.unlock(first)
+    assert free_for_another_process(locks, opened.path)
+    if isinstance(locks, ProcessLocks):
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(second)  # it was closed when the lock was given back
+
+
+def test_other_processes_are_excluded(locks: Locks, opened: Opener) -> None:
+    first = opened()
+    assert locks.try_lock(first)
+    assert not free_for_another_process(locks, opened.path)
+    locks.close(first)
+    assert free_for_another_process(locks, opened.path)
+
+
+def test_threads_exclude_each_other(locks: Locks, opened: Opener) -> None:
+    counter, inside, most = [0], [0], [0]
+
+    def work(fd: int) -> None:
+        for _ in range(50):
+            while not locks.try_lock(fd):
+                pass
+            inside[0] += 1
+            most[0] = max(most[0], inside[0])
+            counter[0] += 1
+            inside[0] -= 1
+            locks.unlock(fd)
+
+    threads = [threading.Thread(target=work, args=(opened(),)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (counter, most) == ([150], [1])
+
+
+def test_locks_of_different_files_have_nothing_to_do_with_each_other(locks: Locks, tmp_path: Path) -> None:
+    fds = [os.open(tmp_path / name, os.O_RDWR | os.O_CREAT) for name in "ab"]
+    assert all(locks.try_lock(fd) for fd in fds)
+    for fd in fds:
+        locks.close(fd)
+
+
+def test_a_forked_child_does_not_believe_to_hold_its_parent_s_classic_locks(opened: Opener) -> None:
+    locks = ProcessLocks()
+    first = opened()
+    assert locks.try_lock(first)
+    child = os.fork()
+    if child == 0:
+        os._exit(17 if locks.try_lock(opened()) else 0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_the_fallback_is_chosen_where_the_kernel_has_no_better(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delattr(fcntl, "F_OFD_SETLK")
+    assert not description_locks_work()
+    fs = Filesystem(str(tmp_path))
+    assert isinstance(fs.try_lock.__self__, ProcessLocks)  # type: ignore[attr-defined]
+
+
+# -- waiting for one ------------------------------------------------------------------------------------
+
+
+def test_waiting_for_a_lock_ends_when_it_comes_free(tmp_path: Path) -> None:
+    fs, clock = Filesystem(str(tmp_path), shared=False), ManualClock()
+    first, second = fs.create(f"{tmp_path}/f"), fs.look(f"{tmp_path}/f", os.O_RDWR)
+    assert fs.try_lock(first)
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        clock.advance(seconds)
+        if len(slept) == 5:
+            fs.unlock(first)
+
+    clock.sleep = sleep  # type: ignore[method-assign]
+    assert fs.lock(second, clock, Entropy(), 10)
+    assert len(slept) == 5
+    assert slept[4] < 0.02
+    fs.close(first)
+    fs.close(second)
+
+
+def test_waiting_for_a_lock_gives_up(tmp_path: Path) -> None:
+    fs, clock = Filesystem(str(tmp_path), shared=False), ManualClock()
+    first, second = fs.create(f"{tmp_path}/f"), fs.look(f"{tmp_path}/f", os.O_RDWR)
+    assert fs.try_lock(first)
+    begun = clock.monotonic()
+    assert not fs.lock(second, clock, Entropy(), 1.5)
+    assert 1.5 <= clock.monotonic() - begun < 1.6
+    fs.close(first)
+    fs.close(second)
