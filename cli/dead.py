@@ -29,6 +29,7 @@ EXAMPLES_MAX = 3
 """Ids shown of a group."""
 
 _CONDITION = re.compile(r"([\w.-]+?)\s*(!=|!~|<=|>=|=|~|<|>)(.*)", re.DOTALL)
+_NUMBER = re.compile(r"(?<![0-9])(?<!exit status )[0-9]+")
 _FIELDS = ("id", "payload", "reason", "at", "attempt", "worker")
 
 Condition = Callable[[fsqueue.DeadLetter], bool]
@@ -103,7 +104,7 @@ def dead() -> None:
 
 @dataclass
 class _Group:
-    """Dead letters whose reasons differ in numbers only."""
+    """Dead letters whose reasons differ in numbers only (but for exit statuses)."""
 
     headline: str
     count: int
@@ -132,7 +133,7 @@ def list_(queue: str, conditions: tuple[Condition, ...], each: bool, as_json: bo
             groups: dict[str, _Group] = {}
             for letter in letters:
                 headline = _headline(letter)
-                group = groups.setdefault(re.sub(r"[0-9]+", "#", headline), _Group(headline, 0, 0.0, []))
+                group = groups.setdefault(_NUMBER.sub("#", headline), _Group(headline, 0, 0.0, []))
                 group.count += 1
                 group.last = max(group.last, letter.at)
                 group.examples += [letter.id] if len(group.examples) < EXAMPLES_MAX else []

@@ -23,7 +23,7 @@ from fsqueue.task import DEAD as IS_DEAD
 from fsqueue.task import DELAYED as IS_DELAYED
 from fsqueue.task import LEASED as IS_LEASED
 from fsqueue.task import WAITING as IS_WAITING
-from fsqueue.task import Movement, Status, TaskInfo
+from fsqueue.task import DeadLetter, Movement, Status, TaskInfo
 
 ROUNDS = 4
 """How often a status is read again because batches finished meanwhile, before it holds the counters for a moment."""
@@ -175,6 +175,7 @@ class DrainCheck:
             if any(self._has_work(batch) for batch in task_files(self.store, shard)):
                 self._hint = shard
                 return False
+        self.store.refresh(now=True)  # a deleted queue is not a drained one
         return True
 
     def _has_work(self, batch: str) -> bool:
@@ -198,9 +199,7 @@ def tasks(store: Store, state: str | None = None) -> Iterator[TaskInfo]:
                         yield info
     elif state == IS_DEAD:
         for letter in deadletters.letters(store):
-            yield TaskInfo(
-                letter.id, IS_DEAD, letter.payload, letter.attempt, letter.at, worker=letter.worker, error=letter.reason
-            )
+            yield _of_letter(letter)
     else:
         seen: set[str] = set()
         for shard in shards(store):
@@ -305,6 +304,12 @@ def _info(batch: str, ledger: Ledger, index: int, lines: list[bytes] | None, now
     )
 
 
+def _of_letter(letter: DeadLetter) -> TaskInfo:
+    return TaskInfo(
+        letter.id, IS_DEAD, letter.payload, letter.attempt, letter.at, worker=letter.worker, error=letter.reason
+    )
+
+
 def task(store: Store, task_id: str) -> TaskInfo:
     """What is known of one task; TaskNotFound if neither the queue nor its history knows it."""
     batch, _ = names.parse_task_id(task_id)
@@ -317,14 +322,14 @@ def task(store: Store, task_id: str) -> TaskInfo:
         found = _of_ledger(store, batch, ledger, None)
     elif (records := history.find(store, batch)) is not None:
         found = _of_ledger(store, batch, _replay(records), None)
-    for info in found:
-        if info.id == task_id:
-            return info
-    letter = deadletters.letter_of(store, task_id)
+    known = next((info for info in found if info.id == task_id), None)
+    if known is not None and known.state != IS_DEAD:
+        return known
+    letter = deadletters.letter_of(store, task_id)  # which has the payload, too
     if letter is not None:
-        return TaskInfo(
-            letter.id, IS_DEAD, letter.payload, letter.attempt, letter.at, worker=letter.worker, error=letter.reason
-        )
+        return _of_letter(letter)
+    if known is not None:
+        return known
     raise TaskNotFound(
         f"The task {task_id} is not in {store.path}, nor in the history that it keeps. Check the id and the queue."
     )

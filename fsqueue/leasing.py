@@ -365,9 +365,18 @@ class Leaser:
     # -- waiting ------------------------------------------------------------------------------------
 
     def wait(
-        self, n: int, lease_ms: int, wait_s: float, strict: bool = False, stop: Callable[[], bool] = lambda: False
+        self,
+        n: int,
+        lease_ms: int,
+        wait_s: float,
+        strict: bool = False,
+        stop: Callable[[], bool] = lambda: False,
+        sleep: Callable[[float], object] | None = None,
     ) -> list[LeasedTask]:
-        """Like `lease`, but waits up to `wait_s` seconds for tasks, or until `stop()`, easy on the file server."""
+        """Like `lease`, but waits up to `wait_s` seconds for tasks, or until `stop()`, easy on the file server.
+
+        QueueNotFound if the queue is deleted meanwhile. `sleep` may end early, for `stop` to be asked.
+        """
         store, clock, selection = self.store, self.store.clock, self.selection
         deadline = clock.monotonic() + wait_s
         heard = store.heard()
@@ -377,7 +386,8 @@ class Leaser:
             selection = self.selection
             nap = pause * (0.75 + store.entropy.random() / 2)
             until_due = (selection.earliest() - clock.now_ms()) / 1000 + 0.002
-            clock.sleep(max(0.001, min(nap, until_due, deadline - clock.monotonic())))
+            (sleep or clock.sleep)(max(0.001, min(nap, until_due, deadline - clock.monotonic())))
+            self._begin()
             ring = store.heard()
             if ring != heard or clock.monotonic() - looked > SWEEP_S * (0.75 + store.entropy.random() / 2):
                 heard, looked, pause = ring, clock.monotonic(), BELL_S[0]

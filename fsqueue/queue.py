@@ -206,8 +206,10 @@ class Queue:
         return self._default_lease_ms if lease_s is None else duration_ms(lease_s, "lease_s", 0.001)
 
     @verb("leasing")
-    def _lease_waiting(self, n: int, lease_ms: int, stop: Callable[[], bool]) -> list[LeasedTask]:
-        return self._leaser.wait(n, lease_ms, math.inf, stop=stop)
+    def _lease_waiting(
+        self, n: int, lease_ms: int, stop: Callable[[], bool], sleep: Callable[[float], object] | None = None
+    ) -> list[LeasedTask]:
+        return self._leaser.wait(n, lease_ms, math.inf, stop=stop, sleep=sleep)
 
     @verb("attaching to a lease")
     def attach(self, token: str) -> LeasedTask:

@@ -232,6 +232,7 @@ class GcReport(_AsDict):
     generations_trashed: int = 0
     history_days_removed: int = 0
     letters_added: int = 0
+    renamed: int = 0
     retries_published: int = 0
     touched: int = 0
     trash_reaped: int = 0

@@ -15,7 +15,7 @@ import filelock
 from fsqueue import deadletters, finishing, history, inspection, names, taskfiles, transitions
 from fsqueue.errors import LockTimeout
 from fsqueue.filesystem import NOT_FILES, Filesystem, mount_of
-from fsqueue.ledger import DEAD
+from fsqueue.ledger import DEAD, Ledger
 from fsqueue.names import TaskFileName
 from fsqueue.store import Store
 from fsqueue.task import GcReport
@@ -64,7 +64,7 @@ def _shard(store: Store, shard: str, report: GcReport, touch: bool) -> None:
         try:
             ledger = inspection.read_ledger(store, batch)
             at_work = ledger is not None and ledger.left and batch in files and not ledger.done[DEAD]
-            if not at_work:
+            if not at_work or _is_late(ledger, files[batch]):
                 _mend(store, batch, files.get(batch), report)
         except LockTimeout:
             report.busy += 1
@@ -73,6 +73,12 @@ def _shard(store: Store, shard: str, report: GcReport, touch: bool) -> None:
                 raise
             logger.warning("batch %s of %s was passed over: %s", batch, store.path, error)
             report.stray += 1
+
+
+def _is_late(ledger: Ledger | None, name: TaskFileName) -> bool:
+    """Whether a file's name promises a later time than the truth: a renaming failed, or its author died before it."""
+    due = ledger.next_time() if ledger is not None else None
+    return due is not None and due < name.available_at
 
 
 def _mend(store: Store, batch: str, name: TaskFileName | None, report: GcReport) -> None:
@@ -90,8 +96,15 @@ def _mend(store: Store, batch: str, name: TaskFileName | None, report: GcReport)
                 else:
                     finishing.farewell(store, log)
                 report.finished += 1
-            elif ledger.done[DEAD]:
-                report.letters_added += finishing.missing_letters(store, log)
+            else:
+                if ledger.done[DEAD]:
+                    report.letters_added += finishing.missing_letters(store, log)
+                if name is not None and _is_late(ledger, name):
+                    target = name.at(ledger.next_time() or 0)
+                    log.name = name
+                    log.note("move", max(store.clock.now_ms(), ledger.at), **{"from": str(name), "name": str(target)})
+                    report.renamed += taskfiles.rename(store, log, target)
+                    store.ring()
     except FileNotFoundError:
         pass
 

@@ -409,9 +409,7 @@ class _Feeder(threading.Thread):
         pause_s = RETRY_S
         for tries_left in reversed(range(LEASE_TRIES)):
             try:
-                tasks = self._queue._lease_waiting(n, self._lease_ms, self._is_over)
-                if not tasks:
-                    self._queue.store.refresh(now=True)  # a queue deleted just now looks drained, and is not there
+                tasks = self._queue._lease_waiting(n, self._lease_ms, self._is_over, self._closed.wait)
                 return _Fed(tasks, drained=not tasks)
             except errors.StorageError:
                 if not tries_left or self._closed.wait(pause_s):
@@ -420,5 +418,4 @@ class _Feeder(threading.Thread):
         raise AssertionError
 
     def _is_over(self) -> bool:
-        self._queue.store.refresh()  # raises if the queue was deleted: nobody rings the bell then
         return self._closed.is_set() or self._is_drained()

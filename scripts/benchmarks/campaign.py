@@ -351,7 +351,7 @@ class Campaign:
             return None
         if note and self._wants(entry, note):
             if result["tasks"] < size:
-                result["note"] = f"the first {result['tasks']:,} of {size:,} tasks: then its time was over"
+                result["note"] = f"the first {result['tasks']:,}: then the time was over"
             self._note(entry.name, note, size, number, result)
         self._settle()
         return int(result["tasks"])

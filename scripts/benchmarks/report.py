@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import plot
-from benchmarks.campaign import STEPS
 from benchmarks.figures import Figure, figures
 from benchmarks.summary import Summary
 from benchmarks.systems import BY_NAME, ENTRIES
@@ -72,7 +71,7 @@ def markdown(facts: dict[str, Any], rows: list[dict[str, Any]]) -> str:
             _memory(summary),
         ),
         _section("## Eight processes", _together(summary)),
-        _section("## Not run", _not_run(summary)),
+        _section("## Not run, or not on all tasks", _not_run(summary)),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -246,16 +245,23 @@ def _together(summary: Summary) -> str:
 
 
 def _not_run(summary: Summary) -> str:
-    lines = []
+    """A line for each reason, with all the steps that it kept from running."""
+    kept: dict[tuple[str, int, str], list[str]] = {}
     for row in summary.rows:
-        if row["system"] not in BY_NAME:
-            continue
-        what = f"- {BY_NAME[row['system']].title}, {STEPS.get(row['step'], row['step'])}, {_named(row['size'])}"
-        if "not_run" in row and summary.not_run(row["system"], row["step"], row["size"]):
-            lines.append(f"{what}: {row['not_run']}")
+        system, step, size = row["system"], row["step"], row["size"]
+        if "not_run" in row and summary.not_run(system, step, size):
+            reason = row["not_run"]
         elif "note" in row:
-            lines.append(f"{what}: {row['note']}")
-    return "\n".join(dict.fromkeys(lines))
+            reason = f"measured on {row['note']}"
+        else:
+            continue
+        steps = kept.setdefault((system, size, reason), [])
+        if step not in steps:
+            steps.append(step)
+    return "\n".join(
+        f"- {BY_NAME[system].title}, {_named(size)} tasks, {', '.join(steps)}: {reason}"
+        for (system, size, reason), steps in kept.items()
+    )
 
 
 def write(docs: Path, facts: dict[str, Any], rows: list[dict[str, Any]]) -> list[Path]:

@@ -35,6 +35,15 @@ def test_list_groups_by_reason(fsqueue_cli: Run, buried: Queue) -> None:
     assert fsqueue_cli("dead", "list", buried.path, "--where", "reason~nothing").output == ""
 
 
+def test_exit_statuses_are_no_mere_numbers(fsqueue_cli: Run, queue: Queue) -> None:
+    queue.insert_many(range(4))
+    for task, reason in zip(
+        queue.lease(4), ("status 1: at 5", "status 1: at 66", "status 12: at 5", "status 2"), strict=True
+    ):
+        task.bury(f"exit {reason}")
+    assert len(fsqueue_cli("dead", "list", queue.path).stdout.splitlines()) == 6
+
+
 def test_list_each_and_as_json(fsqueue_cli: Run, buried: Queue) -> None:
     assert len(fsqueue_cli("dead", "list", buried.path, "--all").stdout.splitlines()) == 5
     letters = [json.loads(line) for line in fsqueue_cli("dead", "list", buried.path, "--json").stdout.splitlines()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from graphlib import CycleError, TopologicalSorter
 
 import pytest
@@ -33,6 +34,7 @@ FLOORS = {
     "transitions": 3,
     "finishing": 3,
     "leasing": 3,
+    "arguments": 3,
     "command": 3,
     "queue": 4,
     "poll": 4,
@@ -40,7 +42,6 @@ FLOORS = {
     "worker": 4,
     "inspection": 4,
     "upkeep": 4,
-    "probe": 4,
 }
 """A module may import from lower floors, and from its own without going round in circles."""
 
@@ -60,6 +61,14 @@ def imports_within() -> dict[str, set[str]]:
 @pytest.mark.once
 def test_every_module_has_a_floor() -> None:
     assert modules().keys() - FLOORS.keys() == set(), "give each new module a floor, here and in docs/design.md"
+
+
+@pytest.mark.once
+def test_the_design_shows_the_same_floors() -> None:
+    table = (TOP / "docs/design.md").read_text().partition("| floor | modules |")[2]
+    rows = re.findall(r"^\| (\d) \|(.*)\|$", table, re.MULTILINE)
+    shown = {name: int(floor) for floor, names in rows for name in re.findall(r"`(\w+)`", names)}
+    assert shown == FLOORS
 
 
 @pytest.mark.once

@@ -1,0 +1,370 @@
+"""Rare verbs on a whole queue: create, purge, delete, release all."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fsqueue import (
+    InvalidArgument,
+    LeaseLost,
+    LockTimeout,
+    NotAQueue,
+    Queue,
+    QueueExists,
+    QueueNotFound,
+    UnsafeFilesystem,
+    administration,
+    layout,
+)
+from fsqueue.clock import Entropy, ManualClock
+from fsqueue.filesystem import Filesystem
+from tests.support import QueueFactory, drain, files_below, leftovers, log_files
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def q(queue: Queue, clock: ManualClock) -> Queue:
+    return Queue(queue.path, worker="w1", clock=clock)
+
+
+def wait_until_gone(directory: Path) -> None:
+    """A reaper works in the background."""
+    for _ in range(500):
+        if not directory.exists() or not os.listdir(directory):
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"{directory} was not reaped")
+
+
+# -- create ---------------------------------------------------------------------
+
+
+def test_a_new_queue_is_a_directory_with_a_settings_file(tmp_path: Path) -> None:
+    q = Queue.create(tmp_path / "project" / "tiles", shards=8, lease_s=30)
+    assert files_below(q.path) == ["queue.jsonl"]
+    assert (q.settings.shards, q.settings.lease_s, q.settings.max_attempts, q.generation) == (8, 30, 5, 1)
+    assert Queue(q.path).settings == q.settings
+
+
+def test_a_queue_is_not_made_twice(queue: Queue) -> None:
+    queue.insert("x")
+    before = (queue.path / "queue.jsonl").read_bytes()
+    with pytest.raises(QueueExists, match="exist_ok"):
+        Queue.create(queue.path, shards=3)
+    again = Queue.create(queue.path, shards=3, exist_ok=True)
+    assert again.settings == queue.settings
+    assert again.status().waiting == 1
+    assert (queue.path / "queue.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("exist_ok", [False, True])
+def test_a_queue_is_not_made_over_something_else(tmp_path: Path, exist_ok: bool) -> None:
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "directory").mkdir()
+    (tmp_path / "directory" / "thesis.tex").write_text("x")
+    (tmp_path / "hidden").mkdir()
+    (tmp_path / "hidden" / ".git").mkdir()
+    for name in ("file", "file/below", "directory", "hidden"):
+        with pytest.raises(NotAQueue):
+            Queue.create(tmp_path / name, exist_ok=exist_ok)
+    assert files_below(tmp_path) == ["directory/thesis.tex", "file"]
+
+
+def test_an_empty_directory_may_become_a_queue(tmp_path: Path) -> None:
+    (tmp_path / "q").mkdir()
+    (tmp_path / "q" / ".new-0123").touch()  # of a creation that died
+    Queue.create(tmp_path / "q").insert("x")
+
+
+def test_wrong_settings_make_nothing(tmp_path: Path) -> None:
+    settings: list[dict[str, Any]] = [{"shards": 0}, {"batch_tasks_max": 0}, {"durability": "x"}, {"backoff_s": (2, 1)}]
+    for wrong in settings:
+        with pytest.raises(InvalidArgument):
+            Queue.create(tmp_path / "q", **wrong)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_path_that_is_none_is_refused() -> None:
+    for path in ("", "fq://", None, 7):
+        with pytest.raises(InvalidArgument):
+            Queue.create(path)  # type: ignore[arg-type]
+
+
+def test_of_many_who_create_one_queue_all_get_the_same(tmp_path: Path) -> None:
+    made: list[str] = []
+    exists: list[QueueExists] = []
+
+    def create(number: int) -> None:
+        try:
+            q = Queue.create(tmp_path / "q", shards=number + 1, exist_ok=number % 2 == 0)
+            made.append(f"{q.settings.shards} {q.store.fate.id}")
+        except QueueExists as error:
+            exists.append(error)
+
+    threads = [threading.Thread(target=create, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(made)) == 1
+    assert len(made) + len(exists) == 8
+    assert files_below(tmp_path) == ["q/queue.jsonl"]
+
+
+class NoLocks(Filesystem):
+    """Locks that exclude nobody, as on a mount without them."""
+
+    def __init__(self, root: str, *, shared: bool = True) -> None:
+        super().__init__(root, shared=shared)
+        self.try_lock = lambda fd: True
+
+
+def test_a_mount_whose_locks_do_not_exclude_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(administration, "Filesystem", NoLocks)
+    with pytest.raises(UnsafeFilesystem, match="flock"):
+        Queue.create(tmp_path / "q")
+    assert files_below(tmp_path) == []
+    Queue.create(tmp_path / "q", allow_unsafe=True)
+
+
+# -- purge ----------------------------------------------------------------------
+
+
+def test_a_purge_drops_everything_and_keeps_the_settings(queue_factory: QueueFactory, clock: ManualClock) -> None:
+    q = Queue(queue_factory(shards=3, lease_s=77).path, clock=clock)
+    q.insert_many(range(10))
+    q.lease()[0].complete()
+    q.lease()[0].bury("no")
+    q.lease()
+    q.purge()
+    assert q.generation == 2
+    assert q.status().as_dict() == dict.fromkeys(q.status().as_dict(), 0)
+    assert q.lease() == list(q.dead()) == list(q.tasks()) == []
+    assert (q.settings.shards, q.settings.lease_s) == (3, 77)
+    assert not (q.path / "1").exists()
+    wait_until_gone(q.path / ".trash")
+    q.insert("new")
+    assert [task.payload for task in q.lease(9)] == ["new"]
+    assert (q.path / "2").exists()
+
+
+def test_purging_an_empty_queue_is_harmless(q: Queue) -> None:
+    q.purge()
+    q.purge()
+    assert q.generation == 3
+    assert q.gc().as_dict()["generations_trashed"] == 0
+
+
+def test_others_notice_a_purge_within_a_second(q: Queue, clock: ManualClock) -> None:
+    q.insert_many(range(4), batch_tasks=4)
+    other = Queue(q.path, clock=clock)
+    held = other.lease(2)
+    q.purge()
+    clock.advance(1.1)
+    for verb in (held[0].complete, held[1].renew, lambda: other.release(held), lambda: held[0].fail("x")):
+        with pytest.raises(LeaseLost) as caught:
+            verb()
+        assert caught.value.reason == "purged"
+    assert other.lease() == []
+    other.insert("new")
+    assert other.generation == 2
+    assert len(q.lease(9)) == 1
+
+
+def test_the_purger_s_own_leases_are_lost_as_well(q: Queue) -> None:
+    q.insert_many(range(2), batch_tasks=2)
+    tasks = q.lease(2)
+    q.purge()
+    for verb in (tasks[0].complete, lambda: q.complete(tasks), lambda: tasks[0].complete(1)):
+        with pytest.raises(LeaseLost) as caught:
+            verb()
+        assert caught.value.reason == "purged"
+    assert q.status().inserted == 0
+
+
+def test_a_generation_s_directory_is_left_to_upkeep_if_it_cannot_be_moved(
+    q: Queue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    q.insert("x")
+
+    def failing(source: str, target: str) -> bool:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(q.store.fs, "rename", failing)
+        q.purge()
+    assert "No space left" in caplog.text
+    assert q.status().inserted == 0
+    assert (q.path / "1").exists()
+    assert q.gc().generations_trashed == 1
+    assert not (q.path / "1").exists()
+
+
+# -- delete ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_a_deleted_queue_is_gone(q: Queue, wait: bool) -> None:
+    q.insert_many(range(10))
+    q.lease()
+    trash = q.path.parent / ".trash"
+    q.delete(wait=wait)
+    assert not q.path.exists()
+    if not wait:
+        wait_until_gone(trash)
+    assert os.listdir(trash) == []
+    for verb in (q.lease, q.status, lambda: q.insert(1), q.purge, q.gc, q.delete, lambda: Queue(q.path)):
+        q.store.settings_read = -1e9
+        with pytest.raises(QueueNotFound):
+            verb()
+    assert not q.path.exists(), "nothing brings it back to life"
+
+
+def test_others_notice_a_deletion(q: Queue, clock: ManualClock) -> None:
+    q.insert("x")
+    other = Queue(q.path, clock=clock)
+    [task] = other.lease()
+    q.delete(wait=True)
+    clock.advance(1.1)
+    with pytest.raises(LeaseLost, match="deleted"):
+        task.complete()
+    with pytest.raises(QueueNotFound):
+        other.lease()
+    with pytest.raises(QueueNotFound):
+        other.insert_many(range(3))
+    assert not q.path.exists()
+
+
+def test_an_insert_that_a_deletion_overtakes_is_an_error(queue: Queue, clock: ManualClock) -> None:
+    fs = Filesystem(str(queue.path), shared=False)
+    rename, deleted = fs.rename, []
+
+    def renaming(source: str, target: str) -> bool:
+        done = rename(source, target)
+        if "/queue/" in target and not deleted:
+            deleted.append(1)
+            Queue(queue.path, clock=clock).delete(wait=True)
+        return done
+
+    fs.rename = renaming  # type: ignore[method-assign]
+    with pytest.raises(QueueNotFound):
+        Queue(queue.path, filesystem=fs, clock=clock).insert("x")
+    assert not queue.path.exists()
+
+
+def test_a_queue_made_anew_at_the_same_place_is_another_one(q: Queue, clock: ManualClock) -> None:
+    q.insert_many(range(5), batch_tasks=1)
+    other = Queue(q.path, clock=clock)
+    [task] = other.lease()
+    q.delete(wait=True)
+    Queue.create(q.path, shards=3).insert("new")
+    clock.advance(1.1)
+    with pytest.raises(LeaseLost):
+        task.complete()
+    for verb in (other.lease, other.status, lambda: other.insert("x"), lambda: other.insert_many([1, 2]), other.lease):
+        with pytest.raises(QueueNotFound, match="another created in its place"):
+            verb()
+    again = Queue(q.path, clock=clock)
+    assert [found.payload for found in again.lease(9)] == ["new"]
+    assert again.status().inserted == 1, "nothing of what the old object did is in the new queue"
+
+
+@pytest.mark.parametrize("way", ["open", "create", "create again"])
+def test_a_deletion_that_died_after_its_mark_is_finished_by_whoever_comes(q: Queue, way: str) -> None:
+    q.insert("x")
+    with open(q.path / "queue.jsonl", "ab") as file:
+        file.write(layout.closed_record(1))
+    if way == "open":
+        with pytest.raises(QueueNotFound):
+            Queue(q.path)
+    else:
+        made = Queue.create(q.path, exist_ok=way == "create again")
+        assert made.status().inserted == 0
+        assert made.generation == 1
+
+
+# -- release all -------------------------------------------------------------------
+
+
+def workers(path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> dict[str, Queue]:
+    found = {}
+    for name, job in (("a", "1"), ("b", "1"), ("c", "2")):
+        monkeypatch.setenv("SLURM_JOB_ID", job)
+        found[name] = Queue(path, worker=name, clock=clock)
+    monkeypatch.delenv("SLURM_JOB_ID")
+    return found
+
+
+def test_leases_are_ended_by_worker_host_or_job(q: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = workers(q.path, clock, monkeypatch)
+    q.insert_many(range(12), batch_tasks=4)
+    held = {name: worker.lease(2) for name, worker in found.items()}
+    assert q.status().leased == 6
+    assert q.release_all(worker="nobody") == 0
+    assert q.release_all(host="elsewhere") == 0
+    assert q.release_all(worker="a") == 2
+    with pytest.raises(LeaseLost):
+        held["a"][0].complete()
+    held["b"][0].complete()
+    assert q.release_all(slurm_job="1") == 1
+    assert q.release_all(worker="c", slurm_job="1") == 0
+    assert q.release_all(worker="c", host=os.uname().nodename) == 2
+    assert q.status().leased == 0
+    assert all(info.attempt == 0 for info in q.tasks())
+    clock.advance(5)
+    assert sum(drain(q, clock).values()) == 11
+    assert leftovers(q) == []
+
+
+@pytest.mark.parametrize("offline", [True, False])
+def test_all_leases_are_ended_and_the_tasks_are_there_at_once(q: Queue, clock: ManualClock, offline: bool) -> None:
+    q.insert_many(range(9), batch_tasks=3)
+    Queue(q.path, clock=clock).lease(5)
+    bell = q.store.heard()
+    assert q.release_all(offline=offline) == 5
+    assert q.store.heard() != bell
+    assert q.release_all(offline=offline) == 0
+    assert len(Queue(q.path, clock=clock).lease(20)) == 9
+
+
+def test_leases_that_ran_out_are_ended_uncharged(q: Queue, clock: ManualClock) -> None:
+    q.insert("x")
+    q.lease(lease_s=1)
+    clock.advance(5)
+    assert q.release_all() == 1
+    assert q.lease()[0].attempt == 1
+
+
+@pytest.mark.parametrize("offline", [True, False])
+def test_a_batch_that_stays_locked_is_named_and_the_others_are_released(
+    q: Queue, clock: ManualClock, offline: bool
+) -> None:
+    q.insert_many(range(2), batch_tasks=1)
+    q.lease(2)
+    stopped = Queue(q.path, clock=clock)
+    [log, _other] = log_files(q)
+    fd = stopped.store.fs.look(str(log), os.O_RDWR)
+    assert stopped.store.fs.try_lock(fd)
+    before = clock.now_s
+    other = Queue(q.path, clock=clock)
+    with pytest.raises(LockTimeout, match=f"1 leases were released.*{log.stem}"):
+        other.release_all(offline=offline)
+    assert (clock.now_s - before >= 20) != offline
+    assert q.status().leased == 1
+    stopped.store.fs.close(fd)
+    assert other.release_all() == 1
+
+
+def test_a_check_of_locks_leaves_nothing(tmp_path: Path) -> None:
+    administration.check_locks(Filesystem(str(tmp_path), shared=False), f"{tmp_path}/{Entropy().hex16()}")
+    assert os.listdir(tmp_path) == []

@@ -1,0 +1,285 @@
+"""Poll: the loop of a worker in the same process."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+import pytest
+
+from fsqueue import InvalidArgument, LeaseLost, Queue
+from fsqueue.clock import ManualClock
+from fsqueue.filesystem import Filesystem
+from tests.support import QueueFactory, full_state, leftovers, log_files
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def q(queue: Queue, clock: ManualClock) -> Queue:
+    return Queue(queue.path, clock=clock)
+
+
+def test_everything_is_handed_out_once_until_the_queue_is_drained(q: Queue) -> None:
+    q.insert_many(range(30))
+    found = []
+    for task in q.poll():
+        with task:
+            found.append(task.payload)
+    assert sorted(found) == list(range(30))
+    assert q.status().completed == 30
+    assert leftovers(q) == []
+
+
+def test_an_empty_queue_ends_the_loop_at_once(q: Queue) -> None:
+    assert list(q.poll()) == []
+
+
+@pytest.mark.parametrize("prefetch", [1, 2, 5])
+def test_tasks_leased_ahead_are_handed_out_one_by_one(q: Queue, prefetch: int) -> None:
+    q.insert_many(range(12), batch_tasks=12)
+    found = []
+    for task in q.poll(prefetch=prefetch):
+        assert q.status().leased <= max(prefetch, 1)
+        with task:
+            found.append(task.payload)
+    assert sorted(found) == list(range(12))
+
+
+@pytest.mark.batched
+def test_completing_leases_the_next_in_the_same_append(queue: Queue, clock: ManualClock) -> None:
+    fs = Filesystem(str(queue.path), shared=False)
+    writes: list[bytes] = []
+    write = fs.write
+    fs.write = lambda fd, data: (writes.append(data), write(fd, data))[1]
+    q = Queue(queue.path, filesystem=fs, clock=clock)
+    q.insert_many(range(5), batch_tasks=5)
+    writes.clear()
+    poll = q.poll()
+    task = next(poll)
+    for _ in range(4):
+        task.complete()
+        task = next(poll)
+    assert len(writes) == 5, "one with the opening, then one a task"
+    assert all(data.count(b"\n") == 2 for data in writes)
+    task.complete()
+    with pytest.raises(StopIteration):
+        next(poll)
+
+
+@pytest.mark.batched
+def test_what_was_exchanged_is_what_is_on_disk(q: Queue) -> None:
+    q.insert_many(range(5), batch_tasks=5)
+    for task in q.poll():
+        [log] = q.store.logs.values()
+        reader = type(log.ledger)()
+        reader.fold(Path(log.path).read_bytes(), 0)
+        assert full_state(log.ledger) == full_state(reader)
+        task.complete()
+        if not log_files(q):
+            break
+    assert q.status().completed == 5
+
+
+def test_leaving_the_loop_puts_back_what_was_leased_ahead(q: Queue) -> None:
+    q.insert_many(range(10), batch_tasks=10)
+    for task in q.poll(prefetch=4):
+        with task:
+            break
+    gc.collect()
+    assert q.status().as_dict() == {"inserted": 10, "waiting": 9, "delayed": 0, "leased": 0, "completed": 1, "dead": 0}
+    assert all(info.attempt == 0 for info in q.tasks())
+
+
+def test_leaving_after_an_exchange_puts_back_what_came_with_it(q: Queue) -> None:
+    q.insert_many(range(10), batch_tasks=10)
+    poll = q.poll()
+    next(poll).complete()
+    poll.close()
+    assert q.status().as_dict() == {"inserted": 10, "waiting": 9, "delayed": 0, "leased": 0, "completed": 1, "dead": 0}
+
+
+def test_a_task_may_be_completed_after_the_loop_was_left(q: Queue) -> None:
+    q.insert_many(range(3), batch_tasks=3)
+    with q.poll() as poll:
+        task = next(poll)
+    task.complete()
+    assert q.status().as_dict() == {"inserted": 3, "waiting": 2, "delayed": 0, "leased": 0, "completed": 1, "dead": 0}
+
+
+def test_an_error_in_the_body_fails_the_task_and_ends_the_loop(q: Queue) -> None:
+    q.insert_many(range(3), batch_tasks=3)
+
+    def loop() -> None:
+        for task in q.poll(prefetch=2):
+            with task:
+                raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        loop()
+    gc.collect()
+    status = q.status()
+    assert (status.leased, status.delayed, status.waiting) == (0, 1, 2)
+
+
+def test_failed_tasks_come_round_again(q: Queue) -> None:
+    q.insert_many(["good", "bad"])
+    seen = []
+    for task in q.poll():
+        seen.append((task.payload, task.attempt))
+        if task.payload == "bad" and task.attempt < 3:
+            task.fail("oops")
+        else:
+            task.complete()
+    assert sorted(seen) == [("bad", 1), ("bad", 2), ("bad", 3), ("good", 1)]
+    assert q.status().completed == 2
+
+
+def test_the_loop_waits_for_what_others_hold(q: Queue, clock: ManualClock) -> None:
+    """Their worker may die: only when nothing is leased any more is the queue drained."""
+    q.insert("x")
+    Queue(q.path, clock=clock).lease(lease_s=50)
+    before = clock.now_s
+    found = []
+    for task in q.poll():
+        found.append((task.payload, task.attempt))
+        task.complete()
+    assert found == [("x", 2)]
+    assert 50 <= clock.now_s - before < 60
+
+
+def test_the_loop_ends_when_others_complete_the_rest(q: Queue, clock: ManualClock) -> None:
+    q.insert("x")
+    [held] = Queue(q.path, clock=clock).lease(lease_s=10_000)
+    naps = [0]
+
+    def sleep(seconds: float) -> None:
+        clock.advance(seconds)
+        naps[0] += 1
+        if naps[0] == 5:
+            held.complete()
+
+    clock.sleep = sleep  # type: ignore[method-assign]
+    assert list(q.poll()) == []
+    assert naps[0] < 10
+
+
+def test_delayed_tasks_are_waited_for(q: Queue, clock: ManualClock) -> None:
+    q.insert("later", delay_s=100)
+    before = clock.now_s
+    for task in q.poll():
+        task.complete()
+    assert 100 <= clock.now_s - before < 102
+    assert q.status().completed == 1
+
+
+def test_for_ever_means_beyond_the_end(q: Queue, clock: ManualClock) -> None:
+    q.insert("first")
+    producer = Queue(q.path, clock=clock)
+    naps = [0]
+
+    def sleep(seconds: float) -> None:
+        clock.advance(seconds)
+        naps[0] += 1
+        if naps[0] % 20 == 0:
+            producer.insert(naps[0])
+
+    clock.sleep = sleep  # type: ignore[method-assign]
+    found = []
+    for task in q.poll(until="forever"):
+        found.append(task.payload)
+        task.complete()
+        if len(found) == 4:
+            break
+    assert found == ["first", 20, 40, 60]
+
+
+def test_the_lease_asked_for_is_the_lease_of_every_task(q: Queue, clock: ManualClock) -> None:
+    q.insert_many(range(3), batch_tasks=3)
+    for task in q.poll(lease_s=33):
+        assert task.lease_until == pytest.approx(clock.now_s + 33)
+        task.complete()
+
+
+def test_a_lost_lease_is_reported_and_the_loop_goes_on(q: Queue, clock: ManualClock) -> None:
+    q.insert_many(range(2), batch_tasks=2)
+    other = Queue(q.path, clock=clock)
+    poll = q.poll(lease_s=10)
+    task = next(poll)
+    clock.advance(100)
+    stolen = {one.id: one for one in other.lease(5)}
+    if task.id not in stolen:
+        stolen |= {one.id: one for one in other.lease(5)}
+    with pytest.raises(LeaseLost):
+        task.complete()
+    other.complete(stolen.values())
+    for rest in poll:
+        rest.complete()
+    assert q.status().completed == 2
+
+
+def test_tasks_that_go_alone_are_found_too(q: Queue, clock: ManualClock) -> None:
+    q.insert_many(range(4), batch_tasks=4)
+    q.lease(4, lease_s=1)
+    clock.advance(5)
+    found = []
+    for task in q.poll():
+        found.append(task.payload)
+        assert task.attempt == 1
+        task.complete()
+    assert sorted(found) == list(range(4))
+
+
+def test_a_damaged_line_does_not_stop_the_loop(q: Queue) -> None:
+    q.insert_many(["a", "b", "c", "d"], batch_tasks=4)
+    for path in (q.path / "1" / "queue").glob("*/*"):
+        path.write_bytes(path.read_bytes().replace(b'"b"', b'"b').replace(b'"c"', b"!!!"))
+    found = []
+    for task in q.poll():
+        found.append(task.payload)
+        task.complete()
+    assert sorted(found) == ["a", "d"]
+    assert q.status().as_dict() == {"inserted": 4, "waiting": 0, "delayed": 0, "leased": 0, "completed": 2, "dead": 2}
+
+
+def test_tasks_out_of_attempts_are_buried_on_the_way(queue_factory: QueueFactory, clock: ManualClock) -> None:
+    q = Queue(queue_factory(max_attempts=1).path, clock=clock)
+    q.insert_many(["a", "b"], batch_tasks=2)
+    q.lease(lease_s=1)
+    clock.advance(5)
+    found = []
+    for task in q.poll():
+        found.append(task.payload)
+        task.complete()
+    assert len(found) == 1
+    assert q.status().as_dict() == {"inserted": 2, "waiting": 0, "delayed": 0, "leased": 0, "completed": 1, "dead": 1}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        ({"prefetch": 0}, "prefetch"),
+        ({"prefetch": 1.5}, "prefetch"),
+        ({"until": "done"}, "until"),
+        ({"lease_s": 0}, "lease_s"),
+    ],
+)
+def test_wrong_arguments_are_refused_at_once(q: Queue, arguments: dict[str, object], name: str) -> None:
+    with pytest.raises(InvalidArgument, match=name):
+        q.poll(**arguments)  # type: ignore[arg-type]
+
+
+def test_a_purge_under_the_loop_ends_it_or_goes_on_with_what_came_after(q: Queue, clock: ManualClock) -> None:
+    q.insert_many(range(3), batch_tasks=3)
+    poll = q.poll()
+    task = next(poll)
+    other = Queue(q.path, clock=clock)
+    other.purge()
+    other.insert("new")
+    clock.advance(2)
+    with pytest.raises(LeaseLost):
+        task.complete()
+    assert [rest.payload for rest in [next(poll)]] == ["new"]

@@ -1,0 +1,327 @@
+"""A queue as users hold it: opened, shared between threads and processes, closed, used again."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import fsqueue
+from fsqueue import InvalidArgument, NotAQueue, Queue, QueueNotFound, StorageError, UnsafeFilesystem
+from fsqueue.clock import ManualClock
+from fsqueue.errors import FormatTooNew
+from fsqueue.filesystem import Filesystem
+from fsqueue.ledger import Ledger
+from fsqueue.queue import Queue as QueueClass
+from tests.support import QueueFactory, counted, full_state, leftovers
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+def test_a_queue_is_opened_by_path_or_url(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(queue.path.parent)
+    for path in (queue.path, str(queue.path), f"{queue.path}/", f"fq://{queue.path}", "q", Path("q")):
+        opened = Queue(path)
+        assert opened.path == queue.path
+        assert isinstance(opened.path, Path)
+        assert str(queue.path) in repr(opened)
+
+
+def test_what_is_not_there_is_not_made(tmp_path: Path) -> None:
+    with pytest.raises(QueueNotFound, match="fsqueue create"):
+        Queue(tmp_path / "missing" / "q")
+    assert os.listdir(tmp_path) == []
+
+
+def test_an_empty_directory_is_no_queue_yet(tmp_path: Path) -> None:
+    with pytest.raises(QueueNotFound):
+        Queue(tmp_path)
+    assert os.listdir(tmp_path) == []
+
+
+def test_something_else_is_no_queue(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "queue.jsonl").write_text("garbage\n")
+    for path in (tmp_path / "file", tmp_path / "file" / "below", tmp_path / "broken", tmp_path):
+        with pytest.raises(NotAQueue, match=str(path)):
+            Queue(path)
+    assert (tmp_path / "file").read_text() == "x"
+    assert (tmp_path / "broken" / "queue.jsonl").read_text() == "garbage\n"
+
+
+def test_a_newer_format_is_not_touched(queue: Queue) -> None:
+    settings = queue.path / "queue.jsonl"
+    settings.write_bytes(settings.read_bytes().replace(b'"format":1', b'"format":7'))
+    for opened in (lambda: Queue(queue.path), lambda: Queue.create(queue.path, exist_ok=True)):
+        with pytest.raises(FormatTooNew, match=r"format 7.*Upgrade"):
+            opened()
+
+
+def test_a_queue_that_is_upgraded_while_in_use_stops_this_version(queue: Queue, clock: ManualClock) -> None:
+    q = Queue(queue.path, clock=clock)
+    q.insert("x")
+    with open(queue.path / "queue.jsonl", "ab") as file:
+        file.write(b'{"op":"upgrade","at":1,"format":2}\n')
+    clock.advance(2)
+    with pytest.raises(FormatTooNew):
+        q.lease()
+
+
+@pytest.mark.parametrize("worker", ["", "x" * 201, 7, b"w", "\ud800"])
+def test_a_wrong_worker_name_is_refused(queue: Queue, worker: str) -> None:
+    with pytest.raises(InvalidArgument, match="worker"):
+        Queue(queue.path, worker=worker)
+
+
+def test_a_worker_s_name_may_have_any_letters(queue: Queue) -> None:
+    q = Queue(queue.path, worker='Zoë "w" \\ 1')
+    q.insert("x")
+    q.lease()
+    [info] = q.tasks("leased")
+    assert info.worker is not None
+    assert info.worker["name"] == 'Zoë "w" \\ 1'
+    assert q.release_all(worker='Zoë "w" \\ 1') == 1
+
+
+def test_a_worker_tells_its_slurm_job(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "77")
+    monkeypatch.setenv("SLURM_JOB_ID", "78")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
+    q = Queue(queue.path)
+    q.insert("x")
+    q.lease()
+    [info] = q.tasks("leased")
+    assert info.worker is not None
+    assert (info.worker["slurm_job"], info.worker["slurm_index"]) == ("77", "3")
+
+
+def test_a_closed_queue_may_be_used_again(queue: Queue, clock: ManualClock) -> None:
+    with Queue(queue.path, clock=clock) as q:
+        q.insert_many(range(5))
+        task, other = q.lease(2)
+    held = os.listdir("/proc/self/fd")
+    task.complete()
+    q.close()
+    q.close()
+    assert len(os.listdir("/proc/self/fd")) <= len(held)
+    other.release()
+    assert q.status().as_dict() == {"inserted": 5, "waiting": 4, "delayed": 0, "leased": 0, "completed": 1, "dead": 0}
+
+
+def test_nothing_stays_open_after_closing(queue: Queue, clock: ManualClock) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    with Queue(queue.path, clock=clock) as q:
+        q.insert_many(range(300), batch_tasks=1)
+        tasks = q.lease(300)
+        assert len(os.listdir("/proc/self/fd")) < len(before) + 200, "open logs are bounded"
+        q.complete(tasks[:150])
+        tasks[150].bury("no")
+        q.status()
+        list(q.dead())
+        list(q.tasks("completed"))
+        q.gc()
+    assert len(os.listdir("/proc/self/fd")) <= len(before)
+
+
+def test_more_batches_than_may_be_open(queue: Queue, clock: ManualClock) -> None:
+    q = Queue(queue.path, clock=clock)
+    q.insert_many(range(200), batch_tasks=1)
+    tasks = q.lease(200)
+    for task in tasks:
+        task.renew(50)
+    for task in reversed(tasks):
+        task.complete()
+    assert q.status().completed == counted(q) == 200
+    assert leftovers(q) == []
+
+
+def test_one_object_may_be_used_from_many_threads(queue_factory: QueueFactory) -> None:
+    q = queue_factory(shards=4, durability="none")
+    q.insert_many(range(300), batch_tasks=10)
+    done: list[int] = []
+    errors: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            while tasks := q.lease(1 + number % 3):
+                for task in tasks:
+                    done.append(task.payload)
+                    task.complete() if task.payload % 2 else q.complete([task])
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert Counter(done) == Counter(range(300))
+    assert q.status().as_dict() == {
+        "inserted": 300,
+        "waiting": 0,
+        "delayed": 0,
+        "leased": 0,
+        "completed": 300,
+        "dead": 0,
+    }
+    assert leftovers(q) == []
+    assert counted(q) == 300
+
+
+def test_a_forked_child_is_somebody_else(queue: Queue) -> None:
+    q = queue
+    q.insert_many(range(4), batch_tasks=4)
+    [task] = q.lease()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            [mine] = q.lease()
+            assert mine.token != task.token
+            assert mine.lease != task.lease
+            mine.complete()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    task.complete()
+    assert q.status().as_dict() == {"inserted": 4, "waiting": 2, "delayed": 0, "leased": 0, "completed": 2, "dead": 0}
+    pids = {info.worker["pid"] for info in q.tasks("completed") if info.worker is not None}
+    assert len(pids) == 2
+    assert {len(q.lease(9)), q.status().leased} == {2}
+
+
+def test_a_forked_child_draws_other_identifiers(queue: Queue) -> None:
+    entropy = queue.store.entropy
+    entropy.hex16()
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writer, entropy.hex16().encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.close(writer)
+    theirs = os.read(reader, 100).decode()
+    os.close(reader)
+    assert len(theirs) == 16
+    assert theirs != entropy.hex16()
+
+
+def test_what_is_known_of_a_log_is_what_is_on_disk(queue_factory: QueueFactory, clock: ManualClock) -> None:
+    """The quick paths apply their own records without reading them back: a new reader must see the same."""
+    q = Queue(queue_factory(shards=1, max_attempts=3, durability="none").path, clock=clock)
+    q.insert_many(range(6), batch_tasks=6)
+    q.insert_many(range(6, 9), batch_tasks=3)
+    held = []
+    for step in range(60):
+        held += q.lease(1 + step % 3, lease_s=1 + step % 4)
+        if step % 3 == 0 and held:
+            try:
+                held.pop(0).complete()
+            except fsqueue.LeaseLost:
+                pass
+        if step % 4 == 0 and held:
+            try:
+                held.pop().fail("oops", step % 2)
+            except fsqueue.LeaseLost:
+                pass
+        clock.advance(0.7)
+        for log in q.store.logs.values():
+            reader = Ledger()
+            reader.fold(Path(log.path).read_bytes()[: log.end], 0)
+            assert full_state(log.ledger) == full_state(reader), f"step {step}"
+
+
+def test_a_disk_that_fails_is_a_storage_error(queue: Queue, clock: ManualClock) -> None:
+    fs = Filesystem(str(queue.path), shared=False)
+    q = Queue(queue.path, filesystem=fs, clock=clock)
+    q.insert("x")
+    [task] = q.lease()
+    write = fs.write
+
+    def failing(fd: int, data: bytes) -> int:
+        raise OSError(5, "Input/output error")
+
+    fs.write = failing
+    for verb in (task.complete, task.renew, task.release, lambda: task.fail("x"), lambda: q.insert("y")):
+        with pytest.raises(StorageError, match="Input/output error"):
+            verb()
+    fs.write = write
+    task.complete()
+    assert q.status().completed == 1
+
+
+def test_a_mount_without_locks_is_refused_by_name(queue: Queue, clock: ManualClock) -> None:
+    fs = Filesystem(str(queue.path), shared=False)
+
+    def no_locks(fd: int) -> bool:
+        raise OSError(38, "Function not implemented")
+
+    fs.try_lock = no_locks
+    q = Queue(queue.path, filesystem=fs, clock=clock)
+    Queue(queue.path).insert("x")
+    with pytest.raises(UnsafeFilesystem, match="flock"):
+        q.lease()
+
+
+def test_on_a_shared_mount_every_movement_is_synced(queue: Queue, clock: ManualClock) -> None:
+    fs = Filesystem(str(queue.path), shared=True)
+    synced = [0]
+    fsync = fs.fsync
+    fs.fsync = lambda fd: (synced.__setitem__(0, synced[0] + 1), fsync(fd))[1]
+    q = Queue(queue.path, filesystem=fs, clock=clock)
+    q.insert_many(["x", "y"], batch_tasks=2)
+    for act in (q.lease, lambda: q.renew([]), lambda: q.lease()[0].complete()):
+        before = synced[0]
+        act()
+        assert synced[0] > before or act is not q.lease
+    assert q.status().completed == 1
+
+
+@pytest.mark.parametrize(("durability", "syncs"), [("none", 0), ("default", 0), ("strict", 2)])
+def test_movements_are_synced_as_the_queue_asks_for(
+    queue_factory: QueueFactory, clock: ManualClock, durability: str, syncs: int
+) -> None:
+    path = queue_factory(durability=durability, shards=1).path
+    fs = Filesystem(str(path), shared=False)
+    q = Queue(path, filesystem=fs, clock=clock)
+    q.insert_many(["x", "y"], batch_tasks=2)
+    synced = [0]
+    fsync = fs.fsync
+    fs.fsync = lambda fd: (synced.__setitem__(0, synced[0] + 1), fsync(fd))[1]
+    [task] = q.lease()
+    task.renew()
+    assert synced[0] == syncs
+
+
+def test_importing_fsqueue_brings_only_what_it_needs() -> None:
+    code = "import sys, fsqueue; print(sorted({name.partition('.')[0] for name in sys.modules}))"
+    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    for name in ("click", "tqdm", "hypothesis", "pyarrow", "pyspark", "asyncio", "ssl", "multiprocessing"):
+        assert f"'{name}'" not in found
+
+
+def test_public_names_are_there() -> None:
+    assert fsqueue.__version__ == "0.1.0"
+    for name in fsqueue.__all__:
+        assert getattr(fsqueue, name) is not None
+    assert QueueClass is Queue
+
+
+def test_logging_is_silent_by_default(queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        queue.insert_many(range(5))
+        queue.complete(queue.lease(5))
+        queue.gc()
+    assert caplog.records == []

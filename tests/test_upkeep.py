@@ -1,0 +1,299 @@
+"""Upkeep: each kind of leftover is mended or reaped, and nothing else is touched."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import filelock
+import pytest
+
+from fsqueue import InvalidArgument, Queue, deadletters, finishing, staging, upkeep
+from fsqueue.clock import ManualClock
+from fsqueue.filesystem import Filesystem
+from tests.support import Crash, QueueFactory, age_staging, counted, files_below, leftovers, log_files, task_file_names
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def q(queue_factory: QueueFactory, clock: ManualClock) -> Queue:
+    return Queue(queue_factory(shards=1).path, clock=clock)
+
+
+def found(q: Queue, **arguments: object) -> dict[str, int]:
+    """What gc says, without the zeros."""
+    report = q.gc(**arguments)  # type: ignore[arg-type]
+    return {key: value for key, value in report.as_dict().items() if value}
+
+
+def test_in_a_tidy_queue_there_is_nothing_to_do(q: Queue) -> None:
+    assert found(q) == {}
+    q.insert_many(range(5))
+    q.insert("later", delay_s=5)
+    q.lease()[0].complete()
+    q.lease()[0].bury("no")
+    q.lease()
+    before = [(name, (q.path / name).read_bytes()) for name in files_below(q.path)]
+    assert found(q) == {}
+    assert [(name, (q.path / name).read_bytes()) for name in files_below(q.path)] == before
+
+
+def test_a_half_done_finish_is_done(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    q.insert("x")
+    [task] = q.lease()
+    with monkeypatch.context() as patch:
+
+        def crash(*args: object) -> None:
+            raise Crash
+
+        patch.setattr(finishing, "farewell", crash)
+        with pytest.raises(Crash):
+            task.complete()
+    assert len(log_files(q)) == 1
+    assert found(q) == {"finished": 1}
+    assert found(q) == {}
+    assert leftovers(q) == []
+    assert q.status().completed == counted(q) == 1
+
+
+def test_a_log_that_said_farewell_is_removed(q: Queue, clock: ManualClock) -> None:
+    q.insert("x")
+    other = Queue(q.path, clock=clock)
+    fs = other.store.fs
+    unlink = fs.unlink
+
+    def dying(path: str) -> bool:
+        if "/movements/" in path:
+            raise Crash
+        return unlink(path)
+
+    fs.unlink = dying  # type: ignore[method-assign]
+    with pytest.raises(Crash):
+        other.lease()[0].complete()
+    other.close()
+    assert len(log_files(q)) == 1
+    assert b'"gone"' in log_files(q)[0].read_bytes()
+    q.gc()
+    assert leftovers(q) == []
+    assert q.status().completed == counted(q) == 1
+
+
+def test_an_empty_log_of_a_batch_that_is_gone_is_removed(q: Queue) -> None:
+    log = q.store.log("0" * 32, create=True)
+    log.discard()
+    assert found(q) == {"finished": 1}
+    assert leftovers(q) == []
+    assert q.status().inserted == 0
+
+
+def test_an_empty_log_of_a_batch_that_is_there_does_no_harm(q: Queue) -> None:
+    ref = q.insert("x")
+    q.store.log(ref.id.partition(".")[0], create=True).discard()
+    assert found(q) == {}
+    assert q.status().waiting == 1
+    assert len(q.lease()) == 1
+
+
+def test_garbage_in_the_place_of_a_log_is_removed_when_its_batch_is_gone(q: Queue) -> None:
+    log = q.store.log("0" * 32, create=True)
+    Path(log.path).write_bytes(b"\x00garbage\nmore")
+    log.discard()
+    assert found(q) == {"finished": 1}
+    assert leftovers(q) == []
+
+
+def test_tasks_whose_file_was_removed_are_buried(q: Queue) -> None:
+    ref = q.insert("x")
+    q.lease()[0].release()
+    for path in (q.path / "1" / "queue").glob("*/*"):
+        path.unlink()
+    assert found(q) == {"finished": 1}
+    [letter] = q.dead()
+    assert letter.id == ref.id
+    assert "task file gone" in letter.reason
+    assert q.status().as_dict() == {"inserted": 1, "waiting": 0, "delayed": 0, "leased": 0, "completed": 0, "dead": 1}
+    assert leftovers(q) == []
+
+
+def test_a_lease_on_a_task_whose_file_was_removed_may_still_complete(q: Queue) -> None:
+    q.insert("x")
+    [task] = q.lease()
+    for path in (q.path / "1" / "queue").glob("*/*"):
+        path.unlink()
+    q.gc()
+    assert q.status().leased == 1
+    task.complete()
+    assert q.status().completed == counted(q) == 1
+    assert leftovers(q) == []
+
+
+def test_a_locked_batch_is_left_for_the_next_time(
+    q: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = q.store.log("0" * 32, create=True)
+    assert q.store.fs.try_lock(log.fd)
+    assert found(Queue(q.path, clock=clock)) == {"busy": 1}
+    q.close()
+    assert found(Queue(q.path, clock=clock)) == {"finished": 1}
+
+
+# -- staging -----------------------------------------------------------------------
+
+
+def test_old_staged_files_of_dead_writers_are_reaped(q: Queue, clock: ManualClock) -> None:
+    writer = Queue(q.path, clock=clock)
+    staged = [staging.stage(writer.store, writer.store.layout, [b'{"payload":1}\n'], 0) for _ in range(2)]
+    age_staging(q)
+    staged[0].close(writer.store)
+    assert found(q) == {"staged_reaped": 1}
+    assert found(q) == {}, "the writer of the other one lives: its lock says so"
+    staging.publish(writer.store, staged[1])
+    staged[1].close(writer.store)
+    assert q.status().waiting == 1
+    assert leftovers(q) == [f"queue/00/{staged[1].name}"]
+
+
+def test_young_staged_files_are_left_alone(q: Queue) -> None:
+    staged = staging.stage(q.store, q.store.layout, [b'{"payload":1}\n'], 0)
+    staged.close(q.store)
+    age_staging(q, upkeep.STAGED_AGE_S - 60)
+    assert found(q) == {}
+    age_staging(q, upkeep.STAGED_AGE_S + 60)
+    assert found(q) == {"staged_reaped": 1}
+
+
+def test_other_old_files_in_staging_are_reaped(q: Queue) -> None:
+    directory = q.path / "1" / "staging"
+    directory.mkdir(parents=True)
+    (directory / "0123.probe").touch()
+    (directory / "notes").touch()
+    age_staging(q)
+    assert found(q) == {"staged_reaped": 2}
+
+
+def test_a_recorded_retry_is_published_however_old(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    q.insert("x")
+    q.lease()[0].bury("no")
+    with monkeypatch.context() as patch:
+
+        def crash(*args: object) -> None:
+            raise Crash
+
+        patch.setattr(staging, "publish", crash)
+        with pytest.raises(Crash):
+            q.retry_dead()
+    assert b'"retried"' in (q.path / "1" / "dead" / "00.jsonl").read_bytes()
+    assert len(deadletters.staged_names(q.store)) == 1
+    age_staging(q)
+    q.close()
+    assert found(q) == {"retries_published": 1}
+    assert found(q) == {}
+    assert [task.payload for task in q.lease(9)] == ["x"]
+
+
+# -- generations, trash, history -------------------------------------------------------
+
+
+def test_earlier_generations_that_were_left_in_place_go(q: Queue) -> None:
+    q.insert("x")
+    q.purge()
+    q.purge()
+    for name in ("1", "2"):
+        (q.path / name / "queue" / "00").mkdir(parents=True)
+        (q.path / name / "queue" / "00" / "file").touch()
+    (q.path / "7").mkdir()
+    (q.path / "notes").mkdir()
+    q.insert("y")
+    report = found(q)
+    assert report["generations_trashed"] == 2
+    assert report["trash_reaped"] >= 8
+    assert sorted(name for name in os.listdir(q.path) if not name.startswith(".")) == [
+        "3",
+        "7",
+        "doorbell",
+        "notes",
+        "queue.jsonl",
+    ]
+    assert q.status().waiting == 1
+
+
+def test_trash_is_reaped_by_one_at_a_time(q: Queue) -> None:
+    trash = q.path / ".trash"
+    (trash / "tree" / "a").mkdir(parents=True)
+    (trash / "tree" / "a" / "file").touch()
+    fs = Filesystem(str(q.path), shared=False)
+    with filelock.FileLock(f"{trash}.lock"):
+        reaped: list[int] = []
+        thread = threading.Thread(target=lambda: reaped.append(upkeep.reap_trash(fs, str(trash))))
+        thread.start()
+        thread.join()
+        assert reaped == [0]
+    assert upkeep.reap_trash(fs, str(trash)) == 3
+    assert upkeep.reap_trash(fs, str(trash)) == 0
+    assert os.listdir(trash) == []
+
+
+def test_what_deleted_queues_left_is_reaped_from_outside(queue: Queue) -> None:
+    trash = queue.path.parent / ".trash"
+    (trash / "q-0123" / "1").mkdir(parents=True)
+    assert upkeep.reap(str(queue.path.parent)) == 2
+    assert upkeep.reap(f"fq://{queue.path.parent}") == 0
+    assert queue.status().inserted == 0
+
+
+def test_a_trash_that_cannot_be_reaped_is_reported(
+    q: Queue, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (q.path / ".trash" / "tree").mkdir(parents=True)
+
+    def failing(path: str) -> int:
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(q.store.fs, "remove_tree", failing)
+    assert found(q) == {}
+    assert "could not be reaped" in caplog.text
+
+
+def test_touching_refreshes_the_files_of_waiting_tasks(q: Queue) -> None:
+    q.insert_many(range(3), batch_tasks=1)
+    paths = list((q.path / "1" / "queue").glob("*/*"))
+    for path in paths:
+        os.utime(path, (1, 1))
+    assert found(q) == {}
+    assert all(path.stat().st_mtime == 1 for path in paths)
+    assert found(q, touch=True) == {"touched": 3}
+    assert all(path.stat().st_mtime > 1e9 for path in paths)
+
+
+@pytest.mark.parametrize("days", [-1, 1.5, "3", True])
+def test_wrong_days_are_refused(q: Queue, days: int) -> None:
+    with pytest.raises(InvalidArgument, match="history_days"):
+        q.gc(history_days=days)
+
+
+def test_stray_files_are_counted_and_left_alone(q: Queue) -> None:
+    q.insert("x")
+    q.lease()
+    for directory in ("queue/00", "movements/00"):
+        for name in (".nfs01", "notes", "x.jsonl~"):
+            (q.path / "1" / directory / name).touch()
+    assert found(q) == {"stray": 4}
+    assert found(q) == {"stray": 4}
+
+
+def test_upkeep_while_others_work_disturbs_nobody(q: Queue, clock: ManualClock) -> None:
+    worker = Queue(q.path, clock=clock)
+    q.insert_many(range(8), batch_tasks=4)
+    while tasks := worker.lease(3):
+        assert found(q) == {}
+        tasks[0].complete()
+        q.gc(touch=True)
+        worker.complete(tasks[1:])
+    assert q.status().completed == counted(q) == 8
+    assert leftovers(q) == []
+    assert task_file_names(q) == []
