@@ -6,6 +6,7 @@ what was opened last, then the names in the log, then a listing of the shard (DE
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +15,8 @@ from fsqueue.layout import Layout
 from fsqueue.logs import Log
 from fsqueue.names import TaskFileName
 from fsqueue.store import Store
+
+logger = logging.getLogger("fsqueue")
 
 
 def candidates(store: Store, log: Log) -> Iterator[TaskFileName]:
@@ -70,14 +73,23 @@ def payload(store: Store, log: Log, index: int) -> Any:
 
 
 def rename(store: Store, log: Log, target: TaskFileName) -> bool:
-    """Give the file the name `target`, whichever it has. A record that says so stands in the log already."""
+    """Give the file the name `target`, whichever it has; whether it has it now.
+
+    A record that says so stands in the log already, and counts. So a failure is only logged: a name
+    that is too early costs a look, and one that is too late is corrected by upkeep, if not by the end
+    of the lease.
+    """
     path = log.layout.task_file(target)
-    for name in candidates(store, log):
-        if name != target and store.fs.rename(log.layout.task_file(name), path):
-            break
-    else:
-        if not store.fs.exists(path):
-            return False
+    try:
+        for name in candidates(store, log):
+            if name != target and store.fs.rename(log.layout.task_file(name), path):
+                break
+        else:
+            if not store.fs.exists(path):
+                return False
+    except OSError as error:
+        logger.warning("%s could not be renamed to %s (%s); 'fsqueue gc' will do it", log.name, target, error)
+        return False
     log.name = target
     return True
 

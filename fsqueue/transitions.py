@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -15,8 +14,6 @@ from fsqueue.movements import to_ranges
 from fsqueue.names import TaskFileName, parse_task_file
 from fsqueue.store import Store, describe
 from fsqueue.task import LeasedTask
-
-logger = logging.getLogger("fsqueue")
 
 ERROR_CHARS_MAX = 8_000
 """Longer errors and reasons are cut in the middle."""
@@ -284,16 +281,10 @@ def earlier_name(log: Log, available_at: int) -> dict[str, str]:
 
 
 def rename_as_recorded(store: Store, log: Log, move: dict[str, str]) -> None:
-    """Do the renaming that a record has announced. The record counts even if that fails; then the name is late
-    until the leases end, or until upkeep corrects it."""
+    """Do the renaming that a record has announced."""
     target = parse_task_file(move.get("name", ""))
     if target is not None:
-        try:
-            taskfiles.rename(store, log, target)
-        except OSError as error:
-            logger.warning(
-                "a task file of %s could not be renamed to %s (%s); 'fsqueue gc' will", store.path, target, error
-            )
+        taskfiles.rename(store, log, target)
 
 
 def revoke(store: Store, batch: str, chosen: Callable[[Ledger, int], bool], wait_s: float) -> int:

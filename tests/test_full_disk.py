@@ -208,8 +208,8 @@ def assert_nothing_lost(
     assert len(ids) == completed + len(found), where
 
 
-def test_an_insert_with_many_delays_can_be_resumed(queue_factory: QueueFactory) -> None:
-    """`inserted` of the error counts from the beginning of the stream, also when batches of several delays are filled side by side."""
+def test_an_insert_with_many_delays_does_not_promise_what_is_not_so(queue_factory: QueueFactory) -> None:
+    """Batches of several delays are filled side by side: `inserted` is a beginning of the stream, or says nothing."""
     tasks = [Task(index, delay_s=[0, 1000, 2000, 0, 3000][index % 5]) for index in range(60)]
     step = 0
     while True:
@@ -218,12 +218,17 @@ def test_an_insert_with_many_delays_can_be_resumed(queue_factory: QueueFactory) 
         trap = FullFrom(step)
         full = trapped(queue, trap)
         trap.armed = True
+        error: StorageFull | None = None
         try:
             full.insert_many(tasks, batch_tasks=4)
-        except StorageFull as error:
-            resume_insert(queue, tasks, error, batch_tasks=4)
+        except StorageFull as caught:
+            error = caught
         found = sorted(info.payload for info in queue.tasks())
-        assert found == list(range(60)), f"step {step}"
+        assert len(found) == len(set(found)), f"step {step}"
+        if error is None:
+            assert found == list(range(60)), f"step {step}"
+        elif error.inserted is not None:
+            assert found == list(range(error.inserted)), f"step {step}"
         if not trap.met:
             break
         step += 5
@@ -232,11 +237,12 @@ def test_an_insert_with_many_delays_can_be_resumed(queue_factory: QueueFactory) 
 
 def test_a_fresh_queue_needs_little_room_or_says_so(tmp_path: Path) -> None:
     """Create on a disk without inodes, and again when there are some."""
-    with small_disk(tmp_path / "disk", megabytes=1, inodes=16) as disk:
-        fill_inodes(disk)
+    with small_disk(tmp_path / "disk", megabytes=1, inodes=64) as disk:
+        ballast = Ballast(disk, "inodes")
+        ballast.fill()
         with pytest.raises(StorageFull):
             Queue.create(disk / "q")
-        free_inodes(disk)
+        ballast.empty()
         Queue.create(disk / "q").insert("task")
         assert Queue(disk / "q").lease()[0].payload == "task"
 
@@ -256,7 +262,7 @@ def small_disk(place: Path, megabytes: int, inodes: int, kind: str = "tmpfs") ->
     else:
         with image.open("wb") as file:
             file.truncate(megabytes << 20)
-        run("mkfs.ext4", "-q", "-F", "-m", "0", "-N", str(inodes), str(image))
+        run("mkfs.ext4", "-q", "-F", "-m", "0", "-O", "^has_journal", "-N", str(inodes), str(image))
         mount = ["mount", "-o", "loop", str(image), str(place)]
     run(*mount)
     try:
@@ -284,37 +290,43 @@ def can_mount(kind: str) -> bool:
 DISKS = [kind for kind in ("tmpfs", "ext4") if can_mount(kind)]
 
 
-def fill_bytes(disk: Path) -> None:
-    """Write until there are no more bytes."""
-    with open(disk / "fill", "ab", buffering=0) as file:
-        for size in (1 << 16, 4096, 512, 1):
-            try:
+class Ballast:
+    """What fills a disk, in bytes or inodes: some of it from the beginning, so that there is room again without it."""
+
+    def __init__(self, disk: Path, what: str) -> None:
+        self.place = disk / "ballast"
+        self.what = what
+        self.place.mkdir()
+        if what == "bytes":
+            (self.place / "0").write_bytes(b"x" * (200 << 10))
+        else:
+            for number in range(30):
+                (self.place / str(number)).touch()
+
+    def fill(self) -> None:
+        """Write until there is no room for anything."""
+        try:
+            if self.what == "inodes":
+                for number in range(30, 10_000):
+                    (self.place / str(number)).touch()
+            with open(self.place / "0", "ab", buffering=0) as file:
                 while True:
-                    file.write(b"x" * size)
-            except OSError as error:
-                assert error.errno == errno.ENOSPC
+                    file.write(b"x" * 512)
+        except OSError as error:
+            assert error.errno == errno.ENOSPC
 
-
-def fill_inodes(disk: Path) -> None:
-    """Create files until there are no more inodes."""
-    (disk / "many").mkdir()
-    try:
-        for number in range(10_000):
-            (disk / "many" / str(number)).touch()
-    except OSError as error:
-        assert error.errno == errno.ENOSPC
-
-
-def free_inodes(disk: Path) -> None:
-    for path in (disk / "many").iterdir():
-        path.unlink()
+    def empty(self) -> None:
+        """Make room."""
+        for path in self.place.iterdir():
+            path.unlink()
 
 
 @pytest.mark.parametrize("kind", DISKS)
 @pytest.mark.parametrize("what", ["bytes", "inodes"])
 def test_a_disk_that_fills_up_while_eight_work(tmp_path: Path, kind: str, what: str) -> None:
     """Producers until the disk is full, workers all the while; then room is made, and all that was reported inserted is completed."""
-    with small_disk(tmp_path / "disk", megabytes=2, inodes=300 if what == "inodes" else 4000, kind=kind) as disk:
+    with small_disk(tmp_path / "disk", megabytes=2, inodes=240 if what == "inodes" else 1600, kind=kind) as disk:
+        ballast = Ballast(disk, what)
         queue = Queue.create(disk / "q", shards=4, batch_tasks_max=16)
         over = disk.parent / "over"
 
@@ -348,16 +360,16 @@ def test_a_disk_that_fills_up_while_eight_work(tmp_path: Path, kind: str, what: 
 
         with children((produce, 0), (produce, 1), (work,), (work,)) as (*producers, one, two):
             inserted = [payload for child in producers for payload in child.result()]
-            (fill_bytes if what == "bytes" else fill_inodes)(disk)
-            for _ in range(3):
-                with pytest.raises(StorageFull):
-                    queue.insert("x" * 10_000)
+            ballast.fill()
+            for number in range(20):  # the workers make room again by finishing, so some may find theirs
+                try:
+                    queue.insert(f"late.{number} " + "x" * 10_000)
+                    inserted.append(f"late.{number}")
+                except StorageFull:
+                    pass
             over.touch()
             done = one.result() + two.result()
-        if what == "bytes":
-            (disk / "fill").unlink()
-        else:
-            free_inodes(disk)
+        ballast.empty()
         assert len(done) == len(set(done))
         fresh = Queue(queue.path)
         fresh.insert("afterwards")
@@ -375,10 +387,11 @@ def test_a_disk_that_fills_up_while_eight_work(tmp_path: Path, kind: str, what: 
 def test_what_is_left_can_be_worked_off_and_deleted_on_a_full_disk(tmp_path: Path, kind: str, what: str) -> None:
     """Looking works on a full disk, and deleting, by which users make room."""
     with small_disk(tmp_path / "disk", megabytes=1, inodes=64, kind=kind) as disk:
+        ballast = Ballast(disk, what)
         queue = Queue.create(disk / "q", shards=2)
         queue.insert_many(range(20), batch_tasks=5)
         tasks = queue.lease(7)
-        (fill_bytes if what == "bytes" else fill_inodes)(disk)
+        ballast.fill()
         assert queue.status().inserted == 20
         assert len(list(queue.tasks())) == 20
         assert queue.task(tasks[0].id).state == "leased"
@@ -389,10 +402,7 @@ def test_what_is_left_can_be_worked_off_and_deleted_on_a_full_disk(tmp_path: Pat
             pass
         queue.delete(wait=True)
         assert not (disk / "q").exists()
-        if what == "bytes":
-            (disk / "fill").unlink()
-        else:
-            free_inodes(disk)
+        ballast.empty()
         Queue.create(disk / "q").insert("again")
 
 
@@ -402,7 +412,8 @@ def test_purging_on_a_full_disk(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", megabytes=1, inodes=64) as disk:
         queue = Queue.create(disk / "q", shards=2)
         queue.insert_many(range(20), batch_tasks=5)
-        fill_inodes(disk)
+        ballast = Ballast(disk, "inodes")
+        ballast.fill()
         try:
             queue.purge()
         except StorageFull:
@@ -410,7 +421,7 @@ def test_purging_on_a_full_disk(tmp_path: Path) -> None:
             return
         assert Queue(queue.path).status().inserted == 0
         queue.gc()
-        free_inodes(disk)
+        ballast.empty()
         queue.gc()
         assert leftovers(queue) == []
         assert [path.name for path in queue.path.iterdir() if path.name.isdigit()] in ([], ["2"])

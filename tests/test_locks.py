@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import fsqueue
 from fsqueue.clock import Entropy, ManualClock
 from fsqueue.filesystem import Filesystem
 from fsqueue.filesystem.locks import DescriptionLocks, ProcessLocks, description_locks_work
@@ -57,7 +58,8 @@ def opened(tmp_path: Path) -> Iterator[Opener]:
 
 
 def free_for_another_process(kind: Locks, path: Path) -> bool:
-    done = subprocess.run([sys.executable, "-c", TRY, type(kind).__name__, str(path)], check=False)
+    environment = os.environ | {"PYTHONPATH": str(Path(fsqueue.__file__).parent.parent)}
+    done = subprocess.run([sys.executable, "-c", TRY, type(kind).__name__, str(path)], check=False, env=environment)
     assert done.returncode in (0, 17)
     return done.returncode == 0
 

@@ -119,6 +119,17 @@ def test_without_anything_to_come_there_is_no_earliest_time(q: Queue) -> None:
     assert selection.due(NOW + 10**9) == []
 
 
+def test_what_a_name_does_not_say_can_be_expected_too(q: Queue) -> None:
+    name = put(q, 1, 3, available_at=NOW - 10)
+    selection = Selection(q.store)
+    selection.sweep()
+    assert taken(selection) == [name]
+    selection.expect(name.batch, NOW + 50)
+    selection.expect(name.batch, NOW + 80)
+    assert selection.earliest() == NOW + 50
+    assert selection.due(NOW + 50) == ["03"]
+
+
 def test_a_sweep_of_some_shards_looks_only_there(q: Queue) -> None:
     put(q, 1, 1)
     wanted = put(q, 2, 2)
@@ -148,25 +159,6 @@ def test_stray_files_are_passed_over(q: Queue) -> None:
     assert taken(selection) == [good]
 
 
-def test_a_held_back_name_comes_again_when_its_time_has_come(q: Queue) -> None:
-    name = put(q, 1, 1)
-    selection = Selection(q.store)
-    selection.hold_back(name, NOW + 50)
-    selection.sweep()
-    assert taken(selection) == []
-    assert selection.due(NOW + 50) == ["01"]
-    selection.sweep()
-    assert selection.next(NOW + 50) == name
-
-
-def test_a_batch_under_another_name_is_not_held_back(q: Queue) -> None:
-    selection = Selection(q.store)
-    selection.hold_back(put(q, 1, 1, available_at=5), NOW + 600_000)
-    moved = put(q, 1, 1, available_at=7)
-    selection.sweep()
-    assert taken(selection) == [moved]
-
-
 def test_memory_is_bounded(q: Queue) -> None:
     shard = q.path / "1" / "queue" / "01"
     shard.mkdir(parents=True)
@@ -177,9 +169,6 @@ def test_memory_is_bounded(q: Queue) -> None:
     selection.sweep()
     assert selection.next(NOW) == oldest
     assert len(selection.heads) == HEADS_MAX - 1
-    for birth in range(5 * HEADS_MAX):
-        selection.hold_back(TaskFileName(0, f"{birth:032x}", 1), birth)
-    assert len(selection._hold_back) <= 4 * HEADS_MAX + 1
 
 
 def test_processes_go_through_the_shards_in_orders_of_their_own(q: Queue) -> None:

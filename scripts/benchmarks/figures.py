@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -181,12 +182,13 @@ def _delete(summary: Summary) -> list[Figure]:
 
 def _evenly(summary: Summary, step: str, also: str) -> Figure:
     rounds = _rounds(summary, step)
-    worst = max((row["fairness"] or float("inf") for row in rounds), default=None)
+    found = [row["fairness"] or float("inf") for row in rounds]
+    worst = max(found, default=None)
     tasks = max((row["size"] for row in rounds), default=0)
 
     def words(ratio: float) -> str:
         said = "a worker got none" if ratio == float("inf") else f"{ratio:.2f} to 1"
-        return f"{said} ({tasks:,} tasks; worst of {len(rounds)} round{'s' if len(rounds) > 1 else ''})"
+        return f"{said} ({tasks:,} tasks; worst round of {len(rounds)}, median {statistics.median(found):.2f})"
 
     what = f"8 processes drain a small queue {also}: fastest to slowest worker"
     return _figure(what, "at most 4 to 1", worst, lambda ratio: ratio <= 4, words)

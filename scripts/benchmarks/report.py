@@ -88,6 +88,7 @@ def _facts(facts: dict[str, Any], rows: list[dict[str, Any]]) -> str:
         f"Measured on {facts['date']} at commit {facts['commit']}: {machine},",
         f"{facts['filesystem']} ({facts['mount_options']}), Python {facts['python']}; {versions}.",
         f"200-byte tasks; medians of up to {rounds} round{'s' if rounds != 1 else ''}.",
+        f"What else the machine had to do when it began, as load average: {facts.get('load_average', 'unknown')}.",
     ]
     if facts.get("in_memory"):
         lines.append(
