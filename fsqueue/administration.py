@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 
 from fsqueue import inspection, jsonl, layout, transitions, upkeep
 from fsqueue.clock import Clock, Entropy
-from fsqueue.errors import LockTimeout, NotAQueue, QueueExists, UnsafeFilesystem
+from fsqueue.errors import FULL, LockTimeout, NotAQueue, QueueExists, UnsafeFilesystem
 from fsqueue.filesystem import Filesystem, mount_of
 from fsqueue.layout import Settings
 from fsqueue.ledger import LEASED, Ledger
@@ -106,14 +106,18 @@ def purge(store: Store) -> None:
 def delete(store: Store, wait: bool) -> None:
     """Mark the queue as closed, then rename its directory into the trash beside it, to be reaped.
 
-    The trash is made first. A crash after the mark leaves a directory that counts as deleted, and
-    that opening or creating a queue there moves away.
+    A crash after the mark leaves a directory that counts as deleted, and that opening or creating a
+    queue there moves away. Deleting must work on a full disk, too: there the mark may be missing, but
+    nobody can insert anything either.
     """
     store.refresh(now=True)
     outside, trash = outside_of(store.fs, store.path)
-    outside.make_directory(trash)
-    with _settings(store) as fd:
-        jsonl.append(store.fs, fd, layout.closed_record(store.clock.now_ms()), True)
+    try:
+        with _settings(store) as fd:
+            jsonl.append(store.fs, fd, layout.closed_record(store.clock.now_ms()), True)
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
     store.close_logs()
     move_away(store.fs, store.path, store.entropy)
     if wait:
@@ -139,8 +143,7 @@ def outside_of(fs: Filesystem, path: str) -> tuple[Filesystem, str]:
 def move_away(fs: Filesystem, path: str, entropy: Entropy) -> bool:
     """Rename a closed queue's directory into the trash beside it; False if somebody else did."""
     outside, trash = outside_of(fs, path)
-    outside.make_directory(trash)
-    return outside.rename(path, f"{trash}/{path.rpartition('/')[2]}-{entropy.hex16()}")
+    return upkeep.discard(outside, path, trash, entropy)
 
 
 def reap_later(fs: Filesystem, trash: str) -> None:

@@ -193,10 +193,11 @@ def retry(store: Store, wanted: set[str] | None, where: Where | None) -> int:
         staged = staging.stage(store, layout, content, 0)
         recorded = False
         try:
+            staging.sync(store, [staged])
             line = _settling(store, "retried", part, staged=str(staged.name), **{"as": staged.name.batch})
             jsonl.append(store.fs, fd, line, store.sync_inserts)
             recorded = True
-            staging.publish(store, staged)
+            list(staging.publish(store, layout, [staged]))
         except OSError:
             if not recorded:
                 store.fs.unlink(staged.path)

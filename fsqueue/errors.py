@@ -33,8 +33,8 @@ class FsqueueError(Exception):
 
     exit_code = 1
     inserted: int | None = None
-    """Set by `insert_many`: how many tasks of its stream are in the queue all the same: the first so many,
-    but after a failing disk in a stream of different delays, where only the number is known."""
+    """Set by `insert_many`: so many tasks from the beginning of its stream are in the queue all the same. None if that
+    cannot be said: tasks with different delays are not inserted in the order of the stream."""
 
 
 class QueueNotFound(FsqueueError):
@@ -128,7 +128,8 @@ class UnsafeFilesystem(FsqueueError):
     exit_code = 8
 
 
-_FULL = {errno.ENOSPC, errno.EDQUOT}
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""What the system says when there is no room."""
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}
 
 
@@ -136,7 +137,7 @@ def from_os_error(error: OSError, doing: str) -> FsqueueError:
     """The fsqueue error that says what `error`, met while `doing` something, means to the user."""
     where = f" ({error.filename})" if error.filename else ""
     what = f"{error.strerror or error}{where}"
-    if error.errno in _FULL:
+    if error.errno in FULL:
         return StorageFull(
             f"There is no room left while {doing}: {what}. Free space or inodes, or raise the quota, and repeat."
         )

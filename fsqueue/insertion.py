@@ -65,9 +65,9 @@ def available_from(task: Task, index: int | None, default: When = NOW) -> When:
 
 
 def batches_of(
-    tasks: Iterable[Any], store: Store, default: When, batch_tasks: int | None, total: int | None
+    tasks: Iterable[Any], store: Store, default: When, batch_tasks: int | None, total: int | None, times: set[When]
 ) -> Iterator[Sealed]:
-    """Encode tasks into batches that grow with the stream (or have the size asked for).
+    """Encode tasks into batches that grow with the stream (or have the size asked for), noting their `times`.
 
     When the stream breaks off with an error, the tasks before it come out first, then the error.
     """
@@ -88,6 +88,7 @@ def batches_of(
                 if len(filling) == OPEN_BATCHES_MAX:
                     yield filling.pop(max(filling, key=lambda key: len(filling[key].lines)))
                 target = filling[when] = Sealed(when)
+                times.add(when)
             elif target.size + len(line) > BATCH_BYTES_MAX:
                 yield target
                 target = filling[when] = Sealed(when)
@@ -112,13 +113,17 @@ def insert_many(
     What went before an invalid task stays inserted; an FsqueueError says in `inserted` how many.
     """
     count = 0
+    times: set[When] = set()
     try:
-        for group in groups_of(batches_of(tasks, store, default_when(delay_s), batch_tasks, total)):
+        for group in groups_of(batches_of(tasks, store, default_when(delay_s), batch_tasks, total, times)):
             publish(store, group)
             count += sum(len(sealed.lines) for sealed in group)
+    except InvalidTask as error:  # what came before it is all there
+        error.inserted = count
+        raise
     except (FsqueueError, OSError) as error:
         failure = error if isinstance(error, FsqueueError) else from_os_error(error, f"inserting into {store.path}")
-        failure.inserted = count + (failure.inserted or 0)
+        failure.inserted = count + (failure.inserted or 0) if len(times) == 1 else None
         raise failure from error
     return count
 
@@ -179,12 +184,9 @@ def _publish(store: Store, layout: Layout, group: list[Sealed]) -> list[str]:
             absolute, when = sealed.when
             at = when if absolute else min(store.clock.now_ms() + when, MS_MAX)
             staged.append(staging.stage(store, layout, sealed.lines, at))
-        for file in staged:
-            staging.move(store, file)
+        staging.sync(store, staged)
+        for _ in staging.publish(store, layout, staged):
             moved += 1
-        if store.sync_inserts:
-            for directory in sorted({staging.shard_directory(layout, file.name) for file in staged}):
-                store.fs.sync_directory(directory)
         return [file.name.batch for file in staged]
     except OSError as error:
         if not isinstance(error, FileNotFoundError):

@@ -25,7 +25,7 @@ from fsqueue.task import LEASED as IS_LEASED
 from fsqueue.task import WAITING as IS_WAITING
 from fsqueue.task import DeadLetter, Movement, Status, TaskInfo
 
-ROUNDS = 4
+ROUNDS = 2
 """How often a status is read again because batches finished meanwhile, before it holds the counters for a moment."""
 HOLD_S = 0.5
 """How long to wait for one of them."""
@@ -345,7 +345,8 @@ def movements_of(store: Store, task_id: str) -> list[Movement]:
         records = []
     if not any(record["op"] == "open" for _, record in records):
         records = history.find(store, batch) or []
-    if not records and batch not in task_files(store, store.layout.shard(batch)):
+    name = task_files(store, store.layout.shard(batch)).get(batch) if not records else None
+    if index >= (name.count if name is not None else _replay(records).count):
         raise TaskNotFound(f"The history of {task_id} is not known in {store.path}: check the id, or it was not kept.")
     birth = Movement("insert", names.birth_ms(batch) / 1000)
     return [birth, *(_movement(record) for record in _applied(records, index))]

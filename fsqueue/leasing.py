@@ -188,10 +188,9 @@ class Leaser:
         while True:
             log = store.logs.get(batch)
             if log is None:
-                try:
-                    log = store.log(batch, create=name is not None)
-                except FileNotFoundError:
-                    return NOTHING
+                if name is None:
+                    return NOTHING  # it has finished; or it was closed to make room, and will be met again
+                log = store.log(batch, create=True)
             if not log.mutex.acquire(blocking=False) and not log.mutex.acquire(timeout=MUTEX_WAIT_S):
                 return BUSY
             try:
@@ -280,7 +279,8 @@ class Leaser:
         self, log: Log, given: list[int], lease: str, until: int, offset: int, lines: list[bytes], solo: bool
     ) -> list[LeasedTask]:
         """The leased tasks with their payloads. A damaged line becomes a dead letter instead of a task."""
-        ledger, batch, queue = log.ledger, log.batch, self.queue
+        batch, queue, generation = log.batch, self.queue, self.generation
+        attempts, payloads = log.ledger.attempts, log.ledger.payloads
         tasks: list[LeasedTask] = []
         for index in given:
             try:
@@ -288,14 +288,14 @@ class Leaser:
                 if "payload" not in record:
                     record = batches.decode_task(lines[index])
             except (ValueError, IndexError, TypeError):
-                self._damaged.append(LeasedTask(queue, batch, index, lease, None, 0, offset, until, self.generation))
+                self._damaged.append(LeasedTask(queue, batch, index, lease, None, 0, offset, until, generation))
                 continue
-            payload = ledger.payloads[index] if index in ledger.payloads else record["payload"]
-            attempt = ledger.attempts[index] + 1
-            task = LeasedTask(queue, batch, index, lease, payload, attempt, offset, until, self.generation)
+            payload = payloads[index] if payloads and index in payloads else record["payload"]
+            task = LeasedTask(queue, batch, index, lease, payload, attempts[index] + 1, offset, until, generation)
             if len(record) > 1:
                 task.key, task.priority = record.get("key"), record.get("priority")
-            task.solo = solo
+            if solo:
+                task.solo = True
             tasks.append(task)
         return tasks
 
@@ -379,7 +379,10 @@ class Leaser:
         """
         store, clock, selection = self.store, self.store.clock, self.selection
         deadline = clock.monotonic() + wait_s
-        heard = store.heard()
+        got = self.lease(n, lease_ms, strict)
+        if got:
+            return got
+        heard = store.heard()  # and look again, for what came between the look and the bell
         got = self.lease(n, lease_ms, strict)
         pause, looked = BELL_S[0], clock.monotonic()
         while not got and clock.monotonic() < deadline and not stop():

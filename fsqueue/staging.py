@@ -8,6 +8,7 @@ from reaping one whose writer lives.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fsqueue import names
@@ -35,7 +36,7 @@ class Staged:
 
 
 def stage(store: Store, layout: Layout, lines: list[bytes], available_at: int) -> Staged:
-    """Write a new batch into a generation's staging, locked and synced."""
+    """Write a new batch into a generation's staging, locked, and not synced yet."""
     fs = store.fs
     name = TaskFileName(available_at, store.entropy.uuid7(store.clock.now_ms()), len(lines))
     path = f"{layout.staging}/{name}"
@@ -44,8 +45,6 @@ def stage(store: Store, layout: Layout, lines: list[bytes], available_at: int) -
     try:
         fs.lock(fd, store.clock, store.entropy, LOCK_S)  # somebody may just be looking whether it is an orphan
         fs.write_all(fd, b"".join(lines))
-        if store.sync_inserts:
-            fs.fsync(fd)
     except BaseException:
         staged.close(store)
         fs.unlink(path)
@@ -53,11 +52,39 @@ def stage(store: Store, layout: Layout, lines: list[bytes], available_at: int) -
     return staged
 
 
-def publish(store: Store, staged: Staged) -> None:
-    """Make a staged batch visible and durable. FileNotFoundError if the generation has gone meanwhile."""
-    move(store, staged)
+def publish(store: Store, layout: Layout, batches: list[Staged]) -> Iterator[Staged]:
+    """Make staged batches visible, one after the other as they are taken from here; in the end they are durable.
+
+    FileNotFoundError if the generation has gone meanwhile.
+    """
+    directories = sorted({shard_directory(layout, staged.name) for staged in batches})
+    prepare(store, layout, directories)
+    for staged in batches:
+        move(store, staged)
+        yield staged
     if store.sync_inserts:
-        store.fs.sync_directory(shard_directory(staged.layout, staged.name))
+        for directory in directories:
+            store.fs.sync_directory(directory)
+
+
+def sync(store: Store, batches: list[Staged]) -> None:
+    """Make what is staged durable: before a record names it, and before it gets its name."""
+    if store.sync_inserts:
+        for staged in batches:
+            store.fs.fsync(staged.fd)
+
+
+def prepare(store: Store, layout: Layout, directories: list[str]) -> None:
+    """Make the shards' directories that are missing, and sync their names together."""
+    new = [directory for directory in directories if directory not in store.shards_made]
+    for directory in new:
+        store.fs.make_directory(directory)
+    if new:
+        if store.sync_inserts:
+            store.fs.sync_directory(layout.tasks)
+            store.fs.sync_directory(layout.base)
+            store.fs.sync_directory(layout.queue)
+        store.shards_made.update(new)
 
 
 def shard_directory(layout: Layout, name: TaskFileName) -> str:
@@ -68,17 +95,9 @@ def shard_directory(layout: Layout, name: TaskFileName) -> str:
 def move(store: Store, staged: Staged) -> None:
     """Rename a staged batch into its shard, not syncing that yet. Its name is fresh: nothing is overwritten."""
     fs, target = store.fs, staged.layout.task_file(staged.name)
-    directory = shard_directory(staged.layout, staged.name)
-    if not _rename(store, staged.path, target, directory) and not fs.same_file(staged.fd, target):
+    if not fs.rename(staged.path, target) and not fs.same_file(staged.fd, target):
         store.shards_made.clear()
         raise FileNotFoundError(2, "the staged file has gone: the queue was purged or deleted meanwhile", staged.path)
-
-
-def _rename(store: Store, source: str, target: str, directory: str) -> bool:
-    if directory not in store.shards_made:
-        store.fs.make_directory(directory, store.sync_inserts)
-        store.shards_made.add(directory)
-    return store.fs.rename(source, target)
 
 
 def orphans(store: Store, layout: Layout) -> list[str]:
@@ -102,7 +121,8 @@ def publish_named(store: Store, layout: Layout, staged: str) -> bool:
         return False
     try:
         directory = shard_directory(layout, name)
-        done = _rename(store, path, layout.task_file(name), directory)
+        prepare(store, layout, [directory])
+        done = store.fs.rename(path, layout.task_file(name))
         if done and store.sync_inserts:
             store.fs.sync_directory(directory)
         return done

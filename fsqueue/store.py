@@ -91,12 +91,12 @@ class Store:
         fate = read_fate(content, self.path)
         if fate.closed:
             raise QueueClosed(f"The queue {self.path} has been deleted.")
-        self.settings_read = self.clock.monotonic()
         old: Fate | None = getattr(self, "fate", None)
         if old is not None and old.id != fate.id:
             raise QueueNotFound(
                 f"The queue {self.path} was deleted, and another created in its place: open it again with Queue(path)."
             )
+        self.settings_read = self.clock.monotonic()
         self.fate = fate
         if old is not None and old.generation == fate.generation:
             return False

@@ -120,17 +120,24 @@ def each(
 ) -> None:
     """For each lease among `tasks`: lock its log, call `act(log, lease, indices that hold, at)`, note the others."""
     grouped: dict[str, dict[str, list[int]]] = {}
+    batch = lease = ""
+    run: list[int] = []
     for task in fresh(store, tasks, losses):
-        grouped.setdefault(task.batch, {}).setdefault(task.lease, []).append(task.index)
+        if task.lease != lease or task.batch != batch:
+            batch, lease = task.batch, task.lease
+            run = grouped.setdefault(batch, {}).setdefault(lease, [])
+        run.append(task.index)
     for batch in sorted(grouped):
         try:
             with locked(store, batch) as log:
-                at = max(store.clock.now_ms(), log.ledger.at)
+                ledger = log.ledger
+                at = max(store.clock.now_ms(), ledger.at)
                 for lease, indices in grouped[batch].items():
-                    held = sorted({index for index in indices if log.ledger.holds(index, lease)})
-                    for index in indices:
-                        if index not in held and not done(log.ledger, index, lease):
-                            losses.add(batch, [index], why_lost(log.ledger, index))
+                    held = sorted({index for index in indices if ledger.holds(index, lease)})
+                    if len(held) < len(indices):
+                        for index in set(indices).difference(held):
+                            if not done(ledger, index, lease):
+                                losses.add(batch, [index], why_lost(ledger, index))
                     if held:
                         act(log, lease, held, at)
                 if not log.ledger.left:

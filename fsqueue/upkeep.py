@@ -13,7 +13,8 @@ import time
 import filelock
 
 from fsqueue import deadletters, finishing, history, inspection, names, taskfiles, transitions
-from fsqueue.errors import LockTimeout
+from fsqueue.clock import Entropy
+from fsqueue.errors import FULL, LockTimeout
 from fsqueue.filesystem import NOT_FILES, Filesystem, mount_of
 from fsqueue.ledger import DEAD, Ledger
 from fsqueue.names import TaskFileName
@@ -22,6 +23,7 @@ from fsqueue.task import GcReport
 
 logger = logging.getLogger("fsqueue")
 
+LOCK = ".lock"
 STAGED_AGE_S = 86_400
 """A staged file is reaped a day after it was written, if nobody has it locked and no record names it."""
 
@@ -153,8 +155,20 @@ def _generations(store: Store, report: GcReport) -> None:
 
 def to_trash(store: Store, path: str) -> bool:
     """Move a tree of the queue into the queue's trash: instant, whatever its size."""
-    store.fs.make_directory(store.layout.trash)
-    return store.fs.rename(path, f"{store.layout.trash}/{path.rpartition('/')[2]}-{store.entropy.hex16()}")
+    return discard(store.fs, path, store.layout.trash, store.entropy)
+
+
+def discard(fs: Filesystem, path: str, trash: str, entropy: Entropy) -> bool:
+    """Move a tree into a trash, or, where a full disk has no room for one, beside it; False if it is gone already."""
+    target = f"{path.rpartition('/')[2]}-{entropy.hex16()}"
+    try:
+        fs.make_directory(trash)
+        target = f"{trash}/{target}"
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        target = f"{trash}-{target}"
+    return fs.rename(path, target)
 
 
 def _history(store: Store, keep_days: int, report: GcReport) -> None:
@@ -165,12 +179,29 @@ def _history(store: Store, keep_days: int, report: GcReport) -> None:
 
 
 def reap_trash(fs: Filesystem, trash: str) -> int:
-    """Remove everything in a trash directory; how many names went. One process at a time, the others skip it."""
-    if not fs.names(trash):
+    """Remove everything in a trash directory, and beside it; how many names went.
+
+    One process at a time: the others skip it. Where a full disk has no room for the lock it is done without,
+    which is double work at the worst.
+    """
+    holder, _, name = trash.rpartition("/")
+    trees = [f"{trash}/{inside}" for inside in fs.names(trash) if inside != LOCK]
+    trees += [f"{holder}/{beside}" for beside in fs.names(holder) if beside.startswith(f"{name}-")]
+    if not trees:
         return 0
     try:
-        with filelock.FileLock(f"{trash}.lock", timeout=0):
-            return sum(fs.remove_tree(f"{trash}/{name}") for name in fs.names(trash))
+        lock = filelock.FileLock(f"{trash}/{LOCK}", timeout=0)
+        try:
+            lock.acquire()
+        except OSError as error:
+            if error.errno not in (*FULL, errno.ENOENT):
+                raise
+        try:
+            removed = sum(fs.remove_tree(tree) for tree in trees)
+            fs.unlink(f"{trash}/{LOCK}")
+            return removed
+        finally:
+            lock.release()
     except filelock.Timeout:
         return 0
     except (OSError, NotImplementedError) as error:

@@ -213,7 +213,8 @@ def test_a_retry_that_died_before_publishing_is_not_lost_and_never_empty(q: Queu
     assert sum(executed.values()) == len(executed) == 2
 
 
-def test_poll_finds_what_a_dead_retry_left_staged(q: Queue, clock: ManualClock) -> None:
+@pytest.mark.parametrize("look", ["lease", "poll", "status", "wait", "gc"])
+def test_whoever_looks_finds_what_a_dead_retry_left_staged(q: Queue, clock: ManualClock, look: str) -> None:
     bury(q, "x")
     for step in range(1, 12):
         fs = CrashingFilesystem(str(q.path), at=step)
@@ -224,12 +225,17 @@ def test_poll_finds_what_a_dead_retry_left_staged(q: Queue, clock: ManualClock) 
         fs.bury()
         if b'"retried"' in letter_file(q).read_bytes():
             break
-    assert leftovers(q), "it died between the line and the rename"
-    found = []
-    for task in Queue(q.path, clock=clock).poll():
-        with task:
-            found.append(task.payload)
-    assert found == ["x"]
+    assert any(name.startswith("staging/") for name in leftovers(q)), "it died between the line and the rename"
+    other = Queue(q.path, clock=clock)
+    if look == "lease":
+        assert [task.payload for task in other.lease(5)] == ["x"]
+    elif look == "poll":
+        assert [task.payload for task in [next(other.poll())]] == ["x"]
+    elif look == "gc":
+        assert other.gc().retries_published == 1
+    else:
+        assert not (other.status() if look == "status" else other.wait(timeout_s=1)).drained
+    assert sum(drain(other, clock).values()) == 1
 
 
 def test_a_damaged_line_of_a_task_file_becomes_a_letter(q: Queue) -> None:

@@ -183,6 +183,14 @@ def work_in_twos(queue: Queue, books: Books, state: Any) -> None:
         books.done.update([task.payload for task in tasks])
 
 
+def poll(queue: Queue, books: Books, state: Any) -> None:
+    """Completing one task and leasing the next in one append."""
+    books.results = False
+    for task in queue.poll(lease_s=50):
+        task.complete()
+        books.done.update([task.payload])
+
+
 def complete_last(queue: Queue, books: Books, token: str) -> None:
     task = queue.attach(token)
     complete(task)
@@ -220,6 +228,7 @@ SCENARIOS: dict[str, Scenario] = {
     "lease_all": (five, lease_all_one_by_one),
     "work": (five, work),
     "work_in_twos": (five, work_in_twos),
+    "poll": (five, poll),
     "complete_the_last": (last_of_five, complete_last),
     "complete_the_only": (one_leased, complete_last),
     "bury_the_last": (last_of_five, bury_last),
@@ -231,6 +240,7 @@ SCENARIOS: dict[str, Scenario] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a dead process puts nothing back
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_a_crash_at_any_step_loses_nothing_and_does_nothing_twice(
     queue_factory: QueueFactory, clock: ManualClock, name: str

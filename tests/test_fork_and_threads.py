@@ -23,7 +23,9 @@ QueueFactory = Callable[..., Queue]
 
 @contextmanager
 def threads(*actions: Callable[[], Any]) -> Iterator[list[Any]]:
-    """Run each action in a thread, until the end of the block and theirs; their results. An error in one is raised here."""
+    """Run each action in a thread, until the end of the block and theirs; their results. An error in one is raised
+    here.
+    """
     results: list[Any] = [None] * len(actions)
     errors: list[BaseException] = []
 
@@ -74,7 +76,9 @@ def test_threads_insert_lease_fail_renew_and_look_at_once(queue_factory: QueueFa
     over = threading.Event()
 
     def insert(number: int) -> int:
-        return sum(queue.insert_many([f"{number}.{step}.{index}" for index in range(6)], batch_tasks=3) for step in range(20))
+        return sum(
+            queue.insert_many([f"{number}.{step}.{index}" for index in range(6)], batch_tasks=3) for step in range(20)
+        )
 
     def labour() -> list[str]:
         done, turn = [], 0
@@ -201,7 +205,9 @@ def test_a_child_works_on_where_its_parent_was(queue: Queue) -> None:
 
 
 def test_a_child_that_lives_on_keeps_no_lock_of_its_parent(queue: Queue) -> None:
-    """Forked at every step of a lease and of a finish, under whatever locks there are then; the children stay, and stand in nobody's way."""
+    """Forked at every step of a lease and of a finish, under whatever locks there are then; the children stay, and
+    stand in nobody's way.
+    """
     queue.insert_many(range(4), batch_tasks=2)
     started: list[Child] = []
 
@@ -236,7 +242,9 @@ def test_a_child_that_lives_on_keeps_no_lock_of_its_parent(queue: Queue) -> None
 
 
 def test_a_parent_that_dies_leaves_no_lock_with_its_children(queue: Queue) -> None:
-    """The parent is killed inside a critical section of one of its threads, which its child has inherited as it stood."""
+    """The parent is killed inside a critical section of one of its threads, which its child has inherited as it
+    stood.
+    """
     queue.insert_many(range(3), batch_tasks=3)
 
     def live() -> None:

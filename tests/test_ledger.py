@@ -198,6 +198,18 @@ def test_the_margin_after_a_lease_is_a_tenth_of_it_at_most() -> None:
         assert tape.ledger.choose(end, 1, margin, None).tasks == [0]
 
 
+def test_the_margin_is_kept_also_after_a_renewal() -> None:
+    """A renewal to the same end makes the lease run out twice, as it were; the second must not count for the next."""
+    tape = Tape(1)
+    tape.lease(100, "a", 0, until=200)
+    tape.end("renew", 100, "a", 0, until=200)
+    assert tape.ledger.choose(1000, 1, 50, None).tasks == [0]
+    tape.lease(1000, "b", 0, until=2000)
+    assert tape.ledger.exhausted(1000)
+    assert tape.ledger.choose(2049, 1, 50, None).tasks == []
+    assert tape.ledger.choose(2050, 1, 50, None).tasks == [0]
+
+
 def test_bury_by_the_holder_charges_and_ends() -> None:
     tape = Tape(2)
     tape.lease(100, "a", 0, until=900)

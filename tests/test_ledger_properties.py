@@ -377,7 +377,7 @@ class Oracle:
             case "commit":
                 parts = self.prepared.pop(record["id"], None)
                 for part in parts or ():
-                    self.apply({**part, "at": max(at, part["at"])}, offset)
+                    self.apply(part, offset)  # at its own time, when it was checked
                 return parts is not None
             case "abort":
                 return self.prepared.pop(record["id"], None) is not None
@@ -495,7 +495,10 @@ def test_looking_again_and_again_loses_no_task(data: bytes, looks: list[tuple[in
     for number, (later, most, solo) in enumerate(looks):
         at += later
         choice = ledger.choose(at, most, 5, None, solo)
+        must, may = free_tasks(folded(log), at, 5)
+        assert set(choice.tasks) <= may
         if not choice.tasks:
+            assert all(lone(ledger, index) for index in must) if not solo else not must
             continue
         lease, ranges = f"look{number}", movements.to_ranges(choice.tasks)
         ledger.lease(at, lease, choice.tasks, at + 30, {}, most > 1 and not choice.solo, offset)

@@ -166,9 +166,12 @@ def test_after_completion_nothing_can_be_done_to_it(q: Queue, verb: str) -> None
 def test_what_another_completed_is_lost(q: Queue, q2: Queue, clock: ManualClock) -> None:
     old, new = taken_over(q, q2, clock)
     new.complete()
-    with pytest.raises(LeaseLost, match=r"completed|finished"):
-        old.complete()
+    for verb in (old.complete, old.release, lambda: old.complete(1)):
+        with pytest.raises(LeaseLost, match=r"completed|finished"):
+            verb()
     assert q.status().completed == 1
+    [kept] = (q.path / "1" / "history").glob("*/*")
+    assert kept.read_bytes().count(b"\n") == 1, "the batch is not finished a second time"
 
 
 def test_a_revoked_lease_is_lost(q: Queue) -> None:

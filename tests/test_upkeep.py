@@ -152,7 +152,7 @@ def test_old_staged_files_of_dead_writers_are_reaped(q: Queue, clock: ManualCloc
     staged[0].close(writer.store)
     assert found(q) == {"staged_reaped": 1}
     assert found(q) == {}, "the writer of the other one lives: its lock says so"
-    staging.publish(writer.store, staged[1])
+    assert list(staging.publish(writer.store, writer.store.layout, staged[1:])) == staged[1:]
     staged[1].close(writer.store)
     assert q.status().waiting == 1
     assert leftovers(q) == [f"queue/00/{staged[1].name}"]
@@ -227,7 +227,7 @@ def test_trash_is_reaped_by_one_at_a_time(q: Queue) -> None:
     (trash / "tree" / "a").mkdir(parents=True)
     (trash / "tree" / "a" / "file").touch()
     fs = Filesystem(str(q.path), shared=False)
-    with filelock.FileLock(f"{trash}.lock"):
+    with filelock.FileLock(f"{trash}/{upkeep.LOCK}"):
         reaped: list[int] = []
         thread = threading.Thread(target=lambda: reaped.append(upkeep.reap_trash(fs, str(trash))))
         thread.start()

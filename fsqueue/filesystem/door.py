@@ -25,7 +25,8 @@ LOCAL_PAUSES_S, SHARED_PAUSES_S = (0.00005, 0.001), (0.0005, 0.02)
 NOT_FILES = (errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.ESPIPE, errno.ENOTDIR, errno.ENODEV)
 """What the system says of directories, links and pipes where a file should be: strays, passed by."""
 
-READ_BYTES = 1 << 20
+SMALL_READ_BYTES, READ_BYTES = 1 << 16, 1 << 20
+"""Most files are small, and a large buffer is not for free; only what goes on is read in large pieces."""
 LOOK_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 """Links are not followed, and a pipe that somebody planted does not stop anybody."""
 
@@ -104,8 +105,8 @@ class Filesystem:
 
     def read_from(self, fd: int, offset: int) -> bytes:
         """All bytes of an open file from `offset` on."""
-        chunk = self.pread(fd, READ_BYTES, offset)
-        if len(chunk) < READ_BYTES:
+        chunk = self.pread(fd, SMALL_READ_BYTES, offset)
+        if len(chunk) < SMALL_READ_BYTES:
             return chunk
         chunks = [chunk]
         while chunk:

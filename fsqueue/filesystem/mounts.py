@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 
 LOCAL = frozenset(
@@ -45,6 +46,10 @@ class Mount:
         return self.kind not in LOCAL
 
 
+_ESCAPED = re.compile(r"\\([0-7]{3})")
+"""Blanks and the like in a mount point; all are ASCII."""
+
+
 def mount_of(path: str) -> Mount:
     """The mount that holds `path`, which need not exist. Linux; elsewhere the type is "unknown"."""
     real = os.path.realpath(path)
@@ -54,7 +59,7 @@ def mount_of(path: str) -> Mount:
             for line in lines:
                 left, _, right = line.partition(" - ")
                 fields, tail = left.split(), right.split()
-                point = fields[4].encode("utf-8", "surrogateescape").decode("unicode_escape", "replace")
+                point = _ESCAPED.sub(lambda octal: chr(int(octal[1], 8)), fields[4])
                 inside = real == point or real.startswith(point.rstrip("/") + "/")
                 if inside and len(point) >= len(best.point):
                     best = Mount(tail[0], point, ",".join([fields[5], *tail[2:3]]))

@@ -1,21 +1,30 @@
-"""What must be true of a queue once everybody is done: nothing lost, nothing done twice, counts exact, nothing left over."""
+"""What must be true of a queue once everybody is done: nothing lost, nothing done twice, counts exact, nothing
+left over.
+"""
 
 from __future__ import annotations
 
 import os
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fsqueue import FsqueueError, Queue, Task
+from fsqueue import FsqueueError, Queue
 
 
 class Diary:
-    """What one process writes down before and after each thing it does: a line each, which a SIGKILL cannot take back."""
+    """What one process writes down before and after each thing it does: a line each, which a SIGKILL cannot take
+    back.
+    """
 
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+
+    def __enter__(self) -> Diary:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
 
     def note(self, *words: object) -> None:
         """Append a line."""
@@ -30,7 +39,9 @@ def diaries(directory: Path) -> list[list[str]]:
 def leftovers(queue: Queue) -> list[str]:
     """What is still there of tasks at work: task files, logs, staged files."""
     base = queue.path / str(queue.generation)
-    found = [path for part in ("queue", "movements", "staging") for path in (base / part).rglob("*") if not path.is_dir()]
+    found = [
+        path for part in ("queue", "movements", "staging") for path in (base / part).rglob("*") if not path.is_dir()
+    ]
     return [str(path.relative_to(base)) for path in found]
 
 
@@ -51,7 +62,9 @@ def drain(queue: Queue, *, lease_s: float = 30, patience_s: float = 15, n: int =
 
 
 def check_drained(queue: Queue, staged_leftovers: int = 0) -> tuple[set[str], set[str]]:
-    """A drained queue: counts exact before and after upkeep, which leaves nothing over. Returns the completed and the dead ids."""
+    """A drained queue: counts exact before and after upkeep, which leaves nothing over. Returns the completed and
+    the dead ids.
+    """
     status = queue.status()
     assert (status.waiting, status.delayed, status.leased) == (0, 0, 0), status
     completed = [info.id for info in queue.tasks("completed")]
@@ -71,24 +84,10 @@ def check_drained(queue: Queue, staged_leftovers: int = 0) -> tuple[set[str], se
     return set(completed), set(dead)
 
 
-def check_complete(queue: Queue, payloads: Iterable[Any], *, at_most: Iterable[Any] | None = None) -> None:
-    """Drain the queue: what comes, with what is done already, are exactly `payloads` (`at_most`: some of these may be there, too).
-
-    Each payload is unique. Those that were completed before are found by what the caller drained.
-    """
-    found = Counter(map(repr, drain(queue)))
-    wanted = Counter(map(repr, payloads))
-    allowed = wanted if at_most is None else wanted | Counter(map(repr, at_most))
-    assert not wanted - found, f"lost: {wanted - found}"
-    assert not found - allowed, f"too many: {found - allowed}"
-
-
 def resume_insert(queue: Queue, tasks: Sequence[Any], error: FsqueueError, **options: Any) -> int:
-    """What a caller does whose insert_many failed: repeat it from where the error says. Returns how many were inserted in all."""
-    done = error.inserted or 0
+    """What a caller does whose insert_many failed: repeat it from where the error says. Returns how many were
+    inserted in all.
+    """
+    assert error.inserted is not None
+    done = error.inserted
     return done + queue.insert_many(tasks[done:], **options)
-
-
-def payload_of(task: Any) -> Any:
-    """The payload of what was given to insert_many."""
-    return task.payload if isinstance(task, Task) else task

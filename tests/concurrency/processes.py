@@ -12,6 +12,7 @@ import os
 import select
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -54,7 +55,9 @@ class Child:
         if self.status is None:
             handle = os.pidfd_open(self.pid)
             try:
-                if not select.select([handle], [], [], timeout_s)[0]:
+                ended = select.poll()
+                ended.register(handle, select.POLLIN)
+                if not ended.poll(timeout_s * 1000):
                     raise TimeoutError(f"process {self.pid} is still running after {timeout_s:g} s")
             finally:
                 os.close(handle)
@@ -72,13 +75,13 @@ class Child:
 
     def wait_stopped(self, timeout_s: float = 10.0) -> None:
         """Return when it has stopped itself (SIGSTOP)."""
-        signal_s = 0.001
-        for _ in range(int(timeout_s / signal_s)):
+        pause_s = 0.001
+        for _ in range(int(timeout_s / pause_s)):
             found = os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if found is not None:
                 assert found.si_code == os.CLD_STOPPED, f"process {self.pid} ended instead of stopping: {self.report()}"
                 return
-            select.select([], [], [], signal_s)
+            time.sleep(pause_s)
         raise TimeoutError(f"process {self.pid} did not stop within {timeout_s:g} s")
 
     def report(self) -> str:

@@ -1,4 +1,5 @@
-"""A round: producers fill a small queue while workers drain it and are killed at random moments; then the books are checked.
+"""A round: producers fill a small queue while workers drain it and are killed at random moments; then the books
+are checked.
 
 Several rounds go on side by side, each under a process of its own, because they spend their time waiting
 for leases to run out. A round follows from its seed as far as the scheduler lets it.
@@ -58,7 +59,9 @@ class Plan:
 
 
 class Worker:
-    """A worker of a round: leases, and completes, fails, renews, releases or forgets what it got, until told that all is done."""
+    """A worker of a round: leases, and completes, fails, renews, releases or forgets what it got, until told that
+    all is done.
+    """
 
     def __init__(self, path: Path, diary: Path, plan: Plan, number: int) -> None:
         self.queue = Queue(path, worker=f"worker-{number}")
@@ -105,7 +108,7 @@ class Worker:
             task.complete({"by": 1} if chance > 0.95 else None)
             self.diary.note("done", task.id, task.payload)
         except LeaseLost as error:
-            assert error.tasks == [task.id]
+            self.diary.note("lost", *error.tasks)
 
     def together(self, tasks) -> None:
         """Complete several at once."""
@@ -155,11 +158,11 @@ def play(directory: Path, plan: Plan, workers: int = 8) -> dict[str, int]:
         durability=plan.durability,
         backoff_s=(0, 0),
     )
-    Diary(notes / "parent").note("seed", plan.seed)
     first = [f"f.{index}" for index in range(plan.tasks)]
     queue.insert_many(first, batch_tasks=plan.batch_tasks)
-    for payload in first:
-        Diary(notes / "parent").note("inserted", payload)
+    with Diary(notes / "parent") as diary:
+        for payload in first:
+            diary.note("inserted", payload)
     number = 100
     with children(*((produce, queue.path, notes / f"p{i}", plan, i) for i in range(plan.producers))) as producers:
         crew: list[Child] = []
@@ -236,7 +239,10 @@ def play_all(directory: Path, seeds: Iterable[int], batch_tasks_max: int) -> dic
 def play_side_by_side(directory: Path, seeds: range, batch_tasks_max: int, timeout_s: float = 300) -> Counter[str]:
     """Play the rounds of many seeds, a few at a time."""
     total: Counter[str] = Counter()
-    lanes = [(play_all, directory / f"lane-{lane}", list(seeds[lane::SIDE_BY_SIDE]), batch_tasks_max) for lane in range(SIDE_BY_SIDE)]
+    lanes = [
+        (play_all, directory / f"lane-{lane}", list(seeds[lane::SIDE_BY_SIDE]), batch_tasks_max)
+        for lane in range(SIDE_BY_SIDE)
+    ]
     for _, lane, *_ in lanes:
         lane.mkdir()
     with children(*lanes) as started:

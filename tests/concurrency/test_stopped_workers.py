@@ -1,4 +1,6 @@
-"""A worker that is stopped (SIGSTOP, a suspended job) inside a critical section holds its lock without dying: others go on."""
+"""A worker that is stopped (SIGSTOP, a suspended job) inside a critical section holds its lock without dying:
+others go on.
+"""
 
 from __future__ import annotations
 
@@ -128,7 +130,9 @@ def test_who_waits_in_vain_is_told_whom_the_log_saw_last(queue: Queue) -> None:
 
 @pytest.mark.parametrize("part", ["completions/", "history/", "dead/"])
 def test_finishing_does_not_wait_long_for_a_stopped_worker(queue_factory: QueueFactory, part: str) -> None:
-    """Stopped inside the lock of a file that many batches share. What is done counts, though it is cleared away later."""
+    """Stopped inside the lock of a file that many batches share. What is done counts, though it is cleared away
+    later.
+    """
     queue = queue_factory(shards=1, max_attempts=1)
     queue.insert_many(range(6), batch_tasks=1)
     tasks = queue.lease(6)

@@ -86,7 +86,9 @@ class DieAt(Count):
 
 
 class FullFrom(Count):
-    """The n-th step that needs room finds none, and for `times` more nobody does. A write may get some bytes in before."""
+    """The n-th step that needs room finds none, and for `times` more nobody does. A write may get some bytes in
+    before.
+    """
 
     def __init__(self, number: int, *, times: int = 1, code: int = errno.ENOSPC, partly: bool = False) -> None:
         super().__init__(needs_room)

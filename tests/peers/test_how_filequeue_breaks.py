@@ -18,12 +18,21 @@ from typing import Any
 
 import pytest
 
-from fsqueue import LeaseLost, LockTimeout, Queue, QueueNotFound, StorageFull, Task, TaskNotFound, UnsafeFilesystem, names
+from fsqueue import (
+    LeaseLost,
+    Queue,
+    QueueNotFound,
+    StorageFull,
+    Task,
+    TaskNotFound,
+    UnsafeFilesystem,
+    names,
+)
 from fsqueue.clock import Clock
 from fsqueue.filesystem import Filesystem
 from tests.concurrency.books import check_drained, counted, drain, leftovers, resume_insert
-from tests.concurrency.processes import Child, children, together
-from tests.concurrency.trapped import DieAt, FullFrom, Trapped, trapped
+from tests.concurrency.processes import children, together
+from tests.concurrency.trapped import DieAt, FullFrom, trapped
 
 QueueFactory = Callable[..., Queue]
 
@@ -298,9 +307,10 @@ def test_12_a_fractional_delay(queue: Queue) -> None:
 
 
 STRAYS = [
-    ".nfs0001", ".nfs000000000badc0de", "notes.txt", "0000000000000-x.jsonl~", ".0000.jsonl.swp", "#a#", "-", "0000000000000-",
-    "0000000000000-zz-1.jsonl", "lost+found", "\udcff\udcfe", "9" * 200, "0000000000000-" + "0" * 32 + "-0.jsonl",
-]  # fmt: skip
+    *(".nfs0001", ".nfs000000000badc0de", "notes.txt", "0000000000000-x.jsonl~", ".0000.jsonl.swp", "#a#", "-"),
+    *("0000000000000-", "0000000000000-zz-1.jsonl", "lost+found", "\udcff\udcfe", "9" * 200),
+    "0000000000000-" + "0" * 32 + "-0.jsonl",
+]
 
 
 def test_13_stray_files_anywhere(queue_factory: QueueFactory) -> None:
@@ -528,6 +538,7 @@ def test_21_idle_workers_list_next_to_nothing(queue: Queue) -> None:
 # -- 22 to 26 ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.once
 def test_22_looking_at_a_mistyped_path_makes_nothing(tmp_path: Path) -> None:
     """FileQueue: a mistyped path in `status` creates a queue."""
     with pytest.raises(QueueNotFound):
@@ -639,6 +650,7 @@ class WrongClock(Clock):
         return super().local_ms() + self.ahead_ms
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("ahead_s", [3600.0, -3600.0])
 def test_26_the_file_servers_clock_decides_when_a_lease_ends(queue: Queue, ahead_s: float) -> None:
     """FileQueue: hosts' clocks decide expiry."""

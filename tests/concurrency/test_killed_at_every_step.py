@@ -1,0 +1,92 @@
+"""A worker is killed with SIGKILL at each of its steps in turn; others go on at once, with what the kernel has
+taken back from it.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from fsqueue import Queue
+from tests.concurrency.books import check_drained, drain
+from tests.concurrency.processes import children
+from tests.concurrency.trapped import DieAt, trapped
+
+QueueFactory = Callable[..., Queue]
+
+
+def whole_life(queue: Queue) -> None:
+    """Every verb of a worker, to the end of two batches."""
+    tasks = queue.lease(4, lease_s=0.1)
+    queue.renew(tasks, 0.1)
+    tasks[0].fail("once", delay_s=0)
+    tasks[1].release()
+    tasks[2].bury("hopeless")
+    tasks[3].complete({"a": "result"})
+    while tasks := queue.lease(2, lease_s=0.1):
+        queue.complete(tasks)
+
+
+def by_poll(queue: Queue) -> None:
+    for task in queue.poll(lease_s=0.1):
+        task.complete()
+
+
+@pytest.mark.parametrize("life", [whole_life, by_poll])
+def test_killed_at_every_step(queue_factory: QueueFactory, life: Callable[[Queue], None]) -> None:
+    """To the last step of the life: each task has one outcome, is counted once, and nothing is left over."""
+    step, stride = 1, 1
+    while True:
+        queue = queue_factory(f"q{step}", max_attempts=None, shards=2, durability="none" if step % 2 else "strict")
+        queue.insert_many([f"t{index}" for index in range(4)], batch_tasks=2)
+
+        def live(queue: Queue = queue, step: int = step) -> None:
+            trap = DieAt(step)
+            mine = trapped(queue, trap)
+            trap.armed = True
+            life(mine)
+
+        with children((live,)) as [child]:
+            status = child.wait()
+        assert status in (0, -signal.SIGKILL), child.report()
+        before = queue.status()
+        assert before.inserted == 4, f"step {step}: {before}"
+        queue.gc()
+        drain(queue, patience_s=2)
+        completed, dead = check_drained(queue)
+        assert len(completed) + len(dead) == 4, f"step {step}"
+        if status == 0:
+            break
+        step += stride
+        stride = 1 + step // 40  # the life has some hundred steps, of which the first are the most varied
+    assert step > 60
+
+
+def test_an_inserter_killed_at_every_step(queue_factory: QueueFactory) -> None:
+    """Of a batch all tasks are there, or none; and a repeated insert is not hindered."""
+    step = 0
+    while True:
+        step += 1
+        queue = queue_factory(f"q{step}", shards=2)
+
+        def live(queue: Queue = queue, step: int = step) -> None:
+            trap = DieAt(step)
+            mine = trapped(queue, trap)
+            trap.armed = True
+            mine.insert_many(["a", "b", "c"], batch_tasks=3)
+
+        with children((live,)) as [child]:
+            status = child.wait()
+        there = sorted(info.payload for info in queue.tasks())
+        if queue.settings.batch_tasks_max > 1:
+            assert there in ([], ["a", "b", "c"]), f"step {step}"
+        assert queue.status().inserted == len(there)
+        queue.insert_many(["d", "e"], batch_tasks=2)
+        assert sorted(drain(queue)) == [*there, "d", "e"]
+        check_drained(queue, staged_leftovers=3)
+        if status == 0:
+            assert there == ["a", "b", "c"]
+            break
+    assert step > 10
