@@ -4,38 +4,48 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from fsqueue import names
-from fsqueue.errors import InvalidArgument, from_os_error
+from fsqueue.errors import InvalidArgument
+from fsqueue.store import Store
 from fsqueue.task import LeasedTask
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def verb(doing: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+class HasStore(Protocol):
+    """A queue, as far as it matters here."""
+
+    store: Store
+
+
+Q = TypeVar("Q", bound=HasStore)
+
+
+def verb(doing: str) -> Callable[[Callable[Concatenate[Q, P], R]], Callable[Concatenate[Q, P], R]]:
     """Translate what the operating system says while `doing` something into fsqueue's errors."""
 
-    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+    def decorate(function: Callable[Concatenate[Q, P], R]) -> Callable[Concatenate[Q, P], R]:
         @wraps(function)
-        def translating(*args: P.args, **kwargs: P.kwargs) -> R:
+        def translating(queue: Q, /, *args: P.args, **kwargs: P.kwargs) -> R:
             try:
-                return function(*args, **kwargs)
+                return function(queue, *args, **kwargs)
             except OSError as error:
-                raise from_os_error(error, doing) from error
+                raise queue.store.explain(error, doing) from error
 
         return translating
 
     return decorate
 
 
-def translated(items: Iterator[R], doing: str) -> Iterator[R]:
+def translated(store: Store, items: Iterator[R], doing: str) -> Iterator[R]:
     """The same for what comes bit by bit."""
     try:
         yield from items
     except OSError as error:
-        raise from_os_error(error, doing) from error
+        raise store.explain(error, doing) from error
 
 
 def whole(name: str, value: object, least: int = 1) -> int:

@@ -122,7 +122,7 @@ def insert_many(
         error.inserted = count
         raise
     except (FsqueueError, OSError) as error:
-        failure = error if isinstance(error, FsqueueError) else from_os_error(error, f"inserting into {store.path}")
+        failure = error if isinstance(error, FsqueueError) else store.explain(error, f"inserting into {store.path}")
         failure.inserted = count + (failure.inserted or 0) if len(times) == 1 else None
         raise failure from error
     return count
@@ -157,6 +157,7 @@ def groups_of(batches: Iterable[Sealed]) -> Iterator[list[Sealed]]:
 def publish(store: Store, group: list[Sealed]) -> list[str]:
     """Publish a group durably and ring the bell; returns the batches' ids. After an error some may be visible."""
     missing = 0
+    store.refresh()
     for _ in range(TRIES):
         layout = store.layout
         try:

@@ -223,10 +223,7 @@ def _replay(records: history.Records) -> Ledger:
 
 
 def _of_batch(store: Store, batch: str, name: TaskFileName) -> Iterator[TaskInfo]:
-    try:
-        lines = batches.split_lines(store.fs.read(store.layout.task_file(name)))
-    except FileNotFoundError:
-        lines = []  # it was renamed or finished since it was listed
+    lines = _lines_of(store, name)  # none, if it was renamed or finished since it was listed
     ledger = read_ledger(store, batch)
     if ledger is None:
         if not lines:
@@ -234,7 +231,7 @@ def _of_batch(store: Store, batch: str, name: TaskFileName) -> Iterator[TaskInfo
         ledger = Ledger()
         ledger.begin(name.count, name.available_at, 0)
     elif not lines and ledger.left:
-        lines = _lines_by_log(store, batch, ledger)
+        lines = _lines_by_log(store, ledger)
     yield from _of_ledger(store, batch, ledger, lines)
 
 
@@ -243,10 +240,7 @@ def payload_of(store: Store, batch: str, index: int, ledger: Ledger) -> Any:
     if index in ledger.payloads:
         return ledger.payloads[index]
     name = task_files(store, store.layout.shard(batch)).get(batch)
-    try:
-        lines = batches.split_lines(store.fs.read(store.layout.task_file(name))) if name is not None else []
-    except FileNotFoundError:
-        lines = _lines_by_log(store, batch, ledger)
+    lines = (_lines_of(store, name) if name is not None else []) or _lines_by_log(store, ledger)
     try:
         return batches.decode_task(lines[index])["payload"]
     except (IndexError, ValueError):
@@ -255,15 +249,22 @@ def payload_of(store: Store, batch: str, index: int, ledger: Ledger) -> Any:
         ) from None
 
 
-def _lines_by_log(store: Store, batch: str, ledger: Ledger) -> list[bytes]:
-    for text in reversed(ledger.names):
-        name = names.parse_task_file(text)
-        if name is not None:
-            try:
-                return batches.split_lines(store.fs.read(store.layout.task_file(name)))
-            except FileNotFoundError:
-                continue
-    return []
+def _lines_of(store: Store, name: TaskFileName) -> list[bytes]:
+    """The lines of a task file; none if it is not there under this name, or no file."""
+    try:
+        return batches.split_lines(store.fs.read(store.layout.task_file(name)))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        if error.errno not in NOT_FILES:
+            raise
+        return []
+
+
+def _lines_by_log(store: Store, ledger: Ledger) -> list[bytes]:
+    """The same, under the names that the log mentions."""
+    known = map(names.parse_task_file, reversed(ledger.names))
+    return next((lines for name in known if name is not None and (lines := _lines_of(store, name))), [])
 
 
 def _of_ledger(store: Store, batch: str, ledger: Ledger, lines: list[bytes] | None) -> Iterator[TaskInfo]:

@@ -26,6 +26,8 @@ logger = logging.getLogger("fsqueue")
 
 BUSY_WAIT_S = 2.0
 """How long batches that are locked by others are waited for before "empty" is said."""
+BUSY_AGAIN_MS = 50
+"""How soon an idle worker looks again into a batch that was locked when it came due."""
 MUTEX_WAIT_S = 0.05
 """How long a thread waits for another one that is in the same batch."""
 BELL_S = (0.1, 5.0)
@@ -352,6 +354,7 @@ class Leaser:
         if due is None or log.name is None:
             return
         if due > at:
+            self.selection.expect(log.batch, due)
             target = log.name.at(due)
             if target != log.name:
                 if str(target) not in ledger.names[-1:]:  # else it was recorded, and its author died before renaming
@@ -411,4 +414,6 @@ class Leaser:
             if isinstance(got, list) and got:
                 self.current = name.batch
                 return got
+            if got is BUSY:
+                self.selection.expect(name.batch, self.store.clock.now_ms() + BUSY_AGAIN_MS)
         return []

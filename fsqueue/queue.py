@@ -165,9 +165,9 @@ class Queue:
             whole("batch_tasks", batch_tasks)
         if total is not None:
             whole("total", total, 0)
-        if isinstance(payloads, (str, bytes, dict)):
+        if isinstance(payloads, (str, bytes, dict, Task)) or not isinstance(payloads, Iterable):
             raise InvalidArgument(
-                "insert_many takes a list or another iterable of payloads. For a single task use insert."
+                "insert_many takes a list or another iterable of payloads. For a single one use insert."
             )
         return insertion.insert_many(self.store, payloads, delay_s, batch_tasks, total)
 
@@ -189,7 +189,7 @@ class Queue:
                 return self._leaser.wait(n, lease_ms, duration_ms(wait_s, "wait_s") / 1000, strict)
             return self._leaser.lease(n, lease_ms, strict)
         except OSError as error:
-            raise from_os_error(error, "leasing") from error
+            raise self.store.explain(error, "leasing") from error
 
     def poll(self, *, lease_s: float | None = None, prefetch: int = 1, until: str = "drained") -> Poll:
         """An iterator over leased tasks, until the queue is drained or for ever.
@@ -262,7 +262,7 @@ class Queue:
                     )
                 transitions.complete(self.store, [task], data)
         except OSError as error:
-            raise from_os_error(error, "completing") from error
+            raise self.store.explain(error, "completing") from error
         task.done = True
 
     @verb("completing")
@@ -364,7 +364,7 @@ class Queue:
         """The unfinished tasks, or those in one state: waiting, delayed, leased, completed, dead or cancelled."""
         if state is not None and state not in STATES:
             raise InvalidArgument(f"state must be one of {', '.join(STATES)}, not {state!r}.")
-        return translated(inspection.tasks(self.store, state), "listing tasks")
+        return translated(self.store, inspection.tasks(self.store, state), "listing tasks")
 
     @verb("reading the history")
     def history(self, id: str) -> list[Movement]:
@@ -376,7 +376,7 @@ class Queue:
     def dead(self, where: Callable[[DeadLetter], bool] | None = None) -> Iterator[DeadLetter]:
         """The dead letters, or those for which `where(letter)` is true."""
         self._write_letters()
-        letters = translated(deadletters.letters(self.store), "reading dead letters")
+        letters = translated(self.store, deadletters.letters(self.store), "reading dead letters")
         return letters if where is None else filter(where, letters)
 
     @verb("retrying dead letters")

@@ -134,11 +134,7 @@ class States:
             seen: set[int] = set()
             while self._ready and len(chosen) < most:
                 index = heappop(self._ready)
-                if (
-                    index in seen
-                    or not self.is_free(index, at)
-                    or (self.state[index] == AVAILABLE and self.since[index] > at)
-                ):
+                if index in seen or not self._may_be_taken(index, at, margin):
                     continue
                 if attempts_max is not None and self.charged(index) >= attempts_max:
                     spent.append(index)
@@ -161,6 +157,17 @@ class States:
                 frontier += 1
             self._frontier = frontier
         return Choice(chosen, spent, False)
+
+    def _may_be_taken(self, index: int, at: int, margin: int) -> bool:
+        """What was gathered may have been taken since, and be held again."""
+        if self.state[index] == AVAILABLE:
+            return self.since[index] <= at
+        holder = self.holder[index]
+        return (
+            self.state[index] == LEASED
+            and holder is not None
+            and self.since[index] + min(margin, holder.span // 10) <= at
+        )
 
     def _expired_with_others(self, index: int) -> bool:
         holder = self.holder[index]

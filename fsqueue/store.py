@@ -15,7 +15,7 @@ import orjson
 
 from fsqueue import jsonl
 from fsqueue.clock import Clock, Entropy
-from fsqueue.errors import LockTimeout, NotAQueue, QueueNotFound
+from fsqueue.errors import FsqueueError, LockTimeout, NotAQueue, QueueNotFound, from_os_error
 from fsqueue.filesystem import Filesystem, mount_of
 from fsqueue.layout import Fate, Layout, read_fate, settings_file
 from fsqueue.logs import Log
@@ -121,6 +121,17 @@ class Store:
         if moved:
             self.close_logs()
         return moved
+
+    def explain(self, error: OSError, doing: str) -> FsqueueError:
+        """What an error of the system means to the user. What is missing may be the whole queue."""
+        if isinstance(error, FileNotFoundError):
+            try:
+                self.refresh(now=True)
+            except FsqueueError as gone:
+                return gone
+            except OSError:
+                pass
+        return from_os_error(error, doing)
 
     @contextmanager
     def locked(self, path: str, wait_s: float = jsonl.LOCK_TIMEOUT_S) -> Iterator[int]:

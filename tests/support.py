@@ -151,9 +151,9 @@ def drain(
 
 
 def files_below(directory: Path | str) -> list[str]:
-    """All files below a directory, relative to it."""
-    base = Path(directory)
-    return sorted(str(path.relative_to(base)) for path in base.rglob("*") if not path.is_dir())
+    """All files below a directory, relative to it. What a reaper removes meanwhile may be among them or not."""
+    found = (os.path.join(place, name) for place, _, names in os.walk(directory) for name in names)
+    return sorted(os.path.relpath(path, directory) for path in found)
 
 
 def leftovers(queue: Queue) -> list[str]:

@@ -165,6 +165,25 @@ def test_purging_an_empty_queue_is_harmless(q: Queue) -> None:
     assert q.gc().as_dict()["generations_trashed"] == 0
 
 
+def test_two_who_purge_at_once_purge_once(queue: Queue, clock: ManualClock) -> None:
+    """What was inserted after the other's purge must not go with this one."""
+    fs = Filesystem(str(queue.path), shared=False)
+    open_append, other = fs.open_append, Queue(queue.path, clock=clock)
+
+    def opening(path: str) -> int:
+        if path.endswith("queue.jsonl") and other.generation == 1:
+            other.purge()
+            other.insert("new")
+        return open_append(path)
+
+    fs.open_append = opening  # type: ignore[method-assign]
+    q = Queue(queue.path, filesystem=fs, clock=clock)
+    q.insert("old")
+    q.purge()
+    assert q.generation == 2
+    assert [task.payload for task in q.lease(9)] == ["new"]
+
+
 def test_others_notice_a_purge_within_a_second(q: Queue, clock: ManualClock) -> None:
     q.insert_many(range(4), batch_tasks=4)
     other = Queue(q.path, clock=clock)

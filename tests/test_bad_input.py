@@ -212,7 +212,6 @@ def test_numbers_that_are_none(queue: Queue, bad: Any) -> None:
     assert drain(queue) == ["task"]
 
 
-@pytest.mark.once
 def test_numbers_that_are_huge(queue: Queue) -> None:
     queue.insert_many(range(5), batch_tasks=10**9, total=10**15)
     assert len(queue.lease(10**12)) == 5
@@ -305,10 +304,10 @@ def test_a_lease_of_another_queue(queue_factory: QueueFactory) -> None:
     task.complete()
 
 
-@pytest.mark.once
 # -- paths ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.once
 def test_paths_that_are_no_queues(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     (tmp_path / "empty").mkdir()

@@ -184,6 +184,17 @@ def test_a_repeated_letter_counts_once_and_does_not_revive_what_was_dealt_with(q
     assert q.status().dead == 0
 
 
+@pytest.mark.batched
+def test_a_letter_is_written_once_whoever_finishes_the_batch(q: Queue, clock: ManualClock) -> None:
+    q.insert_many([1, 2], batch_tasks=2)
+    first, second = q.lease(2)
+    first.bury("no")
+    other = Queue(q.path, clock=clock)
+    other.attach(second.token).bury("no")
+    assert letter_file(q).read_bytes().count(b'"op":"dead"') == 2
+    assert leftovers(q) == []
+
+
 def test_stray_files_beside_the_letters_are_passed_over(q: Queue) -> None:
     bury(q, 1)
     for name in ("01.jsonl", "zz.jsonl", "00.jsonl~", ".nfs01", "00"):

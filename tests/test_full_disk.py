@@ -312,12 +312,15 @@ class Ballast:
     def fill(self) -> None:
         """Write until there is no room for anything."""
         with pytest.raises(OSError, match="No space left"):
-            if self.what == "inodes":
-                for number in range(30, 10_000):
-                    (self.place / str(number)).touch()
-            with open(self.place / "0", "ab", buffering=0) as file:
-                while True:
-                    file.write(b"x" * 512)
+            self._fill()
+
+    def _fill(self) -> None:
+        if self.what == "inodes":
+            for number in range(30, 10_000):
+                (self.place / str(number)).touch()
+        with open(self.place / "0", "ab", buffering=0) as file:
+            while True:
+                file.write(b"x" * 512)
 
     def empty(self) -> None:
         """Make room."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fsqueue import InvalidArgument, LeasedTask, Queue
+from fsqueue import InvalidArgument, LeasedTask, Queue, StorageFull
 from fsqueue.clock import ManualClock
 from fsqueue.filesystem import Filesystem
 from tests.support import BATCH_TASKS_MAX, QueueFactory, log_files, task_file_names
@@ -405,6 +405,40 @@ def test_stray_files_do_no_harm(q: Queue) -> None:
         (directory / f"{good.name}~").write_bytes(b"garbage\n")
     assert [task.payload for task in q.lease(9)] == ["x"]
     assert q.status().inserted == 1
+
+
+def test_what_was_leased_before_an_error_is_put_back(queue: Queue, clock: ManualClock) -> None:
+    """The caller never hears of those leases: nobody should have to wait until they run out."""
+    fs = Filesystem(str(queue.path), shared=False)
+    q = Queue(queue.path, filesystem=fs, clock=clock)
+    q.insert_many(range(4), batch_tasks=1)
+    write, leases = fs.write, [0]
+
+    def failing(fd: int, data: bytes) -> int:
+        is_lease = b'"op":"lease"' in data
+        leases[0] += is_lease
+        if is_lease and leases[0] == 3:
+            raise OSError(28, "No space left on device")
+        return write(fd, data)
+
+    fs.write = failing
+    with pytest.raises(StorageFull, match="No space left"):
+        q.lease(4)
+    fs.write = write
+    assert q.status().as_dict() == {"inserted": 4, "waiting": 4, "delayed": 0, "leased": 0, "completed": 0, "dead": 0}
+    assert [task.attempt for task in q.lease(4)] == [1] * 4
+
+
+def test_a_file_that_somebody_renamed_by_hand_is_found_by_listing(q: Queue, clock: ManualClock) -> None:
+    together(q, "a", "b")
+    tasks = q.lease(2)
+    for path in (q.path / "1" / "queue").glob("*/*"):
+        path.rename(path.with_name(f"{path.name[:12]}7{path.name[13:]}"))
+    tasks[0].release()
+    [again] = Queue(q.path, clock=clock).lease()
+    assert again.payload == tasks[0].payload
+    q.complete([again, tasks[1]])
+    assert task_file_names(q) == log_files(q) == []
 
 
 # -- damage -----------------------------------------------------------------------------------------------------

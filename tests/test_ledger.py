@@ -205,7 +205,6 @@ def test_the_margin_is_kept_also_after_a_renewal() -> None:
     tape.end("renew", 100, "a", 0, until=200)
     assert tape.ledger.choose(1000, 1, 50, None).tasks == [0]
     tape.lease(1000, "b", 0, until=2000)
-    assert tape.ledger.exhausted(1000)
     assert tape.ledger.choose(2049, 1, 50, None).tasks == []
     assert tape.ledger.choose(2050, 1, 50, None).tasks == [0]
 

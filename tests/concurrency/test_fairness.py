@@ -91,3 +91,18 @@ def test_what_comes_back_is_found_at_once_by_all(queue: Queue) -> None:
         assert again.id == task.id
     assert queue.release_all() == 40
     assert len(other.lease(40)) == 40
+
+
+@pytest.mark.batched
+def test_what_is_given_back_is_found_although_another_has_moved_the_file(queue: Queue) -> None:
+    """Who gives a task back may remember an earlier name of the file than the one it has by now."""
+    queue.insert_many([1, 2, 3], batch_tasks=3)
+    other = Queue(queue.path)
+    [first], [second], [third] = queue.lease(), other.lease(), other.lease()
+    first.release()
+    assert [task.id for task in Queue(queue.path).lease(3)] == [first.id]
+    second.fail("no", delay_s=0)
+    assert [task.id for task in Queue(queue.path).lease(3)] == [second.id]
+    assert queue.release_all(worker="nobody") == 0
+    third.release()
+    assert [task.id for task in queue.lease(3)] == [third.id]
