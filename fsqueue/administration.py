@@ -36,7 +36,7 @@ def create(path: str, settings: Settings, *, exist_ok: bool, allow_unsafe: bool)
         if exist_ok:
             return
         raise QueueExists(
-            f"There is a queue at {path} already. Open it with Queue(path), pass exist_ok=True, or use another path."
+            f"There is a queue at {path} already. Use it as it is (exist_ok=True, --exist-ok), or choose another path."
         )
     if present:
         raise NotAQueue(

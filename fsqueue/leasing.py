@@ -192,7 +192,14 @@ class Leaser:
             if log is None:
                 if name is None:
                     return NOTHING  # it has finished; or it was closed to make room, and will be met again
-                log = store.log(batch, create=True)
+                try:
+                    log = store.log(batch, create=True)
+                except FileNotFoundError:
+                    generation = store.fate.generation
+                    store.refresh(now=True)
+                    if store.fate.generation == generation == self.generation:
+                        raise
+                    return NOTHING  # purged while the log was being made
             if not log.mutex.acquire(blocking=False) and not log.mutex.acquire(timeout=MUTEX_WAIT_S):
                 return BUSY
             try:

@@ -214,7 +214,7 @@ def test_wrong_arguments_are_refused_by_name_and_nothing_is_done(
 
 @pytest.mark.parametrize("payloads", ["text", b"bytes", {"a": 1}])
 def test_a_single_payload_is_no_stream(q: Queue, payloads: Any) -> None:
-    with pytest.raises(InvalidArgument, match="For a single task use insert"):
+    with pytest.raises(InvalidArgument, match="use insert"):
         q.insert_many(payloads)
 
 

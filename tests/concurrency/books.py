@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fsqueue import FsqueueError, Queue
+from fsqueue import FsqueueError, Queue, counters, history
 
 
 class Diary:
@@ -50,6 +50,24 @@ def counted(queue: Queue) -> int:
     return sum(path.stat().st_size for path in (queue.path / str(queue.generation) / "completions").glob("??"))
 
 
+def mistaken(queue: Queue) -> int:
+    """How many bytes of the counters two batches take for theirs: the documented chance of one in 256.
+
+    It needs a crash between `count` and its byte, and another batch that then counts at the same offset
+    with an equal byte. The history has both announcements, so that nothing else can pass for it.
+    """
+    base = queue.path / str(queue.generation)
+    contents = {path.name: path.read_bytes() for path in (base / "completions").glob("??")}
+    claimed = 0
+    for batch, records in history.batches(queue.store):
+        for record in records:
+            if record["op"] == "count":
+                end = record["offset"] + record["count"]
+                found = contents.get(record["file"], b"")[record["offset"] : end]
+                claimed += counters.common_prefix(found, counters.mark(batch, record["count"]))
+    return claimed - sum(map(len, contents.values()))
+
+
 def drain(queue: Queue, *, lease_s: float = 30, patience_s: float = 15, n: int = 50) -> list[Any]:
     """Complete all that is there or comes back within `patience_s`; the payloads."""
     payloads = []
@@ -71,12 +89,14 @@ def check_drained(queue: Queue, staged_leftovers: int = 0) -> tuple[set[str], se
     assert len(completed) == len(set(completed)), "the history names a task twice"
     dead = [letter.id for letter in queue.dead()]
     assert len(dead) == len(set(dead)), "a dead letter is there twice"
-    assert status.completed == len(completed), f"{status}, but the history has {len(completed)} completed tasks"
     assert status.dead == len(dead), f"{status}, but there are {len(dead)} dead letters"
     assert not set(completed) & set(dead), "completed and dead"
     queue.gc()
     assert queue.status() == status, "upkeep changed the counts"
     assert counted(queue) == status.completed, f"the counters hold {counted(queue)}, not {status.completed}"
+    uncounted = len(completed) - status.completed
+    if uncounted:
+        assert uncounted == mistaken(queue) == 1, f"{status}, but the history has {len(completed)} completed tasks"
     over = leftovers(queue)
     staged = [path for path in over if path.startswith("staging/")]
     assert len(staged) <= staged_leftovers, staged
