@@ -559,6 +559,7 @@ def test_a_garbage_record_in_a_log(queue: Queue, record: bytes, place: str) -> N
     other = Queue(queue.path)
     assert other.status().inserted == 6
     other.release_all()
+    other.gc()  # what a damaged log says of the file's name may be wrong, too: upkeep puts it right
     assert sorted(drain(other)) == list(range(6))
     status = other.status()
     assert (status.completed, status.dead) == (6, 0)
@@ -575,7 +576,7 @@ def test_a_record_of_the_farewell_that_lies(queue: Queue) -> None:
         file.write(b'{"op":"gone","at":1}\n')
     queue.close()
     other = Queue(queue.path)
-    found = set(drain(other))
+    found = set(drain(other, patience_s=0.2))
     if found != {0, 1, 2}:  # the name may tell of the time when the lease would have ended
         assert other.status().inserted == 3
     with pytest.raises(LeaseLost):

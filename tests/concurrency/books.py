@@ -4,12 +4,13 @@ left over.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fsqueue import FsqueueError, Queue, counters, history
+from fsqueue import FsqueueError, Queue, counters
 
 
 class Diary:
@@ -59,12 +60,20 @@ def mistaken(queue: Queue) -> int:
     base = queue.path / str(queue.generation)
     contents = {path.name: path.read_bytes() for path in (base / "completions").glob("??")}
     claimed = 0
-    for batch, records in history.batches(queue.store):
+    finished = {}
+    for path in (base / "history").glob("*/*.jsonl"):
+        for line in path.read_bytes().splitlines():
+            try:
+                found = json.loads(line)
+            except ValueError:
+                continue  # torn
+            finished[found["batch"]] = found["records"]
+    for batch, records in finished.items():
         for record in records:
             if record["op"] == "count":
                 end = record["offset"] + record["count"]
-                found = contents.get(record["file"], b"")[record["offset"] : end]
-                claimed += counters.common_prefix(found, counters.mark(batch, record["count"]))
+                there = contents.get(record["file"], b"")[record["offset"] : end]
+                claimed += counters.common_prefix(there, counters.mark(batch, record["count"]))
     return claimed - sum(map(len, contents.values()))
 
 

@@ -9,9 +9,9 @@ import os
 from pathlib import Path
 
 from tests.concurrency.rounds import play_side_by_side
-from tests.conftest import BATCH_TASKS_MAX
+from tests.support import BATCH_TASKS_MAX
 
-ROUNDS = int(os.environ.get("FSQUEUE_TEST_ROUNDS", "200"))
+ROUNDS = int(os.environ.get("FSQUEUE_TEST_ROUNDS", "200" if BATCH_TASKS_MAX > 1 else "100"))
 SEED = int(os.environ.get("FSQUEUE_TEST_SEED", "1"))
 
 
