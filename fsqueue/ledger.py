@@ -59,11 +59,10 @@ class Ledger(States):
         try:
             applied = handler(self, record, at, offset)
         except (KeyError, TypeError, ValueError):
-            return  # a field is missing or of the wrong kind: checked before anything was changed
-        if not applied:
-            return
-        self.at = at
-        for field in ("from", "name"):
+            applied = False  # a field is missing or of the wrong kind: checked before anything was changed
+        if applied:
+            self.at = at
+        for field in ("from", "name"):  # also of a record that does not apply: its author may have renamed all the same
             name = record.get(field)
             if type(name) is str and names.parse_task_file(name) is not None:
                 self.mention(name)

@@ -100,7 +100,8 @@ class Log:
         folded = self.ledger.fold(data, self.end)
         self.end += folded
         if self.ledger.names[-1:] != named:  # somebody renamed the task file
-            self.name = parse_task_file(self.ledger.names[-1])
+            name = parse_task_file(self.ledger.names[-1])
+            self.name = name if name is not None and name.batch == self.batch else None
         self.torn = len(data) - folded
 
     def next_offset(self) -> int:

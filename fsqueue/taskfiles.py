@@ -27,7 +27,7 @@ def candidates(store: Store, log: Log) -> Iterator[TaskFileName]:
         yield log.name
     for text in reversed(log.ledger.names):
         name = names.parse_task_file(text)
-        if name is not None and text not in seen:
+        if name is not None and name.batch == log.batch and text not in seen:  # never another batch's file
             seen.add(text)
             yield name
     for _ in range(2):  # a listing can miss a name: only two of them prove absence

@@ -527,7 +527,6 @@ def test_something_else_under_one_of_our_names(
     [
         b'{"op":"open","at":1,"count":999999999}',
         b'{"op":"lease","at":99999999999999,"lease":"x","tasks":[[0,1]],"until":99999999999999}',
-        b'{"op":"lease","at":9999999999999,"lease":"x","tasks":[[0,1]],"until":99999999999999,"worker":"me"}',
         b'{"op":"lease","at":1e3,"lease":"x","tasks":[[0,1]],"until":5}',
         b'{"op":"complete","at":1,"lease":null,"tasks":[[0,1]]}',
         b'{"op":"complete","at":1,"lease":"x","tasks":[[0,999999999999]]}',
@@ -657,3 +656,18 @@ def test_random_damage_while_others_work(queue_factory: QueueFactory, seed: int)
     names = {str(uuid.uuid4()) for _ in range(10)}
     fresh.insert_many(sorted(names))
     assert names <= {str(payload) for payload in drain(fresh)}
+
+
+def test_a_log_that_names_the_file_of_another_batch(queue: Queue) -> None:
+    """Finishing removes the batch's own task file, whatever a garbage record says."""
+    queue.insert("mine")
+    [task] = queue.lease()
+    queue.insert("other")
+    [other] = [path for path in (queue.path / "1" / "queue").rglob("*.jsonl") if task.id[:32] not in path.name]
+    [log] = [path for path in (queue.path / "1" / "movements").rglob("*.jsonl") if task.id[:32] in path.name]
+    with log.open("ab") as file:
+        file.write(b'{"op":"move","at":1,"from":"%s","name":"%s"}\n' % ((other.name.encode(),) * 2))
+    task.complete()
+    assert other.exists()
+    assert [found.payload for found in queue.lease(9)] == ["other"]
+    assert not [path for path in (queue.path / "1" / "queue").rglob("*.jsonl") if task.id[:32] in path.name]

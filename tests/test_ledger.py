@@ -402,7 +402,7 @@ def test_the_names_of_the_file_come_in_the_order_of_their_last_mention() -> None
     assert tape.ledger.names == [LATER, NAME]
     tape.put("move", 130, **{"from": "../../etc/passwd", "name": 7})
     tape.end("complete", 140, "nobody", 0, **{"from": NAME, "name": LATER})
-    assert tape.ledger.names == [LATER, NAME], "neither what is no name nor what a void record says"
+    assert tape.ledger.names == [NAME, LATER], "not what is no name; but what a record says that does not apply"
 
 
 def test_an_update_acts_from_its_commit_on() -> None:
