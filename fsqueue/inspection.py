@@ -85,7 +85,7 @@ def status(store: Store, exact: bool = True) -> Status:
             return seen.sum_up(store)
         before = seen
     with ExitStack() as holding:  # batches finish faster than they can be looked at: keep them from being counted
-        for number in sorted(counters.sizes(store)):
+        for number in counters.NUMBERS:
             try:
                 holding.enter_context(store.locked(store.layout.counter(number), HOLD_S))
             except (OSError, LockTimeout):
