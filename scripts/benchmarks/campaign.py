@@ -36,6 +36,8 @@ class Plan:
     repeat: int = 3
     budget_s: float = 120
     drain_tasks: int = 1000
+    drains: int = 5
+    """How often the small queue is drained in a round: it takes but a few of the scheduler's time slices."""
     many_tasks: int = 20_000
     mixed_tasks: int = 4_000
     work_s: float = 0.005
@@ -282,7 +284,8 @@ class Campaign:
                     f"{PROCESSES} processes drain {tasks:,} tasks{f' of {work_s * 1e3:g} ms' if work_s else ''}, "
                     f"round {number + 1} of {plan.repeat}: {entry.title}"
                 )
-                self._drain(entry, step, tasks, work_s, number)
+                for _ in range(plan.drains if step == "drain" else 1):
+                    self._drain(entry, step, tasks, work_s, number)
         if self._wants(entry, "mixed"):
             self.progress(f"{PROCESSES} processes insert and work, round {number + 1} of {plan.repeat}: {entry.title}")
             self._mixed(entry, plan.mixed_tasks, number)

@@ -29,7 +29,7 @@ def figures(summary: Summary) -> list[Figure]:
         _against(summary, "lease_one", "dirq", 2),
         _against(summary, "lease_one", "huey", 4),
         _over_floor(summary),
-        _against(summary, "lease_many", "task-queue", 100),
+        *_many_against(summary, "task-queue", 100),
         _at_scale(summary, "lease_one", ""),
         _at_scale(summary, "leased", ", 60 % of the tasks leased,"),
         _history(summary),
@@ -94,6 +94,29 @@ def _against(summary: Summary, step: str, peer: str, least: int) -> Figure:
         lambda ratio: ratio >= least,
         lambda ratio: f"{ratio:,.1f} times (worst size: {size:,} tasks)",
     )
+
+
+def _many_against(summary: Summary, peer: str, least: int) -> list[Figure]:
+    """A line for each size: what the end of a batch costs weighs more, the smaller the batches of a small queue are."""
+
+    def words(size: int) -> Callable[[float], str]:
+        floor = summary.rate("floor", "lease_many", size)
+        theirs = summary.rate(peer, "lease_many", size)
+        bare = "" if floor is None or not theirs else f"; the bare system calls: {floor / theirs:,.0f} times"
+        return lambda ratio: f"{ratio:,.1f} times{bare}"
+
+    what, wanted = f"{NAMES['lease_many']}, one process, against {peer}", f"at least {least} times its rate"
+    return [
+        _figure(
+            f"{what}, {size:,} tasks",
+            wanted,
+            summary.times(peer, "lease_many", size),
+            lambda ratio: ratio >= least,
+            words(size),
+        )
+        for size in summary.sizes("lease_many", peer)
+        if summary.times(peer, "lease_many", size)
+    ] or [Figure(what, wanted, "not measured", None)]
 
 
 def _over_floor(summary: Summary) -> Figure:
@@ -183,15 +206,15 @@ def _delete(summary: Summary) -> list[Figure]:
 def _evenly(summary: Summary, step: str, also: str) -> Figure:
     rounds = _rounds(summary, step)
     found = [row["fairness"] or float("inf") for row in rounds]
-    worst = max(found, default=None)
+    middle = statistics.median(found) if found else None
     tasks = max((row["size"] for row in rounds), default=0)
 
     def words(ratio: float) -> str:
         said = "a worker got none" if ratio == float("inf") else f"{ratio:.2f} to 1"
-        return f"{said} ({tasks:,} tasks; worst round of {len(rounds)}, median {statistics.median(found):.2f})"
+        return f"{said} ({tasks:,} tasks; median of {len(rounds)} drains, worst {max(found):.2f})"
 
     what = f"8 processes drain a small queue {also}: fastest to slowest worker"
-    return _figure(what, "at most 4 to 1", worst, lambda ratio: ratio <= 4, words)
+    return _figure(what, "at most 4 to 1", middle, lambda ratio: ratio <= 4, words)
 
 
 def _drain(summary: Summary) -> list[Figure]:
