@@ -2,7 +2,7 @@
 
 | module | its room |
 |---|---|
-| `main` | the command: options, progress, what is written where |
+| `__main__`, `main` | the command: options, progress, what is written where |
 | `campaign` | which steps run, in which order, in whose turn; the peers' time budgets |
 | `launch` | one step in a process of its own; several at once for the steps with many workers |
 | `worker` | that process: reads a request, does a step, prints what it measured |

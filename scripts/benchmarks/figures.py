@@ -25,11 +25,11 @@ def figures(summary: Summary) -> list[Figure]:
     """All of them, in order. Where several sizes or rounds were measured, `measured` says which one counts."""
     return [
         *_insert(summary),
-        _against(summary, "lease_one", "task-queue", 30),
+        *_by_size(summary, "lease_one", "task-queue", 30),
         _against(summary, "lease_one", "dirq", 2),
         _against(summary, "lease_one", "huey", 4),
         _over_floor(summary),
-        *_many_against(summary, "task-queue", 100),
+        *_by_size(summary, "lease_many", "task-queue", 100),
         _at_scale(summary, "lease_one", ""),
         _at_scale(summary, "leased", ", 60 % of the tasks leased,"),
         _history(summary),
@@ -96,26 +96,26 @@ def _against(summary: Summary, step: str, peer: str, least: int) -> Figure:
     )
 
 
-def _many_against(summary: Summary, peer: str, least: int) -> list[Figure]:
+def _by_size(summary: Summary, step: str, peer: str, least: int) -> list[Figure]:
     """A line for each size: what the end of a batch costs weighs more, the smaller the batches of a small queue are."""
 
     def words(size: int) -> Callable[[float], str]:
-        floor = summary.rate("floor", "lease_many", size)
-        theirs = summary.rate(peer, "lease_many", size)
+        floor = summary.rate("floor", step, size)
+        theirs = summary.rate(peer, step, size)
         bare = "" if floor is None or not theirs else f"; the bare system calls: {floor / theirs:,.0f} times"
         return lambda ratio: f"{ratio:,.1f} times{bare}"
 
-    what, wanted = f"{NAMES['lease_many']}, one process, against {peer}", f"at least {least} times its rate"
+    what, wanted = f"{NAMES[step]}, one process, against {peer}", f"at least {least} times its rate"
     return [
         _figure(
             f"{what}, {size:,} tasks",
             wanted,
-            summary.times(peer, "lease_many", size),
+            summary.times(peer, step, size),
             lambda ratio: ratio >= least,
             words(size),
         )
-        for size in summary.sizes("lease_many", peer)
-        if summary.times(peer, "lease_many", size)
+        for size in summary.sizes(step, peer)
+        if summary.times(peer, step, size)
     ] or [Figure(what, wanted, "not measured", None)]
 
 

@@ -59,7 +59,8 @@ def test_figures_are_judged_by_what_was_measured() -> None:
         row("floor", "lease_one", 1_000_000, 10),
     ]
     found = {figure.what: figure for figure in figures(Summary(rows))}
-    assert found["lease 1 + complete, one process, against task-queue"].reached is True
+    assert found["lease 1 + complete, one process, against task-queue, 10,000 tasks"].reached is True
+    assert found["lease 100 + complete, one process, against task-queue"].reached is None
     assert found["lease 1 + complete, one process, against dirq"].reached is False  # 1.5 times, not 2
     assert found["lease 1 + complete, one process, against huey"].reached is None
     floor = found["lease 1 + complete, against the bare system calls"]

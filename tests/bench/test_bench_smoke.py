@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-BENCH = Path(__file__).resolve().parents[2] / "scripts" / "bench"
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+BENCH = SCRIPTS / "benchmarks"
 
 pytestmark = pytest.mark.once
 
@@ -86,3 +87,9 @@ def test_what_it_cannot_do_it_says(arguments: tuple[str, ...], message: str) -> 
     assert done.returncode != 0
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_command_runs_it_in_an_environment_of_its_own() -> None:
+    done = subprocess.run([SCRIPTS / "bench", "--help"], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "--budget" in done.stdout
