@@ -81,7 +81,10 @@ class Store:
         try:
             content = self.fs.read(settings_file(self.path))
         except FileNotFoundError:
-            if any(not name.startswith(".new-") for name in self.fs.names(self.path)):
+            # Of a queue that was open, what is left is what its reaper has not removed yet, under a name that an NFS
+            # client remembers.
+            opened = hasattr(self, "fate")
+            if not opened and any(not name.startswith(".new-") for name in self.fs.names(self.path)):
                 raise NotAQueue(f"{self.path} is a directory without a queue in it. Check the path.") from None
             raise QueueNotFound(
                 f"There is no queue at {self.path}. Check the path, or create it: fsqueue create {self.path}"

@@ -264,6 +264,17 @@ def test_others_notice_a_deletion(q: Queue, clock: ManualClock) -> None:
     assert not q.path.exists()
 
 
+def test_what_a_reaper_has_left_of_a_deleted_queue_is_no_queue(q: Queue, clock: ManualClock) -> None:
+    # An NFS client may look into the directory under its old name until the last of it is removed.
+    other = Queue(q.path, clock=clock)
+    q.delete(wait=True)
+    (q.path / "1").mkdir(parents=True)
+    clock.advance(1.1)
+    for verb in (other.lease, other.status, lambda: other.insert("x")):
+        with pytest.raises(QueueNotFound):
+            verb()
+
+
 def test_an_insert_that_a_deletion_overtakes_is_an_error(queue: Queue, clock: ManualClock) -> None:
     fs = Filesystem(str(queue.path), shared=False)
     rename, deleted = fs.rename, []

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
+import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -50,6 +53,40 @@ def test_a_stale_handle_means_gone_after_a_second_look(fs: Filesystem, monkeypat
     stale[0] = 2
     with pytest.raises(FileNotFoundError):
         fs.look(f"{fs.root}/file")
+
+
+def test_a_file_that_is_delegated_to_an_nfs_client_is_called_back(fs: Filesystem) -> None:
+    # What a file server has on its own disk for a client's delegation is a lease, in the sense of fcntl.
+    path = f"{fs.root}/file"
+    fs.close(fs.create(path))
+    holder = fs.look(path)
+    called = threading.Event()
+
+    def give_back(*_: object) -> None:
+        called.set()
+        fcntl.fcntl(holder, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+
+    before = signal.signal(signal.SIGIO, give_back)
+    try:
+        fcntl.fcntl(holder, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        # The holder has to be free to answer, so another thread opens it.
+        opened: list[int] = []
+        opener = threading.Thread(target=lambda: opened.append(fs.look(path, os.O_RDWR)))
+        opener.start()
+        opener.join(30)
+        assert called.is_set()
+        fs.close(opened[0])
+    finally:
+        signal.signal(signal.SIGIO, before)
+        fs.close(holder)
+
+
+def test_a_pipe_in_the_way_stops_nobody(fs: Filesystem) -> None:
+    os.mkfifo(f"{fs.root}/pipe")
+    with pytest.raises(OSError) as caught:
+        fs.look(f"{fs.root}/pipe", os.O_WRONLY)
+    assert caught.value.errno == errno.ENXIO
+    fs.close(fs.look(f"{fs.root}/pipe"))
 
 
 def test_descriptors_are_not_inherited_by_programs(fs: Filesystem) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -29,6 +30,17 @@ SMALL_READ_BYTES, READ_BYTES = 1 << 16, 1 << 20
 """Most files are small, and a large buffer is not for free; only what goes on is read in large pieces."""
 LOOK_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 """Links are not followed, and a pipe that somebody planted does not stop anybody."""
+
+
+def open_at(directory: int, name: str, flags: int) -> int:
+    """Open a name in a directory; neither links nor pipes lead astray."""
+    try:
+        return os.open(name, flags | LOOK_FLAGS, FILE_MODE, dir_fd=directory)
+    except BlockingIOError:
+        # On the file server's own disk, a delegation of the file to an NFS client has to be called back first.
+        if not stat.S_ISREG(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode):
+            raise
+        return os.open(name, (flags | LOOK_FLAGS) & ~os.O_NONBLOCK, FILE_MODE, dir_fd=directory)
 
 
 class Filesystem:
@@ -68,7 +80,7 @@ class Filesystem:
             try:
                 within = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                 try:
-                    return os.open(name, flags | LOOK_FLAGS, FILE_MODE, dir_fd=within)
+                    return open_at(within, name, flags)
                 finally:
                     os.close(within)
             except OSError as error:
