@@ -37,6 +37,7 @@ COMMANDS = {
     "purge": ("queues", "Drop all tasks, keep the settings."),
     "delete": ("queues", "Delete a queue."),
     "gc": ("queues", "Clean up: leftovers, old history, trash."),
+    "doctor": ("doctor", "Is this mount fit for a queue? And what to ask for if not."),
     "bench": ("bench", "Measure what a queue does on your filesystem."),
     "completion": ("completion", "Print a shell completion script."),
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -10,7 +9,7 @@ from contextlib import AbstractContextManager
 from fsqueue import inspection, jsonl, layout, transitions, upkeep
 from fsqueue.clock import Clock, Entropy
 from fsqueue.errors import FULL, LockTimeout, NotAQueue, QueueExists, UnsafeFilesystem
-from fsqueue.filesystem import Filesystem, mount_of
+from fsqueue.filesystem import Filesystem, Mount, mount_of
 from fsqueue.layout import Settings
 from fsqueue.ledger import LEASED, Ledger
 from fsqueue.store import Store
@@ -22,16 +21,18 @@ def create(path: str, settings: Settings, *, exist_ok: bool, allow_unsafe: bool)
     A crash before the link leaves an empty directory, or one with a leftover that starts with
     `.new-`; creating again goes on from there. A deleted queue that is still in place is moved away.
     """
-    fs = Filesystem(path, shared=mount_of(path).shared)
+    mount = mount_of(path)
+    fs = Filesystem(path, shared=mount.shared)
     clock, entropy = Clock(), Entropy()
     try:
+        is_new = not fs.exists(path)
         fs.make_root()
     except (FileExistsError, NotADirectoryError):
         raise NotAQueue(f"{path} is a file, or lies below one. Choose another path; nothing was changed.") from None
     if "queue.jsonl" in fs.names(path) and layout.read_fate(fs.read(layout.settings_file(path)), path).closed:
         move_away(fs, path, entropy)
         fs.make_root()
-    present = [name for name in fs.names(path) if not name.startswith(".new-")]
+    present = [name for name in fs.names(path) if not layout.is_passing(name)]
     if "queue.jsonl" in present:
         if exist_ok:
             return
@@ -43,7 +44,12 @@ def create(path: str, settings: Settings, *, exist_ok: bool, allow_unsafe: bool)
             f"{path} is not empty ({present[0]!r} is in it) and holds no queue. Choose a new path; nothing was changed."
         )
     if not allow_unsafe:
-        check_locks(fs, f"{path}/.new-{entropy.hex16()}")
+        try:
+            check(fs, mount, path, clock, entropy)
+        except UnsafeFilesystem:
+            if is_new:
+                fs.remove_directory(path)
+            raise
     fresh = f"{path}/.new-{entropy.hex16()}"
     fd = fs.create(fresh)
     try:
@@ -62,23 +68,19 @@ def create(path: str, settings: Settings, *, exist_ok: bool, allow_unsafe: bool)
     fs.sync_directory(path.rpartition("/")[0] or "/")
 
 
-def check_locks(fs: Filesystem, probe: str) -> None:
-    """Refuse a filesystem without file locks, or on which two open files of one process do not exclude each other."""
-    first = fs.create(probe)
-    try:
-        second = fs.look(probe, os.O_RDWR)
-        try:
-            excluded = fs.try_lock(first) and not fs.try_lock(second)
-        finally:
-            fs.close(second)
-    finally:
-        fs.close(first)
-        fs.unlink(probe)
-    if not excluded:
-        mount = mount_of(probe)
+def check(fs: Filesystem, mount: Mount, directory: str, clock: Clock, entropy: Entropy) -> None:
+    """Refuse a mount that is known to be unfit, or on which one of the quick probes fails."""
+    from fsqueue import mountadvice, probes, verdicts
+
+    findings = [mountadvice.about(mount)]
+    if findings[0].verdict != verdicts.UNFIT:
+        findings += probes.quick(probes.Bench(fs, f"{directory}/.new-", clock, entropy))
+    unfit = [finding for finding in findings if finding.verdict == verdicts.UNFIT]
+    if unfit:
+        what = " ".join(f"{finding.probe.capitalize()}: {finding.seen} {finding.advice}" for finding in unfit)
         raise UnsafeFilesystem(
-            f"Locks do not exclude on {mount.point} ({mount.kind}): two openings of one file could both lock it. "
-            "Use another filesystem, or ask for the mount option that makes file locks work (Lustre: flock)."
+            f"{mount.point} ({mount.kind}) cannot keep a queue's promises. {what} No queue was created; "
+            f"'fsqueue doctor {directory}' tells more. To create it all the same: allow_unsafe=True, --allow-unsafe."
         )
 
 

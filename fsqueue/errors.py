@@ -130,7 +130,8 @@ class UnsafeFilesystem(FsqueueError):
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 """What the system says when there is no room."""
-_NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}
+NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+"""What it says where there are no file locks."""
 
 
 def from_os_error(error: OSError, doing: str) -> FsqueueError:
@@ -147,7 +148,7 @@ def from_os_error(error: OSError, doing: str) -> FsqueueError:
         return StorageError(
             f"Permission denied while {doing}: {what}. Ask the queue's owner for read and write access."
         )
-    if error.errno in _NO_LOCKS:
+    if error.errno in NO_LOCKS:
         return UnsafeFilesystem(
             f"The filesystem has no file locks: {what}, while {doing}. "
             "On Lustre ask for the mount option 'flock', on NFS for a running lock service."

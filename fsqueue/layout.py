@@ -19,6 +19,9 @@ BATCH_BYTES_MAX = 1 << 20
 COUNTERS = 16
 """Into how many files the completion counter is spread."""
 
+DOCTOR = ".fsqueue-doctor"
+"""Where the doctor works, in the directory that it examines."""
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -185,6 +188,11 @@ class Layout:
     def history_days(self) -> str:
         """The directory of the days."""
         return f"{self.base}/history"
+
+
+def is_passing(name: str) -> bool:
+    """Whether a name in a directory without a queue comes from making one, or from a doctor: it is in nobody's way."""
+    return name.startswith(".new-") or name == DOCTOR
 
 
 def settings_file(queue: str) -> str:

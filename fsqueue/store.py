@@ -17,7 +17,7 @@ from fsqueue import jsonl
 from fsqueue.clock import Clock, Entropy
 from fsqueue.errors import FsqueueError, LockTimeout, NotAQueue, QueueNotFound, from_os_error
 from fsqueue.filesystem import Filesystem, mount_of
-from fsqueue.layout import Fate, Layout, read_fate, settings_file
+from fsqueue.layout import Fate, Layout, is_passing, read_fate, settings_file
 from fsqueue.logs import Log
 
 FRESH_S = 1.0
@@ -84,7 +84,7 @@ class Store:
             # Of a queue that was open, what is left is what its reaper has not removed yet, under a name that an NFS
             # client remembers.
             opened = hasattr(self, "fate")
-            if not opened and any(not name.startswith(".new-") for name in self.fs.names(self.path)):
+            if not opened and not all(map(is_passing, self.fs.names(self.path))):
                 raise NotAQueue(f"{self.path} is a directory without a queue in it. Check the path.") from None
             raise QueueNotFound(
                 f"There is no queue at {self.path}. Check the path, or create it: fsqueue create {self.path}"

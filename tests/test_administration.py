@@ -22,7 +22,7 @@ from fsqueue import (
     administration,
     layout,
 )
-from fsqueue.clock import Entropy, ManualClock
+from fsqueue.clock import ManualClock
 from fsqueue.filesystem import Filesystem
 from tests.support import QueueFactory, drain, files_below, leftovers, log_files
 
@@ -133,7 +133,11 @@ def test_a_mount_whose_locks_do_not_exclude_is_refused(tmp_path: Path, monkeypat
     monkeypatch.setattr(administration, "Filesystem", NoLocks)
     with pytest.raises(UnsafeFilesystem, match="flock"):
         Queue.create(tmp_path / "q")
-    assert files_below(tmp_path) == []
+    assert os.listdir(tmp_path) == []
+    (tmp_path / "q").mkdir()
+    with pytest.raises(UnsafeFilesystem, match="allow_unsafe"):
+        Queue.create(tmp_path / "q")
+    assert os.listdir(tmp_path / "q") == []
     Queue.create(tmp_path / "q", allow_unsafe=True)
 
 
@@ -393,8 +397,3 @@ def test_a_batch_that_stays_locked_is_named_and_the_others_are_released(
     assert q.status().leased == 1
     stopped.store.fs.close(fd)
     assert other.release_all() == 1
-
-
-def test_a_check_of_locks_leaves_nothing(tmp_path: Path) -> None:
-    administration.check_locks(Filesystem(str(tmp_path), shared=False), f"{tmp_path}/{Entropy().hex16()}")
-    assert os.listdir(tmp_path) == []

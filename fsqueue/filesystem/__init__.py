@@ -5,6 +5,6 @@ failing, lying or crashing one in its place. Nothing here knows what a queue is.
 """
 
 from fsqueue.filesystem.door import NOT_FILES, Filesystem
-from fsqueue.filesystem.mounts import Mount, mount_of
+from fsqueue.filesystem.mounts import Mount, beegfs_setting, mount_of
 
-__all__ = ["NOT_FILES", "Filesystem", "Mount", "mount_of"]
+__all__ = ["NOT_FILES", "Filesystem", "Mount", "beegfs_setting", "mount_of"]

@@ -60,6 +60,7 @@ class Filesystem:
         locks = ProcessLocks() if process_locks else DescriptionLocks()
         self.try_lock: Callable[[int], bool] = locks.try_lock
         self.unlock: Callable[[int], None] = locks.unlock
+        self.is_locked: Callable[[int], bool] = locks.is_locked
         self.close: Callable[[int], None] = locks.close
         self.pread: Callable[[int, int, int], bytes] = os.pread
         self.write: Callable[[int, bytes], int] = os.write
@@ -242,6 +243,18 @@ class Filesystem:
             self.fsync(fd)
         finally:
             os.close(fd)
+
+    def remove_directory(self, path: str) -> bool:
+        """Remove an empty directory; False if it is not empty, not there or not ours to remove."""
+        try:
+            os.rmdir(path)
+            return True
+        except OSError:
+            return False
+
+    def space(self, path: str) -> os.statvfs_result:
+        """How much room there is on the filesystem of `path`, in blocks and inodes (statvfs(3))."""
+        return os.statvfs(path)
 
     def remove_tree(self, path: str) -> int:
         """Remove a directory and all below it, in one pass and bounded memory; the number of names removed."""

@@ -24,11 +24,16 @@ def _flock(kind: int) -> bytes:
 _EXCLUSIVE, _FREE = _flock(fcntl.F_WRLCK), _flock(fcntl.F_UNLCK)
 
 
+def _is_taken(answer: bytes) -> bool:
+    """Whether what F_GETLK answered is somebody's lock."""
+    return int(struct.unpack_from("h", answer)[0]) != fcntl.F_UNLCK
+
+
 class DescriptionLocks:
     """Locks that belong to the open file description."""
 
     def __init__(self) -> None:
-        self._fcntl, self._set = fcntl.fcntl, fcntl.F_OFD_SETLK
+        self._fcntl, self._set, self._get = fcntl.fcntl, fcntl.F_OFD_SETLK, fcntl.F_OFD_GETLK
 
     def try_lock(self, fd: int) -> bool:
         """Lock the whole file exclusively, without waiting. False: another has it."""
@@ -43,6 +48,10 @@ class DescriptionLocks:
     def unlock(self, fd: int) -> None:
         """Give the lock back (harmless without one)."""
         self._fcntl(fd, self._set, _FREE)
+
+    def is_locked(self, fd: int) -> bool:
+        """Whether another has a lock on the file. Asks without locking, so that it is in nobody's way."""
+        return _is_taken(self._fcntl(fd, self._get, _EXCLUSIVE))
 
     def close(self, fd: int) -> None:
         """Close the descriptor; its lock goes with it."""
@@ -100,6 +109,13 @@ class ProcessLocks:
             if self._owners.get(file) == fd:
                 fcntl.lockf(fd, fcntl.LOCK_UN)
                 self._release(file)
+
+    def is_locked(self, fd: int) -> bool:
+        """Whether another thread or process has a lock on the file. Asks without locking."""
+        with self._enter():
+            if self._owners.get(self._file(fd), fd) != fd:
+                return True
+            return _is_taken(fcntl.fcntl(fd, fcntl.F_GETLK, _EXCLUSIVE))
 
     def close(self, fd: int) -> None:
         """Close the descriptor, at once or when the lock that another of the same file has is given back."""

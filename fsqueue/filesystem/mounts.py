@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 LOCAL = frozenset(
@@ -31,19 +32,31 @@ LOCAL = frozenset(
 )
 """Filesystems of this host alone. What is not listed counts as shared: it is synced more, never less."""
 
+BEEGFS = "/proc/fs/beegfs"
+"""Where BeeGFS clients show their settings."""
+
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """A mounted filesystem: its type ("ext4", "nfs4"), where it is mounted, and its options."""
+    """A mounted filesystem: its type ("ext4", "nfs4"), where it is mounted, its options, and what is mounted there."""
 
     kind: str
     point: str
     options: str
+    source: str = ""
 
     @property
     def shared(self) -> bool:
         """Whether other hosts may have it mounted, too."""
         return self.kind not in LOCAL
+
+    def option(self, name: str) -> str | None:
+        """The value of the option `name`: "" if it stands there without one, None if it does not stand there."""
+        for option in self.options.split(","):
+            key, _, value = option.partition("=")
+            if key == name:
+                return value
+        return None
 
 
 _ESCAPED = re.compile(r"\\([0-7]{3})")
@@ -52,17 +65,47 @@ _ESCAPED = re.compile(r"\\([0-7]{3})")
 
 def mount_of(path: str) -> Mount:
     """The mount that holds `path`, which need not exist. Linux; elsewhere the type is "unknown"."""
-    real = os.path.realpath(path)
-    best = Mount("unknown", "/", "")
     try:
         with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
-            for line in lines:
-                left, _, right = line.partition(" - ")
-                fields, tail = left.split(), right.split()
-                point = _ESCAPED.sub(lambda octal: chr(int(octal[1], 8)), fields[4])
-                inside = real == point or real.startswith(point.rstrip("/") + "/")
-                if inside and len(point) >= len(best.point):
-                    best = Mount(tail[0], point, ",".join([fields[5], *tail[2:3]]))
-    except (OSError, IndexError):
-        pass
+            return mount_among(lines, os.path.realpath(path))
+    except OSError:
+        return mount_among((), path)
+
+
+def mount_among(lines: Iterable[str], real: str) -> Mount:
+    """The mount, among the lines of a mountinfo (proc(5)), that holds the resolved path `real`."""
+    best = Mount("unknown", "/", "")
+    for line in lines:
+        left, _, right = line.partition(" - ")
+        fields, tail = left.split(), right.split()
+        if len(fields) < 6 or len(tail) < 2:
+            continue
+        point = _plain(fields[4])
+        inside = real == point or real.startswith(point.rstrip("/") + "/")
+        if inside and len(point) >= len(best.point):
+            best = Mount(
+                tail[0], point, ",".join(dict.fromkeys(",".join([fields[5], *tail[2:3]]).split(","))), _plain(tail[1])
+            )
     return best
+
+
+def _plain(text: str) -> str:
+    return _ESCAPED.sub(lambda octal: chr(int(octal[1], 8)), text)
+
+
+def beegfs_setting(name: str) -> str | None:
+    """What the BeeGFS client of this host says of a setting (None: it says nothing)."""
+    try:
+        clients = os.listdir(BEEGFS)
+    except OSError:
+        return None
+    for client in clients:
+        try:
+            with open(f"{BEEGFS}/{client}/config", encoding="utf-8", errors="replace") as lines:
+                for line in lines:
+                    key, _, value = line.partition("=")
+                    if key.strip() == name:
+                        return value.strip()
+        except OSError:
+            continue
+    return None

@@ -1,0 +1,317 @@
+"""Contests: several parties do the same to the same files, and what they did shows whether anything broke.
+
+A party is a thread, a process or a host; the contests are the same. What a party reports is plain data, so that it can
+travel as JSON; `judge_...` looks at the reports of all of them, and at what is left on disk.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from fsqueue.clock import Clock, Entropy
+from fsqueue.filesystem import Filesystem
+from fsqueue.probes import ASK_ANOTHER, ASK_LOCKS
+from fsqueue.verdicts import OK, UNFIT, UNTRIED, WARNING, Finding
+
+HOLD_S = 0.001
+"""How long a lock is held on purpose, so that holds would overlap."""
+LOCK_WAIT_S = 20.0
+"""How long to wait for a lock that others have for moments."""
+PROCESSES, ROUNDS, NAMES = 3, 40, 60
+"""How many processes of one host contend, how often each locks, and for how many names they race."""
+PATIENCE_S = 60.0
+"""How long processes of this host may take."""
+
+
+@dataclass(slots=True)
+class Party:
+    """Who takes part: its name, its filesystem, the directory of the contest."""
+
+    name: str
+    fs: Filesystem
+    directory: str
+    clock: Clock = field(default_factory=Clock)
+    entropy: Entropy = field(default_factory=Entropy)
+
+    def path(self, name: str) -> str:
+        """A file of the contest."""
+        return f"{self.directory}/{name}"
+
+
+@dataclass(slots=True)
+class Took:
+    """What a party reports of locking and appending: its holds (from, to, in milliseconds of its own clock)."""
+
+    name: str
+    rounds: int = 0
+    holds: list[tuple[float, float]] = field(default_factory=list)
+    timeouts: int = 0
+    error: str = ""
+
+
+# -- locks and locked appends ---------------------------------------------------------------------------
+
+
+def take_turns(party: Party, rounds: int, until_s: float | None = None) -> Took:
+    """Lock one file, append `NAME ROUND in` to another, hold, append `NAME ROUND out`, unlock; again and again.
+
+    Where locks exclude, each `in` is followed by its own `out`; where appending under them works, no line is missing.
+    """
+    fs, clock, took = party.fs, party.clock, Took(party.name)
+    begin = clock.monotonic()
+    try:
+        lock, ledger = fs.open_append(party.path("lock")), fs.open_append(party.path("ledger"))
+    except OSError as error:
+        took.error = str(error)
+        return took
+    try:
+        while took.rounds < rounds and (until_s is None or clock.monotonic() - begin < until_s):
+            if not fs.lock(lock, clock, party.entropy, LOCK_WAIT_S):
+                took.timeouts += 1
+                break
+            started = clock.local_ms()
+            _append(fs, ledger, f"{party.name} {took.rounds} in")
+            clock.sleep(HOLD_S)
+            _append(fs, ledger, f"{party.name} {took.rounds} out")
+            took.holds.append((started, clock.local_ms()))
+            took.rounds += 1
+            fs.unlock(lock)
+            clock.sleep(HOLD_S * party.entropy.random())
+    except OSError as error:
+        took.error = error.strerror or str(error)
+    finally:
+        fs.close(lock)
+        fs.close(ledger)
+    return took
+
+
+def _append(fs: Filesystem, fd: int, line: str) -> None:
+    fs.write_all(fd, line.encode() + b"\n")
+    if fs.shared:
+        fs.fsync(fd)
+
+
+def judge_turns(
+    took: Sequence[Took], ledger: bytes, among: str, offsets_ms: Sequence[float] | None = None, error_ms: float = 0.0
+) -> list[Finding]:
+    """Two findings: whether holds overlapped, and whether appended lines are missing.
+
+    `offsets_ms`: what to add to each party's times to compare them, right within `error_ms`; None: they cannot be.
+    """
+    errors = [one.error for one in took if one.error]
+    expected = [f"{one.name} {number} {way}" for one in took for number in range(one.rounds) for way in ("in", "out")]
+    found = ledger.decode("ascii", "replace").split("\n")[:-1]
+    lost = sum((Counter(expected) - Counter(found)).values())
+    broken = _interrupted(found)
+    overlaps = 0 if offsets_ms is None else _overlaps(took, offsets_ms, error_ms)
+    rounds = sum(one.rounds for one in took)
+    timeouts = sum(one.timeouts for one in took)
+    figures = {"rounds": rounds, "overlaps": overlaps, "interrupted": broken, "timeouts": timeouts}
+    name = f"locks between {among}"
+    if errors:
+        first = Finding(name, UNFIT, f"locking and appending failed: {errors[0]}.", ASK_LOCKS, figures)
+    elif overlaps or broken:
+        first = Finding(
+            name,
+            UNFIT,
+            f"locks do not exclude: of {rounds} holds {max(overlaps, broken)} overlapped with another's.",
+            ASK_LOCKS,
+            figures,
+        )
+    elif timeouts or not all(one.rounds for one in took):
+        seen = f"somebody waited in vain for {LOCK_WAIT_S:g} s for a lock that others have for moments."
+        first = Finding(name, WARNING, seen, "Is the file server overloaded? Try again.", figures)
+    else:
+        first = Finding(name, OK, f"{rounds} holds by {len(took)} {among}, none overlapped.", figures=figures)
+    figures = {"lines": len(expected), "lost": lost}
+    name = f"appending between {among}"
+    if lost:
+        seen = f"of {len(expected)} lines appended under a lock, {lost} are missing."
+        return [first, Finding(name, UNFIT, seen, ASK_LOCKS, figures)]
+    return [first, Finding(name, OK, f"{len(expected)} lines appended under a lock, none lost.", figures=figures)]
+
+
+def _interrupted(lines: Sequence[str]) -> int:
+    """How many holds have another's line between their `in` and their `out`."""
+    broken, at = 0, 0
+    while at < len(lines):
+        if lines[at].endswith(" in") and lines[at + 1 : at + 2] == [lines[at][:-2] + "out"]:
+            at += 1
+        elif lines[at].endswith(" in"):
+            broken += 1
+        at += 1
+    return broken
+
+
+def _overlaps(took: Sequence[Took], offsets_ms: Sequence[float], error_ms: float) -> int:
+    """How many holds began before the one before them, of another party, had ended, for certain."""
+    holds = sorted(
+        (start + offset, end + offset, one.name)
+        for one, offset in zip(took, offsets_ms, strict=True)
+        for start, end in one.holds
+    )
+    overlaps, latest, whose = 0, float("-inf"), ""
+    for start, end, name in holds:
+        if name != whose and start + error_ms < latest:
+            overlaps += 1
+        if end > latest:
+            latest, whose = end, name
+    return overlaps
+
+
+# -- races for names ----------------------------------------------------------------------------------------
+
+
+def prepare_races(party: Party, names: int) -> None:
+    """Make the files that parties race to rename."""
+    for number in range(names):
+        party.fs.close(party.fs.create(party.path(f"prize-{number}")))
+
+
+def race(party: Party, names: int) -> dict[str, list[int]]:
+    """Race for names: create them exclusively, link them, rename them away. Which of each kind were won."""
+    fs = party.fs
+    won: dict[str, list[int]] = {"create": [], "link": [], "rename": []}
+    own = party.path(f"own-{party.name}")
+    fs.close(fs.create(own))
+    for number in range(names):
+        try:
+            fs.close(fs.create(party.path(f"created-{number}")))
+            won["create"].append(number)
+        except FileExistsError:
+            pass
+        try:
+            fs.link(own, party.path(f"linked-{number}"))
+            won["link"].append(number)
+        except OSError:
+            pass  # taken; or there are no links, as another probe says
+        if fs.rename(party.path(f"prize-{number}"), party.path(f"renamed-{number}-{party.name}")):
+            won["rename"].append(number)
+    return won
+
+
+def judge_races(won: Sequence[dict[str, list[int]]], names: int, left: Sequence[str], among: str) -> list[Finding]:
+    """A finding for each kind of race: nobody may have won what another won. `left`: the names in the directory."""
+    findings = []
+    for kind, does in (("create", "created"), ("link", "linked"), ("rename", "renamed")):
+        wins = Counter(number for party in won for number in party[kind])
+        double = sum(count > 1 for count in wins.values())
+        if kind == "rename":
+            kept = Counter(name.split("-")[1] for name in left if name.startswith("renamed-"))
+            double = max(double, sum(count > 1 for count in kept.values()))
+        figures = {"names": names, "won": len(wins), "won_twice": double}
+        name = f"{kind} between {among}"
+        if double:
+            seen = f"of {names} names, {double} were {does} by two at once."
+            findings.append(Finding(name, UNFIT, seen, ASK_ANOTHER, figures))
+        elif not wins:
+            findings.append(Finding(name, UNTRIED, "nobody could do it at all.", figures=figures))
+        else:
+            seen = f"{len(won)} {among} raced for {names} names, and each was {does} once."
+            findings.append(Finding(name, OK, seen, figures=figures))
+    return findings
+
+
+# -- on one host ----------------------------------------------------------------------------------------------
+
+
+def among_threads(make: Callable[[], Filesystem], directory: str) -> list[Finding]:
+    """The contests between threads, each with a filesystem from `make`."""
+    parties = [Party(f"t{number}", make(), directory) for number in range(PROCESSES)]
+    prepare_races(parties[0], NAMES)
+    reports: list[dict[str, Any]] = [{} for _ in parties]
+    start = threading.Barrier(len(parties))
+
+    def take_part(number: int) -> None:
+        start.wait()
+        reports[number] = contend(parties[number])
+
+    threads = [threading.Thread(target=take_part, args=(number,), daemon=True) for number in range(len(parties))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    return judge(parties[0], reports, "threads")
+
+
+def contend(party: Party) -> dict[str, Any]:
+    """A party's part in all contests, and its report."""
+    took = take_turns(party, ROUNDS)
+    try:
+        return {"took": asdict(took), "won": race(party, NAMES)}
+    except OSError as error:
+        took.error = took.error or error.strerror or str(error)
+        return {"took": asdict(took), "won": {"create": [], "link": [], "rename": []}}
+
+
+def judge(party: Party, reports: Sequence[dict[str, Any]], among: str) -> list[Finding]:
+    """The findings on contests within this host, whose parties share a clock."""
+    if not all(reports):
+        seen = f"a contest did not end within {PATIENCE_S:g} s."
+        return [Finding(f"locks between {among}", WARNING, seen, "Is the filesystem overloaded? Try again.")]
+    took = [Took(**report["took"]) for report in reports]
+    findings = judge_turns(took, party.fs.read(party.path("ledger")), among, [0.0] * len(took))
+    won = [report["won"] for report in reports]
+    return findings + judge_races(won, NAMES, party.fs.names(party.directory), among)
+
+
+def among_processes(fs: Filesystem, directory: str) -> list[Finding]:
+    """The contests between processes: this interpreter, started anew a few times."""
+    if not sys.executable:
+        return [Finding("locks between processes", UNTRIED, "this program cannot start a Python of its own.")]
+    host = Party("p", fs, directory)
+    prepare_races(host, NAMES)
+    program = f"import sys; sys.path[:] = {sys.path!r}; from fsqueue.contests import main; main()"
+    started: list[subprocess.Popen[str]] = []
+    try:
+        for number in range(PROCESSES):
+            started.append(
+                subprocess.Popen(
+                    [sys.executable, "-c", program, f"p{number}", directory, fs.root, str(int(fs.shared))],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    text=True,
+                )
+            )
+        for process in started:
+            assert process.stdout is not None
+            process.stdout.readline()  # it is ready
+        for process in started:
+            assert process.stdin is not None
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        reports = [_report_of(process) for process in started]
+    except (OSError, ValueError) as error:
+        return [Finding("locks between processes", UNTRIED, f"processes could not be started: {error}.")]
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
+    return judge(host, reports, "processes")
+
+
+def _report_of(process: subprocess.Popen[str]) -> dict[str, Any]:
+    """What a process printed; {} if it did not come to an end in time."""
+    try:
+        report: dict[str, Any] = json.loads(process.communicate(timeout=PATIENCE_S)[0])
+        return report
+    except subprocess.TimeoutExpired:
+        return {}
+
+
+def main() -> None:
+    """One process's part, as `among_processes` starts it: says "ready", waits for a line, contends, reports."""
+    name, directory, root, shared = sys.argv[1:]
+    party = Party(name, Filesystem(root, shared=shared == "1"), directory)
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    sys.stdin.readline()
+    sys.stdout.write(json.dumps(contend(party)))

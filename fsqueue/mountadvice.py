@@ -1,0 +1,248 @@
+"""What is known of a mount from its type and options, and what to ask its administrator for (docs/doctor.md).
+
+Known, not tried: options that keep locks within one host cannot be seen from that host in any other way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fsqueue.filesystem import Mount, beegfs_setting
+from fsqueue.verdicts import OK, UNFIT, WARNING, Finding
+
+Known = tuple[str, str, str]
+"""Verdict, what is so, what to ask for."""
+
+ONE_HOST = "Locks exclude on this host only, though they succeed: workers on two hosts would take the same tasks."
+ANOTHER = "Use another filesystem that all hosts share (NFS 4, Lustre with flock, Spectrum Scale, CephFS)."
+TRY = "Try it: type 'fsqueue doctor PATH --join' here and on a second host."
+
+COHERENT = {
+    "gpfs": "Spectrum Scale",
+    "ceph": "CephFS",
+    "fuse.ceph": "CephFS",
+    "fuse.ceph-fuse": "CephFS",
+    "fuse.glusterfs": "GlusterFS",
+    "fuse.juicefs": "JuiceFS",
+    "fuse.JuiceFS": "JuiceFS",
+    "wekafs": "WEKA",
+    "panfs": "PanFS",
+}
+"""Filesystems whose fcntl locks are made to exclude between hosts."""
+
+OBJECT_STORES = (
+    "fuse.s3fs",
+    "fuse.goofys",
+    "fuse.rclone",
+    "fuse.gcsfuse",
+    "fuse.blobfuse",
+    "fuse.blobfuse2",
+    "fuse.mount-s3",
+    "fuse.mountpoint-s3",
+    "fuse.geesefs",
+    "fuse.ossfs",
+    "fuse.davfs",
+    "davfs",
+)
+"""Stores of whole objects: no locks between hosts, no appending, no atomic renaming."""
+
+HOST_FOLDERS = ("vboxsf", "vmhgfs", "fuse.vmhgfs-fuse", "prl_fs", "fakeowner", "fuse.grpcfuse", "fuse.osxfs")
+"""Folders of a host that a virtual machine sees."""
+
+PLAIN = ("vfat", "msdos", "exfat")
+
+
+def about(mount: Mount) -> Finding:
+    """What is known of a mount. WARNING where it depends on something that cannot be seen from here."""
+    verdict, seen, advice = (_BY_KIND.get(mount.kind) or _other)(mount)
+    return Finding(
+        "mount",
+        verdict,
+        f"{mount.kind} at {mount.point} ({mount.options}): {seen}",
+        advice,
+        {"type": mount.kind, "point": mount.point, "options": mount.options, "source": mount.source},
+    )
+
+
+def _nfs(mount: Mount) -> Known:
+    version = mount.option("vers") or mount.option("nfsvers") or ("4" if mount.kind == "nfs4" else "3")
+    local = mount.option("local_lock")
+    if mount.option("nolock") is not None or local in ("all", "posix"):
+        option = "nolock" if mount.option("nolock") is not None else f"local_lock={local}"
+        return (
+            UNFIT,
+            f"NFS {version} with '{option}'. {ONE_HOST}",
+            (
+                "Ask the administrator to mount it with 'local_lock=none' and without 'nolock' (best: vers=4.2 and "
+                "default options)."
+            ),
+        )
+    if mount.option("nocto") is not None:
+        return (
+            UNFIT,
+            f"NFS {version} with 'nocto': opening a file does not ask the server, so that what others did is not seen.",
+            "Ask the administrator to mount it without 'nocto'.",
+        )
+    if not version.startswith("4"):
+        return (
+            WARNING,
+            (
+                f"NFS {version}. A lock of a client that crashed or was cut off stays until that client is back, and "
+                "with it what it locked."
+            ),
+            "Ask the administrator for NFS 4 ('vers=4.2'); until then for a running lock service (lockd, statd).",
+        )
+    if mount.option("soft") is not None or mount.option("softerr") is not None:
+        return (
+            WARNING,
+            (
+                f"NFS {version}, mounted 'soft': a slow server makes calls fail that may have happened; fsqueue "
+                "reports them as failed, and looks what became of them."
+            ),
+            "Ask the administrator for the mount option 'hard' (the default).",
+        )
+    return OK, f"NFS {version}, locks go to the server.", ""
+
+
+def _lustre(mount: Mount) -> Known:
+    ask = "Ask the administrator to mount Lustre with the option 'flock' on all hosts."
+    if mount.option("localflock") is not None:
+        return UNFIT, f"Lustre with 'localflock'. {ONE_HOST}", ask
+    if mount.option("flock") is None:
+        return UNFIT, "Lustre without 'flock': file locks are off.", ask
+    return (
+        OK,
+        ("Lustre with 'flock'. It stamps files with each host's own clock, so the hosts' clocks must agree (NTP)."),
+        "",
+    )
+
+
+def _beegfs(mount: Mount) -> Known:
+    setting = beegfs_setting("tuneUseGlobalFileLocks")
+    ask = "Ask the administrator to set 'tuneUseGlobalFileLocks = true' in beegfs-client.conf on all hosts."
+    if setting is None:
+        return WARNING, "BeeGFS, which by default excludes within one host only; its settings cannot be read.", ask
+    if setting.lower() not in ("true", "1", "yes"):
+        return UNFIT, f"BeeGFS with 'tuneUseGlobalFileLocks = {setting}'. {ONE_HOST}", ask
+    return OK, "BeeGFS with 'tuneUseGlobalFileLocks = true'.", ""
+
+
+def _smb(mount: Mount) -> Known:
+    for option in ("nobrl", "nolock"):
+        if mount.option(option) is not None:
+            return (
+                UNFIT,
+                f"SMB with '{option}': locks are not sent to the server. {ONE_HOST}",
+                (f"Ask the administrator to mount it without '{option}'; better, use NFS 4."),
+            )
+    return (
+        WARNING,
+        ("SMB. Its locks are mandatory (a locked file cannot be read by others) unless POSIX extensions are on."),
+        f"Better use NFS 4. {TRY}",
+    )
+
+
+def _sshfs(mount: Mount) -> Known:
+    return UNFIT, f"sshfs. {ONE_HOST}", f"The SFTP protocol has no locks. {ANOTHER}"
+
+
+def _object_store(mount: Mount) -> Known:
+    return UNFIT, "an object store behind a mount: no locks between hosts, no appending, no atomic renaming.", ANOTHER
+
+
+def _host_folder(mount: Mount) -> Known:
+    return UNFIT, f"a shared folder of a virtual machine. {ONE_HOST}", f"Use a disk of the machine's own. {ANOTHER}"
+
+
+def _plain(mount: Mount) -> Known:
+    return (
+        UNFIT,
+        "it knows no hard links, and stamps files in steps of up to 2 s.",
+        ("Use a Linux filesystem (ext4, xfs, btrfs)."),
+    )
+
+
+def _afs(mount: Mount) -> Known:
+    if mount.option("flock") in ("strict", "write"):
+        return WARNING, "AFS with locks of whole files on the server.", TRY
+    return UNFIT, f"AFS. {ONE_HOST}", f"With the kernel's client ask for 'flock=strict'. {ANOTHER}"
+
+
+def _gfs2(mount: Mount) -> Known:
+    if mount.option("localflocks") is not None or mount.option("lockproto") == "lock_nolock":
+        return (
+            UNFIT,
+            f"GFS2 with locks of its own host. {ONE_HOST}",
+            ("Ask the administrator to mount it without 'localflocks' and with 'lockproto=lock_dlm'."),
+        )
+    return OK, "GFS2, locks go through the cluster.", ""
+
+
+def _ocfs2(mount: Mount) -> Known:
+    return (
+        WARNING,
+        "OCFS2: fcntl locks go through the cluster with a userspace cluster stack (pcmk), not with o2cb.",
+        (f"Ask the administrator which stack is in use. {TRY}"),
+    )
+
+
+def _orangefs(mount: Mount) -> Known:
+    return UNFIT, f"OrangeFS has no locks, or, with 'local_lock', those of one host. {ONE_HOST}", ANOTHER
+
+
+def _guest(mount: Mount) -> Known:
+    return (
+        WARNING,
+        (
+            f"{mount.kind}, a directory of the machine around this one. Many servers of it grant every lock, or keep "
+            "locks within the guest."
+        ),
+        f"Good for this machine alone; with virtiofsd ask for remote locks ('--posix-lock'). {TRY}",
+    )
+
+
+def _memory(mount: Mount) -> Known:
+    return (
+        WARNING,
+        "in this host's memory: lost when it restarts, and no other host sees it.",
+        ("Good for tests. For work choose a disk."),
+    )
+
+
+def _overlay(mount: Mount) -> Known:
+    return (
+        WARNING,
+        "the inside of a container: it goes when the container goes, and no other host sees it.",
+        ("Bind a directory of the host, or of a shared filesystem, into the container."),
+    )
+
+
+def _other(mount: Mount) -> Known:
+    if not mount.shared:
+        return OK, "a disk of this host. Workers on other hosts cannot see it.", ""
+    if mount.kind in COHERENT:
+        return OK, f"{COHERENT[mount.kind]}, whose locks exclude between hosts.", ""
+    if mount.kind.startswith("fuse"):
+        return WARNING, "a FUSE filesystem: unless it was made to do otherwise, locks exclude on this host only.", TRY
+    return WARNING, "a kind that this version of fsqueue knows nothing of.", TRY
+
+
+_BY_KIND: dict[str, Callable[[Mount], Known]] = {
+    "nfs": _nfs,
+    "nfs4": _nfs,
+    "lustre": _lustre,
+    "beegfs": _beegfs,
+    "fhgfs": _beegfs,
+    **dict.fromkeys(("cifs", "smb3", "smbfs"), _smb),
+    "fuse.sshfs": _sshfs,
+    "afs": _afs,
+    "gfs2": _gfs2,
+    "ocfs2": _ocfs2,
+    **dict.fromkeys(("orangefs", "pvfs2"), _orangefs),
+    **dict.fromkeys(("9p", "virtiofs"), _guest),
+    **dict.fromkeys(("tmpfs", "ramfs", "rootfs"), _memory),
+    "overlay": _overlay,
+    **dict.fromkeys(OBJECT_STORES, _object_store),
+    **dict.fromkeys(HOST_FOLDERS, _host_folder),
+    **dict.fromkeys(PLAIN, _plain),
+}

@@ -1,0 +1,314 @@
+"""Probes of what a queue needs of a filesystem, from one process (docs/doctor.md).
+
+Each makes files of its own in a directory, looks, and removes them. `quick` is what creating a queue runs: some
+milliseconds on a local disk, some dozens of calls to a file server.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+
+from fsqueue.clock import Clock, Entropy
+from fsqueue.errors import FULL, NO_LOCKS
+from fsqueue.filesystem import Filesystem
+from fsqueue.verdicts import OK, UNFIT, UNTRIED, WARNING, Finding
+
+NOT_OURS = (*FULL, errno.EROFS, errno.EACCES)
+"""Errors that say nothing about what the filesystem can do: they are raised."""
+
+SETTLE_S = 5.0
+"""How long to wait for this host to see its own changes."""
+STAMPS, STAMPS_S, STAMP_PAUSE_S = 4, 3.0, 0.002
+"""How many different stamps to see, for how long to try, and the pause between two tries."""
+COARSE_S = 0.5
+"""Stamps in steps this large say little about the time."""
+SKEW_S = 1.0
+"""A host's clock is well set if it is not further from the file server's than this."""
+
+ASK_LOCKS = (
+    "Use another filesystem, or ask for the mount option that makes file locks work (Lustre: 'flock'; NFS: "
+    "'local_lock=none', and a running lock service; BeeGFS: 'tuneUseGlobalFileLocks = true')."
+)
+ASK_ANOTHER = "Use another filesystem (NFS 4, Lustre with 'flock', ext4, xfs, ...)."
+
+
+class Bench:
+    """Where probes work: fresh names that begin with `prefix`, all of which are removed in the end."""
+
+    def __init__(self, fs: Filesystem, prefix: str, clock: Clock, entropy: Entropy) -> None:
+        self.fs = fs
+        self.clock = clock
+        self.directory = prefix.rpartition("/")[0]
+        self._prefix, self._entropy = prefix, entropy
+        self._made: list[str] = []
+
+    def path(self) -> str:
+        """A name that nobody has used."""
+        self._made.append(self._prefix + self._entropy.hex16())
+        return self._made[-1]
+
+    @contextmanager
+    def file(self, path: str | None = None) -> Iterator[tuple[str, int]]:
+        """A new file, open for appending."""
+        path = path or self.path()
+        fd = self.fs.create(path)
+        try:
+            yield path, fd
+        finally:
+            self.fs.close(fd)
+
+    @contextmanager
+    def again(self, path: str) -> Iterator[int]:
+        """The file opened once more, by a fresh look."""
+        fd = self.fs.look(path, os.O_RDWR | os.O_APPEND)
+        try:
+            yield fd
+        finally:
+            self.fs.close(fd)
+
+    def clean(self) -> None:
+        """Remove what was made, as far as it can be."""
+        for path in self._made:
+            try:
+                self.fs.unlink(path)
+            except OSError:
+                pass
+        self._made.clear()
+
+
+Probe = Callable[[Bench], Finding]
+
+
+def run(bench: Bench, probe: Probe) -> Finding:
+    """One probe's finding; an error of the filesystem is one, too. What is no fault of its kind is raised."""
+    try:
+        return probe(bench)
+    except OSError as error:
+        if error.errno in NOT_OURS:
+            raise
+        advice = ASK_LOCKS if error.errno in NO_LOCKS and probe is locks else ASK_ANOTHER
+        name = probe.__name__.replace("_", " ")
+        return Finding(name, UNFIT, f"it fails: {error.strerror or error}.", advice)
+
+
+def quick(bench: Bench) -> list[Finding]:
+    """The findings of the probes that take no time."""
+    try:
+        return [run(bench, probe) for probe in QUICK]
+    finally:
+        bench.clean()
+
+
+def full(bench: Bench) -> list[Finding]:
+    """The findings of all probes that one process can make: up to some seconds."""
+    try:
+        return [run(bench, probe) for probe in (*QUICK, directories, listing, timestamps, clock)]
+    finally:
+        bench.clean()
+
+
+# -- quick ------------------------------------------------------------------------------------------
+
+
+def locks(bench: Bench) -> Finding:
+    """Two openings of one file exclude each other, as two processes do; and who has no lock can still read."""
+    fs = bench.fs
+    with bench.file() as (path, first), bench.again(path) as second:
+        fs.write_all(first, b"locked\n")
+        if not fs.try_lock(first):
+            return Finding("locks", UNFIT, "a file that nobody has locked cannot be locked.", ASK_LOCKS)
+        if fs.try_lock(second):
+            return Finding(
+                "locks", UNFIT, "locks do not exclude: two openings of one file could both lock it.", ASK_LOCKS
+            )
+        try:
+            fs.pread(second, 7, 0)
+        except OSError as error:
+            return Finding(
+                "locks",
+                UNFIT,
+                f"a locked file cannot be read by others ({error.strerror}): locks are mandatory here.",
+                "SMB: ask for POSIX extensions (SMB 3.1.1 'posix'), or use NFS.",
+            )
+        fs.unlock(first)
+        if not fs.try_lock(second):
+            return Finding("locks", UNFIT, "a lock that was given back is still taken.", ASK_LOCKS)
+        fs.unlock(second)
+    return Finding("locks", OK, "two openings of a file exclude each other; a locked file can be read.")
+
+
+def appending(bench: Bench) -> Finding:
+    """Two openings append by turns, each under the lock."""
+    fs = bench.fs
+    with bench.file() as (path, first), bench.again(path) as second:
+        for fd, line in ((first, b"1\n"), (second, b"2\n"), (first, b"3\n")):
+            fs.try_lock(fd)
+            fs.write_all(fd, line)
+            if fs.shared:
+                fs.fsync(fd)
+            fs.unlock(fd)
+        found = fs.read(path)
+    if found != b"1\n2\n3\n":
+        return Finding("appending", UNFIT, f"of three appended lines {found!r} is there.", ASK_ANOTHER)
+    return Finding("appending", OK, "lines that two openings append by turns are all there, in order.")
+
+
+def exclusive_create(bench: Bench) -> Finding:
+    """A name can be created only once."""
+    with bench.file() as (path, _):
+        try:
+            bench.fs.close(bench.fs.create(path))
+        except FileExistsError:
+            return Finding("exclusive create", OK, "a name that is taken is refused.")
+    return Finding("exclusive create", UNFIT, "a name that was taken was created again.", ASK_ANOTHER)
+
+
+def link(bench: Bench) -> Finding:
+    """A second name for a file, refused where the name is taken."""
+    fs, second = bench.fs, bench.path()
+    with bench.file() as (path, fd):
+        try:
+            fs.link(path, second)
+        except OSError as error:
+            if error.errno in FULL:
+                raise
+            return Finding("link", UNFIT, f"hard links do not work: {error.strerror or error}.", ASK_ANOTHER)
+        if not fs.same_file(fd, second):
+            return Finding(
+                "link", UNFIT, "two names of one file have different inode numbers: they look like two.", ASK_ANOTHER
+            )
+        try:
+            fs.link(path, second)
+        except FileExistsError:
+            return Finding("link", OK, "a file can have a second name; one that is taken is refused.")
+    return Finding("link", UNFIT, "linking to a name that was taken succeeded.", ASK_ANOTHER)
+
+
+def rename(bench: Bench) -> Finding:
+    """Renaming moves the very file, replaces what has the new name, and says when it came too late."""
+    fs, fresh = bench.fs, bench.path()
+    with bench.file() as (path, fd), bench.file() as (taken, _):
+        if not fs.rename(path, fresh) or fs.exists(path) or not fs.same_file(fd, fresh):
+            return Finding("rename", UNFIT, "a file that was renamed is not where it should be.", ASK_ANOTHER)
+        if fs.rename(path, fresh):
+            return Finding("rename", UNFIT, "renaming a name that was gone succeeded: two would win.", ASK_ANOTHER)
+        if not fs.rename(fresh, taken) or not fs.same_file(fd, taken):
+            return Finding("rename", UNFIT, "renaming does not replace the file that has the name.", ASK_ANOTHER)
+    return Finding("rename", OK, "it moves the very file, replaces what is there, and only one can win.")
+
+
+def sync(bench: Bench) -> Finding:
+    """Files and directories can be made durable."""
+    with bench.file() as (_, fd):
+        bench.fs.write_all(fd, b"durable\n")
+        bench.fs.fsync(fd)
+    try:
+        bench.fs.sync_directory(bench.directory)
+    except OSError as error:
+        return Finding("sync", UNFIT, f"directories cannot be synced: {error.strerror or error}.", ASK_ANOTHER)
+    return Finding("sync", OK, "files and directories can be synced.")
+
+
+QUICK: tuple[Probe, ...] = (locks, appending, exclusive_create, link, rename, sync)
+
+
+# -- not so quick -------------------------------------------------------------------------------------
+
+
+def directories(bench: Bench) -> Finding:
+    """Files can be renamed from one directory into another, and whole directories can be renamed."""
+    fs, one, two = bench.fs, bench.path(), bench.path()
+    fs.make_directory(one)
+    try:
+        with bench.file(f"{one}/file") as (path, fd):
+            fs.make_directory(two)
+            if not fs.rename(path, f"{two}/file") or not fs.same_file(fd, f"{two}/file"):
+                return Finding("directories", UNFIT, "a file cannot move to another directory.", ASK_ANOTHER)
+            if not fs.rename(two, f"{one}/inner") or not fs.same_file(fd, f"{one}/inner/file"):
+                return Finding("directories", UNFIT, "a directory cannot move into another.", ASK_ANOTHER)
+    finally:
+        fs.remove_tree(one)
+        fs.remove_tree(two)
+    return Finding("directories", OK, "files and directories move from one directory into another.")
+
+
+def listing(bench: Bench) -> Finding:
+    """This host sees its own changes at once: in a listing, by a fresh look, in what it reads."""
+    fs, clock = bench.fs, bench.clock
+
+    def until(seen: Callable[[], bool]) -> float | None:
+        begin = clock.monotonic()
+        while not seen():
+            if clock.monotonic() - begin > SETTLE_S:
+                return None
+            clock.sleep(0.01)
+        return clock.monotonic() - begin
+
+    with bench.file() as (path, fd):
+        name = path.rpartition("/")[2]
+        waits = [until(lambda: name in fs.names(bench.directory)), until(lambda: fs.exists(path))]
+        fs.write_all(fd, b"seen\n")
+        waits.append(until(lambda: fs.read(path) == b"seen\n"))
+        fs.unlink(path)
+        waits += [until(lambda: not fs.exists(path)), until(lambda: name not in fs.names(bench.directory))]
+    if None in waits:
+        return Finding(
+            "listing", UNFIT, f"this host does not see its own changes for more than {SETTLE_S:g} s.", ASK_ANOTHER
+        )
+    slowest = max(wait for wait in waits if wait is not None)
+    if slowest > 1:
+        return Finding("listing", WARNING, f"this host sees its own changes only after {slowest:.1f} s.", ASK_ANOTHER)
+    return Finding("listing", OK, "this host sees its own changes at once.", figures={"seconds": round(slowest, 3)})
+
+
+def timestamps(bench: Bench) -> Finding:
+    """In which steps files are stamped."""
+    fs, clock = bench.fs, bench.clock
+    stamps: list[int] = []
+    begin = clock.monotonic()
+    with bench.file() as (_, fd):
+        while len(stamps) < STAMPS and clock.monotonic() - begin < STAMPS_S:
+            fs.write_all(fd, b".")
+            if fs.shared:
+                fs.fsync(fd)
+            stamp = fs.fstat(fd).st_mtime_ns
+            if stamps[-1:] != [stamp]:
+                stamps.append(stamp)
+            clock.sleep(STAMP_PAUSE_S)
+    if len(stamps) < 2:
+        return Finding(
+            "timestamps", WARNING, f"the stamp of a file that is written to did not change in {STAMPS_S:g} s.",
+            "Times of the file server cannot be told: keep the hosts' clocks set (NTP).",
+        )  # fmt: skip
+    step = min(abs(after - before) for before, after in pairwise(stamps)) / 1e9
+    figures = {"step_s": step}
+    if step >= COARSE_S or not any(stamp % 10**9 for stamp in stamps):
+        return Finding(
+            "timestamps", WARNING, f"files are stamped in steps of {max(step, 1.0):g} s.",
+            "The file server's clock is known no better than that: lease for minutes rather than seconds.", figures,
+        )  # fmt: skip
+    return Finding("timestamps", OK, f"files are stamped in steps of at most {step * 1000:.3g} ms.", figures=figures)
+
+
+def clock(bench: Bench) -> Finding:
+    """How far this host's clock is from the one that stamps the files."""
+    measured = Clock()
+    bench.fs.compare_clock(measured, bench.path())
+    offset, error = measured.offset_ms / 1000, measured.error_ms / 1000
+    figures = {"offset_s": offset, "error_s": error}
+    way = "ahead of" if offset > 0 else "behind"
+    seen = f"the clock that stamps the files is {abs(offset):.3f} s {way} this host's (within {error:.3f} s)."
+    if abs(offset) - error > SKEW_S:
+        return Finding(
+            "clock", WARNING, seen, "fsqueue goes by the server's clock where it can; set this host's (NTP).", figures
+        )
+    return Finding("clock", OK, seen, figures=figures)
+
+
+def untried(probe: str, why: str, advice: str = "") -> Finding:
+    """A finding of a probe that could not be made."""
+    return Finding(probe, UNTRIED, why, advice)

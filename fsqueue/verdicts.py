@@ -1,0 +1,31 @@
+"""What a look at a filesystem finds: each finding with a verdict, what was seen, and what to ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+OK, WARNING, UNFIT, UNTRIED = "ok", "warning", "unfit", "untried"
+"""What a queue needs is there; it is there with a limit that one should know; it is not there; nobody could tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one probe found. `seen` and `advice` are sentences for people; `figures` numbers for programs."""
+
+    probe: str
+    verdict: str
+    seen: str
+    advice: str = ""
+    figures: dict[str, Any] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields by name."""
+        return asdict(self)
+
+
+def worst(findings: Iterable[Finding]) -> str:
+    """The verdict over all: unfit if anything is, else with a warning if anything has one, else ok."""
+    verdicts = {finding.verdict for finding in findings}
+    return next((verdict for verdict in (UNFIT, WARNING) if verdict in verdicts), OK)

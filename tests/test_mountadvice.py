@@ -1,0 +1,116 @@
+"""What is said of a mount, from lines of /proc/self/mountinfo as systems print them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fsqueue import mountadvice
+from fsqueue.filesystem import Mount
+from fsqueue.filesystem.mounts import mount_among
+from fsqueue.verdicts import OK, UNFIT, WARNING
+
+pytestmark = pytest.mark.once
+
+NFS = "rw,vers=4.2,rsize=1048576,namlen=255,hard,proto=tcp,timeo=600,sec=sys,clientaddr=10.0.0.2,{},addr=10.0.0.1"
+SAMPLES = [
+    # kind, source, super options, verdict, what is asked for or said
+    ("nfs4", "srv:/export", NFS.format("local_lock=none"), OK, ""),
+    ("nfs4", "srv:/export", NFS.format("local_lock=all"), UNFIT, "local_lock=none"),
+    ("nfs4", "srv:/export", NFS.format("local_lock=posix"), UNFIT, "local_lock=none"),
+    ("nfs4", "srv:/export", NFS.format("local_lock=flock"), OK, ""),
+    ("nfs4", "srv:/export", NFS.format("nocto,local_lock=none"), UNFIT, "without 'nocto'"),
+    ("nfs4", "srv:/export", NFS.format("local_lock=none").replace("hard", "soft"), WARNING, "'hard'"),
+    ("nfs", "srv:/export", "rw,vers=3,hard,nolock,proto=tcp,local_lock=all,addr=10.0.0.1", UNFIT, "without 'nolock'"),
+    (
+        "nfs",
+        "srv:/export",
+        "rw,vers=3,hard,proto=tcp,mountproto=udp,local_lock=none,addr=10.0.0.1",
+        WARNING,
+        "vers=4.2",
+    ),
+    ("lustre", "10.0.0.1@tcp:/lfs", "rw,flock,user_xattr,lazystatfs", OK, ""),
+    ("lustre", "10.0.0.1@tcp:/lfs", "rw,localflock,user_xattr,lazystatfs", UNFIT, "'flock'"),
+    ("lustre", "10.0.0.1@tcp:/lfs", "rw,checksum,user_xattr,lazystatfs", UNFIT, "'flock'"),
+    ("beegfs", "beegfs_nodev", "rw,cfgFile=/etc/beegfs/beegfs-client.conf", WARNING, "tuneUseGlobalFileLocks"),
+    ("cifs", "//srv/share", "rw,vers=3.1.1,cache=strict,username=u,nobrl,soft", UNFIT, "without 'nobrl'"),
+    ("cifs", "//srv/share", "rw,vers=3.1.1,cache=strict,username=u,soft", WARNING, "NFS 4"),
+    ("fuse.sshfs", "u@srv:/data", "rw,user_id=1000,group_id=1000", UNFIT, "no locks"),
+    ("fuse.s3fs", "s3fs", "rw,user_id=0,group_id=0,allow_other", UNFIT, "another filesystem"),
+    ("fuse.unheard-of", "x", "rw", WARNING, "--join"),
+    ("fuse.glusterfs", "srv:/vol", "rw,user_id=0", OK, ""),
+    ("ceph", "10.0.0.1:6789:/", "rw,name=admin,secret=<hidden>,acl", OK, ""),
+    ("gpfs", "gpfs0", "rw,mtime,quota", OK, ""),
+    ("9p", "share", "rw,access=client,trans=virtio", WARNING, "--join"),
+    ("virtiofs", "share", "rw", WARNING, "--posix-lock"),
+    ("gfs2", "/dev/vg/lv", "rw,lockproto=lock_dlm", OK, ""),
+    ("gfs2", "/dev/vg/lv", "rw,localflocks,lockproto=lock_dlm", UNFIT, "localflocks"),
+    ("gfs2", "/dev/vg/lv", "rw,lockproto=lock_nolock", UNFIT, "lock_dlm"),
+    ("ocfs2", "/dev/sdb1", "rw,heartbeat=local", WARNING, "stack"),
+    ("afs", "%cell:root.cell", "rw,dyn", UNFIT, "flock=strict"),
+    ("afs", "%cell:root.cell", "rw,dyn,flock=strict", WARNING, "--join"),
+    ("orangefs", "tcp://srv:3334/orangefs", "rw,local_lock", UNFIT, "another filesystem"),
+    ("vboxsf", "share", "rw,iocharset=utf8", UNFIT, "disk of the machine"),
+    ("vfat", "/dev/sdb1", "rw,codepage=437", UNFIT, "ext4"),
+    ("tmpfs", "tmpfs", "rw,size=1024k", WARNING, "disk"),
+    ("overlay", "overlay", "rw,lowerdir=/l,upperdir=/u,workdir=/w", WARNING, "container"),
+    ("ext4", "/dev/sda1", "rw,discard", OK, ""),
+    ("unheard-of", "x", "rw", WARNING, "--join"),
+]
+
+
+@pytest.mark.parametrize(("kind", "source", "options", "verdict", "asked"), SAMPLES)
+def test_each_kind_of_mount_is_told_from_its_line(
+    kind: str, source: str, options: str, verdict: str, asked: str
+) -> None:
+    lines = [
+        "27 1 254:0 / / rw,relatime - ext4 /dev/vda rw,discard",
+        f"90 27 0:51 / /data rw,relatime shared:300 - {kind} {source} {options}",
+        "91 27 0:52 / /database rw,relatime - xfs /dev/vdb rw",
+    ]
+    mount = mount_among(lines, "/data/me/q")
+    assert (mount.kind, mount.point, mount.source) == (kind, "/data", source)
+    finding = mountadvice.about(mount)
+    assert finding.verdict == verdict
+    assert asked in finding.advice
+    assert (finding.verdict == UNFIT) <= bool(finding.advice)
+    assert finding.figures["type"] == kind
+
+
+def test_options_are_told_from_their_likes() -> None:
+    mount = Mount("lustre", "/l", "rw,localflock,vers=4.2")
+    assert (mount.option("flock"), mount.option("localflock"), mount.option("vers")) == (None, "", "4.2")
+
+
+def test_of_mounts_upon_each_other_the_last_counts() -> None:
+    lines = [
+        "30 1 0:1 / / rw - rootfs rootfs rw",
+        "31 30 0:2 / /home rw - autofs /etc/auto rw",
+        "32 31 0:3 / /home rw - nfs4 srv:/home rw,vers=4.2",
+        "33 31 0:4 / /with\\040blank rw - xfs /dev/sdc rw",
+        "garbage",
+    ]
+    assert mount_among(lines, "/home/me").kind == "nfs4"
+    assert mount_among(lines, "/with blank/q").point == "/with blank"
+    assert mount_among(lines, "/elsewhere").kind == "rootfs"
+
+
+@pytest.mark.parametrize(("said", "verdict"), [("true", OK), ("1", OK), ("false", UNFIT), (None, WARNING)])
+def test_beegfs_is_asked_for_its_setting(monkeypatch: pytest.MonkeyPatch, said: str | None, verdict: str) -> None:
+    monkeypatch.setattr(mountadvice, "beegfs_setting", lambda name: said if name == "tuneUseGlobalFileLocks" else None)
+    finding = mountadvice.about(Mount("beegfs", "/b", "rw"))
+    assert finding.verdict == verdict
+    assert "tuneUseGlobalFileLocks" in finding.seen + finding.advice
+
+
+def test_beegfs_settings_are_read_where_its_client_shows_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fsqueue.filesystem import beegfs_setting, mounts
+
+    assert beegfs_setting("tuneUseGlobalFileLocks") is None
+    client = tmp_path / "1A2B-login1"
+    client.mkdir()
+    (client / "config").write_text("tuneFileCacheType = buffered\ntuneUseGlobalFileLocks = true\n")
+    monkeypatch.setattr(mounts, "BEEGFS", str(tmp_path))
+    assert beegfs_setting("tuneUseGlobalFileLocks") == "true"
+    assert beegfs_setting("unheardOf") is None
