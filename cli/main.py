@@ -1,8 +1,8 @@
 """The `fsqueue` command: a group that imports a command's module only when the command is called.
 
 Exit codes: 0 done, 1 error, 2 usage, 3 nothing available, 4 lease lost, 5 no such queue, 6 update conflict,
-7 storage full, 8 unsafe filesystem, 9 dead letters; 124 a timeout ran out, as of timeout(1); 130 and 143
-ended by SIGINT and SIGTERM; 141 whoever read the output went away.
+7 storage full, 8 unsafe filesystem, 9 dead letters, 10 fsck has findings; 124 a timeout ran out, as of timeout(1);
+130 and 143 ended by SIGINT and SIGTERM; 141 whoever read the output went away.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ COMMANDS = {
     "delete": ("queues", "Delete a queue."),
     "gc": ("queues", "Clean up: leftovers, old history, trash."),
     "doctor": ("doctor", "Is this mount fit for a queue? And what to ask for if not."),
+    "fsck": ("fsck", "Check everything on disk; --repair mends it."),
     "bench": ("bench", "Measure what a queue does on your filesystem."),
     "completion": ("completion", "Print a shell completion script."),
 }

@@ -22,6 +22,7 @@ from fsqueue.errors import (
     UnsafeFilesystem,
     UpdateConflict,
 )
+from fsqueue.findings import Finding
 from fsqueue.queue import Queue
 from fsqueue.task import DeadLetter, GcReport, LeasedTask, Movement, Status, Task, TaskInfo, TaskRef
 
@@ -29,6 +30,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "DeadLetter",
+    "Finding",
     "FormatTooNew",
     "FsqueueError",
     "GcReport",

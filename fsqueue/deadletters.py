@@ -14,6 +14,7 @@ import orjson
 
 from fsqueue import batch, jsonl, names, staging
 from fsqueue.layout import Layout
+from fsqueue.ledger import Ledger
 from fsqueue.logs import Log
 from fsqueue.store import Store
 from fsqueue.task import DeadLetter
@@ -41,20 +42,33 @@ def write(
             known = {line["id"] for line in _lines(store, fd) if line["op"] == "dead"}
             wanted = [index for index in wanted if names.task_id(log.batch, index) not in known]
         if wanted:
-            jsonl.append(store.fs, fd, b"".join(_letter(log, index, payload_of(index)) for index in wanted), sync)
+            jsonl.append(
+                store.fs,
+                fd,
+                b"".join(_letter(log.batch, log.ledger, index, payload_of(index)) for index in wanted),
+                sync,
+            )
         elif sync:
             store.fs.fsync(fd)
     log.lettered.update(wanted)
     return len(wanted)
 
 
-def _letter(log: Log, index: int, payload: Any) -> bytes:
-    ledger = log.ledger
+def restore(store: Store, batch: str, ledger: Ledger, tasks: Iterable[int]) -> None:
+    """Write the letters of a finished batch that are missing all the same, without the payloads, which are gone."""
+    path = store.layout.dead(store.layout.shard(batch))
+    with store.locked(path) as fd:
+        there, settled = _alive(store, fd)
+        lost = [index for index in tasks if names.task_id(batch, index) not in there.keys() | settled]
+        jsonl.append(store.fs, fd, b"".join(_letter(batch, ledger, index, None) for index in lost), True)
+
+
+def _letter(batch_id: str, ledger: Ledger, index: int, payload: Any) -> bytes:
     holder = ledger.holder[index]
     letter = {
         "op": "dead",
         "at": ledger.since[index],
-        "id": names.task_id(log.batch, index),
+        "id": names.task_id(batch_id, index),
         "reason": ledger.errors.get(index, ""),
         "attempt": ledger.attempts[index],
         "worker": holder.worker if holder is not None else None,
@@ -108,8 +122,9 @@ def _alive(store: Store, fd: int) -> tuple[dict[str, int], set[str]]:
                 dead.setdefault(line["id"], number)
         else:
             for one in line["ids"]:
-                dead.pop(one, None)
-                settled.add(one)
+                if isinstance(one, str):
+                    dead.pop(one, None)
+                    settled.add(one)
     return dead, settled
 
 
@@ -122,6 +137,15 @@ def ids(store: Store) -> tuple[set[str], set[str]]:
         dead.update(some)
         settled |= others
     return dead, settled
+
+
+def known(store: Store, shard: str) -> set[str]:
+    """The ids in a shard that have a letter, or had one that was dealt with."""
+    found: set[str] = set()
+    for other, fd in _opened(store, store.layout):
+        if other == shard:
+            found.update(*_alive(store, fd))
+    return found
 
 
 def sizes(store: Store) -> dict[str, int]:
@@ -237,11 +261,22 @@ def publish_pending(store: Store) -> int:
     orphans = set(staging.orphans(store, layout))
     published = 0
     for _, fd in _opened(store, layout) if orphans else ():
-        named = [line["staged"] for line in _lines(store, fd) if line.get("staged") in orphans]
+        named = _named(store, fd, orphans)
         if named and store.sync_inserts:
             store.fs.fsync(fd)  # the line must not be lost when what it publishes is not
         published += sum(staging.publish_named(store, layout, name) for name in named)
     return published
+
+
+def pending(store: Store) -> set[str]:
+    """The staged files that `publish_pending` would publish."""
+    orphans = set(staging.orphans(store, store.layout))
+    return {name for _, fd in _opened(store, store.layout) for name in _named(store, fd, orphans)} if orphans else set()
+
+
+def _named(store: Store, fd: int, orphans: set[str]) -> list[str]:
+    staged = (line.get("staged") for line in _lines(store, fd))
+    return [name for name in staged if isinstance(name, str) and name in orphans]
 
 
 def staged_names(store: Store) -> set[str]:

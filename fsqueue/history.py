@@ -10,7 +10,8 @@ from typing import Any
 
 import orjson
 
-from fsqueue import jsonl, names
+from fsqueue import jsonl, movements, names
+from fsqueue.ledger import Ledger
 from fsqueue.logs import Log
 from fsqueue.store import Store
 
@@ -42,7 +43,7 @@ def find(store: Store, batch: str) -> Records | None:
     start = b'{"batch":"%s",' % batch.encode()
     for day in reversed(days(store)):
         for line in _lines(store, store.layout.history(day, store.layout.shard(batch))):
-            if line.startswith(start) and (found := _parse(line)) is not None:
+            if line.startswith(start) and (found := parse(line)) is not None:
                 return found[1]
     return None
 
@@ -54,13 +55,40 @@ def batches(store: Store) -> Iterator[tuple[str, Records]]:
         seen: set[str] = set()
         for day in known:
             for line in _lines(store, store.layout.history(day, shard)):
-                found = _parse(line)
+                found = parse(line)
                 if found is not None and found[0] not in seen:
                     seen.add(found[0])
                     yield found
 
 
-def _parse(line: bytes) -> tuple[str, Records] | None:
+def read(store: Store, path: str, batch: str | None = None) -> Iterator[tuple[int, int, str, Records]]:
+    """Offset, length, batch and records of each sound line of a file, repeats too; of one batch only if asked for."""
+    start = b'{"batch":"%s",' % batch.encode() if batch is not None else b""
+    offset = 0
+    for line in _lines(store, path):
+        if line.startswith(start) and (found := parse(line)) is not None:
+            yield offset, len(line), *found
+        offset += len(line) + 1
+
+
+def all_lines(store: Store) -> Iterator[tuple[str, Records]]:
+    """Batch and records of every line that the history keeps, repeats too."""
+    for shard in names.all_shards(store.layout.shards):
+        for day in days(store):
+            for _, _, batch, records in read(store, store.layout.history(day, shard)):
+                yield batch, records
+
+
+def replay(records: Records) -> Ledger:
+    """The ledger after records that were kept in the history."""
+    ledger = Ledger()
+    for offset, record in records:
+        if movements.is_record(record):
+            ledger.apply(record, offset)
+    return ledger
+
+
+def parse(line: bytes) -> tuple[str, Records] | None:
     """Batch and records of a line. The records stand in it as far apart as they stood in the log."""
     begin = line.find(b'"records":[') + len(b'"records":[')
     try:

@@ -210,16 +210,9 @@ def tasks(store: Store, state: str | None = None) -> Iterator[TaskInfo]:
                     yield from (info for info in _of_ledger(store, batch, ledger, None) if info.state == state)
         for batch, records in history.batches(store):
             if batch not in seen:
-                yield from (info for info in _of_ledger(store, batch, _replay(records), None) if info.state == state)
-
-
-def _replay(records: history.Records) -> Ledger:
-    """The ledger after records that were kept in the history."""
-    ledger = Ledger()
-    for offset, record in records:
-        if movements.is_record(record):
-            ledger.apply(record, offset)
-    return ledger
+                yield from (
+                    info for info in _of_ledger(store, batch, history.replay(records), None) if info.state == state
+                )
 
 
 def _of_batch(store: Store, batch: str, name: TaskFileName) -> Iterator[TaskInfo]:
@@ -322,7 +315,7 @@ def task(store: Store, task_id: str) -> TaskInfo:
     elif (ledger := read_ledger(store, batch)) is not None:
         found = _of_ledger(store, batch, ledger, None)
     elif (records := history.find(store, batch)) is not None:
-        found = _of_ledger(store, batch, _replay(records), None)
+        found = _of_ledger(store, batch, history.replay(records), None)
     known = next((info for info in found if info.id == task_id), None)
     if known is not None and known.state != IS_DEAD:
         return known
@@ -347,7 +340,7 @@ def movements_of(store: Store, task_id: str) -> list[Movement]:
     if not any(record["op"] == "open" for _, record in records):
         records = history.find(store, batch) or []
     name = task_files(store, store.layout.shard(batch)).get(batch) if not records else None
-    if index >= (name.count if name is not None else _replay(records).count):
+    if index >= (name.count if name is not None else history.replay(records).count):
         raise TaskNotFound(f"The history of {task_id} is not known in {store.path}: check the id, or it was not kept.")
     birth = Movement("insert", names.birth_ms(batch) / 1000)
     return [birth, *(_movement(record) for record in _applied(records, index))]

@@ -5,8 +5,10 @@ Every append happens under the file's lock, and begins with voiding a torn tail.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+import orjson
 
 from fsqueue import movements
 from fsqueue.clock import Clock, Entropy
@@ -53,3 +55,32 @@ def lines_of(fs: Filesystem, fd: int) -> Iterator[bytes]:
         offset += len(chunk)
         *whole, rest = (rest + chunk).split(b"\n")
         yield from whole
+
+
+UNSOUND_MAX = 1000
+"""How many bad lines are looked at in one go."""
+
+
+def unsound(fs: Filesystem, fd: int, is_sound: Callable[[bytes], bool]) -> tuple[list[tuple[int, int]], int]:
+    """Offset and length of (at most `UNSOUND_MAX`) lines that make no sense; how many bytes of a torn line follow."""
+    found: list[tuple[int, int]] = []
+    offset = 0
+    for line in lines_of(fs, fd):
+        if len(found) < UNSOUND_MAX and is_bad(line, is_sound):
+            found.append((offset, len(line)))
+        offset += len(line) + 1
+    return found, max(0, fs.fstat(fd).st_size - offset)
+
+
+def is_bad(line: bytes, is_sound: Callable[[bytes], bool]) -> bool:
+    """Whether a line makes no sense, unless it is blank or was marked as void (it ends in `~`)."""
+    return bool(line.strip()) and not line.endswith(b"~") and not is_sound(line)
+
+
+def is_object(line: bytes) -> bool:
+    """Whether a line is a JSON object with an `op`, as in `queue.jsonl` and among the dead letters."""
+    try:
+        found = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return False
+    return isinstance(found, dict) and isinstance(found.get("op"), str)

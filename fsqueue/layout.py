@@ -146,7 +146,19 @@ def read_fate(content: bytes, path: str) -> Fate:
 class Layout:
     """The paths of one generation of a queue. Cheap to make; touches nothing."""
 
-    __slots__ = ("base", "doorbell", "logs", "pending", "queue", "settings_file", "shards", "staging", "tasks", "trash")
+    __slots__ = (
+        "base",
+        "doorbell",
+        "logs",
+        "pending",
+        "quarantine",
+        "queue",
+        "settings_file",
+        "shards",
+        "staging",
+        "tasks",
+        "trash",
+    )
 
     def __init__(self, queue: str, directory: str, shards: int) -> None:
         self.queue = queue
@@ -155,6 +167,7 @@ class Layout:
         self.settings_file = settings_file(queue)
         self.doorbell = f"{queue}/doorbell"
         self.trash = f"{queue}/.trash"
+        self.quarantine = f"{queue}/.quarantine"
         self.staging = f"{base}/staging"
         self.pending = f"{base}/commits/pending"
         self.tasks = f"{base}/queue"

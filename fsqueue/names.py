@@ -81,6 +81,11 @@ def all_shards(shards: int) -> list[str]:
     return [f"{number:02x}" if shards <= 256 else f"{number:04x}" for number in range(shards)]
 
 
+def is_number(name: str) -> bool:
+    """Whether a name is a decimal number, as a generation's directory."""
+    return name.isascii() and name.isdecimal()
+
+
 def is_day(name: str) -> bool:
     """Whether a name is that of a day, as under history/."""
     return _DAY.fullmatch(name) is not None

@@ -14,6 +14,7 @@ from fsqueue import (
     administration,
     batch,
     deadletters,
+    fsck,
     insertion,
     inspection,
     names,
@@ -24,6 +25,7 @@ from fsqueue.arguments import leased, task_ids, translated, verb, whole
 from fsqueue.clock import Clock, Entropy, duration_ms
 from fsqueue.errors import InvalidArgument, LeaseLost, TaskNotFound, from_os_error
 from fsqueue.filesystem import Filesystem
+from fsqueue.findings import Finding
 from fsqueue.layout import Settings
 from fsqueue.leasing import Leaser
 from fsqueue.poll import Poll
@@ -422,3 +424,11 @@ class Queue:
         if history_days is not None:
             whole("history_days", history_days, 0)
         return upkeep.gc(self.store, touch, history_days)
+
+    def fsck(self, *, repair: bool = False, progress: Callable[[int, int], object] | None = None) -> Iterator[Finding]:
+        """What is wrong on disk, as it is found (nothing, in a sound queue, also a busy one). Safe at any time.
+
+        `repair` mends each finding before it is yielded, or says in its `note` why that could not be;
+        nothing that may be needed is removed: see `.quarantine`. `progress(done, steps)` is called now and then.
+        """
+        return translated(self.store, fsck.fsck(self.store, repair, progress), "checking the queue")

@@ -9,6 +9,8 @@ import errno
 import logging
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import filelock
 
@@ -36,7 +38,7 @@ def gc(store: Store, touch: bool = False, history_days: int | None = None) -> Gc
     for shard in inspection.shards(store):
         _shard(store, shard, report, touch)
     _staging(store, report)
-    _generations(store, report)
+    generations(store, report)
     if history_days is not None:
         _history(store, history_days, report)
     report.trash_reaped = reap_trash(store.fs, store.layout.trash)
@@ -66,8 +68,8 @@ def _shard(store: Store, shard: str, report: GcReport, touch: bool) -> None:
         try:
             ledger = inspection.read_ledger(store, batch)
             at_work = ledger is not None and ledger.left and batch in files and not ledger.done[DEAD]
-            if not at_work or _is_late(ledger, files[batch]):
-                _mend(store, batch, files.get(batch), report)
+            if not at_work or is_late(ledger, files[batch]):
+                mend(store, batch, files.get(batch), report)
         except LockTimeout:
             report.busy += 1
         except OSError as error:
@@ -77,13 +79,13 @@ def _shard(store: Store, shard: str, report: GcReport, touch: bool) -> None:
             report.stray += 1
 
 
-def _is_late(ledger: Ledger | None, name: TaskFileName) -> bool:
+def is_late(ledger: Ledger | None, name: TaskFileName) -> bool:
     """Whether a file's name promises a later time than the truth: a renaming failed, or its author died before it."""
     due = ledger.next_time() if ledger is not None else None
     return due is not None and due < name.available_at
 
 
-def _mend(store: Store, batch: str, name: TaskFileName | None, report: GcReport) -> None:
+def mend(store: Store, batch: str, name: TaskFileName | None, report: GcReport) -> None:
     """One log with leftovers: unfinished finishing, missing letters, a file that is gone, or nothing in it."""
     try:
         with transitions.locked(store, batch) as log:
@@ -101,7 +103,7 @@ def _mend(store: Store, batch: str, name: TaskFileName | None, report: GcReport)
             else:
                 if ledger.done[DEAD]:
                     report.letters_added += finishing.missing_letters(store, log)
-                if name is not None and _is_late(ledger, name):
+                if name is not None and is_late(ledger, name):
                     target = name.at(ledger.next_time() or 0)
                     log.name = name
                     log.note("move", max(store.clock.now_ms(), ledger.at), **{"from": str(name), "name": str(target)})
@@ -123,33 +125,45 @@ def write_letters(store: Store) -> None:
                 known = known or set().union(*deadletters.ids(store))
                 dead = (names.task_id(batch, index) for index, state in enumerate(ledger.state) if state == DEAD)
                 if not known.issuperset(dead):
-                    _mend(store, batch, None, GcReport())
+                    mend(store, batch, None, GcReport())
             except (OSError, LockTimeout) as error:
                 logger.warning("dead letters of batch %s of %s are not written yet: %s", batch, store.path, error)
 
 
 def _staging(store: Store, report: GcReport) -> None:
-    """Reap old staged files whose writers are dead: lock first, then look whether any record names them."""
-    oldest = store.clock.now_ms() / 1000 - STAGED_AGE_S
     for text in store.fs.names(store.layout.staging):
-        path = f"{store.layout.staging}/{text}"
-        try:
-            if store.fs.stat(path).st_mtime > oldest:
-                continue
-            fd = store.fs.look(path, os.O_RDWR)
-        except OSError:
-            continue
-        try:
-            if store.fs.try_lock(fd) and store.fs.same_file(fd, path) and text not in deadletters.staged_names(store):
-                report.staged_reaped += store.fs.unlink(path)
-        finally:
-            store.fs.close(fd)
+        report.staged_reaped += reap_staged(store, f"{store.layout.staging}/{text}")
 
 
-def _generations(store: Store, report: GcReport) -> None:
+def is_abandoned(store: Store, path: str) -> bool:
+    """Whether a file is so old that nobody can be at it but a writer who has it locked; False if it is gone."""
+    try:
+        return store.fs.stat(path).st_mtime <= store.clock.now_ms() / 1000 - STAGED_AGE_S
+    except OSError:
+        return False
+
+
+def reap_staged(store: Store, path: str) -> bool:
+    """Reap an old staged file whose writer is dead: lock first, then look whether any record names it."""
+    if not is_abandoned(store, path):
+        return False
+    try:
+        fd = store.fs.look(path, os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        text = path.rpartition("/")[2]
+        if store.fs.try_lock(fd) and store.fs.same_file(fd, path) and text not in deadletters.staged_names(store):
+            return store.fs.unlink(path)
+        return False
+    finally:
+        store.fs.close(fd)
+
+
+def generations(store: Store, report: GcReport) -> None:
     """Earlier generations that a purge, or a late worker, left in place go into the trash."""
     for text in store.fs.names(store.path):
-        if text.isdigit() and int(text) < store.fate.generation and text != store.fate.directory:
+        if names.is_number(text) and int(text) < store.fate.generation and text != store.fate.directory:
             report.generations_trashed += to_trash(store, f"{store.path}/{text}")
 
 
@@ -184,29 +198,53 @@ def reap_trash(fs: Filesystem, trash: str) -> int:
     One process at a time: the others skip it. Where a full disk has no room for the lock it is done without,
     which is double work at the worst.
     """
-    holder, _, name = trash.rpartition("/")
-    trees = [f"{trash}/{inside}" for inside in fs.names(trash) if inside != LOCK]
-    trees += [f"{holder}/{beside}" for beside in fs.names(holder) if beside.startswith(f"{name}-")]
-    if not trees:
+    if not trees(fs, trash):
         return 0
     try:
-        lock = filelock.FileLock(f"{trash}/{LOCK}", timeout=0)
-        try:
-            lock.acquire()
-        except OSError as error:
-            if error.errno not in (*FULL, errno.ENOENT):
-                raise
-        try:
-            removed = sum(fs.remove_tree(tree) for tree in trees)
+        with _reaper(trash):
+            removed = sum(fs.remove_tree(tree) for tree in trees(fs, trash))
             fs.unlink(f"{trash}/{LOCK}")
             return removed
-        finally:
-            lock.release()
     except filelock.Timeout:
         return 0
     except (OSError, NotImplementedError) as error:
         logger.warning("the trash %s could not be reaped (%s); 'fsqueue gc' will try again", trash, error)
         return 0
+
+
+def is_left_behind(fs: Filesystem, trash: str) -> bool:
+    """Whether there is trash that nobody is reaping."""
+    try:
+        with _reaper(trash):
+            left = bool(trees(fs, trash))
+            fs.unlink(f"{trash}/{LOCK}")
+            return left
+    except filelock.Timeout:
+        return False
+    except OSError:
+        return True
+
+
+@contextmanager
+def _reaper(trash: str) -> Iterator[None]:
+    """Be the only one who reaps, if the lock can be had at all; filelock.Timeout if somebody else is at it."""
+    lock = filelock.FileLock(f"{trash}/{LOCK}", timeout=0)
+    try:
+        lock.acquire()
+    except OSError as error:
+        if error.errno not in (*FULL, errno.ENOENT):
+            raise
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def trees(fs: Filesystem, trash: str) -> list[str]:
+    """What is in a trash, and beside it."""
+    holder, _, name = trash.rpartition("/")
+    found = [f"{trash}/{inside}" for inside in fs.names(trash) if inside != LOCK]
+    return found + [f"{holder}/{beside}" for beside in fs.names(holder) if beside.startswith(f"{name}-")]
 
 
 def reap(path: str) -> int:

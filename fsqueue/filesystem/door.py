@@ -177,6 +177,21 @@ class Filesystem:
                 return []
             raise
 
+    def entries(self, directory: str) -> list[tuple[str, str]]:
+        """Name and kind of what is in a directory, unordered; [] if it does not exist. A hint, as every listing.
+
+        Kinds: "file", "directory", "link" (symbolic), "other" (a pipe, a socket, a device).
+        """
+        try:
+            with os.scandir(directory) as found:
+                return [(entry.name, _kind(entry)) for entry in found]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            if error.errno == errno.ESTALE:
+                return []
+            raise
+
     def rename(self, source: str, target: str) -> bool:
         """Rename; False if the source (or the target's directory) is not there.
 
@@ -303,3 +318,11 @@ class Filesystem:
         finally:
             self.close(fd)
             self.unlink(probe)
+
+
+def _kind(entry: os.DirEntry[str]) -> str:
+    if entry.is_symlink():
+        return "link"
+    if entry.is_dir(follow_symlinks=False):
+        return "directory"
+    return "file" if entry.is_file(follow_symlinks=False) else "other"

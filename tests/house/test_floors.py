@@ -33,6 +33,8 @@ FLOORS = {
     "mountadvice": 2,
     "probes": 2,
     "contests": 3,
+    "recount": 2,
+    "findings": 2,
     "selection": 3,
     "insertion": 3,
     "transitions": 3,
@@ -48,6 +50,10 @@ FLOORS = {
     "upkeep": 4,
     "stuck": 4,
     "doctor": 4,
+    "repair": 4,
+    "places": 4,
+    "checks": 4,
+    "fsck": 4,
 }
 """A module may import from lower floors, and from its own without going round in circles."""
 

@@ -1,0 +1,102 @@
+"""fsck: is everything in a queue as it should be, and if not, what is it and what can be done."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from types import TracebackType
+from typing import Any
+
+import click
+
+import fsqueue
+
+from .common import example, json_option, plain, print_json, queue_argument
+
+FINDINGS_EXIT = 10
+"""Something was found, and is still so."""
+
+
+class Bar:
+    """Progress on a terminal, for what takes long."""
+
+    def __init__(self) -> None:
+        self._bar: Any = None
+
+    def __enter__(self) -> Bar:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def show(self, done: int, steps: int) -> None:
+        """So many of the steps are done."""
+        if not sys.stderr.isatty():
+            return
+        if self._bar is None:
+            from tqdm import tqdm
+
+            self._bar = tqdm(total=steps, unit=" shards", desc="fsck", leave=False, delay=0.5)
+        self._bar.update(done - self._bar.n)
+
+
+@click.command(
+    epilog=example(
+        """fsqueue fsck /scratch/me/tiles
+fsqueue fsck /scratch/me/tiles --repair
+fsqueue fsck /scratch/me/tiles --json | jq -r 'select(.repaired | not) | .path'"""
+    )
+)
+@queue_argument
+@click.option("--repair", is_flag=True, help="Mend what can be mended.")
+@json_option
+def fsck(queue: str, repair: bool, as_json: bool) -> None:
+    """Check the queue Q: everything on disk that must be so, while others go on working.
+
+    Each finding is explained; what is only in flight is none. --repair finishes what crashes left half
+    done, and moves what cannot be used into Q/.quarantine; it removes nothing that may be needed.
+    With --json each finding is a line.
+
+    Exit codes: 0 nothing was found, or all of it was repaired; 10 there are findings that were not.
+    """
+    counts: Counter[str] = Counter()
+    left = 0
+    explained: set[str] = set()
+    with fsqueue.Queue(queue) as q, Bar() as bar:
+        for finding in q.fsck(repair=repair, progress=bar.show):
+            counts[finding.gravity] += 1
+            left += not finding.repaired
+            if as_json:
+                print_json(finding.as_dict())
+            else:
+                _show(finding, repair, finding.kind not in explained)
+            explained.add(finding.kind)
+    if not as_json:
+        _sum_up(counts, left, repair)
+    if left:
+        raise click.exceptions.Exit(FINDINGS_EXIT)
+
+
+def _show(finding: fsqueue.Finding, repair: bool, explain: bool) -> None:
+    """The finding on a line, and, the first time, what its kind means."""
+    tasks = f" ({finding.tasks:,} task{'s' if finding.tasks != 1 else ''})" if finding.tasks else ""
+    note = f": {plain(finding.note)}" if finding.note else ""
+    state = "" if not repair else " [repaired]" if finding.repaired else " [NOT repaired]"
+    click.echo(f"{finding.kind:<17} {plain(finding.path)}{tasks}{note}{state}")
+    if explain:
+        click.echo(f"    {finding.meaning}\n    --repair {finding.repair}.")
+
+
+def _sum_up(counts: Counter[str], left: int, repair: bool) -> None:
+    total = sum(counts.values())
+    if not total:
+        click.echo("nothing was found: all is as it should be")
+        return
+    kinds = ", ".join(f"{count:,} {gravity}" for gravity, count in counts.most_common())
+    if repair:
+        click.echo(f"{total:,} finding(s) ({kinds}); {total - left:,} repaired, {left:,} not")
+    else:
+        click.echo(f"{total:,} finding(s) ({kinds}); 'fsqueue fsck --repair' mends what can be mended")

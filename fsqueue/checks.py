@@ -1,0 +1,328 @@
+"""What fsck sees in a shard's files: task files and logs together, dead letters, history."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from fsqueue import batch as batches
+from fsqueue import deadletters, history, jsonl, movements, names, recount, taskfiles, upkeep
+from fsqueue.findings import Finding, Suspect, found
+from fsqueue.ledger import AVAILABLE, DEAD, LEASED, Ledger
+from fsqueue.names import TaskFileName
+from fsqueue.repair import Repair, held, unreadable
+from fsqueue.store import Store
+from fsqueue.task import GcReport
+
+LOOK_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
+"""What the system says to one who may look, but not lock."""
+SETTLE_S = 0.5
+"""How long to wait before a second look at what one may not lock."""
+
+
+def is_movement(line: bytes) -> bool:
+    """Whether a line of a movement log is a record."""
+    return movements.parse(line) is not None
+
+
+def is_history(line: bytes) -> bool:
+    """Whether a line of the history can be read."""
+    return history.parse(line) is not None
+
+
+class BatchLook:
+    """One look at a batch: its names, its log, and its task file where that matters."""
+
+    def __init__(self, store: Store, batch: str, there: list[TaskFileName], content: bytes | None) -> None:
+        self.store = store
+        self.batch = batch
+        self.names = there
+        self.log = store.layout.log(batch)
+        self.ledger = Ledger()
+        self.content = content
+        self.ledger.fold(content or b"", 0)
+
+    @property
+    def is_untouched(self) -> bool:
+        """Whether nothing was done with it yet, as far as its log knows."""
+        return not self.ledger.count and not self.ledger.gone
+
+    def findings(self) -> Iterator[Finding]:
+        """What is wrong."""
+        store, ledger = self.store, self.ledger
+        if self.content is not None:
+            yield from self._lines(self.content)
+        if ledger.gone or (self.content is not None and not ledger.count and not self.names):
+            yield found(store, "orphaned-log", self.log)
+        elif ledger.count and not ledger.left:
+            yield found(store, "unfinished", self.log, ledger.count)
+        elif ledger.count and not self.names:
+            yield found(store, "task-file-gone", self.log, ledger.left)
+        elif self.names:
+            yield from self._file()
+            yield from self._letters()
+
+    def _lines(self, content: bytes) -> Iterator[Finding]:
+        *lines, rest = content.split(b"\n")
+        bad = sum(jsonl.is_bad(line, is_movement) for line in lines)
+        if bad:
+            yield found(self.store, "damaged-line", self.log, note=f"{bad} line(s)")
+        if rest:
+            yield found(self.store, "torn-line", self.log)
+
+    def _file(self) -> Iterator[Finding]:
+        store, ledger, name = self.store, self.ledger, self.names[0]
+        path = store.layout.task_file(name)
+        if len(self.names) > 1:
+            others = ", ".join(str(other) for other in self.names[1:])
+            yield found(store, "second-name", path, name.count, f"and {others}")
+            return
+        try:
+            lines = batches.split_lines(store.fs.read(path))
+        except FileNotFoundError:
+            return
+        count = ledger.count or (len(lines) if name.count < len(lines) <= names.BATCH_TASKS_MAX else name.count)
+        if count != name.count:
+            yield found(store, "wrong-count", path, count)
+        open_states = (AVAILABLE, LEASED)
+        bad = [
+            index
+            for index in unreadable(lines, count, ledger.payloads)
+            if not ledger.count or ledger.state[index] in open_states
+        ]
+        if bad:
+            yield found(store, "unreadable-tasks", path, len(bad), f"task(s) {brief(bad)}")
+        if ledger.count and upkeep.is_late(ledger, name):
+            yield found(store, "late-name", path)
+
+    def _letters(self) -> Iterator[Finding]:
+        missing = missing_letters(self.store, self.batch, self.ledger)
+        if missing:
+            yield found(self.store, "missing-letter", self.log, len(missing))
+
+
+def missing_letters(store: Store, batch: str, ledger: Ledger) -> list[int]:
+    """The dead tasks of a batch that have no letter, nor had one."""
+    dead = [index for index, state in enumerate(ledger.state) if state == DEAD] if ledger.done[DEAD] else []
+    known = deadletters.known(store, store.layout.shard(batch)) if dead else set()
+    return [index for index in dead if names.task_id(batch, index) not in known]
+
+
+def brief(indices: list[int]) -> str:
+    """Indices for people."""
+    ranges = movements.to_ranges(indices)
+    return ", ".join(f"{start} to {end - 1}" if end - start > 1 else str(start) for start, end in ranges)
+
+
+class ShardCheck:
+    """The files of one shard."""
+
+    def __init__(self, store: Store, repair: Repair, shard: str) -> None:
+        self.store = store
+        self.repair = repair
+        self.shard = shard
+        self.untouched: set[str] = set()
+        """Batches with a task file of which nothing is known to have been done."""
+
+    def suspects(self) -> Iterator[Suspect]:
+        """All that looks wrong, batches first."""
+        layout = self.store.layout
+        files: dict[str, list[TaskFileName]] = {}
+        for text, kind in self.store.fs.entries(f"{layout.tasks}/{self.shard}"):
+            name = names.parse_task_file(text) if kind == "file" else None
+            if name is not None and layout.shard(name.batch) == self.shard:
+                files.setdefault(name.batch, []).append(name)
+        logs = {
+            uuid
+            for text, kind in self.store.fs.entries(f"{layout.logs}/{self.shard}")
+            if kind == "file" and (uuid := names.parse_log_file(text)) and layout.shard(uuid) == self.shard
+        }
+        for batch in sorted(files.keys() | logs):
+            yield from self._batch(batch, files.get(batch, []), batch in logs)
+        yield from self._lines(layout.dead(self.shard), jsonl.is_object)
+        yield from self._history()
+
+    # -- batches ------------------------------------------------------------------------------------
+
+    def _batch(self, batch: str, there: list[TaskFileName], has_log: bool) -> Iterator[Suspect]:
+        store = self.store
+        path = store.layout.log(batch)
+        try:
+            content = store.fs.read(path) if has_log else None
+            path = store.layout.task_file(there[0]) if there else path
+            look = BatchLook(store, batch, there, content)
+            if there and look.is_untouched:
+                self.untouched.add(batch)
+            findings = list(look.findings())
+        except FileNotFoundError:  # finished meanwhile
+            return
+        except OSError as error:
+            yield self._no_access(path, error)
+            return
+        for finding in findings:
+            yield Suspect(
+                finding,
+                partial(self._again, batch, finding.kind),
+                partial(self._mend, batch, finding, there),
+            )
+
+    def _no_access(self, path: str, error: OSError) -> Suspect:
+        def is_so() -> bool:
+            try:
+                self.store.fs.read(path)
+                return False
+            except FileNotFoundError:
+                return False
+            except OSError:
+                return True
+
+        return Suspect(found(self.store, "no-access", path, note=str(error.strerror)), is_so, lambda: None)
+
+    def _again(self, batch: str, kind: str) -> bool:
+        """A second look, under the lock of the log if there is one."""
+        store = self.store
+        path = store.layout.log(batch)
+        for _ in range(10):
+            try:
+                with held(store, path):
+                    return self._finds(batch, kind, store.fs.read(path))
+            except FileNotFoundError:
+                same = self._finds(batch, kind, None)
+                if not store.fs.exists(path):  # else somebody begins with it just now
+                    return same
+            except OSError as error:
+                if error.errno not in LOOK_ONLY:
+                    raise
+                store.clock.sleep(SETTLE_S)
+                return self._finds(batch, kind, store.fs.read(path))
+        return False
+
+    def _finds(self, batch: str, kind: str, content: bytes | None) -> bool:
+        store = self.store
+        texts = {text for _ in range(2) for text in taskfiles.listed(store, store.layout, batch)}
+        there = [name for text in sorted(texts) if (name := names.parse_task_file(text)) is not None]
+        return any(finding.kind == kind for finding in BatchLook(store, batch, there, content).findings())
+
+    def _mend(self, batch: str, finding: Finding, there: list[TaskFileName]) -> None:
+        store, repair, log = self.store, self.repair, self.store.layout.log(batch)
+        match finding.kind:
+            case "torn-line":
+                repair.close_off(log)
+            case "damaged-line":
+                repair.void_lines(log, is_movement)
+            case "second-name":
+                repair.one_name(batch)
+            case "wrong-count":
+                repair.right_count(batch, finding.tasks)
+            case "unreadable-tasks":
+                repair.bury_unreadable(batch)
+            case _:
+                upkeep.mend(store, batch, there[0] if there else None, GcReport())
+
+    # -- lines --------------------------------------------------------------------------------------
+
+    def _lines(self, path: str, is_sound: Callable[[bytes], bool]) -> Iterator[Suspect]:
+        return lines(self.store, self.repair, path, is_sound)
+
+    # -- history --------------------------------------------------------------------------------------
+
+    def _history(self) -> Iterator[Suspect]:
+        store = self.store
+        seen: dict[str, set[tuple[str, int, int]]] = {}
+        for day in history.days(store):
+            path = store.layout.history(day, self.shard)
+            yield from self._lines(path, is_history)
+            for offset, length, batch, records in history.read(store, path):
+                if batch in seen:
+                    if recount.announced(records) <= seen[batch]:
+                        yield self._repeat(path, offset, length)
+                    continue
+                ledger = history.replay(records)
+                seen[batch] = recount.announced(records)
+                yield from self._finished(path, batch, ledger)
+
+    def _repeat(self, path: str, offset: int, length: int) -> Suspect:
+        store = self.store
+
+        def is_so() -> bool:
+            return any(found_at == offset for found_at, *_ in history.read(store, path))
+
+        return Suspect(
+            found(store, "repeated-history", path, note=f"at byte {offset}"),
+            is_so,
+            lambda: self.repair.void_line(path, offset, length),
+        )
+
+    def _finished(self, path: str, batch: str, ledger: Ledger) -> Iterator[Suspect]:
+        """What must be true of a batch that the history knows as finished."""
+        store = self.store
+        if batch in self.untouched:
+            yield Suspect(
+                found(store, "returned-file", f"{store.layout.tasks}/{self.shard}/{batch}", ledger.count),
+                lambda: self._has_returned(batch),
+                lambda: self.repair.send_back(batch),
+            )
+        missing = missing_letters(store, batch, ledger)
+        if missing:
+            yield Suspect(
+                found(store, "missing-letter", path, len(missing), f"batch {batch}"),
+                lambda: bool(missing_letters(store, batch, ledger)),
+                lambda: deadletters.restore(store, batch, ledger, missing),
+            )
+        short = recount.short(store, batch, ledger)
+        if short:
+            yield Suspect(
+                found(store, "counter-bytes", path, short, f"batch {batch}"),
+                lambda: recount.is_short(store, batch),
+                lambda: self.repair.recount(batch),
+            )
+
+    def _has_returned(self, batch: str) -> bool:
+        store = self.store
+        try:
+            content = store.fs.read(store.layout.log(batch))
+        except FileNotFoundError:
+            content = None
+        there = taskfiles.listed(store, store.layout, batch)
+        return bool(there) and BatchLook(store, batch, [], content).is_untouched
+
+
+def lines(store: Store, repair: Repair, path: str, is_sound: Callable[[bytes], bool]) -> Iterator[Suspect]:
+    """Damaged and torn lines of a file that is appended to under its lock."""
+
+    def look(fd: int) -> dict[str, int]:
+        bad, torn = jsonl.unsound(store.fs, fd, is_sound)
+        return {kind: count for kind, count in (("damaged-line", len(bad)), ("torn-line", torn)) if count}
+
+    def unlocked() -> dict[str, int]:
+        fd = store.fs.look(path)
+        try:
+            return look(fd)
+        finally:
+            store.fs.close(fd)
+
+    def again(kind: str) -> bool:
+        try:
+            with held(store, path) as fd:
+                return kind in look(fd)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            if error.errno not in LOOK_ONLY:
+                raise
+            store.clock.sleep(SETTLE_S)
+            return kind in unlocked()
+
+    try:
+        first = unlocked()
+    except FileNotFoundError:
+        return
+    except OSError:
+        return  # what it is instead of a file was told by its name
+    for kind, count in first.items():
+        yield Suspect(
+            found(store, kind, path, note=f"{count} line(s)" if kind == "damaged-line" else ""),
+            partial(again, kind),
+            (lambda: repair.void_lines(path, is_sound)) if kind == "damaged-line" else (lambda: repair.close_off(path)),
+        )

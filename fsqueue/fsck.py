@@ -1,0 +1,81 @@
+"""Checking a queue, and mending it: every invariant that can be seen on disk, while others work (docs/fsck.md).
+
+What a first look finds suspicious is looked at again under the lock of whoever could just be at it, so
+that what is only in flight is not found. Memory is bounded by the names of a shard. A repair is believed when
+another look finds nothing any more.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+
+from fsqueue import checks, jsonl, names, places
+from fsqueue.errors import LockTimeout
+from fsqueue.findings import Finding, Suspect
+from fsqueue.repair import Repair
+from fsqueue.store import Store
+
+logger = logging.getLogger("fsqueue")
+
+TRIES = 3
+"""How often a repair is tried: what it meets may change under its hands."""
+
+Progress = Callable[[int, int], object]
+"""Called with the steps done and the steps there are."""
+
+
+def fsck(store: Store, repair: bool, progress: Progress | None = None) -> Iterator[Finding]:
+    """What is wrong with a queue, as it is found; with `repair` each finding is mended before it is yielded.
+
+    A purge meanwhile makes it begin anew, with the new generation.
+    """
+    while True:
+        store.refresh(now=True)
+        layout = store.layout
+        for suspect in _suspects(store, Repair(store), progress):
+            store.refresh(now=True)
+            if store.layout is not layout:
+                break
+            finding = _settle(store, suspect, repair)
+            if finding is not None:
+                yield finding
+        else:
+            store.refresh(now=True)
+        if store.layout is layout:
+            return
+
+
+def _suspects(store: Store, repair: Repair, progress: Progress | None) -> Iterator[Suspect]:
+    shards = names.all_shards(store.layout.shards)
+    yield from checks.lines(store, repair, store.layout.settings_file, jsonl.is_object)
+    yield from places.check(store, repair)
+    for done, shard in enumerate(shards):
+        if progress is not None:
+            progress(done, len(shards))
+        yield from checks.ShardCheck(store, repair, shard).suspects()
+    if progress is not None:
+        progress(len(shards), len(shards))
+
+
+def _settle(store: Store, suspect: Suspect, repair: bool) -> Finding | None:
+    """The finding, if a second look confirms it; mended, if that is wanted and possible."""
+    finding = suspect.finding
+    try:
+        if not suspect.confirm():
+            return None
+    except LockTimeout as error:
+        logger.warning("%s was passed over: %s", finding.path, error)
+        return None
+    for _ in range(TRIES if repair else 0):
+        try:
+            suspect.mend()
+        except FileNotFoundError:
+            pass  # somebody else was at it
+        except (OSError, LockTimeout) as error:
+            finding.note = f"{finding.note}; not repaired: {error}" if finding.note else f"not repaired: {error}"
+            break
+        finding.repaired = not suspect.confirm()
+        if finding.repaired:
+            break
+    return finding

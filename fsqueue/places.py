@@ -1,0 +1,207 @@
+"""What fsck sees from names alone: what does not belong into the tree, lies in the wrong place, or was left behind."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from fsqueue import counters, deadletters, names, upkeep
+from fsqueue.findings import Suspect, found
+from fsqueue.repair import Repair
+from fsqueue.store import Store
+from fsqueue.task import GcReport
+
+SETTLE_S = 2.0
+"""How long what nobody locks gets to settle before it counts as left behind."""
+PARTS = ("queue", "movements", "completions", "dead", "history", "commits", "staging")
+
+
+def check(store: Store, repair: Repair) -> Iterator[Suspect]:
+    """Everything that the names tell, from the top down."""
+    yield from _Places(store, repair).all()
+
+
+class _Places:
+    def __init__(self, store: Store, repair: Repair) -> None:
+        self.store = store
+        self.repair = repair
+        self.layout = store.layout
+        self.shards = set(names.all_shards(self.layout.shards))
+
+    def all(self) -> Iterator[Suspect]:
+        yield from self._top()
+        yield from self._walk(self.layout.base, dict.fromkeys(PARTS, "directory").get)
+        for part, right in ((self.layout.tasks, self._task_file), (self.layout.logs, self._log)):
+            yield from self._shards(part, right)
+        yield from self._walk(f"{self.layout.base}/completions", _number)
+        yield from self._walk(f"{self.layout.base}/dead", self._shard_file)
+        yield from self._walk(self.layout.history_days, lambda name: "directory" if names.is_day(name) else None)
+        for day in self.store.fs.names(self.layout.history_days):
+            if names.is_day(day):
+                yield from self._walk(f"{self.layout.history_days}/{day}", self._shard_file)
+        yield from self._staging()
+
+    # -- the top ----------------------------------------------------------------------------------
+
+    def _top(self) -> Iterator[Suspect]:
+        fs, top = self.store.fs, self.store.path
+        trash = []
+        for name, kind in fs.entries(top):
+            path = f"{top}/{name}"
+            if name in ("queue.jsonl", "doorbell"):
+                yield from self._kind(path, kind, "file")
+            elif name in (".trash", ".quarantine", self.store.fate.directory):
+                yield from self._kind(path, kind, "directory")
+            elif name.startswith(".trash-") and kind == "directory":
+                trash.append(path)
+            elif name.startswith(".new-") and kind == "file":
+                yield from self._old(path, "new-file", partial(fs.unlink, path))
+            elif names.is_number(name) and int(name) < self.store.fate.generation and kind == "directory":
+                yield Suspect(
+                    found(self.store, "old-generation", path),
+                    partial(self._stays, path),
+                    self._clear_generations,
+                )
+            elif names.is_number(name):
+                yield Suspect(
+                    found(self.store, "stray", path, note="a generation that does not exist"),
+                    partial(self._is, path, kind),
+                    partial(self.repair.generation, path),
+                )
+            else:
+                yield from self._kind(path, kind, None)
+        trash += [f"{self.layout.trash}/{name}" for name in fs.names(self.layout.trash) if name != upkeep.LOCK]
+        if trash:
+            yield Suspect(
+                found(self.store, "trash", self.layout.trash, note=f"{len(trash)} trees"),
+                self._abandoned_trash,
+                lambda: upkeep.reap_trash(fs, self.layout.trash),
+            )
+
+    def _clear_generations(self) -> None:
+        upkeep.generations(self.store, GcReport())
+        upkeep.reap_trash(self.store.fs, self.layout.trash)
+
+    def _abandoned_trash(self) -> bool:
+        """Whether there is trash that nobody is reaping, nor will in a moment."""
+        fs, trash = self.store.fs, self.layout.trash
+        self.store.clock.sleep(SETTLE_S)
+        return bool(upkeep.trees(fs, trash)) and upkeep.is_left_behind(fs, trash)
+
+    # -- shards -----------------------------------------------------------------------------------
+
+    def _shards(self, part: str, right: Callable[[str, str, str], Suspect | None]) -> Iterator[Suspect]:
+        """The directories of the shards; what lies in the wrong one is moved before anything is checked."""
+        fs = self.store.fs
+        for shard, kind in fs.entries(part):
+            directory = f"{part}/{shard}"
+            if kind != "directory":
+                yield from self._kind(directory, kind, "directory" if shard in self.shards else None)
+                continue
+            for name, inside in fs.entries(directory):
+                path = f"{directory}/{name}"
+                suspect = right(shard, name, path) if inside == "file" else None
+                if suspect is not None:
+                    yield suspect
+                elif shard in self.shards:
+                    known = names.parse_task_file(name) if part == self.layout.tasks else names.parse_log_file(name)
+                    yield from self._kind(path, inside, "file" if known else None)
+            if shard not in self.shards:
+                yield from self._kind(directory, kind, None)
+
+    def _task_file(self, shard: str, text: str, path: str) -> Suspect | None:
+        name = names.parse_task_file(text)
+        if name is None or self.layout.shard(name.batch) == shard:
+            return None
+        return self._misplaced(path, name.count, lambda: self.repair.file_to_its_shard(path, name))
+
+    def _log(self, shard: str, text: str, path: str) -> Suspect | None:
+        uuid = names.parse_log_file(text)
+        if uuid is None or self.layout.shard(uuid) == shard:
+            return None
+        return self._misplaced(path, 0, lambda: self.repair.log_to_its_shard(path, uuid))
+
+    def _misplaced(self, path: str, tasks: int, mend: Callable[[], object]) -> Suspect:
+        return Suspect(found(self.store, "wrong-shard", path, tasks), lambda: self._is(path, "file"), mend)
+
+    # -- staging ----------------------------------------------------------------------------------
+
+    def _staging(self) -> Iterator[Suspect]:
+        fs = self.store.fs
+        waiting = deadletters.pending(self.store)
+        for name, kind in fs.entries(self.layout.staging):
+            path = f"{self.layout.staging}/{name}"
+            if kind != "file":
+                yield from self._kind(path, kind, None)
+            elif name in waiting:
+                count = getattr(names.parse_task_file(name), "count", 0)
+                yield Suspect(
+                    found(self.store, "pending-retry", path, count),
+                    partial(self._is_pending, name),
+                    self._publish,
+                )
+            else:
+                yield from self._old(path, "staged-file", partial(upkeep.reap_staged, self.store, path))
+
+    def _is_pending(self, name: str) -> bool:
+        return name in deadletters.pending(self.store)
+
+    def _publish(self) -> None:
+        if deadletters.publish_pending(self.store):
+            self.store.ring()
+
+    def _old(self, path: str, kind: str, mend: Callable[[], object]) -> Iterator[Suspect]:
+        """A file that nobody minds for a day."""
+
+        def is_old() -> bool:
+            return upkeep.is_abandoned(self.store, path)
+
+        if is_old():
+            yield Suspect(found(self.store, kind, path), is_old, mend)
+
+    # -- anything ---------------------------------------------------------------------------------
+
+    def _walk(self, directory: str, wanted: Callable[[str], str | None]) -> Iterator[Suspect]:
+        for name, kind in self.store.fs.entries(directory):
+            yield from self._kind(f"{directory}/{name}", kind, wanted(name))
+
+    def _shard_file(self, name: str) -> str | None:
+        return "file" if name.endswith(".jsonl") and name.removesuffix(".jsonl") in self.shards else None
+
+    def _kind(self, path: str, kind: str, wanted: str | None) -> Iterator[Suspect]:
+        """Complain of what is not of the kind wanted (None: not wanted at all)."""
+        if kind == wanted or path.rpartition("/")[2].startswith(".nfs"):
+            return
+        what = "link" if kind == "link" else "in-the-way" if wanted else "stray"
+        yield Suspect(
+            found(self.store, what, path, note="" if kind == "file" else f"a {_WORDS[kind]}"),
+            lambda: self._is(path, kind),
+            lambda: self.repair.quarantine.move(path),
+        )
+
+    def _is(self, path: str, kind: str) -> bool:
+        try:
+            mode = self.store.fs.stat(path).st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return kind == (
+            "link"
+            if stat.S_ISLNK(mode)
+            else "directory"
+            if stat.S_ISDIR(mode)
+            else "file"
+            if stat.S_ISREG(mode)
+            else "other"
+        )
+
+    def _stays(self, path: str) -> bool:
+        self.store.clock.sleep(SETTLE_S)
+        return self._is(path, "directory")
+
+
+_WORDS = {"link": "symbolic link", "directory": "directory", "other": "pipe, socket or device"}
+
+
+def _number(name: str) -> str | None:
+    return "file" if name in counters.NUMBERS else None

@@ -1,0 +1,237 @@
+"""What fsck mends: each under the lock of what it touches, by a fresh look, and harmless to repeat.
+
+Nothing that somebody might need is removed: it goes into the queue's quarantine, a directory for each
+run, under the path that it had. Leftovers of crashes are upkeep's matter; here is what only damage brings.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+from fsqueue import batch as batches
+from fsqueue import finishing, history, jsonl, layout, movements, names, taskfiles, transitions
+from fsqueue.errors import LockTimeout
+from fsqueue.logs import Log
+from fsqueue.names import TaskFileName
+from fsqueue.recount import Recount
+from fsqueue.store import Store
+
+WAIT_S = 2.0
+"""How long to wait for a lock; what stays busy is left for the next time."""
+TAKEN = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.EISDIR)
+"""What the system says when something else has the name in quarantine: a directory from which files were moved."""
+UNREADABLE = "unreadable: its line in the task file is damaged or missing"
+
+
+class Quarantine:
+    """Where things go that are in the way: `.quarantine/RUN/`, then the path that they had in the queue."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(store.clock.now_ms() / 1000))
+        self.place = f"{store.layout.quarantine}/{stamp}-{store.entropy.hex16()[:8]}"
+
+    def _target(self, path: str) -> str:
+        target = f"{self.place}/{path.removeprefix(self.store.path + '/')}"
+        self.store.fs.make_directory(os.path.dirname(target))
+        return target
+
+    def move(self, path: str) -> bool:
+        """Move a file, a link or a tree there; False if it is gone."""
+        target = self._target(path)
+        try:
+            return self.store.fs.rename(path, target)
+        except OSError as error:
+            if error.errno not in TAKEN:
+                raise
+            return self.store.fs.rename(path, f"{target}-{self.store.entropy.hex16()}")
+
+    def keep(self, path: str, data: bytes) -> None:
+        """Keep a copy of what was at `path`, synced."""
+        fd = self.store.fs.create(self._target(path))
+        try:
+            self.store.fs.write_all(fd, data)
+            self.store.fs.fsync(fd)
+        finally:
+            self.store.fs.close(fd)
+
+
+class Repair:
+    """The repairs of one run."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.quarantine = Quarantine(store)
+        self._recount = Recount(store)
+
+    def generation(self, path: str) -> None:
+        """A directory of a generation that does not exist: moved aside while nobody can begin that one."""
+        with held(self.store, self.store.layout.settings_file) as fd:
+            fate = layout.read_fate(self.store.fs.read_from(fd, 0), self.store.path)
+            if path.rpartition("/")[2] != fate.directory:
+                self.quarantine.move(path)
+
+    # -- lines ----------------------------------------------------------------------------------
+
+    def close_off(self, path: str) -> None:
+        """Void a torn last line, as the next append would."""
+        fs = self.store.fs
+        with held(self.store, path) as fd:
+            size = fs.fstat(fd).st_size
+            if size and fs.pread(fd, 1, size - 1) != b"\n":
+                fs.pwrite(fd, movements.VOID, size)
+                fs.fsync(fd)
+
+    def void_lines(self, path: str, is_sound: Callable[[bytes], bool]) -> None:
+        """Mark lines that make no sense as void, by a `~` in place of their last byte; a copy is kept.
+
+        Nothing else moves: readers that have read the file go on, and versions (offsets) stay.
+        """
+        fs = self.store.fs
+        with held(self.store, path) as fd:
+            bad, _ = jsonl.unsound(fs, fd, is_sound)
+            while bad:
+                copy = b"".join(b"%s\n" % fs.pread(fd, length, offset) for offset, length in bad)
+                self.quarantine.keep(f"{path}.lines-from-{bad[0][0]}", copy)
+                for offset, length in bad:
+                    fs.pwrite(fd, b"~", offset + length - 1)
+                fs.fsync(fd)
+                bad, _ = jsonl.unsound(fs, fd, is_sound)
+
+    def void_line(self, path: str, offset: int, length: int) -> None:
+        """Mark one line as void, if one ends there."""
+        fs = self.store.fs
+        with held(self.store, path) as fd:
+            if fs.pread(fd, 2, offset + length - 1) == b"}\n":
+                fs.pwrite(fd, b"~", offset + length - 1)
+                fs.fsync(fd)
+
+    # -- batches --------------------------------------------------------------------------------
+
+    def bury_unreadable(self, batch: str) -> None:
+        """Make letters of tasks whose lines cannot be read and that nobody holds; the file is kept."""
+        store = self.store
+        with self._batch(batch) as log:
+            if not transitions.open_untouched(store, log):
+                finishing.farewell(store, log)
+                return
+            ledger = log.ledger
+            lines = taskfiles.read(store, log)
+            at = max(store.clock.now_ms(), ledger.at)
+            lost = [i for i in unreadable(lines or [], ledger.count, ledger.payloads) if ledger.is_free(i, at)]
+            if lines is not None and log.name is not None and lost:
+                path = log.layout.task_file(log.name)
+                self.quarantine.keep(path, store.fs.read(path))
+                log.note("bury", at, tasks=movements.to_ranges(lost), reason=UNREADABLE)
+                finishing.bury(store, log, lost)
+            if not ledger.left:
+                finishing.try_finish(store, log)
+
+    def right_count(self, batch: str, count: int) -> None:
+        """Give the file a name that tells how many tasks there are."""
+        store = self.store
+        with self._batch(batch) as log:
+            for text in taskfiles.listed(store, log.layout, batch):
+                name = names.parse_task_file(text)
+                if name is not None and name.count != count:
+                    target = name._replace(count=count)
+                    if log.ledger.count:
+                        at = max(store.clock.now_ms(), log.ledger.at)
+                        log.note("move", at, **{"from": str(name), "name": str(target)})
+                    log.name = name
+                    taskfiles.rename(store, log, target)
+
+    def one_name(self, batch: str) -> None:
+        """Of several files of a batch keep the one that its log speaks of last, or else the earliest."""
+        store = self.store
+        with self._batch(batch) as log:
+            there = sorted({text for _ in range(2) for text in taskfiles.listed(store, log.layout, batch)})
+            last = next((text for text in reversed(log.ledger.names) if text in there), there[0] if there else "")
+            for text in there:
+                if text != last:
+                    self.quarantine.move(f"{log.layout.tasks}/{log.layout.shard(batch)}/{text}")
+            log.name, log.lines = names.parse_task_file(last), None
+
+    def send_back(self, batch: str) -> None:
+        """A finished batch's task file that came back, into quarantine, unless somebody began on it."""
+        store = self.store
+        with self._batch(batch) as log:
+            if not log.ledger.count:
+                for text in taskfiles.listed(store, log.layout, batch):
+                    self.quarantine.move(f"{log.layout.tasks}/{log.layout.shard(batch)}/{text}")
+                finishing.farewell(store, log)
+
+    def recount(self, batch: str) -> None:
+        """Write the bytes that a finished batch lacks in the counters."""
+        self._recount.put_back(batch)
+
+    def file_to_its_shard(self, path: str, name: TaskFileName) -> None:
+        """A task file from another shard's directory: to its place, or aside if its batch is there or has finished."""
+        store = self.store
+        with self._batch(name.batch) as log:
+            ledger, target = log.ledger, log.layout.task_file(name)
+            known = any(taskfiles.listed(store, log.layout, log.batch) for _ in range(2))
+            done = not ledger.left if ledger.count else history.find(store, log.batch) is not None
+            if known or done:
+                self.quarantine.move(path)
+                if not ledger.count and not known:
+                    finishing.farewell(store, log)
+            else:
+                store.fs.make_directory(os.path.dirname(target))
+                store.fs.rename(path, target)
+                store.ring()
+
+    def log_to_its_shard(self, path: str, uuid: str) -> None:
+        """The same for a movement log."""
+        store, target = self.store, self.store.layout.log(uuid)
+        with held(store, path):
+            store.fs.make_directory(os.path.dirname(target))
+            try:
+                if history.find(store, uuid) is not None:
+                    raise FileExistsError
+                store.fs.link(path, target)
+                store.fs.unlink(path)
+            except FileExistsError:
+                self.quarantine.move(path)
+
+    def _batch(self, batch: str) -> AbstractContextManager[Log]:
+        """The batch's log, locked; made if it is untouched. FileNotFoundError if it ended just now: repeat."""
+        self.store.log(batch, create=True)
+        return transitions.locked(self.store, batch, WAIT_S)
+
+
+@contextmanager
+def held(store: Store, path: str) -> Iterator[int]:
+    """An existing file, open for writing in place, and locked; FileNotFoundError if it is gone."""
+    fs = store.fs
+    fd = fs.look(path, os.O_RDWR)
+    try:
+        if not fs.lock(fd, store.clock, store.entropy, WAIT_S):
+            raise LockTimeout(f"{path} is locked by a process that is at work, or stopped. Check again later.")
+        try:
+            if not fs.same_file(fd, path):
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+            yield fd
+        finally:
+            fs.unlock(fd)
+    finally:
+        fs.close(fd)
+
+
+def unreadable(lines: list[bytes], count: int, payloads: dict[int, object]) -> list[int]:
+    """The tasks among `count` whose lines are missing or damaged, and were not replaced since."""
+    return [
+        index for index in range(count) if index not in payloads and not (index < len(lines) and _decodes(lines[index]))
+    ]
+
+
+def _decodes(line: bytes) -> bool:
+    try:
+        batches.decode_task(line)
+        return True
+    except ValueError:
+        return False

@@ -1,0 +1,552 @@
+"""fsck: each kind of damage is found, explained and repaired, nothing is lost, and a sound queue has no findings."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fsqueue import Finding, Queue, counters, finishing, staging, upkeep
+from fsqueue.clock import ManualClock
+from fsqueue.findings import KINDS
+from tests.support import BATCH_TASKS_MAX, Crash, QueueFactory, age_staging, counted, files_below, log_files
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(time.time())
+
+
+@pytest.fixture
+def q(queue_factory: QueueFactory, clock: ManualClock) -> Queue:
+    """Tasks in every state: two finished, one dead, four held, the others waiting; all in batches of two."""
+    queue = Queue(queue_factory(shards=4, backoff_s=(0, 0), durability="none").path, clock=clock)
+    queue.insert_many(["done 0", "done 1"], batch_tasks=2)
+    queue.complete(queue.lease(2))
+    queue.insert_many(["dead 0", "dead 1"], batch_tasks=2)
+    for task in queue.lease(2):
+        task.bury("from the beginning")
+    queue.insert_many([f"held {index}" for index in range(4)], batch_tasks=2)
+    assert len(queue.lease(4)) == 4
+    queue.insert_many([f"waiting {index}" for index in range(6)], batch_tasks=2)
+    queue.close()
+    return queue
+
+
+WORK = [f"held {index}" for index in range(4)] + [f"waiting {index}" for index in range(6)]
+
+
+def snapshot(queue: Queue) -> dict[str, bytes | str]:
+    """Every name below the queue, with what is in it."""
+    found: dict[str, bytes | str] = {}
+    for name in files_below(queue.path):
+        path = queue.path / name
+        found[name] = os.readlink(path) if path.is_symlink() else path.read_bytes() if path.is_file() else "other"
+    return found
+
+
+def kinds(findings: list[Finding]) -> set[str]:
+    return {finding.kind for finding in findings}
+
+
+def base(queue: Queue) -> Path:
+    return queue.path / str(queue.generation)
+
+
+def waiting_file(queue: Queue) -> Path:
+    """The task file of an untouched batch."""
+    logs = {path.stem for path in log_files(queue)}
+    return next(path for path in sorted((base(queue) / "queue").glob("*/*")) if path.name.split("-")[1] not in logs)
+
+
+def held_file(queue: Queue) -> Path:
+    logs = {path.stem for path in log_files(queue)}
+    return next(path for path in sorted((base(queue) / "queue").glob("*/*")) if path.name.split("-")[1] in logs)
+
+
+def log_of(queue: Queue, path: Path) -> Path:
+    return base(queue) / "movements" / path.parent.name / f"{path.name.split('-')[1]}.jsonl"
+
+
+def rest(queue: Queue, clock: ManualClock) -> list[Any]:
+    """What can be had when all leases have run out."""
+    clock.advance(10_000)
+    payloads = []
+    while tasks := queue.lease(1):
+        queue.complete(tasks)
+        payloads.append(tasks[0].payload)
+    return sorted(payloads)
+
+
+# -- damages: each returns what is lost by it (payloads), and changes the queue ---------------------------------
+
+Damage = Callable[[Queue, ManualClock], set[str]]
+DAMAGES: dict[str, list[Damage]] = {}
+
+
+def damage(kind: str) -> Callable[[Damage], Damage]:
+    def note(function: Damage) -> Damage:
+        DAMAGES.setdefault(kind, []).append(function)
+        return function
+
+    return note
+
+
+def dying(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, action: Callable[[], object]) -> None:
+    """Do `action`, which dies where `owner.name` is called."""
+
+    def crash(*args: object, **named: object) -> None:
+        raise Crash
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, crash)
+        with pytest.raises(Crash):
+            action()
+
+
+def die_while_completing(queue: Queue, owner: object, name: str) -> set[str]:
+    mine = Queue(queue.path, clock=queue.store.clock)
+    held = mine.lease(min(2, BATCH_TASKS_MAX))
+    with pytest.MonkeyPatch.context() as patch:
+        dying(patch, owner, name, lambda: mine.complete(held))
+    mine.close()
+    return {task.payload for task in held}
+
+
+@damage("unfinished")
+def before_the_farewell(queue: Queue, clock: ManualClock) -> set[str]:
+    return die_while_completing(queue, finishing, "farewell")
+
+
+@damage("unfinished")
+def before_counting(queue: Queue, clock: ManualClock) -> set[str]:
+    return die_while_completing(queue, counters, "add")
+
+
+@damage("unfinished")
+def before_finishing(queue: Queue, clock: ManualClock) -> set[str]:
+    return die_while_completing(queue, finishing, "try_finish")
+
+
+@damage("orphaned-log")
+def an_empty_log(queue: Queue, clock: ManualClock) -> set[str]:
+    queue.store.log("0" * 32, create=True)
+    queue.close()
+    return set()
+
+
+@damage("orphaned-log")
+def a_log_of_garbage(queue: Queue, clock: ManualClock) -> set[str]:
+    log = queue.store.log("0" * 32, create=True)
+    Path(log.path).write_bytes(b'{"op":"complete"}~\n')
+    queue.close()
+    return set()
+
+
+@damage("orphaned-log")
+def a_log_that_said_farewell(queue: Queue, clock: ManualClock) -> set[str]:
+    log = queue.store.log("0" * 32, create=True)
+    Path(log.path).write_bytes(b'{"op":"gone","at":1}\n')
+    queue.close()
+    return set()
+
+
+@damage("late-name")
+def a_name_in_the_future(queue: Queue, clock: ManualClock) -> set[str]:
+    path = held_file(queue)
+    path.rename(path.with_name(f"9{path.name[1:]}"))
+    return set()
+
+
+@damage("missing-letter")
+def a_letter_that_was_not_written(queue: Queue, clock: ManualClock) -> set[str]:
+    queue.insert_many(["given up", "other"], batch_tasks=2)
+    mine = Queue(queue.path, clock=clock)
+    [task] = [task for task in mine.lease(99) if task.payload == "given up"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(finishing, "bury", lambda *args: None)
+        patch.setattr(finishing, "try_finish", lambda *args: None)
+        task.bury("because")
+    mine.close()
+    return {"given up", "+other"}
+
+
+@damage("missing-letter")
+def letters_that_were_lost(queue: Queue, clock: ManualClock) -> set[str]:
+    for path in (base(queue) / "dead").iterdir():
+        path.unlink()
+    return set()
+
+
+@damage("torn-line")
+def a_torn_log(queue: Queue, clock: ManualClock) -> set[str]:
+    append(log_of(queue, held_file(queue)), b'{"op":"complete"')
+    return set()
+
+
+@damage("torn-line")
+def torn_letters(queue: Queue, clock: ManualClock) -> set[str]:
+    append(next((base(queue) / "dead").iterdir()), b'{"op":"dea')
+    return set()
+
+
+@damage("torn-line")
+def torn_history(queue: Queue, clock: ManualClock) -> set[str]:
+    append(next((base(queue) / "history").glob("*/*")), b'{"batch"')
+    return set()
+
+
+@damage("torn-line")
+def torn_settings(queue: Queue, clock: ManualClock) -> set[str]:
+    append(queue.path / "queue.jsonl", b'{"op":"closed"')
+    return set()
+
+
+@damage("damaged-line")
+def garbage_in_a_log(queue: Queue, clock: ManualClock) -> set[str]:
+    append(log_of(queue, held_file(queue)), b'\x00\xff\n[1,2]\nx\n{"op":"complete"}\n')
+    return set()
+
+
+@damage("damaged-line")
+def garbage_among_letters(queue: Queue, clock: ManualClock) -> set[str]:
+    append(next((base(queue) / "dead").iterdir()), b"garbage\nmore\n")
+    return set()
+
+
+@damage("damaged-line")
+def garbage_in_the_history(queue: Queue, clock: ManualClock) -> set[str]:
+    append(next((base(queue) / "history").glob("*/*")), b'{"batch":1}\n' * 2000)
+    return set()
+
+
+@damage("damaged-line")
+def garbage_in_the_settings(queue: Queue, clock: ManualClock) -> set[str]:
+    append(queue.path / "queue.jsonl", b"garbage\n")
+    return set()
+
+
+@damage("staged-file")
+def an_insert_that_died(queue: Queue, clock: ManualClock) -> set[str]:
+    staged = staging.stage(queue.store, queue.store.layout, [b'{"payload":1}\n'], 0)
+    staged.close(queue.store)
+    (base(queue) / "staging" / "0123.probe").touch()
+    age_staging(queue)
+    return set()
+
+
+@damage("pending-retry")
+def a_retry_that_died(queue: Queue, clock: ManualClock) -> set[str]:
+    mine = Queue(queue.path, clock=clock)
+    with pytest.MonkeyPatch.context() as patch:
+        dying(patch, staging, "publish", mine.retry_dead)
+    mine.close()
+    [one] = {path.name for path in (base(queue) / "staging").iterdir()}
+    return {f"+{payload}" for payload in payloads_in(base(queue) / "staging" / one)}
+
+
+@damage("old-generation")
+def a_purge_that_died(queue: Queue, clock: ManualClock) -> set[str]:
+    dying(pytest.MonkeyPatch(), upkeep, "to_trash", queue.purge)
+    queue.insert("afterwards")
+    return {"all", "+afterwards"}
+
+
+@damage("trash")
+def trash(queue: Queue, clock: ManualClock) -> set[str]:
+    shutil.copytree(base(queue), queue.path / ".trash" / "1-0123")
+    shutil.copytree(base(queue), queue.path / ".trash-2-0123")
+    return set()
+
+
+@damage("new-file")
+def a_creator_that_died(queue: Queue, clock: ManualClock) -> set[str]:
+    path = queue.path / ".new-0123"
+    path.touch()
+    os.utime(path, (1, 1))
+    return set()
+
+
+@damage("repeated-history")
+def a_repeat(queue: Queue, clock: ManualClock) -> set[str]:
+    for path in (base(queue) / "history").glob("*/*"):
+        append(path, path.read_bytes())
+    return set()
+
+
+@damage("task-file-gone")
+def a_removed_task_file(queue: Queue, clock: ManualClock) -> set[str]:
+    path = held_file(queue)
+    clock.advance(10_000)
+    lost = payloads_in(path)
+    path.unlink()
+    return lost
+
+
+@damage("unreadable-tasks")
+def a_damaged_task_file(queue: Queue, clock: ManualClock) -> set[str]:
+    path = waiting_file(queue)
+    lines = path.read_bytes().splitlines(keepends=True)
+    lost = payloads_in(path)
+    path.write_bytes(b"\x00garbage\n" + b"".join(lines[1:]))
+    return {sorted(lost)[0]}
+
+
+@damage("unreadable-tasks")
+def an_empty_task_file(queue: Queue, clock: ManualClock) -> set[str]:
+    path = waiting_file(queue)
+    lost = payloads_in(path)
+    path.write_bytes(b"")
+    return lost
+
+
+@damage("unreadable-tasks")
+def a_task_file_that_was_cut_under_way(queue: Queue, clock: ManualClock) -> set[str]:
+    path = held_file(queue)
+    clock.advance(10_000)
+    lost = payloads_in(path)
+    path.write_bytes(path.read_bytes()[:-3])
+    return {sorted(lost)[-1]}
+
+
+@damage("wrong-count")
+def a_name_with_another_count(queue: Queue, clock: ManualClock) -> set[str]:
+    path = held_file(queue)
+    path.rename(path.with_name(path.name[:47] + "777.jsonl"))
+    return set()
+
+
+@damage("wrong-count")
+def an_untouched_name_with_a_smaller_count(queue: Queue, clock: ManualClock) -> set[str]:
+    path = waiting_file(queue)
+    path.write_bytes(path.read_bytes() + b'{"payload":"another"}\n')
+    return {"+another"}
+
+
+@damage("second-name")
+def a_second_name(queue: Queue, clock: ManualClock) -> set[str]:
+    path = waiting_file(queue)
+    os.link(path, path.with_name(f"0000000000001{path.name[13:]}"))
+    return set()
+
+
+@damage("second-name")
+def a_copy(queue: Queue, clock: ManualClock) -> set[str]:
+    path = held_file(queue)
+    shutil.copy(path, path.with_name(f"0000000000001{path.name[13:]}"))
+    return set()
+
+
+@damage("returned-file")
+def a_file_that_came_back(queue: Queue, clock: ManualClock) -> set[str]:
+    path = waiting_file(queue)
+    copy = path.parent.parent.parent / "copy"
+    shutil.copy(path, copy)
+    batch = path.name.split("-")[1]
+    mine = Queue(queue.path, clock=clock)
+    tasks = mine.lease(99)
+    done = {task.payload for task in tasks if task.batch == batch}
+    mine.complete([task for task in tasks if task.batch == batch])
+    mine.close()
+    assert not path.exists()
+    copy.rename(path)
+    return done
+
+
+@damage("wrong-shard")
+def a_task_file_in_another_shard(queue: Queue, clock: ManualClock) -> set[str]:
+    path = waiting_file(queue)
+    elsewhere = path.parent.parent / ("00" if path.parent.name != "00" else "01")
+    elsewhere.mkdir(exist_ok=True)
+    path.rename(elsewhere / path.name)
+    return set()
+
+
+@damage("wrong-shard")
+def a_log_in_another_shard(queue: Queue, clock: ManualClock) -> set[str]:
+    path = log_of(queue, held_file(queue))
+    elsewhere = path.parent.parent / "63"
+    elsewhere.mkdir(exist_ok=True)
+    path.rename(elsewhere / path.name)
+    return set()
+
+
+@damage("wrong-shard")
+def a_copy_in_another_shard(queue: Queue, clock: ManualClock) -> set[str]:
+    path = held_file(queue)
+    (path.parent.parent / "ff").mkdir()
+    shutil.copy(path, path.parent.parent / "ff" / path.name)
+    return set()
+
+
+def cut_counter(queue: Queue) -> Path:
+    [path] = (base(queue) / "completions").iterdir()
+    return path
+
+
+@damage("counter-bytes")
+def a_counter_that_was_cut(queue: Queue, clock: ManualClock) -> set[str]:
+    path = cut_counter(queue)
+    path.write_bytes(path.read_bytes()[:-1])
+    return set()
+
+
+@damage("counter-bytes")
+def a_counter_that_was_cut_and_went_on(queue: Queue, clock: ManualClock) -> set[str]:
+    cut_counter(queue).write_bytes(b"")
+    mine = Queue(queue.path, clock=clock)
+    done = mine.lease(4)
+    mine.complete(done)
+    mine.close()
+    return {task.payload for task in done}
+
+
+@damage("counter-bytes")
+def a_counter_of_garbage(queue: Queue, clock: ManualClock) -> set[str]:
+    path = cut_counter(queue)
+    path.write_bytes(b"\x00" * path.stat().st_size)
+    return set()
+
+
+@damage("counter-bytes")
+def a_removed_counter(queue: Queue, clock: ManualClock) -> set[str]:
+    cut_counter(queue).unlink()
+    return set()
+
+
+@damage("in-the-way")
+def a_directory_for_a_task_file(queue: Queue, clock: ManualClock) -> set[str]:
+    (waiting_file(queue).parent / f"0000000000000-{'0' * 32}-1.jsonl").mkdir()
+    return set()
+
+
+@damage("in-the-way")
+def a_pipe_for_a_log(queue: Queue, clock: ManualClock) -> set[str]:
+    os.mkfifo(log_of(queue, waiting_file(queue)))
+    return set()
+
+
+@damage("in-the-way")
+def a_file_for_a_directory(queue: Queue, clock: ManualClock) -> set[str]:
+    (base(queue) / "commits").write_bytes(b"")
+    return set()
+
+
+@damage("link")
+def links_for_everything(queue: Queue, clock: ManualClock) -> set[str]:
+    outside = queue.path.parent / "outside"
+    outside.mkdir()
+    (outside / "precious").write_text("precious")
+    path = waiting_file(queue)
+    (path.parent / f"0000000000000-{'0' * 31}1-1.jsonl").symlink_to(outside / "precious")
+    (log_files(queue)[0].parent / f"{'0' * 31}1.jsonl").symlink_to(outside / "precious")
+    (base(queue) / "commits").symlink_to(outside)
+    (queue.path / ".trash").symlink_to(outside)
+    (queue.path / "7").symlink_to(outside)
+    (base(queue) / "staging" / "link").symlink_to(outside)
+    (base(queue) / "completions" / "1f").symlink_to(outside / "precious")
+    return set()
+
+
+@damage("stray")
+def strays_everywhere(queue: Queue, clock: ManualClock) -> set[str]:
+    places = [queue.path, base(queue), waiting_file(queue).parent, log_files(queue)[0].parent]
+    places += [base(queue) / "completions", base(queue) / "dead", next((base(queue) / "history").iterdir())]
+    for number, place in enumerate(places):
+        (place / f"notes {number}\n\udcff").write_text("notes")
+    (queue.path / "9").mkdir()
+    (base(queue) / "queue" / "zz").mkdir()
+    (base(queue) / "history" / "someday").touch()
+    (base(queue) / "staging" / "directory").mkdir()
+    return set()
+
+
+def append(path: Path, data: bytes) -> None:
+    with path.open("ab") as file:
+        file.write(data)
+
+
+def payloads_in(path: Path) -> set[str]:
+    return {json.loads(line)["payload"] for line in path.read_bytes().splitlines()}
+
+
+EACH = [
+    pytest.param(
+        kind,
+        action,
+        id=f"{kind}: {action.__name__}",
+        marks=[pytest.mark.batched] if action is a_letter_that_was_not_written else [],
+    )
+    for kind, some in DAMAGES.items()
+    for action in some
+]
+
+
+def test_every_kind_has_its_damage() -> None:
+    assert DAMAGES.keys() | {"no-access"} == KINDS.keys()
+
+
+@pytest.mark.parametrize(("kind", "action"), EACH)
+def test_damage_is_found_explained_and_repaired(q: Queue, clock: ManualClock, kind: str, action: Damage) -> None:
+    lost = action(q, clock)
+    extra = {payload.removeprefix("+") for payload in lost if payload.startswith("+")}
+    lost -= {f"+{payload}" for payload in extra}
+    before = snapshot(q)
+    looked = list(q.fsck())
+    assert snapshot(q) == before, "looking changes nothing"
+    assert kind in kinds(looked), looked
+    for finding in looked:
+        assert not finding.repaired
+        assert finding.meaning
+        assert finding.repair
+        assert "\n" not in finding.kind
+    mended = list(q.fsck(repair=True))
+    assert kind in kinds(mended)
+    assert all(finding.repaired for finding in mended), mended
+    assert list(q.fsck()) == []
+    wanted = sorted(({*WORK} if "all" not in lost else set()) - lost | extra)
+    status = q.status()
+    assert status.remaining == len(wanted)
+    assert status.completed == counted(q)
+    assert rest(q, clock) == wanted
+    after = q.status()
+    assert after.drained
+    assert after.completed == counted(q) == status.completed + len(wanted)
+    assert after.dead == len(list(q.dead())) == status.dead
+    if "all" not in lost:
+        assert after.inserted == 14 + len(extra - {"dead 0", "dead 1"}) + (kind == "missing-letter" and bool(extra))
+    assert list(q.fsck()) == []
+    outside = q.path.parent / "outside"
+    assert not outside.exists() or [path.read_text() for path in outside.iterdir()] == ["precious"]
+
+
+def test_a_sound_queue_has_no_findings(q: Queue, clock: ManualClock) -> None:
+    assert list(q.fsck()) == []
+    q.insert("later", delay_s=100)
+    q.retry_dead()
+    tasks = q.lease(5)
+    assert list(q.fsck()) == []
+    tasks[0].fail("no")
+    tasks[1].release(50)
+    tasks[2].renew(5)
+    tasks[3].complete({"a": 1})
+    tasks[4].bury("no")
+    assert list(q.fsck(repair=True)) == []
+    assert not (q.path / ".quarantine").exists()
+    q.purge()
+    deadline = time.monotonic() + 10
+    while (q.path / ".trash").exists() and os.listdir(q.path / ".trash") and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert list(q.fsck()) == []
+
+
+def test_an_empty_queue_has_no_findings(queue: Queue) -> None:
+    seen = []
+    assert list(queue.fsck(progress=lambda done, steps: seen.append((done, steps)))) == []
+    assert seen == [(done, 64) for done in range(65)]
