@@ -1,0 +1,191 @@
+"""What workers do: small random scripts of the queue's own verbs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from fsqueue import FsqueueError, LeasedTask, LeaseLost
+from tests.simulation import invariants
+from tests.simulation.history import DONE, Actor
+from tests.simulation.world import START_S
+
+if TYPE_CHECKING:
+    from tests.simulation.stories import Story
+
+Act = Callable[["Story", Actor], None]
+
+
+def insert(story: Story, actor: Actor) -> None:
+    actor.insert(*story.fresh(1), delay_s=story.rng.choice((0, 0, 0, 3)))
+
+
+def insert_many(story: Story, actor: Actor) -> None:
+    rng = story.rng
+    actor.insert_many(story.fresh(rng.randint(1, 6)), rng.choice((1, 2, 4)))
+
+
+def _ask(story: Story, actor: Actor, n: int) -> list[LeasedTask]:
+    got = actor.lease(n)
+    call = actor.last
+    if not got and call.outcome == DONE:
+        story.history.wrong += invariants.false_empty(story, call, actor.persona.process)
+    return got
+
+
+def consume(story: Story, actor: Actor) -> None:
+    """Lease some, work, and end each lease in one way or another."""
+    rng = story.rng
+    got = list(_ask(story, actor, rng.choice((1, 1, 2, 3))))
+    if not got:
+        actor.work(rng.choice((0.0, 0.5, 4.0)))
+        return
+    if rng.random() < 0.5:
+        actor.work(rng.choice((0.1, 3.0, 9.9, 12.0)))
+    if rng.random() < 0.15:
+        actor.renew(got)
+    if rng.random() < 0.3:
+        actor.complete(got)
+        return
+    for task in got:
+        luck = rng.random()
+        if luck < 0.6:
+            actor.complete([task])
+        elif luck < 0.7:
+            actor.release([task], rng.choice((0, 2)))
+        elif luck < 0.85:
+            actor.fail(task, rng.choice((None, 0, 3)))
+        elif luck < 0.9:
+            actor.bury(task)
+        elif luck < 0.95:
+            actor.renew([task], rng.choice((None, 1, 30)))
+    actor.held.clear()
+
+
+def poll(story: Story, actor: Actor) -> None:
+    """The work loop: completing a task leases the next in the same append."""
+    rng, world = story.rng, story.world
+    loop = actor.do("poll", lambda q: q.poll(prefetch=rng.choice((1, 1, 3))))
+    if loop is None:
+        return
+    loop._stop = lambda: True  # ends when nothing is left at the moment
+    try:
+        for _ in range(rng.randint(1, 5)):
+            task = actor.do("next", lambda q: next(loop, None))
+            if task is None:
+                break
+            story.history.tasks.setdefault(task.payload, task.id)
+            if rng.random() < 0.2:
+                actor.work(rng.choice((0.1, 4.0, 12.0)))
+            if rng.random() < 0.9:
+                actor.complete([task])
+        actor.do("leave", lambda q: loop.close())
+    finally:
+        loop._ahead.tasks.clear()
+        loop._ahead.open = False
+
+
+def status(story: Story, actor: Actor) -> None:
+    actor.plain("status")
+    call = actor.last
+    if call.outcome == DONE and not story.world.faults and not story.scenario.stale:
+        story.history.wrong += invariants.false_status(story, call)
+
+
+def is_drained(story: Story, actor: Actor) -> None:
+    answer = actor.plain("is_drained")
+    if answer:
+        story.history.wrong += invariants.false_drained(story, actor.last)
+
+
+def release_all(story: Story, actor: Actor) -> None:
+    actor.plain("release_all")
+
+
+def cancel(story: Story, actor: Actor) -> None:
+    known = sorted(story.history.tasks.values())
+    if known:
+        actor.cancel(story.rng.sample(known, min(len(known), story.rng.randint(1, 2))))
+
+
+def retry_dead(story: Story, actor: Actor) -> None:
+    actor.plain("retry_dead")
+
+
+def purge_dead(story: Story, actor: Actor) -> None:
+    actor.plain("purge_dead")
+
+
+def gc(story: Story, actor: Actor) -> None:
+    actor.plain("gc")
+
+
+def purge(story: Story, actor: Actor) -> None:
+    actor.plain("purge")
+
+
+def delete(story: Story, actor: Actor) -> None:
+    actor.plain("delete")
+    if actor.last.outcome == DONE:
+        story.deleted = story.deleted or story.world.disk.step
+
+
+def attach(story: Story, actor: Actor) -> None:
+    """Act on a lease of another process by its token."""
+    held = [task for other in story.actors for task in other.held]
+    if held:
+        actor.attach(story.rng.choice(held).token)
+        if actor.held:
+            actor.complete([actor.held[-1]])
+
+
+def look(story: Story, actor: Actor) -> None:
+    """Everything that only reads."""
+    rng = story.rng
+    known = sorted(story.history.tasks.values())
+    luck = rng.randrange(5)
+    if luck == 0:
+        actor.do("peek", lambda q: q.peek(2))
+    elif luck == 1:
+        actor.do("tasks", lambda q: list(q.tasks()))
+    elif luck == 2:
+        actor.do("dead", lambda q: list(q.dead()))
+    elif known:
+        wanted = rng.choice(known)
+        actor.do("task", (lambda q: q.task(wanted)) if luck == 3 else (lambda q: q.history(wanted)))
+
+
+def wait(story: Story, actor: Actor) -> None:
+    """Time passes, as far as others let it."""
+    actor.work(story.rng.choice((0.1, 2.0, 11.0)))
+
+
+def close(story: Story, actor: Actor) -> None:
+    actor.plain("close")
+
+
+ACTS: dict[str, Act] = {
+    act.__name__: act
+    for act in (
+        insert, insert_many, consume, poll, status, is_drained, release_all, cancel, retry_dead, purge_dead, gc, purge,
+        delete, attach, look, wait, close,
+    )
+}  # fmt: skip
+
+
+def cast(story: Story) -> list[Act]:
+    """Who does what in a story: a few tasks are there already, then each worker has a list of acts."""
+    rng, scenario = story.rng, story.scenario
+    before = story.actor("before", story.hosts[0])
+    before.insert_many(story.fresh(rng.randint(1, 4)), rng.choice((1, 2, 4)))
+    before.exit()
+    if story.world.disk.lossy:
+        story.world.disk.sync_all()
+    names, weights = list(scenario.actions), list(scenario.actions.values())
+
+    def worker(_: Story, actor: Actor) -> None:
+        for name in chosen.pop(0):
+            ACTS[name](story, actor)
+
+    chosen = [rng.choices(names, weights, k=rng.randint(1, 4)) for _ in range(scenario.workers + 2)]
+    return [worker] * rng.randint(min(2, scenario.workers), scenario.workers)

@@ -1,0 +1,187 @@
+"""The disk, or the file server's: inodes, directories, and what of both a power loss leaves.
+
+Directory operations wait in a journal until one of the directories they touch is synced. A power loss keeps
+some of those that wait (any subset that respects dependencies by name; or a prefix), and of each file what
+was synced and perhaps a part of what was appended since.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+
+class File:
+    """An inode. `durable` is its content as of the last sync; None: never synced."""
+
+    __slots__ = ("data", "durable", "links", "mtime", "number", "owner", "removed_by", "touches", "version")
+
+    def __init__(self, number: int, now: float) -> None:
+        self.number = number
+        self.data = bytearray()
+        self.durable: bytes = b""
+        self.links = 0
+        self.mtime = now
+        self.version = 0
+        self.owner: object | None = None
+        """The open file description that has it locked."""
+        self.removed_by: object | None = None
+        self.touches: dict[object, int] = {}
+        """The step at which each process last locked or unlocked it."""
+
+
+class Directory:
+    """A directory. `since` tells at which step each name came to be."""
+
+    __slots__ = ("durable", "entries", "links", "mtime", "number", "since", "version")
+
+    def __init__(self, number: int, now: float) -> None:
+        self.number = number
+        self.entries: dict[str, Node] = {}
+        self.durable: dict[str, Node] = {}
+        self.since: dict[str, int] = {}
+        self.links = 1
+        self.mtime = now
+        self.version = 0
+
+
+Node = File | Directory
+Effect = tuple[Directory, str, Node | None]
+"""In this directory this name now means that, or nothing."""
+
+
+class Disk:
+    """The truth, all of it. `lossy`: whether a journal is kept for a power loss."""
+
+    def __init__(self, now: float, lossy: bool, names_sync: bool = False) -> None:
+        self.lossy = lossy
+        self.names_sync = names_sync
+        """Whether directory operations are durable at once, as on a file server."""
+        self.now = now
+        self.step = 0
+        self.numbers = 1
+        self.root = Directory(1, now)
+        self.journal: list[list[Effect]] = []
+        self.files: list[File] = []
+        """Every file that ever was."""
+        self.logs: dict[str, list[File]] = {}
+        """Every movement log that ever was, by its name."""
+        self.moved_directories = 0
+        """How often a directory was renamed or removed: until then resolved paths hold."""
+
+    # -- changes ---------------------------------------------------------------------------------
+
+    def new_file(self, directory: Directory, name: str) -> File:
+        self.numbers += 1
+        file = File(self.numbers, self.now)
+        self.files.append(file)
+        self.put([(directory, name, file)])
+        if len(name) == 38 and name.endswith(".jsonl"):
+            self.logs.setdefault(name[:32], []).append(file)
+        return file
+
+    def new_directory(self, directory: Directory, name: str) -> Directory:
+        self.numbers += 1
+        made = Directory(self.numbers, self.now)
+        self.put([(directory, name, made)])
+        return made
+
+    def put(self, effects: list[Effect]) -> None:
+        """Change names, all at once."""
+        for directory, name, node in effects:
+            old = directory.entries.pop(name, None)
+            if old is not None:
+                old.links -= 1
+            if node is not None:
+                directory.entries[name] = node
+                directory.since[name] = self.step
+                node.links += 1
+            directory.version += 1
+            directory.mtime = self.now
+        if self.lossy:
+            self.journal.append(effects)
+            if self.names_sync:
+                self._settle([True])
+
+    def written(self, file: File) -> None:
+        file.version += 1
+        file.mtime = self.now
+
+    # -- durability ------------------------------------------------------------------------------
+
+    def sync_file(self, file: File) -> None:
+        if self.lossy:
+            file.durable = bytes(file.data)
+
+    def sync_directory(self, directory: Directory) -> None:
+        """Make the operations that touch this directory durable, and those before them that touch the same names."""
+        if self.lossy and self.journal:
+            self._settle([any(at is directory for at, _, _ in effects) for effects in self.journal])
+
+    def sync_all(self) -> None:
+        """As a disk is when a story begins."""
+        self._settle([True] * len(self.journal))
+        for file in self.files:
+            file.durable = bytes(file.data)
+
+    def _settle(self, chosen: list[bool]) -> None:
+        journal = self.journal
+        wanted: set[tuple[int, str]] = set()
+        for at in range(len(journal) - 1, -1, -1):
+            keys = {(directory.number, name) for directory, name, _ in journal[at]}
+            if chosen[at] or keys & wanted:
+                chosen[at] = True
+                wanted |= keys
+        for effects, yes in zip(journal, chosen, strict=True):
+            if yes:
+                for directory, name, node in effects:
+                    if node is None:
+                        directory.durable.pop(name, None)
+                    else:
+                        directory.durable[name] = node
+        self.journal = [effects for effects, yes in zip(journal, chosen, strict=True) if not yes]
+
+    def lose_power(self, rng: Random) -> None:
+        """Only what is durable remains, and by luck some of the rest."""
+        if not self.lossy:
+            raise ValueError("this disk keeps no journal")
+        chance = rng.choice((0.0, 0.5, 0.9, 1.0))
+        if rng.random() < 0.3:  # a journal that is replayed up to some point
+            kept = rng.randint(0, len(self.journal))
+            self._settle([at < kept for at in range(len(self.journal))])
+        else:
+            self._settle([rng.random() < chance for _ in self.journal])
+        self.journal.clear()
+        for file in self.files:
+            file.links = 0
+            file.owner = None
+            if file.data != file.durable:
+                file.data = bytearray(_remains(bytes(file.data), file.durable, chance, rng))
+                file.durable = bytes(file.data)
+                file.version += 1
+        self._revert(self.root)
+        self.moved_directories += 1
+
+    def _revert(self, directory: Directory) -> None:
+        directory.entries = dict(directory.durable)
+        directory.version += 1
+        for node in directory.entries.values():
+            if isinstance(node, Directory):
+                node.links = 1
+                self._revert(node)
+            else:
+                node.links += 1
+
+
+def _remains(data: bytes, durable: bytes, chance: float, rng: Random) -> bytes:
+    if not data.startswith(durable):
+        return data if rng.random() < chance else durable  # overwritten in place
+    fresh = len(data) - len(durable)
+    luck = rng.random()
+    if luck < chance:
+        return data
+    if luck < 0.6:
+        return durable
+    kept = rng.randint(0, fresh)
+    if rng.random() < 0.3:  # the size was journaled, and some of the bytes never written
+        return durable + bytes(kept) + data[len(durable) + kept :]
+    return data[: len(durable) + kept]

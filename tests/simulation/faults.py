@@ -1,0 +1,179 @@
+"""What can go wrong at any call, and when: drawn beforehand, from the same seed as everything else."""
+
+from __future__ import annotations
+
+import errno
+import math
+from collections.abc import Callable
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from tests.simulation.disk import File
+from tests.simulation.kernel import Crash, Process
+from tests.simulation.nfs import Client, NfsProcess
+
+if TYPE_CHECKING:
+    from tests.simulation.stories import Story
+
+NAMES = frozenset({"rename", "link", "unlink", "mkdir"})
+WRITES = frozenset({"write", "pwrite"})
+ANY_ERROR = (errno.EIO, errno.ESTALE, errno.ENOSPC, errno.EDQUOT, errno.EINTR, errno.EACCES)
+LONG_S = 900.0
+"""Longer than any lease, and than a client may be out of touch before its locks are gone."""
+
+Act = Callable[["Story", Process, str, tuple[Any, ...]], bool]
+"""Do it if this call is the place for it; whether it was done."""
+
+
+class Fault:
+    """Something that happens at the first fitting call from a step on."""
+
+    __slots__ = ("act", "kind", "step")
+
+    def __init__(self, kind: str, step: int) -> None:
+        self.kind, self.step, self.act = kind, step, FAULTS[kind]
+
+
+def kill(story: Story, process: Process, name: str, args: tuple[Any, ...]) -> bool:
+    """The worker dies before this call; or in the middle of a write, of which a part gets to the disk."""
+    rng = story.world.rng
+    if name in WRITES and rng.random() < 0.6:
+        opened, file = process._file(args[0])
+        cut = min(int(len(args[1]) * rng.choice((0.3, 0.9, 1.0))), len(args[1]) - 1)
+        if cut > 0 and name == "write":
+            torn(story, process, opened, file, args[1], cut)
+            process.put_data(opened, file, len(process.content(opened, file)), args[1][:cut])
+    story.world.fault(f"{process.name} is killed at {name}")
+    process.kill()
+    raise Crash
+
+
+def torn(story: Story, process: Process, opened: Any, file: File, data: bytes, cut: int) -> None:
+    """Remember a cut write to a log: it must stay void."""
+    if opened.append and len(opened.name) == 38:
+        story.world.torn.append((file, len(process.content(opened, file)), data))
+
+
+def kill_all(story: Story, process: Process, name: str, args: tuple[Any, ...]) -> bool:
+    """Power loss."""
+    story.world.fault("the power fails")
+    story.lose_power()
+    raise Crash
+
+
+def lost_reply(story: Story, process: Process, name: str, args: tuple[Any, ...]) -> bool:
+    """It happens, and the repeated request finds it done."""
+    exclusive = name == "open" and args[1] & process.O_EXCL
+    if name not in NAMES and not exclusive:
+        return False
+    process.answer = errno.EEXIST if name in ("link", "mkdir", "open") else errno.ENOENT
+    story.world.fault(f"the reply to {name} of {process.name} is lost")
+    return True
+
+
+def error_after(story: Story, process: Process, name: str, args: tuple[Any, ...]) -> bool:
+    """It happens, and an error is reported."""
+    if name in ("close", "unlock", "scandir"):
+        return False
+    process.answer = story.world.rng.choice((errno.EIO, errno.EINTR))
+    story.world.fault(f"{process.name} gets {errno.errorcode[process.answer]} from {name} that was done")
+    return True
+
+
+def error(story: Story, process: Process, name: str, args: tuple[Any, ...]) -> bool:
+    """It does not happen, and an error is reported."""
+    if name in ("close", "unlock", "scandir"):
+        return False
+    code = story.world.rng.choice(ANY_ERROR)
+    story.world.fault(f"{process.name} gets {errno.errorcode[code]} from {name} that was not done")
+    raise OSError(code, "simulated", args[0] if args and isinstance(args[0], str) else None)
+
+
+def full(story: Story, process: Process, name: str, args: tuple[Any, ...]) -> bool:
+    """The disk is full for a while, from the middle of this write on."""
+    if name not in WRITES:
+        return False
+    rng = story.world.rng
+    story.full = rng.choice((1, 2, 5, 20))
+    story.full_code = rng.choice((errno.ENOSPC, errno.EDQUOT))
+    story.world.cuts[process] = rng.choice((0.0, 0.3, 0.9, 1.0))
+    story.world.fault(f"the disk is full when {process.name} writes")
+    return True
+
+
+def delay(story: Story, process: Process, name: str, args: tuple[Any, ...]) -> bool:
+    """The worker does not move for a while: a suspended job, a slow server."""
+    seconds = story.world.rng.choice((0.05, 1.0, 3.0, 11.0, 40.0))
+    story.world.fault(f"{process.name} stands still for {seconds} s before {name}")
+    story.world.sleep(process, seconds)
+    return True
+
+
+def stop(story: Story, process: Process, name: str, args: tuple[Any, ...]) -> bool:
+    """The worker is stopped inside a critical section, for ever or until much later."""
+    held = any(isinstance(one.node, File) and one.node.owner is one for one in process.fds.values())
+    if not held:
+        return False
+    seconds = story.world.rng.choice((math.inf, 100.0, LONG_S))
+    story.world.fault(f"{process.name} is stopped before {name}, for {seconds} s")
+    story.world.sleep(process, seconds)
+    return True
+
+
+def cut_off(story: Story, process: Process, name: str, args: tuple[Any, ...]) -> bool:
+    """The client loses touch with the server, with a call under way perhaps, loses its locks, and comes back."""
+    if not isinstance(process, NfsProcess):
+        return True
+    held = [
+        one
+        for other in story.processes
+        if other.host is process.host and not other.dead
+        for one in other.fds.values()
+        if isinstance(one.node, File) and one.node.owner is one
+    ]
+    if not held:
+        return False
+    rng = story.world.rng
+    for opened in held:
+        assert isinstance(opened.node, File)
+        opened.node.owner = None
+        opened.node.touches[opened] = story.world.disk.step
+        opened.lost = True
+    seconds = rng.choice((0.0, 5.0, 95.0, LONG_S))
+    story.world.fault(f"{process.host.name} is cut off before {name} of {process.name}, for {seconds} s")
+    if rng.random() < 0.5:
+        story.world.sleep(process, seconds)
+    return True
+
+
+def host_dies(story: Story, process: Process, name: str, args: tuple[Any, ...]) -> bool:
+    """A client is switched off: what it had buffered is gone."""
+    host = process.host
+    if isinstance(host, Client):
+        for pages in host.pages.values():
+            pages.dirty.clear()
+    story.world.fault(f"{host.name} is switched off")
+    for other in story.processes:
+        if other.host is host and not other.dead:
+            other.kill()
+    raise Crash
+
+
+FAULTS: dict[str, Act] = {
+    "kill": kill,
+    "power": kill_all,
+    "reply": lost_reply,
+    "after": error_after,
+    "error": error,
+    "full": full,
+    "delay": delay,
+    "stop": stop,
+    "cut": cut_off,
+    "host": host_dies,
+}
+
+
+def draw(rng: Random, kinds: list[str], most: int, horizon: int) -> list[Fault]:
+    """Up to `most` faults of these kinds at random steps, the first one first."""
+    number = min(int(rng.expovariate(1.0)), most) if kinds else 0
+    return sorted((Fault(rng.choice(kinds), rng.randint(1, horizon)) for _ in range(number)), key=lambda one: one.step)

@@ -1,0 +1,173 @@
+"""Who called what, when it began and ended, and what it answered: the material of the judgement."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from fsqueue import FsqueueError, LeasedTask, Queue
+from tests.simulation.kernel import Crash
+from tests.simulation.wiring import Persona, acting
+from tests.simulation.world import World
+
+T = TypeVar("T")
+
+BEGUN, DONE, REFUSED, CRASHED, BROKEN = "begun", "done", "refused", "crashed", "broken"
+QUEUE = "/group/q"
+
+
+class Call:
+    """One call of a verb. `begin` and `end` are steps of the world, `began` and `ended` its times in seconds."""
+
+    __slots__ = ("actor", "args", "began", "begin", "end", "ended", "error", "outcome", "result", "verb")
+
+    def __init__(self, actor: str, verb: str, args: dict[str, Any], world: World) -> None:
+        self.actor, self.verb, self.args = actor, verb, args
+        self.begin, self.end = world.disk.step, 1 << 60
+        self.began, self.ended = world.now, 1e18
+        self.outcome = BEGUN
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+    def __str__(self) -> str:
+        args = ", ".join(f"{key}={_brief(value)}" for key, value in self.args.items())
+        answer = f"{type(self.error).__name__}: {self.error}" if self.error is not None else _brief(self.result)
+        return f"{self.actor}.{self.verb}({args}) {self.outcome} [{self.begin}..{self.end}] {answer}"
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, LeasedTask):
+        return f"{value.payload}@{value.lease[:4]}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_brief, value))}]"
+    return str(value)
+
+
+class History:
+    """All calls, in the order in which they began."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.calls: list[Call] = []
+        self.tasks: dict[Any, str] = {}
+        """Ids by payload, as far as anybody saw them."""
+        self.wrong: list[str] = []
+        """What was noticed to be wrong while it happened."""
+
+
+class Actor:
+    """A process that uses the queue through its public names, and notes what it did."""
+
+    def __init__(self, history: History, persona: Persona) -> None:
+        self.history, self.persona = history, persona
+        self.world = history.world
+        self.name = persona.process.name
+        self.held: list[LeasedTask] = []
+        self.last = Call(self.name, "", {}, self.world)
+        """The call that was made last."""
+        self._queue: Queue | None = None
+
+    @property
+    def queue(self) -> Queue:
+        if self._queue is None:
+            persona = self.persona
+            with acting(persona):
+                self._queue = Queue(
+                    QUEUE, filesystem=persona.filesystem(QUEUE), clock=persona.clock, entropy=persona.entropy
+                )
+        return self._queue
+
+    def adopt(self, queue: Queue) -> None:
+        """Use this queue object from now on."""
+        self._queue = queue
+
+    def do(self, verb: str, act: Callable[[Queue], T], **args: Any) -> T | None:
+        """Call a verb; None if it was refused with one of the package's own errors."""
+        world = self.world
+        call = Call(self.name, verb, args, world)
+        self.history.calls.append(call)
+        self.last = call
+        if world.trace is not None:
+            world.say(f"----- {self.name}: {verb} {', '.join(f'{k}={_brief(v)}' for k, v in args.items())}")
+        try:
+            with acting(self.persona):
+                call.result = result = act(self.queue)
+            call.outcome = DONE
+            return result
+        except FsqueueError as error:
+            call.outcome, call.error = REFUSED, error.with_traceback(None)
+            return None
+        except Crash:
+            call.outcome = CRASHED
+            raise
+        except Exception as error:
+            call.outcome, call.error = BROKEN, error
+            self.history.wrong.append(f"{call} is no error of the package's own:\n{traceback.format_exc()}")
+            return None
+        finally:
+            call.end, call.ended = world.disk.step, world.now
+            if world.trace is not None:
+                world.say(f"----- {call}")
+
+    # -- verbs -------------------------------------------------------------------------------------
+
+    def insert(self, payload: Any, delay_s: float = 0) -> None:
+        ref = self.do("insert", lambda q: q.insert(payload, delay_s=delay_s), payloads=[payload])
+        if ref is not None:
+            self.history.tasks[payload] = ref.id
+
+    def insert_many(self, payloads: list[Any], batch_tasks: int) -> None:
+        self.do("insert", lambda q: q.insert_many(list(payloads), batch_tasks=batch_tasks), payloads=payloads)
+
+    def lease(self, n: int = 1, lease_s: float | None = None) -> list[LeasedTask]:
+        got = self.do("lease", lambda q: q.lease(n, lease_s=lease_s), n=n) or []
+        self.took(got)
+        return got
+
+    def took(self, tasks: list[LeasedTask]) -> None:
+        self.held += tasks
+        for task in tasks:
+            self.history.tasks.setdefault(task.payload, task.id)
+
+    def _end(self, verb: str, tasks: list[LeasedTask], act: Callable[[Queue], object], **args: Any) -> bool:
+        self.held = [task for task in self.held if task not in tasks]
+        self.do(verb, act, tasks=tasks, **args)
+        return self.last.outcome == DONE
+
+    def complete(self, tasks: list[LeasedTask]) -> bool:
+        if len(tasks) == 1:
+            return self._end("complete", tasks, lambda q: tasks[0].complete())
+        return self._end("complete", tasks, lambda q: q.complete(tasks))
+
+    def release(self, tasks: list[LeasedTask], delay_s: float = 0) -> bool:
+        return self._end("release", tasks, lambda q: q.release(tasks, delay_s))
+
+    def fail(self, task: LeasedTask, delay_s: float | None = None) -> bool:
+        return self._end("fail", [task], lambda q: task.fail("no luck", delay_s))
+
+    def bury(self, task: LeasedTask) -> bool:
+        return self._end("bury", [task], lambda q: task.bury("no hope"))
+
+    def renew(self, tasks: list[LeasedTask], lease_s: float | None = None) -> None:
+        self.do("renew", lambda q: q.renew(tasks, lease_s), tasks=tasks)
+
+    def cancel(self, ids: list[str]) -> None:
+        self.do("cancel", lambda q: q.cancel(ids), ids=ids)
+
+    def plain(self, verb: str) -> Any:
+        """A verb without arguments."""
+        return self.do(verb, lambda q: getattr(q, verb)())
+
+    def attach(self, token: str) -> None:
+        task = self.do("attach", lambda q: q.attach(token), token=token)
+        if task is not None:
+            self.held.append(task)
+
+    def work(self, seconds: float) -> None:
+        """Time passes, as far as others let it."""
+        self.persona.clock.sleep(seconds)
+
+    def exit(self) -> None:
+        """The process ends."""
+        self.persona.process.kill()

@@ -1,0 +1,307 @@
+"""The judgement: what must hold of everything that happened (docs/design.md, "Invariants")."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from fsqueue import LeasedTask, LeaseLost, QueueNotFound, Status, counters
+from tests.simulation.disk import Directory, File
+from tests.simulation.history import DONE, QUEUE, REFUSED, Call
+from tests.simulation.replay import AVAILABLE, CANCELLED, COMPLETED, DEAD, LEASED, OUTCOMES, Replay
+
+if TYPE_CHECKING:
+    from tests.simulation.stories import Story
+
+ENDS = {"complete": ("complete",), "release": ("release",), "fail": ("fail", "bury"), "bury": ("bury",), "renew": ("renew",)}
+"""The records by which a verb shows in the log."""
+
+
+class Truth:
+    """What the disk says, read by the simulator itself."""
+
+    def __init__(self, story: Story) -> None:
+        self.story = story
+        self.replays: dict[str, list[Replay]] = {
+            batch: [Replay(bytes(file.data)) for file in files] for batch, files in story.world.disk.logs.items()
+        }
+
+    def of(self, task: LeasedTask) -> list[Replay]:
+        return self.replays.get(task.batch, [])
+
+    def state(self, task_id: str) -> str | None:
+        """The outcome of a task, if any log has one."""
+        batch, _, index = task_id.rpartition(".")
+        for replay in self.replays.get(batch, ()):
+            if int(index) < len(replay.tasks) and replay.tasks[int(index)].state in OUTCOMES:
+                return replay.tasks[int(index)].state
+        return None
+
+    def completed(self) -> int:
+        return sum(task.state == COMPLETED for replays in self.replays.values() for one in replays for task in one.tasks)
+
+
+def directory(story: Story, path: str) -> Directory | None:
+    node: Any = story.world.disk.root
+    for part in path.split("/")[1:]:
+        node = node.entries.get(part) if isinstance(node, Directory) else None
+    return node if isinstance(node, Directory) else None
+
+
+def files(story: Story, path: str) -> Iterator[tuple[str, File]]:
+    """All files below a path."""
+    found = directory(story, path)
+    for name, node in sorted(found.entries.items()) if found is not None else ():
+        if isinstance(node, File):
+            yield f"{path}/{name}", node
+        else:
+            yield from files(story, f"{path}/{name}")
+
+
+def generation(story: Story) -> str:
+    """The directory that `queue.jsonl` names now."""
+    number, current = 1, "1"
+    found = directory(story, QUEUE)
+    file = found.entries.get("queue.jsonl") if found is not None else None
+    for line in bytes(file.data).split(b"\n")[:-1] if isinstance(file, File) else ():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if record.get("op") == "generation" and record["generation"] > number:
+            number, current = record["generation"], record["directory"]
+    return f"{QUEUE}/{current}"
+
+
+# -- at the end --------------------------------------------------------------------------------------------
+
+
+def judge(story: Story) -> list[str]:
+    """Everything that is wrong with what happened."""
+    wrong = list(story.history.wrong)
+    wrong += story.world.overwritten
+    truth = Truth(story)
+    wrong += _logs(story, truth)
+    for call in story.history.calls:
+        wrong += _told(story, truth, call)
+    if not story.deleted:
+        wrong += _losses(story, truth)
+    return wrong
+
+
+def _logs(story: Story, truth: Truth) -> Iterator[str]:
+    """Logs are appended to in order, end with `gone`, and no batch has two."""
+    for batch, replays in truth.replays.items():
+        for replay in replays:
+            if not story.power_lost:
+                yield from (f"log of {batch}: {text}" for text in replay.wrong)
+        if sum(bool(replay.tasks) for replay in replays) > 1 and not story.power_lost:
+            yield f"the batch {batch} began twice"
+    for file, offset, meant in story.world.torn:
+        start = offset + meant[: len(meant)].rfind(b"\n", 0, len(meant) - 1) + 1
+        line = bytes(file.data)[start:].split(b"\n")[0]
+        if line + b"\n" == meant[start - offset :] and b"\n" in bytes(file.data)[start:]:
+            yield f"what was reported failed came to be after all: {line.decode()}"
+
+
+def _told(story: Story, truth: Truth, call: Call) -> Iterator[str]:
+    """What a verb answered is what the log says."""
+    if call.end <= story.forgotten_until:
+        return
+    if call.verb == "lease" and call.outcome == DONE:
+        for task in call.result:
+            if not any(replay.acted(task.index, "lease", task.lease) for replay in truth.of(task)):
+                yield f"{call}: no log knows of the lease of {task.id}"
+    if call.verb in ENDS and call.outcome in (DONE, REFUSED):
+        lost = set(call.error.tasks) if isinstance(call.error, LeaseLost) else set()
+        if call.outcome == REFUSED and not isinstance(call.error, LeaseLost):
+            return
+        for task in call.args["tasks"]:
+            acted = any(
+                replay.acted(task.index, op, task.lease) for replay in truth.of(task) for op in ENDS[call.verb]
+            )
+            if not acted and task.id not in lost:
+                yield f"{call}: it was reported done, but no log says so of {task.id}"
+            if acted and task.id in lost and not _repeated(story, call, task):
+                yield f"{call}: it was reported lost, but the log says it was done"
+    if story.deleted and call.verb == "insert" and call.outcome == DONE and call.begin > story.deleted:
+        yield f"{call}: inserted into a deleted queue"
+
+
+def _repeated(story: Story, call: Call, task: LeasedTask) -> bool:
+    """Whether the same was asked for before."""
+    return any(
+        other is not call and other.verb in ENDS and other.begin < call.end
+        and any(one.id == task.id and one.lease == task.lease for one in other.args["tasks"])
+        for other in story.history.calls
+    )  # fmt: skip
+
+
+def _losses(story: Story, truth: Truth) -> Iterator[str]:
+    """Every task whose insert was reported done is accounted for, and none was executed after it was reported done."""
+    ids: dict[Any, set[str]] = {}
+    for call in story.history.calls:
+        for task in call.result if call.verb == "lease" and call.outcome == DONE else ():
+            ids.setdefault(task.payload, set()).add(task.id)
+    for payload, known in story.history.tasks.items():
+        ids.setdefault(payload, set()).add(known)
+    settled = _settled(story)
+    for payload, line in story.letters.items():
+        ids.setdefault(payload, set()).update(line)
+    purges = [call for call in story.history.calls if call.verb == "purge"]
+    for call in story.history.calls:
+        if call.verb != "insert" or call.outcome != DONE:
+            continue
+        if any(purge.end > call.begin for purge in purges):
+            continue  # it may have been purged
+        for payload in call.args["payloads"]:
+            known = ids.get(payload, set())
+            if not any(truth.state(one) in (COMPLETED, CANCELLED) or settled.get(one) in ("dead", "purged") for one in known):
+                if not (story.power_lost and _was_completed(story, known)):
+                    states = {one: (truth.state(one), settled.get(one)) for one in known}
+                    yield f"{call}: the task {payload!r} is lost ({states or 'nobody ever saw it'})"
+            unsettled = [one for one in known if settled.get(one) != "retried"]
+            if len(unsettled) > 1 and not purges:
+                yield f"the task {payload!r} was inserted once and is there as {sorted(unsettled)}"
+
+
+def _was_completed(story: Story, ids: set[str]) -> bool:
+    """Whether somebody was told so, before a power loss took the log."""
+    return any(
+        call.verb in ("complete", "cancel", "bury", "fail") and {task.id for task in call.args.get("tasks", ())} & ids
+        for call in story.history.calls
+    )
+
+
+def _settled(story: Story) -> dict[str, str]:
+    """What the dead letters say of each id that they know: dead, retried or purged."""
+    found: dict[str, str] = {}
+    story.letters = letters = {}
+    for path, file in files(story, generation(story)):
+        if "/dead/" not in path:
+            continue
+        for text in bytes(file.data).split(b"\n")[:-1]:
+            try:
+                line = json.loads(text)
+            except ValueError:
+                continue
+            if line.get("op") == "dead":
+                found.setdefault(line["id"], "dead")
+                letters.setdefault(line.get("payload"), set()).add(line["id"])
+            elif line.get("op") in ("retried", "purged"):
+                found.update(dict.fromkeys(line["ids"], line["op"]))
+    return found
+
+
+def judge_status(story: Story, status: Status) -> Iterator[str]:
+    """The counts of a drained queue in which nobody works."""
+    truth = Truth(story)
+    if not status.drained:
+        yield f"the drained queue says {status}"
+    purged = any(call.verb == "purge" for call in story.history.calls)
+    if purged:
+        return
+    completed = truth.completed()
+    alive = sum(word == "dead" for word in _settled(story).values())
+    if status.dead != alive:
+        yield f"{alive} letters lie there, but the status says {status.dead}"
+    if story.power_lost:
+        if status.completed > completed + _completions_told(story):
+            yield f"{completed} tasks were completed, but {status.completed} are counted"
+    elif status.completed != completed and not _may_be_mistaken(story, truth):
+        yield f"{completed} tasks were completed, but {status.completed} are counted"
+
+
+def _completions_told(story: Story) -> int:
+    return sum(len(call.args["tasks"]) for call in story.history.calls if call.verb == "complete")
+
+
+def _may_be_mistaken(story: Story, truth: Truth) -> bool:
+    """A run of one byte is mistaken for another's one time in 256, after a crash (docs/decisions/0004)."""
+    single = [
+        counters.mark(batch, 1)
+        for batch, replays in truth.replays.items()
+        for replay in replays
+        if sum(task.state == COMPLETED for task in replay.tasks) == 1
+    ]
+    return bool(story.world.faults) and len(set(single)) < len(single)
+
+
+def judge_leftovers(story: Story) -> Iterator[str]:
+    """After upkeep nothing lies about."""
+    base = generation(story)
+    for part in ("queue", "movements", "staging"):
+        for path, _ in files(story, f"{base}/{part}"):
+            if "/.nfs" not in path:
+                yield f"upkeep left {path.removeprefix(QUEUE)}"
+
+
+# -- while it happens ------------------------------------------------------------------------------------------
+
+
+def false_empty(story: Story, call: Call, process: object) -> Iterator[str]:
+    """A `lease` that answered "empty": was there something that anybody could have leased, all the time?"""
+    base = generation(story)
+    limit = int((call.began - story.skew_s) * 1000) - 1000
+    for path, file in files(story, f"{base}/queue"):
+        shard = directory(story, path.rpartition("/")[0])
+        name = path.rpartition("/")[2]
+        if shard is None or name.startswith(".") or shard.since[name] > call.begin or int(name[:13]) > limit:
+            continue
+        batch = name[14:46]
+        log = directory(story, f"{base}/movements/{path.split('/')[-2]}")
+        found = log.entries.get(f"{batch}.jsonl") if log is not None else None
+        if isinstance(found, File):
+            if found.owner is not None or any(at >= call.begin for who, at in found.touches.items() if who is not process):
+                continue
+            replay = Replay(bytes(found.data))
+            free = any(
+                task.state in (AVAILABLE, LEASED) and task.since + (500 if task.state == LEASED else 0) <= limit
+                for task in replay.tasks
+            )
+            if replay.tasks and not free:
+                continue
+        yield f"{call}: \"empty\", but {name} could be leased all the time"
+
+
+def false_drained(story: Story, call: Call) -> Iterator[str]:
+    """A queue that was called drained: was a task left whose insert had been reported done before?"""
+    before = {
+        payload
+        for other in story.history.calls
+        if other.verb == "insert" and other.outcome == DONE and other.end <= call.begin
+        for payload in other.args["payloads"]
+    }
+    base = generation(story)
+    for path, file in files(story, f"{base}/queue"):
+        name = path.rpartition("/")[2]
+        if name.startswith("."):
+            continue
+        payloads = [json.loads(line)["payload"] for line in bytes(file.data).split(b"\n")[:-1]]
+        states = [Replay(bytes(log.data)) for log in story.world.disk.logs.get(name[14:46], ())]
+        for index, payload in enumerate(payloads):
+            done = any(index < len(one.tasks) and one.tasks[index].state in OUTCOMES for one in states)
+            if payload in before and not done:
+                yield f"{call}: \"drained\", but the task {payload!r} is not done"
+
+
+def false_status(story: Story, call: Call) -> Iterator[str]:
+    """The numbers of a status, against what had surely and what had perhaps happened by then."""
+    status: Status = call.result
+    surely = perhaps = done_surely = done_perhaps = 0
+    cancelled = any(other.verb in ("cancel", "purge", "purge_dead") for other in story.history.calls)
+    for other in story.history.calls:
+        if other.verb == "insert":
+            perhaps += len(other.args["payloads"])
+            surely += len(other.args["payloads"]) if other.outcome == DONE and other.end < call.begin else 0
+        if other.verb == "complete":
+            done_perhaps += len(other.args["tasks"])
+            done_surely += len(other.args["tasks"]) if other.outcome == DONE and other.end < call.begin else 0
+    if not cancelled and not surely <= status.inserted <= perhaps:
+        yield f"{call}: between {surely} and {perhaps} tasks were inserted"
+    if not done_surely <= status.completed <= done_perhaps and not cancelled:
+        yield f"{call}: between {done_surely} and {done_perhaps} tasks were completed"
+
+
+REFUSED_BY = {QueueNotFound: ("delete",)}

@@ -1,0 +1,456 @@
+"""What a process sees of the disk through its kernel: the calls of `os` that the door makes, on one coherent host.
+
+`Process` stands in for the module `os` behind the real `fsqueue.filesystem.Filesystem`. Before each call it asks
+the world whether something is to happen first. `nfs.NfsProcess` adds the caches of a network filesystem's client.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+from tests.simulation.disk import Directory, Disk, File, Node
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+DIRECTORY_MODE, FILE_MODE = 0o040777, 0o100666
+
+
+class Crash(BaseException):
+    """The process was killed here."""
+
+
+class Stat:
+    """What stat tells of a file or directory."""
+
+    __slots__ = ("st_dev", "st_ino", "st_mode", "st_mtime", "st_mtime_ns", "st_nlink", "st_size", "st_uid")
+
+    def __init__(self, node: Node, size: int, mtime: float) -> None:
+        self.st_dev = 1
+        self.st_ino = node.number
+        self.st_mode = DIRECTORY_MODE if isinstance(node, Directory) else FILE_MODE
+        self.st_mtime = mtime
+        self.st_mtime_ns = int(mtime * 1e9)
+        self.st_nlink = node.links
+        self.st_size = size
+        self.st_uid = 0
+
+
+class Opened:
+    """An open file description. Locks belong to it; a forked child shares it."""
+
+    __slots__ = ("append", "host", "lost", "name", "node", "shared_by")
+
+    def __init__(self, node: Node, flags: int, host: Host, name: str) -> None:
+        self.node = node
+        self.append = flags & os.O_APPEND
+        self.host = host
+        self.name = name
+        self.lost = False
+        """Its lock was lost on the server: what it writes gets nowhere, and only fsync says so."""
+        self.shared_by = 1
+
+
+class Host:
+    """A machine: its clock, and its connection to the disk."""
+
+    def __init__(self, name: str, skew_s: float = 0.0) -> None:
+        self.name = name
+        self.skew_s = skew_s
+
+
+def failure(code: int, path: str | None = None) -> OSError:
+    return OSError(code, os.strerror(code), path)
+
+
+class Entry:
+    """What scandir yields."""
+
+    def __init__(self, directory: str, name: str, node: Node) -> None:
+        self.name, self.path, self._node = name, f"{directory}/{name}", node
+
+    def is_dir(self, *, follow_symlinks: bool = True) -> bool:
+        return isinstance(self._node, Directory)
+
+
+Call = Callable[..., Any]
+
+
+def call(function: Call) -> Call:
+    """A system call: the world may do something first, and may make it answer an error although it happened."""
+    name = function.__name__
+
+    @wraps(function)
+    def called(self: Process, *args: Any, **kwargs: Any) -> Any:
+        self.enter(name, args)
+        if self.answer is None:
+            return function(self, *args, **kwargs)
+        code, self.answer = self.answer, None
+        result = function(self, *args, **kwargs)
+        if name == "open":
+            self._close(result)
+        raise failure(code, next((arg for arg in args if isinstance(arg, str)), None))
+
+    return called
+
+
+class Process:
+    """The `os` of one process."""
+
+    O_RDONLY, O_WRONLY, O_RDWR, O_APPEND = os.O_RDONLY, os.O_WRONLY, os.O_RDWR, os.O_APPEND
+    O_CREAT, O_EXCL, O_DIRECTORY = os.O_CREAT, os.O_EXCL, os.O_DIRECTORY
+    O_CLOEXEC, O_NOFOLLOW, O_NONBLOCK = os.O_CLOEXEC, os.O_NOFOLLOW, os.O_NONBLOCK
+    path, strerror, fspath = os.path, staticmethod(os.strerror), staticmethod(os.fspath)
+    stat_result = os.stat_result
+
+    def __init__(self, world: World, name: str, host: Host) -> None:
+        self.world = world
+        self.disk: Disk = world.disk
+        self.name = name
+        self.host = host
+        self.dead = False
+        self.answer: int | None = None
+        """The error that the next call is to answer after it has happened."""
+        self.fds: dict[int, Opened] = {}
+        self._resolved: dict[str, Directory] = {}
+        self._resolved_at = 0
+
+    def enter(self, name: str, args: tuple[Any, ...]) -> None:
+        if self.dead:
+            raise Crash
+        world = self.world
+        disk = self.disk
+        disk.step += 1
+        world.now += world.call_s
+        disk.now = world.now
+        if world.trace is not None:
+            world.note(self, name, args)
+        if disk.step >= world.pause_at:
+            world.pause(self, name, args)
+            if self.dead:
+                raise Crash
+
+    # -- death and birth -------------------------------------------------------------------------
+
+    def kill(self) -> None:
+        """What the system does for a dead process: close its files, and so give its locks back."""
+        self.dead = True
+        for fd in list(self.fds):
+            self._close(fd)
+
+    def fork(self, name: str) -> Process:
+        """A child, which shares what is open."""
+        child = type(self)(self.world, name, self.host)
+        child.fds = dict(self.fds)
+        for opened in child.fds.values():
+            opened.shared_by += 1
+        return child
+
+    # -- paths -----------------------------------------------------------------------------------
+
+    def directory(self, path: str) -> Directory:
+        """The directory at a path."""
+        if self._resolved_at != self.disk.moved_directories:
+            self._resolved.clear()
+            self._resolved_at = self.disk.moved_directories
+        found = self._resolved.get(path)
+        if found is None:
+            node: Node | None = self.disk.root
+            for part in path.split("/"):
+                if part:
+                    if not isinstance(node, Directory):
+                        raise failure(errno.ENOTDIR, path)
+                    node = self.lookup(node, part)
+                    if node is None:
+                        raise failure(errno.ENOENT, path)
+            if not isinstance(node, Directory):
+                raise failure(errno.ENOTDIR, path)
+            found = self._resolved[path] = node
+        return found
+
+    def lookup(self, directory: Directory, name: str) -> Node | None:
+        """What a name means, as far as this host knows."""
+        return directory.entries.get(name)
+
+    def parent(self, path: str) -> tuple[Directory, str]:
+        directory, _, name = path.rpartition("/")
+        return self.directory(directory), name
+
+    def changed(self, directory: Directory, name: str, node: Node | None) -> None:
+        """This host has changed a name, or learnt of it."""
+
+    # -- opening -----------------------------------------------------------------------------------
+
+    @call
+    def open(self, path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        if dir_fd is not None:
+            within = self.fds[dir_fd].node
+            assert isinstance(within, Directory)
+            directory, name = within, path
+        elif path == "/":
+            return self._opened(Opened(self.disk.root, flags, self.host, path))
+        else:
+            directory, name = self.parent(path)
+        exclusive = flags & os.O_EXCL
+        node = directory.entries.get(name) if exclusive else self.lookup(directory, name)
+        if node is None:
+            if not flags & os.O_CREAT:
+                raise failure(errno.ENOENT, path)
+            node = directory.entries.get(name)  # creating asks the server
+            if node is None:
+                self.room(path)
+                node = self.disk.new_file(directory, name)
+            elif exclusive:
+                raise failure(errno.EEXIST, path)
+            self.changed(directory, name, node)
+        elif exclusive:
+            raise failure(errno.EEXIST, path)
+        if isinstance(node, Directory):
+            if flags & (os.O_WRONLY | os.O_RDWR):
+                raise failure(errno.EISDIR, path)
+        elif flags & os.O_DIRECTORY:
+            raise failure(errno.ENOTDIR, path)
+        self.opening(node)
+        return self._opened(Opened(node, flags, self.host, name))
+
+    def opening(self, node: Node) -> None:
+        """Open to close: opening asks the server."""
+
+    def _opened(self, opened: Opened) -> int:
+        fd = self.world.next_fd()
+        self.fds[fd] = opened
+        return fd
+
+    def close(self, fd: int) -> None:
+        if self.dead:
+            return
+        self.enter("close", (fd,))
+        self._close(fd)
+
+    def _close(self, fd: int) -> None:
+        opened = self.fds.pop(fd, None)
+        if opened is None:
+            raise failure(errno.EBADF)
+        opened.shared_by -= 1
+        if not opened.shared_by and isinstance(opened.node, File):
+            self.closing(opened, opened.node)
+            if opened.node.owner is opened:
+                opened.node.owner = None
+                opened.node.touches[self] = self.disk.step
+
+    def closing(self, opened: Opened, file: File) -> None:
+        """The last descriptor of a description is closed."""
+
+    # -- data ------------------------------------------------------------------------------------------
+
+    def _file(self, fd: int) -> tuple[Opened, File]:
+        opened = self.fds.get(fd)
+        if opened is None:
+            raise failure(errno.EBADF)
+        if not isinstance(opened.node, File):
+            raise failure(errno.EISDIR)
+        return opened, opened.node
+
+    @call
+    def pread(self, fd: int, size: int, offset: int) -> bytes:
+        return bytes(self.content(*self._file(fd))[offset : offset + size])
+
+    def content(self, opened: Opened, file: File) -> bytearray:
+        return file.data
+
+    @call
+    def write(self, fd: int, data: bytes) -> int:
+        opened, file = self._file(fd)
+        data = self.partly(data)
+        assert opened.append or not file.data, "this model writes at the end, or at the start of an empty file"
+        self.put_data(opened, file, len(self.content(opened, file)), data)
+        return len(data)
+
+    @call
+    def pwrite(self, fd: int, data: bytes, offset: int) -> int:
+        opened, file = self._file(fd)
+        data = self.partly(data)
+        self.put_data(opened, file, offset, data)
+        return len(data)
+
+    def partly(self, data: bytes) -> bytes:
+        """What of a write gets to the disk: a full disk, or death, may cut it."""
+        cut = self.world.cut_write(self, data)
+        if cut is None:
+            return data
+        if not cut:
+            raise failure(errno.ENOSPC)
+        return data[:cut]
+
+    def room(self, path: str) -> None:
+        """A new name needs room, too."""
+
+    def put_data(self, opened: Opened, file: File, offset: int, data: bytes) -> None:
+        file.data[offset : offset + len(data)] = data
+        self.disk.written(file)
+
+    @call
+    def fsync(self, fd: int) -> None:
+        opened = self.fds.get(fd)
+        if opened is None:
+            raise failure(errno.EBADF)
+        if isinstance(opened.node, Directory):
+            self.disk.sync_directory(opened.node)
+        else:
+            self.flush(opened, opened.node)
+            self.disk.sync_file(opened.node)
+
+    def flush(self, opened: Opened, file: File) -> None:
+        """Bring what is buffered to the server."""
+
+    @call
+    def fstat(self, fd: int) -> Stat:
+        opened = self.fds.get(fd)
+        if opened is None:
+            raise failure(errno.EBADF)
+        return self.attributes(opened)
+
+    def attributes(self, opened: Opened) -> Stat:
+        node = opened.node
+        size = 4096 if isinstance(node, Directory) else len(self.content(opened, node))
+        return Stat(node, size, node.mtime)
+
+    # -- names -----------------------------------------------------------------------------------------
+
+    @call
+    def stat(self, path: str, *, follow_symlinks: bool = True) -> Stat:
+        directory, name = self.parent(path)
+        node = self.lookup(directory, name)
+        if node is None:
+            raise failure(errno.ENOENT, path)
+        return Stat(node, 4096 if isinstance(node, Directory) else len(node.data), node.mtime)
+
+    @call
+    def utime(self, path: str, *, follow_symlinks: bool = True) -> None:
+        directory, name = self.parent(path)
+        node = directory.entries.get(name)
+        if node is None:
+            raise failure(errno.ENOENT, path)
+        node.mtime = self.world.now
+
+    @call
+    def listdir(self, path: str) -> list[str]:
+        directory = self.directory(path)
+        self.opening(directory)
+        return self.listing(directory)
+
+    def listing(self, directory: Directory) -> list[str]:
+        return self.world.listing(self, directory)
+
+    @contextmanager
+    def scandir(self, path: str) -> Iterator[Iterator[Entry]]:
+        self.enter("scandir", (path,))
+        directory = self.directory(path)
+        yield iter([Entry(path, name, node) for name, node in list(directory.entries.items())])
+
+    @call
+    def mkdir(self, path: str, mode: int = 0o777) -> None:
+        directory, name = self.parent(path)
+        if name in directory.entries:
+            self.changed(directory, name, directory.entries[name])
+            raise failure(errno.EEXIST, path)
+        self.room(path)
+        self.changed(directory, name, self.disk.new_directory(directory, name))
+
+    def makedirs(self, path: str, mode: int = 0o777, exist_ok: bool = False) -> None:
+        parts = path.split("/")
+        for end in range(2, len(parts) + 1):
+            try:
+                self.mkdir("/".join(parts[:end]), mode)
+            except FileExistsError:
+                if end == len(parts) and not exist_ok:
+                    raise
+
+    @call
+    def rmdir(self, path: str) -> None:
+        directory, name = self.parent(path)
+        node = directory.entries.get(name)
+        if node is None:
+            raise failure(errno.ENOENT, path)
+        if not isinstance(node, Directory):
+            raise failure(errno.ENOTDIR, path)
+        if node.entries:
+            raise failure(errno.ENOTEMPTY, path)
+        self.disk.put([(directory, name, None)])
+        self.disk.moved_directories += 1
+        self.changed(directory, name, None)
+
+    @call
+    def rename(self, source: str, target: str) -> None:
+        here, old = self.parent(source)
+        there, new = self.parent(target)
+        node = here.entries.get(old)
+        if node is None:
+            raise failure(errno.ENOENT, source)
+        other = there.entries.get(new)
+        if isinstance(node, Directory):
+            if other is not None:
+                raise failure(errno.ENOTEMPTY, target)
+            self.disk.moved_directories += 1
+        if other is not node:
+            self.world.renaming(self, there, new, other)
+            self.disk.put([(here, old, None), (there, new, node)])
+        self.changed(here, old, None)
+        self.changed(there, new, node)
+
+    @call
+    def link(self, source: str, target: str, *, follow_symlinks: bool = True) -> None:
+        here, old = self.parent(source)
+        there, new = self.parent(target)
+        node = here.entries.get(old)
+        if node is None:
+            raise failure(errno.ENOENT, source)
+        if new in there.entries:
+            raise failure(errno.EEXIST, target)
+        self.disk.put([(there, new, node)])
+        self.changed(there, new, node)
+
+    @call
+    def unlink(self, path: str) -> None:
+        directory, name = self.parent(path)
+        node = directory.entries.get(name)
+        if node is None:
+            self.changed(directory, name, None)
+            raise failure(errno.ENOENT, path)
+        if isinstance(node, Directory):
+            raise failure(errno.EISDIR, path)
+        self.removing(directory, name, node)
+        self.changed(directory, name, None)
+
+    def removing(self, directory: Directory, name: str, file: File) -> None:
+        self.disk.put([(directory, name, None)])
+
+    # -- locks -------------------------------------------------------------------------------------------
+
+    @call
+    def try_lock(self, fd: int) -> bool:
+        opened, file = self._file(fd)
+        if file.owner is not None and file.owner is not opened:
+            return False
+        file.owner = opened
+        file.touches[self] = self.disk.step
+        self.locked(opened, file)
+        return True
+
+    def locked(self, opened: Opened, file: File) -> None:
+        """Taking a lock asks the server what the file holds now."""
+
+    def unlock(self, fd: int) -> None:
+        if self.dead:
+            return
+        self.enter("unlock", (fd,))
+        opened, file = self._file(fd)
+        self.closing(opened, file)
+        if file.owner is opened:
+            file.owner = None
+            file.touches[self] = self.disk.step

@@ -1,0 +1,225 @@
+"""The client of a network filesystem: a cache of names and one of pages on each host, and locks that can be lost.
+
+After what was measured with Linux clients of NFS 4.2. Opening a directory revalidates the names in it; names that
+are used on the way to somewhere may be a minute old, in both directions. Opening a file and taking its lock
+revalidate its pages. Writes are buffered until fsync, unlock or close. Exclusive create, rename, link, unlink
+and mkdir ask the server. The read of an unlinked file that another host removed is ESTALE; what this host
+has open lives on as `.nfs…` until it is closed.
+"""
+
+from __future__ import annotations
+
+import errno
+
+from tests.simulation.disk import Directory, File, Node
+from tests.simulation.kernel import Host, Opened, Process, Stat, failure
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+STALE_S = 60.0
+"""The longest time for which a cached name or size is believed."""
+
+
+class Names:
+    """What a client remembers of a directory."""
+
+    __slots__ = ("names", "version")
+
+    def __init__(self, version: int) -> None:
+        self.version = version
+        self.names: dict[str, tuple[Node | None, float]] = {}
+
+
+class Pages:
+    """What a client remembers of a file, and what it has not written back yet."""
+
+    __slots__ = ("at", "dirty", "version", "view")
+
+    def __init__(self) -> None:
+        self.view = bytearray()
+        self.version = -1
+        self.at = 0.0
+        self.dirty: list[tuple[Opened, int, bytes]] = []
+
+
+class Client(Host):
+    """A host with a network filesystem mounted. `stale`: how likely a cached name is believed when it may be."""
+
+    def __init__(self, name: str, skew_s: float = 0.0, stale: float = 0.0) -> None:
+        super().__init__(name, skew_s)
+        self.stale = stale
+        self.directories: dict[Directory, Names] = {}
+        self.pages: dict[File, Pages] = {}
+        self.open: dict[File, int] = {}
+        """How many descriptions of a file this host has."""
+        self.silly: dict[File, tuple[Directory, str]] = {}
+
+
+class NfsProcess(Process):
+    """The `os` of a process on a client."""
+
+    host: Client
+
+    def __init__(self, world: World, name: str, host: Client) -> None:
+        super().__init__(world, name, host)
+
+    # -- names -------------------------------------------------------------------------------------
+
+    def directory(self, path: str) -> Directory:
+        if self.host.stale:
+            self._resolved.clear()  # what it means depends on what this host has cached
+        return super().directory(path)
+
+    def lookup(self, directory: Directory, name: str) -> Node | None:
+        host = self.host
+        truth = directory.entries.get(name)
+        if not host.stale:
+            return truth
+        known = host.directories.get(directory)
+        if known is None:
+            known = host.directories[directory] = Names(directory.version)
+        cached = known.names.get(name)
+        now = self.world.now
+        if cached is not None and cached[0] is not truth and now - cached[1] < STALE_S:
+            node = cached[0]
+            if not (isinstance(node, File) and not node.links) and self.world.rng.random() < host.stale:
+                if self.world.trace is not None:
+                    self.world.say(f"    {self.name} believes what it remembers of {name}")
+                return node
+        known.names[name] = (truth, now)
+        return truth
+
+    def changed(self, directory: Directory, name: str, node: Node | None) -> None:
+        if self.host.stale:
+            known = self.host.directories.get(directory)
+            if known is not None:
+                known.names[name] = (node, self.world.now)
+
+    def opening(self, node: Node) -> None:
+        if isinstance(node, File):
+            self.revalidate(node)
+        elif self.host.stale:
+            known = self.host.directories.get(node)
+            if known is not None and known.version != node.version:
+                known.names.clear()
+                known.version = node.version
+
+    # -- pages -------------------------------------------------------------------------------------
+
+    def _opened(self, opened: Opened) -> int:
+        if isinstance(opened.node, File):
+            self.host.open[opened.node] = self.host.open.get(opened.node, 0) + 1
+        return super()._opened(opened)
+
+    def pages(self, file: File) -> Pages:
+        found = self.host.pages.get(file)
+        if found is None:
+            found = self.host.pages[file] = Pages()
+        return found
+
+    def revalidate(self, file: File) -> None:
+        """Ask the server what the file holds; what is buffered stays on top."""
+        pages = self.pages(file)
+        if pages.version != file.version:
+            self.reach(file)
+            pages.view = bytearray(file.data)
+            pages.version = file.version
+            for _, offset, data in pages.dirty:
+                _overlay(pages.view, offset, data)
+        pages.at = self.world.now
+
+    def reach(self, file: File) -> None:
+        """ESTALE when another host has removed the file."""
+        if not file.links and file.removed_by is not self.host:
+            raise failure(errno.ESTALE)
+
+    def content(self, opened: Opened, file: File) -> bytearray:
+        pages = self.pages(file)
+        if self.world.now - pages.at > STALE_S and not opened.lost:
+            self.revalidate(file)
+        return pages.view
+
+    def put_data(self, opened: Opened, file: File, offset: int, data: bytes) -> None:
+        if opened.append and not opened.lost:
+            self.revalidate(file)  # appending asks for the size first
+            offset = len(self.pages(file).view)
+        pages = self.pages(file)
+        _overlay(pages.view, offset, data)
+        pages.dirty.append((opened, offset, data))
+
+    def flush(self, opened: Opened, file: File) -> None:
+        if opened.lost:
+            self.drop_buffered(opened, file)
+            raise failure(errno.EIO)
+        self.write_back(file)
+
+    def write_back(self, file: File) -> None:
+        """Everything that this host has buffered of a file goes to the server, but for what a lost lock voids."""
+        pages = self.host.pages.get(file)
+        if pages is None or not pages.dirty:
+            return
+        keep = [part for part in pages.dirty if part[0].lost]
+        send = [part for part in pages.dirty if not part[0].lost]
+        pages.dirty = keep
+        if send:
+            self.reach(file)
+            alone = pages.version == file.version
+            for _, offset, data in send:
+                _overlay(file.data, offset, data)
+            self.disk.written(file)
+            self.disk.sync_file(file)  # the client waits until it is stable on the server
+            if alone:
+                pages.version = file.version
+
+    def drop_buffered(self, opened: Opened, file: File) -> None:
+        pages = self.pages(file)
+        pages.dirty = [part for part in pages.dirty if part[0] is not opened]
+        pages.version = -1  # read anew
+        opened.lost = False
+
+    def closing(self, opened: Opened, file: File) -> None:
+        """Unlocking and closing write back what is buffered, and say nothing when that fails."""
+        if opened.lost:
+            self.drop_buffered(opened, file)
+            pages = self.pages(file)
+            pages.view, pages.version = bytearray(file.data), file.version
+        elif file.links or file.removed_by is self.host:
+            self.write_back(file)
+        else:
+            self.pages(file).dirty.clear()
+        if not opened.shared_by:
+            self._last_closed(file)
+
+    def _last_closed(self, file: File) -> None:
+        left = self.host.open[file] = self.host.open[file] - 1
+        if not left:
+            silly = self.host.silly.pop(file, None)
+            if silly is not None and silly[0].entries.get(silly[1]) is file:
+                self.disk.put([(*silly, None)])
+
+    def locked(self, opened: Opened, file: File) -> None:
+        if not opened.lost:
+            self.revalidate(file)
+
+    def attributes(self, opened: Opened) -> Stat:
+        node = opened.node
+        if isinstance(node, File) and node.removed_by not in (None, self.host) and not node.links:
+            raise failure(errno.ESTALE)
+        return super().attributes(opened)
+
+    def removing(self, directory: Directory, name: str, file: File) -> None:
+        file.removed_by = self.host
+        if self.host.open.get(file) and file.links == 1:
+            silly = f".nfs{file.number:024x}"
+            self.host.silly[file] = (directory, silly)
+            self.disk.put([(directory, name, None), (directory, silly, file)])
+        else:
+            self.disk.put([(directory, name, None)])
+
+
+def _overlay(target: bytearray, offset: int, data: bytes) -> None:
+    if len(target) < offset:
+        target.extend(bytes(offset - len(target)))
+    target[offset : offset + len(data)] = data

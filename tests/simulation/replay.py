@@ -1,0 +1,169 @@
+"""A second reading of docs/format.md, small and slow: what the bytes of a movement log say became of each task.
+
+The judgement does not use the package's own replay: a fault in that would then be invisible.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+AVAILABLE, LEASED, COMPLETED, CANCELLED, DEAD = "available", "leased", "completed", "cancelled", "dead"
+OUTCOMES = (COMPLETED, CANCELLED, DEAD)
+
+
+class State:
+    """What became of a task."""
+
+    __slots__ = ("attempts", "history", "lease", "since", "state", "version")
+
+    def __init__(self, since: int, version: int) -> None:
+        self.state, self.since, self.version = AVAILABLE, since, version
+        self.lease: str | None = None
+        self.attempts = 0
+        self.history: list[tuple[str, str | None]] = []
+        """Each record that changed it, with the lease it concerns."""
+
+
+class Replay:
+    """A log, replayed. `records` are all lines that are records; `wrong` what should not be in a log."""
+
+    def __init__(self, data: bytes) -> None:
+        self.tasks: list[State] = []
+        self.records: list[dict[str, Any]] = []
+        self.counts: list[tuple[str, int, int]] = []
+        self.finished = self.gone = False
+        self.wrong: list[str] = []
+        self._leases: set[str] = set()
+        self._at = last = 0
+        offset = 0
+        for line in data.split(b"\n")[:-1]:
+            record = self._parse(line)
+            if record is None:
+                if b"\0" in line:
+                    self.wrong.append("bytes that nobody wrote")
+            else:
+                if self.gone:
+                    self.wrong.append(f"a record after `gone`: {record['op']}")
+                else:
+                    self.records.append(record)
+                    if record["at"] < last:
+                        self.wrong.append(f"time runs backwards at {record['op']}")
+                    last = max(last, record["at"])
+                    self._apply(record, offset)
+            offset += len(line) + 1
+
+    @staticmethod
+    def _parse(line: bytes) -> dict[str, Any] | None:
+        try:
+            record = json.loads(line)
+        except ValueError:
+            return None
+        return record if isinstance(record, dict) and "op" in record and isinstance(record.get("at"), int) else None
+
+    @property
+    def left(self) -> int:
+        return sum(task.state not in OUTCOMES for task in self.tasks)
+
+    def _apply(self, record: dict[str, Any], offset: int) -> None:
+        op, at = record["op"], max(record["at"], self._at)
+        lease = record.get("lease")
+        changed = False
+        if op == "open" and not self.tasks:
+            self.tasks = [State(record["available_at"], offset) for _ in range(record["count"])]
+            changed = True
+        elif op == "gone":
+            self.gone = True
+        elif op == "finish":
+            self.finished |= bool(self.tasks) and not self.left
+        elif op == "count" and self.finished:
+            self.counts.append((record["file"], record["offset"], record["count"]))
+        elif op == "lease" and lease in self._leases:
+            pass
+        elif op in _RULES:
+            indices = [index for start, end in record["tasks"] for index in range(start, end)]
+            for place, index in enumerate(indices):
+                task = self.tasks[index] if index < len(self.tasks) else None
+                if task is not None and task.state not in OUTCOMES and _RULES[op](task, record, at, place):
+                    task.version = offset
+                    task.history.append((op, lease))
+                    changed = True
+            if op == "lease" and changed:
+                self._leases.add(lease or "")
+        if changed:
+            self._at = at
+
+    def acted(self, index: int, op: str, lease: str) -> int:
+        """How often a record of this kind by this lease changed the task."""
+        return self.tasks[index].history.count((op, lease)) if index < len(self.tasks) else 0
+
+
+def _free(task: State, at: int) -> bool:
+    return task.state == AVAILABLE or task.since <= at
+
+
+def _lease(task: State, record: dict[str, Any], at: int, place: int) -> bool:
+    if task.since > at:
+        return False
+    task.state, task.lease, task.since = LEASED, record["lease"], record["until"]
+    return True
+
+
+def _holds(task: State, record: dict[str, Any]) -> bool:
+    return task.state == LEASED and task.lease == record.get("lease")
+
+
+def _renew(task: State, record: dict[str, Any], at: int, place: int) -> bool:
+    if not _holds(task, record) or at >= task.since:
+        return False
+    task.since = record["until"]
+    return True
+
+
+def _complete(task: State, record: dict[str, Any], at: int, place: int) -> bool:
+    if not _holds(task, record):
+        return False
+    task.state = COMPLETED
+    return True
+
+
+def _give_back(task: State, record: dict[str, Any], at: int, place: int) -> bool:
+    if not _holds(task, record):
+        return False
+    task.state, task.since = AVAILABLE, record["available_at"]
+    return True
+
+
+def _revoke(task: State, record: dict[str, Any], at: int, place: int) -> bool:
+    if task.state != LEASED or ("lease" in record and task.lease != record["lease"]):
+        return False
+    task.state, task.since = AVAILABLE, at
+    return True
+
+
+def _bury(task: State, record: dict[str, Any], at: int, place: int) -> bool:
+    if not (_holds(task, record) if "lease" in record else _free(task, at)):
+        return False
+    task.state = DEAD
+    return True
+
+
+def _cancel(task: State, record: dict[str, Any], at: int, place: int) -> bool:
+    if not (_holds(task, record) if "lease" in record else _free(task, at)):
+        return False
+    if "lease" not in record and record["versions"][place] != task.version:
+        return False
+    task.state = CANCELLED
+    return True
+
+
+_RULES = {
+    "lease": _lease,
+    "renew": _renew,
+    "complete": _complete,
+    "release": _give_back,
+    "fail": _give_back,
+    "revoke": _revoke,
+    "bury": _bury,
+    "cancel": _cancel,
+}

@@ -1,0 +1,99 @@
+"""Many stories in several processes."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import multiprocessing
+import multiprocessing.pool
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from tests.simulation.scenarios import SCENARIOS
+from tests.simulation.stories import tell
+from tests.simulation.wiring import simulated_machine
+
+SHARE = 100
+"""So many stories are told between two reports."""
+
+
+@dataclass
+class Told:
+    """What became of some stories. `wrong`: scenario, seed and findings."""
+
+    stories: int = 0
+    steps: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+    wrong: list[tuple[str, int, list[str]]] = field(default_factory=list)
+
+    def add(self, other: Told) -> None:
+        self.stories += other.stories
+        self.steps += other.steps
+        self.faults += other.faults
+        self.wrong += other.wrong
+
+
+def replay_command(scenario: str, seed: int) -> str:
+    """What to type to see a story again, exactly."""
+    return f"python -m tests.simulation {seed} --scenario {scenario} -v"
+
+
+def tell_share(job: tuple[str, int, int]) -> Told:
+    """Stories of one scenario, from one seed on."""
+    name, first, count = job
+    told = Told()
+    logging.disable(logging.WARNING)
+    collecting = gc.isenabled()
+    gc.disable()  # what the collector would close, it would close at another moment each time
+    try:
+        with simulated_machine():
+            for seed in range(first, first + count):
+                story = tell(SCENARIOS[name], seed)
+                told.stories += 1
+                told.steps += story.world.disk.step
+                told.faults.update(story.fault_kinds)
+                if story.wrong:
+                    told.wrong.append((name, seed, story.wrong))
+                if not seed % 20:
+                    gc.collect()
+    finally:
+        logging.disable(logging.NOTSET)
+        if collecting:
+            gc.enable()
+    return told
+
+
+def shares(names: list[str], first: int, count: int) -> Iterator[tuple[str, int, int]]:
+    """The scenarios in turn, each from the first seed on, until there are `count` stories."""
+    seeds = first
+    while count > 0:
+        for name in names:
+            size = min(SHARE, count)
+            if size <= 0:
+                return
+            yield name, seeds, size
+            count -= size
+        seeds += SHARE
+
+
+def tell_many(names: list[str], first: int, count: int, jobs: int, minutes: float | None = None) -> Iterator[Told]:
+    """Reports, as they come in."""
+    until = time.monotonic() + minutes * 60 if minutes else None
+    if jobs == 1:
+        for job in shares(names, first, count):
+            yield tell_share(job)
+            if until is not None and time.monotonic() > until:
+                return
+        return
+    with multiprocessing.get_context("forkserver").Pool(jobs) as pool:
+        waiting: list[multiprocessing.pool.AsyncResult[Told]] = []
+        for job in shares(names, first, count):
+            waiting.append(pool.apply_async(tell_share, (job,)))
+            if len(waiting) > 2 * jobs:
+                yield waiting.pop(0).get()
+            if until is not None and time.monotonic() > until:
+                break
+        for result in waiting:
+            yield result.get()

@@ -1,0 +1,45 @@
+"""The kinds of stories that are told."""
+
+from __future__ import annotations
+
+from tests.simulation.stories import Scenario
+
+WORK = {
+    "insert": 2.0, "insert_many": 1.0, "consume": 8.0, "poll": 2.0, "status": 0.5, "is_drained": 0.5, "cancel": 0.3, "gc": 0.5,
+    "look": 0.3, "release_all": 0.2, "retry_dead": 0.3, "purge_dead": 0.1, "attach": 0.3, "wait": 0.5, "close": 0.2,
+}  # fmt: skip
+ENDS = WORK | {"purge": 0.7, "insert": 4.0}
+LIES = ("reply", "delay")
+
+SCENARIOS = {
+    one.name: one
+    for one in (
+        Scenario("calm", shared=False, hosts=1, actions=WORK, torn_listings=0.2),
+        Scenario("calm-nfs", actions=WORK, torn_listings=0.2),
+        Scenario("crash", shared=False, hosts=1, actions=WORK, faults=("kill", "kill", "delay")),
+        Scenario("crash-nfs", actions=WORK, faults=("kill", "kill", "host", "delay", "stop")),
+        Scenario("stop", shared=False, hosts=1, actions=WORK, faults=("stop", "delay", "kill")),
+        Scenario("stale", actions=WORK, faults=("delay", "kill"), stale=0.5, torn_listings=0.3),
+        Scenario("reply", actions=WORK, faults=("reply", "reply", "after", "kill"), stale=0.3),
+        Scenario("cut", actions=WORK, faults=("cut", "cut", "kill", "delay")),
+        Scenario("error", actions=WORK, faults=("error", "after"), stale=0.2),
+        Scenario("error-local", shared=False, hosts=1, actions=WORK, faults=("error", "after")),
+        Scenario("full", shared=False, hosts=1, actions=WORK, faults=("full", "full", "kill")),
+        Scenario("full-nfs", actions=WORK, faults=("full", "full", "kill")),
+        Scenario("power", shared=False, hosts=1, actions=WORK, faults=("power", "kill"), lossy=True),
+        Scenario("power-nfs", actions=WORK, faults=("power", "kill"), lossy=True),
+        Scenario("skew", actions=WORK, faults=("delay", "kill"), skew_s=300.0),
+        Scenario("skew-measured", actions=WORK, faults=("delay", "kill"), skew_s=300.0, compare_clocks=True),
+        Scenario("purge", actions=ENDS, faults=("delay", "kill", "reply"), stale=0.4),
+        Scenario("delete", actions=WORK | {"delete": 0.5, "insert": 4.0}, faults=("delay", "kill", "reply"), stale=0.4),
+        Scenario(
+            "storm", actions=ENDS, hosts=3, stale=0.3, torn_listings=0.2, skew_s=2.0, faults_most=6, compare_clocks=True,
+            faults=("kill", "host", "reply", "after", "error", "full", "delay", "stop", "cut"),
+        ),
+        Scenario(
+            "storm-local", shared=False, hosts=1, actions=ENDS, torn_listings=0.2, faults_most=6, lossy=True,
+            faults=("kill", "error", "after", "full", "delay", "stop", "power"),
+        ),
+    )
+}  # fmt: skip
+"""By name."""

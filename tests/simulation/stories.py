@@ -1,0 +1,285 @@
+"""Random stories: a few workers with a few things to do, on a world that may go wrong, and the end of it.
+
+A story is made of a seed and a scenario. When its workers have finished, died or been stopped for ever, the faults
+end, time passes, and a fresh worker drains the queue; then everything is judged.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from random import Random
+from typing import Any
+
+from fsqueue import FsqueueError, Queue
+from fsqueue.layout import Settings, birth_record
+from tests.simulation import invariants
+from tests.simulation.disk import Disk
+from tests.simulation.faults import LONG_S, Fault, draw
+from tests.simulation.history import DONE, QUEUE, Actor, History
+from tests.simulation.kernel import Host, Process
+from tests.simulation.nfs import Client, NfsProcess
+from tests.simulation.wiring import Persona
+from tests.simulation.world import NEVER, START_S, Circles, Scheduler, SimClock, SimEntropy, World
+
+LEASE_S = 10.0
+DAY_S = 86_400.0
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What kind of story: the filesystem, who does what, what may go wrong."""
+
+    name: str
+    shared: bool = True
+    hosts: int = 2
+    workers: int = 3
+    actions: dict[str, float] = field(default_factory=dict)
+    faults: tuple[str, ...] = ()
+    faults_most: int = 3
+    stale: float = 0.0
+    torn_listings: float = 0.0
+    skew_s: float = 0.0
+    lossy: bool = False
+    settings: dict[str, Any] = field(default_factory=dict)
+    compare_clocks: bool = False
+
+
+class Story:
+    """A world with a queue in it, and what happens there."""
+
+    def __init__(self, scenario: Scenario, seed: int | str, trace: bool = False) -> None:
+        self.scenario, self.seed = scenario, seed
+        self.world = World(f"{scenario.name}/{seed}", lossy=scenario.lossy, trace=trace)
+        self.world.disk.names_sync = scenario.shared
+        self.rng = self.world.rng
+        self.history = History(self.world)
+        self.processes: list[Process] = []
+        self.hosts: list[Host] = []
+        self.actors: list[Actor] = []
+        self.faults: list[Fault] = []
+        self.full, self.full_code = 0, errno.ENOSPC
+        self.fault_kinds: list[str] = []
+        self.wrong: list[str] = []
+        self.power_lost = False
+        self.forgotten_until = -1
+        """What was reported up to this step may have been lost with the power (it was not synced)."""
+        self.deleted = 0
+        """The step at which a deletion was reported done."""
+        self.skew_s = scenario.skew_s
+        self.letters: dict[Any, set[str]] = {}
+        self.payloads = 0
+        self.serial = 0
+        self.settings = self._settings()
+        self._make_queue()
+        for number in range(scenario.hosts):
+            skew = (self.rng.random() * 2 - 1) * scenario.skew_s
+            self.hosts.append(self._host(f"host{number}", skew, scenario.stale))
+        self.world.cut_write = self._cut_write  # type: ignore[method-assign]
+
+    # -- how it begins ----------------------------------------------------------------------------
+
+    def _settings(self) -> Settings:
+        rng = self.rng
+        given: dict[str, Any] = {
+            "shards": rng.choice((1, 1, 2)),
+            "batch_tasks_max": rng.choice((1, 2, 4)),
+            "max_attempts": rng.choice((1, 2, 3, None)),
+            "lease_s": LEASE_S,
+            "backoff_s": (0, 2),
+            "keep_history": rng.random() < 0.5,
+        }
+        if not self.scenario.shared:
+            given["durability"] = rng.choice(("default", "strict"))
+        return Settings(**{**given, **self.scenario.settings})
+
+    def _make_queue(self) -> None:
+        disk: Disk = self.world.disk
+        group = disk.new_directory(disk.root, "group")
+        queue = disk.new_directory(group, "q")
+        file = disk.new_file(queue, "queue.jsonl")
+        file.data += birth_record(self.settings, "0123456789abcdef", int(START_S * 1000))
+        disk.written(file)
+        if disk.lossy:
+            disk.sync_all()
+
+    def _host(self, name: str, skew_s: float, stale: float) -> Host:
+        return Client(name, skew_s, stale) if self.scenario.shared else Host(name, skew_s)
+
+    def actor(self, name: str, host: Host | None = None) -> Actor:
+        """A new process on a host."""
+        host = host or self.rng.choice(self.hosts)
+        process: Process
+        if isinstance(host, Client):
+            process = NfsProcess(self.world, name, host)
+        else:
+            process = Process(self.world, name, host)
+        clock = SimClock(process, self.scenario.compare_clocks)
+        self.serial += 1
+        entropy = SimEntropy(f"{self.scenario.name}/{self.seed}/{self.serial}")
+        worker = {"host": host.name, "pid": self.serial, "name": name}
+        actor = Actor(self.history, Persona(process, clock, entropy, self.scenario.shared, worker))
+        self.processes.append(process)
+        self.actors.append(actor)
+        return actor
+
+    def fresh(self, count: int) -> list[str]:
+        """Payloads that nobody used before."""
+        self.payloads += count
+        return [f"t{number}" for number in range(self.payloads - count, self.payloads)]
+
+    # -- what goes wrong ----------------------------------------------------------------------------
+
+    def _cut_write(self, process: Process, data: bytes) -> int | None:
+        if not self.full:
+            return None
+        self.full -= 1
+        fraction = self.world.cuts.pop(process, 0.0)
+        cut = min(int(len(data) * fraction), len(data) - 1)
+        if not cut:
+            raise OSError(self.full_code, "simulated: no room")
+        return cut
+
+    def lose_power(self) -> None:
+        """Everything stops, and what was not synced is gone."""
+        self.power_lost = True
+        self.forgotten_until = self.world.disk.step
+        for process in self.processes:
+            if not process.dead:
+                process.dead = True
+                process.fds.clear()
+        for host in self.hosts:
+            if isinstance(host, Client):
+                host.__init__(host.name, host.skew_s, host.stale)  # type: ignore[misc]
+        self.world.disk.lose_power(self.rng)
+
+    def pause(self, process: Process, name: str, args: tuple[Any, ...]) -> None:
+        """Before a call: does something go wrong, and is it somebody else's turn?"""
+        world = self.world
+        step = world.disk.step
+        while self.faults and self.faults[0].step <= step:
+            fault = self.faults.pop(0)
+            self.fault_kinds.append(fault.kind)
+            if not fault.act(self, process, name, args):
+                self.fault_kinds.pop()
+                self.faults.insert(0, fault)
+                break
+        if step >= self.switch_at:
+            self.switch_at = step + 1 + int(self.rng.expovariate(1.0) * self.gap)
+            self.scheduler.switch(process)
+        world.pause_at = min(self.switch_at, max(self.faults[0].step, world.disk.step + 1) if self.faults else NEVER)
+
+    # -- how it goes on --------------------------------------------------------------------------------
+
+    def run(self, acts: list[Callable[[Story, Actor], None]]) -> None:
+        """The given acts at the same time, each by a process of its own."""
+        rng, world = self.rng, self.world
+        self.gap = rng.choice((1, 4, 15, 60, 400))
+        self.scheduler = Scheduler(world)
+        for number, act in enumerate(acts):
+            self._employ(f"w{number}", act)
+        kinds = list(self.scenario.faults)
+        self.faults = draw(rng, kinds, self.scenario.faults_most, rng.choice((60, 250, 800)))
+        self.switch_at = 1 + int(rng.expovariate(1.0) * self.gap)
+        world.torn_listings = self.scenario.torn_listings
+        world.pause, world.pause_at = self.pause, 0
+        self.scheduler.run()
+        self.quiet()
+
+    def _employ(self, name: str, act: Callable[[Story, Actor], None]) -> None:
+        actor = self.actor(name)
+
+        def work() -> None:
+            try:
+                act(self, actor)
+            finally:
+                actor.held.clear()
+                if actor.persona.process.dead:
+                    self._replace(name, act)
+            actor.exit()
+
+        self.scheduler.add(actor.persona.process, work)
+
+    def _replace(self, name: str, act: Callable[[Story, Actor], None]) -> None:
+        """Now and then the dead have successors."""
+
+    def quiet(self) -> None:
+        """From here on nothing goes wrong any more, and nobody interrupts."""
+        world = self.world
+        world.pause_at, world.torn_listings, world.sleep = NEVER, 0.0, world.pass_time
+        world.cuts.clear()
+        self.full = 0
+        self.faults = []
+        for process in self.processes:
+            if not process.dead:
+                process.kill()
+        for host in self.hosts:
+            if isinstance(host, Client):
+                host.stale = 0.0
+                for file in list(host.pages):
+                    for opened, *_ in host.pages[file].dirty:
+                        opened.lost = True  # too late for what a dead process had buffered
+        world.disk.step += 1
+
+    def end(self) -> list[str]:
+        """Time passes, a fresh worker drains the queue, upkeep clears up: what is wrong then?"""
+        world, wrong = self.world, list[str]()
+        world.now += LONG_S + 2 * self.skew_s
+        last = self.actor("last", self._host("elsewhere", 0.0, 0.0))
+        try:
+            last.queue  # noqa: B018
+        except FsqueueError as error:
+            if not self.deleted and not any(call.verb == "delete" for call in self.history.calls):
+                wrong.append(f"the queue does not open: {error!r}")
+            self.deleted = self.deleted or 1 << 59
+            return wrong + invariants.judge(self)
+        if self.rng.random() < 0.5:
+            last.plain("gc")
+        for _ in range(200):
+            got = last.lease(self.rng.choice((1, 3)))
+            if got:
+                last.complete(got)
+            elif last.plain("is_drained"):
+                break
+            else:
+                last.work(LEASE_S / 2)
+        else:
+            wrong.append("the queue does not drain")
+        self._refusals(last, wrong)
+        status = last.plain("status")
+        if status is not None:
+            wrong += invariants.judge_status(self, status)
+        wrong += invariants.judge(self)
+        last.work(2 * DAY_S)
+        last.plain("gc")
+        last.plain("gc")
+        wrong += invariants.judge_leftovers(self)
+        again = last.plain("status")
+        if again != status:
+            wrong.append(f"upkeep made {again} of {status}")
+        self._refusals(last, wrong)
+        last.exit()
+        return wrong
+
+    @staticmethod
+    def _refusals(actor: Actor, wrong: list[str]) -> None:
+        """When nothing goes wrong any more, nothing is refused."""
+        for call in actor.history.calls:
+            if call.actor == actor.name and call.outcome != DONE and str(call) not in wrong:
+                wrong.append(str(call))
+
+
+def tell(scenario: Scenario, seed: int | str, trace: bool = False) -> Story:
+    """One story, from its beginning to the judgement, which is in `story.wrong`."""
+    from tests.simulation.acts import cast
+
+    story = Story(scenario, seed, trace)
+    try:
+        acts = cast(story)
+        story.run(acts)
+        story.wrong = story.end()
+    except Circles as circles:
+        story.wrong = [str(circles)]
+    return story

@@ -1,0 +1,135 @@
+"""The real code, wired to a simulated world: the door's own functions over another `os`.
+
+What the package asks of the machine besides files (mounts, host names, reaper threads, the file lock of upkeep)
+is answered for the process that is acting.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import FunctionType, MethodType, SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import filelock
+
+from fsqueue import administration, store, upkeep
+from fsqueue.clock import Clock, Entropy
+from fsqueue.filesystem import Filesystem, Mount
+from tests.simulation.kernel import Process
+
+SHARED, LOCAL = Mount("nfs4", "/", "rw"), Mount("ext4", "/", "rw")
+
+
+class SimFilesystem(Filesystem):
+    """The door, over a simulated process's `os`."""
+
+    def __init__(self, root: str, process: Process, shared: bool) -> None:
+        super().__init__(root, shared=shared, process_locks=False)
+        surroundings: dict[int, dict[str, Any]] = {}
+        for name, function in vars(Filesystem).items():
+            if isinstance(function, FunctionType) and name != "__init__":
+                around = surroundings.get(id(function.__globals__))
+                if around is None:
+                    around = surroundings[id(function.__globals__)] = {**function.__globals__, "os": process}
+                over = FunctionType(function.__code__, around, name, function.__defaults__, function.__closure__)
+                over.__kwdefaults__ = function.__kwdefaults__
+                setattr(self, name, MethodType(over, self))
+        self.try_lock, self.unlock, self.close = process.try_lock, process.unlock, process.close
+        self.pread, self.write, self.pwrite = process.pread, process.write, process.pwrite
+        self.fsync, self.fstat = process.fsync, process.fstat  # type: ignore[assignment]
+
+
+class Persona:
+    """Who acts: a process, with its clock, its randomness and its name."""
+
+    def __init__(
+        self, process: Process, clock: Clock, entropy: Entropy, shared: bool, worker: dict[str, Any] | None = None
+    ) -> None:
+        self.process, self.clock, self.entropy, self.shared = process, clock, entropy, shared
+        number = sum(process.name.encode())
+        self.worker = worker or {"host": process.host.name, "pid": number}
+
+    def filesystem(self, root: str) -> SimFilesystem:
+        return SimFilesystem(root, self.process, self.shared)
+
+
+_acting = threading.local()
+
+
+def me() -> Persona:
+    """Who is acting in this thread."""
+    persona: Persona = _acting.persona
+    return persona
+
+
+@contextmanager
+def acting(persona: Persona) -> Iterator[None]:
+    """What happens inside is done by this one."""
+    before = getattr(_acting, "persona", None)
+    _acting.persona = persona
+    try:
+        yield
+    finally:
+        _acting.persona = before
+
+
+class _FileLock:
+    """What upkeep uses of filelock."""
+
+    def __init__(self, path: str, timeout: float = 0) -> None:
+        self._path, self._fd = path, -1
+
+    def acquire(self) -> None:
+        process = me().process
+        fd = process.open(self._path, process.O_RDWR | process.O_CREAT)
+        if not process.try_lock(fd):
+            process.close(fd)
+            raise filelock.Timeout(self._path)
+        self._fd = fd
+
+    def release(self) -> None:
+        if self._fd >= 0:
+            me().process.close(self._fd)
+            self._fd = -1
+
+
+class _NoThread:
+    """A reaper that dies before it begins: what it leaves is `gc`'s."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        pass
+
+    def start(self) -> None:
+        pass
+
+
+def _mount(path: str) -> Mount:
+    return SHARED if me().shared else LOCAL
+
+
+def _filesystem(root: str, shared: bool = True) -> SimFilesystem:
+    return me().filesystem(root)
+
+
+_MACHINE: list[tuple[Any, str, Callable[..., Any] | object]] = [
+    (store, "mount_of", _mount),
+    (store, "worker_of_this_process", lambda name=None: me().worker),
+    (upkeep, "filelock", SimpleNamespace(FileLock=_FileLock, Timeout=filelock.Timeout)),
+    (administration, "mount_of", _mount),
+    (administration, "Filesystem", _filesystem),
+    (administration, "Clock", lambda: me().clock),
+    (administration, "Entropy", lambda: me().entropy),
+    (administration, "threading", SimpleNamespace(Thread=_NoThread)),
+]
+
+
+@contextmanager
+def simulated_machine() -> Iterator[None]:
+    """While this lasts, the package meets simulated machines only."""
+    with ExitStack() as stack:
+        for module, name, instead in _MACHINE:
+            stack.enter_context(mock.patch.object(module, name, instead))
+        yield

@@ -1,0 +1,314 @@
+"""One simulated world: its time, its disk, its processes, and whose turn it is.
+
+Workers run the real code, each in a thread of its own, but only the one whose turn it is moves. A turn may end
+before any call to the disk. Everything that happens is decided by one random generator, in one order, so a seed
+replays exactly.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterable
+from random import Random
+from typing import Any
+
+from fsqueue.clock import Clock, Entropy
+from tests.simulation.disk import Directory, Disk, Node
+from tests.simulation.kernel import Crash, Host, Process
+
+START_S = 1_800_000_000.0
+NEVER = 1 << 60
+STEPS_MAX = 60_000
+"""A world that takes longer turns in circles."""
+
+Pause = Callable[[Process, str, tuple[Any, ...]], None]
+
+
+class Circles(Exception):
+    """The world does not come to an end."""
+
+
+class World:
+    """Time, a disk, and who is in it."""
+
+    def __init__(self, seed: int | str, lossy: bool = False, trace: bool = False) -> None:
+        self.rng = Random(seed)
+        self.now = START_S
+        self.call_s = 0.0005
+        """How long a call takes."""
+        self.disk = Disk(self.now, lossy)
+        self.trace: list[str] | None = [] if trace else None
+        self.pause_at = NEVER
+        """The step from which on `pause` is asked before each call."""
+        self.pause: Pause = lambda process, name, args: None
+        self.torn_listings = 0.0
+        """How likely a listing takes so long that the directory may change meanwhile."""
+        self.cuts: dict[Process, float] = {}
+        """Of whose next write only this fraction gets to the disk."""
+        self.torn: list[tuple[Any, int, bytes]] = []
+        """Writes that were cut: file, offset of what was kept, and all that was meant."""
+        self.overwritten: list[str] = []
+        """Names that a rename put another file's in place of."""
+        self.faults: list[str] = []
+        """What was done to this world."""
+        self.sleep: Callable[[Process, float], None] = self.pass_time
+        self._fd = 100
+
+    def next_fd(self) -> int:
+        self._fd += 1
+        return self._fd
+
+    def pass_time(self, process: Process, seconds: float) -> None:
+        """Sleeping where nobody else can go on meanwhile."""
+        self.now += max(seconds, 0.0)
+        self.disk.step += 1
+        if self.disk.step > STEPS_MAX:
+            raise Circles(f"after {STEPS_MAX} steps it still goes on")
+        if process.dead:
+            raise Crash
+
+    # -- telling ---------------------------------------------------------------------------------
+
+    def note(self, process: Process, name: str, args: tuple[Any, ...]) -> None:
+        shown = ", ".join(self._show(process, arg) for arg in args)
+        self.say(f"{self.disk.step:5d} {self.now - START_S:9.3f} {process.name}: {name}({shown})")
+
+    @staticmethod
+    def _show(process: Process, arg: Any) -> str:
+        if isinstance(arg, int) and arg in process.fds:
+            return f"<{process.fds[arg].name}>"
+        text = arg.decode(errors="replace") if isinstance(arg, bytes) else str(arg)
+        return text.strip() if len(text) < 300 else f"{text[:300]}…"
+
+    def say(self, text: str) -> None:
+        if self.trace is not None:
+            self.trace.append(text)
+
+    def fault(self, text: str) -> None:
+        """Something is done to this world."""
+        self.faults.append(f"{self.disk.step}: {text}")
+        self.say(f"!!!!! {text}")
+
+    # -- what the kernel asks ----------------------------------------------------------------------
+
+    def cut_write(self, process: Process, data: bytes) -> int | None:
+        """How much of a write gets to the disk; None: all."""
+        fraction = self.cuts.pop(process, None)
+        if fraction is None:
+            return None
+        return min(int(len(data) * fraction), len(data) - 1)
+
+    def renaming(self, process: Process, directory: Directory, name: str, other: Node | None) -> None:
+        if other is not None:
+            self.overwritten.append(f"{process.name} put a file over {name}")
+
+    def listing(self, process: Process, directory: Directory) -> list[str]:
+        """The names in a directory. What changes while it is read may be seen or not."""
+        names = list(directory.entries)
+        if self.torn_listings and self.rng.random() < self.torn_listings:
+            before = dict(directory.entries)
+            process.enter("listdir goes on", ())
+            after, rng = directory.entries, self.rng
+            names = [name for name, node in before.items() if after.get(name) is node or rng.random() < 0.5]
+            names += [name for name, node in after.items() if before.get(name) is not node and rng.random() < 0.5]
+        return names
+
+
+class SimClock(Clock):
+    """A host's clock: wrong by its skew, and moved by the world alone."""
+
+    def __init__(self, process: Process, stale: bool = False) -> None:
+        super().__init__()
+        self._process = process
+        self._world = process.world
+        self._stale = stale
+
+    def now_ms(self) -> int:
+        return int((self._world.now + self._process.host.skew_s) * 1000) + self.offset_ms
+
+    def local_ms(self) -> float:
+        return (self._world.now + self._process.host.skew_s) * 1000
+
+    def monotonic(self) -> float:
+        return self._world.now
+
+    def sleep(self, seconds: float) -> None:
+        self._world.sleep(self._process, seconds)
+
+    def is_stale(self) -> bool:
+        return self._stale and super().is_stale()
+
+
+class SimEntropy(Entropy):
+    """Random numbers that a seed decides. A child inherits its parent's, until it forgets them."""
+
+    def __init__(self, seed: int | str) -> None:
+        super().__init__()
+        self._rng = Random(seed)
+        self._fresh = 0
+
+    def hex16(self) -> str:
+        return f"{self._rng.getrandbits(64):016x}"
+
+    def inherited(self) -> SimEntropy:
+        """What a forked child has."""
+        child = SimEntropy("")
+        child._rng.setstate(self._rng.getstate())
+        return child
+
+    def forget(self) -> None:
+        self._fresh += 1
+        self._rng = Random(f"{self._rng.getrandbits(64)}/{self._fresh}")
+
+
+# -- turns ---------------------------------------------------------------------------------------------
+
+
+class _Thread:
+    """A thread that is kept for one worker after the other."""
+
+    def __init__(self) -> None:
+        self.turn = threading.Lock()
+        self.turn.acquire()
+        self.job: Callable[[], None] | None = None
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            self.turn.acquire()
+            job, self.job = self.job, None
+            assert job is not None
+            job()
+
+
+_idle: list[_Thread] = []
+
+
+class Turn:
+    """A worker as the scheduler sees it."""
+
+    __slots__ = ("act", "awake_at", "failure", "finished", "process", "started", "thread")
+
+    def __init__(self, process: Process, act: Callable[[], None]) -> None:
+        self.process = process
+        self.act = act
+        self.thread = _idle.pop() if _idle else _Thread()
+        self.awake_at = -math.inf
+        """When it may go on; infinity: never."""
+        self.started = self.finished = False
+        self.failure: BaseException | None = None
+
+
+class Scheduler:
+    """Gives turns to workers until all have finished, died, or been stopped for ever."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.turns: list[Turn] = []
+        self.by_process: dict[Process, Turn] = {}
+        self._main = threading.Lock()
+        self._main.acquire()
+        world.sleep = self.sleep
+
+    def add(self, process: Process, act: Callable[[], None]) -> Turn:
+        turn = Turn(process, act)
+        self.turns.append(turn)
+        self.by_process[process] = turn
+        return turn
+
+    def run(self) -> None:
+        """Until nobody can go on. Those that were stopped are killed then."""
+        self._go_on()
+        for turn in self.turns:
+            if not turn.finished:
+                turn.process.kill()
+                self._hand_to(turn)
+                self._main.acquire()
+        for turn in self.turns:
+            _idle.append(turn.thread)
+            if turn.failure is not None:
+                raise turn.failure
+
+    def _go_on(self) -> None:
+        first = self.next()
+        if first is not None:
+            self._hand_to(first)
+            self._main.acquire()
+
+    def next(self) -> Turn | None:
+        """Whose turn it is now, by lot; time passes if all sleep. None: nobody's."""
+        world = self.world
+        able = []
+        for turn in self.turns:
+            if not turn.finished:
+                if turn.process.dead:
+                    return turn  # it only has to unwind
+                if turn.awake_at <= world.now:
+                    able.append(turn)
+        if not able:
+            waiting = [turn for turn in self.turns if not turn.finished and turn.awake_at < math.inf]
+            if not waiting:
+                return None
+            first = min(waiting, key=lambda turn: turn.awake_at)
+            world.now = max(world.now, first.awake_at)
+            return first
+        return able[0] if len(able) == 1 else able[int(world.rng.random() * len(able))]
+
+    def _hand_to(self, turn: Turn) -> None:
+        if not turn.started:
+            turn.started = True
+            turn.thread.job = lambda: self._work(turn)
+        turn.thread.turn.release()
+
+    def _work(self, turn: Turn) -> None:
+        try:
+            turn.act()
+        except Crash:
+            pass
+        except BaseException as failure:
+            turn.failure = failure
+        turn.finished = True
+        following = self.next() if turn.failure is None else None
+        if following is None or self._ending:
+            self._main.release()
+        else:
+            self._hand_to(following)
+
+    @property
+    def _ending(self) -> bool:
+        return any(turn.failure is not None for turn in self.turns)
+
+    def switch(self, process: Process) -> None:
+        """Let somebody go on, perhaps the same."""
+        mine = self.by_process[process]
+        following = self.next()
+        if following is mine:
+            return
+        if following is None:
+            self._main.release()
+        else:
+            self._hand_to(following)
+        mine.thread.turn.acquire()
+        if process.dead:
+            raise Crash
+
+    def sleep(self, process: Process, seconds: float) -> None:
+        if process.dead:
+            raise Crash
+        world = self.world
+        world.disk.step += 1
+        if world.disk.step > STEPS_MAX:
+            raise Circles(f"after {STEPS_MAX} steps it still goes on")
+        turn = self.by_process.get(process)
+        if turn is None:
+            world.now += max(seconds, 0.0)
+            return
+        turn.awake_at = world.now + max(seconds, 0.0)
+        self.switch(process)
+        turn.awake_at = -math.inf
+
+
+def runs(turns: Iterable[Turn]) -> bool:
+    """Whether any of them has not come to its end."""
+    return any(not turn.finished for turn in turns)
