@@ -148,6 +148,10 @@ def from_os_error(error: OSError, doing: str) -> FsqueueError:
         return StorageError(
             f"Permission denied while {doing}: {what}. Ask the queue's owner for read and write access."
         )
+    if error.errno in (errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EISDIR):
+        return StorageError(
+            f"Something is in the way while {doing}: {what}. 'fsqueue fsck --repair' moves it into quarantine."
+        )
     if error.errno in NO_LOCKS:
         return UnsafeFilesystem(
             f"The filesystem has no file locks: {what}, while {doing}. "

@@ -173,16 +173,18 @@ def to_trash(store: Store, path: str) -> bool:
 
 
 def discard(fs: Filesystem, path: str, trash: str, entropy: Entropy) -> bool:
-    """Move a tree into a trash, or, where a full disk has no room for one, beside it; False if it is gone already."""
+    """Move a tree into a trash, or beside it, where a full disk has no room for one or something is in its place.
+
+    False if the tree is gone already.
+    """
     target = f"{path.rpartition('/')[2]}-{entropy.hex16()}"
     try:
         fs.make_directory(trash)
-        target = f"{trash}/{target}"
+        return fs.rename(path, f"{trash}/{target}")
     except OSError as error:
-        if error.errno not in FULL:
+        if error.errno not in (*FULL, errno.ENOTDIR):
             raise
-        target = f"{trash}-{target}"
-    return fs.rename(path, target)
+        return fs.rename(path, f"{trash}-{target}")
 
 
 def _history(store: Store, keep_days: int, report: GcReport) -> None:
@@ -201,13 +203,13 @@ def reap_trash(fs: Filesystem, trash: str) -> int:
     if not trees(fs, trash):
         return 0
     try:
-        with _reaper(trash):
+        with _reaper(fs, trash):
             removed = sum(fs.remove_tree(tree) for tree in trees(fs, trash))
             fs.unlink(f"{trash}/{LOCK}")
             return removed
     except filelock.Timeout:
         return 0
-    except (OSError, NotImplementedError) as error:
+    except (OSError, NotImplementedError, RecursionError) as error:
         logger.warning("the trash %s could not be reaped (%s); 'fsqueue gc' will try again", trash, error)
         return 0
 
@@ -215,7 +217,7 @@ def reap_trash(fs: Filesystem, trash: str) -> int:
 def is_left_behind(fs: Filesystem, trash: str) -> bool:
     """Whether there is trash that nobody is reaping."""
     try:
-        with _reaper(trash):
+        with _reaper(fs, trash):
             left = bool(trees(fs, trash))
             fs.unlink(f"{trash}/{LOCK}")
             return left
@@ -226,11 +228,12 @@ def is_left_behind(fs: Filesystem, trash: str) -> bool:
 
 
 @contextmanager
-def _reaper(trash: str) -> Iterator[None]:
+def _reaper(fs: Filesystem, trash: str) -> Iterator[None]:
     """Be the only one who reaps, if the lock can be had at all; filelock.Timeout if somebody else is at it."""
     lock = filelock.FileLock(f"{trash}/{LOCK}", timeout=0)
     try:
-        lock.acquire()
+        if fs.is_directory(trash):
+            lock.acquire()
     except OSError as error:
         if error.errno not in (*FULL, errno.ENOENT):
             raise

@@ -83,10 +83,10 @@ def test_a_file_that_is_delegated_to_an_nfs_client_is_called_back(fs: Filesystem
 
 def test_a_pipe_in_the_way_stops_nobody(fs: Filesystem) -> None:
     os.mkfifo(f"{fs.root}/pipe")
-    with pytest.raises(OSError) as caught:
-        fs.look(f"{fs.root}/pipe", os.O_WRONLY)
-    assert caught.value.errno == errno.ENXIO
-    fs.close(fs.look(f"{fs.root}/pipe"))
+    for flags in (os.O_WRONLY, os.O_RDONLY, os.O_RDWR):
+        with pytest.raises(OSError) as caught:
+            fs.look(f"{fs.root}/pipe", flags)
+        assert caught.value.errno == errno.ENXIO
 
 
 def test_descriptors_are_not_inherited_by_programs(fs: Filesystem) -> None:
@@ -215,10 +215,10 @@ def test_a_tree_that_somebody_adds_to_is_left_for_the_next_time(
     fs.close(fs.create(f"{fs.root}/t/a"))
     real = os.rmdir
 
-    def removing(path: str) -> None:
+    def removing(path: str, dir_fd: int) -> None:
         monkeypatch.setattr(os, "rmdir", real)
-        fs.close(fs.create(f"{path}/late"))
-        real(path)
+        fs.close(fs.create(f"{fs.root}/t/late"))
+        real(path, dir_fd=dir_fd)
 
     monkeypatch.setattr(os, "rmdir", removing)
     assert fs.remove_tree(f"{fs.root}/t") == 1

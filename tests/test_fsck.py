@@ -15,7 +15,7 @@ import pytest
 from fsqueue import Finding, Queue, counters, finishing, staging, upkeep
 from fsqueue.clock import ManualClock
 from fsqueue.findings import KINDS
-from tests.support import BATCH_TASKS_MAX, Crash, QueueFactory, age_staging, counted, files_below, log_files
+from tests.support import BATCH_TASKS_MAX, Crash, QueueFactory, age_staging, counted, crashes, files_below, log_files
 
 
 @pytest.fixture
@@ -25,8 +25,12 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def q(queue_factory: QueueFactory, clock: ManualClock) -> Queue:
-    """Tasks in every state: two finished, one dead, four held, the others waiting; all in batches of two."""
-    queue = Queue(queue_factory(shards=4, backoff_s=(0, 0), durability="none").path, clock=clock)
+    return build(queue_factory, clock)
+
+
+def build(queue_factory: QueueFactory, clock: ManualClock, name: str = "q") -> Queue:
+    """Tasks in every state: two finished, two dead, four held, the others waiting; all in batches of two."""
+    queue = Queue(queue_factory(name, shards=4, backoff_s=(0, 0), durability="none").path, clock=clock)
     queue.insert_many(["done 0", "done 1"], batch_tasks=2)
     queue.complete(queue.lease(2))
     queue.insert_many(["dead 0", "dead 1"], batch_tasks=2)
@@ -222,7 +226,7 @@ def garbage_among_letters(queue: Queue, clock: ManualClock) -> set[str]:
 
 @damage("damaged-line")
 def garbage_in_the_history(queue: Queue, clock: ManualClock) -> set[str]:
-    append(next((base(queue) / "history").glob("*/*")), b'{"batch":1}\n' * 2000)
+    append(next((base(queue) / "history").glob("*/*")), b'{"batch":1}\n{}\nx\n')
     return set()
 
 
@@ -428,7 +432,9 @@ def a_directory_for_a_task_file(queue: Queue, clock: ManualClock) -> set[str]:
 
 @damage("in-the-way")
 def a_pipe_for_a_log(queue: Queue, clock: ManualClock) -> set[str]:
-    os.mkfifo(log_of(queue, waiting_file(queue)))
+    path = log_of(queue, waiting_file(queue))
+    path.parent.mkdir(exist_ok=True)
+    os.mkfifo(path)
     return set()
 
 
@@ -440,7 +446,7 @@ def a_file_for_a_directory(queue: Queue, clock: ManualClock) -> set[str]:
 
 @damage("link")
 def links_for_everything(queue: Queue, clock: ManualClock) -> set[str]:
-    outside = queue.path.parent / "outside"
+    outside = queue.path.parent / f"outside of {queue.path.name}"
     outside.mkdir()
     (outside / "precious").write_text("precious")
     path = waiting_file(queue)
@@ -495,8 +501,6 @@ def test_every_kind_has_its_damage() -> None:
 @pytest.mark.parametrize(("kind", "action"), EACH)
 def test_damage_is_found_explained_and_repaired(q: Queue, clock: ManualClock, kind: str, action: Damage) -> None:
     lost = action(q, clock)
-    extra = {payload.removeprefix("+") for payload in lost if payload.startswith("+")}
-    lost -= {f"+{payload}" for payload in extra}
     before = snapshot(q)
     looked = list(q.fsck())
     assert snapshot(q) == before, "looking changes nothing"
@@ -505,10 +509,35 @@ def test_damage_is_found_explained_and_repaired(q: Queue, clock: ManualClock, ki
         assert not finding.repaired
         assert finding.meaning
         assert finding.repair
-        assert "\n" not in finding.kind
+        assert finding.as_dict()["gravity"] in ("leftover", "damage", "stray")
     mended = list(q.fsck(repair=True))
     assert kind in kinds(mended)
     assert all(finding.repaired for finding in mended), mended
+    check_mended(q, clock, lost)
+
+
+@pytest.mark.parametrize(("kind", "action"), EACH)
+def test_a_repair_that_dies_at_any_step_is_repeated(
+    queue_factory: QueueFactory, clock: ManualClock, kind: str, action: Damage
+) -> None:
+    lost: list[set[str]] = []
+
+    def damaged(number: int) -> Queue:
+        queue = build(queue_factory, clock, f"q{number}")
+        lost.append(action(queue, clock))
+        queue.close()
+        return queue
+
+    for where, queue in crashes(damaged, lambda worker: list(worker.fsck(repair=True)), clock):
+        left = list(queue.fsck(repair=True))
+        assert all(finding.repaired for finding in left), (where, left)
+        check_mended(queue, clock, lost[-1])
+
+
+def check_mended(q: Queue, clock: ManualClock, lost: set[str]) -> None:
+    """The queue is sound, holds all but what was lost, can be drained, and counts right."""
+    extra = {payload.removeprefix("+") for payload in lost if payload.startswith("+")}
+    lost = {payload for payload in lost if not payload.startswith("+")}
     assert list(q.fsck()) == []
     wanted = sorted(({*WORK} if "all" not in lost else set()) - lost | extra)
     status = q.status()
@@ -520,9 +549,9 @@ def test_damage_is_found_explained_and_repaired(q: Queue, clock: ManualClock, ki
     assert after.completed == counted(q) == status.completed + len(wanted)
     assert after.dead == len(list(q.dead())) == status.dead
     if "all" not in lost:
-        assert after.inserted == 14 + len(extra - {"dead 0", "dead 1"}) + (kind == "missing-letter" and bool(extra))
+        assert after.inserted == 14 + len(extra - {"dead 0", "dead 1"}) + ("given up" in lost)
     assert list(q.fsck()) == []
-    outside = q.path.parent / "outside"
+    outside = q.path.parent / f"outside of {q.path.name}"
     assert not outside.exists() or [path.read_text() for path in outside.iterdir()] == ["precious"]
 
 
@@ -550,3 +579,12 @@ def test_an_empty_queue_has_no_findings(queue: Queue) -> None:
     seen = []
     assert list(queue.fsck(progress=lambda done, steps: seen.append((done, steps)))) == []
     assert seen == [(done, 64) for done in range(65)]
+
+
+def test_more_garbage_than_is_looked_at_in_one_go(q: Queue, clock: ManualClock) -> None:
+    path = next((base(q) / "dead").iterdir())
+    append(path, b"garbage\n" * 2500)
+    assert [(finding.kind, finding.repaired) for finding in q.fsck(repair=True)] == [("damaged-line", True)]
+    kept = [name for name in files_below(q.path / ".quarantine") if "lines-from" in name]
+    assert sum((q.path / ".quarantine" / name).read_bytes().count(b"garbage\n") for name in kept) == 2500
+    check_mended(q, clock, set())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -28,6 +29,9 @@ NOT_FILES = (errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.ESPIPE, errno.ENOTDIR
 
 SMALL_READ_BYTES, READ_BYTES = 1 << 16, 1 << 20
 """Most files are small, and a large buffer is not for free; only what goes on is read in large pieces."""
+DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+VETTED_S = 1.0
+"""How long a directory is trusted to be no symbolic link, once it was looked at."""
 LOOK_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 """Links are not followed, and a pipe that somebody planted does not stop anybody."""
 
@@ -49,10 +53,15 @@ class Filesystem:
     `shared` tells whether other hosts may work on the same files: then every append is synced,
     because nothing else reports a lost lock or a full disk there. Missing directories are made
     below `root`, never `root` itself: a deleted queue must not come back to life.
+
+    Below `root` no symbolic link is followed, whoever planted it: neither in place of a file nor of a
+    directory (NotADirectoryError; a listing of one is empty). `root` itself may be reached through links.
     """
 
     def __init__(self, root: str, *, shared: bool = True, process_locks: bool | None = None) -> None:
         self.root = root
+        self._below = root.rstrip("/") + "/"
+        self._vetted: dict[str, float] = {}
         self.shared = shared
         self.pauses_s = SHARED_PAUSES_S if shared else LOCAL_PAUSES_S
         if process_locks is None:
@@ -77,11 +86,12 @@ class Filesystem:
         directory makes it ask the server. Symbolic links are not followed. ESTALE means gone.
         """
         directory, _, name = path.rpartition("/")
+        self._vet(directory)
         for last in (False, True):
             try:
-                within = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                within = os.open(directory, DIRECTORY_FLAGS)
                 try:
-                    return open_at(within, name, flags)
+                    fd = open_at(within, name, flags)
                 finally:
                     os.close(within)
             except OSError as error:
@@ -89,7 +99,32 @@ class Filesystem:
                     continue
                 code = errno.ENOENT if error.errno == errno.ESTALE else error.errno
                 raise OSError(code, os.strerror(code or 0), path) from None
+            mode = os.fstat(fd).st_mode
+            if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # a pipe, or a device that can be read for ever
+                os.close(fd)
+                raise OSError(errno.ENXIO, os.strerror(errno.ENXIO), path)
+            return fd
         raise AssertionError("unreachable")
+
+    def _vet(self, directory: str) -> None:
+        """NotADirectoryError if a directory below the root, or one on the way to it, is a symbolic link."""
+        now = time.monotonic()
+        if now - self._vetted.get(directory, -VETTED_S) < VETTED_S or not directory.startswith(self._below):
+            return
+        self._vet(directory.rpartition("/")[0])
+        try:
+            if stat.S_ISLNK(os.lstat(directory).st_mode):
+                raise NotADirectoryError(
+                    errno.ENOTDIR, "A symbolic link, where a directory of the queue belongs", directory
+                )
+        except FileNotFoundError:
+            return
+        self._vetted[directory] = now
+
+    def _vet_path(self, path: str) -> str:
+        """The path, if its directory is to be trusted."""
+        self._vet(path.rpartition("/")[0])
+        return path
 
     def open_append(self, path: str) -> int:
         """Open for locked appending, by a fresh look; the file and its directories are made if missing."""
@@ -98,7 +133,7 @@ class Filesystem:
     def create(self, path: str, sync: bool = False) -> int:
         """Create `path` exclusively (FileExistsError otherwise) for appending; directories as needed."""
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        return self.making_room(path, lambda: os.open(path, flags, FILE_MODE), sync)
+        return self.making_room(path, lambda: os.open(self._vet_path(path), flags, FILE_MODE), sync)
 
     def making_room(self, path: str, action: Callable[[], T], sync: bool = False) -> T:
         """Do `action`; if a directory on the way to `path` is missing, make it and do it again."""
@@ -149,8 +184,9 @@ class Filesystem:
 
     def make_directory(self, path: str, sync: bool = False) -> None:
         """Make a directory below the root, and those above it; FileNotFoundError if the root is gone."""
-        if not path.startswith(self.root + "/"):
+        if not path.startswith(self._below):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        self._vet_path(path)
         try:
             os.mkdir(path, DIRECTORY_MODE)
         except FileExistsError:
@@ -169,6 +205,7 @@ class Filesystem:
     def names(self, directory: str) -> list[str]:
         """The names in a directory, unordered; [] if it does not exist. A listing is a hint."""
         try:
+            self._vet(directory)
             return os.listdir(directory)
         except (FileNotFoundError, NotADirectoryError):
             return []
@@ -183,6 +220,7 @@ class Filesystem:
         Kinds: "file", "directory", "link" (symbolic), "other" (a pipe, a socket, a device).
         """
         try:
+            self._vet(directory)
             with os.scandir(directory) as found:
                 return [(entry.name, _kind(entry)) for entry in found]
         except (FileNotFoundError, NotADirectoryError):
@@ -198,7 +236,7 @@ class Filesystem:
         On NFS the result alone proves nothing: look afterwards.
         """
         try:
-            os.rename(source, target)
+            os.rename(self._vet_path(source), self._vet_path(target))
             return True
         except FileNotFoundError:
             return False
@@ -209,12 +247,12 @@ class Filesystem:
 
     def link(self, source: str, target: str) -> None:
         """Make `target` a second name of `source`; FileExistsError if it is taken."""
-        os.link(source, target, follow_symlinks=False)
+        os.link(self._vet_path(source), self._vet_path(target), follow_symlinks=False)
 
     def unlink(self, path: str) -> bool:
         """Remove a name; False if it was not there."""
         try:
-            os.unlink(path)
+            os.unlink(self._vet_path(path))
             return True
         except FileNotFoundError:
             return False
@@ -245,15 +283,23 @@ class Filesystem:
 
     def stat(self, path: str) -> os.stat_result:
         """What the system says of a path, links not followed. May be stale on a network filesystem."""
-        return os.stat(path, follow_symlinks=False)
+        return os.stat(self._vet_path(path), follow_symlinks=False)
+
+    def is_directory(self, path: str) -> bool:
+        """Whether there is a directory (no link to one)."""
+        try:
+            return stat.S_ISDIR(self.stat(path).st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
 
     def touch(self, path: str) -> None:
         """Set a file's times to now, so that a scratch system's cleaner leaves it alone."""
-        os.utime(path, follow_symlinks=False)
+        os.utime(self._vet_path(path), follow_symlinks=False)
 
     def sync_directory(self, path: str) -> None:
         """Make the names in a directory durable."""
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._vet(path)
+        fd = os.open(path, DIRECTORY_FLAGS)
         try:
             self.fsync(fd)
         finally:
@@ -272,23 +318,20 @@ class Filesystem:
         return os.statvfs(path)
 
     def remove_tree(self, path: str) -> int:
-        """Remove a directory and all below it, in one pass and bounded memory; the number of names removed."""
-        removed = 0
+        """Remove a directory and all below it, in one pass and bounded memory; the number of names removed.
+
+        By descriptors, so that a link that somebody puts in a directory's place is removed, and not followed.
+        """
+        holder, _, name = path.rpartition("/")
+        self._vet(holder)
         try:
-            with os.scandir(path) as entries:
-                for entry in entries:
-                    if entry.is_dir(follow_symlinks=False):
-                        removed += self.remove_tree(entry.path)
-                    else:
-                        removed += self.unlink(entry.path)
-            os.rmdir(path)
-            return removed + 1
+            within = os.open(holder or "/", DIRECTORY_FLAGS)
         except FileNotFoundError:
-            return removed
-        except OSError as error:
-            if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ESTALE):
-                return removed  # somebody still adds to it (or an open file lingers, on NFS): the next reaping takes it
-            raise
+            return 0
+        try:
+            return _remove(name, within)
+        finally:
+            os.close(within)
 
     # -- locks and time ------------------------------------------------------------------------
 
@@ -326,3 +369,41 @@ def _kind(entry: os.DirEntry[str]) -> str:
     if entry.is_dir(follow_symlinks=False):
         return "directory"
     return "file" if entry.is_file(follow_symlinks=False) else "other"
+
+
+def _remove(name: str, within: int) -> int:
+    """Remove a name, and what is below it if it is a directory."""
+    removed = 0
+    try:
+        try:
+            fd = os.open(name, DIRECTORY_FLAGS | os.O_NOFOLLOW, dir_fd=within)
+        except OSError as error:
+            if error.errno not in (errno.ENOTDIR, errno.ELOOP):
+                raise
+            os.unlink(name, dir_fd=within)
+            return 1
+        try:
+            with os.scandir(fd) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        removed += _remove(entry.name, fd)
+                    else:
+                        removed += _unlink(entry.name, fd)
+        finally:
+            os.close(fd)
+        os.rmdir(name, dir_fd=within)
+        return removed + 1
+    except FileNotFoundError:
+        return removed
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ESTALE):
+            return removed  # somebody still adds to it (or an open file lingers, on NFS): the next reaping takes it
+        raise
+
+
+def _unlink(name: str, within: int) -> int:
+    try:
+        os.unlink(name, dir_fd=within)
+        return 1
+    except FileNotFoundError:
+        return 0
