@@ -14,6 +14,8 @@ from fsqueue.layout import COUNTERS, Layout
 from fsqueue.logs import Log
 from fsqueue.store import Store
 
+OFFSET_MAX = 1 << 62
+"""No counter is ever so large."""
 NUMBERS = [f"{number:02x}" for number in range(COUNTERS)]
 
 
@@ -25,8 +27,8 @@ def mark(batch: str, count: int) -> bytes:
 
 def there(store: Store, layout: Layout, batch: str, number: str, offset: int, count: int) -> int:
     """How many of the bytes that a `count` record announced are in the counter."""
-    if count <= 0:
-        return 0
+    if count <= 0 or number not in NUMBERS or offset > OFFSET_MAX:
+        return 0  # what a log says may come from anybody: nothing but the queue's own counters is looked at
     try:
         fd = store.fs.look(layout.counter(number))
     except FileNotFoundError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -16,6 +17,7 @@ FORMAT = 1
 DURABILITIES = ("none", "default", "strict")
 BATCH_BYTES_MAX = 1 << 20
 """A batch of more than one task is not larger than this."""
+_DIRECTORY = re.compile(r"[0-9A-Za-z_-]{1,64}")
 COUNTERS = 16
 """Into how many files the completion counter is spread."""
 
@@ -125,12 +127,7 @@ def read_fate(content: bytes, path: str) -> Fate:
                     known = {key: given[key] for key in Settings.__dataclass_fields__ if key in given}
                     fate = Fate(Settings(**known), str(record.get("id", "")))
                 case {"op": "generation", "generation": int(number), "directory": str(directory)} if fate is not None:
-                    if (
-                        number > fate.generation
-                        and directory
-                        and "/" not in directory
-                        and not directory.startswith(".")
-                    ):
+                    if number > fate.generation and _DIRECTORY.fullmatch(directory):
                         fate = replace(fate, generation=number, directory=directory)
                 case {"op": "closed"} if fate is not None:
                     fate = replace(fate, closed=True)

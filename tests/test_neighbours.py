@@ -1,0 +1,165 @@
+"""What a neighbour with write access plants in a queue: links lead nowhere outside, pipes stop nobody."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from fsqueue import FsqueueError, Queue, names
+from fsqueue.errors import InvalidArgument
+from fsqueue.filesystem import Filesystem
+from fsqueue.upkeep import reap_trash
+from tests.support import QueueFactory, files_below
+
+EVIL_IDS = [
+    "../../x.0", "/etc/passwd.0", "0" * 32 + ".0\n", "0" * 32 + ".0\0", "0" * 31 + "/.0", "0" * 32 + ".-1",
+    "0" * 32 + ".٣", "0" * 5000 + ".0", "", ".", "..", "\udcff",
+]  # fmt: skip
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Path:
+    """A directory that no queue may touch."""
+    place = tmp_path / "outside"
+    (place / "deep").mkdir(parents=True)
+    (place / "precious").write_text("precious\n")
+    (place / "deep" / "precious").write_text("precious\n")
+    return place
+
+
+def untouched(outside: Path) -> bool:
+    return files_below(outside) == ["deep/precious", "precious"] and all(
+        (outside / name).read_text() == "precious\n" for name in files_below(outside)
+    )
+
+
+def use_everything(queue: Queue) -> None:
+    """Every verb once; what is in the way may be refused, in so many words."""
+    for verb in (
+        lambda: queue.insert_many(range(8), batch_tasks=2),
+        lambda: queue.complete(queue.lease(2)),
+        lambda: [task.bury("no") for task in queue.lease(2)],
+        lambda: [task.fail("no", delay_s=0) for task in queue.lease(2)],
+        lambda: queue.retry_dead(),
+        lambda: queue.status(),
+        lambda: list(queue.tasks()),
+        lambda: list(queue.tasks("completed")),
+        lambda: queue.release_all(),
+        lambda: queue.gc(history_days=0),
+        lambda: list(queue.fsck()),
+        lambda: list(queue.fsck(repair=True)),
+        lambda: queue.purge(),
+        lambda: queue.gc(),
+    ):
+        try:
+            verb()
+        except FsqueueError:
+            pass
+
+
+PLACES = [
+    "1", "1/queue", "1/movements", "1/completions", "1/dead", "1/history", "1/staging", "1/queue/00",
+    "1/movements/00", ".trash", "doorbell", "1/completions/00", "1/dead/00.jsonl",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("target", ["", "precious"])
+def test_links_in_the_tree_lead_nowhere(queue_factory: QueueFactory, outside: Path, place: str, target: str) -> None:
+    queue = queue_factory(shards=1)
+    queue.insert_many(range(4), batch_tasks=2)
+    queue.complete(queue.lease(1))
+    queue.close()
+    path = queue.path / place
+    if path.exists():
+        path.rename(queue.path.parent / "aside")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.symlink_to(outside / target)
+    use_everything(Queue(queue.path))
+    assert untouched(outside)
+    fresh = Queue(queue.path)
+    assert all(finding.repaired for finding in fresh.fsck(repair=True))
+    fresh.insert("afterwards")
+    assert "afterwards" in [task.payload for task in fresh.lease(20)]
+    fresh.delete(wait=True)
+    assert untouched(outside)
+
+
+def test_reaping_follows_no_links(queue: Queue, outside: Path) -> None:
+    trash = queue.path / ".trash"
+    (trash / "tree").mkdir(parents=True)
+    (trash / "link").symlink_to(outside)
+    (trash / "tree" / "link").symlink_to(outside)
+    (queue.path / ".trash-beside").symlink_to(outside)
+    reap_trash(Filesystem(str(queue.path), shared=False), str(trash))
+    assert untouched(outside)
+    assert os.listdir(trash) == []
+
+
+def test_deleting_where_the_trash_is_a_link(queue: Queue, outside: Path) -> None:
+    (queue.path.parent / ".trash").symlink_to(outside)
+    queue.delete(wait=True)
+    assert untouched(outside)
+    assert not queue.path.exists()
+
+
+@pytest.mark.parametrize("place", PLACES[-3:])
+def test_pipes_stop_nobody(queue_factory: QueueFactory, place: str) -> None:
+    queue = queue_factory(shards=1)
+    queue.insert_many(range(4), batch_tasks=2)
+    path = queue.path / place
+    path.unlink(missing_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    os.mkfifo(path)
+    use_everything(queue)
+
+
+@pytest.mark.parametrize("text", EVIL_IDS)
+def test_ids_from_outside_lead_nowhere(queue: Queue, text: str) -> None:
+    with pytest.raises(InvalidArgument):
+        names.parse_task_id(text)
+    for verb in (queue.task, queue.history, queue.attach, lambda one: queue.cancel([one])):
+        with pytest.raises(InvalidArgument):
+            verb(text)
+    with pytest.raises(InvalidArgument):
+        queue.retry_dead([text])
+
+
+@pytest.mark.parametrize("file", ["../../../outside/precious", "/etc/passwd", "\0", "x" * 5000, "00"])
+@pytest.mark.parametrize("offset", [0, 2**63 - 1, 2**63, 2**64 - 1])
+def test_a_counter_named_in_a_log_is_one_of_the_queue(
+    queue_factory: QueueFactory, outside: Path, file: str, offset: int
+) -> None:
+    import orjson
+
+    queue = queue_factory(shards=1)
+    queue.insert("x")
+    [task] = queue.lease()
+    [log] = (queue.path / "1" / "movements").glob("*/*")
+    at = queue.store.clock.now_ms() + 1
+    with log.open("ab") as records:
+        for record in (
+            {"op": "complete", "at": at, "lease": task.lease, "tasks": [[0, 1]]},
+            {"op": "finish", "at": at},
+            {"op": "count", "at": at, "file": file, "offset": offset, "count": 1},
+        ):
+            records.write(orjson.dumps(record) + b"\n")
+    queue.close()
+    assert queue.status().completed == 1
+    assert all(finding.repaired for finding in queue.fsck(repair=True))
+    assert queue.status().completed == 1
+    assert untouched(outside)
+
+
+@pytest.mark.parametrize("directory", ["\0", "", "..", "queue.jsonl", "a/b", ".trash", "x" * 300])
+def test_a_generation_named_in_the_settings_is_a_directory_of_the_queue(queue: Queue, directory: str) -> None:
+    import orjson
+
+    queue.insert("x")
+    with (queue.path / "queue.jsonl").open("ab") as settings:
+        settings.write(orjson.dumps({"op": "generation", "at": 1, "generation": 2, "directory": directory}) + b"\n")
+    fresh = Queue(queue.path)
+    assert fresh.generation == 1
+    assert fresh.status().waiting == 1
