@@ -5,6 +5,7 @@ pyfakefs has no `pread` and no locks: here they are made of what it has. One pro
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -55,6 +56,12 @@ def tree(root: str = ROOT) -> list[str]:
     for directory, _, names in os.walk(root):
         found += [f"{directory}/{name}".removeprefix(f"{root}/") for name in names]
     return sorted(found)
+
+
+@pytest.fixture(autouse=True)
+def no_garbage() -> None:
+    """Queues of earlier tests are closed before the fake begins: else its descriptors of the same numbers would be."""
+    gc.collect()
 
 
 @pytest.fixture
