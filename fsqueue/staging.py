@@ -93,11 +93,21 @@ def shard_directory(layout: Layout, name: TaskFileName) -> str:
 
 
 def move(store: Store, staged: Staged) -> None:
-    """Rename a staged batch into its shard, not syncing that yet. Its name is fresh: nothing is overwritten."""
+    """Rename a staged batch into its shard, not syncing that yet. Its name is fresh: nothing is overwritten.
+
+    A reply that says "not there" may be a lost one's repeat, and by then others may have leased the batch, and
+    given its file another name, or finished it. But nobody else renames a staged file that is locked: if it is gone
+    from there although no purge has begun, it was published.
+    """
     fs, target = store.fs, staged.layout.task_file(staged.name)
-    if not fs.rename(staged.path, target) and not fs.same_file(staged.fd, target):
-        store.shards_made.clear()
-        raise FileNotFoundError(2, "the staged file has gone: the queue was purged or deleted meanwhile", staged.path)
+    if fs.rename(staged.path, target) or fs.same_file(staged.fd, target):
+        return
+    if not fs.exists(staged.path):
+        store.refresh(now=True)
+        if store.layout is staged.layout:
+            return
+    store.shards_made.clear()
+    raise FileNotFoundError(2, "the staged file has gone: the queue was purged or deleted meanwhile", staged.path)
 
 
 def orphans(store: Store, layout: Layout) -> list[str]:

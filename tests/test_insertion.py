@@ -287,6 +287,24 @@ def test_an_insert_that_a_purge_overtakes_goes_into_the_new_generation(queue: Qu
     assert [task.payload for task in Queue(queue.path, clock=clock).lease(9)] == ["x"]
 
 
+def test_a_lost_reply_does_not_insert_twice_although_somebody_was_quick_to_lease(
+    queue: Queue, clock: ManualClock
+) -> None:
+    """The renaming happened, "not there" is answered, and the file has another name by the time the insert looks."""
+    fs = Filesystem(str(queue.path), shared=False)
+    rename, leased = fs.rename, []
+
+    def renaming(source: str, target: str) -> bool:
+        rename(source, target)
+        leased.extend(Queue(queue.path, clock=clock).lease())
+        return False
+
+    fs.rename = renaming  # type: ignore[method-assign]
+    ref = Queue(queue.path, filesystem=fs, clock=clock).insert("x")
+    assert [task.id for task in leased] == [ref.id]
+    assert queue.status().inserted == 1
+
+
 @pytest.mark.parametrize("step", ["create", "rename"])
 def test_an_insert_whose_generation_vanishes_under_it_starts_over(queue: Queue, clock: ManualClock, step: str) -> None:
     fs = Filesystem(str(queue.path), shared=False)
