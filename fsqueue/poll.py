@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from fsqueue import inspection, transitions
+from fsqueue import inspection
 from fsqueue.errors import LeaseLost
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Poll:
         tasks, self._ahead.tasks = list(self._ahead.tasks), deque()
         if tasks:
             try:
-                transitions.release(self._queue.store, tasks, 0)
+                self._queue.release(tasks)
             except LeaseLost:
                 pass  # whoever has them now, it is not us
 

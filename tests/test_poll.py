@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fsqueue import InvalidArgument, LeaseLost, Queue
+from fsqueue import InvalidArgument, LeaseLost, Queue, StorageError
 from fsqueue.clock import ManualClock
 from fsqueue.filesystem import Filesystem
 from tests.support import QueueFactory, full_state, leftovers, log_files
@@ -32,6 +32,21 @@ def test_everything_is_handed_out_once_until_the_queue_is_drained(q: Queue) -> N
     assert sorted(found) == list(range(30))
     assert q.status().completed == 30
     assert leftovers(q) == []
+
+
+def test_putting_back_what_was_leased_ahead_fails_with_an_error_of_ours(queue: Queue, clock: ManualClock) -> None:
+    fs = Filesystem(str(queue.path), shared=False)
+    q = Queue(queue.path, filesystem=fs, clock=clock)
+    q.insert_many(range(3), batch_tasks=1)
+    poll = q.poll(prefetch=3)
+    next(poll)
+
+    def broken(fd: int, data: bytes) -> int:
+        raise OSError(5, "Input/output error")
+
+    fs.write = broken
+    with pytest.raises(StorageError, match="Input/output error"):
+        poll.close()
 
 
 def test_an_empty_queue_ends_the_loop_at_once(q: Queue) -> None:
