@@ -65,13 +65,15 @@ class Leaser:
         self._unreadable: OSError | None = None
         """What the system said of a batch that was passed over because its files cannot be read."""
 
-    def _begin(self) -> None:
-        """Look whether the queue was purged meanwhile; then nothing that was seen holds."""
-        self.store.refresh()
-        if self.generation != self.store.fate.generation:
-            self.generation = self.store.fate.generation
-            self.selection = Selection(self.store)
-            self.current = None
+    def _begin(self, now: bool = False) -> bool:
+        """Look whether the queue was purged meanwhile; then nothing that was seen holds, and True is returned."""
+        self.store.refresh(now)
+        if self.generation == self.store.fate.generation:
+            return False
+        self.generation = self.store.fate.generation
+        self.selection = Selection(self.store)
+        self.current = None
+        return True
 
     # -- the verb -------------------------------------------------------------------------------
 
@@ -92,6 +94,8 @@ class Leaser:
         except BaseException:
             self._put_back(held)
             raise
+        if not held and self._begin(now=True):
+            return self.lease(n, lease_ms, strict)  # what was found empty had been purged a moment ago
         return held
 
     def _put_back(self, held: list[LeasedTask]) -> None:

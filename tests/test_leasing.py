@@ -609,3 +609,13 @@ def test_attempts_are_told_by_every_lease(q: Queue, clock: ManualClock, tmp_path
         assert q.task(ref.id).attempt == attempt
         task.fail("oops", 0)
         assert q.task(ref.id).attempt == attempt
+
+
+def test_empty_is_not_said_of_a_generation_that_was_purged_a_moment_ago(queue: Queue, clock: ManualClock) -> None:
+    """`queue.jsonl` was read within the last second, and so would not be read again before the look."""
+    q, other = Queue(queue.path, clock=clock), Queue(queue.path, clock=clock)
+    q.insert("before")
+    assert len(q.lease()) == 1
+    other.purge()
+    other.insert("after")
+    assert [task.payload for task in q.lease()] == ["after"]
