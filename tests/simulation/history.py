@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from fsqueue import FsqueueError, LeasedTask, Queue
+from fsqueue.poll import Poll
 from tests.simulation.kernel import Crash
 from tests.simulation.wiring import Persona, acting
 from tests.simulation.world import World
@@ -50,10 +51,20 @@ class History:
     def __init__(self, world: World) -> None:
         self.world = world
         self.calls: list[Call] = []
-        self.tasks: dict[Any, str] = {}
-        """Ids by payload, as far as anybody saw them."""
+        self.ids: dict[Any, list[str]] = {}
+        """The ids of each payload, as far as anybody saw them: a retried task has another one."""
         self.wrong: list[str] = []
         """What was noticed to be wrong while it happened."""
+
+
+    def saw(self, payload: Any, task_id: str) -> None:
+        """Somebody was told that this task has this payload."""
+        known = self.ids.setdefault(payload, [])
+        if task_id not in known:
+            known.append(task_id)
+
+    def all_ids(self) -> list[str]:
+        return sorted(task_id for known in self.ids.values() for task_id in known)
 
 
 class Actor:
@@ -115,7 +126,7 @@ class Actor:
     def insert(self, payload: Any, delay_s: float = 0) -> None:
         ref = self.do("insert", lambda q: q.insert(payload, delay_s=delay_s), payloads=[payload])
         if ref is not None:
-            self.history.tasks[payload] = ref.id
+            self.history.saw(payload, ref.id)
 
     def insert_many(self, payloads: list[Any], batch_tasks: int) -> None:
         self.do("insert", lambda q: q.insert_many(list(payloads), batch_tasks=batch_tasks), payloads=payloads)
@@ -128,7 +139,7 @@ class Actor:
     def took(self, tasks: list[LeasedTask]) -> None:
         self.held += tasks
         for task in tasks:
-            self.history.tasks.setdefault(task.payload, task.id)
+            self.history.saw(task.payload, task.id)
 
     def _end(self, verb: str, tasks: list[LeasedTask], act: Callable[[Queue], object], **args: Any) -> bool:
         self.held = [task for task in self.held if task not in tasks]
@@ -154,6 +165,13 @@ class Actor:
 
     def cancel(self, ids: list[str]) -> None:
         self.do("cancel", lambda q: q.cancel(ids), ids=ids)
+
+    def next(self, loop: Poll) -> LeasedTask | None:
+        """The next task of a work loop."""
+        task = self.do("next", lambda q: next(loop, None))
+        if task is not None:
+            self.history.saw(task.payload, task.id)
+        return task
 
     def plain(self, verb: str) -> Any:
         """A verb without arguments."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fsqueue import LeasedTask, LeaseLost, QueueNotFound, Status, counters
 from tests.simulation.disk import Directory, File
 from tests.simulation.history import DONE, QUEUE, REFUSED, Call
-from tests.simulation.replay import AVAILABLE, CANCELLED, COMPLETED, DEAD, LEASED, OUTCOMES, Replay
+from tests.simulation.replay import AVAILABLE, CANCELLED, COMPLETED, LEASED, OUTCOMES, Replay
 
 if TYPE_CHECKING:
     from tests.simulation.stories import Story
@@ -109,8 +109,8 @@ def _told(story: Story, truth: Truth, call: Call) -> Iterator[str]:
     """What a verb answered is what the log says."""
     if call.end <= story.forgotten_until:
         return
-    if call.verb == "lease" and call.outcome == DONE:
-        for task in call.result:
+    if call.verb in ("lease", "next") and call.outcome == DONE and call.result:
+        for task in call.result if call.verb == "lease" else [call.result]:
             if not any(replay.acted(task.index, "lease", task.lease) for replay in truth.of(task)):
                 yield f"{call}: no log knows of the lease of {task.id}"
     if call.verb in ENDS and call.outcome in (DONE, REFUSED):
@@ -130,22 +130,18 @@ def _told(story: Story, truth: Truth, call: Call) -> Iterator[str]:
 
 
 def _repeated(story: Story, call: Call, task: LeasedTask) -> bool:
-    """Whether the same was asked for before."""
+    """Whether the same was asked for before; or of the same task by two leases at once, so that the error may mean the other."""
     return any(
-        other is not call and other.verb in ENDS and other.begin < call.end
-        and any(one.id == task.id and one.lease == task.lease for one in other.args["tasks"])
+        (other.verb in ENDS and other is not call and other.begin < call.end and (one.id, one.lease) == (task.id, task.lease))
+        or (other is call and one.id == task.id and one.lease != task.lease)
         for other in story.history.calls
+        for one in other.args.get("tasks", ())
     )  # fmt: skip
 
 
 def _losses(story: Story, truth: Truth) -> Iterator[str]:
     """Every task whose insert was reported done is accounted for, and none was executed after it was reported done."""
-    ids: dict[Any, set[str]] = {}
-    for call in story.history.calls:
-        for task in call.result if call.verb == "lease" and call.outcome == DONE else ():
-            ids.setdefault(task.payload, set()).add(task.id)
-    for payload, known in story.history.tasks.items():
-        ids.setdefault(payload, set()).add(known)
+    ids = {payload: set(known) for payload, known in story.history.ids.items()}
     settled = _settled(story)
     for payload, line in story.letters.items():
         ids.setdefault(payload, set()).update(line)

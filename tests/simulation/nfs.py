@@ -10,10 +10,10 @@ has open lives on as `.nfs…` until it is closed.
 from __future__ import annotations
 
 import errno
+from typing import TYPE_CHECKING
 
 from tests.simulation.disk import Directory, File, Node
 from tests.simulation.kernel import Host, Opened, Process, Stat, failure
-from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tests.simulation.world import World

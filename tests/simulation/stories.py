@@ -7,18 +7,16 @@ end, time passes, and a fresh worker drains the queue; then everything is judged
 from __future__ import annotations
 
 import errno
-import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
-from random import Random
+from dataclasses import dataclass, field
 from typing import Any
 
-from fsqueue import FsqueueError, Queue
+from fsqueue import FsqueueError
 from fsqueue.layout import Settings, birth_record
 from tests.simulation import invariants
 from tests.simulation.disk import Disk
 from tests.simulation.faults import LONG_S, Fault, draw
-from tests.simulation.history import DONE, QUEUE, Actor, History
+from tests.simulation.history import DONE, Actor, History
 from tests.simulation.kernel import Host, Process
 from tests.simulation.nfs import Client, NfsProcess
 from tests.simulation.wiring import Persona
@@ -257,7 +255,7 @@ class Story:
         last.plain("gc")
         wrong += invariants.judge_leftovers(self)
         again = last.plain("status")
-        if again != status:
+        if again != status and not (self.power_lost and again.completed <= status.completed):
             wrong.append(f"upkeep made {again} of {status}")
         self._refusals(last, wrong)
         last.exit()

@@ -23,6 +23,10 @@ from tests.simulation.kernel import Process
 SHARED, LOCAL = Mount("nfs4", "/", "rw"), Mount("ext4", "/", "rw")
 
 
+PAUSES_S = (0.002, 0.5)
+"""Between two tries for a busy lock: longer than in earnest, since each try costs a step."""
+
+
 class SimFilesystem(Filesystem):
     """The door, over a simulated process's `os`."""
 
@@ -37,6 +41,7 @@ class SimFilesystem(Filesystem):
                 over = FunctionType(function.__code__, around, name, function.__defaults__, function.__closure__)
                 over.__kwdefaults__ = function.__kwdefaults__
                 setattr(self, name, MethodType(over, self))
+        self.pauses_s = PAUSES_S
         self.try_lock, self.unlock, self.close = process.try_lock, process.unlock, process.close
         self.pread, self.write, self.pwrite = process.pread, process.write, process.pwrite
         self.fsync, self.fstat = process.fsync, process.fstat  # type: ignore[assignment]

@@ -15,7 +15,7 @@ from typing import Any
 
 from fsqueue.clock import Clock, Entropy
 from tests.simulation.disk import Directory, Disk, Node
-from tests.simulation.kernel import Crash, Host, Process
+from tests.simulation.kernel import Crash, Process
 
 START_S = 1_800_000_000.0
 NEVER = 1 << 60
@@ -25,7 +25,7 @@ STEPS_MAX = 60_000
 Pause = Callable[[Process, str, tuple[Any, ...]], None]
 
 
-class Circles(Exception):
+class Circles(BaseException):
     """The world does not come to an end."""
 
 
