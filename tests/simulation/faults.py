@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 NAMES = frozenset({"rename", "link", "unlink", "mkdir"})
 WRITES = frozenset({"write", "pwrite"})
 ANY_ERROR = (errno.EIO, errno.ESTALE, errno.ENOSPC, errno.EDQUOT, errno.EINTR, errno.EACCES)
+DAY_S = 86_400.0
 LONG_S = 900.0
 """Longer than any lease, and than a client may be out of touch before its locks are gone."""
 
@@ -109,6 +110,13 @@ def delay(story: Story, process: Process, name: str, args: tuple[Any, ...]) -> b
     return True
 
 
+def nap(story: Story, process: Process, name: str, args: tuple[Any, ...]) -> bool:
+    """The worker does not move for days."""
+    story.world.fault(f"{process.name} stands still for two days before {name}")
+    story.world.sleep(process, 2 * DAY_S)
+    return True
+
+
 def stop(story: Story, process: Process, name: str, args: tuple[Any, ...]) -> bool:
     """The worker is stopped inside a critical section, for ever or until much later."""
     held = any(isinstance(one.node, File) and one.node.owner is one for one in process.fds.values())
@@ -167,6 +175,7 @@ FAULTS: dict[str, Act] = {
     "error": error,
     "full": full,
     "delay": delay,
+    "nap": nap,
     "stop": stop,
     "cut": cut_off,
     "host": host_dies,
@@ -174,6 +183,6 @@ FAULTS: dict[str, Act] = {
 
 
 def draw(rng: Random, kinds: list[str], most: int, horizon: int) -> list[Fault]:
-    """Up to `most` faults of these kinds at random steps, the first one first."""
-    number = min(int(rng.expovariate(1.0)), most) if kinds else 0
+    """Up to `most` faults of these kinds at random steps, the first one first; now and then none."""
+    number = min(int(rng.expovariate(0.8) + 0.8), most) if kinds else 0
     return sorted((Fault(rng.choice(kinds), rng.randint(1, horizon)) for _ in range(number)), key=lambda one: one.step)

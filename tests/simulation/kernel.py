@@ -77,6 +77,12 @@ class Entry:
     def is_dir(self, *, follow_symlinks: bool = True) -> bool:
         return isinstance(self._node, Directory)
 
+    def is_file(self, *, follow_symlinks: bool = True) -> bool:
+        return isinstance(self._node, File)
+
+    def is_symlink(self) -> bool:
+        return False
+
 
 Call = Callable[..., Any]
 
@@ -105,8 +111,7 @@ class Process:
     O_RDONLY, O_WRONLY, O_RDWR, O_APPEND = os.O_RDONLY, os.O_WRONLY, os.O_RDWR, os.O_APPEND
     O_CREAT, O_EXCL, O_DIRECTORY = os.O_CREAT, os.O_EXCL, os.O_DIRECTORY
     O_CLOEXEC, O_NOFOLLOW, O_NONBLOCK = os.O_CLOEXEC, os.O_NOFOLLOW, os.O_NONBLOCK
-    path, strerror, fspath = os.path, staticmethod(os.strerror), staticmethod(os.fspath)
-    stat_result = os.stat_result
+    path, strerror = os.path, staticmethod(os.strerror)
 
     def __init__(self, world: World, name: str, host: Host) -> None:
         self.world = world
@@ -444,6 +449,11 @@ class Process:
 
     def locked(self, opened: Opened, file: File) -> None:
         """Taking a lock asks the server what the file holds now."""
+
+    @call
+    def is_locked(self, fd: int) -> bool:
+        opened, file = self._file(fd)
+        return file.owner is not None and file.owner is not opened
 
     def unlock(self, fd: int) -> None:
         if self.dead:

@@ -30,6 +30,8 @@ SCENARIOS = {
         Scenario("power-nfs", actions=WORK, faults=("power", "kill"), lossy=True),
         Scenario("skew", actions=WORK, faults=("delay", "kill"), skew_s=300.0),
         Scenario("skew-measured", actions=WORK, faults=("delay", "kill"), skew_s=300.0, compare_clocks=True),
+        Scenario("power-purge", shared=False, hosts=1, actions=ENDS, faults=("power",), lossy=True),
+        Scenario("nap", actions=WORK | {"insert": 6.0, "gc": 6.0}, faults=("nap", "delay")),
         Scenario("purge", actions=ENDS, faults=("delay", "kill", "reply"), stale=0.4),
         Scenario("delete", actions=WORK | {"delete": 0.5, "insert": 4.0}, faults=("delay", "kill", "reply"), stale=0.4),
         Scenario(

@@ -15,7 +15,7 @@ from fsqueue import FsqueueError
 from fsqueue.layout import Settings, birth_record
 from tests.simulation import invariants
 from tests.simulation.disk import Disk
-from tests.simulation.faults import LONG_S, Fault, draw
+from tests.simulation.faults import DAY_S, LONG_S, Fault, draw
 from tests.simulation.history import DONE, Actor, History
 from tests.simulation.kernel import Host, Process
 from tests.simulation.nfs import Client, NfsProcess
@@ -23,7 +23,6 @@ from tests.simulation.wiring import Persona
 from tests.simulation.world import NEVER, START_S, Circles, Scheduler, SimClock, SimEntropy, World
 
 LEASE_S = 10.0
-DAY_S = 86_400.0
 
 
 @dataclass(frozen=True)

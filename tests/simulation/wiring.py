@@ -6,10 +6,11 @@ is answered for the process that is acting.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from types import FunctionType, MethodType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -17,7 +18,7 @@ import filelock
 
 from fsqueue import administration, store, upkeep
 from fsqueue.clock import Clock, Entropy
-from fsqueue.filesystem import Filesystem, Mount
+from fsqueue.filesystem import Filesystem, Mount, door
 from tests.simulation.kernel import Process
 
 SHARED, LOCAL = Mount("nfs4", "/", "rw"), Mount("ext4", "/", "rw")
@@ -28,23 +29,13 @@ PAUSES_S = (0.002, 0.5)
 
 
 class SimFilesystem(Filesystem):
-    """The door, over a simulated process's `os`."""
+    """The door, over the `os` of the process that acts."""
 
     def __init__(self, root: str, process: Process, shared: bool) -> None:
         super().__init__(root, shared=shared, process_locks=False)
-        surroundings: dict[int, dict[str, Any]] = {}
-        for name, function in vars(Filesystem).items():
-            if isinstance(function, FunctionType) and name != "__init__":
-                around = surroundings.get(id(function.__globals__))
-                if around is None:
-                    around = surroundings[id(function.__globals__)] = {**function.__globals__, "os": process}
-                over = FunctionType(function.__code__, around, name, function.__defaults__, function.__closure__)
-                over.__kwdefaults__ = function.__kwdefaults__
-                setattr(self, name, MethodType(over, self))
         self.pauses_s = PAUSES_S
         self.try_lock, self.unlock, self.close = process.try_lock, process.unlock, process.close
-        self.pread, self.write, self.pwrite = process.pread, process.write, process.pwrite
-        self.fsync, self.fstat = process.fsync, process.fstat  # type: ignore[assignment]
+        self.is_locked = process.is_locked
 
 
 class Persona:
@@ -79,6 +70,14 @@ def acting(persona: Persona) -> Iterator[None]:
         yield
     finally:
         _acting.persona = before
+
+
+class _Os:
+    """The module `os` as the door sees it: that of the process that acts, the real one if none does."""
+
+    def __getattr__(self, name: str) -> Any:
+        persona = getattr(_acting, "persona", None)
+        return getattr(os if persona is None else persona.process, name)
 
 
 class _FileLock:
@@ -120,6 +119,7 @@ def _filesystem(root: str, shared: bool = True) -> SimFilesystem:
 
 
 _MACHINE: list[tuple[Any, str, Callable[..., Any] | object]] = [
+    (door, "os", _Os()),
     (store, "mount_of", _mount),
     (store, "worker_of_this_process", lambda name=None: me().worker),
     (upkeep, "filelock", SimpleNamespace(FileLock=_FileLock, Timeout=filelock.Timeout)),
