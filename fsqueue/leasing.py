@@ -12,7 +12,7 @@ from orjson import loads
 from fsqueue import batch as batches
 from fsqueue import deadletters, finishing, movements, taskfiles, transitions
 from fsqueue.errors import FsqueueError
-from fsqueue.filesystem import NOT_FILES
+from fsqueue.filesystem import LOST, NOT_FILES
 from fsqueue.logs import Log
 from fsqueue.names import TaskFileName
 from fsqueue.selection import Selection
@@ -167,10 +167,14 @@ class Leaser:
         self, batch: str, name: TaskFileName | None, most: int, asked: int, lease_ms: int, solo: bool = True
     ) -> Got:
         """Claim up to `most` tasks of a batch. `name` where it was just listed."""
+        again = False
         while True:
             try:
                 got = self._try_batch(batch, name, most, asked, lease_ms, solo)
             except OSError as error:
+                if error.errno in LOST and not again:
+                    again = True
+                    continue
                 if error.errno in NOT_FILES or (error.errno in UNREADABLE and name is not None):
                     logger.warning("batch %s of %s was passed over: %s", batch, self.store.path, error)
                     self._unreadable = self._unreadable if error.errno in NOT_FILES else error
@@ -342,6 +346,11 @@ class Leaser:
             if log.fd >= 0:
                 store.fs.unlock(log.fd)
             return []
+        except OSError as error:
+            store.drop(log)
+            if error.errno in LOST:
+                return None  # whether it is in the log, completing once more will tell
+            raise
         except BaseException:
             store.drop(log)
             raise

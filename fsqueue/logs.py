@@ -81,6 +81,8 @@ class Log:
             try:
                 if not inherited:
                     self.fs.unlock(fd)
+            except OSError:
+                pass  # the server has forgotten the lock, or the file
             finally:
                 self.fs.close(fd)
 

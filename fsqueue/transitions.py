@@ -7,8 +7,9 @@ from contextlib import contextmanager
 
 from fsqueue import finishing, movements, names, taskfiles
 from fsqueue.errors import LeaseExpired, LeaseLost, QueueNotFound
+from fsqueue.filesystem import LOST
 from fsqueue.jsonl import LOCK_TIMEOUT_S
-from fsqueue.ledger import CANCELLED, COMPLETED, DEAD, LEASED, Ledger
+from fsqueue.ledger import AVAILABLE, CANCELLED, COMPLETED, DEAD, LEASED, Ledger
 from fsqueue.logs import Log
 from fsqueue.movements import to_ranges
 from fsqueue.names import TaskFileName, parse_task_file
@@ -70,6 +71,12 @@ class Losses:
         self.reasons.add(reason)
         self.expired &= expired
 
+    def join(self, others: Losses) -> None:
+        """Take over what another one has collected."""
+        self.tasks += others.tasks
+        self.reasons |= others.reasons
+        self.expired &= others.expired
+
     def check(self) -> None:
         """Raise LeaseLost (LeaseExpired if that is all it was) if anything was noted."""
         if self.tasks:
@@ -98,6 +105,7 @@ def fresh(store: Store, tasks: Sequence[LeasedTask], losses: Losses) -> Sequence
 
 
 Transition = Callable[[Log, str, list[int], int], None]
+Done = Callable[[Ledger, int, str], bool]
 
 
 def never(ledger: Ledger, index: int, lease: str) -> bool:
@@ -111,14 +119,27 @@ def completed_by(ledger: Ledger, index: int, lease: str) -> bool:
     return holder is not None and ledger.state[index] == COMPLETED and holder.id == lease
 
 
+def ended_by(ledger: Ledger, index: int, lease: str) -> bool:
+    """Whether a record that gives a task back or buries it may be in the log, so that nothing is left to do."""
+    holder = ledger.holder[index] if index < ledger.count else None
+    if holder is None:
+        return index < ledger.count and ledger.state[index] == AVAILABLE
+    return ledger.state[index] == DEAD and holder.id == lease
+
+
 def each(
     store: Store,
     tasks: Sequence[LeasedTask],
     losses: Losses,
     act: Transition,
-    done: Callable[[Ledger, int, str], bool] = never,
+    done: Done = never,
+    after_loss: Done | None = None,
 ) -> None:
-    """For each lease among `tasks`: lock its log, call `act(log, lease, indices that hold, at)`, note the others."""
+    """For each lease among `tasks`: lock its log, call `act(log, lease, indices that hold, at)`, note the others.
+
+    Others that are `done` are none. If the lock is lost, the log is opened anew, once, and tells what became of
+    the record: then `after_loss` counts instead, if it is given.
+    """
     grouped: dict[str, dict[str, list[int]]] = {}
     batch = lease = ""
     run: list[int] = []
@@ -129,22 +150,35 @@ def each(
         run.append(task.index)
     for batch in sorted(grouped):
         try:
-            with locked(store, batch) as log:
-                ledger = log.ledger
-                at = max(store.clock.now_ms(), ledger.at)
-                for lease, indices in grouped[batch].items():
-                    held = sorted({index for index in indices if ledger.holds(index, lease)})
-                    if len(held) < len(indices):
-                        for index in set(indices).difference(held):
-                            if not done(ledger, index, lease):
-                                losses.add(batch, [index], why_lost(ledger, index))
-                    if held:
-                        act(log, lease, held, at)
-                if not log.ledger.left:
-                    finishing.try_finish(store, log)
-        except FileNotFoundError:
-            for indices in grouped[batch].values():
-                losses.add(batch, indices, "the batch has finished")
+            lost = _in_batch(store, batch, grouped[batch], act, done)
+        except OSError as error:
+            if error.errno not in LOST:
+                raise
+            lost = _in_batch(store, batch, grouped[batch], act, after_loss or done)
+        losses.join(lost)
+
+
+def _in_batch(store: Store, batch: str, leases: dict[str, list[int]], act: Transition, done: Done) -> Losses:
+    """What `each` does in one batch; what was lost."""
+    losses = Losses()
+    try:
+        with locked(store, batch) as log:
+            ledger = log.ledger
+            at = max(store.clock.now_ms(), ledger.at)
+            for lease, indices in leases.items():
+                held = sorted({index for index in indices if ledger.holds(index, lease)})
+                if len(held) < len(indices):
+                    for index in set(indices).difference(held):
+                        if not done(ledger, index, lease):
+                            losses.add(batch, [index], why_lost(ledger, index))
+                if held:
+                    act(log, lease, held, at)
+            if not log.ledger.left:
+                finishing.try_finish(store, log)
+    except FileNotFoundError:
+        for indices in leases.values():
+            losses.add(batch, indices, "the batch has finished")
+    return losses
 
 
 def complete(store: Store, tasks: Sequence[LeasedTask], result: bytes | None = None) -> None:
@@ -165,6 +199,10 @@ def complete_one(store: Store, task: LeasedTask) -> None:
         try:
             if log.fd >= 0 and store.fs.try_lock(log.fd) and _complete_in(store, log, task):
                 return
+        except OSError as error:
+            store.drop(log)
+            if error.errno not in LOST:
+                raise
         except BaseException:
             store.drop(log)
             raise
@@ -199,15 +237,15 @@ def renew(store: Store, tasks: Sequence[LeasedTask], lease_ms: int) -> None:
     def act(log: Log, lease: str, held: list[int], at: int) -> None:
         ledger = log.ledger
         in_time = [index for index in held if at < ledger.since[index]]
-        losses_here = [index for index in held if index not in in_time]
-        if losses_here:
-            losses.add(log.batch, losses_here, "it ran out before it was renewed", expired=True)
         if in_time:
             until = at + lease_ms
             move = earlier_name(log, until)
             log.note("renew", at, lease=lease, tasks=to_ranges(in_time), until=until, **move)
             rename_as_recorded(store, log, move)
             ends.update({(log.batch, index): until for index in in_time})
+        if len(in_time) < len(held):
+            late = [index for index in held if index not in in_time]
+            losses.add(log.batch, late, "it ran out before it was renewed", expired=True)
 
     each(store, tasks, losses, act)
     for task in tasks:
@@ -225,7 +263,7 @@ def release(store: Store, tasks: Sequence[LeasedTask], delay_ms: int) -> None:
         log.note("release", at, lease=lease, tasks=to_ranges(held), available_at=available_at, **move)
         rename_as_recorded(store, log, move)
 
-    each(store, tasks, losses, act)
+    each(store, tasks, losses, act, after_loss=ended_by)
     store.ring()
     losses.check()
 
@@ -246,7 +284,7 @@ def fail(store: Store, task: LeasedTask, error: str, delay_ms: int | None) -> No
         log.note("fail", at, lease=lease, tasks=to_ranges(held), available_at=at + pause, error=error, **move)
         rename_as_recorded(store, log, move)
 
-    each(store, [task], losses, act)
+    each(store, [task], losses, act, after_loss=ended_by)
     store.ring()
     losses.check()
 
@@ -259,7 +297,7 @@ def bury(store: Store, task: LeasedTask, reason: str) -> None:
         log.note("bury", at, lease=lease, tasks=to_ranges(held), reason=shorten(reason))
         finishing.bury(store, log, held)
 
-    each(store, [task], losses, act)
+    each(store, [task], losses, act, after_loss=ended_by)
     losses.check()
 
 

@@ -4,7 +4,7 @@ Everything that fsqueue does on disk goes through one `Filesystem` object, so th
 failing, lying or crashing one in its place. Nothing here knows what a queue is.
 """
 
-from fsqueue.filesystem.door import NOT_FILES, Filesystem
+from fsqueue.filesystem.door import LOST, NOT_FILES, Filesystem
 from fsqueue.filesystem.mounts import Mount, beegfs_setting, mount_of
 
-__all__ = ["NOT_FILES", "Filesystem", "Mount", "beegfs_setting", "mount_of"]
+__all__ = ["LOST", "NOT_FILES", "Filesystem", "Mount", "beegfs_setting", "mount_of"]

@@ -27,6 +27,11 @@ LOCAL_PAUSES_S, SHARED_PAUSES_S = (0.00005, 0.001), (0.0005, 0.02)
 NOT_FILES = (errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.ESPIPE, errno.ENOTDIR, errno.ENODEV)
 """What the system says of directories, links and pipes where a file should be: strays, passed by."""
 
+LOST = (errno.ESTALE, errno.EIO)
+"""What a network filesystem says of an open file that was removed elsewhere, or whose lock the server knows no longer,
+because it has restarted or this host was cut off. Opened anew, the file tells what became of it. A broken disk says so
+every time."""
+
 SMALL_READ_BYTES, READ_BYTES = 1 << 16, 1 << 20
 """Most files are small, and a large buffer is not for free; only what goes on is read in large pieces."""
 DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -269,6 +274,11 @@ class Filesystem:
             return False
         try:
             mine, found = self.fstat(fd), self.fstat(other)
+        except OSError as error:
+            if error.errno == errno.ESTALE:
+                return False
+            raise
+        else:
             return (mine.st_dev, mine.st_ino) == (found.st_dev, found.st_ino)
         finally:
             self.close(other)

@@ -1,0 +1,124 @@
+"""A lock that the file server forgot, an open file that was removed elsewhere: the log is opened anew, and tells."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fsqueue import LeaseLost, Queue, StorageError
+from tests.concurrency.trapped import trapped
+
+QueueFactory = Callable[..., Queue]
+
+
+class Failing:
+    """Fails in the `at`-th step on an open log, before it is done or after; `times` times from then on."""
+
+    def __init__(self, at: int, code: int, done: bool, times: int = 1) -> None:
+        self.left, self.code, self.done, self.times = at, code, done, times
+        self.armed = False
+
+    def __call__(self, step: str, call: Callable[..., Any], *args: Any) -> Any:
+        of_interest = self.armed and step in ("try_lock", "pread", "write", "fsync", "unlock")
+        if not of_interest or "/movements/" not in os.readlink(f"/proc/self/fd/{args[0]}"):
+            return call(*args)
+        self.left -= 1
+        if self.left > 0 or self.left <= -self.times:
+            return call(*args)
+        if self.done:
+            call(*args)
+        raise OSError(self.code, os.strerror(self.code))
+
+
+VERBS: dict[str, Callable[[Queue, Any], object]] = {
+    "complete": lambda queue, task: task.complete(),
+    "complete many": lambda queue, task: queue.complete([task]),
+    "renew": lambda queue, task: task.renew(60),
+    "release": lambda queue, task: task.release(),
+    "fail": lambda queue, task: task.fail("why"),
+    "bury": lambda queue, task: task.bury("why"),
+    "lease": lambda queue, task: queue.lease(),
+}
+STATES = {
+    "complete": ("completed",),
+    "complete many": ("completed",),
+    "renew": ("leased",),
+    "release": ("waiting", "delayed"),
+    "fail": ("waiting", "delayed"),
+    "bury": ("dead",),
+    "lease": ("leased",),
+}
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE])
+@pytest.mark.parametrize("done", [False, True])
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_verb_finds_out_what_became_of_its_record(
+    queue_factory: QueueFactory, verb: str, done: bool, code: int
+) -> None:
+    for at in range(1, 10):
+        queue = queue_factory(f"{verb}-{at}")
+        queue.insert_many(range(4), batch_tasks=4)
+        trap = Failing(at, code, done)
+        mine = trapped(queue, trap, shared=True)
+        [task] = mine.lease(lease_s=30)
+        trap.armed = True
+        VERBS[verb](mine, task)
+        trap.armed = False
+        assert queue.task(task.id).state in STATES[verb]
+        status = queue.status()
+        assert status.inserted == 4
+        assert status.leased <= (3 if verb == "lease" else 1)
+        mine.close()
+        if trap.left > 0:
+            break
+    else:
+        pytest.fail("it never got through")
+
+
+def test_the_work_loop_goes_on(queue: Queue) -> None:
+    for at in range(1, 12):
+        queue.insert_many(range(6), batch_tasks=6)
+        trap = Failing(at, errno.EIO, done=at % 2 == 0)
+        mine = trapped(queue, trap, shared=True)
+        trap.armed = True
+        seen = 0
+        for task in mine.poll(lease_s=0.4):
+            with task:
+                seen += 1
+        assert seen in (6, 7)
+        mine.close()
+    assert queue.status().completed == 66
+
+
+def test_a_broken_disk_is_an_error(queue: Queue) -> None:
+    queue.insert("payload")
+    trap = Failing(1, errno.EIO, done=False, times=100)
+    mine = trapped(queue, trap, shared=True)
+    [task] = mine.lease()
+    trap.armed = True
+    with pytest.raises(StorageError):
+        task.complete()
+    with pytest.raises(StorageError):
+        mine.renew([task])
+
+
+def test_a_log_that_is_gone_under_its_worker_is_no_error(tmp_path: Path) -> None:
+    """What a client sees when a batch is finished elsewhere, and then the server restarts: its descriptor is stale."""
+    queue = Queue.create(tmp_path / "q")
+    queue.insert_many(range(2), batch_tasks=2)
+    trap = Failing(1, errno.ESTALE, done=False, times=100)
+    mine = trapped(queue, trap, shared=True)
+    held = mine.lease(2, lease_s=0.2)
+    for task in queue.poll():
+        task.complete()
+    trap.armed = True
+    with pytest.raises(LeaseLost):
+        mine.complete(held)
+    trap.armed = False
+    assert mine.lease() == []
