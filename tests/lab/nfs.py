@@ -1,0 +1,441 @@
+"""Scenarios on NFS: what runs in the guest of scripts/lab/nfs. Any process that works below /cN is at client N.
+
+`/export` is the server's own disk: what is found there is the truth, without anybody's cache in between.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fsqueue import FsqueueError, LeaseLost, Queue, QueueNotFound
+from tests.concurrency.books import Diary
+from tests.concurrency.processes import Child, children
+from tests.concurrency.rounds import Plan, check, produce, work
+from tests.concurrency.trapped import Trapped
+
+SERVER = Path("/export")
+FSQUEUE = str(Path(sys.executable).with_name("fsqueue"))
+
+
+def at(client: int, name: str) -> Path:
+    """A path as a client sees it."""
+    return Path(f"/c{client}") / name
+
+
+def lab(*arguments: object) -> str:
+    """Ask the lab for something: see scripts/lab/nfs."""
+    return subprocess.run(["lab-nfs", *map(str, arguments)], check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def run_on(client: int, *command: object) -> subprocess.Popen[str]:
+    """Start a command on a client's host."""
+    return subprocess.Popen(
+        ["lab-nfs", "client", str(client), *map(str, command)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def complete_all(queue: Queue, diary: Diary) -> None:
+    """Complete all there is and all that comes back."""
+    until = time.monotonic() + 60
+    while not queue.status().drained:
+        for task in queue.lease(50, lease_s=30, wait_s=5):
+            diary.note("try", task.id, task.payload)
+            task.complete()
+            diary.note("done", task.id, task.payload)
+        assert time.monotonic() < until, f"still {queue.status()}"
+
+
+def settle(name: str, notes: Path, cut_short: int = 0) -> dict[str, int]:
+    """Drain what is left, compare what both clients say, and check the books on the server's disk."""
+    with Diary(notes / "rest") as diary:
+        complete_all(Queue(at(2, name)), diary)
+    found, truth = check(Queue(SERVER / name), notes, cut_short), str(Queue(SERVER / name).status())
+    for client in (1, 2):
+        until = time.monotonic() + 10
+        while (seen := str(Queue(at(client, name)).status())) != truth:  # a client's news may be seconds old
+            assert time.monotonic() < until, f"client {client} sees {seen}, not {truth}"
+            time.sleep(0.1)
+    return found
+
+
+# -- drains ---------------------------------------------------------------------------------------------
+
+
+def play(seed: int, batch_tasks_max: int, restart: bool = False) -> dict[str, int]:
+    """Two clients fill and drain a queue, and their processes are killed; with `restart`, so is the server, once."""
+    name, dice = f"play-{seed}-{batch_tasks_max}-{restart}", random.Random(seed)
+    plan = replace(
+        Plan.of(seed, batch_tasks_max),
+        tasks=500 if batch_tasks_max > 1 else 150,
+        lease_s=1.5,
+        kills=24,
+        durability="default",
+        shards=8,
+        style="mixed",
+    )
+    notes = Path("/tmp") / name
+    notes.mkdir()
+    queue = Queue.create(
+        at(1, name),
+        shards=plan.shards,
+        batch_tasks_max=batch_tasks_max,
+        max_attempts=plan.max_attempts,
+        backoff_s=(0, 0),
+    )
+    first = [f"f.{index}" for index in range(plan.tasks)]
+    queue.insert_many(first, batch_tasks=plan.batch_tasks)
+    with Diary(notes / "parent") as diary:
+        for payload in first:
+            diary.note("inserted", payload)
+    (SERVER / "over").touch()  # workers end when they find the queue drained
+    number = 100
+
+    def hire(client: int) -> Child:
+        nonlocal number
+        number += 1
+        return Child(work, at(client, name), notes / f"w{number}", plan, number)
+
+    killed = cut_short = looks = 0
+    with children(*((produce, at(client, name), notes / f"p{client}", plan, client) for client in (1, 2))) as producers:
+        crew = [(client, hire(client)) for client in (1, 2, 1, 2)]
+        try:
+            for kill in range(plan.kills):
+                time.sleep(dice.choice([0.01, 0.05, 0.1]) * dice.random())
+                if restart and kill == plan.kills // 2:
+                    lab("stop")
+                    time.sleep(1)
+                    lab("start")
+                client, victim = dice.choice(crew)
+                if victim.running:
+                    victim.kill()
+                    killed += 1
+                    victim.close()
+                    crew.remove((client, victim))
+                    crew.append((client, hire(client)))
+                looks += 1
+                assert Queue(at(1 + kill % 2, name)).status().inserted >= plan.tasks - 1  # see books.mistaken
+            victim = producers[0]
+            if dice.random() < 0.5 and victim.kill() == -signal.SIGKILL:
+                cut_short += 1
+            else:
+                victim.result()
+            producers[1].result()
+            for _, worker in crew:
+                worker.result()
+        finally:
+            for _, worker in crew:
+                worker.close()
+    return {"killed": killed, "looks": looks, **settle(name, notes, cut_short + killed)}  # probes of the clock, too
+
+
+def drain_with_commands(seed: int) -> dict[str, int]:
+    """`fsqueue run` on both clients, as a user would; one of four is killed with SIGKILL half-way."""
+    name = f"run-{seed}"
+    output = Path("/tmp") / name
+    output.mkdir()
+    count = 60
+    Queue.create(at(1, name), shards=4).insert_many([{"n": n} for n in range(count)], batch_tasks=7)
+    command = [FSQUEUE, "run", "-j", 3, "--lease-s", 2, "--json"]
+    script = 'printf "%s\\n" {n} >>"$0"'
+    runners = [
+        run_on(client, *command, at(client, name), "--", "sh", "-c", script, output / str(number))
+        for number, client in enumerate((1, 2, 1, 2))
+    ]
+    try:
+        until = time.monotonic() + 60
+        while sum(path.stat().st_size > 0 for path in output.iterdir()) < 2 and time.monotonic() < until:
+            time.sleep(0.02)
+        os.killpg(runners[0].pid, signal.SIGKILL)
+        for runner in runners[1:]:
+            assert runner.wait(60) == 0, f"fsqueue run ended with {runner.returncode}"
+    finally:
+        for runner in runners:
+            if runner.poll() is None:
+                os.killpg(runner.pid, signal.SIGKILL)
+                runner.wait()
+            assert runner.stdout is not None
+            runner.stdout.close()
+    done = Counter(int(line) for path in output.iterdir() for line in path.read_text().split())
+    assert set(done) == set(range(count)), f"never executed: {set(range(count)) - set(done)}"
+    status = Queue(SERVER / name).status()
+    assert (status.completed, status.inserted) == (count, count), status
+    hosts = {info.worker["host"] for info in Queue(SERVER / name).tasks("completed") if info.worker}
+    return {"executed": sum(done.values()), "hosts": len(hosts)}
+
+
+# -- leases ---------------------------------------------------------------------------------------------
+
+
+def lease_of_a_killed_worker() -> dict[str, Any]:
+    """A worker at one client is killed; the other client gets its task when the lease ends, and not before."""
+    queue = Queue.create(at(1, "killed"), lease_s=2)
+    queue.insert("payload")
+
+    def lease_and_die() -> None:
+        Queue(at(1, "killed")).lease()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with children((lease_and_die,)) as [child]:
+        assert child.wait() == -signal.SIGKILL
+    other = Queue(at(2, "killed"))
+    [info] = other.tasks("leased")
+    assert info.lease_until is not None
+    early = other.lease()
+    [task] = other.lease(wait_s=20)
+    after_s = time.time() - info.lease_until
+    task.complete()
+    return {"early": len(early), "after_s": after_s, "attempt": task.attempt, **other.status().as_dict()}
+
+
+def lease_taken_over() -> dict[str, Any]:
+    """A worker outlives its lease while another client takes the task: nothing it does counts any more."""
+    mine, other = Queue.create(at(1, "outlived"), lease_s=0.3), Queue(at(2, "outlived"))
+    mine.insert("payload")
+    [task] = mine.lease()
+    [again] = other.lease(wait_s=20, lease_s=60)
+    refused = []
+    for act in (task.complete, task.renew, task.release, lambda: task.fail("late"), lambda: task.bury("late")):
+        try:
+            act()
+        except LeaseLost as error:
+            refused.append(error.reason)
+    again.complete()
+    return {"same": task.id == again.id, "refused": refused, **mine.status().as_dict()}
+
+
+def one_waits_for_the_other() -> dict[str, Any]:
+    """An idle worker at one client hears of what the other inserts."""
+    queue = Queue.create(at(1, "bell"))
+
+    def wait() -> Any:
+        return [task.payload for task in Queue(at(2, "bell")).lease(wait_s=40)]
+
+    with children((wait,)) as [child]:
+        time.sleep(3)
+        queue.insert("ring")
+        return {"got": child.result()}
+
+
+def purged_and_deleted_elsewhere() -> dict[str, Any]:
+    """One client inserts all the time, the other purges: what was inserted after the purge is there."""
+    queue = Queue.create(at(1, "purged"))
+    notes = Path("/tmp/purged")
+
+    def insert() -> None:
+        mine = Queue(at(1, "purged"))
+        with Diary(notes) as diary:
+            for number in range(10_000):
+                begun = time.monotonic()
+                try:
+                    mine.insert(number)
+                except QueueNotFound:
+                    return
+                diary.note(begun, number)
+
+    other = Queue(at(2, "purged"))
+    with children((insert,)) as [child]:
+        while not notes.exists() or len(notes.read_text().splitlines()) < 30:
+            time.sleep(0.05)
+        [held, *_] = queue.lease(5)
+        other.purge()
+        purged = time.monotonic()
+        lost = False
+        time.sleep(1.2)  # a second's news may be old
+        try:
+            held.complete()
+        except LeaseLost:
+            lost = True
+        have = len(notes.read_text().splitlines())
+        while len(notes.read_text().splitlines()) < have + 30:
+            time.sleep(0.05)
+        child.kill()
+    lines = [line.split() for line in notes.read_text().splitlines()]
+    after = {int(number) for begun, number in lines if float(begun) > purged}
+    found = {info.payload for info in Queue(SERVER / "purged").tasks()}
+    other.delete()
+    try:
+        queue.insert("late")
+        gone = False
+    except QueueNotFound:
+        gone = True
+    return {"missing": sorted(after - found), "after": len(after), "lease_lost": lost, "gone": gone}
+
+
+# -- a client cut off -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Point:
+    """Where a process at client 1 is stopped before its client is cut off: in `verb`, at the first `step` on a path
+    with `part` in it, before it is done or (`done`) after.
+    """
+
+    verb: str
+    step: str
+    part: str
+    done: bool = False
+
+
+POINTS = {
+    "holding a lease": Point("hold", "", ""),
+    "locked, nothing done": Point("complete", "try_lock", "/movements/", done=True),
+    "completing, before the append": Point("complete", "write", "/movements/"),
+    "completing, appended and not synced": Point("complete", "fsync", "/movements/"),
+    "completing, synced": Point("complete", "fsync", "/movements/", done=True),
+    "completing, before unlocking": Point("complete", "unlock", "/movements/"),
+    "leasing, before the append": Point("lease", "write", "/movements/"),
+    "leasing, before the renaming": Point("lease_all", "rename", "/queue/"),
+    "releasing, before the renaming": Point("release_all", "rename", "/queue/"),
+    "renewing, before the append": Point("renew", "write", "/movements/"),
+    "failing, before the append": Point("fail", "write", "/movements/"),
+    "finishing, before the task file goes": Point("complete_all", "unlink", "/queue/"),
+    "counting, before the bytes": Point("complete_all", "write", "/completions/"),
+    "counting, bytes not synced": Point("complete_all", "fsync", "/completions/"),
+    "keeping the history": Point("complete_all", "write", "/history/"),
+    "saying farewell": Point("complete_all", "unlink", "/movements/"),
+    "burying, before the letter": Point("bury", "write", "/dead/"),
+    "inserting, not synced": Point("insert", "fsync", "/staging/"),
+    "inserting, before the renaming": Point("insert", "rename", "/staging/"),
+    "inserting, before the directory is synced": Point("insert", "rename", "/staging/", done=True),
+}
+TASKS = 6
+LEASE_S = 3.0
+
+
+class StopAt:
+    """A trap that stops the process at a point, once, when armed."""
+
+    def __init__(self, point: Point) -> None:
+        self.point, self.armed = point, False
+
+    def __call__(self, step: str, call: Callable[..., Any], *args: Any) -> Any:
+        here = self.armed and step == self.point.step and self.point.part in self.path(args[0])
+        if here and not self.point.done:
+            self.stop()
+        result = call(*args)
+        if here and self.point.done and result is not False:
+            self.stop()
+        return result
+
+    @staticmethod
+    def path(of: int | str) -> str:
+        return os.readlink(f"/proc/self/fd/{of}") if isinstance(of, int) else of
+
+    def stop(self) -> None:
+        self.armed = False
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def stopped_at(point: Point, path: Path, notes: Path) -> str:
+    """A process at the client that is cut off; what it was told in the end."""
+    trap = StopAt(point)
+    queue = Queue(path, filesystem=Trapped(str(path), trap, shared=True))
+    diary = Diary(notes)
+    number = TASKS if point.verb.endswith("_all") or point.verb == "hold" else 1
+    tasks = [] if point.verb.startswith("lease") else queue.lease(number, lease_s=LEASE_S)
+    trap.armed = True
+    if point.verb == "hold":
+        trap.stop()
+    try:
+        if point.verb in ("complete", "hold"):
+            diary.note("try", tasks[0].id, tasks[0].payload)
+            tasks[0].complete()
+            diary.note("done", tasks[0].id, tasks[0].payload)
+        elif point.verb == "complete_all":
+            for task in tasks:
+                diary.note("try", task.id, task.payload)
+            queue.complete(tasks)
+            for task in tasks:
+                diary.note("done", task.id, task.payload)
+        elif point.verb in ("lease", "lease_all"):
+            for task in queue.lease(number, lease_s=LEASE_S):
+                diary.note("try", task.id, task.payload)
+                task.complete()
+                diary.note("done", task.id, task.payload)
+        elif point.verb == "release_all":
+            queue.release(tasks)
+        elif point.verb == "renew":
+            tasks[0].renew(60)
+        elif point.verb == "fail":
+            tasks[0].fail("stopped")
+        elif point.verb == "bury":
+            tasks[0].bury("stopped")
+        elif point.verb == "insert":
+            diary.note("will", "late")
+            queue.insert("late")
+            diary.note("inserted", "late")
+        assert not trap.armed, "it never came to that point"
+    except FsqueueError as error:
+        return type(error).__name__
+    return "done"
+
+
+def take_over(path: Path, notes: Path) -> float:
+    """A process at the other client: complete all, and clear away what the one cut off left; after how many seconds."""
+    queue, begun = Queue(path), time.monotonic()
+    with Diary(notes) as diary:
+        complete_all(queue, diary)
+    queue.gc()
+    return time.monotonic() - begun
+
+
+def cut() -> dict[str, dict[str, Any]]:
+    """At each point a process is stopped, with a queue of its own; then its client is cut off, and the other client
+    does the work; then the client comes back, and the processes go on.
+    """
+    names = {what: f"cut-{number}" for number, what in enumerate(POINTS)}
+    payloads = [f"t.{number}" for number in range(TASKS)]
+    diaries = {}
+    for what, name in names.items():
+        diaries[what] = Path("/tmp") / name
+        diaries[what].mkdir()
+        Queue.create(at(1, name), shards=2).insert_many(payloads, batch_tasks=TASKS)
+        with Diary(diaries[what] / "before") as diary:
+            for payload in payloads:
+                diary.note("inserted", payload)
+    found: dict[str, dict[str, Any]] = {what: {} for what in POINTS}
+    with ExitStack() as stack:
+        stopped = {
+            what: stack.enter_context(children((stopped_at, point, at(1, names[what]), diaries[what] / "cut")))[0]
+            for what, point in POINTS.items()
+        }
+        for what, child in stopped.items():
+            try:
+                child.wait_stopped()
+            except (AssertionError, TimeoutError) as error:
+                raise AssertionError(f"{what}: {error}") from error
+        lab("cut", 1)
+        try:
+            others = {
+                what: stack.enter_context(children((take_over, at(2, name), diaries[what] / "other")))[0]
+                for what, name in names.items()
+            }
+            for what, child in others.items():
+                found[what]["after_s"] = child.result(90)
+        finally:
+            lab("join", 1)
+        for child in stopped.values():
+            child.signal(signal.SIGCONT)
+        for what, child in stopped.items():
+            found[what]["told"] = child.result(90)
+    for what, name in names.items():
+        try:
+            found[what] |= settle(name, diaries[what], cut_short=1)
+        except (AssertionError, FsqueueError) as error:
+            found[what]["wrong"] = f"{type(error).__name__}: {error}"
+    return found

@@ -1,0 +1,280 @@
+"""Power cuts: what runs in the guest of scripts/lab/power. The disk is at /disk; diaries are elsewhere, and survive."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import subprocess
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from fsqueue import LeaseLost, Queue, QueueNotFound
+from tests.concurrency.books import Diary, counted, diaries, leftovers
+from tests.concurrency.processes import Child, children
+
+QUEUE = Path("/disk/q")
+GROUP = Path("/sys/fs/cgroup/work/cgroup.procs")
+BULK = 40
+"""Tasks of an insert in bulk; a batch has up to `batch_tasks_max` of them."""
+
+
+def lab(verb: str) -> None:
+    """Ask the lab for something: see scripts/lab/power-inside."""
+    subprocess.run(["lab-power", verb], check=True)
+
+
+class Life:
+    """A process that the power is cut for: writes down what it is about to do, and what it was told is done."""
+
+    def __init__(self, notes: Path, seed: int) -> None:
+        GROUP.write_text(str(os.getpid()))
+        self.diary = Diary(notes)
+        self.dice = random.Random(seed)
+        self.queue = Queue(QUEUE)
+        self.name = notes.name
+
+
+def insert(notes: Path, seed: int) -> None:
+    """Insert, alone and in bulk."""
+    life = Life(notes, seed)
+    for step in range(100_000):
+        size = 1 if life.dice.random() < 0.6 else BULK
+        payloads = [f"{life.name}.{step}.{index}" for index in range(size)]
+        for payload in payloads:
+            life.diary.note("will", payload)
+        if size == 1:
+            life.queue.insert(payloads[0])
+        else:
+            life.queue.insert_many(payloads, batch_tasks=BULK)
+        life.diary.note("inserted", *payloads)
+
+
+def work(notes: Path, seed: int) -> None:
+    """Lease, and complete, renew, release, fail, bury or forget."""
+    life = Life(notes, seed)
+    note, dice = life.diary.note, life.dice
+    while True:
+        tasks = life.queue.lease(dice.choice([1, 1, 3, 20]), lease_s=dice.choice([0.2, 5]), wait_s=0.2)
+        if len(tasks) > 1 and dice.random() < 0.5:
+            for task in tasks:
+                note("try", task.payload)
+            try:
+                life.queue.complete(tasks)
+                note("done", *(task.payload for task in tasks))
+            except LeaseLost:
+                note("lost")
+            continue
+        for task in tasks:
+            chance = dice.random()
+            try:
+                if chance < 0.05:
+                    continue
+                if chance < 0.12:
+                    task.release()
+                elif chance < 0.2:
+                    task.fail("no luck", delay_s=0)
+                elif chance < 0.25:
+                    task.bury("no good")
+                else:
+                    if chance < 0.35:
+                        task.renew(5)
+                    note("try", task.payload)
+                    task.complete()
+                    note("done", task.payload)
+            except LeaseLost:
+                note("lost")
+
+
+def loop(notes: Path, seed: int) -> None:
+    """The work loop."""
+    life = Life(notes, seed)
+    for task in life.queue.poll(until="forever"):
+        life.diary.note("try", task.payload)
+        task.complete()
+        life.diary.note("done", task.payload)
+
+
+def keep_house(notes: Path, seed: int) -> None:
+    """Look, and clear away."""
+    life = Life(notes, seed)
+    while True:
+        life.queue.status()
+        life.queue.gc()
+        time.sleep(0.05 * life.dice.random())
+
+
+def purge(notes: Path, seed: int) -> None:
+    """Insert, and purge, and delete other queues."""
+    life = Life(notes, seed)
+    for step in range(100_000):
+        payloads = [f"{life.name}.{step}.{index}" for index in range(life.dice.choice([1, 5]))]
+        life.queue.insert_many(payloads)
+        life.diary.note("inserted", *payloads)
+        if life.dice.random() < 0.3:
+            life.diary.note("will-purge")
+            life.queue.purge()
+            life.diary.note("purged")
+        if life.dice.random() < 0.2:
+            other = Queue.create(f"/disk/other-{step}")
+            other.insert("x")
+            life.diary.note("made", step)
+            if life.dice.random() < 0.5:
+                life.diary.note("will-delete", step)
+                other.delete()
+                life.diary.note("deleted", step)
+
+
+STYLES = {
+    "inserting": (insert, insert),
+    "working": (work, work),
+    "looping": (loop, loop),
+    "everything": (insert, work, loop, keep_house),
+    "purging": (purge,),
+}
+
+
+def cut(seed: int, style: str, durability: str, batch_tasks_max: int) -> dict[str, int]:
+    """A power cut in the middle of work; what was found afterwards. AssertionError if anything is wrong."""
+    dice = random.Random(seed)
+    notes = Path("/tmp/diaries")
+    shutil.rmtree(notes, ignore_errors=True)
+    notes.mkdir()
+    lab("disk")
+    try:
+        queue = Queue.create(
+            QUEUE, shards=4, durability=durability, batch_tasks_max=batch_tasks_max, backoff_s=(0, 0), max_attempts=None
+        )
+        if style in ("working", "looping", "everything"):
+            payloads = [f"first.0.{index}" for index in range(400 if batch_tasks_max > 1 else 60)]
+            queue.insert_many(payloads, batch_tasks=dice.choice([7, 50]))
+            with Diary(notes / "first") as diary:
+                diary.note("inserted", *payloads)
+        queue.close()
+        with children(
+            *((life, notes / f"{number}", seed * 100 + number) for number, life in enumerate(STYLES[style]))
+        ) as crew:
+            ready_and_at_work(crew, notes)
+            time.sleep(dice.random() * 0.6)
+            lab("cut")
+        lab("restore")
+        if style == "purging":
+            return check_purged(diaries(notes))
+        return check(diaries(notes), strict=durability == "strict")
+    finally:
+        lab("remove")
+
+
+def ready_and_at_work(crew: list[Child], notes: Path) -> None:
+    """Return when somebody has got something done."""
+    until = time.monotonic() + 20
+    done = ("inserted", "done", "made")
+    while not any(line[0] in done for line in diaries(notes) if not line[1].startswith("first")):
+        assert all(child.running for child in crew), [child.report() for child in crew if not child.running]
+        assert time.monotonic() < until, "nobody gets anything done"
+        time.sleep(0.02)
+
+
+def drain(queue: Queue) -> Counter[str]:
+    """Complete all that is there; how often each payload was."""
+    found: Counter[str] = Counter()
+    until = time.monotonic() + 60
+    while not queue.status().drained:
+        for task in queue.lease(100, wait_s=1):
+            found[task.payload] += 1
+            task.complete()
+        assert time.monotonic() < until, f"still {queue.status()}"
+    return found
+
+
+def in_flight(lines: list[list[str]]) -> set[str]:
+    """What somebody was about to complete."""
+    tried: set[str] = set()
+    for line in lines:
+        if line[0] == "try":
+            tried.add(line[1])
+        elif line[0] in ("done", "lost"):
+            tried.difference_update(line[1:])
+    return tried
+
+
+def check(lines: list[list[str]], strict: bool) -> dict[str, int]:
+    """What was reported inserted is there, or was done; what is there can be done, once; the counts are right."""
+    inserted = {payload for line in lines if line[0] == "inserted" for payload in line[1:]}
+    will = inserted | {line[1] for line in lines if line[0] == "will"}
+    done = Counter(payload for line in lines if line[0] == "done" for payload in line[1:])
+    assert all(count == 1 for count in done.values()), f"done twice before the cut: {done.most_common(3)}"
+    open_calls = in_flight(lines)
+    queue = Queue(QUEUE)
+    before = queue.status()
+    queue.release_all()
+    again = drain(queue)
+    after = queue.status()
+    dead = Counter(letter.payload for letter in queue.dead())
+    assert all(count == 1 for count in (again + dead).values()), f"there twice: {(again + dead).most_common(3)}"
+    there = set(again) | set(dead)
+    assert there <= will, f"nobody inserted {there - will}"
+    lost = inserted - there - set(done) - open_calls
+    assert not lost, f"lost: {sorted(lost)[:5]} and {len(lost)} in all"
+    repeated = set(done) & there
+    assert not (strict and repeated), f"reported completed, and there again: {sorted(repeated)[:5]}"
+    assert after.completed == before.completed + len(again), f"{before}, then {len(again)} completed, then {after}"
+    assert after.completed <= len(set(done) | open_calls | set(again)), f"more counted than done: {after}"
+    if strict:
+        assert before.completed >= len(done), f"{len(done)} reported completed, but {before}"
+    assert after.dead == len(dead)
+    for call in {payload.rpartition(".")[0] for payload in will - inserted}:  # an insert that the cut met
+        batch = {payload for payload in will if payload.rpartition(".")[0] == call}
+        came = batch & (there | set(done) | open_calls)
+        size = min(BULK, queue.settings.batch_tasks_max, len(batch))
+        assert len(came) % size == 0, f"a torn insert: {len(came)} of {len(batch)} tasks, in batches of {size}"
+    queue.gc()
+    assert queue.status() == after, "upkeep changed the counts"
+    assert counted(queue) == after.completed
+    over = [name for name in leftovers(queue) if not name.startswith("staging/")]
+    assert not over, over
+    return {"inserted": len(inserted), "done": len(done), "there": len(there), "repeated": len(repeated)}
+
+
+def check_purged(lines: list[list[str]]) -> dict[str, int]:
+    """What was inserted since the last purge is there; what was purged or deleted is not."""
+    kept: set[str] = set()
+    gone: set[str] = set()
+    perhaps: set[str] = set()
+    made: dict[str, str] = {}
+    for line in lines:
+        if line[0] == "inserted":
+            kept.update(line[1:])
+        elif line[0] == "will-purge":
+            kept, perhaps = set(), kept
+        elif line[0] == "purged":
+            gone, perhaps = gone | perhaps, set()
+        elif line[0] in ("made", "will-delete", "deleted"):
+            made[line[1]] = line[0]
+    found = set(drain(Queue(QUEUE)))
+    assert kept <= found, f"lost: {kept - found}"
+    assert not gone & found, f"purged, and there again: {gone & found}"
+    assert not perhaps or perhaps <= found or not perhaps & found, "half a purge"
+    for number, state in made.items():
+        try:
+            payloads = list(drain(Queue(f"/disk/other-{number}")))
+        except QueueNotFound:
+            assert state != "made", f"queue {number} is gone"
+        else:
+            assert state != "deleted", f"queue {number} was deleted, and is there again"
+            assert payloads == ["x"]
+    return {"inserted": len(kept), "there": len(found), "gone": len(gone)}
+
+
+def cuts(seed: int, count: int, **how: Any) -> dict[str, int]:
+    """Several cuts, one after the other; sums of what was found. The seed is in the message of a failure."""
+    total: Counter[str] = Counter()
+    for number in range(seed, seed + count):
+        try:
+            total.update(cut(number, **how))
+        except Exception as error:
+            raise AssertionError(f"seed {number}, {how}: {type(error).__name__}: {error}") from error
+        total["cuts"] += 1
+    return dict(total)

@@ -1,0 +1,18 @@
+"""The power is cut in the middle of all kinds of work, dozens of times: see `tests.lab.power.check`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.lab.conftest import CUTS, POWER_CASES
+
+pytestmark = [pytest.mark.once, pytest.mark.slow]
+
+
+@pytest.mark.parametrize("case", POWER_CASES, ids=" ".join)
+def test_what_was_reported_survives_a_power_cut(power: Callable[[tuple[str, str, str]], dict[str, int]], case) -> None:
+    found = power(case)
+    assert found["cuts"] == CUTS
+    assert found["inserted"] > 0
