@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import shlex
+import signal
 import sys
 
 import click
 
-from fsqueue.doctor import Report, examine
+from fsqueue.doctor import Report, examine, join
 from fsqueue.errors import UnsafeFilesystem
 
-from .common import example, json_option, moment, plain, print_json
+from .common import duration, example, json_option, moment, plain, print_json, seconds
 
 MARKS = {"ok": "ok", "warning": "WARNING", "unfit": "UNFIT", "untried": "not tried"}
 WIDTHS = (28, 9)
+TIMEOUT_EXIT = 124
 
 SENTENCES = {
     "ok": "Fit for a queue.",
@@ -24,25 +27,40 @@ SENTENCES = {
 @click.command(
     epilog=example(
         """fsqueue doctor /scratch/me
+fsqueue doctor /scratch/me --join                      # on one host, and then on another
 fsqueue doctor /scratch/me --json | jq -r .verdict"""
     )
 )
 @click.argument("path", metavar="PATH")
+@click.option("--join", "with_another", is_flag=True, help="Then make the tests between two hosts: type it on both.")
+@click.option("--timeout", "timeout_s", type=seconds, default=300.0, help="Seconds to wait for the other host [300].")
 @json_option
-def doctor(path: str, as_json: bool) -> None:
+def doctor(path: str, with_another: bool, timeout_s: float, as_json: bool) -> None:
     """Examine the mount that holds PATH: a queue, a directory, or a place where a queue could be.
 
     Takes some seconds, and leaves nothing behind.
 
-    Exit codes: 0 fit (perhaps with warnings); 8 unfit.
+    Whether locks exclude between hosts takes two of them: type the command with --join on both. The
+    first waits for the second; both print the verdict.
+
+    Exit codes: 0 fit (perhaps with warnings); 8 unfit; 124 --join, and no other host came or it fell silent.
     """
 
     def progress(step: str) -> None:
         if sys.stderr.isatty():
             click.echo(f"\r\x1b[K{step} ...", nl=False, err=True)
 
+    def waiting() -> None:
+        progress("")
+        click.echo(f"Now type on another host:\n\n    fsqueue doctor {shlex.quote(path)} --join\n", err=True)
+        progress(f"waiting for it, up to {duration(timeout_s)}")
+
+    signal.signal(signal.SIGTERM, _end)
     try:
-        report = examine(path, progress=progress)
+        if with_another:
+            report = join(path, timeout_s=timeout_s, progress=progress, waiting=waiting)
+        else:
+            report = examine(path, progress=progress)
     finally:
         if sys.stderr.isatty():
             click.echo("\r\x1b[K", nl=False, err=True)
@@ -52,10 +70,17 @@ def doctor(path: str, as_json: bool) -> None:
         _print(report)
     if report.verdict == "unfit":
         raise click.exceptions.Exit(UnsafeFilesystem.exit_code)
+    if with_another and report.partner is None:
+        raise click.exceptions.Exit(TIMEOUT_EXIT)
+
+
+def _end(*_: object) -> None:
+    """SIGTERM, as by a batch system: clean up on the way out."""
+    raise SystemExit(143)
 
 
 def _print(report: Report) -> None:
-    click.echo(f"{report.path} on {report.host}")
+    click.echo(f"{report.path} on {report.host}" + (f" and {report.partner}" if report.partner else ""))
     if report.directory != report.path:
         click.echo(f"(it is not there; {report.directory} was examined)")
     for finding in report.findings:

@@ -7,6 +7,7 @@ travel as JSON; `judge_...` looks at the reports of all of them, and at what is 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -24,6 +25,8 @@ HOLD_S = 0.001
 """How long a lock is held on purpose, so that holds would overlap."""
 LOCK_WAIT_S = 20.0
 """How long to wait for a lock that others have for moments."""
+DIGITS = 12
+"""The width of the number that each adds one to."""
 PROCESSES, ROUNDS, NAMES = 3, 40, 60
 """How many processes of one host contend, how often each locks, and for how many names they race."""
 PATIENCE_S = 60.0
@@ -62,33 +65,38 @@ class Took:
 def take_turns(party: Party, rounds: int, until_s: float | None = None) -> Took:
     """Lock one file, append `NAME ROUND in` to another, hold, append `NAME ROUND out`, unlock; again and again.
 
-    Where locks exclude, each `in` is followed by its own `out`; where appending under them works, no line is missing.
+    Where locks exclude, each `in` is followed by its own `out`; where appending under them works, no line is missing;
+    and where who has the lock sees what was written before, a number that each adds one to is the number of rounds.
     """
     fs, clock, took = party.fs, party.clock, Took(party.name)
-    begin = clock.monotonic()
+    begin, opened = clock.monotonic(), list[int]()
     try:
-        lock, ledger = fs.open_append(party.path("lock")), fs.open_append(party.path("ledger"))
-    except OSError as error:
-        took.error = str(error)
-        return took
-    try:
+        for name in ("lock", "ledger"):
+            opened.append(fs.open_append(party.path(name)))
+        lock, ledger = opened
+        number = fs.look(party.path("number"), os.O_RDWR | os.O_CREAT)
+        opened.append(number)
         while took.rounds < rounds and (until_s is None or clock.monotonic() - begin < until_s):
             if not fs.lock(lock, clock, party.entropy, LOCK_WAIT_S):
                 took.timeouts += 1
                 break
             started = clock.local_ms()
             _append(fs, ledger, f"{party.name} {took.rounds} in")
+            before = int(fs.pread(number, DIGITS, 0) or b"0")
             clock.sleep(HOLD_S)
+            fs.pwrite(number, b"%0*d" % (DIGITS, before + 1), 0)
+            if fs.shared:
+                fs.fsync(number)
             _append(fs, ledger, f"{party.name} {took.rounds} out")
             took.holds.append((started, clock.local_ms()))
             took.rounds += 1
             fs.unlock(lock)
             clock.sleep(HOLD_S * party.entropy.random())
-    except OSError as error:
-        took.error = error.strerror or str(error)
+    except (OSError, ValueError) as error:
+        took.error = (isinstance(error, OSError) and error.strerror) or str(error)
     finally:
-        fs.close(lock)
-        fs.close(ledger)
+        for fd in opened:
+            fs.close(fd)
     return took
 
 
@@ -99,11 +107,17 @@ def _append(fs: Filesystem, fd: int, line: str) -> None:
 
 
 def judge_turns(
-    took: Sequence[Took], ledger: bytes, among: str, offsets_ms: Sequence[float] | None = None, error_ms: float = 0.0
+    took: Sequence[Took],
+    ledger: bytes,
+    number: bytes,
+    among: str,
+    offsets_ms: Sequence[float] | None = None,
+    error_ms: float = 0.0,
 ) -> list[Finding]:
-    """Two findings: whether holds overlapped, and whether appended lines are missing.
+    """Three findings: whether holds overlapped, appended lines are missing, and what was read under a lock was old.
 
     `offsets_ms`: what to add to each party's times to compare them, right within `error_ms`; None: they cannot be.
+    Where clocks had to be compared (`error_ms`), they only add a figure: what lies in the ledger decides.
     """
     errors = [one.error for one in took if one.error]
     expected = [f"{one.name} {number} {way}" for one in took for number in range(one.rounds) for way in ("in", "out")]
@@ -117,7 +131,7 @@ def judge_turns(
     name = f"locks between {among}"
     if errors:
         first = Finding(name, UNFIT, f"locking and appending failed: {errors[0]}.", ASK_LOCKS, figures)
-    elif overlaps or broken:
+    elif broken or (overlaps and not error_ms):
         first = Finding(
             name,
             UNFIT,
@@ -130,12 +144,24 @@ def judge_turns(
         first = Finding(name, WARNING, seen, "Is the file server overloaded? Try again.", figures)
     else:
         first = Finding(name, OK, f"{rounds} holds by {len(took)} {among}, none overlapped.", figures=figures)
-    figures = {"lines": len(expected), "lost": lost}
-    name = f"appending between {among}"
+    return [first, _judge_appends(len(expected), lost, among), _judge_reads(rounds, number, among)]
+
+
+def _judge_appends(lines: int, lost: int, among: str) -> Finding:
+    name, figures = f"appending between {among}", {"lines": lines, "lost": lost}
     if lost:
-        seen = f"of {len(expected)} lines appended under a lock, {lost} are missing."
-        return [first, Finding(name, UNFIT, seen, ASK_LOCKS, figures)]
-    return [first, Finding(name, OK, f"{len(expected)} lines appended under a lock, none lost.", figures=figures)]
+        seen = f"of {lines} lines appended under a lock, {lost} are missing."
+        return Finding(name, UNFIT, seen, ASK_LOCKS, figures)
+    return Finding(name, OK, f"{lines} lines appended under a lock, none lost.", figures=figures)
+
+
+def _judge_reads(rounds: int, number: bytes, among: str) -> Finding:
+    added = int(number) if number.isdigit() else 0
+    name, figures = f"reading between {among}", {"rounds": rounds, "added": added}
+    if added != rounds:
+        seen = f"a number was added to {rounds} times under a lock, and is {added}: old values were read."
+        return Finding(name, UNFIT, seen, ASK_LOCKS, figures)
+    return Finding(name, OK, "who has the lock sees what was written before.", figures=figures)
 
 
 def _interrupted(lines: Sequence[str]) -> int:
@@ -175,13 +201,17 @@ def prepare_races(party: Party, names: int) -> None:
         party.fs.close(party.fs.create(party.path(f"prize-{number}")))
 
 
-def race(party: Party, names: int) -> dict[str, list[int]]:
-    """Race for names: create them exclusively, link them, rename them away. Which of each kind were won."""
+def race(party: Party, names: int, ready: Callable[[int], None] = lambda number: None) -> dict[str, list[int]]:
+    """Race for names: create them exclusively, link them, rename them away. Which of each kind were won.
+
+    `ready(number)` returns when it is time for that name: at the same moment for all.
+    """
     fs = party.fs
     won: dict[str, list[int]] = {"create": [], "link": [], "rename": []}
     own = party.path(f"own-{party.name}")
     fs.close(fs.create(own))
     for number in range(names):
+        ready(number)
         try:
             fs.close(fs.create(party.path(f"created-{number}")))
             won["create"].append(number)
@@ -257,9 +287,21 @@ def judge(party: Party, reports: Sequence[dict[str, Any]], among: str) -> list[F
         seen = f"a contest did not end within {PATIENCE_S:g} s."
         return [Finding(f"locks between {among}", WARNING, seen, "Is the filesystem overloaded? Try again.")]
     took = [Took(**report["took"]) for report in reports]
-    findings = judge_turns(took, party.fs.read(party.path("ledger")), among, [0.0] * len(took))
+    findings = judge_turns(took, *written(party), among, [0.0] * len(took))
     won = [report["won"] for report in reports]
     return findings + judge_races(won, NAMES, party.fs.names(party.directory), among)
+
+
+def written(party: Party) -> tuple[bytes, bytes]:
+    """What is in the ledger and the number that parties wrote by turns; nothing, where they are not to be found."""
+
+    def content(name: str) -> bytes:
+        try:
+            return party.fs.read(party.path(name))
+        except FileNotFoundError:
+            return b""
+
+    return content("ledger"), content("number")
 
 
 def among_processes(fs: Filesystem, directory: str) -> list[Finding]:

@@ -10,18 +10,20 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fsqueue import contests, mountadvice, names, probes, stuck
+from fsqueue import contests, mountadvice, names, probes, stuck, twohosts, upkeep
 from fsqueue.clock import Clock, Entropy
 from fsqueue.errors import FULL, FsqueueError, NotAQueue
 from fsqueue.filesystem import Filesystem, Mount, mount_of
+from fsqueue.filesystem.holders import boot_id
 from fsqueue.filesystem.quota import quota_of
 from fsqueue.layout import DOCTOR
+from fsqueue.rendezvous import PartnerLost, Rendezvous
 from fsqueue.verdicts import OK, UNFIT, UNTRIED, WARNING, Finding, worst
 
-__all__ = ["Finding", "Report", "examine"]
+__all__ = ["Finding", "Report", "examine", "join"]
 
 BYTES_LOW, FILES_LOW = 100 << 20, 10_000
 """Less room than this is worth a warning."""
@@ -39,6 +41,8 @@ class Report:
     mount: Mount
     findings: list[Finding] = field(default_factory=list)
     stuck: list[stuck.StuckLock] = field(default_factory=list)
+    partner: str | None = None
+    """The other host, if the tests between two were made to their end."""
 
     @property
     def verdict(self) -> str:
@@ -52,6 +56,7 @@ class Report:
             "path": self.path,
             "directory": self.directory,
             "host": self.host,
+            "partner": self.partner,
             "verdict": self.verdict,
             "findings": [finding.as_dict() for finding in self.findings],
             "stuck": [lock.as_dict() for lock in self.stuck],
@@ -63,7 +68,29 @@ def examine(path: str | os.PathLike[str], *, progress: Progress = lambda step: N
 
     Some seconds. What it writes is removed again. NotAQueue if `path` is a file; other trouble is a finding.
     """
-    return Examination(path, progress).report
+    examination = Examination(path, progress)
+    if examination.mount.shared:
+        advice = f"Type 'fsqueue doctor {examination.report.path} --join' here and on a second host."
+        seen = "whether locks exclude between hosts cannot be seen from one."
+        examination.report.findings.append(Finding("two hosts", UNTRIED, seen, advice))
+    return examination.report
+
+
+def join(
+    path: str | os.PathLike[str],
+    *,
+    timeout_s: float = 300,
+    progress: Progress = lambda step: None,
+    waiting: Callable[[], None] = lambda: None,
+) -> Report:
+    """Examine from this host, then make the tests that need two, with whichever host joins within `timeout_s`.
+
+    Both hosts call this, with the same path. `waiting()` is called if the other is not there yet. If nobody comes, or
+    falls silent, the report has no `partner`, and a finding that says so.
+    """
+    examination = Examination(path, progress)
+    examination.join(timeout_s, waiting)
+    return examination.report
 
 
 class Examination:
@@ -116,15 +143,51 @@ class Examination:
                 findings += contests.among_threads(lambda: fs, inside)
             else:
                 findings += contests.among_processes(fs, inside)
-        if self.mount.shared:
-            findings.append(
-                Finding(
-                    "two hosts",
-                    UNTRIED,
-                    "whether locks exclude between hosts cannot be seen from one.",
-                    f"Type 'fsqueue doctor {self.report.path} --join' here and on a second host.",
-                )
-            )
+
+    def join(self, timeout_s: float, waiting: Callable[[], None]) -> None:
+        """The tests between two hosts, added to the report."""
+        findings = self.report.findings
+        directory = f"{self.directory}/{DOCTOR}/join"
+        meeting = Rendezvous(self.fs, directory, self.clock, self.entropy)
+        try:
+            there = meeting.meet(self.identity(), timeout_s, waiting)
+            place = f"{directory}/{min(meeting.me, meeting.partner)}.place"
+            party = contests.Party(meeting.me, self.fs, place, self.clock, self.entropy)
+            findings += self.about_partner(there)
+            findings += twohosts.examine(meeting, party, self.progress)
+            meeting.finish()
+            self.report.partner = str(there.get("host"))
+        except PartnerLost as error:
+            advice = f"Check that the other host sees {self.directory}, and repeat the command on both."
+            findings.append(Finding("two hosts", WARNING, f"The tests were not made to their end. {error}", advice))
+        except OSError as error:
+            findings.append(unwritable(error))
+        finally:
+            try:
+                meeting.close()
+            except OSError:
+                pass  # what is left is removed by a later doctor
+            self.fs.remove_directory(directory)
+            self.fs.remove_directory(f"{self.directory}/{DOCTOR}")
+
+    def identity(self) -> dict[str, Any]:
+        """What the partner is told of this host."""
+        return {
+            "host": self.report.host,
+            "boot": boot_id(),
+            "device": self.fs.stat(self.directory).st_dev,
+            "mount": self.report.findings[0].as_dict(),
+        }
+
+    def about_partner(self, there: dict[str, Any]) -> list[Finding]:
+        """The partner's mount; and a warning if it is this host's own."""
+        mount = Finding(**there["mount"])
+        findings = [replace(mount, probe=f"mount of {there['host']}")]
+        mine = self.identity()
+        if (there["boot"], there["device"]) == (mine["boot"], mine["device"]):
+            seen = "both ends run on the same host and mount: this shows nothing about two."
+            findings.append(Finding("two hosts", WARNING, seen, "Type the command on another host."))
+        return findings
 
 
 def nearest(path: str) -> str:
@@ -158,6 +221,7 @@ def workplace(fs: Filesystem, directory: str, clock: Clock, entropy: Entropy) ->
     place = f"{directory}/{DOCTOR}/{entropy.hex16()}"
     try:
         fs.make_directory(place)
+        upkeep.reap_doctors(fs, directory, fs.stat(place).st_mtime)
         yield place
     finally:
         try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from fsqueue import deadletters, finishing, history, inspection, names, taskfile
 from fsqueue.clock import Entropy
 from fsqueue.errors import FULL, LockTimeout
 from fsqueue.filesystem import NOT_FILES, Filesystem, mount_of
+from fsqueue.layout import DOCTOR
 from fsqueue.ledger import DEAD, Ledger
 from fsqueue.names import TaskFileName
 from fsqueue.store import Store
@@ -42,6 +44,7 @@ def gc(store: Store, touch: bool = False, history_days: int | None = None) -> Gc
     if history_days is not None:
         _history(store, history_days, report)
     report.trash_reaped = reap_trash(store.fs, store.layout.trash)
+    report.trash_reaped += reap_doctors(store.fs, store.path, store.clock.now_ms() / 1000)
     return report
 
 
@@ -185,6 +188,25 @@ def discard(fs: Filesystem, path: str, trash: str, entropy: Entropy) -> bool:
         if error.errno not in (*FULL, errno.ENOTDIR):
             raise
         return fs.rename(path, f"{trash}-{target}")
+
+
+def reap_doctors(fs: Filesystem, directory: str, now_s: float) -> int:
+    """Remove what killed doctors left in `directory` a day ago; how many names went."""
+    removed = 0
+    for place in (f"{directory}/{DOCTOR}/join", f"{directory}/{DOCTOR}"):
+        for name in fs.names(place):
+            path = f"{place}/{name}"
+            try:
+                if name != "join" and fs.stat(path).st_mtime < now_s - STAGED_AGE_S:
+                    removed += fs.remove_tree(path) if _is_directory(fs, path) else fs.unlink(path)
+            except FileNotFoundError:
+                pass
+        fs.remove_directory(place)
+    return removed
+
+
+def _is_directory(fs: Filesystem, path: str) -> bool:
+    return stat.S_ISDIR(fs.stat(path).st_mode)
 
 
 def _history(store: Store, keep_days: int, report: GcReport) -> None:

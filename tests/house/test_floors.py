@@ -35,6 +35,8 @@ FLOORS = {
     "contests": 3,
     "recount": 2,
     "findings": 2,
+    "rendezvous": 3,
+    "twohosts": 3,
     "selection": 3,
     "insertion": 3,
     "transitions": 3,

@@ -1,0 +1,283 @@
+"""The doctor: where it looks, what it says when it cannot, and that it leaves nothing."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fsqueue import FsqueueError, InvalidArgument, NotAQueue, Queue, UnsafeFilesystem, doctor
+from fsqueue.filesystem import Filesystem, Mount
+from fsqueue.filesystem.quota import Quota, parse_lfs, quota_of
+from fsqueue.verdicts import OK, UNFIT, UNTRIED, WARNING, Finding
+from tests.support import files_below
+
+pytestmark = pytest.mark.once
+
+
+def by_probe(findings: list[Finding]) -> dict[str, Finding]:
+    found = {finding.probe: finding for finding in findings}
+    assert len(found) == len(findings)
+    return found
+
+
+def everything_below(directory: Path) -> list[str]:
+    return sorted(os.path.join(place, name) for place, dirs, files in os.walk(directory) for name in dirs + files)
+
+
+# -- where it looks ---------------------------------------------------------------------------------------
+
+
+def test_a_directory_a_queue_and_a_place_that_is_not_there_yet(tmp_path: Path, queue: Queue) -> None:
+    queue.insert("task")
+    before = everything_below(tmp_path)
+    for path, directory in (
+        (tmp_path, tmp_path),
+        (queue.path, queue.path),
+        (tmp_path / "not" / "yet", tmp_path),
+    ):
+        report = doctor.examine(path)
+        assert (report.path, report.directory) == (str(path), str(directory))
+        assert report.verdict in (OK, WARNING)  # a warning on tmpfs
+        assert {finding.verdict for finding in report.findings[1:]} == {OK}
+        assert report.stuck == []
+        assert everything_below(tmp_path) == before
+    assert doctor.examine(f"fq://{queue.path}").path == str(queue.path)
+
+
+def test_a_queue_can_be_made_in_a_directory_that_is_being_examined(tmp_path: Path) -> None:
+    (tmp_path / "q" / ".fsqueue-doctor" / "0123456789abcdef").mkdir(parents=True)
+    Queue.create(tmp_path / "q").insert("task")
+
+
+def test_a_file_is_no_place_for_a_queue(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(NotAQueue, match="is a file"):
+            doctor.examine(path)
+    with pytest.raises(InvalidArgument):
+        doctor.examine("")
+
+
+def test_the_report_can_be_json(tmp_path: Path) -> None:
+    report = doctor.examine(tmp_path).as_dict()
+    assert report["verdict"] in (OK, WARNING)
+    assert report["partner"] is None
+    mount = report["findings"][0]
+    assert (mount["probe"], set(mount["figures"])) == ("mount", {"type", "point", "options", "source"})
+    assert all(finding.keys() == mount.keys() for finding in report["findings"])
+
+
+# -- what is wrong --------------------------------------------------------------------------------------------
+
+
+class Broken(Filesystem):
+    """Making directories fails."""
+
+    def __init__(self, root: str, code: int) -> None:
+        super().__init__(root, shared=False)
+        self.code = code
+
+    def make_directory(self, path: str, sync: bool = False) -> None:
+        raise OSError(self.code, os.strerror(self.code), path)
+
+
+@pytest.mark.parametrize(
+    ("code", "seen", "advice"),
+    [
+        (errno.EROFS, "read-only", "writable"),
+        (errno.EACCES, "may not write", "owner"),
+        (errno.EDQUOT, "no room", "quota"),
+        (errno.ENOSPC, "no room", "quota"),
+        (errno.EIO, "fails", "administrator"),
+    ],
+)
+def test_where_nothing_can_be_written_it_is_said_why(tmp_path: Path, code: int, seen: str, advice: str) -> None:
+    report = doctor.Examination(tmp_path, lambda step: None, Broken(str(tmp_path), code)).report
+    assert report.verdict == UNFIT
+    writing = by_probe(report.findings)["writing"]
+    assert seen in writing.seen
+    assert advice in writing.advice
+    assert "locks" not in by_probe(report.findings)
+
+
+def test_room_that_ends_in_the_middle_is_said(tmp_path: Path) -> None:
+    fs = Filesystem(str(tmp_path), shared=False)
+    fs.write = lambda fd, data: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left on device"))
+    report = doctor.Examination(tmp_path, lambda step: None, fs).report
+    assert "no room" in by_probe(report.findings)["writing"].seen
+    assert os.listdir(tmp_path) == []
+
+
+def test_locks_that_exclude_nobody_make_it_unfit(tmp_path: Path) -> None:
+    fs = Filesystem(str(tmp_path), shared=False)
+    fs.try_lock = lambda fd: True
+    report = doctor.Examination(tmp_path, lambda step: None, fs).report
+    found = by_probe(report.findings)
+    assert report.verdict == UNFIT
+    assert {name for name in found if found[name].verdict == UNFIT} >= {"locks", "locks between threads"}
+    assert found["locks between processes"].verdict == OK  # these are other processes: the disk is good
+    assert os.listdir(tmp_path) == []
+
+
+def test_an_interrupted_examination_leaves_nothing(tmp_path: Path) -> None:
+    def interrupt(step: str) -> None:
+        assert os.listdir(tmp_path) == [".fsqueue-doctor"]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        doctor.examine(tmp_path, progress=interrupt)
+    assert os.listdir(tmp_path) == []
+
+
+def test_what_killed_doctors_left_goes_after_a_day(tmp_path: Path, queue: Queue) -> None:
+    for directory, reap in ((tmp_path, lambda: doctor.examine(tmp_path)), (queue.path, queue.gc)):
+        place = directory / ".fsqueue-doctor"
+        for name in ("0123456789abcdef", "join/a.place"):
+            (place / name / "inside").mkdir(parents=True)
+            (place / name / "inside" / "file").touch()
+        (place / "join" / "a.here").touch()
+        reap()
+        assert len(files_below(place)) == 3  # they may be at work
+        for name in ("0123456789abcdef", "join/a.place", "join/a.here"):
+            os.utime(place / name, (1e9, 1e9))
+        reap()
+        assert not place.exists()
+
+
+# -- mounts and room ------------------------------------------------------------------------------------------
+
+
+def test_a_shared_mount_is_not_called_fit_between_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "mount_of", lambda path: Mount("gpfs", "/gpfs", "rw"))
+    report = doctor.examine(tmp_path)
+    assert report.findings[-1].verdict == UNTRIED
+    assert f"fsqueue doctor {tmp_path} --join" in report.findings[-1].advice
+
+
+def test_scratch_systems_delete_idle_files(tmp_path: Path) -> None:
+    (tmp_path / "scratch").mkdir()
+    assert "--touch" in by_probe(doctor.examine(tmp_path / "scratch").findings)["idle files"].advice
+
+
+def space(bytes_free: int, files_free: int, files: int = 10**6, quotas: list[Quota] | None = None) -> Finding:
+    fs = SimpleNamespace(
+        space=lambda path: SimpleNamespace(f_bavail=bytes_free // 512, f_frsize=512, f_files=files, f_favail=files_free)
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(doctor, "quota_of", lambda mount: quotas or [])
+        return doctor.space(fs, "/x", Mount("xfs", "/", "rw"))  # type: ignore[arg-type]
+
+
+def test_room_is_told_in_bytes_and_files() -> None:
+    assert space(2**40, 10**6).verdict == OK
+    assert space(2**20, 10**6).verdict == space(2**40, 100).verdict == WARNING
+    assert space(0, 10**6).verdict == space(2**40, 0).verdict == UNFIT
+    assert space(2**40, 0, files=0).figures == {"bytes_free": 2**40}  # btrfs counts no inodes
+
+
+def test_a_quota_counts_where_it_leaves_less() -> None:
+    quota = Quota("user 7", 2**30, 3 * 2**30, 999_000, 10**6)
+    found = space(2**40, 10**9, quotas=[quota])
+    assert (found.verdict, found.figures) == (WARNING, {"bytes_free": 2**31, "files_free": 1000})
+    assert "user 7" in found.seen
+    assert space(2**40, 10**9, quotas=[Quota("user 7", 2**30, 2**30, 5, 0)]).verdict == UNFIT
+
+
+def test_what_lfs_says_of_quotas_is_understood() -> None:
+    said = "     /lustre  1048576  2097152 4194304       -    5000*   4000   10000       -\n"
+    assert parse_lfs(said, "user 1") == Quota("user 1", 2**30, 2 * 2**30, 5000, 4000)
+    assert parse_lfs("     /lustre  1048576       0       0       -    5000       0       0       -\n", "u") is None
+    assert parse_lfs("Unexpected quotactl error: Operation not supported\n", "u") is None
+    assert parse_lfs("", "u") is None
+
+
+def test_lfs_is_asked_on_lustre(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lfs = tmp_path / "lfs"
+    lfs.write_text('#!/bin/sh\necho "$5 100 200 300 - 1 2 3 -"\n')
+    lfs.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    [user, group] = quota_of(Mount("lustre", "/lustre", "rw,flock"))
+    assert (user.bytes_limit, user.files_limit) == (200 * 1024, 2)
+    assert (user.whose, group.whose) == (f"user {os.getuid()}", f"group {os.getgid()}")
+    monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
+    assert quota_of(Mount("lustre", "/lustre", "rw,flock")) == []
+
+
+def test_disks_without_quotas_have_none() -> None:
+    assert quota_of(Mount("ext4", "/", "rw", "/dev/null")) == []
+    assert quota_of(Mount("tmpfs", "/tmp", "rw", "tmpfs")) == []
+
+
+# -- create -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mount", "asked"),
+    [
+        (Mount("lustre", "/l", "rw,localflock"), "'flock'"),
+        (Mount("nfs4", "/n", "rw,vers=4.2,local_lock=all"), "local_lock=none"),
+        (Mount("fuse.sshfs", "/s", "rw"), "no locks"),
+    ],
+)
+def test_create_refuses_a_mount_that_is_known_to_be_unfit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mount: Mount, asked: str
+) -> None:
+    monkeypatch.setattr("fsqueue.administration.mount_of", lambda path: mount)
+    with pytest.raises(UnsafeFilesystem, match=asked) as caught:
+        Queue.create(tmp_path / "q")
+    assert caught.value.exit_code == 8
+    assert "allow_unsafe=True" in str(caught.value)
+    assert os.listdir(tmp_path) == []
+    q = Queue.create(tmp_path / "q", allow_unsafe=True)
+    q.insert("task")
+    assert Queue.create(tmp_path / "q", exist_ok=True).status().waiting == 1  # what is there stays usable
+
+
+@pytest.mark.parametrize("kind", ["gpfs", "fuse.unheard-of", "tmpfs", "overlay", "nfs4"])
+def test_create_takes_what_it_cannot_call_unfit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.setattr("fsqueue.administration.mount_of", lambda path: Mount(kind, "/m", "rw,vers=4.2"))
+    Queue.create(tmp_path / "q").insert("task")
+    assert files_below(tmp_path / "q")[-1] == "queue.jsonl"
+
+
+def failing(name: str, call: Callable[..., Any]) -> type[Filesystem]:
+    class Failing(Filesystem):
+        def __init__(self, root: str, **options: Any) -> None:
+            super().__init__(root, **options)
+            setattr(self, name, call)
+
+    return Failing
+
+
+def test_create_without_room_or_permission_is_no_matter_of_safety(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for code, said in ((errno.ENOSPC, "no room"), (errno.EROFS, "read-only"), (errno.EACCES, "Permission")):
+
+        def fail(*_: Any, code: int = code) -> Any:
+            raise OSError(code, os.strerror(code))
+
+        monkeypatch.setattr("fsqueue.administration.Filesystem", failing("create", fail))
+        with pytest.raises(FsqueueError, match=said) as caught:
+            Queue.create(tmp_path / "q")
+        assert not isinstance(caught.value, UnsafeFilesystem)
+
+
+def test_create_refuses_a_mount_without_links_or_directory_sync(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, code, probe in (("link", errno.EPERM, "Link"), ("sync_directory", errno.EINVAL, "Sync")):
+
+        def fail(*_: Any, code: int = code) -> Any:
+            raise OSError(code, os.strerror(code))
+
+        monkeypatch.setattr("fsqueue.administration.Filesystem", failing(name, fail))
+        with pytest.raises(UnsafeFilesystem, match=probe):
+            Queue.create(tmp_path / "q")
+        assert os.listdir(tmp_path) == []

@@ -1,0 +1,288 @@
+"""Two parties that meet in a directory, and the tests between two hosts: threads with filesystems of their own."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fsqueue import rendezvous, twohosts
+from fsqueue.clock import Clock, Entropy
+from fsqueue.contests import Party
+from fsqueue.filesystem import Filesystem
+from fsqueue.rendezvous import PartnerLost, Rendezvous
+from fsqueue.verdicts import OK, UNFIT, WARNING, Finding
+
+pytestmark = pytest.mark.once
+
+Make = Callable[[], Filesystem]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> str:
+    (tmp_path / "m").mkdir()
+    return str(tmp_path / "m")
+
+
+def party(place: str, fs: Filesystem | None = None, clock: Clock | None = None) -> Rendezvous:
+    return Rendezvous(fs or Filesystem(place, shared=False), f"{place}/join", clock or Clock(), Entropy())
+
+
+def nothing() -> None:
+    pass
+
+
+def meet(one: Rendezvous, name: str, timeout_s: float = 10) -> dict[str, Any]:
+    return one.meet({"name": name}, timeout_s, nothing)
+
+
+def test_two_meet_one_leads_and_they_talk(place: str) -> None:
+    one, two = party(place), party(place)
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.submit(meet, one, "one"), pool.submit(meet, two, "two")
+        assert (first.result(), second.result()) == ({"name": "two"}, {"name": "one"})
+        assert one.leads != two.leads
+        assert (one.partner, two.partner) == (two.me, one.me)
+        for word in range(3):
+            there, here = pool.submit(one.exchange, {"a": word}), pool.submit(two.exchange, {"b": word})
+            assert (there.result(), here.result()) == ({"b": word}, {"a": word})
+        assert [done.result() for done in (pool.submit(one.finish), pool.submit(two.finish))] == [None, None]
+    for each in (one, two):
+        each.close()
+    assert os.listdir(f"{place}/join") == []
+
+
+def test_four_that_come_at_once_make_two_pairs(place: str) -> None:
+    parties = [party(place) for _ in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda one: meet(one, one.me, 40), parties))
+    partners = {one.me: one.partner for one in parties}
+    assert all(partners[partners[me]] == me for me in partners)
+
+
+def test_who_waits_alone_is_told_to_and_gives_up(place: str) -> None:
+    one, told = party(place), []
+    with pytest.raises(PartnerLost, match="No other host joined"):
+        one.meet({}, 0.6, lambda: told.append(1))
+    one.close()
+    assert told == [1]
+    assert os.listdir(f"{place}/join") == []
+
+
+def test_the_dead_are_passed_over(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Remnants of a killed doctor answer no invitation."""
+    monkeypatch.setattr(rendezvous, "ACCEPT_S", 0.8)
+    monkeypatch.setattr(rendezvous, "AGAIN_S", 0.5)
+    for number in range(2):
+        dead = party(place)
+        dead.me = "f" * 15 + str(number)
+        dead._post("here", {"name": "dead"})
+    one, two = party(place), party(place)
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.submit(meet, one, "one", 20), pool.submit(meet, two, "two", 20)
+        assert (first.result(), second.result()) == ({"name": "two"}, {"name": "one"})
+
+
+def test_a_partner_that_ends_says_goodbye(place: str) -> None:
+    one, two = party(place), party(place)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda one: meet(one, "x"), (one, two)))
+    two.close()
+    with pytest.raises(PartnerLost, match="was ended"):
+        one.exchange({})
+    one.close()
+    assert os.listdir(f"{place}/join") == []
+
+
+def test_a_partner_that_falls_silent_is_given_up_and_cleared_away(place: str) -> None:
+    one, two = party(place), party(place)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda one: meet(one, "x"), (one, two)))
+    two.send({"last": "words"})
+    assert one.receive() == {"last": "words"}
+    with pytest.raises(PartnerLost, match="said nothing more"):
+        one.receive(0.3)
+    one.close()
+    assert os.listdir(f"{place}/join") == []
+
+
+def test_a_message_that_is_not_whole_yet_is_read_again(place: str) -> None:
+    one, two = party(place), party(place)
+    one.partner, two.partner = two.me, one.me
+    two.send({"whole": True})
+    path = Path(place) / "join" / f"{two.me}.{one.me}.000001"
+    content = path.read_bytes()
+    path.write_bytes(content[:-4])
+    threading.Timer(0.3, lambda: path.write_bytes(content)).start()
+    assert one.receive(5) == {"whole": True}
+
+
+def test_messages_are_found_even_where_listings_never_show_them(place: str) -> None:
+    blind = Filesystem(place, shared=False)
+    one, two = party(place, blind), party(place)
+    one.partner, two.partner = two.me, one.me
+    blind.names = lambda directory: []  # type: ignore[method-assign]
+    two.send({"hidden": True})
+    assert one.receive(5) == {"hidden": True}
+
+
+# -- the tests between two ----------------------------------------------------------------------------------
+
+
+def hosts(place: str, one: Make, two: Make, clocks: tuple[Clock, Clock] | None = None) -> list[Finding]:
+    """The findings on two hosts with filesystems of their own; both must report the same."""
+    clocks = clocks or (Clock(), Clock())
+
+    def host(make: Make, clock: Clock) -> list[Finding]:
+        meeting = party(place, make(), clock)
+        meet(meeting, "host")
+        directory = f"{place}/join/{min(meeting.me, meeting.partner)}.place"
+        findings = twohosts.examine(meeting, Party(meeting.me, make(), directory, clock), lambda step: None)
+        meeting.finish()
+        meeting.close()
+        return findings
+
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(host, (one, two), clocks))
+    assert found[0] == found[1]
+    assert os.listdir(f"{place}/join") == []
+    return found[0]
+
+
+def verdicts(findings: list[Finding]) -> dict[str, str]:
+    return {finding.probe.removesuffix(" between hosts"): finding.verdict for finding in findings}
+
+
+ALL_WELL = dict.fromkeys(
+    ("locks", "appending", "reading", "create", "link", "rename", "sight", "clocks of hosts"), OK
+)  # fmt: skip
+
+
+def good(place: str) -> Make:
+    return lambda: Filesystem(place, shared=False)
+
+
+def test_two_hosts_on_a_good_filesystem(place: str) -> None:
+    findings = hosts(place, good(place), good(place))
+    assert verdicts(findings) == ALL_WELL
+    assert findings[0].figures["rounds"] > 20
+
+
+class OwnLocks(Filesystem):
+    """Locks that succeed and exclude within one host only: as on sshfs, or NFS with local_lock=all."""
+
+    def __init__(self, root: str) -> None:
+        super().__init__(root, shared=False)
+        self.try_lock = lambda fd: True
+
+
+def test_locks_of_one_host_only_are_found_out(place: str) -> None:
+    findings = hosts(place, lambda: OwnLocks(place), good(place))
+    found = verdicts(findings)
+    assert found["locks"] == UNFIT
+    assert findings[0].figures["overlaps"] > 10
+    assert findings[0].figures["interrupted"] > 10
+    assert "local_lock=none" in findings[0].advice
+    assert (found["create"], found["sight"]) == (OK, OK)
+
+
+class LateSight(Filesystem):
+    """What is gone is seen for some time yet, even by a fresh look; and so it is with sizes."""
+
+    def __init__(self, root: str, late_s: float) -> None:
+        super().__init__(root, shared=False)
+        self.seen: dict[str, tuple[float, Any]] = {}
+        self.late_s = late_s
+
+    def _stale(self, path: str, now: Any) -> Any:
+        if "/sights" not in path:
+            return now
+        at, old = self.seen.setdefault(path, (time.monotonic(), now))
+        if old == now or time.monotonic() - at > self.late_s:
+            return now
+        return old
+
+    def exists(self, path: str) -> bool:
+        return bool(self._stale(path, super().exists(path)))
+
+    def read(self, path: str) -> bytes:
+        return bytes(self._stale(path, super().read(path)))
+
+
+@pytest.mark.parametrize(("late_s", "verdict"), [(0.2, OK), (3.0, UNFIT)])
+def test_fresh_looks_that_are_not_fresh_are_found_out(place: str, late_s: float, verdict: str) -> None:
+    findings = hosts(place, lambda: LateSight(place, late_s), good(place))
+    assert verdicts(findings) == ALL_WELL | {"sight": verdict}, findings
+    figures = next(finding.figures for finding in findings if "sight" in finding.probe)
+    assert abs(figures["fresh_gone_s"] - late_s) < 1.5
+    assert figures["plain_gone_s"] < 1.5
+
+
+def test_names_that_come_late_are_a_warning(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(twohosts, "STALE_S", 2.5)
+
+    class OldListings(Filesystem):
+        def names(self, directory: str) -> list[str]:
+            return ["gone", "grows"] if directory.endswith("/listing") else super().names(directory)
+
+    findings = hosts(place, good(place), lambda: OldListings(place, shared=False))
+    assert verdicts(findings) == ALL_WELL | {"sight": WARNING}, findings
+    assert "not within 2.5 s" in next(finding.seen for finding in findings if "sight" in finding.probe)
+
+
+class Ahead(Clock):
+    """A host whose clock is a minute ahead."""
+
+    def local_ms(self) -> float:
+        return super().local_ms() + 60_000
+
+
+def test_clocks_that_differ_are_measured_and_allowed_for(place: str) -> None:
+    for clocks in ((Ahead(), Clock()), (Clock(), Ahead())):
+        findings = hosts(place, good(place), good(place), clocks)
+        assert verdicts(findings) == ALL_WELL | {"clocks of hosts": WARNING}
+        assert abs(findings[-1].figures["apart_s"] - 60) < 1
+        assert findings[0].figures["overlaps"] == 0
+
+
+class TwoWinners(Filesystem):
+    """Creating and linking are not exclusive between hosts."""
+
+    def create(self, path: str, sync: bool = False) -> int:
+        if "/created-" in path:
+            return self.look(path, os.O_RDWR | os.O_CREAT)
+        return super().create(path, sync)
+
+    def link(self, source: str, target: str) -> None:
+        try:
+            super().link(source, target)
+        except FileExistsError:
+            pass
+
+
+def test_names_won_by_both_hosts_are_counted(place: str) -> None:
+    findings = hosts(place, lambda: TwoWinners(place, shared=False), good(place))
+    assert verdicts(findings) == ALL_WELL | {"create": UNFIT, "link": UNFIT}
+    assert findings[3].figures["won_twice"] > 0
+
+
+def test_a_host_without_locks_says_so_and_both_come_to_an_end(place: str) -> None:
+    def no_locks() -> Filesystem:
+        fs = Filesystem(place, shared=False)
+
+        def try_lock(fd: int) -> bool:
+            raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+        fs.try_lock = try_lock
+        return fs
+
+    findings = hosts(place, no_locks, good(place))
+    assert verdicts(findings)["locks"] == UNFIT
+    assert "not implemented" in findings[0].seen
