@@ -52,6 +52,20 @@ def open_at(directory: int, name: str, flags: int) -> int:
         return os.open(name, (flags | LOOK_FLAGS) & ~os.O_NONBLOCK, FILE_MODE, dir_fd=directory)
 
 
+def asking_again(action: Callable[[], T]) -> T:
+    """Do `action`; at ESTALE once more, by the path anew.
+
+    Of a directory that is gone the system says "missing" then. Who still gets ESTALE knows nothing: least of all
+    that the name is gone.
+    """
+    try:
+        return action()
+    except OSError as error:
+        if error.errno != errno.ESTALE:
+            raise
+        return action()
+
+
 class Filesystem:
     """The system calls that fsqueue uses below `root`, on a local or a shared filesystem.
 
@@ -211,29 +225,44 @@ class Filesystem:
         """The names in a directory, unordered; [] if it does not exist. A listing is a hint."""
         try:
             self._vet(directory)
-            return os.listdir(directory)
+            return asking_again(lambda: os.listdir(directory))
+        except (FileNotFoundError, NotADirectoryError):
+            return self._names_afresh(directory) if self.shared else []
+
+    def _names_afresh(self, directory: str) -> list[str]:
+        """The same by fresh looks, from the root down.
+
+        An NFS client may call a directory missing for as long as a minute after somebody else has made it: a queue
+        in which the first task was inserted would be called empty.
+        """
+        if not directory.startswith(self.root + "/"):
+            return []
+        try:
+            within = os.open(self.root, DIRECTORY_FLAGS)
+            try:
+                for name in directory[len(self.root) + 1 :].split("/"):
+                    outer, within = within, os.open(name, DIRECTORY_FLAGS | os.O_NOFOLLOW, dir_fd=within)
+                    os.close(outer)
+                return os.listdir(within)
+            finally:
+                os.close(within)
         except (FileNotFoundError, NotADirectoryError):
             return []
-        except OSError as error:
-            if error.errno == errno.ESTALE:
-                return []
-            raise
 
     def entries(self, directory: str) -> list[tuple[str, str]]:
         """Name and kind of what is in a directory, unordered; [] if it does not exist. A hint, as every listing.
 
         Kinds: "file", "directory", "link" (symbolic), "other" (a pipe, a socket, a device).
         """
-        try:
+        def scan() -> list[tuple[str, str]]:
             self._vet(directory)
             with os.scandir(directory) as found:
                 return [(entry.name, _kind(entry)) for entry in found]
+
+        try:
+            return asking_again(scan)
         except (FileNotFoundError, NotADirectoryError):
             return []
-        except OSError as error:
-            if error.errno == errno.ESTALE:
-                return []
-            raise
 
     def rename(self, source: str, target: str) -> bool:
         """Rename; False if the source (or the target's directory) is not there.
@@ -241,14 +270,10 @@ class Filesystem:
         On NFS the result alone proves nothing: look afterwards.
         """
         try:
-            os.rename(self._vet_path(source), self._vet_path(target))
+            asking_again(lambda: os.rename(self._vet_path(source), self._vet_path(target)))
             return True
         except FileNotFoundError:
             return False
-        except OSError as error:
-            if error.errno == errno.ESTALE:
-                return False
-            raise
 
     def link(self, source: str, target: str) -> None:
         """Make `target` a second name of `source`; FileExistsError if it is taken."""
@@ -257,14 +282,10 @@ class Filesystem:
     def unlink(self, path: str) -> bool:
         """Remove a name; False if it was not there."""
         try:
-            os.unlink(self._vet_path(path))
+            asking_again(lambda: os.unlink(self._vet_path(path)))
             return True
         except FileNotFoundError:
             return False
-        except OSError as error:
-            if error.errno == errno.ESTALE:
-                return False
-            raise
 
     def same_file(self, fd: int, path: str) -> bool:
         """Whether `path`, looked at afresh, names the very file that is open as `fd`."""
