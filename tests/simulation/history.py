@@ -87,6 +87,7 @@ class Actor:
                 self._queue = Queue(
                     QUEUE, filesystem=persona.filesystem(QUEUE), clock=persona.clock, entropy=persona.entropy
                 )
+            self._queue.store.counter_number = "00"  # all count in the same file
         return self._queue
 
     def adopt(self, queue: Queue) -> None:

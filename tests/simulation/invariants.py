@@ -92,10 +92,13 @@ def judge(story: Story) -> list[str]:
 
 def _logs(story: Story, truth: Truth) -> Iterator[str]:
     """Logs are appended to in order, end with `gone`, and no batch has two."""
+    reaped = story.power_lost or any(call.verb in ("purge", "delete") for call in story.history.calls)
     for batch, replays in truth.replays.items():
-        for replay in replays:
+        for replay, file in zip(replays, story.world.disk.logs[batch], strict=True):
             if not story.power_lost:
                 yield from (f"log of {batch}: {text}" for text in replay.wrong)
+            if not file.links and not replay.gone and not reaped:
+                yield f"log of {batch}: it was unlinked without a farewell"
         if sum(bool(replay.tasks) for replay in replays) > 1 and not story.power_lost:
             yield f"the batch {batch} began twice"
     for file, offset, meant in story.world.torn:
@@ -185,6 +188,10 @@ def _settled(story: Story) -> dict[str, str]:
             if line.get("op") == "dead":
                 found.setdefault(line["id"], "dead")
                 letters.setdefault(line.get("payload"), set()).add(line["id"])
+                if line["reason"].startswith("task file gone"):
+                    story.history.wrong.append(f"the task file of {line['id']} was lost")
+                if line.get("payload") is None:
+                    story.history.wrong.append(f"the letter of {line['id']} has no payload")
             elif line.get("op") in ("retried", "purged"):
                 found.update(dict.fromkeys(line["ids"], line["op"]))
     return found

@@ -344,8 +344,12 @@ class Process:
         node.mtime = self.world.now
 
     @call
-    def listdir(self, path: str) -> list[str]:
-        directory = self.directory(path)
+    def listdir(self, path: str | int) -> list[str]:
+        if isinstance(path, int):
+            directory = self.fds[path].node
+            assert isinstance(directory, Directory)
+        else:
+            directory = self.directory(path)
         self.opening(directory)
         return self.listing(directory)
 

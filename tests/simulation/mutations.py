@@ -151,13 +151,13 @@ MUTATIONS = [
     Mutation(
         "one listing before empty",
         "a listing can miss a name that is being renamed",
-        "calm-nfs",
+        "stale",
         (("leasing:Leaser._further", "if fruitless == 2 or (held and fruitless):", "if fruitless == 1:"),),
     ),
     Mutation(
         "one listing before drained",
         "the same, and everybody goes home",
-        "calm-nfs",
+        "stale",
         (("inspection:DrainCheck.__call__", "for shard in known + known:", "for shard in known:"),),
     ),
     Mutation(
@@ -184,7 +184,7 @@ MUTATIONS = [
     Mutation(
         "purge without the mark",
         "what is published into the old tree is reported inserted, and goes into the trash with it",
-        "purge",
+        "purge-insert",
         (
             ("administration:purge", "        if fate.generation == old.generation:  # else somebody else purged just now: that was it\n", "        upkeep.to_trash(store, f\"{store.path}/{old.directory}\")\n        if fate.generation == old.generation:\n"),
         ),
@@ -192,7 +192,7 @@ MUTATIONS = [
     Mutation(
         "published, and not looked again",
         "a purge that overtook the insert takes its tasks along",
-        "purge",
+        "purge-insert",
         (("insertion:publish", "        store.refresh(now=True)\n        if store.layout is layout:\n", "        if True:\n"),),
     ),
     Mutation(
@@ -244,7 +244,7 @@ MUTATIONS = [
         "staged files reaped without their lock",
         "a slow inserter finds its file gone, and takes that for a lost reply",
         "nap",
-        (("upkeep:_staging", "if store.fs.try_lock(fd) and", "if True and"),),
+        (("upkeep:reap_staged", "if store.fs.try_lock(fd) and", "if True and"),),
     ),
     Mutation(
         "a log made anew is believed",

@@ -54,6 +54,8 @@ class Client(Host):
         self.pages: dict[File, Pages] = {}
         self.open: dict[File, int] = {}
         """How many descriptions of a file this host has."""
+        self.listed: dict[Directory, tuple[list[str], float] | None] = {}
+        """The last listing of each directory, and its time; None after a stale one was served."""
         self.silly: dict[File, tuple[Directory, str]] = {}
 
 
@@ -105,6 +107,20 @@ class NfsProcess(Process):
             if known is not None and known.version != node.version:
                 known.names.clear()
                 known.version = node.version
+
+    def listing(self, directory: Directory) -> list[str]:
+        world = self.world
+        if not world.stale_listings:
+            return super().listing(directory)
+        before = self.host.listed.get(directory)
+        if before is not None and world.now - before[1] < STALE_S and world.rng.random() < world.stale_listings:
+            self.host.listed[directory] = None
+            if world.trace is not None:
+                world.say(f"    {self.name} gets an old listing")
+            return before[0]
+        names = super().listing(directory)
+        self.host.listed[directory] = (names, world.now)
+        return names
 
     # -- pages -------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ WORK = {
     "look": 0.3, "release_all": 0.2, "retry_dead": 0.3, "purge_dead": 0.1, "attach": 0.3, "wait": 0.5, "close": 0.2,
 }  # fmt: skip
 ENDS = WORK | {"purge": 0.7, "insert": 4.0}
-LIES = ("reply", "delay")
+PURGES = {"insert": 3.0, "purge": 2.0, "consume": 0.5}
 
 SCENARIOS = {
     one.name: one
@@ -19,7 +19,7 @@ SCENARIOS = {
         Scenario("crash", shared=False, hosts=1, actions=WORK, faults=("kill", "kill", "delay")),
         Scenario("crash-nfs", actions=WORK, faults=("kill", "kill", "host", "delay", "stop")),
         Scenario("stop", shared=False, hosts=1, actions=WORK, faults=("stop", "delay", "kill")),
-        Scenario("stale", actions=WORK, faults=("delay", "kill"), stale=0.5, torn_listings=0.3),
+        Scenario("stale", actions=WORK, faults=("delay", "kill"), stale=0.5, torn_listings=0.3, stale_listings=0.3),
         Scenario("reply", actions=WORK, faults=("reply", "reply", "after", "kill"), stale=0.3),
         Scenario("cut", actions=WORK, faults=("cut", "cut", "kill", "delay")),
         Scenario("error", actions=WORK, faults=("error", "after"), stale=0.2),
@@ -30,7 +30,8 @@ SCENARIOS = {
         Scenario("power-nfs", actions=WORK, faults=("power", "kill"), lossy=True),
         Scenario("skew", actions=WORK, faults=("delay", "kill"), skew_s=300.0),
         Scenario("skew-measured", actions=WORK, faults=("delay", "kill"), skew_s=300.0, compare_clocks=True),
-        Scenario("power-purge", shared=False, hosts=1, actions=ENDS, faults=("power",), lossy=True),
+        Scenario("power-purge", shared=False, hosts=1, actions=PURGES, faults=("power",), lossy=True),
+        Scenario("purge-insert", actions=PURGES, workers=2),
         Scenario("nap", actions=WORK | {"insert": 6.0, "gc": 6.0}, faults=("nap", "delay")),
         Scenario("purge", actions=ENDS, faults=("delay", "kill", "reply"), stale=0.4),
         Scenario("delete", actions=WORK | {"delete": 0.5, "insert": 4.0}, faults=("delay", "kill", "reply"), stale=0.4),

@@ -38,6 +38,7 @@ class Scenario:
     faults_most: int = 3
     stale: float = 0.0
     torn_listings: float = 0.0
+    stale_listings: float = 0.0
     skew_s: float = 0.0
     lossy: bool = False
     settings: dict[str, Any] = field(default_factory=dict)
@@ -181,6 +182,7 @@ class Story:
         self.faults = draw(rng, kinds, self.scenario.faults_most, rng.choice((60, 250, 800)))
         self.switch_at = 1 + int(rng.expovariate(1.0) * self.gap)
         world.torn_listings = self.scenario.torn_listings
+        world.stale_listings = self.scenario.stale_listings
         world.pause, world.pause_at = self.pause, 0
         self.scheduler.run()
         self.quiet()
@@ -205,7 +207,8 @@ class Story:
     def quiet(self) -> None:
         """From here on nothing goes wrong any more, and nobody interrupts."""
         world = self.world
-        world.pause_at, world.torn_listings, world.sleep = NEVER, 0.0, world.pass_time
+        world.pause_at, world.sleep = NEVER, world.pass_time
+        world.torn_listings = world.stale_listings = 0.0
         world.cuts.clear()
         self.full = 0
         self.faults = []

@@ -44,6 +44,8 @@ class World:
         self.pause: Pause = lambda process, name, args: None
         self.torn_listings = 0.0
         """How likely a listing takes so long that the directory may change meanwhile."""
+        self.stale_listings = 0.0
+        """How likely a client answers with the listing it had before; but never twice in a row."""
         self.cuts: dict[Process, float] = {}
         """Of whose next write only this fraction gets to the disk."""
         self.torn: list[tuple[Any, int, bytes]] = []
