@@ -17,8 +17,8 @@ from fsqueue.task import GcReport
 
 LOOK_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 """What the system says to one who may look, but not lock."""
-SETTLE_S = 0.5
-"""How long to wait before a second look at what one may not lock."""
+SETTLE_S = 1.0
+"""How long to wait before a second look at what one may not lock, or at what its maker has not locked yet."""
 
 
 def is_movement(line: bytes) -> bool:
@@ -185,6 +185,8 @@ class ShardCheck:
         path = store.layout.log(batch)
         for _ in range(10):
             try:
+                if kind == "orphaned-log" and store.clock.now_ms() / 1000 - store.fs.stat(path).st_mtime < SETTLE_S:
+                    store.clock.sleep(SETTLE_S)  # whoever made it may not have had the time to lock it
                 with held(store, path):
                     return self._finds(batch, kind, store.fs.read(path))
             except FileNotFoundError:

@@ -1,0 +1,78 @@
+"""fsck in the middle of work: what is in flight is no finding, what killed workers leave is mended."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fsqueue import LeaseLost, Queue
+from tests.concurrency.books import check_drained, drain
+from tests.concurrency.processes import Child, children
+
+QueueFactory = Callable[..., Queue]
+
+
+def work(path: Path, number: int) -> int:
+    """Complete, fail, release and bury, now and then insert and retry, until told to stop."""
+    queue, dice, done = Queue(path, worker=f"w{number}"), random.Random(number), 0
+    while not (path.parent / "over").exists():
+        for task in queue.lease(dice.choice([1, 1, 5]), lease_s=2, wait_s=0.02):
+            try:
+                chance = dice.random()
+                if chance < 0.1:
+                    task.fail("no luck", delay_s=0)
+                elif chance < 0.2:
+                    task.release()
+                elif chance < 0.25:
+                    task.bury("hopeless")
+                elif chance < 0.3:
+                    task.renew(2)
+                    task.complete({"a": 1})
+                else:
+                    task.complete()
+                    done += 1
+            except LeaseLost:
+                pass
+        if dice.random() < 0.3:
+            queue.insert_many(range(dice.choice([1, 3, 20])), batch_tasks=4)
+        if dice.random() < 0.02:
+            queue.retry_dead()
+    return done
+
+
+@pytest.mark.parametrize("killing", [False, True], ids=["nobody dies", "workers are killed"])
+def test_while_eight_work(queue_factory: QueueFactory, killing: bool) -> None:
+    queue = queue_factory(shards=4, durability="none", max_attempts=None, backoff_s=(0, 0))
+    queue.insert_many(range(300), batch_tasks=10)
+    dice, number, looks = random.Random(7), 8, 0
+    with children(*((work, queue.path, number) for number in range(8))) as crew:
+        try:
+            until = time.monotonic() + 4
+            while time.monotonic() < until:
+                if killing:
+                    victim = dice.randrange(8)
+                    crew[victim].close()
+                    number += 1
+                    crew[victim] = Child(work, queue.path, number)
+                found = list(queue.fsck(repair=killing and looks % 2 == 1))
+                looks += 1
+                if killing:
+                    assert {finding.gravity for finding in found} <= {"leftover"}, found
+                else:
+                    assert found == []
+        finally:
+            (queue.path.parent / "over").touch()
+        for child in crew:
+            if not killing:
+                assert child.result() > 0
+            child.close()
+    assert looks >= 2
+    assert all(finding.repaired for finding in queue.fsck(repair=True))
+    assert list(queue.fsck()) == []
+    drain(queue, patience_s=4)
+    check_drained(queue, staged_leftovers=64)
+    assert list(queue.fsck()) == []
