@@ -91,6 +91,8 @@ def _write(store: Store, log: Log, tasks: list[int], *, certain: bool) -> int:
 def bury(store: Store, log: Log, tasks: list[int]) -> None:
     """Write the letters of tasks that were buried just now. If that fails, `finish` or upkeep makes up for it."""
     try:
+        if store.sync_inserts and not log.sync:
+            store.fs.fsync(log.fd)  # else a power loss might keep the letter and lose the burial: dead, and there again
         _write(store, log, tasks, certain=True)
     except (OSError, LockTimeout) as error:
         logger.warning(

@@ -14,7 +14,7 @@ NFS = os.environ.get("FSQUEUE_TEST_NFS", "4.2")
 """The version of NFS; scripts/soak has 3, too."""
 FILESYSTEM = os.environ.get("FSQUEUE_TEST_POWER_FS", "ext4")
 """What loses its power; scripts/soak has xfs and btrfs, too."""
-CUTS = int(os.environ.get("FSQUEUE_TEST_CUTS", "4"))
+CUTS = int(os.environ.get("FSQUEUE_TEST_CUTS", "2"))
 """Power cuts of each case."""
 POWER_CASES = [
     (style, durability, batches)

@@ -13,6 +13,7 @@ from typing import Any
 from tests.house.source import TOP
 
 LAB = TOP / "scripts" / "lab"
+DIES_WITH_US = ("setpriv", "--pdeathsig", "KILL")
 BOOT_S = 120.0
 """How long a guest may take until it answers, on a busy machine."""
 
@@ -24,25 +25,16 @@ def why_not() -> str:
 
 
 class Guest:
-    """A guest that `lab`, a script of scripts/lab, starts with an agent in it."""
+    """A guest with `lab` in it, "nfs" or "power" of scripts/lab, and an agent."""
 
     def __init__(self, directory: Path, lab: str, **environment: str) -> None:
         self.directory = directory
         directory.mkdir(parents=True)
         self._output = directory / "output"
+        agent = [sys.executable, "-m", "tests.lab.agent", directory]
         with open(self._output, "wb") as output:
             self._process = subprocess.Popen(
-                [
-                    "setpriv",
-                    "--pdeathsig",
-                    "KILL",
-                    LAB / lab,
-                    directory,
-                    sys.executable,
-                    "-m",
-                    "tests.lab.agent",
-                    directory,
-                ],
+                [*DIES_WITH_US, LAB / "guest", directory, LAB / f"{lab}-inside", "up", *agent],
                 cwd=TOP,
                 env=os.environ | environment,
                 stdin=subprocess.DEVNULL,
