@@ -439,3 +439,42 @@ def cut() -> dict[str, dict[str, Any]]:
         except (AssertionError, FsqueueError) as error:
             found[what]["wrong"] = f"{type(error).__name__}: {error}"
     return found
+
+
+# -- calls ----------------------------------------------------------------------------------------------
+
+
+def calls_per_task() -> dict[str, dict[str, float]]:
+    """How many calls to the server one client needs for a task, from batches of 1,000; by kind, and `all`."""
+    queue = Queue.create(at(1, "calls"))
+    found: dict[str, dict[str, float]] = {}
+
+    def calls() -> Counter[str]:
+        return Counter({line.split()[0]: int(line.split()[1]) for line in lab("calls", 1).splitlines()})
+
+    def measure(what: str, tasks: int, act: Callable[[], object]) -> None:
+        before = calls()
+        act()
+        made = calls() - before
+        found[what] = {"all": sum(made.values()) / tasks} | {kind: n / tasks for kind, n in made.items()}
+
+    def singly() -> None:
+        for _ in range(1000):
+            [task] = queue.lease()
+            task.complete()
+
+    def in_the_loop() -> None:
+        for number, task in enumerate(queue.poll(), 1):
+            task.complete()
+            if number == 1000:
+                return
+
+    def by_hundreds() -> None:
+        for _ in range(50):
+            queue.complete(queue.lease(100))
+
+    measure("insert", 10_000, lambda: queue.insert_many(({"n": n} for n in range(10_000)), batch_tasks=1000))
+    measure("single", 1000, singly)
+    measure("loop", 1000, in_the_loop)
+    measure("hundreds", 5000, by_hundreds)
+    return found

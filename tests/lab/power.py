@@ -170,7 +170,7 @@ def cut(seed: int, style: str, durability: str, batch_tasks_max: int) -> dict[st
 def ready_and_at_work(crew: list[Child], notes: Path) -> None:
     """Return when somebody has got something done."""
     until = time.monotonic() + 20
-    while not any(line[0] in ("inserted", "done") for line in diaries(notes) if line[1] != "first.0.0"):
+    while not any(line[0] in ("inserted", "done") for line in diaries(notes) if line[1:2] != ["first.0.0"]):
         assert all(child.running for child in crew), [child.report() for child in crew if not child.running]
         assert time.monotonic() < until, "nobody gets anything done"
         time.sleep(0.02)

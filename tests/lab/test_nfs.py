@@ -61,6 +61,18 @@ def test_what_is_inserted_after_the_other_client_s_purge_is_there(nfs: Guest) ->
     assert found["gone"]
 
 
+CALLS_MAX = {"insert": 0.05, "single": 12, "loop": 6, "hundreds": 0.3}
+"""Calls to an NFS 4.2 server for a task: inserted in bulk; leased and completed singly, in the work loop, by hundreds."""
+
+
+@pytest.mark.skipif(NFS == "3", reason="the lock calls of NFS 3 are not counted by the mount")
+def test_a_task_costs_few_calls_to_the_server(nfs: Guest) -> None:
+    found = nfs.call(SCENARIOS, "calls_per_task")
+    for what, most in CALLS_MAX.items():
+        print(f"{what}: {found[what]['all']:.3f} calls a task")
+        assert found[what]["all"] <= most, found[what]
+
+
 @pytest.fixture(scope="module")
 def after_the_cut(nfs: Guest) -> dict[str, dict[str, Any]]:
     """What became of each point at which a client was cut off."""
