@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
 
 from fsqueue import InvalidArgument, Queue
 from fsqueue.clock import ManualClock
+from tests.concurrency.trapped import trapped
 from tests.support import Crash, CrashingFilesystem, QueueFactory, drain, leftovers
 
 
@@ -258,3 +262,21 @@ def test_a_damaged_line_of_a_task_file_becomes_a_letter(q: Queue) -> None:
     assert "unreadable" in letter.reason
     assert letter.payload is None
     assert q.status().as_dict() == {"inserted": 3, "waiting": 0, "delayed": 0, "leased": 2, "completed": 0, "dead": 1}
+
+
+def test_a_burial_is_synced_before_its_letter_is_written(queue: Queue) -> None:
+    # Else a power loss might keep the letter and lose the burial: the task would be dead, and there again.
+    queue.insert("payload")
+    steps: list[str] = []
+
+    def trap(step: str, call: Callable[..., Any], *args: Any) -> Any:
+        if step in ("write", "fsync"):
+            path = os.readlink(f"/proc/self/fd/{args[0]}")
+            steps.append(f"{step} {'letter' if '/dead/' in path else 'log' if '/movements/' in path else 'other'}")
+        return call(*args)
+
+    with trapped(queue, trap) as mine:
+        [task] = mine.lease()
+        steps.clear()
+        task.bury("no good")
+    assert steps.index("write log") < steps.index("fsync log") < steps.index("write letter")

@@ -62,7 +62,7 @@ def test_what_is_inserted_after_the_other_client_s_purge_is_there(nfs: Guest) ->
 
 
 CALLS_MAX = {"insert": 0.05, "single": 12, "loop": 6, "hundreds": 0.3}
-"""Calls to an NFS 4.2 server for a task: inserted in bulk; leased and completed singly, in the work loop, by hundreds."""
+"""Calls to an NFS 4.2 server for a task inserted in bulk; leased and completed singly, in the loop, by hundreds."""
 
 
 @pytest.mark.skipif(NFS == "3", reason="the lock calls of NFS 3 are not counted by the mount")
