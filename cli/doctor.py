@@ -89,5 +89,5 @@ def _print(report: Report) -> None:
             click.echo(f"{'':<{sum(WIDTHS) + 4}}-> {plain(finding.advice)}")
     for lock in report.stuck:
         click.echo(f"{'stuck lock':<{WIDTHS[0]}}  {MARKS['warning']:<{WIDTHS[1]}}  {plain(str(lock))}")
-        click.echo(f"{'':<{sum(WIDTHS) + 4}}   {lock.path}, last written {moment(lock.written)}")
+        click.echo(f"{'':<{sum(WIDTHS) + 4}}   {lock.path}, last written to {moment(lock.written)}")
     click.echo(SENTENCES[report.verdict])

@@ -105,17 +105,20 @@ fsqueue status /scratch/me/tiles --watch"""
 @click.option("--fast", is_flag=True, help="Read file names only: cheap, but leased tasks may count as waiting.")
 @json_option
 def status(queue: str, watch: bool, interval_s: float, fast: bool, as_json: bool) -> None:
-    """Count the tasks of Q by their state."""
+    """Count the tasks of Q by their state, and name locks that stay taken because their holders are stopped."""
     with fsqueue.Queue(queue) as q:
         if watch:
             _watch(lambda: q.status(exact=not fast), interval_s, as_json)
             return
         now = q.status(exact=not fast)
+        stuck = [] if fast else q.stuck()
     if as_json:
-        print_json(now.as_dict())
+        print_json(now.as_dict() | {"stuck": [lock.as_dict() for lock in stuck]})
         return
     for name in ("waiting", "delayed", "leased", "completed", "dead", "inserted"):
         click.echo(f"{name:<10}{getattr(now, name):>16,}")
+    for lock in stuck:
+        click.echo(f"stuck lock, last written to {moment(lock.written)}: {plain(str(lock))}")
 
 
 def _watch(look: Callable[[], fsqueue.Status], interval_s: float, as_json: bool) -> None:

@@ -8,6 +8,7 @@ from functools import partial
 
 from fsqueue import counters, deadletters, names, upkeep
 from fsqueue.findings import Suspect, found
+from fsqueue.layout import DOCTOR
 from fsqueue.repair import Repair
 from fsqueue.store import Store
 from fsqueue.task import GcReport
@@ -51,7 +52,7 @@ class _Places:
             path = f"{top}/{name}"
             if name in ("queue.jsonl", "doorbell"):
                 yield from self._kind(path, kind, "file")
-            elif name in (".trash", ".quarantine", self.store.fate.directory):
+            elif name in (".trash", ".quarantine", DOCTOR, self.store.fate.directory):
                 yield from self._kind(path, kind, "directory")
             elif name.startswith(".trash-") and kind == "directory":
                 trash.append(path)

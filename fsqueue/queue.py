@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fsqueue import (
     administration,
@@ -31,6 +31,9 @@ from fsqueue.leasing import Leaser
 from fsqueue.poll import Poll
 from fsqueue.store import QueueClosed, Store
 from fsqueue.task import STATES, DeadLetter, GcReport, LeasedTask, Movement, Status, Task, TaskInfo, TaskRef
+
+if TYPE_CHECKING:
+    from fsqueue.stuck import StuckLock
 
 WAIT_S = (0.05, 5.0)
 """Shortest and longest pause between two looks of `wait`."""
@@ -327,6 +330,16 @@ class Queue:
     def status(self, exact: bool = True) -> Status:
         """How many tasks are in which state. `exact` reads the active logs; otherwise names alone (an estimate)."""
         return inspection.status(self.store, exact)
+
+    @verb("looking for stuck locks")
+    def stuck(self) -> list[StuckLock]:
+        """The locks that stay taken, because their holders are stopped or cut off: each names whom it can.
+
+        Takes half a second if a lock is suspect. What such a holder has locked waits for it; all else goes on.
+        """
+        from fsqueue import stuck
+
+        return stuck.of_store(self.store)
 
     @verb("reading the queue")
     def is_drained(self) -> bool:

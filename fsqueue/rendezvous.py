@@ -24,6 +24,8 @@ AGAIN_S = 5.0
 """When to ask again whoever did not accept: it may be dead, so after pauses that double."""
 POLL_S = (0.005, 0.25)
 """Shortest and longest pause between two looks for a message."""
+GOODBYE = "goodbye"
+"""A message of its own name, since its author may have been interrupted in the middle of another."""
 SILENCE_S = 60.0
 """A partner who says nothing for so long is lost."""
 
@@ -71,14 +73,18 @@ class Rendezvous:
         return orjson.loads(data)
 
     def _await(self, name: str, timeout_s: float) -> Any:
-        """The body of the message `name`; None if it does not come in time."""
+        """The body of the message `name`, GOODBYE if its author has ended; None if it does not come in time."""
+        goodbye = f"{name.partition('.')[0]}.{self.me}.goodbye"
         pause, until, looks = POLL_S[0], self.clock.monotonic() + timeout_s, 0
         while True:
             looks += 1
-            if looks % 8 == 0 or name in self.fs.names(self.directory):
+            there = self.fs.names(self.directory)
+            if looks % 8 == 0 or name in there:
                 body = self._take(name)
                 if body is not None:
                     return body
+            if goodbye in there:
+                return GOODBYE
             if self.clock.monotonic() > until:
                 return None
             self.clock.sleep(pause)
@@ -94,7 +100,7 @@ class Rendezvous:
         timeout_s = SILENCE_S if timeout_s is None else timeout_s
         self._read += 1
         body = self._await(f"{self.partner}.{self.me}.{self._read:06d}", timeout_s)
-        if isinstance(body, dict) and "goodbye" not in body:
+        if isinstance(body, dict):
             return body
         self._lost = True
         if body is None:
@@ -191,7 +197,7 @@ class Rendezvous:
         self._remove_all(self.me)
         if self.partner and not self._lost:
             try:
-                self.send({"goodbye": True})
+                self._post(f"{self.partner}.goodbye", {})
             except OSError:
                 pass
 

@@ -222,7 +222,7 @@ class Store:
         who = f" The log last saw {describe(holder.worker)}." if holder is not None else ""
         return LockTimeout(
             f"The lock of batch {log.batch} in {self.path} stayed busy for {jsonl.LOCK_TIMEOUT_S:g} s: "
-            f"its holder is stopped or cut off.{who} Nothing was done; repeat the call."
+            f"its holder is stopped or cut off.{who} Nothing was done in it; repeat the call."
         )
 
     def close_logs(self) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from fsqueue import finishing, movements, names, taskfiles
-from fsqueue.errors import LeaseExpired, LeaseLost, QueueNotFound
+from fsqueue.errors import LeaseExpired, LeaseLost, LockTimeout, QueueNotFound
 from fsqueue.filesystem import LOST
 from fsqueue.jsonl import LOCK_TIMEOUT_S
 from fsqueue.ledger import AVAILABLE, CANCELLED, COMPLETED, DEAD, LEASED, Ledger
@@ -148,21 +148,37 @@ def each(
             batch, lease = task.batch, task.lease
             run = grouped.setdefault(batch, {}).setdefault(lease, [])
         run.append(task.index)
-    for batch in sorted(grouped):
+    waiting = sorted(grouped)
+
+    def attempt(batch: str, wait_s: float) -> LockTimeout | None:
+        """Do it in one batch; the error, and nothing done, if its lock stays busy for `wait_s` seconds."""
         try:
-            lost = _in_batch(store, batch, grouped[batch], act, done)
-        except OSError as error:
-            if error.errno not in LOST:
-                raise
-            lost = _in_batch(store, batch, grouped[batch], act, after_loss or done)
+            try:
+                lost = _in_batch(store, batch, grouped[batch], act, done, wait_s)
+            except OSError as error:
+                if error.errno not in LOST:
+                    raise
+                lost = _in_batch(store, batch, grouped[batch], act, after_loss or done, wait_s)
+        except LockTimeout as error:
+            return error
         losses.join(lost)
+        return None
+
+    if len(waiting) > 1:  # first those that nobody has locked: a stopped process must not keep the rest waiting
+        waiting = [batch for batch in waiting if attempt(batch, 0.0)]
+    until = store.clock.monotonic() + LOCK_TIMEOUT_S
+    busy = [error for batch in waiting if (error := attempt(batch, until - store.clock.monotonic()))]
+    if busy:
+        raise busy[0]
 
 
-def _in_batch(store: Store, batch: str, leases: dict[str, list[int]], act: Transition, done: Done) -> Losses:
-    """What `each` does in one batch; what was lost."""
+def _in_batch(
+    store: Store, batch: str, leases: dict[str, list[int]], act: Transition, done: Done, wait_s: float
+) -> Losses:
+    """What `each` does in one batch; what was lost. LockTimeout if its lock stays busy."""
     losses = Losses()
     try:
-        with locked(store, batch) as log:
+        with locked(store, batch, wait_s) as log:
             ledger = log.ledger
             at = max(store.clock.now_ms(), ledger.at)
             for lease, indices in leases.items():
@@ -247,9 +263,11 @@ def renew(store: Store, tasks: Sequence[LeasedTask], lease_ms: int) -> None:
             late = [index for index in held if index not in in_time]
             losses.add(log.batch, late, "it ran out before it was renewed", expired=True)
 
-    each(store, tasks, losses, act)
-    for task in tasks:
-        task.until_ms = ends.get((task.batch, task.index), task.until_ms)
+    try:
+        each(store, tasks, losses, act)
+    finally:  # of those in other batches, too, when one batch stayed locked
+        for task in tasks:
+            task.until_ms = ends.get((task.batch, task.index), task.until_ms)
     losses.check()
 
 
@@ -263,8 +281,10 @@ def release(store: Store, tasks: Sequence[LeasedTask], delay_ms: int) -> None:
         log.note("release", at, lease=lease, tasks=to_ranges(held), available_at=available_at, **move)
         rename_as_recorded(store, log, move)
 
-    each(store, tasks, losses, act, after_loss=ended_by)
-    store.ring()
+    try:
+        each(store, tasks, losses, act, after_loss=ended_by)
+    finally:
+        store.ring()
     losses.check()
 
 

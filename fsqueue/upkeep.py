@@ -91,7 +91,7 @@ def is_late(ledger: Ledger | None, name: TaskFileName) -> bool:
 def mend(store: Store, batch: str, name: TaskFileName | None, report: GcReport) -> None:
     """One log with leftovers: unfinished finishing, missing letters, a file that is gone, or nothing in it."""
     try:
-        with transitions.locked(store, batch) as log:
+        with transitions.locked(store, batch, finishing.WAIT_S) as log:
             log.name = log.name or name
             ledger = log.ledger
             if ledger.count and not ledger.left:

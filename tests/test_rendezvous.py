@@ -101,6 +101,18 @@ def test_a_partner_that_ends_says_goodbye(place: str) -> None:
     assert os.listdir(f"{place}/join") == []
 
 
+def test_a_partner_that_ends_while_it_writes_a_message_says_goodbye(place: str) -> None:
+    one, two = party(place), party(place)
+    one.partner, two.partner = two.me, one.me
+    two.fs.write_all = lambda fd, data: (_ for _ in ()).throw(KeyboardInterrupt)  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        two.send({"half": "a message"})
+    del two.fs.write_all  # type: ignore[method-assign]
+    two.close()
+    with pytest.raises(PartnerLost, match="was ended"):
+        one.receive(10)
+
+
 def test_a_partner_that_falls_silent_is_given_up_and_cleared_away(place: str) -> None:
     one, two = party(place), party(place)
     with ThreadPoolExecutor(2) as pool:

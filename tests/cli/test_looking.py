@@ -29,10 +29,9 @@ def mixed(queue_factory: QueueFactory) -> Queue:
 def test_status(fsqueue_cli: Run, mixed: Queue) -> None:
     lines = dict(line.split() for line in fsqueue_cli("status", mixed.path).stdout.splitlines())
     assert lines == {"waiting": "5", "delayed": "1", "leased": "2", "completed": "3", "dead": "1", "inserted": "12"}
-    assert json.loads(fsqueue_cli("status", mixed.path, "--json").stdout) == mixed.status().as_dict()
-    assert (
-        json.loads(fsqueue_cli("status", mixed.path, "--json", "--fast").stdout) == mixed.status(exact=False).as_dict()
-    )
+    assert json.loads(fsqueue_cli("status", mixed.path, "--json").stdout) == mixed.status().as_dict() | {"stuck": []}
+    fast = json.loads(fsqueue_cli("status", mixed.path, "--json", "--fast").stdout)
+    assert fast == mixed.status(exact=False).as_dict() | {"stuck": []}
 
 
 @pytest.mark.once
