@@ -86,7 +86,7 @@ def poll(story: Story, actor: Actor) -> None:
 def status(story: Story, actor: Actor) -> None:
     actor.plain("status")
     call = actor.last
-    if call.outcome == DONE and not story.world.faults and not story.scenario.stale:
+    if call.outcome == DONE and not story.world.faults and not story.scenario.stale_listings:
         story.history.wrong += invariants.false_status(story, call)
 
 
@@ -175,7 +175,7 @@ def cast(story: Story) -> list[Act]:
     """Who does what in a story: a few tasks are there already, then each worker has a list of acts."""
     rng, scenario = story.rng, story.scenario
     before = story.actor("before", story.hosts[0])
-    before.insert_many(story.fresh(rng.randint(0, 4)), rng.choice((1, 2, 4)))
+    before.insert_many(story.fresh(rng.randint(0, scenario.tasks_before)), rng.choice((1, 2, 4)))
     before.exit()
     if story.world.disk.lossy:
         story.world.disk.sync_all()

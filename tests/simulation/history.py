@@ -42,7 +42,7 @@ def _brief(value: Any) -> str:
         return f"{value.payload}@{value.lease[:4]}"
     if isinstance(value, list):
         return f"[{', '.join(map(_brief, value))}]"
-    return str(value)
+    return "a loop" if isinstance(value, Poll) else str(value)
 
 
 class History:

@@ -102,19 +102,14 @@ MUTATIONS = [
         (("finishing:farewell_if_gone", "    if not log.ledger.gone:\n", "    if True:\n"),),
     ),
     Mutation(
-        "no fresh look",
-        "a cached name leads to the file that used to have it, or to nowhere",
-        "stale",
+        "a missing directory is believed missing",
+        "a client does not see for a minute that the first task was inserted, and calls the queue empty",
+        "first",
         (
             (
-                "filesystem.door:Filesystem.look",
-                "return open_at(within, name, flags)",
-                "return os.open(path, flags | LOOK_FLAGS, FILE_MODE)",
-            ),
-            (
-                "filesystem.door:Filesystem.look",
-                "within = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)",
-                "within = os.open('/', os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)",
+                "filesystem.door:Filesystem.names",
+                "return self._names_afresh(directory) if self.shared else []",
+                "return []",
             ),
         ),
     ),
@@ -183,10 +178,14 @@ MUTATIONS = [
     ),
     Mutation(
         "purge without the mark",
-        "what is published into the old tree is reported inserted, and goes into the trash with it",
-        "purge-insert",
+        "who still has the old tree's path cached inserts into the trash, and reports success",
+        "stale-purge",
         (
-            ("administration:purge", "        if fate.generation == old.generation:  # else somebody else purged just now: that was it\n", "        upkeep.to_trash(store, f\"{store.path}/{old.directory}\")\n        if fate.generation == old.generation:\n"),
+            (
+                "administration:purge",
+                "        if fate.generation == old.generation:  # else somebody else purged just now: that was it\n",
+                "        if False:\n",
+            ),
         ),
     ),
     Mutation(
@@ -241,25 +240,20 @@ MUTATIONS = [
         (("taskfiles:remove", "    for name in candidates(store, log):\n", "    for name in [log.name] if log.name else []:\n"),),
     ),
     Mutation(
-        "staged files reaped without their lock",
-        "a slow inserter finds its file gone, and takes that for a lost reply",
-        "nap",
-        (("upkeep:reap_staged", "if store.fs.try_lock(fd) and", "if True and"),),
-    ),
-    Mutation(
         "a log made anew is believed",
         "who opens a finished batch's log by creating it finds everything available",
         "calm-nfs",
         (
             ("leasing:Leaser._claim", "if taskfiles.read(store, log) is None or log.name is None:", "if log.name is None:"),
-            ("leasing:Leaser._claim", "        if taskfiles.read(store, log) is None:\n            finishing.settle_loss(store, log)\n            return NOTHING\n", "        taskfiles.read(store, log)\n"),
+            ("leasing:Leaser._claim", "    if taskfiles.read(store, log) is None:\n        finishing.settle_loss(store, log)\n        return NOTHING\n", "    taskfiles.read(store, log)\n"),
         ),
     ),
     Mutation(
         "an error of a listing is an empty listing",
         "a queue whose server failed for a moment is called empty",
         "error",
-        (("filesystem.door:Filesystem.names", "        raise\n", "        return []\n"),),
+        (("filesystem.door:Filesystem.names", "    except (FileNotFoundError, NotADirectoryError):\n", "    except OSError:\n"),
+         ("filesystem.door:Filesystem.names", "return self._names_afresh(directory) if self.shared else []", "return []")),
     ),
     Mutation(
         "completing without looking who holds it",
@@ -281,21 +275,6 @@ MUTATIONS = [
         "what others appended meanwhile is not seen",
         "calm-nfs",
         (("transitions:_complete_in", "    log.catch_up()\n", ""),),
-    ),
-    Mutation(
-        "released, and not renamed",
-        "nobody looks into the batch before the old lease would have ended",
-        "calm",
-        (("transitions:release", "        rename_as_recorded(store, log, move)\n", ""),),
-    ),
-    Mutation(
-        "a retry that is not recorded before it is published",
-        "a crash in between leaves the letter, and the task is there twice",
-        "crash",
-        (
-            ("deadletters:retry", "            jsonl.append(store.fs, fd, line, store.sync_inserts)\n", ""),
-            ("deadletters:retry", "            list(staging.publish(store, layout, [staged]))\n", "            list(staging.publish(store, layout, [staged]))\n            jsonl.append(store.fs, fd, line, store.sync_inserts)\n"),
-        ),
     ),
     Mutation(
         "status looks once",

@@ -36,6 +36,7 @@ class Scenario:
     actions: dict[str, float] = field(default_factory=dict)
     faults: tuple[str, ...] = ()
     faults_most: int = 3
+    tasks_before: int = 4
     stale: float = 0.0
     torn_listings: float = 0.0
     stale_listings: float = 0.0
