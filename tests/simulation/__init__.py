@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """A deterministic simulator: several workers' real code over a simulated filesystem, interleaved at every call.
 
     python -m tests.simulation --schedules 100000 --jobs 2    # tell many stories

@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """Tell many stories, or one again.
 
     python -m tests.simulation --schedules 100000 --jobs 2      # many, of all scenarios, from seed 0 on
@@ -25,9 +26,13 @@ def main() -> int:
         prog="python -m tests.simulation", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("seed", nargs="?", type=int, help="tell this story again")
-    parser.add_argument("--scenario", action="append", choices=sorted(SCENARIOS), help="this kind of story (repeatable)")
+    parser.add_argument(
+        "--scenario", action="append", choices=sorted(SCENARIOS), help="this kind of story (repeatable)"
+    )
     parser.add_argument("--schedules", type=int, default=10_000, help="how many stories (default: %(default)s)")
-    parser.add_argument("--minutes", type=float, help="stop after so long (and then as many stories as there is time for)")
+    parser.add_argument(
+        "--minutes", type=float, help="stop after so long (and then as many stories as there is time for)"
+    )
     parser.add_argument("--first", type=int, default=0, help="the first seed (default: %(default)s)")
     parser.add_argument("--jobs", type=int, default=2, help="processes (default: %(default)s)")
     parser.add_argument("--keep-going", action="store_true", help="do not stop at the tenth finding")

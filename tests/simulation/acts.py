@@ -63,7 +63,7 @@ def consume(story: Story, actor: Actor) -> None:
 
 def poll(story: Story, actor: Actor) -> None:
     """The work loop: completing a task leases the next in the same append."""
-    rng, world = story.rng, story.world
+    rng = story.rng
     loop = actor.do("poll", lambda q: q.poll(prefetch=rng.choice((1, 1, 3))))
     if loop is None:
         return

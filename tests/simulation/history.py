@@ -56,7 +56,6 @@ class History:
         self.wrong: list[str] = []
         """What was noticed to be wrong while it happened."""
 
-
     def saw(self, payload: Any, task_id: str) -> None:
         """Somebody was told that this task has this payload."""
         known = self.ids.setdefault(payload, [])

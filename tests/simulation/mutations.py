@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """The protocol, broken on purpose: each of these changes to the real code must be caught.
 
 A mutation is an edit of the source of one or more functions, applied for as long as a context lasts. Most are
@@ -238,15 +239,6 @@ MUTATIONS = [
         "after a renaming that failed the task file stays, and everything in it is available again",
         "reply",
         (("taskfiles:remove", "    for name in candidates(store, log):\n", "    for name in [log.name] if log.name else []:\n"),),
-    ),
-    Mutation(
-        "a log made anew is believed",
-        "who opens a finished batch's log by creating it finds everything available",
-        "calm-nfs",
-        (
-            ("leasing:Leaser._claim", "if taskfiles.read(store, log) is None or log.name is None:", "if log.name is None:"),
-            ("leasing:Leaser._claim", "    if taskfiles.read(store, log) is None:\n        finishing.settle_loss(store, log)\n        return NOTHING\n", "    taskfiles.read(store, log)\n"),
-        ),
     ),
     Mutation(
         "an error of a listing is an empty listing",

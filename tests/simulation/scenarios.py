@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """The kinds of stories that are told."""
 
 from __future__ import annotations
