@@ -254,6 +254,7 @@ class Filesystem:
 
         Kinds: "file", "directory", "link" (symbolic), "other" (a pipe, a socket, a device).
         """
+
         def scan() -> list[tuple[str, str]]:
             self._vet(directory)
             with os.scandir(directory) as found:
