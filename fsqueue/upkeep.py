@@ -209,25 +209,6 @@ def _is_directory(fs: Filesystem, path: str) -> bool:
     return stat.S_ISDIR(fs.stat(path).st_mode)
 
 
-def reap_doctors(fs: Filesystem, directory: str, now_s: float) -> int:
-    """Remove what killed doctors left in `directory` a day ago; how many names went."""
-    removed = 0
-    for place in (f"{directory}/{DOCTOR}/join", f"{directory}/{DOCTOR}"):
-        for name in fs.names(place):
-            path = f"{place}/{name}"
-            try:
-                if name != "join" and fs.stat(path).st_mtime < now_s - STAGED_AGE_S:
-                    removed += fs.remove_tree(path) if _is_directory(fs, path) else fs.unlink(path)
-            except FileNotFoundError:
-                pass
-        fs.remove_directory(place)
-    return removed
-
-
-def _is_directory(fs: Filesystem, path: str) -> bool:
-    return stat.S_ISDIR(fs.stat(path).st_mode)
-
-
 def _history(store: Store, keep_days: int, report: GcReport) -> None:
     oldest = time.strftime("%Y-%m-%d", time.gmtime(store.clock.now_ms() / 1000 - keep_days * 86_400))
     for day in history.days(store):

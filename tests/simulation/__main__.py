@@ -1,4 +1,3 @@
-# ruff: noqa: E501
 """Tell many stories, or one again.
 
     python -m tests.simulation --schedules 100000 --jobs 2      # many, of all scenarios, from seed 0 on
