@@ -216,8 +216,17 @@ class NfsProcess(Process):
                 self.disk.put([(*silly, None)])
 
     def locked(self, opened: Opened, file: File) -> None:
-        if not opened.lost:
-            self.revalidate(file)
+        """Before it takes a lock, a client writes back what it has buffered of the file, whoever wrote it.
+
+        What a lost lock voids fails then: the new holder does not read it, and who wrote it is told when he syncs.
+        """
+        if opened.lost:
+            return
+        self.write_back(file)
+        pages = self.pages(file)
+        if pages.dirty:
+            pages.dirty, pages.version = [], -1
+        self.revalidate(file)
 
     def attributes(self, opened: Opened) -> Stat:
         node = opened.node
