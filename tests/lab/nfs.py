@@ -218,6 +218,17 @@ def lease_taken_over() -> dict[str, Any]:
     return {"same": task.id == again.id, "refused": refused, **mine.status().as_dict()}
 
 
+def first_seen_late() -> dict[str, Any]:
+    """A client that has looked for what was not there sees it as soon as the other client has made it."""
+    queue, other = Queue.create(at(1, "first")), Queue(at(2, "first"))
+    before = [len(other.lease()), len(list(other.dead())), other.status().as_dict()["inserted"]]
+    queue.insert("payload")
+    [task] = other.lease()
+    mine = list(queue.dead())
+    task.bury("no good")
+    return {"before": before, "mine": len(mine), "dead": len(list(queue.dead())), "status": queue.status().dead}
+
+
 def one_waits_for_the_other() -> dict[str, Any]:
     """An idle worker at one client hears of what the other inserts."""
     queue = Queue.create(at(1, "bell"))

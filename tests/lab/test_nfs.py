@@ -14,6 +14,19 @@ pytestmark = [pytest.mark.once, pytest.mark.slow]
 SCENARIOS = "tests.lab.nfs"
 
 
+CALLS_MAX = {"insert": 0.05, "single": 12, "loop": 6, "hundreds": 0.3}
+"""Calls to an NFS 4.2 server for a task inserted in bulk; leased and completed singly, in the loop, by hundreds."""
+
+
+@pytest.mark.skipif(NFS == "3", reason="the lock calls of NFS 3 are not counted by the mount")
+def test_a_task_costs_few_calls_to_the_server(nfs: Guest) -> None:
+    # First of all, while the server still delegates: where clients have contended, it does so no more for a while.
+    found = nfs.call(SCENARIOS, "calls_per_task")
+    for what, most in CALLS_MAX.items():
+        print(f"{what}: {found[what]['all']:.3f} calls a task")
+        assert found[what]["all"] <= most, found[what]
+
+
 @pytest.mark.parametrize("batch_tasks_max", [1024, 1])
 def test_two_clients_drain_a_queue_while_workers_are_killed(nfs: Guest, batch_tasks_max: int) -> None:
     found = nfs.call(SCENARIOS, "play", seed=SEED, batch_tasks_max=batch_tasks_max)
@@ -49,6 +62,11 @@ def test_who_outlives_a_lease_can_do_nothing_once_the_other_client_has_it(nfs: G
     assert (found["completed"], found["dead"], found["inserted"]) == (1, 0, 1)
 
 
+def test_a_client_sees_at_once_what_it_looked_for_in_vain_before(nfs: Guest) -> None:
+    found = nfs.call(SCENARIOS, "first_seen_late")
+    assert found == {"before": [0, 0, 0], "mine": 0, "dead": 1, "status": 1}
+
+
 def test_an_idle_worker_hears_of_what_the_other_client_inserts(nfs: Guest) -> None:
     assert nfs.call(SCENARIOS, "one_waits_for_the_other") == {"got": ["ring"]}
 
@@ -59,18 +77,6 @@ def test_what_is_inserted_after_the_other_client_s_purge_is_there(nfs: Guest) ->
     assert found["missing"] == []
     assert found["lease_lost"]
     assert found["gone"]
-
-
-CALLS_MAX = {"insert": 0.05, "single": 12, "loop": 6, "hundreds": 0.3}
-"""Calls to an NFS 4.2 server for a task inserted in bulk; leased and completed singly, in the loop, by hundreds."""
-
-
-@pytest.mark.skipif(NFS == "3", reason="the lock calls of NFS 3 are not counted by the mount")
-def test_a_task_costs_few_calls_to_the_server(nfs: Guest) -> None:
-    found = nfs.call(SCENARIOS, "calls_per_task")
-    for what, most in CALLS_MAX.items():
-        print(f"{what}: {found[what]['all']:.3f} calls a task")
-        assert found[what]["all"] <= most, found[what]
 
 
 @pytest.fixture(scope="module")
@@ -87,4 +93,4 @@ def test_a_client_is_cut_off_and_comes_back(after_the_cut: dict[str, dict[str, A
     assert found["completed"] + found["dead"] >= TASKS
     assert found["told"] in ("done", "LeaseLost", "LeaseExpired", "StorageError")
     if point == "holding a lease":
-        assert found["told"] == "LeaseLost"
+        assert found["told"] != "done"
