@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks import machine, peers, report
+from benchmarks import calls, machine, peers, report
 from benchmarks.campaign import STEPS, Campaign, Plan
 from benchmarks.launch import Launcher, StepFailed
 from benchmarks.systems import ENTRIES
@@ -64,6 +64,11 @@ def parser() -> argparse.ArgumentParser:
         help="none: fsqueue and the floor alone; nothing is installed",
     )
     made.add_argument("--quick", action="store_true", help="small queues and one round: about a minute")
+    made.add_argument(
+        "--nfs",
+        action="store_true",
+        help="count the calls to a real NFS server for a task, and nothing else (scripts/lab; as root)",
+    )
     made.add_argument("--repeat", type=int, metavar="K", help="rounds (3)")
     made.add_argument(
         "--budget",
@@ -113,6 +118,8 @@ def main(arguments: list[str] | None = None) -> int:
         made = json.loads(Path(options.source).read_text(encoding="utf-8"))
         _publish(options, made["facts"], made["rows"], Path(options.docs) if options.docs else None)
         return 0
+    if options.nfs:
+        return _count_calls(options)
     partial = options.quick or options.sizes or options.only or options.systems or options.peers == "none"
     docs = Path(options.docs) if options.docs else None if partial else machine.ROOT / "docs"
     plan = _plan(options)
@@ -122,6 +129,20 @@ def main(arguments: list[str] | None = None) -> int:
         _say(f"stopped: {error}")
         return 1
     _publish(options, facts, rows, docs)
+    return 0
+
+
+def _count_calls(options: argparse.Namespace) -> int:
+    try:
+        wanted = options.peers != "none"
+        found = calls.measure(peers.prepare(options.venv or peers.default_place(), _say) if wanted else None)
+    except (subprocess.CalledProcessError, OSError) as error:
+        _say(f"stopped: {error}")
+        return 1
+    if options.json:
+        Path(options.json).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    print(calls.markdown(found))
+    _say(f"wrote {calls.write(Path(options.docs) if options.docs else machine.ROOT / 'docs', found)}")
     return 0
 
 

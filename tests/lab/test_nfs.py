@@ -30,8 +30,7 @@ def test_a_task_costs_few_calls_to_the_server(nfs: Guest) -> None:
 @pytest.mark.parametrize("batch_tasks_max", [1024, 1])
 def test_two_clients_drain_a_queue_while_workers_are_killed(nfs: Guest, batch_tasks_max: int) -> None:
     found = nfs.call(SCENARIOS, "play", seed=SEED, batch_tasks_max=batch_tasks_max)
-    print(found)
-    assert found["killed"] > 8
+    assert found["killed"] >= 2  # of those who were still at work
     assert found["completed"] + found["dead"] >= 120
 
 
