@@ -91,7 +91,7 @@ def work(notes: Path, seed: int) -> None:
 def loop(notes: Path, seed: int) -> None:
     """The work loop."""
     life = Life(notes, seed)
-    for task in life.queue.poll(until="forever"):
+    for task in life.queue.poll(lease_s=5, until="forever"):
         life.diary.note("try", task.payload)
         task.complete()
         life.diary.note("done", task.payload)
