@@ -7,7 +7,6 @@ travel as JSON; `judge_...` looks at the reports of all of them, and at what is 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import threading
@@ -25,8 +24,8 @@ HOLD_S = 0.001
 """How long a lock is held on purpose, so that holds would overlap."""
 LOCK_WAIT_S = 20.0
 """How long to wait for a lock that others have for moments."""
-DIGITS = 12
-"""The width of the number that each adds one to."""
+TAIL_BYTES = 64
+"""More than the longest line that parties append."""
 PROCESSES, ROUNDS, NAMES = 3, 40, 60
 """How many processes of one host contend, how often each locks, and for how many names they race."""
 PATIENCE_S = 60.0
@@ -63,41 +62,44 @@ class Took:
 
 
 def take_turns(party: Party, rounds: int, until_s: float | None = None) -> Took:
-    """Lock one file, append `NAME ROUND in` to another, hold, append `NAME ROUND out`, unlock; again and again.
+    """Lock a file, read its last number, append `NAME ROUND in`, hold, append `NAME ROUND out NUMBER+1`, unlock; again.
 
+    It is the locked file that is read and appended to, as in a queue: locking makes NFS look at that one anew.
     Where locks exclude, each `in` is followed by its own `out`; where appending under them works, no line is missing;
-    and where who has the lock sees what was written before, a number that each adds one to is the number of rounds.
+    and where who has the lock sees what was written before, the last number is that of the rounds.
     """
     fs, clock, took = party.fs, party.clock, Took(party.name)
-    begin, opened = clock.monotonic(), list[int]()
+    begin = clock.monotonic()
     try:
-        for name in ("lock", "ledger"):
-            opened.append(fs.open_append(party.path(name)))
-        lock, ledger = opened
-        number = fs.look(party.path("number"), os.O_RDWR | os.O_CREAT)
-        opened.append(number)
+        ledger = fs.open_append(party.path("ledger"))
+    except OSError as error:
+        took.error = error.strerror or str(error)
+        return took
+    try:
         while took.rounds < rounds and (until_s is None or clock.monotonic() - begin < until_s):
-            if not fs.lock(lock, clock, party.entropy, LOCK_WAIT_S):
+            if not fs.lock(ledger, clock, party.entropy, LOCK_WAIT_S):
                 took.timeouts += 1
                 break
             started = clock.local_ms()
+            number = _last_number(fs.pread(ledger, TAIL_BYTES, max(0, fs.fstat(ledger).st_size - TAIL_BYTES)))
             _append(fs, ledger, f"{party.name} {took.rounds} in")
-            before = int(fs.pread(number, DIGITS, 0) or b"0")
             clock.sleep(HOLD_S)
-            fs.pwrite(number, b"%0*d" % (DIGITS, before + 1), 0)
-            if fs.shared:
-                fs.fsync(number)
-            _append(fs, ledger, f"{party.name} {took.rounds} out")
+            _append(fs, ledger, f"{party.name} {took.rounds} out {number + 1}")
             took.holds.append((started, clock.local_ms()))
             took.rounds += 1
-            fs.unlock(lock)
+            fs.unlock(ledger)
             clock.sleep(HOLD_S * party.entropy.random())
-    except (OSError, ValueError) as error:
-        took.error = (isinstance(error, OSError) and error.strerror) or str(error)
+    except OSError as error:
+        took.error = error.strerror or str(error)
     finally:
-        for fd in opened:
-            fs.close(fd)
+        fs.close(ledger)
     return took
+
+
+def _last_number(tail: bytes) -> int:
+    """The number at the end of the last line; 0 if there is none."""
+    word = tail.rpartition(b" ")[2].strip()
+    return int(word) if word.isdigit() else 0
 
 
 def _append(fs: Filesystem, fd: int, line: str) -> None:
@@ -106,36 +108,28 @@ def _append(fs: Filesystem, fd: int, line: str) -> None:
         fs.fsync(fd)
 
 
-def judge_turns(
-    took: Sequence[Took],
-    ledger: bytes,
-    number: bytes,
-    among: str,
-    offsets_ms: Sequence[float] | None = None,
-    error_ms: float = 0.0,
-) -> list[Finding]:
+def judge_turns(took: Sequence[Took], ledger: bytes, among: str, *, one_clock: bool) -> list[Finding]:
     """Three findings: whether holds overlapped, appended lines are missing, and what was read under a lock was old.
 
-    `offsets_ms`: what to add to each party's times to compare them, right within `error_ms`; None: they cannot be.
-    Where clocks had to be compared (`error_ms`), they only add a figure: what lies in the ledger decides.
+    Overlaps show in the ledger, which needs no clock; parties with `one_clock` can also compare times.
     """
     errors = [one.error for one in took if one.error]
     expected = [f"{one.name} {number} {way}" for one in took for number in range(one.rounds) for way in ("in", "out")]
-    found = ledger.decode("ascii", "replace").split("\n")[:-1]
+    found = [" ".join(line.split()[:3]) for line in ledger.decode("ascii", "replace").split("\n")[:-1]]
     lost = sum((Counter(expected) - Counter(found)).values())
     broken = _interrupted(found)
-    overlaps = 0 if offsets_ms is None else _overlaps(took, offsets_ms, error_ms)
+    overlaps = max(broken, _overlaps(took) if one_clock else 0)
     rounds = sum(one.rounds for one in took)
     timeouts = sum(one.timeouts for one in took)
-    figures = {"rounds": rounds, "overlaps": overlaps, "interrupted": broken, "timeouts": timeouts}
+    figures = {"rounds": rounds, "overlaps": overlaps, "timeouts": timeouts}
     name = f"locks between {among}"
     if errors:
         first = Finding(name, UNFIT, f"locking and appending failed: {errors[0]}.", ASK_LOCKS, figures)
-    elif broken or (overlaps and not error_ms):
+    elif overlaps:
         first = Finding(
             name,
             UNFIT,
-            f"locks do not exclude: of {rounds} holds {max(overlaps, broken)} overlapped with another's.",
+            f"locks do not exclude: of {rounds} holds {overlaps} overlapped with another's.",
             ASK_LOCKS,
             figures,
         )
@@ -144,7 +138,7 @@ def judge_turns(
         first = Finding(name, WARNING, seen, "Is the file server overloaded? Try again.", figures)
     else:
         first = Finding(name, OK, f"{rounds} holds by {len(took)} {among}, none overlapped.", figures=figures)
-    return [first, _judge_appends(len(expected), lost, among), _judge_reads(rounds, number, among)]
+    return [first, _judge_appends(len(expected), lost, among), _judge_reads(rounds, _last_number(ledger), among)]
 
 
 def _judge_appends(lines: int, lost: int, among: str) -> Finding:
@@ -155,8 +149,7 @@ def _judge_appends(lines: int, lost: int, among: str) -> Finding:
     return Finding(name, OK, f"{lines} lines appended under a lock, none lost.", figures=figures)
 
 
-def _judge_reads(rounds: int, number: bytes, among: str) -> Finding:
-    added = int(number) if number.isdigit() else 0
+def _judge_reads(rounds: int, added: int, among: str) -> Finding:
     name, figures = f"reading between {among}", {"rounds": rounds, "added": added}
     if added != rounds:
         seen = f"a number was added to {rounds} times under a lock, and is {added}: old values were read."
@@ -176,16 +169,12 @@ def _interrupted(lines: Sequence[str]) -> int:
     return broken
 
 
-def _overlaps(took: Sequence[Took], offsets_ms: Sequence[float], error_ms: float) -> int:
-    """How many holds began before the one before them, of another party, had ended, for certain."""
-    holds = sorted(
-        (start + offset, end + offset, one.name)
-        for one, offset in zip(took, offsets_ms, strict=True)
-        for start, end in one.holds
-    )
+def _overlaps(took: Sequence[Took]) -> int:
+    """How many holds began before one of another party had ended."""
+    holds = sorted((start, end, one.name) for one in took for start, end in one.holds)
     overlaps, latest, whose = 0, float("-inf"), ""
     for start, end, name in holds:
-        if name != whose and start + error_ms < latest:
+        if name != whose and start < latest:
             overlaps += 1
         if end > latest:
             latest, whose = end, name
@@ -287,21 +276,17 @@ def judge(party: Party, reports: Sequence[dict[str, Any]], among: str) -> list[F
         seen = f"a contest did not end within {PATIENCE_S:g} s."
         return [Finding(f"locks between {among}", WARNING, seen, "Is the filesystem overloaded? Try again.")]
     took = [Took(**report["took"]) for report in reports]
-    findings = judge_turns(took, *written(party), among, [0.0] * len(took))
+    findings = judge_turns(took, written(party), among, one_clock=True)
     won = [report["won"] for report in reports]
     return findings + judge_races(won, NAMES, party.fs.names(party.directory), among)
 
 
-def written(party: Party) -> tuple[bytes, bytes]:
-    """What is in the ledger and the number that parties wrote by turns; nothing, where they are not to be found."""
-
-    def content(name: str) -> bytes:
-        try:
-            return party.fs.read(party.path(name))
-        except FileNotFoundError:
-            return b""
-
-    return content("ledger"), content("number")
+def written(party: Party) -> bytes:
+    """The ledger that parties wrote by turns; nothing, where it is not to be found."""
+    try:
+        return party.fs.read(party.path("ledger"))
+    except FileNotFoundError:
+        return b""
 
 
 def among_processes(fs: Filesystem, directory: str) -> list[Finding]:

@@ -45,6 +45,8 @@ class Rendezvous:
         self.partner = ""
         self._sent = self._read = 0
         self._lost = self._finished = False
+        self._answered: set[str] = set()
+        """Invitations that were accepted, whatever came of it."""
 
     @property
     def leads(self) -> bool:
@@ -125,14 +127,13 @@ class Rendezvous:
         until = self.clock.monotonic() + timeout_s
         again: dict[str, float] = {}
         tries: Counter[str] = Counter()
-        accepted: set[str] = set()
         told = False
         while self.clock.monotonic() < until:
             names = self.fs.names(self.directory)
             for name in names:
                 leader, _, rest = name.partition(".")
-                if rest.startswith(f"invite.{self.me}.") and name not in accepted:
-                    accepted.add(name)
+                if rest.startswith(f"invite.{self.me}.") and name not in self._answered:
+                    self._answered.add(name)
                     if self._follow(leader, rest):
                         return self._identity_of(leader)
             others = {name.partition(".")[0] for name in names if name.endswith(".here")} - {self.me}
@@ -140,7 +141,7 @@ class Rendezvous:
             free = [other for other in others if self.me < other and again.get(other, 0.0) <= now]
             if free:
                 other = min(free, key=lambda other: tries[other])
-                again[other] = now + AGAIN_S * 2 ** tries[other]
+                again[other] = now + AGAIN_S * 2 ** min(tries[other], 4)
                 tries[other] += 1
                 if self._lead(other, tries[other]):
                     return self._identity_of(other)
@@ -152,11 +153,19 @@ class Rendezvous:
 
     def _lead(self, other: str, number: int) -> bool:
         self._post(f"invite.{other}.{number}", {})
-        if self._await(f"{other}.accept.{self.me}.{number}", ACCEPT_S) is None:
-            return False
+        until = self.clock.monotonic() + ACCEPT_S
+        while self._take(f"{other}.accept.{self.me}.{number}") is None:
+            if self.clock.monotonic() > until or self._is_invited():
+                return False  # it is dead, or busy; or somebody who is alive waits for an answer
+            self.clock.sleep(POLL_S[1] / 5)
         self._post(f"begin.{other}.{number}", {})
         self.partner = other
         return True
+
+    def _is_invited(self) -> bool:
+        return any(
+            f".invite.{self.me}." in name and name not in self._answered for name in self.fs.names(self.directory)
+        )
 
     def _follow(self, leader: str, invitation: str) -> bool:
         number = invitation.rpartition(".")[2]

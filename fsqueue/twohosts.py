@@ -50,7 +50,7 @@ def examine(meeting: Rendezvous, party: Party, progress: Progress) -> list[Findi
         change(meeting, party, "2")
         progress("judging")
         ages_there = meeting.receive()["ages"]
-        findings = contests.judge_turns([took, theirs], *contests.written(party), AMONG, [0.0, -ahead_ms], error_ms)
+        findings = contests.judge_turns([took, theirs], contests.written(party), AMONG, one_clock=False)
         left = party.fs.names(party.directory)
         findings += contests.judge_races([won, others], contests.NAMES, left, AMONG)
         findings += [judge_ages([ages, ages_there]), judge_clocks(ahead_ms, error_ms)]

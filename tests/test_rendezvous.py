@@ -199,8 +199,7 @@ def test_locks_of_one_host_only_are_found_out(place: str) -> None:
     findings = hosts(place, lambda: OwnLocks(place), good(place))
     found = verdicts(findings)
     assert found["locks"] == UNFIT
-    assert findings[0].figures["overlaps"] > 10
-    assert findings[0].figures["interrupted"] > 10
+    assert findings[0].figures["overlaps"] > 0
     assert "local_lock=none" in findings[0].advice
     assert (found["create"], found["sight"]) == (OK, OK)
 
@@ -280,7 +279,7 @@ class TwoWinners(Filesystem):
 
 
 def test_names_won_by_both_hosts_are_counted(place: str) -> None:
-    findings = hosts(place, lambda: TwoWinners(place, shared=False), good(place))
+    findings = hosts(place, *[lambda: TwoWinners(place, shared=False)] * 2)
     assert verdicts(findings) == ALL_WELL | {"create": UNFIT, "link": UNFIT}
     assert findings[3].figures["won_twice"] > 0
 
