@@ -153,7 +153,7 @@ MUTATIONS = [
     Mutation(
         "one listing before drained",
         "the same, and everybody goes home",
-        "stale",
+        "storm-local",
         (("inspection:DrainCheck.__call__", "for shard in known + known:", "for shard in known:"),),
     ),
     Mutation(
