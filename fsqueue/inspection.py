@@ -175,7 +175,8 @@ class DrainCheck:
             if any(self._has_work(batch) for batch in task_files(self.store, shard)):
                 self._hint = shard
                 return False
-        self.store.refresh(now=True)  # a deleted queue is not a drained one
+        if self.store.refresh(now=True):  # a deleted queue is not a drained one, and what was drained had been purged
+            return self()
         return True
 
     def _has_work(self, batch: str) -> bool:

@@ -391,3 +391,12 @@ def test_status_of_a_queue_that_was_finished_meanwhile(queue_factory: QueueFacto
         status = q.status()
         assert status.inserted == 12, status
         assert status.dead == status.delayed == 0
+
+
+def test_drained_is_not_said_of_a_generation_that_was_purged_a_moment_ago(queue: Queue, clock: ManualClock) -> None:
+    """`queue.jsonl` was read within the last second, and so would not be read again before the look."""
+    q, other = Queue(queue.path, clock=clock), Queue(queue.path, clock=clock)
+    assert q.is_drained()
+    other.purge()
+    other.insert("after")
+    assert not q.is_drained()
