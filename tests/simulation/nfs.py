@@ -138,12 +138,14 @@ class NfsProcess(Process):
     def revalidate(self, file: File) -> None:
         """Ask the server what the file holds; what is buffered stays on top."""
         pages = self.pages(file)
-        if pages.version != file.version:
+        voided = any(opened.lost for opened, _, _ in pages.dirty)  # is not to be seen by others on this host
+        if pages.version != file.version or voided:
             self.reach(file)
             pages.view = bytearray(file.data)
             pages.version = file.version
-            for _, offset, data in pages.dirty:
-                _overlay(pages.view, offset, data)
+            for opened, offset, data in pages.dirty:
+                if not opened.lost:
+                    _overlay(pages.view, offset, data)
         pages.at = self.world.now
 
     def reach(self, file: File) -> None:
