@@ -195,7 +195,9 @@ def _settled(story: Story) -> dict[str, str]:
             except ValueError:
                 continue
             if line.get("op") == "dead":
-                found.setdefault(line["id"], "dead")
+                if line["id"] in found:
+                    continue  # a repeat is void
+                found[line["id"]] = "dead"
                 letters.setdefault(line.get("payload"), set()).add(line["id"])
                 if line["reason"].startswith("task file gone"):
                     story.history.wrong.append(f"the task file of {line['id']} was lost")

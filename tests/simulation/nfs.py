@@ -201,8 +201,6 @@ class NfsProcess(Process):
         """Unlocking and closing write back what is buffered, and say nothing when that fails."""
         if opened.lost:
             self.drop_buffered(opened, file)
-            pages = self.pages(file)
-            pages.view, pages.version = bytearray(file.data), file.version
         elif file.links or file.removed_by is self.host:
             self.write_back(file)
         else:
