@@ -151,12 +151,6 @@ MUTATIONS = [
         (("leasing:Leaser._further", "if fruitless == 2 or (held and fruitless):", "if fruitless == 1:"),),
     ),
     Mutation(
-        "one listing before drained",
-        "the same, and everybody goes home",
-        "storm-local",
-        (("inspection:DrainCheck.__call__", "for shard in known + known:", "for shard in known:"),),
-    ),
-    Mutation(
         "counting without the lock",
         "bytes are lost, or counted twice",
         "calm-nfs",
