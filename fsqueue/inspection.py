@@ -168,13 +168,14 @@ class DrainCheck:
         """Look. A task file means work left, unless all in it is done (its finisher died, or is about to remove it)."""
         self.store.refresh()
         deadletters.publish_pending(self.store)
-        known = shards(self.store)
-        if self._hint in known:
-            known.insert(0, self._hint)
-        for shard in known + known:  # a listing can miss a name that is being renamed: only two prove absence
-            if any(self._has_work(batch) for batch in task_files(self.store, shard)):
-                self._hint = shard
-                return False
+        for _ in range(2):  # a listing can be old, or miss a name that is being renamed: only two prove absence
+            known = shards(self.store)
+            if self._hint in known:
+                known.insert(0, self._hint)
+            for shard in known:
+                if any(self._has_work(batch) for batch in task_files(self.store, shard)):
+                    self._hint = shard
+                    return False
         if self.store.refresh(now=True):  # a deleted queue is not a drained one, and what was drained had been purged
             return self()
         return True
