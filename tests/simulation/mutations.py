@@ -151,6 +151,12 @@ MUTATIONS = [
         (("leasing:Leaser._further", "if fruitless == 2 or (held and fruitless):", "if fruitless == 1:"),),
     ),
     Mutation(
+        "one listing before drained",
+        "the same, and everybody goes home",
+        "home",
+        (("inspection:DrainCheck.__call__", "for _ in range(2):", "for _ in range(1):"),),
+    ),
+    Mutation(
         "counting without the lock",
         "bytes are lost, or counted twice",
         "calm-nfs",

@@ -34,6 +34,7 @@ SCENARIOS = {
         Scenario("power-purge", shared=False, hosts=1, actions=PURGES, faults=("power",), lossy=True),
         Scenario("stale-purge", actions=PURGES, stale=0.9),
         Scenario("first", actions=WORK | {"status": 4.0, "is_drained": 3.0}, stale=0.95, tasks_before=0),
+        Scenario("home", actions={"insert": 3.0, "consume": 2.0, "is_drained": 6.0}, stale=0.2, stale_listings=0.5),
         Scenario("purge-insert", actions=PURGES, workers=2),
         Scenario("nap", actions=WORK | {"insert": 6.0, "gc": 6.0}, faults=("nap", "delay")),
         Scenario("purge", actions=ENDS, faults=("delay", "kill", "reply"), stale=0.4),
