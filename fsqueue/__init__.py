@@ -22,7 +22,7 @@ from fsqueue.errors import (
     UnsafeFilesystem,
     UpdateConflict,
 )
-from fsqueue.findings import Finding
+from fsqueue.fsck import Finding
 from fsqueue.queue import Queue
 from fsqueue.task import DeadLetter, GcReport, LeasedTask, Movement, Status, Task, TaskInfo, TaskRef
 

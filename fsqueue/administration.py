@@ -70,7 +70,7 @@ def create(path: str, settings: Settings, *, exist_ok: bool, allow_unsafe: bool)
 
 def check(fs: Filesystem, mount: Mount, directory: str, clock: Clock, entropy: Entropy) -> None:
     """Refuse a mount that is known to be unfit, or on which one of the quick probes fails."""
-    from fsqueue import mountadvice, probes, verdicts
+    from fsqueue.doctor import mountadvice, probes, verdicts
 
     findings = [mountadvice.about(mount)]
     if findings[0].verdict != verdicts.UNFIT:

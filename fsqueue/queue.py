@@ -14,7 +14,6 @@ from fsqueue import (
     administration,
     batch,
     deadletters,
-    fsck,
     insertion,
     inspection,
     names,
@@ -25,7 +24,7 @@ from fsqueue.arguments import leased, task_ids, translated, verb, whole
 from fsqueue.clock import Clock, Entropy, duration_ms
 from fsqueue.errors import InvalidArgument, LeaseLost, TaskNotFound, from_os_error
 from fsqueue.filesystem import Filesystem
-from fsqueue.findings import Finding
+from fsqueue.fsck import Finding, fsck
 from fsqueue.layout import Settings
 from fsqueue.leasing import Leaser
 from fsqueue.poll import Poll
@@ -444,4 +443,4 @@ class Queue:
         `repair` mends each finding before it is yielded, or says in its `note` why that could not be;
         nothing that may be needed is removed: see `.quarantine`. `progress(done, steps)` is called now and then.
         """
-        return translated(self.store, fsck.fsck(self.store, repair, progress), "checking the queue")
+        return translated(self.store, fsck(self.store, repair, progress), "checking the queue")

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from fsqueue import FsqueueError, InvalidArgument, NotAQueue, Queue, UnsafeFilesystem, doctor
+from fsqueue import FsqueueError, InvalidArgument, NotAQueue, Queue, UnsafeFilesystem
+from fsqueue.doctor import examination as doctor
+from fsqueue.doctor.verdicts import OK, UNFIT, UNTRIED, WARNING, Finding
 from fsqueue.filesystem import Filesystem, Mount
 from fsqueue.filesystem.quota import Quota, parse_lfs, quota_of
-from fsqueue.verdicts import OK, UNFIT, UNTRIED, WARNING, Finding
 from tests.support import files_below
 
 pytestmark = pytest.mark.once

@@ -14,7 +14,7 @@ import pytest
 
 from fsqueue import Finding, Queue, counters, finishing, staging, upkeep
 from fsqueue.clock import ManualClock
-from fsqueue.findings import KINDS
+from fsqueue.fsck.findings import KINDS
 from tests.support import BATCH_TASKS_MAX, Crash, QueueFactory, age_staging, counted, crashes, files_below, log_files
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from fsqueue import mountadvice
+from fsqueue.doctor import mountadvice
+from fsqueue.doctor.verdicts import OK, UNFIT, WARNING
 from fsqueue.filesystem import Mount
 from fsqueue.filesystem.mounts import mount_among
-from fsqueue.verdicts import OK, UNFIT, WARNING
 
 pytestmark = pytest.mark.once
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from fsqueue import contests, probes
 from fsqueue.clock import Clock, Entropy
+from fsqueue.doctor import contests, probes
+from fsqueue.doctor.probes import Bench
+from fsqueue.doctor.verdicts import OK, UNFIT, WARNING, Finding, worst
 from fsqueue.filesystem import Filesystem
-from fsqueue.probes import Bench
-from fsqueue.verdicts import OK, UNFIT, WARNING, Finding, worst
 
 pytestmark = pytest.mark.once
 

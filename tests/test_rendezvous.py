@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from fsqueue import rendezvous, twohosts
 from fsqueue.clock import Clock, Entropy
-from fsqueue.contests import Party
+from fsqueue.doctor import rendezvous, twohosts
+from fsqueue.doctor.contests import Party
+from fsqueue.doctor.rendezvous import PartnerLost, Rendezvous
+from fsqueue.doctor.verdicts import OK, UNFIT, WARNING, Finding
 from fsqueue.filesystem import Filesystem
-from fsqueue.rendezvous import PartnerLost, Rendezvous
-from fsqueue.verdicts import OK, UNFIT, WARNING, Finding
 
 pytestmark = pytest.mark.once
 

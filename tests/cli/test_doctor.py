@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from fsqueue import Queue, doctor
+from fsqueue import Queue
+from fsqueue.doctor import examination as doctor
 from fsqueue.filesystem import Mount
 from tests.cli.conftest import Run, Spawn
 
@@ -100,7 +101,7 @@ def test_who_is_ended_while_waiting_leaves_nothing(spawn: Spawn, tmp_path: Path,
 
 IMPATIENT = """
 import sys
-from fsqueue import rendezvous
+from fsqueue.doctor import rendezvous
 from fsqueue_cli.main import main
 rendezvous.SILENCE_S = 3.0
 sys.argv[0] = "fsqueue"

@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from fsqueue import FsqueueError, LockTimeout, Queue, doctor, stuck
+from fsqueue import FsqueueError, LockTimeout, Queue, stuck
+from fsqueue.doctor import examination as doctor
 from fsqueue.errors import StorageError
 from tests.cli.conftest import Run, fsqueue_cli
 from tests.concurrency.books import check_drained, drain

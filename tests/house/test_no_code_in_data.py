@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fsqueue.findings import KINDS
+from fsqueue.fsck.findings import KINDS
 from tests.house.source import TOP, imported, parse
 
 RUNS_CODE = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "yaml", "code", "runpy"}

@@ -15,9 +15,9 @@ from contextlib import AbstractContextManager, contextmanager
 from fsqueue import batch as batches
 from fsqueue import finishing, history, jsonl, layout, movements, names, taskfiles, transitions
 from fsqueue.errors import LockTimeout
+from fsqueue.fsck.recount import Recount
 from fsqueue.logs import Log
 from fsqueue.names import TaskFileName
-from fsqueue.recount import Recount
 from fsqueue.store import Store
 
 WAIT_S = 2.0

@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from fsqueue import batch as batches
-from fsqueue import deadletters, history, jsonl, movements, names, recount, taskfiles, upkeep
-from fsqueue.findings import Finding, Suspect, found
+from fsqueue import deadletters, history, jsonl, movements, names, taskfiles, upkeep
+from fsqueue.fsck import recount
+from fsqueue.fsck.findings import Finding, Suspect, found
+from fsqueue.fsck.repair import Repair, held, unreadable
 from fsqueue.ledger import AVAILABLE, DEAD, LEASED, Ledger
 from fsqueue.names import TaskFileName
-from fsqueue.repair import Repair, held, unreadable
 from fsqueue.store import Store
 from fsqueue.task import GcReport
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from fsqueue.doctor.verdicts import OK, UNFIT, WARNING, Finding
 from fsqueue.filesystem import Mount, beegfs_setting
-from fsqueue.verdicts import OK, UNFIT, WARNING, Finding
 
 Known = tuple[str, str, str]
 """Verdict, what is so, what to ask for."""

@@ -13,15 +13,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fsqueue import contests, mountadvice, names, probes, stuck, twohosts, upkeep
+from fsqueue import names, stuck, upkeep
 from fsqueue.clock import Clock, Entropy
+from fsqueue.doctor import contests, mountadvice, probes, twohosts
+from fsqueue.doctor.rendezvous import PartnerLost, Rendezvous
+from fsqueue.doctor.verdicts import OK, UNFIT, UNTRIED, WARNING, Finding, worst
 from fsqueue.errors import FULL, FsqueueError, NotAQueue
 from fsqueue.filesystem import Filesystem, Mount, mount_of
 from fsqueue.filesystem.holders import boot_id
 from fsqueue.filesystem.quota import quota_of
 from fsqueue.layout import DOCTOR
-from fsqueue.rendezvous import PartnerLost, Rendezvous
-from fsqueue.verdicts import OK, UNFIT, UNTRIED, WARNING, Finding, worst
 
 __all__ = ["Finding", "Report", "examine", "join"]
 

@@ -16,9 +16,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from fsqueue.clock import Clock, Entropy
+from fsqueue.doctor.probes import ASK_ANOTHER, ASK_LOCKS
+from fsqueue.doctor.verdicts import OK, UNFIT, UNTRIED, WARNING, Finding
 from fsqueue.filesystem import Filesystem
-from fsqueue.probes import ASK_ANOTHER, ASK_LOCKS
-from fsqueue.verdicts import OK, UNFIT, UNTRIED, WARNING, Finding
 
 HOLD_S = 0.001
 """How long a lock is held on purpose, so that holds would overlap."""
@@ -295,7 +295,7 @@ def among_processes(fs: Filesystem, directory: str) -> list[Finding]:
         return [Finding("locks between processes", UNTRIED, "this program cannot start a Python of its own.")]
     host = Party("p", fs, directory)
     prepare_races(host, NAMES)
-    program = f"import sys; sys.path[:] = {sys.path!r}; from fsqueue.contests import main; main()"
+    program = f"import sys; sys.path[:] = {sys.path!r}; from fsqueue.doctor.contests import main; main()"
     started: list[subprocess.Popen[str]] = []
     try:
         for number in range(PROCESSES):

@@ -10,10 +10,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 
-from fsqueue import checks, jsonl, names, places
+from fsqueue import jsonl, names
 from fsqueue.errors import LockTimeout
-from fsqueue.findings import Finding, Suspect
-from fsqueue.repair import Repair
+from fsqueue.fsck import checks, places
+from fsqueue.fsck.findings import Finding, Suspect
+from fsqueue.fsck.repair import Repair
 from fsqueue.store import Store
 
 logger = logging.getLogger("fsqueue")

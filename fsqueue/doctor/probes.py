@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from itertools import pairwise
 
 from fsqueue.clock import Clock, Entropy
+from fsqueue.doctor.verdicts import OK, UNFIT, UNTRIED, WARNING, Finding
 from fsqueue.errors import FULL, NO_LOCKS
 from fsqueue.filesystem import Filesystem
-from fsqueue.verdicts import OK, UNFIT, UNTRIED, WARNING, Finding
 
 NOT_OURS = (*FULL, errno.EROFS, errno.EACCES)
 """Errors that say nothing about what the filesystem can do: they are raised."""

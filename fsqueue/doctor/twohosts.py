@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
-from fsqueue import contests
-from fsqueue.contests import Party, Took
-from fsqueue.probes import SKEW_S
-from fsqueue.rendezvous import Rendezvous
-from fsqueue.verdicts import OK, UNFIT, WARNING, Finding
+from fsqueue.doctor import contests
+from fsqueue.doctor.contests import Party, Took
+from fsqueue.doctor.probes import SKEW_S
+from fsqueue.doctor.rendezvous import Rendezvous
+from fsqueue.doctor.verdicts import OK, UNFIT, WARNING, Finding
 
 AMONG = "hosts"
 ROUNDS, TURNS_S = 2000, 3.0

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from fsqueue import counters, deadletters, names, upkeep
-from fsqueue.findings import Suspect, found
+from fsqueue.fsck.findings import Suspect, found
+from fsqueue.fsck.repair import Repair
 from fsqueue.layout import DOCTOR
-from fsqueue.repair import Repair
 from fsqueue.store import Store
 from fsqueue.task import GcReport
 

@@ -1,0 +1,10 @@
+"""Checking and mending a queue (docs/fsck.md).
+
+From the top down: `walk`; `places` (what lies where) and `checks` (what files say) name suspects; `repair` mends them;
+`recount` counts histories; `findings` is what is said of them.
+"""
+
+from fsqueue.fsck.findings import Finding
+from fsqueue.fsck.walk import fsck
+
+__all__ = ["Finding", "fsck"]
