@@ -8,7 +8,7 @@ import sys
 
 import click
 
-from fsqueue.doctor.examination import Report, examine, join
+from fsqueue.doctor import Report, examine, join
 from fsqueue.errors import UnsafeFilesystem
 
 from .common import duration, example, json_option, moment, plain, print_json, seconds
