@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from fsqueue import Finding, Queue, counters, finishing, staging, upkeep
+from fsqueue import Finding, LeaseLost, Queue, Status, counters, finishing, staging, upkeep
 from fsqueue.clock import ManualClock
 from fsqueue.fsck.findings import KINDS
 from tests.support import BATCH_TASKS_MAX, Crash, QueueFactory, age_staging, counted, crashes, files_below, log_files
@@ -573,6 +573,31 @@ def test_a_sound_queue_has_no_findings(q: Queue, clock: ManualClock) -> None:
     while (q.path / ".trash").exists() and os.listdir(q.path / ".trash") and time.monotonic() < deadline:
         time.sleep(0.01)
     assert list(q.fsck()) == []
+
+
+@pytest.mark.batched
+@pytest.mark.parametrize("change", [Path.unlink, lambda path: path.write_bytes(b"")], ids=["gone", "unreadable"])
+def test_who_holds_tasks_of_a_damaged_file_may_complete_them(
+    queue_factory: QueueFactory, clock: ManualClock, change: Callable[[Path], object]
+) -> None:
+    queue = Queue(queue_factory(shards=1, backoff_s=(0, 0)).path, clock=clock)
+    queue.insert_many(["a", "b", "c"], batch_tasks=3)
+    first, second = queue.lease(), queue.lease()
+    for path in (base(queue) / "queue").glob("*/*"):
+        change(path)
+    found = list(queue.fsck(repair=True))
+    assert [finding.repaired for finding in found] == [False] * len(found)
+    assert found, "nobody may be told that all is well"
+    assert all("leased until" in finding.note and "check again" in finding.note for finding in found), found
+    queue.complete(first)
+    assert queue.status().completed == 1
+    clock.advance(10_000)
+    assert all(finding.repaired for finding in queue.fsck(repair=True))
+    assert list(queue.fsck()) == []
+    with pytest.raises(LeaseLost):
+        queue.complete(second)
+    assert queue.status() == Status(completed=1, dead=2)
+    assert {letter.payload for letter in queue.dead()} == {None}
 
 
 def test_an_empty_queue_has_no_findings(queue: Queue) -> None:

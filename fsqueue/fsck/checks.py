@@ -220,6 +220,9 @@ class ShardCheck:
                 repair.right_count(batch, finding.tasks)
             case "unreadable-tasks":
                 repair.bury_unreadable(batch)
+            case "task-file-gone":
+                upkeep.mend(store, batch, None, GcReport())
+                repair.check_held(batch)
             case _:
                 upkeep.mend(store, batch, there[0] if there else None, GcReport())
 

@@ -16,15 +16,20 @@ from fsqueue import batch as batches
 from fsqueue import finishing, history, jsonl, layout, movements, names, taskfiles, transitions
 from fsqueue.errors import LockTimeout
 from fsqueue.fsck.recount import Recount
+from fsqueue.ledger import LEASED, Ledger
 from fsqueue.logs import Log
 from fsqueue.names import TaskFileName
-from fsqueue.store import Store
+from fsqueue.store import Store, describe
 
 WAIT_S = 2.0
 """How long to wait for a lock; what stays busy is left for the next time."""
 TAKEN = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.EISDIR)
 """What the system says when something else has the name in quarantine: a directory from which files were moved."""
 UNREADABLE = "unreadable: its line in the task file is damaged or missing"
+
+
+class StillHeld(Exception):
+    """Somebody has the tasks leased: he has their payloads, and may complete them. A repair leaves them alone."""
 
 
 class Quarantine:
@@ -113,23 +118,31 @@ class Repair:
     # -- batches --------------------------------------------------------------------------------
 
     def bury_unreadable(self, batch: str) -> None:
-        """Make letters of tasks whose lines cannot be read and that nobody holds; the file is kept."""
+        """Make letters of tasks whose lines cannot be read; the file is kept. StillHeld, if somebody holds some."""
         store = self.store
         with self._batch(batch) as log:
             if not transitions.open_untouched(store, log):
                 finishing.farewell(store, log)
                 return
-            ledger = log.ledger
+            ledger, log.lines = log.ledger, None  # what was read before the damage is of no use here
             lines = taskfiles.read(store, log)
             at = max(store.clock.now_ms(), ledger.at)
-            lost = [i for i in unreadable(lines or [], ledger.count, ledger.payloads) if ledger.is_free(i, at)]
+            bad = unreadable(lines or [], ledger.count, ledger.payloads)
+            lost = [index for index in bad if ledger.is_free(index, at)]
             if lines is not None and log.name is not None and lost:
                 path = log.layout.task_file(log.name)
                 self.quarantine.keep(path, store.fs.read(path))
                 log.note("bury", at, tasks=movements.to_ranges(lost), reason=UNREADABLE)
                 finishing.bury(store, log, lost)
+            _check_held(ledger, bad, at)
             if not ledger.left:
                 finishing.try_finish(store, log)
+
+    def check_held(self, batch: str) -> None:
+        """StillHeld, if somebody holds tasks of a batch."""
+        with transitions.locked(self.store, batch, WAIT_S) as log:
+            ledger = log.ledger
+            _check_held(ledger, list(range(ledger.count)), max(self.store.clock.now_ms(), ledger.at))
 
     def right_count(self, batch: str, count: int) -> None:
         """Give the file a name that tells how many tasks there are."""
@@ -220,6 +233,16 @@ def held(store: Store, path: str) -> Iterator[int]:
             fs.unlock(fd)
     finally:
         fs.close(fd)
+
+
+def _check_held(ledger: Ledger, tasks: list[int], at: int) -> None:
+    held = [index for index in tasks if ledger.state[index] == LEASED and not ledger.is_free(index, at)]
+    if held:
+        last = max(held, key=ledger.since.__getitem__)
+        until = time.strftime("%FT%TZ", time.gmtime(ledger.since[last] / 1000))
+        holder = ledger.holder[last]
+        who = describe(holder.worker if holder is not None else None)
+        raise StillHeld(f"{len(held)} task(s) are leased until {until}, the last by {who}; check again then")
 
 
 def unreadable(lines: list[bytes], count: int, payloads: dict[int, object]) -> list[int]:

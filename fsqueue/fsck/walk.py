@@ -14,7 +14,7 @@ from fsqueue import jsonl, names
 from fsqueue.errors import LockTimeout
 from fsqueue.fsck import checks, places
 from fsqueue.fsck.findings import Finding, Suspect
-from fsqueue.fsck.repair import Repair
+from fsqueue.fsck.repair import Repair, StillHeld
 from fsqueue.store import Store
 
 logger = logging.getLogger("fsqueue")
@@ -73,7 +73,7 @@ def _settle(store: Store, suspect: Suspect, repair: bool) -> Finding | None:
             suspect.mend()
         except FileNotFoundError:
             pass  # somebody else was at it
-        except (OSError, LockTimeout) as error:
+        except (OSError, LockTimeout, StillHeld) as error:
             finding.note = f"{finding.note}; not repaired: {error}" if finding.note else f"not repaired: {error}"
             break
         finding.repaired = not suspect.confirm()
