@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fsqueue import LeasedTask, Queue, names
 from fsqueue.clock import Clock, ManualClock
@@ -16,6 +16,7 @@ from fsqueue.states import Lease
 
 BATCH_TASKS_MAX = int(os.environ.get("FSQUEUE_TEST_BATCH_TASKS_MAX", "1024"))
 
+E = TypeVar("E", bound=BaseException)
 QueueFactory = Callable[..., Queue]
 
 
@@ -189,7 +190,7 @@ def log_files(queue: Queue) -> list[Path]:
     return sorted((queue.path / str(queue.generation) / "movements").glob("*/*"))
 
 
-def raised(kind: type[BaseException], action: Callable[[], Any]) -> BaseException | None:
+def raised(kind: type[E], action: Callable[[], object]) -> E | None:
     """The error of this kind that an action raises, if it does."""
     try:
         action()
