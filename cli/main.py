@@ -121,6 +121,11 @@ def explain(error: Exception) -> tuple[str, int]:
     if isinstance(code, int):  # FsqueueError: not imported for this, since most commands that fail have it loaded
         return str(error), code
     if isinstance(error, OSError):
+        from fsqueue.errors import FULL, from_os_error
+
+        if error.errno in FULL:
+            full = from_os_error(error, "writing")
+            return str(full), full.exit_code
         return f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", 1
     if isinstance(error, MemoryError):
         return "out of memory", 1

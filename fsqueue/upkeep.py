@@ -33,22 +33,28 @@ STAGED_AGE_S = 86_400
 
 
 def gc(store: Store, touch: bool = False, history_days: int | None = None) -> GcReport:
-    """Go through a queue and mend what can be mended; locked batches are left for the next time."""
+    """Go through a queue and mend what can be mended; locked batches are left for the next time.
+
+    What makes room comes first, and what a full disk has no room for is passed by until the end.
+    """
     store.refresh(now=True)
     report = GcReport()
-    report.retries_published = deadletters.publish_pending(store)
-    for shard in inspection.shards(store):
-        _shard(store, shard, report, touch)
-    _staging(store, report)
     generations(store, report)
     if history_days is not None:
         _history(store, history_days, report)
     report.trash_reaped = reap_trash(store.fs, store.layout.trash)
     report.trash_reaped += reap_doctors(store.fs, store.path, store.clock.now_ms() / 1000)
+    _staging(store, report)
+    full = [error for shard in inspection.shards(store) for error in _shard(store, shard, report, touch)]
+    report.retries_published = deadletters.publish_pending(store)
+    if full:
+        raise full[0]
     return report
 
 
-def _shard(store: Store, shard: str, report: GcReport, touch: bool) -> None:
+def _shard(store: Store, shard: str, report: GcReport, touch: bool) -> list[OSError]:
+    """The batches of a shard; the errors of those for which there was no room."""
+    full = []
     directory = f"{store.layout.tasks}/{shard}"
     files: dict[str, TaskFileName] = {}
     for text in store.fs.names(directory):
@@ -76,10 +82,14 @@ def _shard(store: Store, shard: str, report: GcReport, touch: bool) -> None:
         except LockTimeout:
             report.busy += 1
         except OSError as error:
+            if error.errno in FULL:
+                full.append(error)
+                continue
             if error.errno not in (*NOT_FILES, errno.EACCES, errno.EPERM, errno.EIO):
                 raise
             logger.warning("batch %s of %s was passed over: %s", batch, store.path, error)
             report.stray += 1
+    return full
 
 
 def is_late(ledger: Ledger | None, name: TaskFileName) -> bool:

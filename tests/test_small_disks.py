@@ -140,6 +140,29 @@ def test_what_is_left_can_be_worked_off_and_deleted_on_a_full_disk(tmp_path: Pat
 
 
 @pytest.mark.once
+@pytest.mark.parametrize("kind", DISKS)
+def test_gc_makes_room_for_itself(tmp_path: Path, kind: str) -> None:
+    """Without inodes a batch cannot be cleared away for want of a counter; with those of the trash it can."""
+    with small_disk(tmp_path / "disk", megabytes=1, inodes=64, kind=kind) as disk:
+        queue = Queue.create(disk / "q", shards=2)
+        queue.insert_many(range(4), batch_tasks=2)
+        tasks = queue.lease(4)
+        trash = queue.path / ".trash" / "1-0123"
+        trash.mkdir(parents=True)
+        ballast = Ballast(disk, "inodes")
+        for number in range(4):
+            (trash / str(number)).touch()
+        ballast.fill()
+        queue.complete(tasks[:2])
+        assert leftovers(queue) != []
+        report = queue.gc()
+        assert (report.trash_reaped, report.finished) == (5, 1)
+        queue.complete(tasks[2:])
+        ballast.empty()
+        check_drained(queue)
+
+
+@pytest.mark.once
 def test_purging_on_a_full_disk(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", megabytes=1, inodes=64) as disk:
         queue = Queue.create(disk / "q", shards=2)
