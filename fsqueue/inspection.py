@@ -226,7 +226,7 @@ def _of_batch(store: Store, batch: str, name: TaskFileName) -> Iterator[TaskInfo
         ledger = Ledger()
         ledger.begin(name.count, name.available_at, 0)
     elif not lines and ledger.left:
-        lines = _lines_by_log(store, ledger)
+        lines = _lines_by_log(store, batch, ledger)
     yield from _of_ledger(store, batch, ledger, lines)
 
 
@@ -235,7 +235,7 @@ def payload_of(store: Store, batch: str, index: int, ledger: Ledger) -> Any:
     if index in ledger.payloads:
         return ledger.payloads[index]
     name = task_files(store, store.layout.shard(batch)).get(batch)
-    lines = (_lines_of(store, name) if name is not None else []) or _lines_by_log(store, ledger)
+    lines = (_lines_of(store, name) if name is not None else []) or _lines_by_log(store, batch, ledger)
     try:
         return batches.decode_task(lines[index])["payload"]
     except (IndexError, ValueError):
@@ -256,10 +256,10 @@ def _lines_of(store: Store, name: TaskFileName) -> list[bytes]:
         return []
 
 
-def _lines_by_log(store: Store, ledger: Ledger) -> list[bytes]:
+def _lines_by_log(store: Store, batch: str, ledger: Ledger) -> list[bytes]:
     """The same, under the names that the log mentions."""
-    known = map(names.parse_task_file, reversed(ledger.names))
-    return next((lines for name in known if name is not None and (lines := _lines_of(store, name))), [])
+    known = names.task_files_of(batch, reversed(ledger.names))
+    return next((lines for name in known if (lines := _lines_of(store, name))), [])
 
 
 def _of_ledger(store: Store, batch: str, ledger: Ledger, lines: list[bytes] | None) -> Iterator[TaskInfo]:

@@ -362,9 +362,8 @@ class Leaser:
         for index in spent:
             holder = log.ledger.holder[index]
             last = describe(holder.worker) if holder is not None else "unknown"
-            log.note(
-                "bury", at, tasks=[[index, index + 1]], reason=f"lease expired, last worker {last}: out of attempts"
-            )
+            reason = transitions.shorten(f"lease expired, last worker {last}: out of attempts")
+            log.note("bury", at, tasks=[[index, index + 1]], reason=reason)
         finishing.bury(self.store, log, spent)
 
     def _nothing_now(self, log: Log, name: TaskFileName | None, at: int) -> None:

@@ -16,7 +16,7 @@ from fsqueue.errors import StorageError
 from fsqueue.filesystem import Filesystem
 from fsqueue.layout import Layout
 from fsqueue.ledger import Ledger
-from fsqueue.names import TaskFileName, parse_task_file
+from fsqueue.names import TaskFileName, task_files_of
 
 TAIL_BYTES = 1 << 16
 
@@ -102,8 +102,7 @@ class Log:
         folded = self.ledger.fold(data, self.end)
         self.end += folded
         if self.ledger.names[-1:] != named:  # somebody renamed the task file
-            name = parse_task_file(self.ledger.names[-1])
-            self.name = name if name is not None and name.batch == self.batch else None
+            self.name = next(task_files_of(self.batch, self.ledger.names[-1:]), None)
         self.torn = len(data) - folded
 
     def next_offset(self) -> int:

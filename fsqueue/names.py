@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 from urllib.parse import unquote
 
@@ -13,6 +14,8 @@ from fsqueue.errors import InvalidArgument
 BATCH_TASKS_MAX = 1024
 """The most tasks that a task file holds."""
 
+NAME_BYTES_MAX = 255
+"""What a filesystem takes for a name; a longer one in a record is nobody's."""
 BATCH = r"[0-9a-f]{32}(?:~[0-9a-f]{32})?"
 _TASK_FILE = re.compile(rf"([0-9]{{13}})-({BATCH})-([1-9][0-9]{{0,3}})(?:-([^/\x00]*))?\.jsonl")
 _LOG_FILE = re.compile(r"([0-9a-f]{32})\.jsonl")
@@ -46,12 +49,20 @@ class TaskFileName(NamedTuple):
 def parse_task_file(name: str) -> TaskFileName | None:
     """The parts of a task file's name; None for anything else (stray files are passed by)."""
     match = _TASK_FILE.fullmatch(name)
-    if match is None:
+    if match is None or (len(name) > NAME_BYTES_MAX // 4 and len(os.fsencode(name)) > NAME_BYTES_MAX):
         return None
     available_at, batch, count, priority = match.groups()
     if int(count) > BATCH_TASKS_MAX:
         return None
     return TaskFileName(int(available_at), batch, int(count), priority)
+
+
+def task_files_of(batch: str, texts: Iterable[str]) -> Iterator[TaskFileName]:
+    """The task file names of a batch among `texts`, in their order: a record can name another batch's, too."""
+    for text in texts:
+        name = parse_task_file(text)
+        if name is not None and name.batch == batch:
+            yield name
 
 
 def log_file(batch: str) -> str:

@@ -25,15 +25,13 @@ def candidates(store: Store, log: Log) -> Iterator[TaskFileName]:
     if log.name is not None:
         seen.add(str(log.name))
         yield log.name
-    for text in reversed(log.ledger.names):
-        name = names.parse_task_file(text)
-        if name is not None and name.batch == log.batch and text not in seen:  # never another batch's file
-            seen.add(text)
+    for name in names.task_files_of(log.batch, reversed(log.ledger.names)):
+        if str(name) not in seen:
+            seen.add(str(name))
             yield name
     for _ in range(2):  # a listing can miss a name: only two of them prove absence
-        for text in listed(store, log.layout, log.batch):
-            name = names.parse_task_file(text)
-            if name is not None and text not in seen:
+        for name in names.task_files_of(log.batch, listed(store, log.layout, log.batch)):
+            if str(name) not in seen:
                 yield name
 
 

@@ -339,7 +339,7 @@ def shorten(text: str) -> str:
 
 def earlier_name(log: Log, available_at: int) -> dict[str, str]:
     """The fields of a record after which the file's name must not be later than `available_at`; {} if it is not."""
-    name = log.name or next((name for text in reversed(log.ledger.names) if (name := parse_task_file(text))), None)
+    name = log.name or next(names.task_files_of(log.batch, reversed(log.ledger.names)), None)
     if name is None or name.available_at <= available_at:
         return {}
     return {"from": str(name), "name": str(name.at(available_at))}

@@ -168,3 +168,11 @@ def test_queue_path_takes_paths_and_urls(tmp_path: Path, monkeypatch: pytest.Mon
 def test_what_is_no_path_is_an_invalid_argument(path: object) -> None:
     with pytest.raises(InvalidArgument, match="not a queue's path"):
         names.queue_path(path)
+
+
+@pytest.mark.parametrize(("character", "most"), [("p", 200), ("ä", 100)])
+def test_a_task_files_name_has_255_bytes_at_most(character: str, most: int) -> None:
+    stem = f"{0:013d}-{'0' * 32}-1-"
+    assert len(stem) == 49
+    for count, fits in ((most, True), (most + 1, False)):
+        assert (names.parse_task_file(f"{stem}{character * count}.jsonl") is not None) == fits

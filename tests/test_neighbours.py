@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import orjson
 import pytest
 
-from fsqueue import FsqueueError, Queue, names
+from fsqueue import FsqueueError, Queue, Status, names
 from fsqueue.errors import InvalidArgument
 from fsqueue.filesystem import Filesystem
 from fsqueue.upkeep import reap_trash
-from tests.support import QueueFactory, files_below
+from tests.support import QueueFactory, files_below, leftovers, log_files
 
 EVIL_IDS = [
     "../../x.0", "/etc/passwd.0", "0" * 32 + ".0\n", "0" * 32 + ".0\0", "0" * 31 + "/.0", "0" * 32 + ".-1",
@@ -27,6 +28,12 @@ def outside(tmp_path: Path) -> Path:
     (place / "precious").write_text("precious\n")
     (place / "deep" / "precious").write_text("precious\n")
     return place
+
+
+def append(path: Path, *records: dict[str, object]) -> None:
+    """Whole records at the end of a file, as any member can write them."""
+    with path.open("ab") as file:
+        file.writelines(orjson.dumps(record) + b"\n" for record in records)
 
 
 def untouched(outside: Path) -> bool:
@@ -132,20 +139,17 @@ def test_ids_from_outside_lead_nowhere(queue: Queue, text: str) -> None:
 def test_a_counter_named_in_a_log_is_one_of_the_queue(
     queue_factory: QueueFactory, outside: Path, file: str, offset: int
 ) -> None:
-    import orjson
-
     queue = queue_factory(shards=1)
     queue.insert("x")
     [task] = queue.lease()
     [log] = (queue.path / "1" / "movements").glob("*/*")
     at = queue.store.clock.now_ms() + 1
-    with log.open("ab") as records:
-        for record in (
-            {"op": "complete", "at": at, "lease": task.lease, "tasks": [[0, 1]]},
-            {"op": "finish", "at": at},
-            {"op": "count", "at": at, "file": file, "offset": offset, "count": 1},
-        ):
-            records.write(orjson.dumps(record) + b"\n")
+    append(
+        log,
+        {"op": "complete", "at": at, "lease": task.lease, "tasks": [[0, 1]]},
+        {"op": "finish", "at": at},
+        {"op": "count", "at": at, "file": file, "offset": offset, "count": 1},
+    )
     queue.close()
     assert queue.status().completed == 1
     assert all(finding.repaired for finding in queue.fsck(repair=True))
@@ -153,13 +157,58 @@ def test_a_counter_named_in_a_log_is_one_of_the_queue(
     assert untouched(outside)
 
 
+LONG_NAMES = ["p" * 300, "ä" * 130, "p" * 100_000]
+
+
+@pytest.mark.parametrize("priority", LONG_NAMES, ids=["300 bytes", "130 characters of two bytes", "100 kB"])
+@pytest.mark.parametrize("op", ["move", "lease", "unknown"])
+def test_a_name_in_a_record_that_no_file_can_have_stops_nobody(
+    queue_factory: QueueFactory, priority: str, op: str
+) -> None:
+    queue = queue_factory(shards=1)
+    queue.insert_many(["a", "b"])
+    first = queue.lease()
+    for log in log_files(queue):
+        name = f"0000000000000-{log.stem}-2-{priority}.jsonl"
+        append(log, {"op": op, "at": queue.store.clock.now_ms(), "from": name, "name": name})
+    for other in (queue, Queue(queue.path)):
+        assert len(list(other.tasks())) == 2
+        other.renew(first)
+        other.gc()
+        assert list(other.fsck(repair=True)) == []
+    queue.complete(first)
+    queue.complete(queue.lease())
+    assert queue.status() == Status(completed=2)
+    queue.gc()
+    assert leftovers(queue) == []
+
+
+def test_a_record_that_names_another_batchs_file_moves_nothing(queue_factory: QueueFactory) -> None:
+    """The other file is neither read, renamed nor replaced."""
+    queue = queue_factory(shards=1)
+    queue.insert_many(["a", "b"], batch_tasks=1)
+    other, mine = queue.lease(), queue.lease()
+    queue.close()
+    [theirs] = names.task_files_of(other[0].batch, (path.name for path in queue.path.glob("1/queue/*/*")))
+    [log] = [path for path in log_files(queue) if path.stem == mine[0].batch]
+    append(log, {"op": "move", "at": queue.store.clock.now_ms(), "from": "x", "name": str(theirs)})
+    for path in queue.path.glob("1/queue/*/*"):
+        if path.name.split("-")[1] == mine[0].batch:
+            path.unlink()
+    fresh = Queue(queue.path)
+    assert fresh.task(mine[0].id).payload is None
+    fresh.release(mine)
+    assert [task.payload for task in fresh.lease(5)] == []
+    assert fresh.task(other[0].id).payload == other[0].payload
+    fresh.complete(other)
+    assert [finding.kind for finding in fresh.fsck(repair=True)] == ["task-file-gone"]
+    assert fresh.status() == Status(completed=1, dead=1)
+
+
 @pytest.mark.parametrize("directory", ["\0", "", "..", "queue.jsonl", "a/b", ".trash", "x" * 300])
 def test_a_generation_named_in_the_settings_is_a_directory_of_the_queue(queue: Queue, directory: str) -> None:
-    import orjson
-
     queue.insert("x")
-    with (queue.path / "queue.jsonl").open("ab") as settings:
-        settings.write(orjson.dumps({"op": "generation", "at": 1, "generation": 2, "directory": directory}) + b"\n")
+    append(queue.path / "queue.jsonl", {"op": "generation", "at": 1, "generation": 2, "directory": directory})
     fresh = Queue(queue.path)
     assert fresh.generation == 1
     assert fresh.status().waiting == 1
