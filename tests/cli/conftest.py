@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -34,13 +35,20 @@ def spawn() -> Iterator[Spawn]:
     """`spawn("run", q, ...)`: starts a process; those still alive at the end are killed."""
     processes: list[subprocess.Popen[str]] = []
 
+    def hear_signals() -> None:  # as on a terminal, also when the tests themselves run under nohup or in the background
+        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
+
     def start(*arguments: Any, **options: Any) -> subprocess.Popen[str]:
         options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
         command = [sys.executable, "-m", "fsqueue_cli", *map(str, arguments)]
-        processes.append(subprocess.Popen(command, text=True, **options))
+        processes.append(subprocess.Popen(command, text=True, preexec_fn=hear_signals, **options))
         return processes[-1]
 
     yield start
     for process in processes:
         process.kill()
-        process.communicate()
+        process.wait()
+        for pipe in (process.stdin, process.stdout, process.stderr):  # not read to the end: its commands may live on
+            if pipe is not None:
+                pipe.close()
