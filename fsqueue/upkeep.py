@@ -229,21 +229,24 @@ def _history(store: Store, keep_days: int, report: GcReport) -> None:
 def reap_trash(fs: Filesystem, trash: str) -> int:
     """Remove everything in a trash directory, and beside it; how many names went.
 
-    One process at a time: the others skip it. Where a full disk has no room for the lock it is done without,
-    which is double work at the worst.
+    One process at a time: the others skip it. A tree that cannot be removed does not keep the others.
     """
     if not trees(fs, trash):
         return 0
+    removed = 0
     try:
         with _reaper(fs, trash):
-            removed = sum(fs.remove_tree(tree) for tree in trees(fs, trash))
+            for tree in trees(fs, trash):
+                try:
+                    removed += fs.remove_tree(tree)
+                except OSError as error:
+                    logger.warning("%s could not be reaped (%s); 'fsqueue gc' will try again", tree, error)
             fs.unlink(f"{trash}/{LOCK}")
-            return removed
     except filelock.Timeout:
-        return 0
-    except (OSError, NotImplementedError, RecursionError) as error:
+        pass
+    except OSError as error:
         logger.warning("the trash %s could not be reaped (%s); 'fsqueue gc' will try again", trash, error)
-        return 0
+    return removed
 
 
 def is_left_behind(fs: Filesystem, trash: str) -> bool:
@@ -261,14 +264,22 @@ def is_left_behind(fs: Filesystem, trash: str) -> bool:
 
 @contextmanager
 def _reaper(fs: Filesystem, trash: str) -> Iterator[None]:
-    """Be the only one who reaps, if the lock can be had at all; filelock.Timeout if somebody else is at it."""
+    """Be the only one who reaps; filelock.Timeout if somebody else is at it.
+
+    Where the lock cannot be had (no room for it, no locks at all, another user's left behind) it is done without,
+    which is double work at the worst.
+    """
     lock = filelock.FileLock(f"{trash}/{LOCK}", timeout=0)
     try:
         if fs.is_directory(trash):
             lock.acquire()
-    except OSError as error:
-        if error.errno not in (*FULL, errno.ENOENT):
-            raise
+    except filelock.Timeout:
+        raise
+    except (
+        OSError,
+        NotImplementedError,
+    ) as error:  # the latter is what filelock made of "no locks here" in its older versions
+        logger.info("the trash %s is reaped without a lock: %s", trash, error)
     try:
         yield
     finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import resource
 import signal
 import threading
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from fsqueue.filesystem import Filesystem, mount_of
 from fsqueue.filesystem.mounts import Mount
+from tests.support import files_below
 
 pytestmark = pytest.mark.once
 
@@ -207,6 +209,71 @@ def test_a_tree_is_removed_with_links_but_not_what_they_mean(fs: Filesystem, tmp
     assert fs.names(fs.root) == []
     assert os.listdir(tmp_path / "precious") == ["file"]
     assert fs.remove_tree(f"{fs.root}/t") == 0
+
+
+def deep(place: Path, levels: int) -> None:
+    """Directories in one another, too many for a path, with a file in each."""
+    place.mkdir()
+    here = os.open(place, os.O_RDONLY)
+    for _ in range(levels):
+        os.close(os.open("file", os.O_CREAT | os.O_WRONLY, dir_fd=here))
+        os.mkdir("directory", dir_fd=here)
+        here, above = os.open("directory", os.O_RDONLY, dir_fd=here), here
+        os.close(above)
+    os.close(here)
+
+
+def test_a_tree_of_any_depth_is_removed(fs: Filesystem, tmp_path: Path) -> None:
+    """With the descriptors and frames that a process has: 1,500 levels."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    deep(Path(fs.root) / "t", 1500)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, limits[1]))
+    try:
+        before = len(os.listdir("/proc/self/fd"))
+        assert fs.remove_tree(f"{fs.root}/t") == 3001
+        assert len(os.listdir("/proc/self/fd")) == before
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert fs.names(fs.root) == []
+
+
+def test_a_directory_that_is_moved_away_while_it_is_emptied_takes_nothing_with_it(
+    fs: Filesystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever moves it: what lies beside its new place is not touched."""
+    inner, aside = Path(fs.root) / "t" / "a" / "b", tmp_path / "aside"
+    inner.mkdir(parents=True)
+    (aside / "precious").mkdir(parents=True)
+    real = os.scandir
+
+    def scan(place: int) -> object:
+        if os.path.samestat(os.fstat(place), os.stat(inner)):
+            inner.rename(aside / "b")
+            monkeypatch.setattr(os, "scandir", real)
+        return real(place)
+
+    monkeypatch.setattr(os, "scandir", scan)
+    assert fs.remove_tree(f"{fs.root}/t") == 0
+    assert sorted(os.listdir(aside)) == ["b", "precious"]
+    assert fs.remove_tree(f"{fs.root}/t") == 2
+
+
+def test_what_may_not_be_removed_does_not_keep_the_rest(fs: Filesystem, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("t/a", "t/b/c", "t/b/d"):
+        fs.close(fs.create(f"{fs.root}/{name}"))
+    real = os.unlink
+
+    def unlink(name: str, dir_fd: int) -> None:
+        if name == "c":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), name)
+        real(name, dir_fd=dir_fd)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", unlink)
+        with pytest.raises(PermissionError):
+            fs.remove_tree(f"{fs.root}/t")
+    assert files_below(fs.root) == ["t/b/c"]
+    assert fs.remove_tree(f"{fs.root}/t") == 3
 
 
 def test_a_tree_that_somebody_adds_to_is_left_for_the_next_time(

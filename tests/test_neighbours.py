@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import orjson
 import pytest
 
 from fsqueue import FsqueueError, Queue, Status, names
+from fsqueue.clock import ManualClock
 from fsqueue.errors import InvalidArgument
 from fsqueue.filesystem import Filesystem
 from fsqueue.upkeep import reap_trash
@@ -84,9 +86,10 @@ def test_links_in_the_tree_lead_nowhere(queue_factory: QueueFactory, outside: Pa
         path.rename(queue.path.parent / "aside")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.symlink_to(outside / target)
-    use_everything(Queue(queue.path))
+    clock = ManualClock(time.time())
+    use_everything(Queue(queue.path, clock=clock))
     assert untouched(outside)
-    fresh = Queue(queue.path)
+    fresh = Queue(queue.path, clock=clock)
     assert all(finding.repaired for finding in fresh.fsck(repair=True))
     fresh.insert("afterwards")
     assert "afterwards" in [task.payload for task in fresh.lease(20)]

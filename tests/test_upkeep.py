@@ -259,6 +259,36 @@ def test_a_trash_that_cannot_be_reaped_is_reported(
     assert "could not be reaped" in caplog.text
 
 
+def test_a_tree_that_cannot_be_reaped_does_not_keep_the_others(
+    q: Queue, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b", "c"):
+        (q.path / ".trash" / name).mkdir(parents=True)
+    real = q.store.fs.remove_tree
+
+    def failing(path: str) -> int:
+        if path.endswith("/b"):
+            raise PermissionError(13, "Permission denied", path)
+        return real(path)
+
+    monkeypatch.setattr(q.store.fs, "remove_tree", failing)
+    assert found(q) == {"trash_reaped": 2}
+    assert os.listdir(q.path / ".trash") == ["b"]
+    assert "/b could not be reaped" in caplog.text
+
+
+@pytest.mark.parametrize("error", [PermissionError(13, "Permission denied"), NotImplementedError("no flock")])
+def test_where_the_reapers_lock_cannot_be_had_it_is_done_without(
+    q: Queue, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def refuse(self: filelock.FileLock) -> None:
+        raise error
+
+    (q.path / ".trash" / "tree").mkdir(parents=True)
+    monkeypatch.setattr(filelock.FileLock, "acquire", refuse)
+    assert found(q) == {"trash_reaped": 1}
+
+
 def test_touching_refreshes_the_files_of_waiting_tasks(q: Queue) -> None:
     q.insert_many(range(3), batch_tasks=1)
     paths = list((q.path / "1" / "queue").glob("*/*"))

@@ -14,7 +14,9 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from fsqueue.clock import Clock, Entropy
+from fsqueue.filesystem import trees
 from fsqueue.filesystem.locks import DescriptionLocks, ProcessLocks, description_locks_work
+from fsqueue.filesystem.trees import DIRECTORY_FLAGS
 
 T = TypeVar("T")
 
@@ -34,7 +36,6 @@ every time."""
 
 SMALL_READ_BYTES, READ_BYTES = 1 << 16, 1 << 20
 """Most files are small, and a large buffer is not for free; only what goes on is read in large pieces."""
-DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 VETTED_S = 1.0
 """How long a directory is trusted to be no symbolic link, once it was looked at."""
 LOOK_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -350,9 +351,10 @@ class Filesystem:
         return os.statvfs(path)
 
     def remove_tree(self, path: str) -> int:
-        """Remove a directory and all below it, in one pass and bounded memory; the number of names removed.
+        """Remove a directory and all below it, in one pass, however deep; the number of names removed.
 
-        By descriptors, so that a link that somebody puts in a directory's place is removed, and not followed.
+        A link that somebody puts in a directory's place is removed, and not followed. What one may not remove does
+        not keep the rest: the error is raised at the end.
         """
         holder, _, name = path.rpartition("/")
         self._vet(holder)
@@ -361,7 +363,7 @@ class Filesystem:
         except FileNotFoundError:
             return 0
         try:
-            return _remove(name, within)
+            return trees.remove(name, within)
         finally:
             os.close(within)
 
@@ -401,41 +403,3 @@ def _kind(entry: os.DirEntry[str]) -> str:
     if entry.is_dir(follow_symlinks=False):
         return "directory"
     return "file" if entry.is_file(follow_symlinks=False) else "other"
-
-
-def _remove(name: str, within: int) -> int:
-    """Remove a name, and what is below it if it is a directory."""
-    removed = 0
-    try:
-        try:
-            fd = os.open(name, DIRECTORY_FLAGS | os.O_NOFOLLOW, dir_fd=within)
-        except OSError as error:
-            if error.errno not in (errno.ENOTDIR, errno.ELOOP):
-                raise
-            os.unlink(name, dir_fd=within)
-            return 1
-        try:
-            with os.scandir(fd) as entries:
-                for entry in entries:
-                    if entry.is_dir(follow_symlinks=False):
-                        removed += _remove(entry.name, fd)
-                    else:
-                        removed += _unlink(entry.name, fd)
-        finally:
-            os.close(fd)
-        os.rmdir(name, dir_fd=within)
-        return removed + 1
-    except FileNotFoundError:
-        return removed
-    except OSError as error:
-        if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ESTALE):
-            return removed  # somebody still adds to it (or an open file lingers, on NFS): the next reaping takes it
-        raise
-
-
-def _unlink(name: str, within: int) -> int:
-    try:
-        os.unlink(name, dir_fd=within)
-        return 1
-    except FileNotFoundError:
-        return 0
