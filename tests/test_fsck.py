@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +26,19 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
+def tmp_path(tmp_path: Path) -> Iterator[Path]:
+    """In memory, where there is any: hundreds of queues are made and removed, and none has to survive."""
+    if not os.access("/dev/shm", os.W_OK):
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="fsqueue-test-") as directory:
+        yield Path(directory)
+
+
+@pytest.fixture
 def q(queue_factory: QueueFactory, clock: ManualClock) -> Queue:
-    return build(queue_factory, clock)
-
-
-def build(queue_factory: QueueFactory, clock: ManualClock, name: str = "q") -> Queue:
     """Tasks in every state: two finished, two dead, four held, the others waiting; all in batches of two."""
-    queue = Queue(queue_factory(name, shards=4, backoff_s=(0, 0), durability="none").path, clock=clock)
+    queue = Queue(queue_factory(shards=4, backoff_s=(0, 0), durability="none").path, clock=clock)
     queue.insert_many(["done 0", "done 1"], batch_tasks=2)
     queue.complete(queue.lease(2))
     queue.insert_many(["dead 0", "dead 1"], batch_tasks=2)
@@ -188,52 +196,27 @@ def letters_that_were_lost(queue: Queue, clock: ManualClock) -> set[str]:
     return set()
 
 
-@damage("torn-line")
-def a_torn_log(queue: Queue, clock: ManualClock) -> set[str]:
-    append(log_of(queue, held_file(queue)), b'{"op":"complete"')
-    return set()
+APPENDED_TO: dict[str, Callable[[Queue], Path]] = {
+    "the log": lambda queue: log_of(queue, held_file(queue)),
+    "the letters": lambda queue: next((base(queue) / "dead").iterdir()),
+    "the history": lambda queue: next((base(queue) / "history").glob("*/*")),
+    "the settings": lambda queue: queue.path / "queue.jsonl",
+}
+APPENDED = {"torn-line": b'{"op":"complete"', "damaged-line": b'\x00\xff\n[1,2]\nx\n{"batch":1}\n'}
 
 
-@damage("torn-line")
-def torn_letters(queue: Queue, clock: ManualClock) -> set[str]:
-    append(next((base(queue) / "dead").iterdir()), b'{"op":"dea')
-    return set()
+def appending(place: str, data: bytes) -> Damage:
+    def act(queue: Queue, clock: ManualClock) -> set[str]:
+        append(APPENDED_TO[place](queue), data)
+        return set()
+
+    act.__name__ = f"in {place}"
+    return act
 
 
-@damage("torn-line")
-def torn_history(queue: Queue, clock: ManualClock) -> set[str]:
-    append(next((base(queue) / "history").glob("*/*")), b'{"batch"')
-    return set()
-
-
-@damage("torn-line")
-def torn_settings(queue: Queue, clock: ManualClock) -> set[str]:
-    append(queue.path / "queue.jsonl", b'{"op":"closed"')
-    return set()
-
-
-@damage("damaged-line")
-def garbage_in_a_log(queue: Queue, clock: ManualClock) -> set[str]:
-    append(log_of(queue, held_file(queue)), b'\x00\xff\n[1,2]\nx\n{"op":"complete"}\n')
-    return set()
-
-
-@damage("damaged-line")
-def garbage_among_letters(queue: Queue, clock: ManualClock) -> set[str]:
-    append(next((base(queue) / "dead").iterdir()), b"garbage\nmore\n")
-    return set()
-
-
-@damage("damaged-line")
-def garbage_in_the_history(queue: Queue, clock: ManualClock) -> set[str]:
-    append(next((base(queue) / "history").glob("*/*")), b'{"batch":1}\n{}\nx\n')
-    return set()
-
-
-@damage("damaged-line")
-def garbage_in_the_settings(queue: Queue, clock: ManualClock) -> set[str]:
-    append(queue.path / "queue.jsonl", b"garbage\n")
-    return set()
+for _kind, _data in APPENDED.items():
+    for _place in APPENDED_TO:
+        damage(_kind)(appending(_place, _data))
 
 
 @damage("staged-file")
@@ -446,7 +429,7 @@ def a_file_for_a_directory(queue: Queue, clock: ManualClock) -> set[str]:
 
 @damage("link")
 def links_for_everything(queue: Queue, clock: ManualClock) -> set[str]:
-    outside = queue.path.parent / f"outside of {queue.path.name}"
+    outside = queue.path.parent / "outside"
     outside.mkdir()
     (outside / "precious").write_text("precious")
     path = waiting_file(queue)
@@ -514,24 +497,29 @@ def test_damage_is_found_explained_and_repaired(q: Queue, clock: ManualClock, ki
     assert kind in kinds(mended)
     assert all(finding.repaired for finding in mended), mended
     check_mended(q, clock, lost)
+    check_outside(q)
 
 
 @pytest.mark.parametrize(("kind", "action"), EACH)
 def test_a_repair_that_dies_at_any_step_is_repeated(
-    queue_factory: QueueFactory, clock: ManualClock, kind: str, action: Damage
+    q: Queue, tmp_path: Path, clock: ManualClock, kind: str, action: Damage
 ) -> None:
-    lost: list[set[str]] = []
+    lost = action(q, clock)
+    q.close()
+    now_s = clock.now_s
 
     def damaged(number: int) -> Queue:
-        queue = build(queue_factory, clock, f"q{number}")
-        lost.append(action(queue, clock))
-        queue.close()
-        return queue
+        clock.now_s = now_s
+        copy = tmp_path / str(number) / q.path.name
+        copy.parent.mkdir()
+        subprocess.run(["cp", "-a", q.path, copy], check=True)
+        return Queue(copy, clock=clock)
 
     for where, queue in crashes(damaged, lambda worker: list(worker.fsck(repair=True)), clock):
         left = list(queue.fsck(repair=True))
         assert all(finding.repaired for finding in left), (where, left)
-        check_mended(queue, clock, lost[-1])
+        check_mended(queue, clock, lost)
+    check_outside(q)
 
 
 def check_mended(q: Queue, clock: ManualClock, lost: set[str]) -> None:
@@ -551,7 +539,11 @@ def check_mended(q: Queue, clock: ManualClock, lost: set[str]) -> None:
     if "all" not in lost:
         assert after.inserted == 14 + len(extra - {"dead 0", "dead 1"}) + ("given up" in lost)
     assert list(q.fsck()) == []
-    outside = q.path.parent / f"outside of {q.path.name}"
+
+
+def check_outside(q: Queue) -> None:
+    """What links have led to is as it was."""
+    outside = q.path.parent / "outside"
     assert not outside.exists() or [path.read_text() for path in outside.iterdir()] == ["precious"]
 
 
