@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -111,16 +112,15 @@ class CrashingFilesystem(Filesystem):
 
 
 def crashes(build: Callable[[int], Queue], act: Callable[[Queue], object], clock: Clock) -> Iterator[tuple[str, Queue]]:
-    """Do `act` on fresh queues of `build(number)`, dying at each of its steps in turn, before it and half-way.
+    """Do `act` on fresh queues of `build(number)`, dying at each of its steps in turn: before it, and half-way in writes.
 
-    Yields what died where, and the queue that `build` made, for a look at what is left. The last
-    time around nothing dies.
+    Yields what died where, and the queue that `build` made, for a look at what is left. Once nothing dies.
     """
-    number = 0
+    number, writes = 0, []
     for torn in (False, True):
-        at = 0
-        while True:
-            at, number = at + 1, number + 1
+        steps: Iterable[int] = writes if torn else itertools.count(1)
+        for at in steps:
+            number += 1
             queue = build(number)
             fs = CrashingFilesystem(str(queue.path), at=at, torn=torn)
             worker = Queue(queue.path, filesystem=fs, clock=clock)
@@ -130,8 +130,10 @@ def crashes(build: Callable[[int], Queue], act: Callable[[Queue], object], clock
                 assert fs.dead
             fs.bury()
             where = f"step {at} ({fs.log[-1] if fs.log else 'none'}), torn={torn}"
+            if fs.dead and not torn and fs.log[-1] in ("write", "pwrite"):
+                writes.append(at)
             yield where, queue
-            if not fs.dead:
+            if not fs.dead and not torn:
                 break
 
 
