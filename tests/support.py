@@ -112,7 +112,7 @@ class CrashingFilesystem(Filesystem):
 
 
 def crashes(build: Callable[[int], Queue], act: Callable[[Queue], object], clock: Clock) -> Iterator[tuple[str, Queue]]:
-    """Do `act` on fresh queues of `build(number)`, dying at each of its steps in turn: before it, and half-way in writes.
+    """Do `act` on fresh queues of `build(number)`, dying at each of its steps: before it, and half-way in writes.
 
     Yields what died where, and the queue that `build` made, for a look at what is left. Once nothing dies.
     """
