@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -17,7 +18,11 @@ import pytest
 from fsqueue import Finding, LeaseLost, Queue, Status, counters, finishing, staging, upkeep
 from fsqueue.clock import ManualClock
 from fsqueue.fsck.findings import KINDS
+from tests.concurrency.processes import Child
+from tests.concurrency.trapped import trapped
 from tests.support import BATCH_TASKS_MAX, Crash, QueueFactory, age_staging, counted, crashes, files_below, log_files
+
+NOBODY = 65534
 
 
 @pytest.fixture
@@ -478,6 +483,7 @@ EACH = [
 
 
 def test_every_kind_has_its_damage() -> None:
+    """And `no-access`, which no change of the files brings about, its own tests."""
     assert DAMAGES.keys() | {"no-access"} == KINDS.keys()
 
 
@@ -545,6 +551,71 @@ def check_outside(q: Queue) -> None:
     """What links have led to is as it was."""
     outside = q.path.parent / "outside"
     assert not outside.exists() or [path.read_text() for path in outside.iterdir()] == ["precious"]
+
+
+BARRED: dict[str, Callable[[Queue], Path]] = {
+    "a task file": held_file,
+    "a log": lambda queue: log_files(queue)[0],
+    "a shard": lambda queue: held_file(queue).parent,
+    "the task files": lambda queue: base(queue) / "queue",
+    "the logs": lambda queue: base(queue) / "movements",
+    "letters": lambda queue: next((base(queue) / "dead").iterdir()),
+    "a day": lambda queue: next((base(queue) / "history").iterdir()),
+    "a shard's history": lambda queue: next((base(queue) / "history").glob("*/*")),
+    "a counter": lambda queue: cut_counter(queue),
+    "the staging": lambda queue: base(queue) / "staging",
+    "everything": base,
+}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize("repair", [False, True], ids=["look", "repair"])
+@pytest.mark.parametrize("what", BARRED)
+def test_what_may_not_be_read_is_a_finding_and_the_rest_is_checked_all_the_same(
+    q: Queue, clock: ManualClock, what: str, repair: bool
+) -> None:
+    barred = BARRED[what](q)
+    append(q.path / "queue.jsonl", b"garbage\n")
+    for place in (q.path, *q.path.rglob("*")):
+        os.chown(place, NOBODY, NOBODY)
+    for above in (q.path.parent, q.path.parent.parent):
+        above.chmod(above.stat().st_mode | 0o005)
+    mode = barred.stat().st_mode
+    barred.chmod(0)
+
+    def check() -> list[list[Any]]:
+        os.setgroups([])
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
+        return [[f.kind, f.path, f.repaired] for f in Queue(q.path, clock=clock).fsck(repair=repair)]
+
+    child = Child(check)
+    try:
+        assert sorted(child.result()) == [
+            ["damaged-line", "queue.jsonl", repair],
+            ["no-access", str(barred.relative_to(q.path)), False],
+        ]
+    finally:
+        child.close()
+        barred.chmod(mode)
+    assert all(finding.repaired for finding in q.fsck(repair=True))
+    check_mended(q, clock, set())
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.EACCES])
+def test_what_the_disk_does_not_give_back_is_a_finding(q: Queue, clock: ManualClock, code: int) -> None:
+    """Wherever it begins to fail: fsck comes to its end, and says what could not be read."""
+    failing = waiting_file(q)
+
+    def trap(step: str, call: Callable[..., Any], *args: Any) -> Any:
+        if step == "look" and args[0] == str(failing):
+            raise OSError(code, os.strerror(code), str(failing))
+        return call(*args)
+
+    found = list(trapped(q, trap).fsck(repair=True))
+    assert [(finding.kind, finding.note) for finding in found] == [("no-access", os.strerror(code))]
+    assert "ask its owner" in found[0].repair
+    check_mended(q, clock, set())
 
 
 def test_a_sound_queue_has_no_findings(q: Queue, clock: ManualClock) -> None:

@@ -8,7 +8,9 @@ from functools import partial
 
 from fsqueue import batch as batches
 from fsqueue import deadletters, history, jsonl, movements, names, taskfiles, upkeep
+from fsqueue.filesystem import NOT_FILES
 from fsqueue.fsck import recount
+from fsqueue.fsck.access import guarded, no_access
 from fsqueue.fsck.findings import Finding, Suspect, found
 from fsqueue.fsck.repair import Repair, held, unreadable
 from fsqueue.ledger import AVAILABLE, DEAD, LEASED, Ledger
@@ -129,6 +131,14 @@ class ShardCheck:
     def suspects(self) -> Iterator[Suspect]:
         """All that looks wrong, batches first."""
         layout = self.store.layout
+        yield from guarded(self.store, f"{layout.tasks}/{self.shard}", self._batches())
+        yield from guarded(self.store, layout.dead(self.shard), self._lines(layout.dead(self.shard), jsonl.is_object))
+        yield from guarded(self.store, layout.history_days, self._history())
+
+    # -- batches ------------------------------------------------------------------------------------
+
+    def _batches(self) -> Iterator[Suspect]:
+        layout = self.store.layout
         files: dict[str, list[TaskFileName]] = {}
         for text, kind in self.store.fs.entries(f"{layout.tasks}/{self.shard}"):
             name = names.parse_task_file(text) if kind == "file" else None
@@ -141,10 +151,6 @@ class ShardCheck:
         }
         for batch in sorted(files.keys() | logs):
             yield from self._batch(batch, files.get(batch, []), batch in logs)
-        yield from self._lines(layout.dead(self.shard), jsonl.is_object)
-        yield from self._history()
-
-    # -- batches ------------------------------------------------------------------------------------
 
     def _batch(self, batch: str, there: list[TaskFileName], has_log: bool) -> Iterator[Suspect]:
         store = self.store
@@ -159,7 +165,7 @@ class ShardCheck:
         except FileNotFoundError:  # finished meanwhile
             return
         except OSError as error:
-            yield self._no_access(path, error)
+            yield no_access(store, path, error)
             return
         for finding in findings:
             yield Suspect(
@@ -167,18 +173,6 @@ class ShardCheck:
                 partial(self._again, batch, finding.kind),
                 partial(self._mend, batch, finding, there),
             )
-
-    def _no_access(self, path: str, error: OSError) -> Suspect:
-        def is_so() -> bool:
-            try:
-                self.store.fs.read(path)
-                return False
-            except FileNotFoundError:
-                return False
-            except OSError:
-                return True
-
-        return Suspect(found(self.store, "no-access", path, note=str(error.strerror)), is_so, lambda: None)
 
     def _again(self, batch: str, kind: str) -> bool:
         """A second look, under the lock of the log if there is one."""
@@ -322,10 +316,10 @@ def lines(store: Store, repair: Repair, path: str, is_sound: Callable[[bytes], b
 
     try:
         first = unlocked()
-    except FileNotFoundError:
-        return
-    except OSError:
-        return  # what it is instead of a file was told by its name
+    except OSError as error:
+        if error.errno in (errno.ENOENT, *NOT_FILES):
+            return  # what it is instead of a file was told by its name
+        raise
     for kind, count in first.items():
         yield Suspect(
             found(store, kind, path, note=f"{count} line(s)" if kind == "damaged-line" else ""),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from fsqueue import counters, deadletters, names, upkeep
+from fsqueue.fsck.access import guarded
 from fsqueue.fsck.findings import Suspect, found
 from fsqueue.fsck.repair import Repair
 from fsqueue.layout import DOCTOR
@@ -31,17 +32,26 @@ class _Places:
         self.shards = set(names.all_shards(self.layout.shards))
 
     def all(self) -> Iterator[Suspect]:
-        yield from self._top()
-        yield from self._walk(self.layout.base, dict.fromkeys(PARTS, "directory").get)
-        for part, right in ((self.layout.tasks, self._task_file), (self.layout.logs, self._log)):
-            yield from self._shards(part, right)
-        yield from self._walk(f"{self.layout.base}/completions", _number)
-        yield from self._walk(f"{self.layout.base}/dead", self._shard_file)
-        yield from self._walk(self.layout.history_days, lambda name: "directory" if names.is_day(name) else None)
-        for day in self.store.fs.names(self.layout.history_days):
+        layout = self.layout
+        parts = {
+            self.store.path: self._top(),
+            layout.base: self._walk(layout.base, dict.fromkeys(PARTS, "directory").get),
+            layout.tasks: self._shards(layout.tasks, self._task_file),
+            layout.logs: self._shards(layout.logs, self._log),
+            f"{layout.base}/completions": self._walk(f"{layout.base}/completions", _number),
+            f"{layout.base}/dead": self._walk(f"{layout.base}/dead", self._shard_file),
+            layout.history_days: self._history(),
+            layout.staging: self._staging(),
+        }
+        for place, suspects in parts.items():
+            yield from guarded(self.store, place, suspects)
+
+    def _history(self) -> Iterator[Suspect]:
+        days = self.layout.history_days
+        yield from self._walk(days, lambda name: "directory" if names.is_day(name) else None)
+        for day in self.store.fs.names(days):
             if names.is_day(day):
-                yield from self._walk(f"{self.layout.history_days}/{day}", self._shard_file)
-        yield from self._staging()
+                yield from self._walk(f"{days}/{day}", self._shard_file)
 
     # -- the top ----------------------------------------------------------------------------------
 

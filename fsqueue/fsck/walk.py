@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from fsqueue import jsonl, names
 from fsqueue.errors import LockTimeout
 from fsqueue.fsck import checks, places
+from fsqueue.fsck.access import guarded, no_access
 from fsqueue.fsck.findings import Finding, Suspect
 from fsqueue.fsck.repair import Repair, StillHeld
 from fsqueue.store import Store
@@ -34,12 +35,15 @@ def fsck(store: Store, repair: bool, progress: Progress | None = None) -> Iterat
     while True:
         store.refresh(now=True)
         layout = store.layout
+        barred: set[str] = set()
         for suspect in _suspects(store, Repair(store), progress):
             store.refresh(now=True)
             if store.layout is not layout:
                 break
             finding = _settle(store, suspect, repair)
-            if finding is not None:
+            if finding is not None and finding.path not in barred:
+                if finding.kind == "no-access":
+                    barred.add(finding.path)  # other parts may meet it again
                 yield finding
         else:
             store.refresh(now=True)
@@ -49,7 +53,8 @@ def fsck(store: Store, repair: bool, progress: Progress | None = None) -> Iterat
 
 def _suspects(store: Store, repair: Repair, progress: Progress | None) -> Iterator[Suspect]:
     shards = names.all_shards(store.layout.shards)
-    yield from checks.lines(store, repair, store.layout.settings_file, jsonl.is_object)
+    settings = store.layout.settings_file
+    yield from guarded(store, settings, checks.lines(store, repair, settings, jsonl.is_object))
     yield from places.check(store, repair)
     for done, shard in enumerate(shards):
         if progress is not None:
@@ -68,6 +73,8 @@ def _settle(store: Store, suspect: Suspect, repair: bool) -> Finding | None:
     except LockTimeout as error:
         logger.warning("%s was passed over: %s", finding.path, error)
         return None
+    except OSError as error:
+        return no_access(store, f"{store.path}/{finding.path}", error).finding
     for _ in range(TRIES if repair else 0):
         try:
             suspect.mend()
