@@ -42,6 +42,10 @@ def tmp_path(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def q(queue_factory: QueueFactory, clock: ManualClock) -> Queue:
+    return build(queue_factory, clock)
+
+
+def build(queue_factory: QueueFactory, clock: ManualClock) -> Queue:
     """Tasks in every state: two finished, two dead, four held, the others waiting; all in batches of two."""
     queue = Queue(queue_factory(shards=4, backoff_s=(0, 0), durability="none").path, clock=clock)
     queue.insert_many(["done 0", "done 1"], batch_tasks=2)

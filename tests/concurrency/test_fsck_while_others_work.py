@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 
 from fsqueue import LeaseLost, Queue
+from fsqueue.clock import Clock, ManualClock
 from tests.concurrency.books import check_drained, drain
-from tests.concurrency.processes import Child, children
+from tests.concurrency.processes import Child, children, together
+from tests.support import counted
+from tests.test_fsck import EACH, WORK, Damage, build
 
 QueueFactory = Callable[..., Queue]
 
@@ -75,4 +78,54 @@ def test_while_eight_work(queue_factory: QueueFactory, killing: bool) -> None:
     assert list(queue.fsck()) == []
     drain(queue, patience_s=4)
     check_drained(queue, staged_leftovers=64)
+    assert list(queue.fsck()) == []
+
+
+LATER_MS = 100_000_000
+"""When all leases have run out that a damaged queue was left with."""
+
+
+def clock_of_later() -> Clock:
+    clock = Clock()
+    clock.offset_ms = LATER_MS
+    return clock
+
+
+def mend(path: Path) -> int:
+    """Check and repair twice; how much was found. What one finds busy, the other is at."""
+    queue = Queue(path, clock=clock_of_later())
+    return sum(1 for _ in range(2) for _ in queue.fsck(repair=True))
+
+
+def work_off(path: Path) -> list[str]:
+    """Complete what can be had, one by one, for as long as the repairs may take."""
+    queue, done = Queue(path, clock=clock_of_later()), []
+    for _ in range(15):
+        for task in queue.lease(1, wait_s=0.02):
+            task.complete()
+            done.append(task.payload)
+    return done
+
+
+@pytest.mark.parametrize(("kind", "action"), EACH)
+def test_two_repairs_at_once_while_others_work(queue_factory: QueueFactory, kind: str, action: Damage) -> None:
+    """Nothing is lost but what the damage took, the counts add up, and nothing is left to find."""
+    clock = ManualClock(time.time())
+    queue = build(queue_factory, clock)
+    lost = action(queue, clock)
+    path = queue.path
+    queue.close()
+    _, _, one, two = together((mend, path), (mend, path), (work_off, path), (work_off, path))
+    queue = Queue(path, clock=clock_of_later())
+    assert all(finding.repaired for finding in queue.fsck(repair=True))
+    assert list(queue.fsck()) == []
+    done = one + two + drain(queue, patience_s=4)
+    extra = {payload.removeprefix("+") for payload in lost if payload.startswith("+")}
+    wanted = (set(WORK) if "all" not in lost else set()) - lost | extra
+    assert wanted <= set(done)
+    assert set(done) <= wanted | lost | {"dead 0", "dead 1"}
+    status = queue.status()
+    assert status.drained
+    assert status.completed == counted(queue)
+    assert status.dead == len(list(queue.dead()))
     assert list(queue.fsck()) == []
