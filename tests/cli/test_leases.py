@@ -149,7 +149,7 @@ def test_a_task_whose_line_cannot_be_written_is_put_back(spawn: Spawn, queue: Qu
     with open("/dev/full", "w") as full:
         process = spawn("lease", queue.path, "-n", 3, stdout=full)
         assert "No space left on device" in process.communicate(timeout=60)[1]
-    assert process.returncode == 1
+    assert process.returncode == 7
     assert queue.status().waiting == 5
 
 

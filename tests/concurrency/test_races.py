@@ -7,6 +7,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -353,41 +354,48 @@ def test_workers_in_the_middle_of_a_purge(queue: Queue) -> None:
     assert len(check_drained(queue)[0]) == 100
 
 
-def test_deleting_while_others_work_and_insert(queue_factory: QueueFactory) -> None:
+def test_deleting_while_others_work_and_insert(queue_factory: QueueFactory, tmp_path: Path) -> None:
     """Everybody gets a clear error within about a second, and the queue does not come back to life."""
+
+    def begin(queue: Queue) -> Queue:
+        mine = Queue(queue.path)
+        (tmp_path / f"{queue.path.name}.{os.getpid()}").touch()
+        return mine
+
+    def work(queue: Queue) -> str:
+        mine = begin(queue)
+        deadline = time.monotonic() + 20
+        try:
+            while time.monotonic() < deadline:
+                for task in mine.lease(3, wait_s=0.05):
+                    try:
+                        task.complete()
+                    except LeaseLost:
+                        pass
+        except QueueNotFound:
+            return "not found"
+        return "never noticed"
+
+    def insert(queue: Queue) -> str:
+        mine = begin(queue)
+        try:
+            for step in range(100_000):
+                mine.insert(step)
+        except QueueNotFound:
+            return "not found"
+        return "never noticed"
+
     for lap in range(4):
         queue = queue_factory(f"q{lap}")
         queue.insert_many(range(500), batch_tasks=10)
-
-        def work(queue: Queue = queue) -> str:
-            mine = Queue(queue.path)
-            deadline = time.monotonic() + 20
-            try:
-                while time.monotonic() < deadline:
-                    for task in mine.lease(3, wait_s=0.05):
-                        try:
-                            task.complete()
-                        except LeaseLost:
-                            pass
-            except QueueNotFound:
-                return "not found"
-            return "never noticed"
-
-        def insert(queue: Queue = queue) -> str:
-            mine = Queue(queue.path)
-            try:
-                for step in range(100_000):
-                    mine.insert(step)
-            except QueueNotFound:
-                return "not found"
-            return "never noticed"
-
-        with children((work,), (work,), (insert,)) as others:
-            time.sleep(0.03 + 0.02 * lap)
-            begin = time.monotonic()
+        with children((work, queue), (work, queue), (insert, queue)) as others:
+            while len(list(tmp_path.glob(f"q{lap}.*"))) < len(others):
+                time.sleep(0.001)
+            time.sleep(0.02 * lap)
+            deleted = time.monotonic()
             queue.delete(wait=True)
             assert [child.result() for child in others] == ["not found"] * 3
-            assert time.monotonic() - begin < 8
+            assert time.monotonic() - deleted < 8
         assert not os.path.exists(queue.path)
         with pytest.raises(QueueNotFound):
             Queue(queue.path)
