@@ -55,7 +55,7 @@ STATES = {
 }
 
 
-@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE])
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.EBADF])
 @pytest.mark.parametrize("done", [False, True])
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_verb_finds_out_what_became_of_its_record(

@@ -29,10 +29,10 @@ LOCAL_PAUSES_S, SHARED_PAUSES_S = (0.00005, 0.001), (0.0005, 0.02)
 NOT_FILES = (errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.ESPIPE, errno.ENOTDIR, errno.ENODEV)
 """What the system says of directories, links and pipes where a file should be: strays, passed by."""
 
-LOST = (errno.ESTALE, errno.EIO)
+LOST = (errno.ESTALE, errno.EIO, errno.EBADF)
 """What a network filesystem says of an open file that was removed elsewhere, or whose lock the server knows no longer,
-because it has restarted or this host was cut off. Opened anew, the file tells what became of it. A broken disk says so
-every time."""
+because it has restarted or this host was cut off (EBADF: nor that the file was open). Opened anew, the file tells what
+became of it. A broken disk says so every time."""
 
 SMALL_READ_BYTES, READ_BYTES = 1 << 16, 1 << 20
 """Most files are small, and a large buffer is not for free; only what goes on is read in large pieces."""
