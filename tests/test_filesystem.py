@@ -57,6 +57,19 @@ def test_a_stale_handle_means_gone_after_a_second_look(fs: Filesystem, monkeypat
         fs.look(f"{fs.root}/file")
 
 
+def test_a_file_that_is_removed_while_it_is_read_is_gone(fs: Filesystem) -> None:
+    path = f"{fs.root}/file"
+    Path(path).write_text("content")
+
+    def removed_meanwhile(fd: int, size: int, offset: int) -> bytes:
+        os.unlink(path)
+        raise OSError(errno.ESTALE, "Stale file handle")  # as an NFS 3 client says
+
+    fs.pread = removed_meanwhile
+    with pytest.raises(FileNotFoundError):
+        fs.read(path)
+
+
 def test_a_file_that_is_delegated_to_an_nfs_client_is_called_back(fs: Filesystem) -> None:
     # What a file server has on its own disk for a client's delegation is a lease, in the sense of fcntl.
     path = f"{fs.root}/file"

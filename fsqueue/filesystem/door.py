@@ -164,12 +164,16 @@ class Filesystem:
             return action()
 
     def read(self, path: str) -> bytes:
-        """The content of `path`, by a fresh look; FileNotFoundError when it is gone."""
-        fd = self.look(path)
-        try:
-            return self.read_from(fd, 0)
-        finally:
-            self.close(fd)
+        """The content of `path`, by a fresh look; FileNotFoundError when it is gone, be it while it is read (NFS 3)."""
+
+        def from_the_start() -> bytes:
+            fd = self.look(path)
+            try:
+                return self.read_from(fd, 0)
+            finally:
+                self.close(fd)
+
+        return asking_again(from_the_start)
 
     def read_from(self, fd: int, offset: int) -> bytes:
         """All bytes of an open file from `offset` on."""
