@@ -297,3 +297,32 @@ def test_a_host_without_locks_says_so_and_both_come_to_an_end(place: str) -> Non
     findings = hosts(place, no_locks, good(place))
     assert verdicts(findings)["locks"] == UNFIT
     assert "not implemented" in findings[0].seen
+
+
+class LateLister(Filesystem):
+    """A listing misses what was made last, until a change of one's own makes the client ask (NFS 3)."""
+
+    news: tuple[str, ...] = ()
+
+    def names(self, directory: str) -> list[str]:
+        return [name for name in super().names(directory) if name not in self.news]
+
+    def create(self, path: str, sync: bool = False) -> int:
+        self.news = (os.path.basename(path),)
+        return super().create(path, sync)
+
+    def unlink(self, path: str) -> bool:
+        self.news = ()
+        return super().unlink(path)
+
+
+def test_what_an_old_listing_does_not_show_is_removed_all_the_same(place: str) -> None:
+    one = party(place, LateLister(place, shared=False))
+    with pytest.raises(PartnerLost):
+        meet(one, "one", 0.1)
+    one.partner = "b"
+    one.send({})
+    one.send({})
+    one.partner = ""
+    one.close()
+    assert os.listdir(f"{place}/join") == []

@@ -211,9 +211,10 @@ class Rendezvous:
                 pass
 
     def _remove_all(self, party: str) -> None:
-        for name in self.fs.names(self.directory):
-            if name.startswith(f"{party}."):
-                self._remove(name)
+        for _ in range(2):  # an NFS 3 client may list what is old; but not after a change of its own
+            for name in self.fs.names(self.directory):
+                if name.startswith(f"{party}."):
+                    self._remove(name)
 
     def _remove(self, name: str) -> None:
         try:
