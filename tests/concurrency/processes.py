@@ -7,6 +7,7 @@ that every test of this kind is a test of forking, too. A child dies with its pa
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import json
 import os
 import select
@@ -14,14 +15,19 @@ import signal
 import sys
 import time
 import traceback
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 _libc = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
 PATIENCE_S = 60.0
 """No child of these tests has a reason to live longer."""
+_TELL = signal.SIGUSR2
+"""What a child answers with its Python stacks."""
+_TELLING_S = 0.3
 
 
 class Child:
@@ -29,6 +35,7 @@ class Child:
 
     def __init__(self, action: Callable[..., Any], *args: Any) -> None:
         self._report = os.memfd_create("report")
+        self._stacks = os.memfd_create("stacks")
         self.status: int | None = None
         sys.stdout.flush()
         sys.stderr.flush()
@@ -36,11 +43,14 @@ class Child:
         self.pid = os.fork()
         if not self.pid:
             self._live(parent, action, args)
+        _started.add(self)
 
     def _live(self, parent: int, action: Callable[..., Any], args: tuple[Any, ...]) -> None:
         status = 1
         try:
             _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            _started.clear()  # they are its siblings
+            faulthandler.register(_TELL, self._stacks)
             if os.getppid() == parent:
                 os.write(self._report, json.dumps(action(*args)).encode())
                 status = 0
@@ -58,7 +68,7 @@ class Child:
                 ended = select.poll()
                 ended.register(handle, select.POLLIN)
                 if not ended.poll(timeout_s * 1000):
-                    raise TimeoutError(f"process {self.pid} is still running after {timeout_s:g} s")
+                    raise TimeoutError(f"process {self.pid} is still running after {timeout_s:g} s\n{what_they_do()}")
             finally:
                 os.close(handle)
             self.status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
@@ -83,6 +93,16 @@ class Child:
                 return
             time.sleep(pause_s)
         raise TimeoutError(f"process {self.pid} did not stop within {timeout_s:g} s")
+
+    def stacks(self) -> str:
+        """Where it is just now, in Python and in the kernel. (Who waits in the kernel may not answer for Python.)"""
+        if not self.running:
+            return f"process {self.pid} has ended with {self.status}"
+        before = os.fstat(self._stacks).st_size
+        self.signal(_TELL)
+        time.sleep(_TELLING_S)
+        told = os.pread(self._stacks, 1 << 16, before).decode("utf-8", "replace")
+        return f"process {self.pid} ({in_the_kernel(self.pid)}):\n{told or 'no answer'}"
 
     def report(self) -> str:
         """What it has written: its result, or its traceback."""
@@ -109,7 +129,30 @@ class Child:
         if self._report >= 0:
             self.kill()
             os.close(self._report)
-            self._report = -1
+            os.close(self._stacks)
+            self._report = self._stacks = -1
+
+
+_started: weakref.WeakSet[Child] = weakref.WeakSet()
+
+
+def what_they_do() -> str:
+    """What each living child of this process does, and which locks there are: for the message of a failure."""
+    children = sorted((child for child in _started if child.running), key=lambda child: child.pid)
+    locks = Path("/proc/locks").read_text()
+    return "\n".join([*(child.stacks() for child in children), f"/proc/locks:\n{locks}"])
+
+
+def in_the_kernel(pid: int) -> str:
+    """State of a process, and where in the kernel it waits, as far as one may know."""
+    told = []
+    for part in ("stat", "wchan", "stack"):
+        try:
+            found = Path(f"/proc/{pid}/{part}").read_text()
+        except OSError:
+            continue
+        told.append(found.rpartition(") ")[2][:1] if part == "stat" else " < ".join(found.split("\n")).strip(" <"))
+    return ", ".join(told)
 
 
 @contextmanager

@@ -1,0 +1,35 @@
+"""A test whose child does not end says where that child is."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+
+from tests.concurrency.processes import children
+
+pytestmark = pytest.mark.once
+
+
+def test_who_waits_in_vain_for_a_child_is_told_what_all_children_do() -> None:
+    listen, tell = os.pipe()
+
+    def lingers() -> None:
+        os.write(tell, b"!")
+        time.sleep(60)
+
+    def tarries() -> None:
+        os.write(tell, b"!")
+        time.sleep(60)
+
+    with children((lingers,), (tarries,)) as both:
+        for _ in both:
+            os.read(listen, 1)
+        with pytest.raises(TimeoutError) as caught:
+            both[0].wait(0.1)
+        for child, place in zip(both, ("in lingers", "in tarries"), strict=True):
+            assert f"process {child.pid} (" in str(caught.value)
+            assert place in str(caught.value)
+    os.close(listen)
+    os.close(tell)
