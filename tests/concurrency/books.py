@@ -113,6 +113,21 @@ def check_drained(queue: Queue, staged_leftovers: int = 0) -> tuple[set[str], se
     return set(completed), set(dead)
 
 
+LEFT_BY_A_KILL = ("torn-line", "repeated-history")
+"""What the books of a finished batch may have of a killed process for good: readers pass it by, only fsck mends it."""
+
+
+def check_sound(queue: Queue, *more: str) -> None:
+    """After upkeep fsck finds nothing but what a kill may leave (and findings of the kinds `more`), mends that, and
+    then finds nothing.
+    """
+    found = list(queue.fsck(repair=True))
+    wrong = [finding for finding in found if finding.kind not in (*LEFT_BY_A_KILL, *more) or not finding.repaired]
+    assert not wrong, f"fsck found {wrong}"
+    again = list(queue.fsck())
+    assert not again, f"after a repair of {found} fsck finds {again}"
+
+
 def resume_insert(queue: Queue, tasks: Sequence[Any], error: FsqueueError, **options: Any) -> int:
     """What a caller does whose insert_many failed: repeat it from where the error says. Returns how many were
     inserted in all.

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fsqueue import FsqueueError, LeaseLost, Queue
-from tests.concurrency.books import Diary, check_drained, diaries
+from tests.concurrency.books import Diary, check_drained, check_sound, diaries
 from tests.concurrency.processes import Child, children
 
 SIDE_BY_SIDE = 5
@@ -38,6 +38,7 @@ class Plan:
     shards: int
     producers: int
     style: str
+    stops: int
 
     @classmethod
     def of(cls, seed: int, batch_tasks_max: int) -> Plan:
@@ -55,7 +56,14 @@ class Plan:
             shards=dice.choice([1, 4, 64]),
             producers=dice.choice([0, 1, 2]),
             style=dice.choice(["one", "many", "mixed", "mixed", "poll"]),
+            stops=dice.choice([0, 0, 2, 6]),
         )
+
+    def faults(self, dice: random.Random) -> list[str]:
+        """What is done to processes of the round, in order: "kill" (SIGKILL) and "stop" (SIGSTOP, for a while)."""
+        faults = ["kill"] * self.kills + ["stop"] * self.stops
+        dice.shuffle(faults)
+        return faults
 
 
 class Worker:
@@ -145,13 +153,11 @@ def produce(path: Path, diary: Path, plan: Plan, number: int) -> None:
         time.sleep(dice.random() * 0.02)
 
 
-def play(directory: Path, plan: Plan, workers: int = 8) -> dict[str, int]:
-    """Play a round and check the books; what happened, in numbers. AssertionError if anything is wrong."""
-    dice = random.Random(plan.seed)
-    notes = directory / "diaries"
+def prepare(path: Path, notes: Path, plan: Plan) -> Queue:
+    """The queue of a round, with its first tasks in it, which a diary below `notes` tells of."""
     notes.mkdir(parents=True)
     queue = Queue.create(
-        directory / "q",
+        path,
         shards=plan.shards,
         batch_tasks_max=plan.batch_tasks_max,
         max_attempts=plan.max_attempts,
@@ -163,6 +169,24 @@ def play(directory: Path, plan: Plan, workers: int = 8) -> dict[str, int]:
     with Diary(notes / "parent") as diary:
         for payload in first:
             diary.note("inserted", payload)
+    return queue
+
+
+def stop_for_a_while(crew: list[Child], dice: random.Random) -> bool:
+    """Stop one of these processes wherever it is (SIGSTOP), and let it go on, perhaps after its leases have ended."""
+    victim = dice.choice(crew)
+    if not victim.running:
+        return False
+    victim.signal(signal.SIGSTOP)
+    time.sleep(dice.choice([0.005, 0.05, 0.5]) * dice.random())
+    victim.signal(signal.SIGCONT)
+    return True
+
+
+def play(directory: Path, plan: Plan, workers: int = 8) -> dict[str, int]:
+    """Play a round and check the books; what happened, in numbers. AssertionError if anything is wrong."""
+    dice, notes = random.Random(plan.seed), directory / "diaries"
+    queue = prepare(directory / "q", notes, plan)
     number = 100
     with children(*((produce, queue.path, notes / f"p{i}", plan, i) for i in range(plan.producers))) as producers:
         crew: list[Child] = []
@@ -174,9 +198,12 @@ def play(directory: Path, plan: Plan, workers: int = 8) -> dict[str, int]:
 
         try:
             crew = [hire() for _ in range(workers)]
-            killed = 0
-            for _ in range(plan.kills):
+            killed = stopped = 0
+            for fault in plan.faults(dice):
                 time.sleep(dice.choice([0.0002, 0.001, 0.003, 0.01]) * dice.random())
+                if fault == "stop":
+                    stopped += stop_for_a_while(crew, dice)
+                    continue
                 victims = [*crew, *producers] if dice.random() < 0.2 else crew
                 victim = dice.choice(victims)
                 if victim.running:
@@ -197,7 +224,7 @@ def play(directory: Path, plan: Plan, workers: int = 8) -> dict[str, int]:
         finally:
             for child in crew:
                 child.close()
-    return {"killed": killed, **check(queue, notes, cut_short)}
+    return {"killed": killed, "stopped": stopped, **check(queue, notes, cut_short)}
 
 
 def check(queue: Queue, notes: Path, cut_short: int) -> dict[str, int]:
@@ -218,6 +245,7 @@ def check(queue: Queue, notes: Path, cut_short: int) -> dict[str, int]:
     assert inserted <= set(ended), f"lost: {inserted - set(ended)}"
     assert set(ended) <= will, f"nobody inserted {set(ended) - will}"
     assert queue.status().inserted in (len(ended), len(ended) - 1)  # see books.mistaken
+    check_sound(queue)
     return {"completed": len(completed), "dead": len(dead), "reported": len(done), "repeated": len(tried) - len(done)}
 
 

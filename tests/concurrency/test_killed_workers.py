@@ -1,4 +1,5 @@
-"""Eight processes drain a queue while some are killed with SIGKILL at random moments and replaced: hundreds of rounds.
+"""Eight processes drain a queue while some are killed with SIGKILL at random moments and replaced, and others
+stopped with SIGSTOP for a while: hundreds of rounds.
 
 `FSQUEUE_TEST_ROUNDS` and `FSQUEUE_TEST_SEED` play more, or others: see scripts/soak.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from tests import tally
 from tests.concurrency.rounds import play_side_by_side
 from tests.support import BATCH_TASKS_MAX
 
@@ -18,6 +20,8 @@ SEED = int(os.environ.get("FSQUEUE_TEST_SEED", "1"))
 def test_nothing_is_lost_and_nothing_done_twice_when_workers_are_killed(tmp_path: Path) -> None:
     total = play_side_by_side(tmp_path, range(SEED, SEED + ROUNDS), BATCH_TASKS_MAX, timeout_s=60 + 5 * ROUNDS)
     print(dict(total))
+    tally.note("local disk", total)
     assert total["rounds"] == ROUNDS
     assert total["killed"] > 4 * ROUNDS
+    assert total["stopped"] > ROUNDS / 2
     assert total["completed"] > 20 * ROUNDS

@@ -1,13 +1,14 @@
-"""The guests of these tests: each boots once, for all of them, and both work at the same time."""
+"""The guests of these tests: each boots once, for all tests that use it, and they work at the same time."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
-from tests.lab.guests import Guest, why_not
+from tests.lab.guests import BOOT_S, PATIENCE_S, Guest, why_not
 
 SEED = int(os.environ.get("FSQUEUE_TEST_SEED", "1"))
 NFS = os.environ.get("FSQUEUE_TEST_NFS", "4.2")
@@ -18,11 +19,16 @@ CUTS = int(os.environ.get("FSQUEUE_TEST_CUTS", "2"))
 """Power cuts of each case."""
 POWER_CASES = [
     (style, durability, batches)
-    for style in ("inserting", "working", "looping", "everything", "purging")
+    for style in ("inserting", "working", "looping", "everything", "purging", "commands")
     for durability in ("default", "strict")
     for batches in ("batched", "single")
     if (durability, batches) != ("strict", "single") or style == "everything"
+    if style != "commands" or (durability, batches) == ("default", "batched")
 ]
+
+
+POWER_GUESTS = 2
+"""How many lose their power: they wait for the disk more than they compute."""
 
 
 def _guest(tmp_path_factory: pytest.TempPathFactory, lab: str, **environment: str) -> Guest:
@@ -33,12 +39,46 @@ def _guest(tmp_path_factory: pytest.TempPathFactory, lab: str, **environment: st
 
 
 @pytest.fixture(scope="session")
-def nfs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guest]:
-    """Two NFS clients, with default mount options."""
+def nfs_guest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guest]:
+    """Two NFS clients, with default mount options, that have done nothing yet."""
     guest = _guest(tmp_path_factory, "nfs", NFS=NFS)
-    if any("power" in _fixtures(item) for item in request.session.items):
-        request.getfixturevalue("power")  # the other guest does its work meanwhile
     yield guest
+    guest.close()
+
+
+@pytest.fixture(scope="session")
+def calls(nfs_guest: Guest) -> Callable[[], dict[str, dict[str, float]]]:
+    """The calls to a server that nobody has contended on: first of all, since files that clients have contended for
+    are not delegated for a while.
+    """
+    begun = nfs_guest.begin("tests.lab.nfs", "calls_per_task")
+    return lambda: nfs_guest.result(begun, BOOT_S + PATIENCE_S)
+
+
+@pytest.fixture(scope="session")
+def nfs(request: pytest.FixtureRequest, nfs_guest: Guest) -> Guest:
+    """Two NFS clients, with default mount options."""
+    for other in ("calls", "cut_off", "power", "nolock"):  # what comes first, and what other guests do meanwhile
+        if _wanted(request, other) and (NFS != "3" or other in ("power", "nolock")):
+            request.getfixturevalue(other)
+    return nfs_guest
+
+
+@pytest.fixture(scope="session")
+def cut_off(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], dict[str, dict[str, Any]]]]:
+    """What became of each point at which a client was cut off; in a guest apart, because there is much waiting."""
+    guest = _guest(tmp_path_factory, "nfs", NFS=NFS)
+    begun = guest.begin("tests.lab.nfs", "cut")
+    yield lambda: guest.result(begun, BOOT_S + PATIENCE_S)
+    guest.close()
+
+
+@pytest.fixture(scope="session")
+def nolock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], list[dict[str, Any]]]]:
+    """What the doctor reports from two clients that mount NFS 3 with `nolock`."""
+    guest = _guest(tmp_path_factory, "nfs", NFS="3", NFS_OPTIONS="nolock")
+    begun = guest.begin("tests.lab.doctors", "two_join")
+    yield lambda: guest.result(begun, BOOT_S + PATIENCE_S)
     guest.close()
 
 
@@ -47,23 +87,34 @@ def power(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[[tuple[str, str, str]], dict[str, int]]]:
     """What became of the power cuts of a case; those of all tests that are to run begin at once."""
-    guest = _guest(tmp_path_factory, "power", FS=FILESYSTEM)
-    wanted = [item.callspec.params["case"] for item in request.session.items if "power" in _fixtures(item)]
+    guests = [_guest(tmp_path_factory, "power", FS=FILESYSTEM) for _ in range(POWER_GUESTS)]
+    wanted = [item.callspec.params["case"] for item in _wanted(request, "power")]
     begun = {}
-    for style, durability, batches in wanted:
-        begun[style, durability, batches] = guest.begin(
-            "tests.lab.power",
-            "cuts",
-            timeout_s=60.0 * CUTS,
-            seed=SEED,
-            count=CUTS,
-            style=style,
-            durability=durability,
-            batch_tasks_max=1 if batches == "single" else 1024,
+    for number, (style, durability, batches) in enumerate(wanted):
+        guest = guests[number % POWER_GUESTS]
+        begun[style, durability, batches] = (
+            guest,
+            guest.begin(
+                "tests.lab.power",
+                "cuts",
+                timeout_s=60.0 * CUTS,
+                seed=SEED,
+                count=CUTS,
+                style=style,
+                durability=durability,
+                batch_tasks_max=1 if batches == "single" else 1024,
+            ),
         )
-    yield lambda case: guest.result(begun[case], 120 + 60.0 * CUTS * len(wanted))
-    guest.close()
+
+    def result(case: tuple[str, str, str]) -> dict[str, int]:
+        guest, number = begun[case]
+        return guest.result(number, BOOT_S + 60.0 * CUTS * len(wanted))
+
+    yield result
+    for guest in guests:
+        guest.close()
 
 
-def _fixtures(item: pytest.Item) -> list[str]:
-    return getattr(item, "fixturenames", [])
+def _wanted(request: pytest.FixtureRequest, fixture: str) -> list[Any]:
+    """The tests that are to run and use a fixture."""
+    return [item for item in request.session.items if fixture in getattr(item, "fixturenames", ())]

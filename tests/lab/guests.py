@@ -16,6 +16,8 @@ LAB = TOP / "scripts" / "lab"
 DIES_WITH_US = ("setpriv", "--pdeathsig", "KILL")
 BOOT_S = 120.0
 """How long a guest may take until it answers, on a busy machine."""
+PATIENCE_S = 300.0
+"""How long a call may take: longer than what it waits for itself, so that it can tell what it waited for."""
 
 
 def why_not() -> str:
@@ -43,7 +45,7 @@ class Guest:
             )
         self._calls = 0
 
-    def begin(self, module: str, function: str, timeout_s: float = 120.0, **arguments: Any) -> int:
+    def begin(self, module: str, function: str, timeout_s: float = PATIENCE_S, **arguments: Any) -> int:
         """Ask for `module.function(**arguments)`, after what was asked for before; the number for `result`."""
         number, self._calls = self._calls, self._calls + 1
         request = {"module": module, "function": function, "arguments": arguments, "timeout_s": timeout_s}
@@ -64,7 +66,7 @@ class Guest:
         assert found["status"] == 0, f"in the guest: {found['result']}\n{self.said()}"
         return found["result"]
 
-    def call(self, module: str, function: str, timeout_s: float = 120.0, **arguments: Any) -> Any:
+    def call(self, module: str, function: str, timeout_s: float = PATIENCE_S, **arguments: Any) -> Any:
         """`begin`, and its `result`."""
         return self.result(self.begin(module, function, timeout_s, **arguments), BOOT_S + timeout_s)
 

@@ -12,8 +12,8 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,11 @@ from typing import Any
 from fsqueue import FsqueueError, LeaseLost, Queue, QueueNotFound
 from tests.concurrency.books import Diary
 from tests.concurrency.processes import Child, children
-from tests.concurrency.rounds import Plan, check, produce, work
+from tests.concurrency.rounds import Plan, check, prepare, produce, stop_for_a_while, work
 from tests.concurrency.trapped import Trapped
 
 SERVER = Path("/export")
+PARTS = ("queue", "movements", "staging", "dead", "history", "completions")
 FSQUEUE = str(Path(sys.executable).with_name("fsqueue"))
 
 
@@ -49,6 +50,28 @@ def run_on(client: int, *command: object) -> subprocess.Popen[str]:
     )
 
 
+@contextmanager
+def explained(name: str) -> Iterator[None]:
+    """Adds what the server, its clients and a queue say to the message of a failure."""
+    try:
+        yield
+    except (AssertionError, TimeoutError) as error:
+        raise AssertionError(f"{error}\n{situation(name)}") from error
+
+
+def situation(name: str) -> str:
+    """What there is of a queue on the server's disk and as each client sees it, and which locks the server knows."""
+    told = []
+    for place in (SERVER / name, at(1, name), at(2, name)):
+        queue = Queue(place)
+        base = place / str(queue.generation)
+        there = [str(path.relative_to(base)) for part in PARTS for path in (base / part).rglob("*")]
+        told += [f"{place}: {queue.status()}; {queue.stuck()=}", *there]
+        if place.is_relative_to(SERVER):
+            told += [f"{path.name}: {path.read_text()[-1500:]}" for path in (base / "movements").rglob("*.jsonl")][:5]
+    return "\n".join([*told, lab("state")])
+
+
 def complete_all(queue: Queue, diary: Diary) -> None:
     """Complete all there is and all that comes back."""
     until = time.monotonic() + 60
@@ -62,7 +85,7 @@ def complete_all(queue: Queue, diary: Diary) -> None:
 
 def settle(name: str, notes: Path, cut_short: int = 0) -> dict[str, int]:
     """Drain what is left, compare what both clients say, and check the books on the server's disk."""
-    with Diary(notes / "rest") as diary:
+    with Diary(notes / "rest") as diary, explained(name):
         complete_all(Queue(at(2, name)), diary)
     found, truth = check(Queue(SERVER / name), notes, cut_short), str(Queue(SERVER / name).status())
     for client in (1, 2):
@@ -89,19 +112,7 @@ def play(seed: int, batch_tasks_max: int, restart: bool = False) -> dict[str, in
         style="mixed",
     )
     notes = Path("/tmp") / name
-    notes.mkdir()
-    queue = Queue.create(
-        at(1, name),
-        shards=plan.shards,
-        batch_tasks_max=batch_tasks_max,
-        max_attempts=plan.max_attempts,
-        backoff_s=(0, 0),
-    )
-    first = [f"f.{index}" for index in range(plan.tasks)]
-    queue.insert_many(first, batch_tasks=plan.batch_tasks)
-    with Diary(notes / "parent") as diary:
-        for payload in first:
-            diary.note("inserted", payload)
+    prepare(at(1, name), notes, plan)
     (SERVER / "over").touch()  # workers end when they find the queue drained
     number = 100
 
@@ -110,37 +121,41 @@ def play(seed: int, batch_tasks_max: int, restart: bool = False) -> dict[str, in
         number += 1
         return Child(work, at(client, name), notes / f"w{number}", plan, number)
 
-    killed = cut_short = looks = 0
-    with children(*((produce, at(client, name), notes / f"p{client}", plan, client) for client in (1, 2))) as producers:
+    killed = stopped = cut_short = 0
+    with (
+        children(*((produce, at(client, name), notes / f"p{client}", plan, client) for client in (1, 2))) as producers,
+        ExitStack() as hired,
+        explained(name),
+    ):
         crew = [(client, hire(client)) for client in (1, 2, 1, 2)]
-        try:
-            for kill in range(plan.kills):
-                time.sleep(dice.choice([0.01, 0.05, 0.1]) * dice.random())
-                if restart and kill == plan.kills // 2:
-                    lab("stop")
-                    time.sleep(1)
-                    lab("start")
-                client, victim = dice.choice(crew)
-                if victim.running:
-                    victim.kill()
-                    killed += 1
-                    victim.close()
-                    crew.remove((client, victim))
-                    crew.append((client, hire(client)))
-                looks += 1
-                assert Queue(at(1 + kill % 2, name)).status().inserted >= plan.tasks - 1  # see books.mistaken
-            victim = producers[0]
-            if dice.random() < 0.5 and victim.kill() == -signal.SIGKILL:
-                cut_short += 1
-            else:
-                victim.result()
-            producers[1].result()
-            for _, worker in crew:
-                worker.result()
-        finally:
-            for _, worker in crew:
-                worker.close()
-    return {"killed": killed, "looks": looks, **settle(name, notes, cut_short + killed)}  # probes of the clock, too
+        hired.callback(lambda: [worker.close() for _, worker in crew])
+        for number_of_fault, fault in enumerate(plan.faults(dice)):
+            time.sleep(dice.choice([0.01, 0.05, 0.1]) * dice.random())
+            if restart and number_of_fault == plan.kills // 2:
+                lab("stop")
+                time.sleep(1)
+                lab("start")
+            client, victim = dice.choice(crew)
+            if fault == "stop":
+                stopped += stop_for_a_while([victim], dice)
+            elif victim.running:
+                victim.kill()
+                killed += 1
+                victim.close()
+                crew.remove((client, victim))
+                crew.append((client, hire(client)))
+            seen = Queue(at(1 + number_of_fault % 2, name)).status()
+            assert seen.inserted >= plan.tasks - 1, seen  # see books.mistaken
+        victim = producers[0]
+        if dice.random() < 0.5 and victim.kill() == -signal.SIGKILL:
+            cut_short += 1
+        else:
+            victim.result()
+        producers[1].result()
+        for _, worker in crew:
+            worker.result()
+    found = settle(name, notes, cut_short + killed)  # probes of the clock, too, are left in the staging directory
+    return {"rounds": 1, "killed": killed, "stopped": stopped, **found}
 
 
 def drain_with_commands(seed: int) -> dict[str, int]:

@@ -6,16 +6,18 @@ import os
 import random
 import shutil
 import subprocess
+import sys
 import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from fsqueue import LeaseLost, Queue, QueueNotFound
-from tests.concurrency.books import Diary, counted, diaries, leftovers
-from tests.concurrency.processes import Child, children
+from tests.concurrency.books import Diary, check_sound, counted, diaries, leftovers
+from tests.concurrency.processes import PATIENCE_S, Child, children, what_they_do
 
 QUEUE = Path("/disk/q")
+FSQUEUE = str(Path(sys.executable).with_name("fsqueue"))
 GROUP = Path("/sys/fs/cgroup/work/cgroup.procs")
 BULK = 40
 """Tasks of an insert in bulk; a batch has up to `batch_tasks_max` of them."""
@@ -23,7 +25,10 @@ BULK = 40
 
 def lab(verb: str) -> None:
     """Ask the lab for something: see scripts/lab/power-inside."""
-    subprocess.run(["lab-power", verb], check=True)
+    try:
+        subprocess.run(["lab-power", verb], check=True, timeout=PATIENCE_S)
+    except subprocess.TimeoutExpired as error:
+        raise TimeoutError(f"{error}\n{what_they_do()}") from error
 
 
 class Life:
@@ -127,12 +132,35 @@ def purge(notes: Path, seed: int) -> None:
                 life.diary.note("deleted", step)
 
 
+def insert_by_command(notes: Path, seed: int) -> None:
+    """`fsqueue insert`, again and again."""
+    life = Life(notes, seed)
+    life.queue.close()
+    for step in range(100_000):
+        payloads = [f"{life.name}.{step}.{index}" for index in range(BULK)]
+        for payload in payloads:
+            life.diary.note("will", payload)
+        lines = "".join(f"{payload}\n" for payload in payloads)
+        subprocess.run(
+            [FSQUEUE, "insert", QUEUE, "--lines"], input=lines.encode(), check=True, stdout=subprocess.DEVNULL
+        )
+        life.diary.note("inserted", *payloads)
+
+
+def run_by_command(notes: Path, seed: int) -> None:
+    """`fsqueue run`, whose commands write down what they begin: what becomes of the tasks nobody is told."""
+    GROUP.write_text(str(os.getpid()))
+    script = 'echo "try $1" >>"$0"'
+    os.execv(FSQUEUE, [FSQUEUE, "run", str(QUEUE), "--forever", "-j", "2", "--", "sh", "-c", script, str(notes), "{}"])
+
+
 STYLES = {
     "inserting": (insert, insert),
     "working": (work, work),
     "looping": (loop, loop),
     "everything": (insert, work, loop, keep_house),
     "purging": (purge,),
+    "commands": (insert_by_command, run_by_command),
 }
 
 
@@ -147,7 +175,7 @@ def cut(seed: int, style: str, durability: str, batch_tasks_max: int) -> dict[st
         queue = Queue.create(
             QUEUE, shards=4, durability=durability, batch_tasks_max=batch_tasks_max, backoff_s=(0, 0), max_attempts=None
         )
-        if style in ("working", "looping", "everything"):
+        if style in ("working", "looping", "everything", "commands"):
             payloads = [f"first.0.{index}" for index in range(400 if batch_tasks_max > 1 else 60)]
             queue.insert_many(payloads, batch_tasks=dice.choice([7, 50]))
             with Diary(notes / "first") as diary:
@@ -157,7 +185,7 @@ def cut(seed: int, style: str, durability: str, batch_tasks_max: int) -> dict[st
             *((life, notes / f"{number}", seed * 100 + number) for number, life in enumerate(STYLES[style]))
         ) as crew:
             ready_and_at_work(crew, notes)
-            time.sleep(dice.random() * 0.6)
+            time.sleep(dice.random() * (2.5 if style == "commands" else 0.6))  # a command begins slowly
             lab("cut")
         lab("restore")
         if style == "purging":
@@ -172,7 +200,7 @@ def ready_and_at_work(crew: list[Child], notes: Path) -> None:
     until = time.monotonic() + 20
     while not any(line[0] in ("inserted", "done") for line in diaries(notes) if line[1:2] != ["first.0.0"]):
         assert all(child.running for child in crew), [child.report() for child in crew if not child.running]
-        assert time.monotonic() < until, "nobody gets anything done"
+        assert time.monotonic() < until, f"nobody gets anything done\n{what_they_do()}"
         time.sleep(0.02)
 
 
@@ -234,6 +262,7 @@ def check(lines: list[list[str]], strict: bool) -> dict[str, int]:
     assert counted(queue) == after.completed
     over = [name for name in leftovers(queue) if not name.startswith("staging/")]
     assert not over, over
+    check_sound(queue, *(() if strict else ("counter-bytes",)))
     return {"inserted": len(inserted), "done": len(done), "there": len(there), "repeated": len(repeated)}
 
 
@@ -252,10 +281,13 @@ def check_purged(lines: list[list[str]]) -> dict[str, int]:
             gone, perhaps = gone | perhaps, set()
         elif line[0] in ("made", "will-delete", "deleted"):
             made[line[1]] = line[0]
-    found = set(drain(Queue(QUEUE)))
+    queue = Queue(QUEUE)
+    found = set(drain(queue))
     assert kept <= found, f"lost: {kept - found}"
     assert not gone & found, f"purged, and there again: {gone & found}"
     assert not perhaps or perhaps <= found or not perhaps & found, "half a purge"
+    queue.gc()
+    check_sound(queue)
     for number, state in made.items():
         try:
             payloads = list(drain(Queue(f"/disk/other-{number}")))

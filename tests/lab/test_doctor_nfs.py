@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.once, pytest.mark.slow]
 
 def test_two_clients_of_one_server_are_found_fit(nfs: Guest) -> None:
     """Locks exclude between them, nothing appended is lost, no name is won twice."""
-    reports = nfs.call("tests.lab.doctors", "two_join", timeout_s=200.0)
+    reports = nfs.call("tests.lab.doctors", "two_join")
     for report in reports:
         found = {finding["probe"]: finding for finding in report["findings"]}
         assert report["partner"] in ("client-1", "client-2")

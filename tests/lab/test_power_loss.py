@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.lab.conftest import CUTS, POWER_CASES
+from tests import tally
+from tests.lab.conftest import CUTS, FILESYSTEM, POWER_CASES
 
 pytestmark = [pytest.mark.once, pytest.mark.slow]
 
@@ -14,5 +15,6 @@ pytestmark = [pytest.mark.once, pytest.mark.slow]
 @pytest.mark.parametrize("case", POWER_CASES, ids=" ".join)
 def test_what_was_reported_survives_a_power_cut(power: Callable[[tuple[str, str, str]], dict[str, int]], case) -> None:
     found = power(case)
+    tally.note(f"power cuts under {FILESYSTEM}", found)
     assert found["cuts"] == CUTS
     assert found["inserted"] + found.get("gone", 0) > 0
