@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -208,15 +207,11 @@ def reap_doctors(fs: Filesystem, directory: str, now_s: float) -> int:
             path = f"{place}/{name}"
             try:
                 if name != "join" and fs.stat(path).st_mtime < now_s - STAGED_AGE_S:
-                    removed += fs.remove_tree(path) if _is_directory(fs, path) else fs.unlink(path)
+                    removed += fs.remove_tree(path) if fs.is_directory(path) else fs.unlink(path)
             except FileNotFoundError:
                 pass
         fs.remove_directory(place)
     return removed
-
-
-def _is_directory(fs: Filesystem, path: str) -> bool:
-    return stat.S_ISDIR(fs.stat(path).st_mode)
 
 
 def _history(store: Store, keep_days: int, report: GcReport) -> None:
@@ -275,10 +270,7 @@ def _reaper(fs: Filesystem, trash: str) -> Iterator[None]:
             lock.acquire()
     except filelock.Timeout:
         raise
-    except (
-        OSError,
-        NotImplementedError,
-    ) as error:  # the latter is what filelock made of "no locks here" in its older versions
+    except (OSError, NotImplementedError) as error:  # the second: "no locks here", in filelock 3
         logger.info("the trash %s is reaped without a lock: %s", trash, error)
     try:
         yield
