@@ -8,6 +8,10 @@ was synced and perhaps a part of what was appended since.
 from __future__ import annotations
 
 from random import Random
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
 
 
 class File:
@@ -52,14 +56,14 @@ Effect = tuple[Directory, str, Node | None]
 class Disk:
     """The truth, all of it. `lossy`: whether a journal is kept for a power loss."""
 
-    def __init__(self, now: float, lossy: bool, names_sync: bool = False) -> None:
+    def __init__(self, world: World, lossy: bool, names_sync: bool = False) -> None:
+        self.world = world
         self.lossy = lossy
         self.names_sync = names_sync
         """Whether directory operations are durable at once, as on a file server."""
-        self.now = now
         self.step = 0
         self.numbers = 1
-        self.root = Directory(1, now)
+        self.root = Directory(1, world.now)
         self.journal: list[list[Effect]] = []
         self.files: list[File] = []
         """Every file that ever was."""
@@ -72,7 +76,7 @@ class Disk:
 
     def new_file(self, directory: Directory, name: str) -> File:
         self.numbers += 1
-        file = File(self.numbers, self.now)
+        file = File(self.numbers, self.world.now)
         self.files.append(file)
         self.put([(directory, name, file)])
         if len(name) == 38 and name.endswith(".jsonl"):
@@ -81,7 +85,7 @@ class Disk:
 
     def new_directory(self, directory: Directory, name: str) -> Directory:
         self.numbers += 1
-        made = Directory(self.numbers, self.now)
+        made = Directory(self.numbers, self.world.now)
         self.put([(directory, name, made)])
         return made
 
@@ -96,7 +100,7 @@ class Disk:
                 directory.since[name] = self.step
                 node.links += 1
             directory.version += 1
-            directory.mtime = self.now
+            directory.mtime = self.world.now
         if self.lossy:
             self.journal.append(effects)
             if self.names_sync:
@@ -104,7 +108,7 @@ class Disk:
 
     def written(self, file: File) -> None:
         file.version += 1
-        file.mtime = self.now
+        file.mtime = self.world.now
 
     # -- durability ------------------------------------------------------------------------------
 

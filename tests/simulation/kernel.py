@@ -93,7 +93,18 @@ def call(function: Call) -> Call:
 
     @wraps(function)
     def called(self: Process, *args: Any, **kwargs: Any) -> Any:
-        self.enter(name, args)
+        if self.dead:
+            raise Crash
+        world = self.world
+        disk = world.disk
+        disk.step += 1
+        world.now += world.call_s
+        if world.trace is not None:
+            world.note(self, name, args)
+        if disk.step >= world.pause_at:
+            world.pause(self, name, args)
+            if self.dead:
+                raise Crash
         if self.answer is None:
             return function(self, *args, **kwargs)
         code, self.answer = self.answer, None
@@ -126,16 +137,15 @@ class Process:
         self._resolved_at = 0
 
     def enter(self, name: str, args: tuple[Any, ...]) -> None:
+        """What `call` does, for calls that cannot be answered wrongly."""
         if self.dead:
             raise Crash
         world = self.world
-        disk = self.disk
-        disk.step += 1
+        world.disk.step += 1
         world.now += world.call_s
-        disk.now = world.now
         if world.trace is not None:
             world.note(self, name, args)
-        if disk.step >= world.pause_at:
+        if world.disk.step >= world.pause_at:
             world.pause(self, name, args)
             if self.dead:
                 raise Crash

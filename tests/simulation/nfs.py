@@ -155,8 +155,11 @@ class NfsProcess(Process):
 
     def content(self, opened: Opened, file: File) -> bytearray:
         pages = self.pages(file)
-        if self.world.now - pages.at > STALE_S and not opened.lost:
-            self.revalidate(file)
+        if pages.version < 0 or self.world.now - pages.at > STALE_S:
+            if not opened.lost:
+                self.revalidate(file)
+            elif pages.version != file.version:
+                raise failure(errno.EIO)  # the server does not know the lock that this reading goes by
         return pages.view
 
     def put_data(self, opened: Opened, file: File, offset: int, data: bytes) -> None:
@@ -193,9 +196,15 @@ class NfsProcess(Process):
 
     def drop_buffered(self, opened: Opened, file: File) -> None:
         pages = self.pages(file)
+        self.voided(file, [part for part in pages.dirty if part[0] is opened])
         pages.dirty = [part for part in pages.dirty if part[0] is not opened]
         pages.version = -1  # read anew
         opened.lost = False
+
+    def voided(self, file: File, parts: list[tuple[Opened, int, bytes]]) -> None:
+        """These never got to the server, but others on this host may have read them before."""
+        if any(b'"gone"' in data for _, _, data in parts):
+            self.world.voided_farewells.add(file)
 
     def closing(self, opened: Opened, file: File) -> None:
         """Unlocking and closing write back what is buffered, and say nothing when that fails."""
@@ -225,6 +234,7 @@ class NfsProcess(Process):
         self.write_back(file)
         pages = self.pages(file)
         if pages.dirty:
+            self.voided(file, pages.dirty)
             pages.dirty, pages.version = [], -1
         self.revalidate(file)
 

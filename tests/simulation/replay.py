@@ -5,8 +5,9 @@ The judgement does not use the package's own replay: a fault in that would then 
 
 from __future__ import annotations
 
-import json
 from typing import Any
+
+import orjson
 
 AVAILABLE, LEASED, COMPLETED, CANCELLED, DEAD = "available", "leased", "completed", "cancelled", "dead"
 OUTCOMES = (COMPLETED, CANCELLED, DEAD)
@@ -56,8 +57,8 @@ class Replay:
     @staticmethod
     def _parse(line: bytes) -> dict[str, Any] | None:
         try:
-            record = json.loads(line)
-        except ValueError:
+            record = orjson.loads(line)
+        except orjson.JSONDecodeError:
             return None
         return record if isinstance(record, dict) and "op" in record and isinstance(record.get("at"), int) else None
 

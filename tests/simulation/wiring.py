@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -72,32 +72,37 @@ class Persona:
         return SimFilesystem(root, self.process, self.shared)
 
 
-_acting = threading.local()
+_stage: list[Persona | None] = [None]
+"""Who is acting. One moves at a time, whatever thread he is in."""
 
 
 def me() -> Persona:
-    """Who is acting in this thread."""
-    persona: Persona = _acting.persona
+    """Who is acting."""
+    persona = _stage[0]
+    assert persona is not None
     return persona
+
+
+def on_stage() -> Persona | None:
+    """Who is acting, if anybody."""
+    return _stage[0]
+
+
+def take_stage(persona: Persona | None) -> None:
+    """From here on this one acts: the door's `os` is that of his process."""
+    _stage[0] = persona
+    door.os = os if persona is None else persona.process  # type: ignore[assignment]
 
 
 @contextmanager
 def acting(persona: Persona) -> Iterator[None]:
     """What happens inside is done by this one."""
-    before = getattr(_acting, "persona", None)
-    _acting.persona = persona
+    before = _stage[0]
+    take_stage(persona)
     try:
         yield
     finally:
-        _acting.persona = before
-
-
-class _Os:
-    """The module `os` as the door sees it: that of the process that acts, the real one if none does."""
-
-    def __getattr__(self, name: str) -> Any:
-        persona = getattr(_acting, "persona", None)
-        return getattr(os if persona is None else persona.process, name)
+        take_stage(before)
 
 
 class _FileLock:
@@ -139,7 +144,8 @@ def _filesystem(root: str, shared: bool = True) -> SimFilesystem:
 
 
 _MACHINE: list[tuple[Any, str, Callable[..., Any] | object]] = [
-    (door, "os", _Os()),
+    (door, "os", os),
+    (store, "read_fate", lru_cache(maxsize=1000)(store.read_fate)),
     (store, "mount_of", _mount),
     (store, "worker_of_this_process", lambda name=None: me().worker),
     (upkeep, "filelock", SimpleNamespace(FileLock=_FileLock, Timeout=filelock.Timeout)),

@@ -14,8 +14,9 @@ from random import Random
 from typing import Any
 
 from fsqueue.clock import Clock, Entropy
-from tests.simulation.disk import Directory, Disk, Node
+from tests.simulation.disk import Directory, Disk, File, Node
 from tests.simulation.kernel import Crash, Process
+from tests.simulation.wiring import on_stage, take_stage
 
 START_S = 1_800_000_000.0
 NEVER = 1 << 60
@@ -37,7 +38,7 @@ class World:
         self.now = START_S
         self.call_s = 0.0005
         """How long a call takes."""
-        self.disk = Disk(self.now, lossy)
+        self.disk = Disk(self, lossy)
         self.trace: list[str] | None = [] if trace else None
         self.pause_at = NEVER
         """The step from which on `pause` is asked before each call."""
@@ -50,6 +51,8 @@ class World:
         """Of whose next write only this fraction gets to the disk."""
         self.torn: list[tuple[Any, int, bytes]] = []
         """Writes that were cut: file, offset of what was kept, and all that was meant."""
+        self.voided_farewells: set[File] = set()
+        """Logs to which somebody whose lock was lost wrote a `gone` that never got to the server."""
         self.overwritten: list[str] = []
         """Names that a rename put another file's in place of."""
         self.faults: list[str] = []
@@ -287,11 +290,13 @@ class Scheduler:
         following = self.next()
         if following is mine:
             return
+        persona = on_stage()
         if following is None:
             self._main.release()
         else:
             self._hand_to(following)
         mine.thread.turn.acquire()
+        take_stage(persona)
         if process.dead:
             raise Crash
 
