@@ -208,22 +208,23 @@ def retry(store: Store, wanted: set[str] | None, where: Where | None) -> int:
 
     Under the file's lock: stage the new tasks; append one `retried` line that names the staged file,
     and sync; publish. A crash before the line leaves letters and a staged file that upkeep reaps;
-    one after it leaves a staged file that `publish_pending` publishes: never lost, never twice.
+    one after it leaves a staged file that `publish_pending` publishes: never lost, never twice. An error while the
+    line is written leaves open whether it stands, so the staged file stays, too: the line, or its absence, decides.
     """
     bytes_max = 2 * store.settings.task_bytes_max
 
     def act(layout: Layout, fd: int, part: list[DeadLetter]) -> None:
         content = [batch.encode_task(letter.payload, bytes_max) for letter in part]
         staged = staging.stage(store, layout, content, 0)
-        recorded = False
+        named = False
         try:
             staging.sync(store, [staged])
             line = _settling(store, "retried", part, staged=str(staged.name), **{"as": staged.name.batch})
+            named = True
             jsonl.append(store.fs, fd, line, store.sync_inserts)
-            recorded = True
             list(staging.publish(store, layout, [staged]))
         except OSError:
-            if not recorded:
+            if not named:
                 store.fs.unlink(staged.path)
             raise
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import orjson
 import pytest
 
-from fsqueue import InvalidArgument, Queue
+from fsqueue import InvalidArgument, Queue, StorageError
 from fsqueue.clock import ManualClock
 from tests.concurrency.trapped import trapped
 from tests.support import Crash, CrashingFilesystem, QueueFactory, drain, leftovers
@@ -226,6 +227,27 @@ def test_a_retry_that_died_before_publishing_is_not_lost_and_never_empty(q: Queu
     assert steps > 3
     executed = drain(Queue(q.path, clock=clock), clock)
     assert sum(executed.values()) == len(executed) == 2
+
+
+@pytest.mark.parametrize("step", ["write", "fsync"])
+def test_an_error_that_leaves_open_whether_a_retry_was_recorded_loses_nothing(
+    q: Queue, clock: ManualClock, step: str
+) -> None:
+    """The line is there, though the system reported an error: then the tasks must be, too."""
+    bury(q, "x", "y")
+
+    def trap(what: str, call: Callable[..., Any], *args: Any) -> Any:
+        answer = call(*args)
+        if what == step and "/dead/" in os.readlink(f"/proc/self/fd/{args[0]}"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return answer
+
+    with trapped(q, trap) as mine, pytest.raises(StorageError):
+        mine.retry_dead()
+    assert b'"retried"' in letter_file(q).read_bytes()
+    other = Queue(q.path, clock=clock)
+    assert other.status().waiting == 2
+    assert sum(drain(other, clock).values()) == 2
 
 
 @pytest.mark.parametrize("look", ["lease", "poll", "status", "wait", "gc"])
