@@ -24,7 +24,8 @@ def insert_many(story: Story, actor: Actor) -> None:
     actor.insert_many(story.fresh(rng.randint(1, 6)), rng.choice((1, 2, 4)))
 
 
-def _ask(story: Story, actor: Actor, n: int) -> list[LeasedTask]:
+def ask(story: Story, actor: Actor, n: int) -> list[LeasedTask]:
+    """Lease; nothing is believed to be nothing only where it is."""
     got = actor.lease(n)
     call = actor.last
     if not got and call.outcome == DONE:
@@ -35,7 +36,7 @@ def _ask(story: Story, actor: Actor, n: int) -> list[LeasedTask]:
 def consume(story: Story, actor: Actor) -> None:
     """Lease some, work, and end each lease in one way or another."""
     rng = story.rng
-    got = list(_ask(story, actor, rng.choice((1, 1, 2, 3))))
+    got = list(ask(story, actor, rng.choice((1, 1, 2, 3))))
     if not got:
         actor.work(rng.choice((0.0, 0.5, 4.0)))
         return
@@ -63,19 +64,25 @@ def consume(story: Story, actor: Actor) -> None:
 
 def poll(story: Story, actor: Actor) -> None:
     """The work loop: completing a task leases the next in the same append."""
-    rng = story.rng
-    loop = actor.do("poll", lambda q: q.poll(prefetch=rng.choice((1, 1, 3))))
+    work_loop(story, actor, story.rng.choice((1, 1, 3)), story.rng.randint(1, 5), story.rng.random)
+
+
+def work_loop(
+    story: Story, actor: Actor, prefetch: int, rounds: int, luck: Callable[[], float] = lambda: 0.5
+) -> None:
+    """Some rounds of a loop over `poll`, left then."""
+    loop = actor.do("poll", lambda q: q.poll(prefetch=prefetch))
     if loop is None:
         return
     loop._stop = lambda: True  # ends when nothing is left at the moment
     try:
-        for _ in range(rng.randint(1, 5)):
+        for _ in range(rounds):
             task = actor.next(loop)
             if task is None:
                 break
-            if rng.random() < 0.2:
-                actor.work(rng.choice((0.1, 4.0, 12.0)))
-            if rng.random() < 0.9:
+            if luck() < 0.2:
+                actor.work(story.rng.choice((0.1, 4.0, 12.0)))
+            if luck() < 0.9:
                 actor.complete([task])
         actor.do("leave", lambda q: loop.close())
     finally:
@@ -128,6 +135,11 @@ def delete(story: Story, actor: Actor) -> None:
         story.deleted = story.deleted or story.world.disk.step
 
 
+def create(story: Story, actor: Actor) -> None:
+    """Make the queue, if there is none."""
+    actor.create(story.settings)
+
+
 def attach(story: Story, actor: Actor) -> None:
     """Act on a lease of another process by its token."""
     held = [task for other in story.actors for task in other.held]
@@ -166,7 +178,7 @@ ACTS: dict[str, Act] = {
     act.__name__: act
     for act in (
         insert, insert_many, consume, poll, status, is_drained, release_all, cancel, retry_dead, purge_dead, gc, purge,
-        delete, attach, look, wait, close,
+        delete, create, attach, look, wait, close,
     )
 }  # fmt: skip
 

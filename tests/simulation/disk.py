@@ -7,6 +7,7 @@ was synced and perhaps a part of what was appended since.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -146,20 +147,28 @@ class Disk:
 
     def lose_power(self, rng: Random) -> None:
         """Only what is durable remains, and by luck some of the rest."""
-        if not self.lossy:
-            raise ValueError("this disk keeps no journal")
         chance = rng.choice((0.0, 0.5, 0.9, 1.0))
         if rng.random() < 0.3:  # a journal that is replayed up to some point
             kept = rng.randint(0, len(self.journal))
-            self._settle([at < kept for at in range(len(self.journal))])
+            chosen = [at < kept for at in range(len(self.journal))]
         else:
-            self._settle([rng.random() < chance for _ in self.journal])
+            chosen = [rng.random() < chance for _ in self.journal]
+        self._lose(chosen, lambda file: _remains(bytes(file.data), file.durable, chance, rng))
+
+    def lose_power_exactly(self, names: bool, data: bool) -> None:
+        """Of the directory operations that were not synced all remain, or none; of the data likewise."""
+        self._lose([names] * len(self.journal), lambda file: bytes(file.data) if data else file.durable)
+
+    def _lose(self, chosen: list[bool], remains: Callable[[File], bytes]) -> None:
+        if not self.lossy:
+            raise ValueError("this disk keeps no journal")
+        self._settle(chosen)
         self.journal.clear()
         for file in self.files:
             file.links = 0
             file.owner = None
             if file.data != file.durable:
-                file.data = bytearray(_remains(bytes(file.data), file.durable, chance, rng))
+                file.data = bytearray(remains(file))
                 file.durable = bytes(file.data)
                 file.version += 1
         self._revert(self.root)

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from tests.simulation.stories import Story
 
 NAMES = frozenset({"rename", "link", "unlink", "mkdir"})
+EXCLUSIVE = frozenset({"link", "mkdir", "open"})
+"""Of which a repeat says that the name is there; of others, that it is not."""
 WRITES = frozenset({"write", "pwrite"})
 ANY_ERROR = (errno.EIO, errno.ESTALE, errno.ENOSPC, errno.EDQUOT, errno.EINTR, errno.EACCES)
 DAY_S = 86_400.0
@@ -58,7 +60,7 @@ def torn(story: Story, process: Process, opened: Any, file: File, data: bytes, c
 def kill_all(story: Story, process: Process, name: str, args: tuple[Any, ...]) -> bool:
     """Power loss."""
     story.world.fault("the power fails")
-    story.lose_power()
+    story.lose_power(lambda: story.world.disk.lose_power(story.rng))
     raise Crash
 
 
@@ -67,7 +69,7 @@ def lost_reply(story: Story, process: Process, name: str, args: tuple[Any, ...])
     exclusive = name == "open" and args[1] & process.O_EXCL
     if name not in NAMES and not exclusive:
         return False
-    process.answer = errno.EEXIST if name in ("link", "mkdir", "open") else errno.ENOENT
+    process.answer = errno.EEXIST if name in EXCLUSIVE else errno.ENOENT
     story.world.fault(f"the reply to {name} of {process.name} is lost")
     return True
 
@@ -128,10 +130,8 @@ def stop(story: Story, process: Process, name: str, args: tuple[Any, ...]) -> bo
     return True
 
 
-def cut_off(story: Story, process: Process, name: str, args: tuple[Any, ...]) -> bool:
-    """The client loses touch with the server, with a call under way perhaps, loses its locks, and comes back."""
-    if not isinstance(process, NfsProcess):
-        return True
+def lose_locks(story: Story, process: Process) -> bool:
+    """The server forgets the locks of a host; False if it has none."""
     held = [
         one
         for other in story.processes
@@ -139,14 +139,21 @@ def cut_off(story: Story, process: Process, name: str, args: tuple[Any, ...]) ->
         for one in other.fds.values()
         if isinstance(one.node, File) and one.node.owner is one
     ]
-    if not held:
-        return False
-    rng = story.world.rng
     for opened in held:
         assert isinstance(opened.node, File)
         opened.node.owner = None
         opened.node.touches[opened] = story.world.disk.step
         opened.lost = True
+    return bool(held)
+
+
+def cut_off(story: Story, process: Process, name: str, args: tuple[Any, ...]) -> bool:
+    """The client loses touch with the server, with a call under way perhaps, loses its locks, and comes back."""
+    if not isinstance(process, NfsProcess):
+        return True
+    if not lose_locks(story, process):
+        return False
+    rng = story.world.rng
     seconds = rng.choice((0.0, 5.0, 95.0, LONG_S))
     story.world.fault(f"{process.host.name} is cut off before {name} of {process.name}, for {seconds} s")
     if rng.random() < 0.5:

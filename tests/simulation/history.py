@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 from fsqueue import FsqueueError, LeasedTask, Queue
+from fsqueue.layout import Settings
 from fsqueue.poll import Poll
 from tests.simulation.kernel import Crash
 from tests.simulation.wiring import Persona, acting
@@ -86,15 +88,26 @@ class Actor:
                 self._queue = Queue(
                     QUEUE, filesystem=persona.filesystem(QUEUE), clock=persona.clock, entropy=persona.entropy
                 )
-            self._queue.store.counter_number = "00"  # all count in the same file
+            self._all_count_in_one()
         return self._queue
 
-    def adopt(self, queue: Queue) -> None:
-        """Use this queue object from now on."""
-        self._queue = queue
+    def _all_count_in_one(self) -> None:
+        """The same counter file for all."""
+        assert self._queue is not None
+        self._queue.store.counter_number = "00"
+
+    def create(self, settings: Settings) -> None:
+        """Make the queue, or open the one that is there."""
+        made = self._note("create", lambda: Queue.create(QUEUE, exist_ok=True, allow_unsafe=True, **asdict(settings)))
+        if made is not None:
+            self._queue = made
+            self._all_count_in_one()
 
     def do(self, verb: str, act: Callable[[Queue], T], **args: Any) -> T | None:
         """Call a verb; None if it was refused with one of the package's own errors."""
+        return self._note(verb, lambda: act(self.queue), **args)
+
+    def _note(self, verb: str, act: Callable[[], T], **args: Any) -> T | None:
         world = self.world
         call = Call(self.name, verb, args, world)
         self.history.calls.append(call)
@@ -103,7 +116,7 @@ class Actor:
             world.say(f"----- {self.name}: {verb} {', '.join(f'{k}={_brief(v)}' for k, v in args.items())}")
         try:
             with acting(self.persona):
-                call.result = result = act(self.queue)
+                call.result = result = act()
             call.outcome = DONE
             return result
         except FsqueueError as error:

@@ -141,8 +141,8 @@ class Story:
             raise OSError(self.full_code, "simulated: no room")
         return cut
 
-    def lose_power(self) -> None:
-        """Everything stops, and what was not synced is gone."""
+    def lose_power(self, lose: Callable[[], None]) -> None:
+        """Everything stops, and what was not synced is gone: `lose` says how much of it."""
         self.power_lost = True
         self.forgotten_until = self.world.disk.step
         for process in self.processes:
@@ -152,7 +152,7 @@ class Story:
         for host in self.hosts:
             if isinstance(host, Client):
                 host.__init__(host.name, host.skew_s, host.stale)  # type: ignore[misc]
-        self.world.disk.lose_power(self.rng)
+        lose()
 
     def pause(self, process: Process, name: str, args: tuple[Any, ...]) -> None:
         """Before a call: does something go wrong, and is it somebody else's turn?"""

@@ -1,0 +1,464 @@
+"""Small cases, all of them: every fault at every call of a verb, and every verb at every call of every other.
+
+    python -m tests.simulation.exhaustive complete                        # every fault at every call of one verb
+    python -m tests.simulation.exhaustive complete lease                  # another verb at every call of it
+    python -m tests.simulation.exhaustive complete lease --kind nfs --fate stopped --at 12 -v    # one schedule, call by call
+
+On a queue of two tasks the first verb runs up to its k-th call; there its fate comes, and the second verb runs whole;
+then the first goes on, if it lives. At the end a fresh worker drains the queue, and all is judged as random stories are.
+What is not told here is two verbs that take turns more than once: the random stories do that.
+
+Exits with 0 if nothing was found, with 1 otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import gc
+import itertools
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from fsqueue.layout import Settings
+from tests.simulation.faults import DAY_S, EXCLUSIVE, NAMES, WRITES, lose_locks, torn
+from tests.simulation.history import QUEUE, Actor
+from tests.simulation.invariants import files
+from tests.simulation.kernel import Crash, Process
+from tests.simulation.nfs import NfsProcess
+from tests.simulation.stories import LEASE_S, Scenario, Story
+from tests.simulation.verbs import LEASE, LEASED, LEFTOVERS, LETTER, VERBS, Verb
+from tests.simulation.wiring import simulated_machine
+from tests.simulation.world import NEVER, Circles
+
+KINDS = {
+    one.name: one
+    for one in (
+        Scenario("local", shared=False, hosts=1),
+        Scenario("nfs", stale=1.0),
+        Scenario("lossy", shared=False, hosts=1, lossy=True),
+        Scenario("strict", shared=False, hosts=1, lossy=True, settings={"durability": "strict"}),
+        Scenario("lossy-nfs", lossy=True),
+    )
+}
+"""The filesystems, by name. A client of NFS believes what it remembers whenever it may."""
+
+
+@dataclass(frozen=True, order=True)
+class Schedule:
+    """`first` runs up to its call number `at`; there `fate` comes, and `second` runs whole (up to its call `until`)."""
+
+    kind: str
+    first: str
+    second: str
+    fate: str
+    at: int
+    until: int = NEVER
+
+    def command(self) -> str:
+        """What to type to see it again."""
+        second = f" {self.second}" if self.second else ""
+        until = f" --until {self.until}" if self.until < NEVER else ""
+        return (
+            f"python -m tests.simulation.exhaustive {self.first}{second} "
+            f"--kind {self.kind} --fate {self.fate} --at {self.at}{until} -v"
+        )
+
+
+class Skip(BaseException):
+    """This call is no place for this fate."""
+
+
+# -- fates -----------------------------------------------------------------------------------------------------
+
+Call = tuple[str, tuple[Any, ...]]
+Fate = Callable[["Play", Process, Call], None]
+
+
+def on(play: Play, process: Process, call: Call) -> None:
+    """It goes on when the other has done."""
+
+
+def late(play: Play, process: Process, call: Call) -> None:
+    """It stands still until its leases have run out."""
+    play.world.now += LEASE_S + 2
+
+
+def killed(play: Play, process: Process, call: Call) -> None:
+    process.kill()
+
+
+def cut_short(play: Play, process: Process, call: Call) -> None:
+    """It is killed in the middle of a write."""
+    name, args = call
+    if name != "write":
+        raise Skip
+    opened, file = process._file(args[0])
+    half = len(args[1]) // 2
+    torn(play, process, opened, file, args[1], half)
+    process.put_data(opened, file, len(process.content(opened, file)), args[1][:half])
+    process.kill()
+
+
+def stopped(play: Play, process: Process, call: Call) -> None:
+    """It never moves again; it lives, with its locks, until the other has done."""
+
+
+def locks_lost(play: Play, process: Process, call: Call) -> None:
+    if not lose_locks(play, process):
+        raise Skip
+
+
+def host_lost(play: Play, process: Process, call: Call) -> None:
+    """Its host is switched off: what was buffered is gone."""
+    assert isinstance(process, NfsProcess)
+    for pages in process.host.pages.values():
+        pages.dirty.clear()
+    process.kill()
+
+
+def reply_lost(play: Play, process: Process, call: Call) -> None:
+    name, args = call
+    if name not in NAMES and not (name == "open" and args[1] & process.O_EXCL):
+        raise Skip
+    process.answer = errno.EEXIST if name in EXCLUSIVE else errno.ENOENT
+
+
+def _answer(code: int) -> Fate:
+    def fate(play: Play, process: Process, call: Call) -> None:
+        if call[0] in ("close", "unlock", "scandir"):
+            raise Skip
+        process.answer = code
+
+    return fate
+
+
+def _error(code: int) -> Fate:
+    def fate(play: Play, process: Process, call: Call) -> None:
+        if call[0] in ("close", "unlock", "scandir"):
+            raise Skip
+        raise OSError(code, "simulated", call[1][0] if call[1] and isinstance(call[1][0], str) else None)
+
+    return fate
+
+
+def _full(fraction: float) -> Fate:
+    def fate(play: Play, process: Process, call: Call) -> None:
+        if call[0] not in WRITES:
+            raise Skip
+        play.full, play.full_code = 3, errno.ENOSPC
+        play.world.cuts[process] = fraction
+
+    return fate
+
+
+def _power(names: bool, data: bool) -> Fate:
+    def fate(play: Play, process: Process, call: Call) -> None:
+        play.lose_power(lambda: play.world.disk.lose_power_exactly(names, data))
+
+    return fate
+
+
+FATES: dict[str, Fate] = {
+    "on": on,
+    "late": late,
+    "killed": killed,
+    "cut-short": cut_short,
+    "stopped": stopped,
+    "locks-lost": locks_lost,
+    "host-lost": host_lost,
+    "reply-lost": reply_lost,
+    "eio-after": _answer(errno.EIO),
+    "eio": _error(errno.EIO),
+    "estale": _error(errno.ESTALE),
+    "eacces": _error(errno.EACCES),
+    "full": _full(0.0),
+    "full-halfway": _full(0.5),
+    "power": _power(False, False),
+    "power-names": _power(True, False),
+    "power-data": _power(False, True),
+    "power-all": _power(True, True),
+}
+"""What may become of the first verb at a call, by name."""
+
+ALONE = {
+    "local": ("killed", "cut-short", "reply-lost", "eio-after", "eio", "eacces", "full", "full-halfway"),
+    "nfs": ("killed", "cut-short", "late", "locks-lost", "host-lost", "reply-lost", "eio-after", "eio", "estale", "full"),
+    "lossy": ("power", "power-names", "power-data", "power-all"),
+    "strict": ("power", "power-names", "power-data"),
+    "lossy-nfs": ("power",),
+}  # fmt: skip
+"""The faults of one verb."""
+TOGETHER = {"local": ("on", "killed"), "nfs": ("on", "stopped", "late")}
+"""What becomes of the first of two verbs in each run of the tests."""
+TOGETHER_LONG = {
+    "local": ("on", "late", "killed", "cut-short", "stopped", "reply-lost"),
+    "nfs": ("on", "late", "killed", "cut-short", "stopped", "locks-lost", "reply-lost", "host-lost"),
+    "lossy": ("power", "power-names", "power-data"),
+}
+"""The same when there is time."""
+
+
+# -- one schedule ------------------------------------------------------------------------------------------------
+
+
+class Play(Story):
+    """A story in which everything is laid down."""
+
+    def __init__(self, schedule: Schedule, trace: bool = False) -> None:
+        super().__init__(KINDS[schedule.kind], f"{schedule.first}/{schedule.second}", trace)
+        self.schedule = schedule
+        self.known: list[str] = []
+        self.calls = 0
+        """How many calls the first verb has made."""
+
+    def _settings(self) -> Settings:
+        given = {"shards": 1, "batch_tasks_max": 2, "max_attempts": 2, "lease_s": LEASE_S, "backoff_s": (0, 2)}
+        return Settings(**{**given, **self.scenario.settings})
+
+    def act(self) -> None:
+        """Tell it."""
+        schedule, world = self.schedule, self.world
+        verbs = [VERBS[name] for name in (schedule.first, schedule.second) if name]
+        actors = [self.actor(f"w{number}", self.hosts[-number]) for number in range(len(verbs))]
+        self._prepare(verbs, actors)
+        process = actors[0].persona.process
+
+        def pause(who: Process, name: str, args: tuple[Any, ...]) -> None:
+            if who is process:
+                self.calls += 1
+                if self.calls == schedule.at:
+                    self._here(who, (name, args), verbs[1:], actors[1:])
+
+        world.pause, world.pause_at = pause, 0
+        self._run(verbs[0], actors[0])
+        self.quiet()
+
+    def _run(self, verb: Verb, actor: Actor) -> None:
+        try:
+            verb.act(self, actor)
+        except Crash:
+            pass
+
+    def _here(self, process: Process, call: Call, verbs: list[Verb], actors: list[Actor]) -> None:
+        """The first verb is about to make the call."""
+        failure: OSError | None = None
+        try:
+            FATES[self.schedule.fate](self, process, call)
+        except OSError as error:
+            failure = error
+        if self.schedule.fate not in ("on", "late"):
+            self.world.fault(f"{self.schedule.fate} at {call[0]}")
+        for verb, actor in zip(verbs, actors, strict=True):
+            self._second(verb, actor)
+        if failure is not None:
+            raise failure
+        if self.schedule.fate == "stopped":
+            process.kill()
+        if process.dead:
+            raise Crash
+
+    def _second(self, verb: Verb, actor: Actor) -> None:
+        world, made = self.world, itertools.count(1)
+
+        def pause(who: Process, name: str, args: tuple[Any, ...]) -> None:
+            if who is actor.persona.process and next(made) == self.schedule.until:
+                world.fault(f"{who.name} is killed at {name}")
+                who.kill()
+                raise Crash
+
+        before, world.pause = world.pause, pause
+        self._run(verb, actor)
+        world.pause = before
+
+    # -- what is there before ------------------------------------------------------------------------
+
+    def _prepare(self, verbs: list[Verb], actors: list[Actor]) -> None:
+        needs = frozenset[str]().union(*(verb.needs for verb in verbs))
+        before = self.actor("before", self.hosts[0])
+        if LEFTOVERS in needs:
+            self._leave_things(before)
+        if LETTER in needs:
+            before.insert_many(self.fresh(1), 1)
+            before.bury(before.lease()[0])
+        before.insert_many(self.fresh(2), 2)
+        for info in before.do("peek", lambda q: q.peek(2)) or ():
+            self.history.saw(info.payload, info.id)
+            self.known.append(info.id)
+        lessees = [actor for verb, actor in zip(verbs, actors, strict=True) if LEASE in verb.needs]
+        for actor in lessees:
+            actor.lease(2 // len(lessees))
+        if LEASED in needs and not lessees:
+            before.lease(1)
+        before.exit()
+        for actor in actors:
+            actor.queue  # noqa: B018
+        if self.world.disk.lossy:
+            self.world.disk.sync_all()
+
+    def _leave_things(self, before: Actor) -> None:
+        """What three crashes leave: a staged file of the day before yesterday, half a finishing, half a retrying."""
+        before.insert_many(self.fresh(3), 1)
+        before.bury(before.lease()[0])
+        for name, call, verb in (
+            ("stager", "rename", VERBS["insert"]),
+            ("retrier", "rename", VERBS["retry-dead"]),
+            ("finisher", "unlink", VERBS["complete"]),
+        ):
+            actor = self.actor(name, self.hosts[0])
+            if LEASE in verb.needs:
+                actor.lease(1)
+            self._crash(verb, actor, call)
+        for _, file in files(self, f"{QUEUE}/1/staging"):
+            file.mtime -= 2 * DAY_S
+
+    def _crash(self, verb: Verb, actor: Actor, call: str) -> None:
+        """The actor dies at its first such call."""
+        world = self.world
+
+        def pause(who: Process, name: str, args: tuple[Any, ...]) -> None:
+            if name == call:
+                who.kill()
+                raise Crash
+
+        world.pause, world.pause_at = pause, 0
+        self._run(verb, actor)
+        world.pause_at = NEVER
+
+
+def play(schedule: Schedule, trace: bool = False) -> Play | None:
+    """One schedule, judged; None if the call is no place for the fate, or the first verb makes no such call."""
+    told = Play(schedule, trace)
+    try:
+        told.act()
+        if told.calls < schedule.at and schedule.fate != "on":
+            return None
+        told.wrong = told.end()
+    except Circles as circles:
+        told.wrong = [str(circles)]
+    except Skip:
+        return None
+    return told
+
+
+# -- all of them -----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Report:
+    """What became of the schedules of a verb, or of two."""
+
+    schedules: int = 0
+    steps: int = 0
+    wrong: list[tuple[Schedule, list[str]]] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return "\n".join(f"{schedule.command()}\n    " + "\n    ".join(wrong[:3]) for schedule, wrong in self.wrong[:5])
+
+
+def calls_of(kind: str, first: str, second: str) -> int:
+    """How many calls the first verb makes where nothing happens to it."""
+    told = Play(Schedule(kind, first, second, "on", 0))
+    told.act()
+    return told.calls
+
+
+def schedules(first: str, second: str, fates: dict[str, tuple[str, ...]], step: int = 1) -> Iterator[Schedule]:
+    """Every call (or every `step`-th) with every fate."""
+    for kind, names in fates.items():
+        calls = calls_of(kind, first, second)
+        for name in names:
+            for at in range(1, calls + 1, step):
+                yield Schedule(kind, first, second, name, at)
+
+
+def with_deaths(schedule: Schedule) -> Iterator[Schedule]:
+    """The same, with the second verb killed at each of its calls."""
+    whole = play(schedule)
+    made = sum(call.end - call.begin for call in whole.history.calls if call.actor == "w1") if whole else 0
+    for until in range(1, made + 1):
+        yield replace(schedule, until=until)
+
+
+def report(wanted: Iterator[Schedule]) -> Report:
+    """Play them all."""
+    found = Report()
+    logging.disable(logging.WARNING)
+    collecting = gc.isenabled()
+    gc.disable()
+    gc.freeze()
+    try:
+        with simulated_machine():
+            for schedule in wanted:
+                told = play(schedule)
+                if told is not None:
+                    found.schedules += 1
+                    found.steps += told.world.disk.step
+                    if told.wrong:
+                        found.wrong.append((schedule, told.wrong))
+                    if not found.schedules % 50:
+                        gc.collect()
+    finally:
+        gc.unfreeze()
+        logging.disable(logging.NOTSET)
+        if collecting:
+            gc.enable()
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.simulation.exhaustive",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("first", choices=sorted(VERBS), metavar="VERB", help=f"one of {', '.join(sorted(VERBS))}")
+    parser.add_argument("second", nargs="?", choices=sorted(VERBS), metavar="VERB")
+    parser.add_argument("--kind", choices=sorted(KINDS), help="on this filesystem only")
+    parser.add_argument("--fate", choices=sorted(FATES), help="only this becomes of the first")
+    parser.add_argument("--at", type=int, help="only at this call of the first")
+    parser.add_argument("--until", type=int, default=NEVER, help="kill the second at this call of its own")
+    parser.add_argument("-v", "--verbose", action="store_true", help="with --at: every call")
+    arguments = parser.parse_args()
+    arguments.second = arguments.second or ""
+    if arguments.at is not None:
+        return _again(arguments)
+    fates = TOGETHER_LONG if arguments.second else ALONE
+    chosen = {
+        kind: tuple(fate for fate in names if arguments.fate in (None, fate))
+        for kind, names in fates.items()
+        if arguments.kind in (None, kind)
+    }
+    found = report(schedules(arguments.first, arguments.second, chosen))
+    print(found)
+    print(f"{found.schedules:,} schedules, {found.steps:,} calls: {len(found.wrong)} went wrong")
+    return 1 if found.wrong else 0
+
+
+def _again(arguments: argparse.Namespace) -> int:
+    """One schedule, told to the reader."""
+    schedule = Schedule(
+        arguments.kind or "local",
+        arguments.first,
+        arguments.second,
+        arguments.fate or "on",
+        arguments.at,
+        arguments.until,
+    )
+    with simulated_machine():
+        told = play(schedule, trace=arguments.verbose)
+    if told is None:
+        print("the first verb makes no such call, or it is no place for this")
+        return 0
+    if arguments.verbose:
+        print("\n".join(told.world.trace or ()))
+    for text in told.wrong:
+        print(f"    WRONG {text}")
+    return 1 if told.wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

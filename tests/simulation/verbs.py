@@ -1,0 +1,116 @@
+"""The verbs of a queue, each as somebody would call it on a queue of two tasks: what the exhaustive part is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from unittest import mock
+
+from fsqueue import insertion
+from tests.simulation.acts import ACTS, ask, work_loop
+from tests.simulation.history import Actor
+
+if TYPE_CHECKING:
+    from tests.simulation.stories import Story
+
+LEASE, LEASED, LETTER, LEFTOVERS = "lease", "leased", "letter", "leftovers"
+"""What must be there: its caller holds tasks; anybody does; a dead letter; what crashes leave."""
+
+
+@dataclass(frozen=True)
+class Verb:
+    """`needs`: what is to be prepared before it can do what it is for."""
+
+    name: str
+    act: Callable[[Story, Actor], None]
+    needs: frozenset[str] = frozenset()
+
+
+def insert(story: Story, actor: Actor) -> None:
+    actor.insert(*story.fresh(1))
+
+
+def insert_many(story: Story, actor: Actor) -> None:
+    """One group of two batches."""
+    actor.insert_many(story.fresh(3), 2)
+
+
+def insert_groups(story: Story, actor: Actor) -> None:
+    """Two groups, one after the other."""
+    with mock.patch.object(insertion, "GROUP_BATCHES_MAX", 1):
+        actor.insert_many(story.fresh(2), 1)
+
+
+def lease(story: Story, actor: Actor) -> None:
+    ask(story, actor, 1)
+
+
+def lease_many(story: Story, actor: Actor) -> None:
+    """More than there are: over all batches, and until nothing is left."""
+    ask(story, actor, 5)
+
+
+def complete(story: Story, actor: Actor) -> None:
+    actor.complete(list(actor.held))
+
+
+def complete_each(story: Story, actor: Actor) -> None:
+    for task in list(actor.held):
+        actor.complete([task])
+
+
+def fail(story: Story, actor: Actor) -> None:
+    for task in list(actor.held):
+        actor.fail(task, 0)
+
+
+def bury(story: Story, actor: Actor) -> None:
+    for task in list(actor.held):
+        actor.bury(task)
+
+
+def release(story: Story, actor: Actor) -> None:
+    actor.release(list(actor.held))
+
+
+def renew(story: Story, actor: Actor) -> None:
+    """To an earlier end, so that the task file is renamed, too."""
+    actor.renew(list(actor.held), 1)
+
+
+def poll(story: Story, actor: Actor) -> None:
+    """The work loop: completing leases the next in the same append."""
+    work_loop(story, actor, prefetch=1, rounds=3)
+
+
+def cancel(story: Story, actor: Actor) -> None:
+    actor.cancel(story.known)
+
+
+def fsck(story: Story, actor: Actor) -> None:
+    actor.do("fsck", lambda q: list(q.fsck(repair=True)))
+
+
+def tasks(story: Story, actor: Actor) -> None:
+    actor.do("tasks", lambda q: list(q.tasks()))
+
+
+def _verbs() -> list[Verb]:
+    def verb(act: Callable[[Story, Actor], None], *needs: str) -> Verb:
+        return Verb(act.__name__.replace("_", "-"), act, frozenset(needs))
+
+    return [
+        *map(verb, (insert, insert_many, insert_groups, lease, lease_many, poll, cancel, tasks)),
+        *(verb(act, LEASE) for act in (complete, complete_each, fail, bury, release, renew)),
+        verb(ACTS["retry_dead"], LETTER),
+        verb(ACTS["purge_dead"], LETTER),
+        verb(ACTS["release_all"], LEASED),
+        *(verb(ACTS[name]) for name in ("status", "is_drained", "purge", "delete", "create")),
+        verb(ACTS["gc"], LEFTOVERS),
+        verb(fsck, LEFTOVERS),
+    ]
+
+
+VERBS = {verb.name: verb for verb in _verbs()}
+"""By name."""
