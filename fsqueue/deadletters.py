@@ -128,15 +128,23 @@ def _alive(store: Store, fd: int) -> tuple[dict[str, int], set[str]]:
     return dead, settled
 
 
-def ids(store: Store) -> tuple[set[str], set[str]]:
-    """The ids of all dead letters there are, and of those that were dealt with."""
-    dead: set[str] = set()
-    settled: set[str] = set()
-    for _, fd in _opened(store, store.layout):
-        some, others = _alive(store, fd)
-        dead.update(some)
-        settled |= others
-    return dead, settled
+class Ids:
+    """What one reading of all letters says: the ids that are dead, those that were dealt with, and what retries staged."""
+
+    def __init__(self, store: Store) -> None:
+        self.dead: set[str] = set()
+        self.settled: set[str] = set()
+        self.staged: set[str] = set()
+        """The names of the files in `staging/` that are as good as published, if they are there still."""
+        for _, fd in _opened(store, store.layout):
+            some, others = _alive(store, fd)
+            self.dead.update(some)
+            self.settled |= others
+            self.staged |= _staged(store, fd)
+
+    def known(self) -> set[str]:
+        """Those that have a letter, or had one that was dealt with."""
+        return self.dead | self.settled
 
 
 def known(store: Store, shard: str) -> set[str]:
@@ -269,6 +277,12 @@ def publish_pending(store: Store) -> int:
     return published
 
 
+def is_retrying(store: Store) -> bool:
+    """Whether tasks that a retry has recorded wait to be published: its author lives, or may be stopped."""
+    there = {str(name) for name in staging.files(store, store.layout)}
+    return bool(there) and not there.isdisjoint(staged_names(store))
+
+
 def pending(store: Store) -> set[str]:
     """The staged files that `publish_pending` would publish."""
     orphans = set(staging.orphans(store, store.layout))
@@ -276,11 +290,14 @@ def pending(store: Store) -> set[str]:
 
 
 def _named(store: Store, fd: int, orphans: set[str]) -> list[str]:
-    staged = (line.get("staged") for line in _lines(store, fd))
-    return [name for name in staged if isinstance(name, str) and name in orphans]
+    return sorted(_staged(store, fd) & orphans)
+
+
+def _staged(store: Store, fd: int) -> set[str]:
+    named = (line.get("staged") for line in _lines(store, fd))
+    return {name for name in named if isinstance(name, str)}
 
 
 def staged_names(store: Store) -> set[str]:
     """The staged files that `retried` lines name: not to be reaped before they are published."""
-    lines = (line for _, fd in _opened(store, store.layout) for line in _lines(store, fd))
-    return {str(line["staged"]) for line in lines if "staged" in line}
+    return set().union(*(_staged(store, fd) for _, fd in _opened(store, store.layout)))

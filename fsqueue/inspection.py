@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from fsqueue import batch as batches
-from fsqueue import counters, deadletters, history, movements, names
+from fsqueue import counters, deadletters, history, movements, names, staging
 from fsqueue.errors import LockTimeout, TaskNotFound
 from fsqueue.filesystem import NOT_FILES
 from fsqueue.ledger import AVAILABLE, CANCELLED, COMPLETED, DEAD, LEASED, Ledger
@@ -77,6 +77,13 @@ def status(store: Store, exact: bool = True) -> Status:
     letters only what finished batches left: a cheap estimate.
     """
     store.refresh(now=True)
+    while True:
+        found = _status(store, exact)
+        if not store.refresh(now=True):  # what was seen while the queue was purged or deleted is neither before nor after
+            return found
+
+
+def _status(store: Store, exact: bool) -> Status:
     deadletters.publish_pending(store)
     before: _Seen | None = None
     for _ in range(ROUNDS):
@@ -109,10 +116,10 @@ class _Seen:
     then `counted` has changed since, and a batch of the look before is missing.
     """
 
-    def __init__(self, counted: Counted, dead: set[str], settled: set[str]) -> None:
+    def __init__(self, counted: Counted, letters: deadletters.Ids) -> None:
         self.counted = counted
-        self.dead = dead
-        self.settled = settled
+        self.dead = letters.dead
+        self.settled = letters.settled
         self.files: dict[str, TaskFileName] = {}
         self.ledgers: dict[str, Ledger] = {}
 
@@ -145,15 +152,20 @@ class _Seen:
 
 
 def _look(store: Store, exact: bool) -> _Seen:
-    seen = _Seen(_counted(store), *deadletters.ids(store))
+    counted = _counted(store)
+    letters = deadletters.Ids(store)
+    seen = _Seen(counted, letters)
+    retried = [name for name in staging.files(store, store.layout) if str(name) in letters.staged]
+    seen.files.update({name.batch: name for name in retried})  # as good as published
     for shard in shards(store):
         files = task_files(store, shard)
         for batch in logs(store, shard) if exact else ():
             ledger = read_ledger(store, batch)
             if ledger is not None:
                 seen.ledgers[batch] = ledger
-                files.pop(batch, None)
         seen.files.update(files)
+    for batch in seen.ledgers:
+        seen.files.pop(batch, None)
     return seen
 
 
@@ -168,6 +180,8 @@ class DrainCheck:
         """Look. A task file means work left, unless all in it is done (its finisher died, or is about to remove it)."""
         self.store.refresh()
         deadletters.publish_pending(self.store)
+        if deadletters.is_retrying(self.store):
+            return False
         for _ in range(2):  # a listing can be old, or miss a name that is being renamed: only two prove absence
             known = shards(self.store)
             if self._hint in known:

@@ -110,15 +110,20 @@ def move(store: Store, staged: Staged) -> None:
     raise FileNotFoundError(2, "the staged file has gone: the queue was purged or deleted meanwhile", staged.path)
 
 
+def files(store: Store, layout: Layout) -> list[TaskFileName]:
+    """The staged task files, as a listing shows them."""
+    found = map(names.parse_task_file, store.fs.names(layout.staging))
+    return [name for name in found if name is not None]
+
+
 def orphans(store: Store, layout: Layout) -> list[str]:
     """The staged task files whose authors live no more (nobody has them locked)."""
     found = []
-    for text in store.fs.names(layout.staging):
-        if names.parse_task_file(text) is not None:
-            fd = _claimed(store, f"{layout.staging}/{text}")
-            if fd is not None:
-                found.append(text)
-                _give_up(store, fd)
+    for name in files(store, layout):
+        fd = _claimed(store, f"{layout.staging}/{name}")
+        if fd is not None:
+            found.append(str(name))
+            _give_up(store, fd)
     return found
 
 

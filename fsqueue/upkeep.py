@@ -134,7 +134,7 @@ def write_letters(store: Store) -> None:
                 ledger = inspection.read_ledger(store, batch)
                 if ledger is None or not ledger.done[DEAD]:
                     continue
-                known = known or set().union(*deadletters.ids(store))
+                known = known or deadletters.Ids(store).known()
                 dead = (names.task_id(batch, index) for index, state in enumerate(ledger.state) if state == DEAD)
                 if not known.issuperset(dead):
                     mend(store, batch, None, GcReport())

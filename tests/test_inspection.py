@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from fsqueue import InvalidArgument, Queue, Status, TaskNotFound
+from fsqueue import InvalidArgument, Queue, QueueNotFound, Status, TaskNotFound
 from fsqueue.clock import ManualClock
 from fsqueue.filesystem import Filesystem
+from tests.concurrency.trapped import Trapped, trapped
 from tests.support import QueueFactory, files_below, log_files, task_file_names
 
 
@@ -400,3 +404,51 @@ def test_drained_is_not_said_of_a_generation_that_was_purged_a_moment_ago(queue:
     other.purge()
     other.insert("after")
     assert not q.is_drained()
+
+
+def at_each_listing(queue: Queue, clock: ManualClock, act: Callable[[int], object]) -> Queue:
+    """The same queue; `act(n)` is called before its n-th listing of a directory."""
+    listings = itertools.count(1)
+
+    def trap(step: str, call: Callable[..., Any], *args: Any) -> Any:
+        if step == "names":
+            act(next(listings))
+        return call(*args)
+
+    return Queue(queue.path, filesystem=Trapped(str(queue.path), trap), clock=clock)
+
+
+@pytest.mark.parametrize("moment", range(1, 9))
+def test_a_status_is_not_told_of_a_queue_that_was_deleted_meanwhile(
+    queue: Queue, clock: ManualClock, moment: int
+) -> None:
+    """Else a queue that was deleted would be called drained."""
+    queue.insert("x")
+    with pytest.raises(QueueNotFound):
+        at_each_listing(queue, clock, lambda at: queue.delete() if at == moment else None).status()
+
+
+@pytest.mark.parametrize("moment", range(1, 9))
+def test_a_status_is_of_one_generation(queue: Queue, clock: ManualClock, moment: int) -> None:
+    queue.insert_many(range(3), batch_tasks=1)
+    queue.lease()[0].complete()
+    status = at_each_listing(queue, clock, lambda at: queue.purge() if at == moment else None).status()
+    assert status.inserted == 0
+
+
+def test_tasks_that_a_retry_has_recorded_are_there_before_they_are_published(queue: Queue, clock: ManualClock) -> None:
+    """The retrier may be stopped at that moment, for ever: its letters are no letters any more."""
+    queue.insert("x")
+    queue.lease()[0].bury("no")
+    seen = []
+
+    def trap(step: str, call: Callable[..., Any], *args: Any) -> Any:
+        if step in ("write", "fsync", "rename"):
+            other = Queue(queue.path, clock=clock)
+            seen.append((other.status().as_dict(), other.is_drained()))
+        return call(*args)
+
+    with trapped(queue, trap) as mine:
+        mine.retry_dead()
+    states = {(found["dead"], found["waiting"], drained) for found, drained in seen}
+    assert states == {(1, 0, True), (0, 1, False)}
