@@ -64,7 +64,7 @@ def add(store: Store, log: Log, completed: int, at: int, wait_s: float) -> None:
     own = NUMBERS.index(store.counter_number)
     for number in NUMBERS[own:] + NUMBERS[:own] if missing > 0 else ():
         try:
-            with store.locked(layout.counter(number), wait_s / 4) as fd:
+            with store.locked(layout.counter(number), wait_s / 4, durable=store.sync_movements) as fd:
                 log.note("count", at, file=number, offset=fs.fstat(fd).st_size, count=missing)
                 fs.write_all(fd, mark(log.batch, missing))
                 if store.sync_movements:

@@ -37,7 +37,7 @@ def write(
     wanted = [index for index in tasks if index not in log.lettered]
     path = log.layout.dead(log.layout.shard(log.batch))
     sync = store.sync_inserts and not certain
-    with store.locked(path, timeout_s) as fd:
+    with store.locked(path, timeout_s, durable=store.sync_inserts) as fd:
         if wanted and not certain:
             known = {line["id"] for line in _lines(store, fd) if line["op"] == "dead"}
             wanted = [index for index in wanted if names.task_id(log.batch, index) not in known]
@@ -129,7 +129,7 @@ def _alive(store: Store, fd: int) -> tuple[dict[str, int], set[str]]:
 
 
 class Ids:
-    """What one reading of all letters says: the ids that are dead, those that were dealt with, and what retries staged."""
+    """What one reading of all letters says: the ids that are dead, those that were dealt with, what retries staged."""
 
     def __init__(self, store: Store) -> None:
         self.dead: set[str] = set()
@@ -227,6 +227,8 @@ def retry(store: Store, wanted: set[str] | None, where: Where | None) -> int:
         named = False
         try:
             staging.sync(store, [staged])
+            if store.sync_inserts:
+                store.sync_names(layout.staging)  # the line must not outlive what it names
             line = _settling(store, "retried", part, staged=str(staged.name), **{"as": staged.name.batch})
             named = True
             jsonl.append(store.fs, fd, line, store.sync_inserts)

@@ -25,8 +25,9 @@ def keep(store: Store, log: Log, at: int, timeout_s: float) -> None:
     """Append the batch's records. Under the log's lock; a repeat after a crash is dropped by readers."""
     line = b'{"batch":"%s","count":%d,"records":[%s]}\n' % (log.batch.encode(), log.ledger.count, log.records())
     path = log.layout.history(day_of(at), log.layout.shard(log.batch))
-    with store.locked(path, timeout_s) as fd:
-        jsonl.append(store.fs, fd, line, store.settings.durability == "strict")
+    sync = store.settings.durability == "strict"
+    with store.locked(path, timeout_s, durable=sync) as fd:
+        jsonl.append(store.fs, fd, line, sync)
 
 
 def days(store: Store) -> list[str]:

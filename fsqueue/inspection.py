@@ -79,7 +79,7 @@ def status(store: Store, exact: bool = True) -> Status:
     store.refresh(now=True)
     while True:
         found = _status(store, exact)
-        if not store.refresh(now=True):  # what was seen while the queue was purged or deleted is neither before nor after
+        if not store.refresh(now=True):  # what is seen while a queue is purged or deleted is of no moment
             return found
 
 

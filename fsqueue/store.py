@@ -58,6 +58,9 @@ class Store:
         self._busy_until: dict[str, float] = {}
         self.shards_made: set[str] = set()
         """Shard directories that are known to be there, and durable."""
+        self._durable_generation = 1
+        self._durable: set[str] = set()
+        """Directories whose names are known to be durable."""
         self.fate: Fate
         self.layout: Layout
         self._load()
@@ -137,9 +140,10 @@ class Store:
         return from_os_error(error, doing)
 
     @contextmanager
-    def locked(self, path: str, wait_s: float = jsonl.LOCK_TIMEOUT_S) -> Iterator[int]:
+    def locked(self, path: str, wait_s: float = jsonl.LOCK_TIMEOUT_S, durable: bool = False) -> Iterator[int]:
         """A file shared with others, open for appending and locked; LockTimeout when it stays busy.
 
+        `durable`: what is synced to it must outlive a power loss, and so must its name.
         One that stayed busy just now is not waited for again soon: its holder is stopped.
         """
         clock = self.clock
@@ -148,10 +152,43 @@ class Store:
             with jsonl.locked(
                 self.fs, clock, self.entropy, path, min(wait_s, BUSY_WAIT_S) if recently else wait_s
             ) as fd:
+                if durable:
+                    self.secure(fd, path)
                 yield fd
         except LockTimeout:
             self._busy_until[path] = clock.monotonic() + BUSY_S
             raise
+
+    def secure(self, fd: int, path: str) -> None:
+        """Make the name of an open file durable, and its directories', unless something is in the file already.
+
+        Who writes the first byte has done this before. On a shared mount names are durable as soon as they are there.
+        """
+        if self.fs.shared or self.fs.fstat(fd).st_size:
+            return
+        self.sync_names(os.path.dirname(path))
+
+    def secure_generation(self) -> None:
+        """Before tasks are reported inserted: make the line durable that began the generation they are in.
+
+        Who wrote it may not have synced it yet; a power loss would bring the generation before back.
+        """
+        if self.fs.shared or not self.sync_inserts or self.fate.generation == self._durable_generation:
+            return
+        fd = self.fs.look(self.layout.settings_file)
+        try:
+            self.fs.fsync(fd)
+        finally:
+            self.fs.close(fd)
+        self._durable_generation = self.fate.generation
+
+    def sync_names(self, directory: str) -> None:
+        """Make the names in a directory durable, and once its own and those of the directories above it."""
+        self.fs.sync_directory(directory)
+        while directory not in self._durable and directory != self.path:
+            self._durable.add(directory)
+            directory = os.path.dirname(directory)
+            self.fs.sync_directory(directory)
 
     def compare_clock(self) -> None:
         """Measure the file server's clock again, if that was long ago. Lustre stamps with the client's own."""
@@ -187,6 +224,12 @@ class Store:
         layout = self.layout
         path = layout.log(batch)
         fd = self.fs.open_append(path) if create else self.fs.look(path, os.O_RDWR | os.O_APPEND)
+        if create and self.sync_movements:
+            try:
+                self.secure(fd, path)
+            except BaseException:
+                self.fs.close(fd)
+                raise
         log = Log(self.fs, layout, batch, fd, self.sync_movements)
         old: list[Log] = []
         with self.mutex:

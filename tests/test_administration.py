@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from fsqueue import (
 )
 from fsqueue.clock import ManualClock
 from fsqueue.filesystem import Filesystem
+from tests.concurrency.trapped import trapped
 from tests.support import QueueFactory, drain, files_below, leftovers, log_files
 
 
@@ -397,3 +399,22 @@ def test_a_batch_that_stays_locked_is_named_and_the_others_are_released(
     assert q.status().leased == 1
     stopped.store.fs.close(fd)
     assert other.release_all() == 1
+
+
+def test_who_inserts_into_a_new_generation_has_its_beginning_on_disk(queue: Queue) -> None:
+    """Its author may not have synced it yet: a power loss would bring back the generation before, without the task."""
+    steps: list[str] = []
+
+    def trap(step: str, call: Callable[..., Any], *args: Any) -> Any:
+        if step == "fsync":
+            steps.append(os.readlink(f"/proc/self/fd/{args[0]}"))
+        return call(*args)
+
+    with trapped(queue, trap) as mine:
+        mine.insert(1)
+        assert f"{queue.path}/queue.jsonl" not in steps
+        queue.purge()
+        mine.insert(2)
+        assert steps.count(f"{queue.path}/queue.jsonl") == 1
+        mine.insert(3)
+        assert steps.count(f"{queue.path}/queue.jsonl") == 1

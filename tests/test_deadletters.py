@@ -286,19 +286,39 @@ def test_a_damaged_line_of_a_task_file_becomes_a_letter(q: Queue) -> None:
     assert q.status().as_dict() == {"inserted": 3, "waiting": 0, "delayed": 0, "leased": 2, "completed": 0, "dead": 1}
 
 
-def test_a_burial_is_synced_before_its_letter_is_written(queue: Queue) -> None:
-    # Else a power loss might keep the letter and lose the burial: the task would be dead, and there again.
-    queue.insert("payload")
+def writes_and_syncs(queue: Queue, act: Callable[[Queue], object]) -> list[str]:
+    """What is written and synced, in order: the name of a directory, and of a file the directory that it is in."""
     steps: list[str] = []
 
     def trap(step: str, call: Callable[..., Any], *args: Any) -> Any:
         if step in ("write", "fsync"):
-            path = os.readlink(f"/proc/self/fd/{args[0]}")
-            steps.append(f"{step} {'letter' if '/dead/' in path else 'log' if '/movements/' in path else 'other'}")
+            path = os.readlink(f"/proc/self/fd/{args[0]}").removeprefix(f"{queue.path}/1")
+            steps.append(f"{step} {path if os.path.isdir(f'{queue.path}/1{path}') else path.split('/')[1]}")
         return call(*args)
 
     with trapped(queue, trap) as mine:
-        [task] = mine.lease()
-        steps.clear()
-        task.bury("no good")
-    assert steps.index("write log") < steps.index("fsync log") < steps.index("write letter")
+        act(mine)
+    return steps
+
+
+def test_a_burial_is_synced_before_its_letter_is_written(queue: Queue) -> None:
+    # Else a power loss might keep the letter and lose the burial: the task would be dead, and there again.
+    queue.insert("payload")
+    steps = writes_and_syncs(queue, lambda mine: mine.lease()[0].bury("no good"))
+    steps = steps[steps.index("write movements") + 1 :]  # from the burial on
+    assert steps.index("write movements") < steps.index("fsync movements") < steps.index("write dead")
+
+
+def test_the_name_of_a_file_of_letters_is_durable_before_anything_is_in_it(queue: Queue) -> None:
+    # Else a power loss might take the name of a file whose content was synced, and the payloads with it.
+    queue.insert_many(range(2), batch_tasks=1)
+    steps = writes_and_syncs(queue, lambda mine: mine.lease()[0].bury("no good"))
+    assert max(map(steps.index, ("fsync /dead", "fsync "))) < steps.index("write dead")
+
+
+def test_a_retry_is_not_recorded_before_the_name_of_what_it_stages_is_durable(queue: Queue) -> None:
+    # Else a power loss might keep the line, and lose the tasks that it promises.
+    queue.insert("payload")
+    queue.lease()[0].bury("no good")
+    steps = writes_and_syncs(queue, lambda mine: mine.retry_dead())
+    assert steps.index("write staging") < steps.index("fsync /staging") < steps.index("write dead")

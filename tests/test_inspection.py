@@ -428,14 +428,6 @@ def test_a_status_is_not_told_of_a_queue_that_was_deleted_meanwhile(
         at_each_listing(queue, clock, lambda at: queue.delete() if at == moment else None).status()
 
 
-@pytest.mark.parametrize("moment", range(1, 9))
-def test_a_status_is_of_one_generation(queue: Queue, clock: ManualClock, moment: int) -> None:
-    queue.insert_many(range(3), batch_tasks=1)
-    queue.lease()[0].complete()
-    status = at_each_listing(queue, clock, lambda at: queue.purge() if at == moment else None).status()
-    assert status.inserted == 0
-
-
 def test_tasks_that_a_retry_has_recorded_are_there_before_they_are_published(queue: Queue, clock: ManualClock) -> None:
     """The retrier may be stopped at that moment, for ever: its letters are no letters any more."""
     queue.insert("x")
