@@ -67,9 +67,7 @@ def poll(story: Story, actor: Actor) -> None:
     work_loop(story, actor, story.rng.choice((1, 1, 3)), story.rng.randint(1, 5), story.rng.random)
 
 
-def work_loop(
-    story: Story, actor: Actor, prefetch: int, rounds: int, luck: Callable[[], float] = lambda: 0.5
-) -> None:
+def work_loop(story: Story, actor: Actor, prefetch: int, rounds: int, luck: Callable[[], float] = lambda: 0.5) -> None:
     """Some rounds of a loop over `poll`, left then."""
     loop = actor.do("poll", lambda q: q.poll(prefetch=prefetch))
     if loop is None:
@@ -131,8 +129,6 @@ def purge(story: Story, actor: Actor) -> None:
 
 def delete(story: Story, actor: Actor) -> None:
     actor.plain("delete")
-    if actor.last.outcome == DONE:
-        story.deleted = story.deleted or story.world.disk.step
 
 
 def create(story: Story, actor: Actor) -> None:

@@ -18,10 +18,12 @@ if TYPE_CHECKING:
 class File:
     """An inode. `durable` is its content as of the last sync; None: never synced."""
 
-    __slots__ = ("data", "durable", "links", "mtime", "number", "owner", "removed_by", "touches", "version")
+    __slots__ = ("data", "durable", "home", "links", "mtime", "number", "owner", "removed_by", "touches", "version")
 
-    def __init__(self, number: int, now: float) -> None:
+    def __init__(self, number: int, now: float, home: Directory) -> None:
         self.number = number
+        self.home = home
+        """Where it was made."""
         self.data = bytearray()
         self.durable: bytes = b""
         self.links = 0
@@ -70,6 +72,10 @@ class Disk:
         """Every file that ever was."""
         self.logs: dict[str, list[File]] = {}
         """Every movement log that ever was, by its name."""
+        self.ends: list[tuple[int, str]] = []
+        """When the queue ended, and what was in it: the steps at which it was purged, closed or moved away."""
+        self._fates: dict[File, list[tuple[int, str]]] = {}
+        """The same for each file that was ever called `queue.jsonl`, as far as its lines say so."""
         self.moved_directories = 0
         """How often a directory was renamed or removed: until then resolved paths hold."""
 
@@ -77,7 +83,7 @@ class Disk:
 
     def new_file(self, directory: Directory, name: str) -> File:
         self.numbers += 1
-        file = File(self.numbers, self.world.now)
+        file = File(self.numbers, self.world.now, directory)
         self.files.append(file)
         self.put([(directory, name, file)])
         if len(name) == 38 and name.endswith(".jsonl"):
@@ -96,10 +102,14 @@ class Disk:
             old = directory.entries.pop(name, None)
             if old is not None:
                 old.links -= 1
+                if name == "q" and node is None:
+                    self.ends.append((self.step, "moved"))
             if node is not None:
                 directory.entries[name] = node
                 directory.since[name] = self.step
                 node.links += 1
+                if name == "queue.jsonl" and isinstance(node, File):
+                    self._fates.setdefault(node, [])
             directory.version += 1
             directory.mtime = self.world.now
         if self.lossy:
@@ -110,6 +120,11 @@ class Disk:
     def written(self, file: File) -> None:
         file.version += 1
         file.mtime = self.world.now
+        known = self._fates.get(file)
+        if known is not None:
+            fresh = [(self.step, word) for word in _fate(file.data)[len(known) :]]
+            known += fresh
+            self.ends += fresh
 
     # -- durability ------------------------------------------------------------------------------
 
@@ -171,6 +186,10 @@ class Disk:
                 file.data = bytearray(remains(file))
                 file.durable = bytes(file.data)
                 file.version += 1
+        for file, known in self._fates.items():  # what a line said that is lost has not happened
+            for lost in known[len(_fate(file.data)) :]:
+                known.remove(lost)
+                self.ends.remove(lost)
         self._revert(self.root)
         self.moved_directories += 1
 
@@ -183,6 +202,12 @@ class Disk:
                 self._revert(node)
             else:
                 node.links += 1
+
+
+def _fate(data: bytearray) -> list[str]:
+    """What the whole lines of a `queue.jsonl` say of its end, in order."""
+    words = (("closed", b'"op":"closed"'), ("purged", b'"op":"generation"'))
+    return [word for line in data.split(b"\n")[:-1] for word, sign in words if sign in line]
 
 
 def _remains(data: bytes, durable: bytes, chance: float, rng: Random) -> bytes:

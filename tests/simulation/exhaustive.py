@@ -1,11 +1,11 @@
 """Small cases, all of them: every fault at every call of a verb, and every verb at every call of every other.
 
-    python -m tests.simulation.exhaustive complete                        # every fault at every call of one verb
-    python -m tests.simulation.exhaustive complete lease                  # another verb at every call of it
-    python -m tests.simulation.exhaustive complete lease --kind nfs --fate stopped --at 12 -v    # one schedule, call by call
+    python -m tests.simulation.exhaustive complete                 # every fault at every call of one verb
+    python -m tests.simulation.exhaustive complete lease           # another verb at every call of it
+    python -m tests.simulation.exhaustive complete lease --kind nfs --fate stopped --at 12 -v    # one, call by call
 
 On a queue of two tasks the first verb runs up to its k-th call; there its fate comes, and the second verb runs whole;
-then the first goes on, if it lives. At the end a fresh worker drains the queue, and all is judged as random stories are.
+then the first goes on, if it lives. At the end a fresh worker drains the queue, and all is judged as in random stories.
 What is not told here is two verbs that take turns more than once: the random stories do that.
 
 Exits with 0 if nothing was found, with 1 otherwise.
@@ -87,6 +87,11 @@ def late(play: Play, process: Process, call: Call) -> None:
     play.world.now += LEASE_S + 2
 
 
+def a_little_later(play: Play, process: Process, call: Call) -> None:
+    """So much that the other reads `queue.jsonl` again."""
+    play.world.now += 2
+
+
 def killed(play: Play, process: Process, call: Call) -> None:
     process.kill()
 
@@ -101,10 +106,6 @@ def cut_short(play: Play, process: Process, call: Call) -> None:
     torn(play, process, opened, file, args[1], half)
     process.put_data(opened, file, len(process.content(opened, file)), args[1][:half])
     process.kill()
-
-
-def stopped(play: Play, process: Process, call: Call) -> None:
-    """It never moves again; it lives, with its locks, until the other has done."""
 
 
 def locks_lost(play: Play, process: Process, call: Call) -> None:
@@ -167,7 +168,9 @@ FATES: dict[str, Fate] = {
     "late": late,
     "killed": killed,
     "cut-short": cut_short,
-    "stopped": stopped,
+    "stopped": on,
+    "then-power": a_little_later,
+    "then-power-names": a_little_later,
     "locks-lost": locks_lost,
     "host-lost": host_lost,
     "reply-lost": reply_lost,
@@ -184,9 +187,17 @@ FATES: dict[str, Fate] = {
 }
 """What may become of the first verb at a call, by name."""
 
+AFTERWARDS: dict[str, Fate] = {
+    "stopped": killed,
+    "then-power": _power(False, False),
+    "then-power-names": _power(True, False),
+}
+"""What comes when the second verb has run."""
+
 ALONE = {
     "local": ("killed", "cut-short", "reply-lost", "eio-after", "eio", "eacces", "full", "full-halfway"),
-    "nfs": ("killed", "cut-short", "late", "locks-lost", "host-lost", "reply-lost", "eio-after", "eio", "estale", "full"),
+    "nfs": ("killed", "cut-short", "late", "locks-lost", "host-lost", "reply-lost", "eio-after", "eio", "estale",
+            "full"),
     "lossy": ("power", "power-names", "power-data", "power-all"),
     "strict": ("power", "power-names", "power-data"),
     "lossy-nfs": ("power",),
@@ -197,7 +208,8 @@ TOGETHER = {"local": ("on", "killed"), "nfs": ("on", "stopped", "late")}
 TOGETHER_LONG = {
     "local": ("on", "late", "killed", "cut-short", "stopped", "reply-lost"),
     "nfs": ("on", "late", "killed", "cut-short", "stopped", "locks-lost", "reply-lost", "host-lost"),
-    "lossy": ("power", "power-names", "power-data"),
+    "lossy": ("then-power", "then-power-names"),
+    "strict": ("then-power", "then-power-names"),
 }
 """The same when there is time."""
 
@@ -256,8 +268,8 @@ class Play(Story):
             self._second(verb, actor)
         if failure is not None:
             raise failure
-        if self.schedule.fate == "stopped":
-            process.kill()
+        if self.schedule.fate in AFTERWARDS:
+            AFTERWARDS[self.schedule.fate](self, process, call)
         if process.dead:
             raise Crash
 

@@ -1,4 +1,4 @@
-# ruff: noqa: E501, SIM102
+# ruff: noqa: E501
 """The judgement: what must hold of everything that happened (docs/design.md, "Invariants")."""
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from fsqueue import LeasedTask, LeaseLost, Status, counters
-from tests.simulation.disk import Directory, File
+from tests.simulation.disk import Directory, File, Node
 from tests.simulation.history import DONE, QUEUE, REFUSED, Call
 from tests.simulation.replay import AVAILABLE, CANCELLED, COMPLETED, LEASED, OUTCOMES, Replay
 
@@ -33,21 +33,33 @@ class Truth:
         self.replays: dict[str, list[Replay]] = {
             batch: [Replay(bytes(file.data)) for file in files] for batch, files in story.world.disk.logs.items()
         }
+        base = directory(story, f"{generation(story)}/movements")
+        self.current = set(base.entries.values()) if base is not None else set[Node]()
+        """The directories of the logs that count now."""
 
     def of(self, task: LeasedTask) -> list[Replay]:
         return self.replays.get(task.batch, [])
 
-    def state(self, task_id: str) -> str | None:
-        """The outcome of a task, if any log has one."""
-        batch, _, index = task_id.rpartition(".")
-        for replay in self.replays.get(batch, ()):
-            if int(index) < len(replay.tasks) and replay.tasks[int(index)].state in OUTCOMES:
-                return replay.tasks[int(index)].state
-        return None
+    def outcomes(self, task_id: str) -> set[str]:
+        """The outcomes of a task in the logs there were (of which a power loss may have taken one away)."""
+        batch, _, text = task_id.rpartition(".")
+        index = int(text)
+        states = {one.tasks[index].state for one in self.replays.get(batch, ()) if index < len(one.tasks)}
+        return states.intersection(OUTCOMES)
+
+    def is_current(self, task_id: str) -> bool:
+        """Whether it has a log in the current generation."""
+        logs = self.story.world.disk.logs.get(task_id.rpartition(".")[0], ())
+        return any(file.home in self.current for file in logs)
 
     def completed(self) -> int:
+        """How many tasks of the current generation were."""
         return sum(
-            task.state == COMPLETED for replays in self.replays.values() for one in replays for task in one.tasks
+            task.state == COMPLETED
+            for batch, replays in self.replays.items()
+            for one, file in zip(replays, self.story.world.disk.logs[batch], strict=True)
+            if file.home in self.current
+            for task in one.tasks
         )
 
 
@@ -94,21 +106,19 @@ def judge(story: Story) -> list[str]:
     wrong += _logs(story, truth)
     for call in story.history.calls:
         wrong += _told(story, truth, call)
-    if not story.deleted:
-        wrong += _losses(story, truth)
+    wrong += _losses(story, truth)
     return wrong
 
 
 def _logs(story: Story, truth: Truth) -> Iterator[str]:
     """Logs are appended to in order, end with `gone`, and no batch has two."""
-    reaped = story.power_lost or any(call.verb in ("purge", "delete") for call in story.history.calls)
     for batch, replays in truth.replays.items():
         for replay, file in zip(replays, story.world.disk.logs[batch], strict=True):
             if not story.power_lost:
                 yield from (f"log of {batch}: {text}" for text in replay.wrong)
             misled = file in story.world.voided_farewells and not replay.left
             """By a farewell that was voided later; no harm is done where it was the last thing to be written."""
-            if not file.links and not replay.gone and not reaped and not misled:
+            if not (file.links or replay.gone or misled or story.power_lost) and file.home in truth.current:
                 yield f"log of {batch}: it was unlinked without a farewell"
         if sum(bool(replay.tasks) for replay in replays) > 1 and not story.power_lost:
             yield f"the batch {batch} began twice"
@@ -137,8 +147,6 @@ def _told(story: Story, truth: Truth, call: Call) -> Iterator[str]:
                 yield f"{call}: it was reported done, but no log says so of {task.id}"
             if acted and task.id in lost and not _repeated(story, call, task):
                 yield f"{call}: it was reported lost, but the log says it was done"
-    if story.deleted and call.verb == "insert" and call.outcome == DONE and call.begin > story.deleted:
-        yield f"{call}: inserted into a deleted queue"
 
 
 def _repeated(story: Story, call: Call, task: LeasedTask) -> bool:
@@ -157,31 +165,22 @@ def _losses(story: Story, truth: Truth) -> Iterator[str]:
     settled = _settled(story)
     for payload, line in story.letters.items():
         ids.setdefault(payload, set()).update(line)
-    purges = [call for call in story.history.calls if call.verb == "purge"]
+    ended = max((step for step, _ in story.world.disk.ends), default=-1)
     for call in story.history.calls:
-        if call.verb != "insert" or call.outcome != DONE:
-            continue
-        if any(purge.end > call.begin for purge in purges):
-            continue  # it may have been purged
+        if call.verb != "insert" or call.outcome != DONE or call.begin <= ended:
+            continue  # what began before the queue was purged or deleted may have gone with it
         for payload in call.args["payloads"]:
             known = ids.get(payload, set())
             if not any(
-                truth.state(one) in (COMPLETED, CANCELLED) or settled.get(one) in ("dead", "purged") for one in known
+                truth.outcomes(one) & {COMPLETED, CANCELLED} or settled.get(one) in ("dead", "purged") for one in known
             ):
-                if not (story.power_lost and _was_completed(story, known)):
-                    states = {one: (truth.state(one), settled.get(one)) for one in known}
-                    yield f"{call}: the task {payload!r} is lost ({states or 'nobody ever saw it'})"
-            unsettled = [one for one in known if settled.get(one) != "retried"]
-            if len(unsettled) > 1 and not purges:
+                states = {one: (truth.outcomes(one), settled.get(one)) for one in known}
+                yield f"{call}: the task {payload!r} is lost ({states or 'nobody ever saw it'})"
+            unsettled = [
+                one for one in known if settled.get(one, "retried" if not truth.is_current(one) else "") != "retried"
+            ]
+            if len(unsettled) > 1:
                 yield f"the task {payload!r} was inserted once and is there as {sorted(unsettled)}"
-
-
-def _was_completed(story: Story, ids: set[str]) -> bool:
-    """Whether somebody was told so, before a power loss took the log."""
-    return any(
-        call.verb in ("complete", "cancel", "bury", "fail") and {task.id for task in call.args.get("tasks", ())} & ids
-        for call in story.history.calls
-    )
 
 
 def _settled(story: Story) -> dict[str, str]:
@@ -215,14 +214,11 @@ def judge_status(story: Story, status: Status) -> Iterator[str]:
     truth = Truth(story)
     if not status.drained:
         yield f"the drained queue says {status}"
-    purged = any(call.verb == "purge" for call in story.history.calls)
-    if purged:
-        return
     completed = truth.completed()
     alive = sum(word == "dead" for word in _settled(story).values())
     if status.dead != alive:
         yield f"{alive} letters lie there, but the status says {status.dead}"
-    if story.power_lost:
+    if story.power_lost and not story.durable:
         if status.completed > completed + _completions_told(story):
             yield f"{completed} tasks were completed, but {status.completed} are counted"
     elif status.completed != completed and not _may_be_mistaken(story, truth):

@@ -65,8 +65,6 @@ class Story:
         self.power_lost = False
         self.forgotten_until = -1
         """What was reported up to this step may have been lost with the power (it was not synced)."""
-        self.deleted = 0
-        """The step at which a deletion was reported done."""
         self.skew_s = scenario.skew_s
         self.letters: dict[Any, set[str]] = {}
         self.payloads = 0
@@ -93,6 +91,11 @@ class Story:
         if not self.scenario.shared:
             given["durability"] = rng.choice(("default", "strict"))
         return Settings(**{**given, **self.scenario.settings})
+
+    @property
+    def durable(self) -> bool:
+        """Whether each movement is synced before it is reported."""
+        return self.scenario.shared or self.settings.durability == "strict"
 
     def _make_queue(self) -> None:
         disk: Disk = self.world.disk
@@ -144,7 +147,8 @@ class Story:
     def lose_power(self, lose: Callable[[], None]) -> None:
         """Everything stops, and what was not synced is gone: `lose` says how much of it."""
         self.power_lost = True
-        self.forgotten_until = self.world.disk.step
+        if not self.durable:
+            self.forgotten_until = self.world.disk.step
         for process in self.processes:
             if not process.dead:
                 process.dead = True
@@ -232,9 +236,8 @@ class Story:
         try:
             last.queue  # noqa: B018
         except FsqueueError as error:
-            if not self.deleted and not any(call.verb == "delete" for call in self.history.calls):
+            if not any(how in ("closed", "moved") for _, how in world.disk.ends):
                 wrong.append(f"the queue does not open: {error!r}")
-            self.deleted = self.deleted or 1 << 59
             return wrong + invariants.judge(self)
         if self.rng.random() < 0.5:
             last.plain("gc")
@@ -255,11 +258,17 @@ class Story:
         wrong += invariants.judge(self)
         last.work(2 * DAY_S)
         last.plain("gc")
-        last.plain("gc")
+        if any(invariants.judge_leftovers(self)):
+            last.plain("gc")
         wrong += invariants.judge_leftovers(self)
-        again = last.plain("status")
-        if again != status and not (self.power_lost and again.completed <= status.completed):
-            wrong.append(f"upkeep made {again} of {status}")
+        if self.rng.random() < 0.3:
+            again = last.plain("status")
+            if again != status and not (self.power_lost and again.completed <= status.completed):
+                wrong.append(f"upkeep made {again} of {status}")
+        if self.rng.random() < 0.1:
+            found = last.do("fsck", lambda q: list(q.fsck(repair=True))) or []
+            left = found if not world.faults else last.do("fsck", lambda q: list(q.fsck())) or []
+            wrong += [f"fsck finds {one}" for one in left]
         self._refusals(last, wrong)
         last.exit()
         return wrong
