@@ -27,7 +27,9 @@ class Quota:
     files_limit: int
 
 
-class _Dqblk(ctypes.Structure):
+class Limits(ctypes.Structure):
+    """`struct dqblk` of quotactl(2)."""
+
     _fields_ = (
         *(
             (name, ctypes.c_uint64)
@@ -48,7 +50,7 @@ def quota_of(mount: Mount) -> list[Quota]:
 
 
 def _local(mount: Mount, kind: int, number: int, name: str) -> Quota | None:
-    block = _Dqblk()
+    block = Limits()
     try:
         libc = ctypes.CDLL(None, use_errno=True)
         command = (Q_GETQUOTA << 8) | kind
