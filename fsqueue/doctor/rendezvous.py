@@ -158,8 +158,8 @@ class Rendezvous:
             if self.clock.monotonic() > until or self._is_invited():
                 return False  # it is dead, or busy; or somebody who is alive waits for an answer
             self.clock.sleep(POLL_S[1] / 5)
+        self.partner = other  # before it hears of it: who is ended now says goodbye
         self._post(f"begin.{other}.{number}", {})
-        self.partner = other
         return True
 
     def _is_invited(self) -> bool:
@@ -169,10 +169,11 @@ class Rendezvous:
 
     def _follow(self, leader: str, invitation: str) -> bool:
         number = invitation.rpartition(".")[2]
+        self.partner = leader  # it may have begun already: who is ended now says goodbye
         self._post(f"accept.{leader}.{number}", {})
         if self._await(f"{leader}.begin.{self.me}.{number}", ANSWER_S) is None:
+            self.partner = ""
             return False
-        self.partner = leader
         return True
 
     def _identity_of(self, other: str) -> dict[str, Any]:

@@ -71,6 +71,14 @@ def waiting(process: subprocess.Popen[str]) -> None:
     raise AssertionError("it ended before it waited")
 
 
+def at_work(directory: Path) -> None:
+    """Return when two have met and begun with their tests, which take some seconds."""
+    until = time.monotonic() + 30
+    while not list(directory.glob(".fsqueue-doctor/join/*.place/ledger")):
+        assert time.monotonic() < until
+        time.sleep(0.002)
+
+
 def test_two_join(spawn: Spawn, tmp_path: Path) -> None:
     first = spawn("doctor", tmp_path, "--join", "--json")
     waiting(first)
@@ -115,10 +123,7 @@ def test_a_partner_killed_in_the_middle(spawn: Spawn, tmp_path: Path) -> None:
     first = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     waiting(first)
     second = spawn("doctor", tmp_path, "--join")
-    until = time.monotonic() + 30
-    while not list(tmp_path.glob(".fsqueue-doctor/join/*.place/ledger")):
-        assert time.monotonic() < until
-        time.sleep(0.002)
+    at_work(tmp_path)
     second.kill()
     second.communicate()
     said, _ = first.communicate(timeout=60)
@@ -131,10 +136,7 @@ def test_a_partner_that_is_interrupted_says_so(spawn: Spawn, tmp_path: Path) -> 
     first = spawn("doctor", tmp_path, "--join")
     waiting(first)
     second = spawn("doctor", tmp_path, "--join")
-    until = time.monotonic() + 30
-    while not list(tmp_path.glob(".fsqueue-doctor/join/*.place/ledger")):
-        assert time.monotonic() < until
-        time.sleep(0.002)
+    at_work(tmp_path)
     second.send_signal(signal.SIGINT)
     assert second.wait(30) == 130
     said, _ = first.communicate(timeout=60)

@@ -111,9 +111,16 @@ def test_stopped_by_a_signal_it_puts_back_what_it_holds(
     assert queue.status().waiting == 5
 
 
+def catches(pid: int, number: int) -> bool:
+    """Whether a process has a handler for a signal by now."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    [caught] = [line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")]
+    return bool(int(caught, 16) >> (number - 1) & 1)
+
+
 def test_stopped_while_idle(spawn: Spawn, queue: Queue) -> None:
     process = spawn("run", queue.path, "--forever", "--", "true")
-    time.sleep(1)
+    wait_for(lambda: catches(process.pid, signal.SIGTERM))
     process.send_signal(signal.SIGINT)
     assert process.communicate(timeout=30)[1] == "fsqueue: there was nothing to do\n"
     assert process.returncode == 130
