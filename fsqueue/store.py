@@ -48,7 +48,8 @@ class Store:
         entropy: Entropy | None = None,
     ) -> None:
         self.path = path
-        self.fs = fs or Filesystem(path, shared=mount_of(path).shared)
+        mount = mount_of(path)
+        self.fs = fs or Filesystem(path, shared=mount.shared, lists_by_time=mount.lists_by_time)
         self.clock = clock or Clock()
         self.entropy = entropy or Entropy()
         self.worker_name = worker

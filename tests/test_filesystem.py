@@ -174,6 +174,16 @@ def test_listing_what_is_not_there_is_empty(fs: Filesystem) -> None:
     assert fs.names(fs.root) == ["file"]
 
 
+@pytest.mark.parametrize(("mount", "touched"), [("nfs", True), ("nfs4", False), ("ext4", False)])
+def test_where_listings_go_by_time_a_directory_is_touched_first(tmp_path: Path, mount: str, touched: bool) -> None:
+    fs = Filesystem(str(tmp_path), lists_by_time=Mount(mount, "/", "").lists_by_time)
+    (tmp_path / "d").mkdir()
+    for listing in (fs.names, fs.entries):
+        os.utime(tmp_path / "d", (1, 1))
+        assert list(listing(f"{tmp_path}/d")) == []
+        assert ((tmp_path / "d").stat().st_mtime > 1) == touched
+
+
 def test_rename_and_unlink_say_whether_it_was_there(fs: Filesystem) -> None:
     fs.close(fs.create(f"{fs.root}/a"))
     assert not fs.rename(f"{fs.root}/missing", f"{fs.root}/b")

@@ -71,18 +71,20 @@ class Filesystem:
     """The system calls that fsqueue uses below `root`, on a local or a shared filesystem.
 
     `shared` tells whether other hosts may work on the same files: then every append is synced,
-    because nothing else reports a lost lock or a full disk there. Missing directories are made
-    below `root`, never `root` itself: a deleted queue must not come back to life.
+    because nothing else reports a lost lock or a full disk there. `lists_by_time`: see `Mount`.
+    Missing directories are made below `root`, never `root` itself: a deleted queue must not come back to life.
 
     Below `root` no symbolic link is followed, whoever planted it: neither in place of a file nor of a
     directory (NotADirectoryError; a listing of one is empty). `root` itself may be reached through links.
     """
 
-    def __init__(self, root: str, *, shared: bool = True, process_locks: bool | None = None) -> None:
+    def __init__(
+        self, root: str, *, shared: bool = True, lists_by_time: bool = False, process_locks: bool | None = None
+    ) -> None:
         self.root = root
         self._below = root.rstrip("/") + "/"
         self._vetted: dict[str, float] = {}
-        self.shared = shared
+        self.shared, self.lists_by_time = shared, lists_by_time
         self.pauses_s = SHARED_PAUSES_S if shared else LOCAL_PAUSES_S
         if process_locks is None:
             process_locks = not description_locks_work()
@@ -229,10 +231,18 @@ class Filesystem:
     def names(self, directory: str) -> list[str]:
         """The names in a directory, unordered; [] if it does not exist. A listing is a hint."""
         try:
-            self._vet(directory)
+            self._before_listing(directory)
             return asking_again(lambda: os.listdir(directory))
         except (FileNotFoundError, NotADirectoryError):
             return self._names_afresh(directory) if self.shared else []
+
+    def _before_listing(self, directory: str) -> None:
+        self._vet(directory)
+        if self.lists_by_time:
+            try:
+                os.utime(directory, follow_symlinks=False)  # now it must ask the server
+            except OSError:
+                pass  # it is not there, or one may only look
 
     def _names_afresh(self, directory: str) -> list[str]:
         """The same by fresh looks, from the root down.
@@ -261,7 +271,7 @@ class Filesystem:
         """
 
         def scan() -> list[tuple[str, str]]:
-            self._vet(directory)
+            self._before_listing(directory)
             with os.scandir(directory) as found:
                 return [(entry.name, _kind(entry)) for entry in found]
 

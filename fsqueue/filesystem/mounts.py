@@ -50,6 +50,15 @@ class Mount:
         """Whether other hosts may have it mounted, too."""
         return self.kind not in LOCAL
 
+    @property
+    def lists_by_time(self) -> bool:
+        """Whether a listing is taken for good as long as the directory's time is the same (NFS 2 and 3).
+
+        The server's clock ticks every few milliseconds. Of two changes in one tick a client may have listed the first
+        only, and goes on to show what is gone, and not to show what is there, until the directory changes again.
+        """
+        return self.kind == "nfs"
+
     def option(self, name: str) -> str | None:
         """The value of the option `name`: "" if it stands there without one, None if it does not stand there."""
         for option in self.options.split(","):
