@@ -7,6 +7,7 @@ from reaping one whose writer lives.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,6 +18,9 @@ from fsqueue.names import TaskFileName
 from fsqueue.store import Store
 
 LOCK_S = 1.0
+"""How long to wait for the lock of a file that was made just now: only who takes it for an orphan has it."""
+LATE_S = 60.0
+"""Who gets the lock later than that after making the file was stopped in between, and looks whether it is there still."""
 
 
 @dataclass(slots=True)
@@ -36,14 +40,21 @@ class Staged:
 
 
 def stage(store: Store, layout: Layout, lines: list[bytes], available_at: int) -> Staged:
-    """Write a new batch into a generation's staging, locked, and not synced yet."""
+    """Write a new batch into a generation's staging, locked, and not synced yet.
+
+    FileNotFoundError if somebody took it for an orphan before it was locked: repeat.
+    """
     fs = store.fs
     name = TaskFileName(available_at, store.entropy.uuid7(store.clock.now_ms()), len(lines))
     path = f"{layout.staging}/{name}"
+    began = store.clock.monotonic()
     fd = fs.create(path, store.sync_inserts)
     staged = Staged(fd, path, name, layout)
     try:
-        fs.lock(fd, store.clock, store.entropy, LOCK_S)  # somebody may just be looking whether it is an orphan
+        locked = fs.lock(fd, store.clock, store.entropy, LOCK_S)
+        late = store.clock.monotonic() - began > LATE_S
+        if not locked or (late and not fs.same_file(fd, path)):
+            raise FileNotFoundError(errno.ENOENT, "the staged file was taken for an orphan before it was locked", path)
         fs.write_all(fd, b"".join(lines))
     except BaseException:
         staged.close(store)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import filelock
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from fsqueue import InvalidArgument, Queue, deadletters, finishing, staging, upkeep
 from fsqueue.clock import ManualClock
 from fsqueue.filesystem import Filesystem
+from tests.concurrency.trapped import Trapped
 from tests.support import Crash, QueueFactory, age_staging, counted, files_below, leftovers, log_files, task_file_names
 
 
@@ -156,6 +159,22 @@ def test_old_staged_files_of_dead_writers_are_reaped(q: Queue, clock: ManualCloc
     staged[1].close(writer.store)
     assert q.status().waiting == 1
     assert leftovers(q) == [f"queue/00/{staged[1].name}"]
+
+
+def test_who_was_stopped_for_days_before_locking_what_he_staged_stages_it_again(q: Queue, clock: ManualClock) -> None:
+    """Upkeep has reaped it; that it is gone would else be taken for the reply to a rename that was lost."""
+    reaped: list[dict[str, int]] = []
+
+    def trap(step: str, call: Callable[..., Any], *args: Any) -> Any:
+        if step == "try_lock" and not reaped:
+            clock.advance(2 * 86_400)
+            age_staging(q)
+            reaped.append(found(q))
+        return call(*args)
+
+    Queue(q.path, filesystem=Trapped(str(q.path), trap), clock=clock).insert("x")
+    assert reaped == [{"staged_reaped": 1}]
+    assert [task.payload for task in q.lease(2)] == ["x"]
 
 
 def test_young_staged_files_are_left_alone(q: Queue) -> None:
