@@ -35,6 +35,7 @@ def create(path: str, settings: Settings, *, exist_ok: bool, allow_unsafe: bool)
     present = [name for name in fs.names(path) if not layout.is_passing(name)]
     if "queue.jsonl" in present:
         if exist_ok:
+            _sync_name(fs, path)
             return
         raise QueueExists(
             f"There is a queue at {path} already. Use it as it is (exist_ok=True, --exist-ok), or choose another path."
@@ -64,8 +65,16 @@ def create(path: str, settings: Settings, *, exist_ok: bool, allow_unsafe: bool)
     finally:
         fs.close(fd)
         fs.unlink(fresh)
+    _sync_name(fs, path)
+
+
+def _sync_name(fs: Filesystem, path: str) -> None:
+    """Make durable that there is a queue; whoever created it may not have come so far."""
     fs.sync_directory(path)
-    fs.sync_directory(path.rpartition("/")[0] or "/")
+    try:
+        fs.sync_directory(path.rpartition("/")[0] or "/")
+    except PermissionError:
+        pass  # the directory that holds the queue is another's matter
 
 
 def check(fs: Filesystem, mount: Mount, directory: str, clock: Clock, entropy: Entropy) -> None:

@@ -92,9 +92,7 @@ def prepare(store: Store, layout: Layout, directories: list[str]) -> None:
         store.fs.make_directory(directory)
     if new:
         if store.sync_inserts:
-            store.fs.sync_directory(layout.tasks)
-            store.fs.sync_directory(layout.base)
-            store.fs.sync_directory(layout.queue)
+            store.sync_names(layout.tasks)
         store.shards_made.update(new)
 
 

@@ -184,12 +184,23 @@ class Store:
         self._durable_generation = self.fate.generation
 
     def sync_names(self, directory: str) -> None:
-        """Make the names in a directory durable, and once its own and those of the directories above it."""
+        """Make the names in a directory durable, and once its own and those above it, up to the queue's.
+
+        The queue itself may have been created a moment ago, and its creator not have come so far yet.
+        """
         self.fs.sync_directory(directory)
-        while directory not in self._durable and directory != self.path:
+        while directory not in self._durable:
+            above = os.path.dirname(directory)
+            try:
+                self.fs.sync_directory(above)
+            except PermissionError:
+                if directory != self.path:
+                    raise
+                # the directory that holds the queue is another's matter
             self._durable.add(directory)
-            directory = os.path.dirname(directory)
-            self.fs.sync_directory(directory)
+            if directory == self.path:
+                return
+            directory = above
 
     def compare_clock(self) -> None:
         """Measure the file server's clock again, if that was long ago. Lustre stamps with the client's own."""

@@ -418,3 +418,25 @@ def test_who_inserts_into_a_new_generation_has_its_beginning_on_disk(queue: Queu
         assert steps.count(f"{queue.path}/queue.jsonl") == 1
         mine.insert(3)
         assert steps.count(f"{queue.path}/queue.jsonl") == 1
+
+
+def test_who_inserts_into_a_queue_or_finds_it_there_has_its_name_on_disk(queue: Queue) -> None:
+    """Its creator may not have come so far yet: a power loss would take the queue, with what was inserted."""
+    synced: list[str] = []
+
+    def trap(step: str, call: Callable[..., Any], *args: Any) -> Any:
+        if step == "fsync":
+            synced.append(os.readlink(f"/proc/self/fd/{args[0]}"))
+        return call(*args)
+
+    with trapped(queue, trap) as mine:
+        mine.insert(1)
+        assert {str(queue.path), str(queue.path.parent)} <= set(synced)
+        synced.clear()
+        mine.insert(2)
+        assert str(queue.path) not in synced, "once is enough"
+    real = os.fsync
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda fd: (synced.append(os.readlink(f"/proc/self/fd/{fd}")), real(fd)))
+        Queue.create(queue.path, exist_ok=True)
+    assert {str(queue.path), str(queue.path.parent)} <= set(synced)
