@@ -30,7 +30,7 @@ from tests.simulation.invariants import files
 from tests.simulation.kernel import Crash, Process
 from tests.simulation.nfs import NfsProcess
 from tests.simulation.stories import LEASE_S, Scenario, Story
-from tests.simulation.verbs import LEASE, LEASED, LEFTOVERS, LETTER, VERBS, Verb
+from tests.simulation.verbs import LEASE, LEASED, LEFTOVERS, LETTER, NO_QUEUE, VERBS, Verb
 from tests.simulation.wiring import simulated_machine
 from tests.simulation.world import NEVER, Circles
 
@@ -85,6 +85,11 @@ def on(play: Play, process: Process, call: Call) -> None:
 def late(play: Play, process: Process, call: Call) -> None:
     """It stands still until its leases have run out."""
     play.world.now += LEASE_S + 2
+
+
+def days(play: Play, process: Process, call: Call) -> None:
+    """It stands still until what it has staged looks abandoned."""
+    play.world.now += 2 * DAY_S
 
 
 def a_little_later(play: Play, process: Process, call: Call) -> None:
@@ -166,6 +171,7 @@ def _power(names: bool, data: bool) -> Fate:
 FATES: dict[str, Fate] = {
     "on": on,
     "late": late,
+    "days": days,
     "killed": killed,
     "cut-short": cut_short,
     "stopped": on,
@@ -206,7 +212,7 @@ ALONE = {
 TOGETHER = {"local": ("on", "killed"), "nfs": ("on", "stopped", "late")}
 """What becomes of the first of two verbs in each run of the tests."""
 TOGETHER_LONG = {
-    "local": ("on", "late", "killed", "cut-short", "stopped", "reply-lost"),
+    "local": ("on", "late", "days", "killed", "cut-short", "stopped", "reply-lost"),
     "nfs": ("on", "late", "killed", "cut-short", "stopped", "locks-lost", "reply-lost", "host-lost"),
     "lossy": ("then-power", "then-power-names"),
     "strict": ("then-power", "then-power-names"),
@@ -262,7 +268,7 @@ class Play(Story):
             FATES[self.schedule.fate](self, process, call)
         except OSError as error:
             failure = error
-        if self.schedule.fate not in ("on", "late"):
+        if self.schedule.fate not in ("on", "late", "days"):
             self.world.fault(f"{self.schedule.fate} at {call[0]}")
         for verb, actor in zip(verbs, actors, strict=True):
             self._second(verb, actor)
@@ -305,9 +311,12 @@ class Play(Story):
             actor.lease(2 // len(lessees))
         if LEASED in needs and not lessees:
             before.lease(1)
+        if NO_QUEUE in needs:
+            before.plain("delete")
+        else:
+            for actor in actors:
+                actor.queue  # noqa: B018
         before.exit()
-        for actor in actors:
-            actor.queue  # noqa: B018
         if self.world.disk.lossy:
             self.world.disk.sync_all()
 
@@ -366,6 +375,11 @@ class Report:
     schedules: int = 0
     steps: int = 0
     wrong: list[tuple[Schedule, list[str]]] = field(default_factory=list)
+
+    def add(self, other: Report) -> None:
+        self.schedules += other.schedules
+        self.steps += other.steps
+        self.wrong += other.wrong
 
     def __str__(self) -> str:
         return "\n".join(f"{schedule.command()}\n    " + "\n    ".join(wrong[:3]) for schedule, wrong in self.wrong[:5])

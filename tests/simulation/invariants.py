@@ -240,6 +240,25 @@ def _may_be_mistaken(story: Story, truth: Truth) -> bool:
     return bool(story.world.faults) and len(set(single)) < len(single)
 
 
+def is_deleted(story: Story) -> bool:
+    """Whether the queue was deleted, and nobody was told that there is one again."""
+    ended = max((step for step, how in story.world.disk.ends if how != "purged"), default=-1)
+    made = [
+        call for call in story.history.calls if call.verb == "create" and call.outcome == DONE and call.begin > ended
+    ]
+    return ended >= 0 and not made
+
+
+def late_hints(story: Story) -> Iterator[str]:
+    """Where nothing went wrong, no name promises a later time than the truth."""
+    for path, _ in files(story, f"{generation(story)}/queue"):
+        name = path.rpartition("/")[2]
+        logs = story.world.disk.logs.get(name[14:46], ())
+        due = [task.since for log in logs for task in Replay(bytes(log.data)).tasks if task.state not in OUTCOMES]
+        if due and int(name[:13]) > min(due):
+            yield f"{name} promises nothing before {int(name[:13])}, but there is something from {min(due)} on"
+
+
 def judge_leftovers(story: Story) -> Iterator[str]:
     """After upkeep nothing lies about."""
     base = generation(story)

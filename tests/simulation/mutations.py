@@ -24,11 +24,12 @@ Edit = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class Mutation:
-    """`scenario`: the kind of stories that catch it, within `stories` from seed 0 on."""
+    """Caught by stories of a `scenario`, within `stories` from seed 0 on; or by a small case, at some call of its first verb."""
 
     name: str
     why: str
-    scenario: str
+    found_by: str | tuple[str, str, str, str]
+    """The name of a scenario; or of a filesystem, two verbs (or one and nothing) and a fate."""
     edits: tuple[Edit, ...]
     stories: int = 2000
 
@@ -283,4 +284,121 @@ MUTATIONS = [
             ("logs:Log.append", "if self.fs.pread(fd, size + 1, base) != data:", "if False:"),
         ),
     ),
+    Mutation(
+        "no fresh look",
+        "a client believes for a minute what it remembers of a name: a log that is gone, or that is not there yet",
+        "stale",
+        (("filesystem.door:Filesystem.look", "            within = os.open(directory, DIRECTORY_FLAGS)\n            try:\n                fd = open_at(within, name, flags)\n            finally:\n                os.close(within)\n",
+          "            fd = os.open(path, flags | LOOK_FLAGS, FILE_MODE)\n"),),
+    ),
+    Mutation(
+        "a log made anew is believed",
+        "opening the log of a batch that finished after it was listed makes an empty one: everything is available again",
+        ("local", "lease", "poll", "on"),
+        (("leasing:Leaser._claim", "if taskfiles.read(store, log) is None or log.name is None:", "if log.name is None:"),),
+    ),
+    Mutation(
+        "a retry is published before it is recorded",
+        "a crash in between leaves a letter, and the task",
+        ("local", "retry-dead", "", "killed"),
+        (("deadletters:retry", "            named = True\n", "            named = True\n            list(staging.publish(store, layout, [staged]))\n"),
+         ("deadletters:retry", "            jsonl.append(store.fs, fd, line, store.sync_inserts)\n            list(staging.publish(store, layout, [staged]))\n", "            jsonl.append(store.fs, fd, line, store.sync_inserts)\n"),),
+    ),
+    Mutation(
+        "a retry is recorded before its file has a durable name",
+        "a power loss keeps the line, and loses the tasks that it promises",
+        ("lossy", "retry-dead", "", "power"),
+        (("deadletters:retry", "            if store.sync_inserts:\n                store.sync_names(layout.staging)  # the line must not outlive what it names\n", ""),),
+    ),
+    Mutation(
+        "a retry that broke off takes back what it staged",
+        "the line may stand all the same, and then names nothing",
+        ("local", "retry-dead", "", "eio-after"),
+        (("deadletters:retry", "            named = True\n", ""),),
+    ),
+    Mutation(
+        "nobody publishes what a dead retry recorded",
+        "no log leads to its tasks: the queue is called empty without them",
+        ("local", "retry-dead", "", "killed"),
+        (("deadletters:publish_pending", "    published = 0\n", "    return 0\n"),),
+    ),
+    Mutation(
+        "staged files are reaped without their lock",
+        "their author is late by a day, finds his file gone, and takes that for the reply to his rename that was lost",
+        ("local", "insert", "gc", "days"),
+        (("upkeep:reap_staged", "if store.fs.try_lock(fd) and store.fs.same_file(fd, path) and text", "if text"),),
+    ),
+    Mutation(
+        "released, and not renamed",
+        "nobody looks for the task before its lease would have ended",
+        ("local", "release", "", "on"),
+        (("transitions:release", "        rename_as_recorded(store, log, move)\n", ""),),
+    ),
+    Mutation(
+        "a queue made in place",
+        "a crash leaves a `queue.jsonl` with nothing in it, or half of it",
+        ("local", "create-anew", "", "killed"),
+        (("administration:create", '    fresh = f"{path}/.new-{entropy.hex16()}"\n', "    fresh = layout.settings_file(path)\n"),
+         ("administration:create", "        fs.link(fresh, layout.settings_file(path))\n", ""),
+         ("administration:create", "        fs.unlink(fresh)\n", "")),
+    ),
+    Mutation(
+        "a new generation is believed before it is on disk",
+        "a power loss brings back the generation before, without what was inserted into the new one",
+        ("lossy", "purge", "insert", "then-power"),
+        (("insertion:publish", "            store.secure_generation()\n", ""),),
+    ),
+    Mutation(
+        "letters in a file without a durable name",
+        "a power loss takes the file, and with it the payloads of the dead",
+        "power",
+        (("deadletters:write", "durable=store.sync_inserts", "durable=False"),),
+    ),
+    Mutation(
+        "deleted without the mark",
+        "who has the queue open, or its path cached, inserts into the trash",
+        "delete",
+        (("administration:delete", "            jsonl.append(store.fs, fd, layout.closed_record(store.clock.now_ms()), True)\n", "            pass\n"),),
+    ),
+    Mutation(
+        "status looks at letters and tasks, and not at what lies between",
+        "a task whose retry is recorded and not published yet is counted nowhere",
+        ("local", "retry-dead", "status", "on"),
+        (("inspection:_look", "    seen.files.update({name.batch: name for name in retried})  # as good as published\n", ""),),
+    ),
 ]  # fmt: skip
+
+ISSUE = {
+    "unlink the log before the task file": ["log before task file"],
+    "no `gone`": ["no farewell", "farewell not heeded"],
+    "no fresh look": ["no fresh look"],
+    "no sync before rename": ["not synced before it is published"],
+    "skip the read-back": ["a full disk is not noticed"],  # with the check of the count, since either does
+    "believe a listing": ["a missing directory is believed missing", "an error of a listing is an empty listing"],
+    "count without lock": ["counting without the lock"],
+    "one listing before empty": ["one listing before empty", "one listing before drained"],
+    "purge without the mark": ["purge without the mark"],
+}
+"""The classics, and by which mutations they are tried."""
+
+DRAFTS: dict[int, list[str] | str] = {
+    1: ["read back before the sync, and the sync's error ignored", "no sync after an append"],
+    2: ["a log made anew is believed"],
+    3: ["no farewell", "farewell not heeded", "log before task file"],
+    4: "keyed tasks are not built yet",
+    5: ["a queue made in place"],
+    6: "updates over several logs are not built yet",
+    7: "updates over several logs are not built yet",
+    8: "named commits are not built yet",
+    9: ["nobody publishes what a dead retry recorded"],
+    10: ["purge without the mark", "published, and not looked again", "deleted without the mark"],
+    11: ["staged files are reaped without their lock"],
+    12: "the log of a stuck holder is never replaced",
+    13: "forks and threads are not simulated: tests/test_fork_and_threads.py",
+    14: ["only the current name is unlinked"],
+    15: ["counting again", "counted before it is announced", "counting without the lock"],
+    16: ["time runs backwards in a log"],
+    17: ["a bare newline after a torn tail", "torn tails not voided"],
+    18: ["one listing before empty", "one listing before drained"],
+}
+"""The ways in which eighteen drafts of the protocol broke, and by which mutations they are tried, or why they are not."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from fsqueue import FsqueueError
+from fsqueue import FsqueueError, QueueNotFound
 from fsqueue.layout import Settings, birth_record
 from tests.simulation import invariants
 from tests.simulation.disk import Disk
@@ -231,12 +231,14 @@ class Story:
     def end(self) -> list[str]:
         """Time passes, a fresh worker drains the queue, upkeep clears up: what is wrong then?"""
         world, wrong = self.world, list[str]()
+        if not world.faults:
+            wrong += invariants.late_hints(self)
         world.now += LONG_S + 2 * self.skew_s
         last = self.actor("last", self._host("elsewhere", 0.0, 0.0))
         try:
             last.queue  # noqa: B018
         except FsqueueError as error:
-            if not any(how in ("closed", "moved") for _, how in world.disk.ends):
+            if not (isinstance(error, QueueNotFound) and invariants.is_deleted(self)):
                 wrong.append(f"the queue does not open: {error!r}")
             return wrong + invariants.judge(self)
         if self.rng.random() < 0.5:

@@ -14,8 +14,8 @@ from tests.simulation.history import Actor
 if TYPE_CHECKING:
     from tests.simulation.stories import Story
 
-LEASE, LEASED, LETTER, LEFTOVERS = "lease", "leased", "letter", "leftovers"
-"""What must be there: its caller holds tasks; anybody does; a dead letter; what crashes leave."""
+LEASE, LEASED, LETTER, LEFTOVERS, NO_QUEUE = "lease", "leased", "letter", "leftovers", "no queue"
+"""What must be there: its caller holds tasks; anybody does; a dead letter; what crashes leave; nothing."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,11 @@ def cancel(story: Story, actor: Actor) -> None:
     actor.cancel(story.known)
 
 
+def create_anew(story: Story, actor: Actor) -> None:
+    """Where there is no queue any more."""
+    actor.create(story.settings)
+
+
 def fsck(story: Story, actor: Actor) -> None:
     actor.do("fsck", lambda q: list(q.fsck(repair=True)))
 
@@ -109,8 +114,14 @@ def _verbs() -> list[Verb]:
         *(verb(ACTS[name]) for name in ("status", "is_drained", "purge", "delete", "create")),
         verb(ACTS["gc"], LEFTOVERS),
         verb(fsck, LEFTOVERS),
+        verb(create_anew, NO_QUEUE),
     ]
 
 
 VERBS = {verb.name: verb for verb in _verbs()}
 """By name."""
+FIRST_CLASS = [
+    *("insert", "insert-many", "insert-groups", "lease", "poll", "complete", "fail", "bury", "release", "renew"),
+    *("cancel", "retry-dead", "purge-dead", "release-all", "status", "purge", "delete", "gc", "fsck"),
+]
+"""Those that are set against each other in each run of the tests."""
