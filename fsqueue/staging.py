@@ -20,7 +20,7 @@ from fsqueue.store import Store
 LOCK_S = 1.0
 """How long to wait for the lock of a file that was made just now: only who takes it for an orphan has it."""
 LATE_S = 60.0
-"""Who gets the lock later than that after making the file was stopped in between, and looks whether it is there still."""
+"""Who gets the lock later than that after making the file was stopped in between: is the file there still?"""
 
 
 @dataclass(slots=True)

@@ -9,7 +9,8 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from tests.simulation.disk import File
-from tests.simulation.kernel import Crash, Process
+from tests.simulation.handles import Crash
+from tests.simulation.kernel import Process
 from tests.simulation.nfs import Client, NfsProcess
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from fsqueue import FsqueueError, LeasedTask, Queue
 from fsqueue.layout import Settings
 from fsqueue.poll import Poll
-from tests.simulation.kernel import Crash
+from tests.simulation.handles import Crash
 from tests.simulation.wiring import Persona, acting
 from tests.simulation.world import World
 

@@ -14,75 +14,10 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from tests.simulation.disk import Directory, Disk, File, Node
+from tests.simulation.handles import Crash, Entry, Host, Opened, Stat, failure
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
-
-DIRECTORY_MODE, FILE_MODE = 0o040777, 0o100666
-
-
-class Crash(BaseException):
-    """The process was killed here."""
-
-
-class Stat:
-    """What stat tells of a file or directory."""
-
-    __slots__ = ("st_dev", "st_ino", "st_mode", "st_mtime", "st_mtime_ns", "st_nlink", "st_size", "st_uid")
-
-    def __init__(self, node: Node, size: int, mtime: float) -> None:
-        self.st_dev = 1
-        self.st_ino = node.number
-        self.st_mode = DIRECTORY_MODE if isinstance(node, Directory) else FILE_MODE
-        self.st_mtime = mtime
-        self.st_mtime_ns = int(mtime * 1e9)
-        self.st_nlink = node.links
-        self.st_size = size
-        self.st_uid = 0
-
-
-class Opened:
-    """An open file description. Locks belong to it; a forked child shares it."""
-
-    __slots__ = ("append", "host", "lost", "name", "node", "shared_by")
-
-    def __init__(self, node: Node, flags: int, host: Host, name: str) -> None:
-        self.node = node
-        self.append = flags & os.O_APPEND
-        self.host = host
-        self.name = name
-        self.lost = False
-        """Its lock was lost on the server: what it writes gets nowhere, and only fsync says so."""
-        self.shared_by = 1
-
-
-class Host:
-    """A machine: its clock, and its connection to the disk."""
-
-    def __init__(self, name: str, skew_s: float = 0.0) -> None:
-        self.name = name
-        self.skew_s = skew_s
-
-
-def failure(code: int, path: str | None = None) -> OSError:
-    return OSError(code, os.strerror(code), path)
-
-
-class Entry:
-    """What scandir yields."""
-
-    def __init__(self, directory: str, name: str, node: Node) -> None:
-        self.name, self.path, self._node = name, f"{directory}/{name}", node
-
-    def is_dir(self, *, follow_symlinks: bool = True) -> bool:
-        return isinstance(self._node, Directory)
-
-    def is_file(self, *, follow_symlinks: bool = True) -> bool:
-        return isinstance(self._node, File)
-
-    def is_symlink(self) -> bool:
-        return False
-
 
 Call = Callable[..., Any]
 

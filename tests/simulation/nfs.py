@@ -13,7 +13,8 @@ import errno
 from typing import TYPE_CHECKING
 
 from tests.simulation.disk import Directory, File, Node
-from tests.simulation.kernel import Host, Opened, Process, Stat, failure
+from tests.simulation.handles import Host, Opened, Stat, failure
+from tests.simulation.kernel import Process
 
 if TYPE_CHECKING:
     from tests.simulation.world import World

@@ -16,8 +16,9 @@ from fsqueue.layout import Settings, birth_record
 from tests.simulation import invariants
 from tests.simulation.disk import Disk
 from tests.simulation.faults import DAY_S, LONG_S, Fault, draw
+from tests.simulation.handles import Host
 from tests.simulation.history import DONE, Actor, History
-from tests.simulation.kernel import Host, Process
+from tests.simulation.kernel import Process
 from tests.simulation.nfs import Client, NfsProcess
 from tests.simulation.wiring import Persona
 from tests.simulation.world import NEVER, START_S, Circles, Scheduler, SimClock, SimEntropy, World

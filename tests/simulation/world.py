@@ -15,7 +15,8 @@ from typing import Any
 
 from fsqueue.clock import Clock, Entropy
 from tests.simulation.disk import Directory, Disk, File, Node
-from tests.simulation.kernel import Crash, Process
+from tests.simulation.handles import Crash
+from tests.simulation.kernel import Process
 from tests.simulation.wiring import on_stage, take_stage
 
 START_S = 1_800_000_000.0

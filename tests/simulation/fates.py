@@ -1,0 +1,146 @@
+"""What may become of a verb at one of its calls: what `exhaustive` tries everywhere."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from tests.simulation.faults import DAY_S, EXCLUSIVE, NAMES, WRITES, lose_locks, torn
+from tests.simulation.kernel import Process
+from tests.simulation.nfs import NfsProcess
+from tests.simulation.stories import LEASE_S
+
+if TYPE_CHECKING:
+    from tests.simulation.exhaustive import Play
+
+
+class Skip(BaseException):
+    """This call is no place for this fate."""
+
+
+Call = tuple[str, tuple[Any, ...]]
+Fate = Callable[["Play", Process, Call], None]
+
+
+def on(play: Play, process: Process, call: Call) -> None:
+    """It goes on when the other has done."""
+
+
+def late(play: Play, process: Process, call: Call) -> None:
+    """It stands still until its leases have run out."""
+    play.world.now += LEASE_S + 2
+
+
+def days(play: Play, process: Process, call: Call) -> None:
+    """It stands still until what it has staged looks abandoned."""
+    play.world.now += 2 * DAY_S
+
+
+def a_little_later(play: Play, process: Process, call: Call) -> None:
+    """So much that the other reads `queue.jsonl` again."""
+    play.world.now += 2
+
+
+def killed(play: Play, process: Process, call: Call) -> None:
+    process.kill()
+
+
+def cut_short(play: Play, process: Process, call: Call) -> None:
+    """It is killed in the middle of a write."""
+    name, args = call
+    if name != "write":
+        raise Skip
+    opened, file = process._file(args[0])
+    half = len(args[1]) // 2
+    torn(play, process, opened, file, args[1], half)
+    process.put_data(opened, file, len(process.content(opened, file)), args[1][:half])
+    process.kill()
+
+
+def locks_lost(play: Play, process: Process, call: Call) -> None:
+    if not lose_locks(play, process):
+        raise Skip
+
+
+def host_lost(play: Play, process: Process, call: Call) -> None:
+    """Its host is switched off: what was buffered is gone."""
+    assert isinstance(process, NfsProcess)
+    for pages in process.host.pages.values():
+        pages.dirty.clear()
+    process.kill()
+
+
+def reply_lost(play: Play, process: Process, call: Call) -> None:
+    name, args = call
+    if name not in NAMES and not (name == "open" and args[1] & process.O_EXCL):
+        raise Skip
+    process.answer = errno.EEXIST if name in EXCLUSIVE else errno.ENOENT
+
+
+def _answer(code: int) -> Fate:
+    def fate(play: Play, process: Process, call: Call) -> None:
+        if call[0] in ("close", "unlock", "scandir"):
+            raise Skip
+        process.answer = code
+
+    return fate
+
+
+def _error(code: int) -> Fate:
+    def fate(play: Play, process: Process, call: Call) -> None:
+        if call[0] in ("close", "unlock", "scandir"):
+            raise Skip
+        raise OSError(code, "simulated", call[1][0] if call[1] and isinstance(call[1][0], str) else None)
+
+    return fate
+
+
+def _full(fraction: float) -> Fate:
+    def fate(play: Play, process: Process, call: Call) -> None:
+        if call[0] not in WRITES:
+            raise Skip
+        play.full, play.full_code = 3, errno.ENOSPC
+        play.world.cuts[process] = fraction
+
+    return fate
+
+
+def _power(names: bool, data: bool) -> Fate:
+    def fate(play: Play, process: Process, call: Call) -> None:
+        play.lose_power(lambda: play.world.disk.lose_power_exactly(names, data))
+
+    return fate
+
+
+FATES: dict[str, Fate] = {
+    "on": on,
+    "late": late,
+    "days": days,
+    "killed": killed,
+    "cut-short": cut_short,
+    "stopped": on,
+    "then-power": a_little_later,
+    "then-power-names": a_little_later,
+    "locks-lost": locks_lost,
+    "host-lost": host_lost,
+    "reply-lost": reply_lost,
+    "eio-after": _answer(errno.EIO),
+    "eio": _error(errno.EIO),
+    "estale": _error(errno.ESTALE),
+    "eacces": _error(errno.EACCES),
+    "full": _full(0.0),
+    "full-halfway": _full(0.5),
+    "power": _power(False, False),
+    "power-names": _power(True, False),
+    "power-data": _power(False, True),
+    "power-all": _power(True, True),
+}
+"""What may become of the first verb at a call, by name."""
+
+AFTERWARDS: dict[str, Fate] = {
+    "stopped": killed,
+    "then-power": _power(False, False),
+    "then-power-names": _power(True, False),
+}
+"""What comes when the second verb has run."""
