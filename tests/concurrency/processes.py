@@ -36,6 +36,7 @@ class Child:
     def __init__(self, action: Callable[..., Any], *args: Any) -> None:
         self._report = os.memfd_create("report")
         self._stacks = os.memfd_create("stacks")
+        self._said = ""
         self.status: int | None = None
         sys.stdout.flush()
         sys.stderr.flush()
@@ -106,7 +107,7 @@ class Child:
 
     def report(self) -> str:
         """What it has written: its result, or its traceback."""
-        return os.pread(self._report, 1 << 24, 0).decode()
+        return os.pread(self._report, 1 << 24, 0).decode() if self._report >= 0 else self._said
 
     def result(self, timeout_s: float = PATIENCE_S) -> Any:
         """What `action` returned; AssertionError with the child's traceback if it failed."""
@@ -128,6 +129,7 @@ class Child:
         """End it if need be, and forget it."""
         if self._report >= 0:
             self.kill()
+            self._said = self.report()
             os.close(self._report)
             os.close(self._stacks)
             self._report = self._stacks = -1

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from fsqueue import LeaseLost, Queue
-from fsqueue.clock import Clock, ManualClock
-from tests.concurrency.books import check_drained, drain
+from fsqueue.clock import ManualClock
+from tests.concurrency.books import check_drained, clock_of_later, drain
 from tests.concurrency.processes import Child, children, together
 from tests.support import counted
 from tests.test_fsck import EACH, WORK, Damage, build
@@ -55,7 +55,7 @@ def test_while_eight_work(queue_factory: QueueFactory, killing: bool) -> None:
     with children(*((work, queue.path, number) for number in range(8))) as crew:
         try:
             until = time.monotonic() + 4
-            while time.monotonic() < until:
+            while time.monotonic() < until or looks < 2:
                 if killing:
                     victim = dice.randrange(8)
                     crew[victim].close()
@@ -73,22 +73,11 @@ def test_while_eight_work(queue_factory: QueueFactory, killing: bool) -> None:
             if not killing:
                 assert child.result() > 0
             child.close()
-    assert looks >= 2
     assert all(finding.repaired for finding in queue.fsck(repair=True))
     assert list(queue.fsck()) == []
     drain(queue, patience_s=4)
     check_drained(queue, staged_leftovers=64)
     assert list(queue.fsck()) == []
-
-
-LATER_MS = 100_000_000
-"""When all leases have run out that a damaged queue was left with."""
-
-
-def clock_of_later() -> Clock:
-    clock = Clock()
-    clock.offset_ms = LATER_MS
-    return clock
 
 
 def mend(path: Path) -> int:
@@ -121,9 +110,9 @@ def test_two_repairs_at_once_while_others_work(queue_factory: QueueFactory, kind
     assert list(queue.fsck()) == []
     done = one + two + drain(queue, patience_s=4)
     extra = {payload.removeprefix("+") for payload in lost if payload.startswith("+")}
-    wanted = (set(WORK) if "all" not in lost else set()) - lost | extra
-    assert wanted <= set(done)
-    assert set(done) <= wanted | lost | {"dead 0", "dead 1"}
+    wanted = (set(WORK) if "all" not in lost else set()) - lost
+    assert wanted <= set(done)  # not the extra ones, if a worker came before the repair and finished what the name said
+    assert set(done) <= wanted | extra | lost | {"dead 0", "dead 1"}
     status = queue.status()
     assert status.drained
     assert status.completed == counted(queue)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from fsqueue import Queue
-from tests.concurrency.books import check_drained, drain
+from tests.concurrency.books import check_drained, clock_of_later, drain
 from tests.concurrency.processes import children
 from tests.concurrency.trapped import DieAt, trapped
 
@@ -19,18 +19,18 @@ QueueFactory = Callable[..., Queue]
 
 def whole_life(queue: Queue) -> None:
     """Every verb of a worker, to the end of two batches."""
-    tasks = queue.lease(4, lease_s=0.1)
-    queue.renew(tasks, 0.1)
+    tasks = queue.lease(4)
+    queue.renew(tasks)
     tasks[0].fail("once", delay_s=0)
     tasks[1].release()
     tasks[2].bury("hopeless")
     tasks[3].complete({"a": "result"})
-    while tasks := queue.lease(2, lease_s=0.1):
+    while tasks := queue.lease(2):
         queue.complete(tasks)
 
 
 def by_poll(queue: Queue) -> None:
-    for task in queue.poll(lease_s=0.1):
+    for task in queue.poll():
         task.complete()
 
 
@@ -54,8 +54,9 @@ def test_killed_at_every_step(queue_factory: QueueFactory, life: Callable[[Queue
         before = queue.status()
         assert before.inserted == 4, f"step {step}: {before}"
         queue.gc()
-        drain(queue, patience_s=2)
-        completed, dead = check_drained(queue)
+        later = Queue(queue.path, clock=clock_of_later())
+        drain(later)
+        completed, dead = check_drained(later)
         assert len(completed) + len(dead) == 4, f"step {step}"
         if status == 0:
             break
