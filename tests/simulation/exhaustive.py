@@ -19,6 +19,7 @@ import itertools
 import logging
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -39,6 +40,7 @@ KINDS = {
     for one in (
         Scenario("local", shared=False, hosts=1),
         Scenario("nfs", stale=1.0),
+        Scenario("singles", settings={"batch_tasks_max": 1}),
         Scenario("lossy", shared=False, hosts=1, lossy=True),
         Scenario("strict", shared=False, hosts=1, lossy=True, settings={"durability": "strict"}),
         Scenario("lossy-nfs", lossy=True),
@@ -69,7 +71,7 @@ class Schedule:
 
 
 ALONE = {
-    "local": ("killed", "cut-short", "reply-lost", "eio-after", "eio", "eacces", "full", "full-halfway"),
+    "local": ("killed", "cut-short", "reply-lost", "eio-after", "eio", "eacces", "full", "full-halfway", "unlistable"),
     "nfs": ("killed", "cut-short", "late", "locks-lost", "host-lost", "reply-lost", "eio-after", "eio", "estale",
             "full"),
     "lossy": ("power", "power-names", "power-data", "power-all"),
@@ -98,6 +100,8 @@ class Play(Story):
         super().__init__(KINDS[schedule.kind], f"{schedule.first}/{schedule.second}", trace)
         self.schedule = schedule
         self.known: list[str] = []
+        self.again = 0
+        """For so many calls more its fate comes again."""
         self.calls = 0
         """How many calls the first verb has made."""
 
@@ -118,6 +122,10 @@ class Play(Story):
                 self.calls += 1
                 if self.calls == schedule.at:
                     self._here(who, (name, args), verbs[1:], actors[1:])
+                elif self.again:
+                    self.again -= 1
+                    with suppress(Skip):
+                        FATES[schedule.fate](self, who, (name, args))
 
         world.pause, world.pause_at = pause, 0
         self._run(verbs[0], actors[0])
@@ -300,6 +308,17 @@ def report(wanted: Iterator[Schedule]) -> Report:
         logging.disable(logging.NOTSET)
         if collecting:
             gc.enable()
+    return found
+
+
+def explore(first: str, second: str, long: bool) -> Report:
+    """What the tests tell of one verb, or of two: in each run, or when there is time for `long`."""
+    if not second:
+        return report(schedules(first, "", ALONE))
+    step = 3 if first == "fsck" and not long else 1  # it makes many calls, most of which only look
+    found = report(schedules(first, second, TOGETHER_LONG if long else TOGETHER, step))
+    if long:
+        found.add(report(death for one in schedules(first, second, {"nfs": ("on",)}) for death in with_deaths(one)))
     return found
 
 

@@ -71,6 +71,14 @@ def host_lost(play: Play, process: Process, call: Call) -> None:
     process.kill()
 
 
+def unlistable(play: Play, process: Process, call: Call) -> None:
+    """For a while no directory can be read."""
+    if call[0] != "listdir":
+        raise Skip
+    play.again = play.again or 20
+    raise OSError(errno.EIO, "simulated", call[1][0])
+
+
 def reply_lost(play: Play, process: Process, call: Call) -> None:
     name, args = call
     if name not in NAMES and not (name == "open" and args[1] & process.O_EXCL):
@@ -124,6 +132,7 @@ FATES: dict[str, Fate] = {
     "then-power-names": a_little_later,
     "locks-lost": locks_lost,
     "host-lost": host_lost,
+    "unlistable": unlistable,
     "reply-lost": reply_lost,
     "eio-after": _answer(errno.EIO),
     "eio": _error(errno.EIO),

@@ -160,7 +160,7 @@ MUTATIONS = [
     Mutation(
         "counting without the lock",
         "bytes are lost, or counted twice",
-        "calm-nfs",
+        ("singles", "complete", "complete", "on"),
         (("jsonl:locked", "if not fs.lock(fd, clock, entropy, timeout_s):", "if 'completions' not in path and not fs.lock(fd, clock, entropy, timeout_s):"),),
     ),
     Mutation(
@@ -238,13 +238,13 @@ MUTATIONS = [
     Mutation(
         "only the current name is unlinked",
         "after a renaming that failed the task file stays, and everything in it is available again",
-        "reply",
+        ("local", "poll", "", "eio-after"),
         (("taskfiles:remove", "    for name in candidates(store, log):\n", "    for name in [log.name] if log.name else []:\n"),),
     ),
     Mutation(
         "an error of a listing is an empty listing",
         "a queue whose server failed for a moment is called empty",
-        "error",
+        ("local", "is-drained", "", "unlistable"),
         (("filesystem.door:Filesystem.names", "    except (FileNotFoundError, NotADirectoryError):\n", "    except OSError:\n"),
          ("filesystem.door:Filesystem.names", "return self._names_afresh(directory) if self.shared else []", "return []")),
     ),
@@ -273,7 +273,7 @@ MUTATIONS = [
         "status looks once",
         "a batch that finishes meanwhile is counted twice or not at all",
         "calm-nfs",
-        (("inspection:status", "if seen.counted == _counted(store) or (before is not None and before.batches() <= seen.batches()):", "if True:"),),
+        (("inspection:_status", "if seen.counted == _counted(store) or (before is not None and before.batches() <= seen.batches()):", "if True:"),),
     ),
     Mutation(
         "a full disk is not noticed",
@@ -287,7 +287,7 @@ MUTATIONS = [
     Mutation(
         "no fresh look",
         "a client believes for a minute what it remembers of a name: a log that is gone, or that is not there yet",
-        "stale",
+        "revoke",
         (("filesystem.door:Filesystem.look", "            within = os.open(directory, DIRECTORY_FLAGS)\n            try:\n                fd = open_at(within, name, flags)\n            finally:\n                os.close(within)\n",
           "            fd = os.open(path, flags | LOOK_FLAGS, FILE_MODE)\n"),),
     ),
@@ -357,7 +357,7 @@ MUTATIONS = [
     Mutation(
         "deleted without the mark",
         "who has the queue open, or its path cached, inserts into the trash",
-        "delete",
+        ("nfs", "insert-twice", "delete", "on"),
         (("administration:delete", "            jsonl.append(store.fs, fd, layout.closed_record(store.clock.now_ms()), True)\n", "            pass\n"),),
     ),
     Mutation(

@@ -10,6 +10,7 @@ WORK = {
     "look": 0.3, "release_all": 0.2, "retry_dead": 0.3, "purge_dead": 0.1, "attach": 0.3, "wait": 0.5, "close": 0.2,
 }  # fmt: skip
 ENDS = WORK | {"purge": 0.7, "insert": 4.0}
+REVOKES = {"poll": 4.0, "release_all": 3.0, "wait": 1.0, "insert": 0.5}
 PURGES = {"insert": 3.0, "purge": 2.0, "consume": 0.5}
 
 SCENARIOS = {
@@ -35,6 +36,8 @@ SCENARIOS = {
         Scenario("stale-purge", actions=PURGES, stale=0.9),
         Scenario("first", actions=WORK | {"status": 4.0, "is_drained": 3.0}, stale=0.95, tasks_before=0),
         Scenario("home", actions={"insert": 3.0, "consume": 2.0, "is_drained": 6.0}, stale=0.2, stale_listings=0.5),
+        Scenario("revoke", actions=REVOKES, stale=0.9, stale_listings=0.5),
+        Scenario("create", actions=WORK | {"delete": 0.7, "create": 2.0, "insert": 4.0}, faults=("delay", "kill", "reply")),
         Scenario("purge-insert", actions=PURGES, workers=2),
         Scenario("nap", actions=WORK | {"insert": 6.0, "gc": 6.0}, faults=("nap", "delay")),
         Scenario("purge", actions=ENDS, faults=("delay", "kill", "reply"), stale=0.4),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.simulation.exhaustive import ALONE, TOGETHER, TOGETHER_LONG, Report, report, schedules, with_deaths
+from tests.simulation.exhaustive import Report, explore
 from tests.simulation.verbs import FIRST_CLASS, VERBS
 
 pytestmark = [pytest.mark.once, pytest.mark.slow]
@@ -21,16 +21,6 @@ PAIRS = [(first, second) for first in WITH for second in WITH]
 Reports = Callable[[str, str], Report]
 
 
-def explore(names: tuple[str, str]) -> Report:
-    """Everything that is told of one verb, or of two."""
-    first, second = names
-    step = 3 if first == "fsck" and second and not LONG else 1  # it makes many calls, most of which only look
-    found = report(schedules(first, second, (TOGETHER_LONG if LONG else TOGETHER) if second else ALONE, step))
-    if second and LONG:
-        found.add(report(death for one in schedules(first, second, {"nfs": ("on",)}) for death in with_deaths(one)))
-    return found
-
-
 @pytest.fixture(scope="module")
 def reports(request: pytest.FixtureRequest) -> Iterator[Reports]:
     """Those of the tests that were selected, made by as many processes as there are processors."""
@@ -40,7 +30,7 @@ def reports(request: pytest.FixtureRequest) -> Iterator[Reports]:
         if names and item.path == request.path:
             wanted.append(names)
     with multiprocessing.get_context("forkserver").Pool(os.cpu_count()) as pool:
-        under_way = {names: pool.apply_async(explore, (names,)) for names in wanted}
+        under_way = {names: pool.apply_async(explore, (*names, LONG)) for names in wanted}
         yield lambda first, second: under_way[first, second].get()
 
 

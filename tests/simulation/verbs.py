@@ -42,6 +42,11 @@ def insert_groups(story: Story, actor: Actor) -> None:
         actor.insert_many(story.fresh(2), 1)
 
 
+def insert_twice(story: Story, actor: Actor) -> None:
+    insert(story, actor)
+    insert(story, actor)
+
+
 def lease(story: Story, actor: Actor) -> None:
     ask(story, actor, 1)
 
@@ -106,7 +111,7 @@ def _verbs() -> list[Verb]:
         return Verb(act.__name__.replace("_", "-"), act, frozenset(needs))
 
     return [
-        *map(verb, (insert, insert_many, insert_groups, lease, lease_many, poll, cancel, tasks)),
+        *map(verb, (insert, insert_many, insert_groups, insert_twice, lease, lease_many, poll, cancel, tasks)),
         *(verb(act, LEASE) for act in (complete, complete_each, fail, bury, release, renew)),
         verb(ACTS["retry_dead"], LETTER),
         verb(ACTS["purge_dead"], LETTER),
