@@ -14,9 +14,7 @@ Exits with 0 if nothing was found, with 1 otherwise.
 from __future__ import annotations
 
 import argparse
-import gc
 import itertools
-import logging
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -32,7 +30,7 @@ from tests.simulation.invariants import files
 from tests.simulation.kernel import Process
 from tests.simulation.stories import LEASE_S, Scenario, Story
 from tests.simulation.verbs import LEASE, LEASED, LEFTOVERS, LETTER, NO_QUEUE, VERBS, Verb
-from tests.simulation.wiring import simulated_machine
+from tests.simulation.wiring import collect, simulated_machine, undisturbed
 from tests.simulation.world import NEVER, Circles
 
 KINDS = {
@@ -288,26 +286,15 @@ def with_deaths(schedule: Schedule) -> Iterator[Schedule]:
 def report(wanted: Iterator[Schedule]) -> Report:
     """Play them all."""
     found = Report()
-    logging.disable(logging.WARNING)
-    collecting = gc.isenabled()
-    gc.disable()
-    gc.freeze()
-    try:
-        with simulated_machine():
-            for schedule in wanted:
-                told = play(schedule)
-                if told is not None:
-                    found.schedules += 1
-                    found.steps += told.world.disk.step
-                    if told.wrong:
-                        found.wrong.append((schedule, told.wrong))
-                    if not found.schedules % 50:
-                        gc.collect()
-    finally:
-        gc.unfreeze()
-        logging.disable(logging.NOTSET)
-        if collecting:
-            gc.enable()
+    with undisturbed():
+        for schedule in wanted:
+            told = play(schedule)
+            if told is not None:
+                found.schedules += 1
+                found.steps += told.world.disk.step
+                if told.wrong:
+                    found.wrong.append((schedule, told.wrong))
+                collect(found.schedules)
     return found
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import logging
 import multiprocessing
 import multiprocessing.pool
 import time
@@ -13,7 +11,7 @@ from dataclasses import dataclass, field
 
 from tests.simulation.scenarios import SCENARIOS
 from tests.simulation.stories import tell
-from tests.simulation.wiring import simulated_machine
+from tests.simulation.wiring import collect, undisturbed
 
 SHARE = 100
 """So many stories are told between two reports."""
@@ -44,26 +42,15 @@ def tell_share(job: tuple[str, int, int]) -> Told:
     """Stories of one scenario, from one seed on."""
     name, first, count = job
     told = Told()
-    logging.disable(logging.WARNING)
-    collecting = gc.isenabled()
-    gc.disable()  # what the collector would close, it would close at another moment each time
-    gc.freeze()  # and what is there before need not be looked through each time
-    try:
-        with simulated_machine():
-            for seed in range(first, first + count):
-                story = tell(SCENARIOS[name], seed)
-                told.stories += 1
-                told.steps += story.world.disk.step
-                told.faults.update(story.fault_kinds)
-                if story.wrong:
-                    told.wrong.append((name, seed, story.wrong))
-                if not seed % 20:
-                    gc.collect()
-    finally:
-        logging.disable(logging.NOTSET)
-        gc.unfreeze()
-        if collecting:
-            gc.enable()
+    with undisturbed():
+        for seed in range(first, first + count):
+            story = tell(SCENARIOS[name], seed)
+            told.stories += 1
+            told.steps += story.world.disk.step
+            told.faults.update(story.fault_kinds)
+            if story.wrong:
+                told.wrong.append((name, seed, story.wrong))
+            collect(told.stories)
     return told
 
 
