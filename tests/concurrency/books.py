@@ -88,6 +88,35 @@ def clock_of_later() -> Clock:
     return clock
 
 
+def accounts(queue: Queue) -> str:
+    """Who claims which bytes of the counters, and what the history cannot tell, for the message of a failure."""
+    base = queue.path / str(queue.generation)
+    told = []
+    claims: dict[str, list[tuple[int, int, str]]] = {}
+    for path in sorted((base / "history").glob("*/*.jsonl")):
+        for number, line in enumerate(path.read_bytes().split(b"\n")):
+            try:
+                found = json.loads(line) if line else {"records": [], "batch": ""}
+            except ValueError:
+                told.append(f"{path.name}, line {number} makes no sense: {line!r}")
+                continue
+            for record in found["records"]:
+                if record["op"] == "count":
+                    claims.setdefault(record["file"], []).append((record["offset"], record["count"], found["batch"]))
+    for path in sorted((base / "completions").glob("??")):
+        content, end = path.read_bytes(), 0
+        for offset, count, batch in sorted(claims.get(path.name, [])):
+            there = counters.common_prefix(content[offset : offset + count], counters.mark(batch, count))
+            if offset != end or there != count:
+                told.append(
+                    f"{path.name}: {batch} claims {count} at {offset} and has {there}; those before end at {end}"
+                )
+            end = max(end, offset + there)
+        if end != len(content):
+            told.append(f"{path.name}: nobody claims what follows {end}: {content[end:]!r}")
+    return "\n".join(told)
+
+
 def drain(queue: Queue, *, lease_s: float = 30, patience_s: float = 15, n: int = 50) -> list[Any]:
     """Complete all that is there or comes back within `patience_s`; the payloads."""
     payloads = []
@@ -116,7 +145,7 @@ def check_drained(queue: Queue, staged_leftovers: int = 0) -> tuple[set[str], se
     assert counted(queue) == status.completed, f"the counters hold {counted(queue)}, not {status.completed}"
     uncounted = len(completed) - status.completed
     if uncounted:
-        assert uncounted == mistaken(queue) == 1, f"{status}, but the history has {len(completed)} completed tasks"
+        assert uncounted == mistaken(queue) == 1, f"{status}, but the history has {len(completed)}: {accounts(queue)}"
     over = leftovers(queue)
     staged = [path for path in over if path.startswith("staging/")]
     assert len(staged) <= staged_leftovers, staged
