@@ -85,15 +85,16 @@ def complete_all(queue: Queue, diary: Diary) -> None:
 
 def settle(name: str, notes: Path, cut_short: int = 0) -> dict[str, int]:
     """Drain what is left, compare what both clients say, and check the books on the server's disk."""
-    with Diary(notes / "rest") as diary, explained(name):
-        complete_all(Queue(at(2, name)), diary)
-    found, truth = check(Queue(SERVER / name), notes, cut_short), str(Queue(SERVER / name).status())
-    for client in (1, 2):
-        until = time.monotonic() + 10
-        while (seen := str(Queue(at(client, name)).status())) != truth:  # a client's news may be seconds old
-            assert time.monotonic() < until, f"client {client} sees {seen}, not {truth}"
-            time.sleep(0.1)
-    return found
+    with explained(name):
+        with Diary(notes / "rest") as diary:
+            complete_all(Queue(at(2, name)), diary)
+        found, truth = check(Queue(SERVER / name), notes, cut_short), str(Queue(SERVER / name).status())
+        for client in (1, 2):
+            until = time.monotonic() + 10
+            while (seen := str(Queue(at(client, name)).status())) != truth:  # a client's news may be seconds old
+                assert time.monotonic() < until, f"client {client} sees {seen}, not {truth}"
+                time.sleep(0.1)
+        return found
 
 
 # -- drains ---------------------------------------------------------------------------------------------
