@@ -239,5 +239,5 @@ def _text(value: Any) -> str:
     if isinstance(value, str) and "\n" in value:
         return "\n    ".join(plain(line) for line in value.splitlines())
     if isinstance(value, dict):
-        return " ".join(f"{name}={brief(item)}" for name, item in value.items())
+        return " ".join(f"{brief(name)}={brief(item)}" for name, item in value.items())
     return brief(value, 10_000)

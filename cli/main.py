@@ -133,7 +133,10 @@ def explain(error: Exception) -> tuple[str, int]:
 
 
 def complain(message: str) -> None:
-    """Say something on standard error, if anybody can hear it."""
+    """Say something on standard error, if anybody can hear it. What others wrote may be in it: names, reasons."""
+    from .common import plain
+
+    message = plain(message)
     try:
         click.echo(f"fsqueue: {message}", err=True)
     except OSError:

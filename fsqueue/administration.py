@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -123,6 +125,8 @@ def delete(store: Store, wait: bool) -> None:
     """
     store.refresh(now=True)
     outside, trash = outside_of(store.fs, store.path)
+    if not outside.may_move(store.path):  # before the mark: else it would be deleted, and stay where it is
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), outside.root)
     try:
         with _settings(store) as fd:
             jsonl.append(store.fs, fd, layout.closed_record(store.clock.now_ms()), True)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
+import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from fsqueue import Queue, StorageError
+from fsqueue import LeaseLost, Queue, StorageError
 from tests.concurrency.processes import Child
 
 GROUP, OWNER, MEMBER = 64_001, 64_002, 64_003
@@ -25,7 +28,7 @@ def become(uid: int, umask: int) -> None:
     os.umask(umask)
 
 
-def as_user(uid: int, umask: int, action: Callable[[], object]) -> object:
+def as_user(uid: int, umask: int, action: Callable[[], object]) -> Any:
     def live() -> object:
         become(uid, umask)
         return action()
@@ -117,3 +120,128 @@ def test_without_that_umask_nothing_becomes_writable_and_a_member_is_told(shared
     assert isinstance(said, list)
     assert all("Permission denied" in text and "owner" in text for text in said), said
     assert {place: place.stat().st_mode for place in path.rglob("*")} == before
+
+
+def told(action: Callable[[], object]) -> str:
+    """What an error of the system is said to be; "" if there is none."""
+    try:
+        action()
+    except StorageError as error:
+        return str(error)
+    return ""
+
+
+def contents(path: Path) -> dict[Path, bytes]:
+    return {place: place.read_bytes() for place in path.rglob("*") if place.is_file()}
+
+
+@needs_root
+@pytest.mark.once
+def test_a_default_acl_does_it_whatever_the_umask(shared: Path) -> None:
+    """As `setfacl -d -m g::rwx,m::rwx` sets it: user, group, mask and others, each with its permissions."""
+    entries = [(0x01, 7), (0x04, 7), (0x10, 7), (0x20, 0)]
+    acl = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", tag, mode, 0xFFFFFFFF) for tag, mode in entries)
+    try:
+        os.setxattr(shared, "system.posix_acl_default", acl)
+    except OSError as error:
+        pytest.skip(f"this filesystem has no ACLs: {error}")
+    path = shared / "q"
+    as_user(OWNER, 0o077, lambda: create(path))
+    assert as_user(MEMBER, 0o022, lambda: use(path)) == [6, 7, 7]
+    assert as_user(OWNER, 0o077, lambda: len(list(Queue(path).fsck()))) == 0
+
+
+@needs_root
+@pytest.mark.once
+def test_a_member_can_take_away_anothers_lease(shared: Path) -> None:
+    path = shared / "q"
+
+    def take() -> str:
+        queue = Queue.create(path)
+        queue.insert("x")
+        return queue.lease()[0].token
+
+    def complete() -> str:
+        try:
+            Queue(path).attach(str(token)).complete()
+        except LeaseLost as error:
+            return error.reason
+        return ""
+
+    token = as_user(OWNER, 0o002, take)
+    assert as_user(MEMBER, 0o002, lambda: Queue(path).release_all()) == 1
+    assert as_user(OWNER, 0o002, complete) == "given back"
+
+
+@needs_root
+@pytest.mark.once
+@pytest.mark.parametrize("mode", [0o2755, 0o3775], ids=["not writable", "sticky"])
+def test_who_may_not_write_beside_the_queue_cannot_delete_it(shared: Path, mode: int) -> None:
+    path = shared / "q"
+    as_user(OWNER, 0o002, lambda: create(path))
+    shared.chmod(mode)
+    before = contents(path)
+    assert "Permission denied" in str(as_user(MEMBER, 0o002, lambda: told(lambda: Queue(path).delete(wait=True))))
+    assert contents(path) == before
+    assert as_user(MEMBER, 0o002, lambda: use(path)) == [6, 7, 7]
+    as_user(OWNER, 0o002, lambda: Queue(path).delete(wait=True))
+    assert not path.exists()
+
+
+@needs_root
+@pytest.mark.once
+def test_who_may_only_read_can_hold_up_nobody(shared: Path) -> None:
+    path = shared / "q"
+    as_user(OWNER, 0o022, lambda: create(path))
+
+    def locks() -> list[str]:
+        taken = []
+        for place in path.rglob("*"):
+            if place.is_file():
+                fd = os.open(place, os.O_RDONLY)
+                try:
+                    fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    taken.append(str(place))
+                except OSError:
+                    pass
+        return taken
+
+    assert as_user(MEMBER, 0o022, locks) == []
+
+
+@needs_root
+@pytest.mark.once
+def test_a_member_with_another_umask_is_worked_around_and_mended(shared: Path) -> None:
+    path = shared / "q"
+    as_user(OWNER, 0o002, lambda: Queue.create(path, shards=1).insert_many(["ours", "more of ours"], batch_tasks=1))
+
+    def touch_all() -> None:
+        for task in Queue(path).lease(9):
+            task.release()
+
+    def spoil() -> None:
+        Queue(path).insert("his")
+        touch_all()
+
+    def work() -> list[object]:
+        queue, done = Queue(path), []
+        try:
+            while tasks := queue.lease(1):
+                done.append(tasks[0].payload)
+                tasks[0].complete()
+        except StorageError as error:
+            done.append("Permission denied" in str(error))
+        return done
+
+    other = shared / "other"
+    as_user(OWNER, 0o002, lambda: str(Queue.create(other, shards=1)))
+    as_user(MEMBER, 0o022, lambda: str(Queue(other).insert("his")))
+    assert "Permission denied" in as_user(OWNER, 0o002, lambda: told(lambda: Queue(other).insert("ours")))
+    as_user(OWNER, 0o002, touch_all)
+    as_user(MEMBER, 0o022, spoil)
+    assert sorted(map(str, as_user(OWNER, 0o002, work))) == ["True", "more of ours", "ours"]
+    for place in (*path.rglob("*"), *other.rglob("*")):
+        place.chmod(place.stat().st_mode | 0o060 | (0o010 if place.is_dir() else 0))
+    assert as_user(OWNER, 0o002, work) == ["his"]
+    assert as_user(OWNER, 0o002, lambda: told(lambda: Queue(other).insert("ours"))) == ""
+    assert Queue(path).status().completed == 3

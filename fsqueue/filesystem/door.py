@@ -339,6 +339,14 @@ class Filesystem:
         except (FileNotFoundError, NotADirectoryError):
             return False
 
+    def may_move(self, path: str) -> bool:
+        """Whether this user may rename `path` out of its directory, as far as modes tell."""
+        holder = os.path.dirname(path)
+        if not os.access(holder, os.W_OK | os.X_OK, effective_ids=True):
+            return False
+        found = os.stat(holder)
+        return not found.st_mode & stat.S_ISVTX or os.geteuid() in (0, found.st_uid, self.stat(path).st_uid)
+
     def touch(self, path: str) -> None:
         """Set a file's times to now, so that a scratch system's cleaner leaves it alone."""
         os.utime(self._vet_path(path), follow_symlinks=False)
