@@ -128,7 +128,7 @@ KINDS = {
     ),
     "no-access": Kind(
         DAMAGE,
-        "It cannot be read or changed: what it holds could not be checked.",
+        "It cannot be read or changed: what it holds could not be checked. The rest was.",
         "nothing: ask its owner for read and write access, and check again",
     ),
     # -- strays
