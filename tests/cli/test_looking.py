@@ -38,12 +38,14 @@ def test_status(fsqueue_cli: Run, mixed: Queue) -> None:
 def test_watch_ends_when_drained(spawn: Spawn, queue: Queue) -> None:
     queue.insert_many(range(4))
     process = spawn("status", queue.path, "--watch", "--interval", "0.1", "--json")
+    assert process.stdout is not None
+    assert process.stderr is not None
+    looks = []
     for task in queue.poll():
         with task:
-            time.sleep(0.3)
-    out, err = process.communicate(timeout=60)
-    assert (process.returncode, err) == (0, "")
-    looks = [json.loads(line) for line in out.splitlines()]
+            looks.append(json.loads(process.stdout.readline()))
+    looks += map(json.loads, process.stdout)
+    assert (process.wait(60), process.stderr.read()) == (0, "")
     assert looks[-1]["completed"] == 4
     assert any(look["rate"] and look["left_s"] for look in looks)
 
