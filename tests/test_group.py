@@ -14,6 +14,7 @@ import pytest
 
 from fsqueue import LeaseLost, Queue, StorageError
 from tests.concurrency.processes import Child
+from tests.support import leftovers
 
 GROUP, OWNER, MEMBER = 64_001, 64_002, 64_003
 
@@ -245,3 +246,26 @@ def test_a_member_with_another_umask_is_worked_around_and_mended(shared: Path) -
     assert as_user(OWNER, 0o002, work) == ["his"]
     assert as_user(OWNER, 0o002, lambda: told(lambda: Queue(other).insert("ours"))) == ""
     assert Queue(path).status().completed == 3
+
+
+@needs_root
+@pytest.mark.once
+def test_a_sticky_bit_keeps_members_from_clearing_away_what_another_made(shared: Path) -> None:
+    """No harm is done, but the batches stay until their maker, or gc in his name, clears them away."""
+    path = shared / "q"
+    as_user(OWNER, 0o002, lambda: create(path))
+    for place in (path, *path.rglob("*")):
+        if place.is_dir():
+            place.chmod(place.stat().st_mode | stat.S_ISVTX)
+
+    def work() -> dict[str, int]:
+        queue = Queue(path)
+        queue.complete(queue.lease(20))
+        return queue.status().as_dict()
+
+    status = as_user(MEMBER, 0o002, work)
+    assert (status["completed"], status["dead"], status["inserted"]) == (5, 1, 6)
+    assert leftovers(Queue(path)) != []
+    as_user(OWNER, 0o002, lambda: len(list(Queue(path).fsck(repair=True))))
+    assert leftovers(Queue(path)) == []
+    assert Queue(path).status().as_dict() == status
