@@ -108,7 +108,7 @@ def test_garbage_in_any_file_of_a_queue(tmp_path: Path, place: str) -> None:
     sound.close()
     numbers = itertools.count()
 
-    @settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
     @given(contents, st.booleans())
     def check(content: bytes, behind: bool) -> None:
         clock = ManualClock(time.time())
