@@ -348,14 +348,16 @@ class Leaser:
             return []
         except OSError as error:
             store.drop(log)
-            if error.errno in LOST:
-                return None  # whether it is in the log, completing once more will tell
-            raise
+            if error.errno not in LOST:
+                raise
+            lost = error
         except BaseException:
             store.drop(log)
             raise
         finally:
             log.mutex.release()
+        transitions.complete(store, [task], uncertain=lost)  # tells whether it is in the log
+        return []
 
     def _bury_spent(self, log: Log, spent: list[int], at: int) -> None:
         """Tasks whose last allowed attempt ended with its lease."""

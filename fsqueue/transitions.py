@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from fsqueue import finishing, movements, names, taskfiles
+from fsqueue import finishing, history, movements, names, taskfiles
 from fsqueue.errors import LeaseExpired, LeaseLost, LockTimeout, QueueNotFound
 from fsqueue.filesystem import LOST
 from fsqueue.jsonl import LOCK_TIMEOUT_S
@@ -134,11 +134,12 @@ def each(
     act: Transition,
     done: Done = never,
     after_loss: Done | None = None,
+    uncertain: OSError | None = None,
 ) -> None:
     """For each lease among `tasks`: lock its log, call `act(log, lease, indices that hold, at)`, note the others.
 
     Others that are `done` are none. If the lock is lost, the log is opened anew, once, and tells what became of
-    the record: then `after_loss` counts instead, if it is given.
+    the record: then `after_loss` counts instead, if it is given. `uncertain`: why the record may be there already.
     """
     grouped: dict[str, dict[str, list[int]]] = {}
     batch = lease = ""
@@ -154,11 +155,11 @@ def each(
         """Do it in one batch; the error, and nothing done, if its lock stays busy for `wait_s` seconds."""
         try:
             try:
-                lost = _in_batch(store, batch, grouped[batch], act, done, wait_s)
+                lost = _in_batch(store, batch, grouped[batch], act, done, wait_s, uncertain)
             except OSError as error:
                 if error.errno not in LOST:
                     raise
-                lost = _in_batch(store, batch, grouped[batch], act, after_loss or done, wait_s)
+                lost = _in_batch(store, batch, grouped[batch], act, after_loss or done, wait_s, error)
         except LockTimeout as error:
             return error
         losses.join(lost)
@@ -173,9 +174,18 @@ def each(
 
 
 def _in_batch(
-    store: Store, batch: str, leases: dict[str, list[int]], act: Transition, done: Done, wait_s: float
+    store: Store,
+    batch: str,
+    leases: dict[str, list[int]],
+    act: Transition,
+    done: Done,
+    wait_s: float,
+    uncertain: OSError | None,
 ) -> Losses:
-    """What `each` does in one batch; what was lost. LockTimeout if its lock stays busy."""
+    """What `each` does in one batch; what was lost. LockTimeout if its lock stays busy.
+
+    If the batch has finished, and the record may be what finished it, the history tells; `uncertain` if there is none.
+    """
     losses = Losses()
     try:
         with locked(store, batch, wait_s) as log:
@@ -192,25 +202,36 @@ def _in_batch(
             if not log.ledger.left:
                 finishing.try_finish(store, log)
     except FileNotFoundError:
-        for indices in leases.values():
-            losses.add(batch, indices, "the batch has finished")
+        records = history.find(store, batch) if uncertain is not None else []
+        if records is None and uncertain is not None:
+            raise uncertain from None
+        ledger = history.replay(records or [])
+        for lease, indices in leases.items():
+            lost = [index for index in indices if not done(ledger, index, lease)]
+            if lost:
+                losses.add(batch, lost, "the batch has finished")
     return losses
 
 
-def complete(store: Store, tasks: Sequence[LeasedTask], result: bytes | None = None) -> None:
-    """Record completions: one record a lease and batch. LeaseLost names those that did not hold. `result` is JSON."""
+def complete(
+    store: Store, tasks: Sequence[LeasedTask], result: bytes | None = None, uncertain: OSError | None = None
+) -> None:
+    """Record completions: one record a lease and batch. LeaseLost names those that did not hold. `result` is JSON.
+
+    `uncertain`: the error that left it open whether they are recorded already.
+    """
     losses = Losses()
 
     def act(log: Log, lease: str, held: list[int], at: int) -> None:
         log.write(movements.complete(at, lease, to_ranges(held), result))
 
-    each(store, tasks, losses, act, completed_by)
+    each(store, tasks, losses, act, completed_by, uncertain=uncertain)
     losses.check()
 
 
 def complete_one(store: Store, task: LeasedTask) -> None:
     """Like `complete`, for one task whose log is open and undisturbed: the hot path."""
-    log = store.logs.get(task.batch)
+    log, uncertain = store.logs.get(task.batch), None
     if log is not None and store.is_fresh() and task.generation == store.fate.generation and log.mutex.acquire(False):
         try:
             if log.fd >= 0 and store.fs.try_lock(log.fd) and _complete_in(store, log, task):
@@ -219,12 +240,13 @@ def complete_one(store: Store, task: LeasedTask) -> None:
             store.drop(log)
             if error.errno not in LOST:
                 raise
+            uncertain = error
         except BaseException:
             store.drop(log)
             raise
         finally:
             log.mutex.release()
-    complete(store, [task])
+    complete(store, [task], uncertain=uncertain)
 
 
 def _complete_in(store: Store, log: Log, task: LeasedTask) -> bool:

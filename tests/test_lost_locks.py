@@ -122,3 +122,37 @@ def test_a_log_that_is_gone_under_its_worker_is_no_error(tmp_path: Path) -> None
         mine.complete(held)
     trap.armed = False
     assert mine.lease() == []
+
+
+@pytest.mark.parametrize("verb", ["complete", "complete many", "poll"])
+@pytest.mark.parametrize("keep_history", [True, False])
+def test_a_completion_whose_batch_others_finished_meanwhile_is_no_lost_lease(
+    queue_factory: QueueFactory, verb: str, keep_history: bool
+) -> None:
+    """The record is there, the lock was lost before it was read back: the history tells, or else nobody knows."""
+    queue = queue_factory(shards=1, keep_history=keep_history)
+    queue.insert("x")
+    other = Queue(queue.path)
+    steps = ["write", "pread"]
+
+    def trap(step: str, call: Callable[..., Any], *args: Any) -> Any:
+        if armed and steps and step == steps[0] and "/movements/" in os.readlink(f"/proc/self/fd/{args[0]}"):
+            steps.pop(0)
+            if step == "pread":
+                mine.store.fs.unlock(args[0])
+                assert other.gc().finished == 1
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return call(*args)
+
+    armed = False
+    mine = trapped(queue, trap)
+    task = next(mine.poll()) if verb == "poll" else mine.lease()[0]
+    armed = True
+    act = VERBS["complete" if verb == "poll" else verb]
+    if keep_history:
+        act(mine, task)
+    else:
+        with pytest.raises(StorageError):
+            act(mine, task)
+    assert steps == []
+    assert other.status().completed == 1
