@@ -7,10 +7,11 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from fsqueue import LeasedTask, LeaseLost, Status, counters
+from fsqueue import LeasedTask, LeaseExpired, LeaseLost, Status, counters
 from tests.simulation.disk import Directory, File, Node
 from tests.simulation.history import DONE, QUEUE, REFUSED, Call
 from tests.simulation.replay import AVAILABLE, CANCELLED, COMPLETED, LEASED, OUTCOMES, Replay
+from tests.simulation.world import NEVER
 
 if TYPE_CHECKING:
     from tests.simulation.stories import Story
@@ -147,6 +148,10 @@ def _told(story: Story, truth: Truth, call: Call) -> Iterator[str]:
                 yield f"{call}: it was reported done, but no log says so of {task.id}"
             if acted and task.id in lost and not _repeated(story, call, task):
                 yield f"{call}: it was reported lost, but the log says it was done"
+            if task.id in lost and not isinstance(call.error, LeaseExpired) and not story.world.disk.ends:
+                ends = [one.ends.get((task.index, task.lease), NEVER) for one in truth.of(task)]
+                if min(ends, default=0) > (call.ended + story.skew_s) * 1000 + 1000:
+                    yield f"{call}: it was reported lost, but nobody had taken it"
 
 
 def _repeated(story: Story, call: Call, task: LeasedTask) -> bool:

@@ -33,6 +33,8 @@ class Replay:
         self.tasks: list[State] = []
         self.records: list[dict[str, Any]] = []
         self.counts: list[tuple[str, int, int]] = []
+        self.ends: dict[tuple[int, str | None], int] = {}
+        """When a lease ended: by task and lease."""
         self.finished = self.gone = False
         self.wrong: list[str] = []
         self._leases: set[str] = set()
@@ -85,10 +87,13 @@ class Replay:
             indices = [index for start, end in record["tasks"] for index in range(start, end)]
             for place, index in enumerate(indices):
                 task = self.tasks[index] if index < len(self.tasks) else None
+                holder = task.lease if task is not None and task.state == LEASED else None
                 if task is not None and task.state not in OUTCOMES and _RULES[op](task, record, at, place):
                     task.version = offset
                     task.history.append((op, lease))
                     changed = True
+                    if holder is not None and (task.state, task.lease) != (LEASED, holder):
+                        self.ends[index, holder] = at
             if op == "lease" and changed:
                 self._leases.add(lease or "")
         if changed:

@@ -15,7 +15,7 @@ from tests.simulation.wiring import simulated_machine
 
 pytestmark = pytest.mark.once
 
-SCHEDULES = int(os.environ.get("FSQUEUE_SIMULATION_SCHEDULES", "20000"))
+SCHEDULES = int(os.environ.get("FSQUEUE_SIMULATION_SCHEDULES", "100000"))
 
 
 @pytest.mark.slow
