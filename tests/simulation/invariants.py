@@ -226,12 +226,17 @@ def judge_status(story: Story, status: Status) -> Iterator[str]:
     if story.power_lost and not story.durable:
         if status.completed > completed + _completions_told(story):
             yield f"{completed} tasks were completed, but {status.completed} are counted"
-    elif status.completed != completed and not _may_be_mistaken(story, truth):
+    elif status.completed != completed and not _may_be_mistaken(story, truth) and not _made_anew(story):
         yield f"{completed} tasks were completed, but {status.completed} are counted"
 
 
 def _completions_told(story: Story) -> int:
     return sum(len(call.args["tasks"]) for call in story.history.calls if call.verb == "complete")
+
+
+def _made_anew(story: Story) -> bool:
+    """Who was just finishing a batch of a queue that was deleted may count it in one that was created in its place."""
+    return any(how != "purged" for _, how in story.world.disk.ends)
 
 
 def _may_be_mistaken(story: Story, truth: Truth) -> bool:

@@ -145,7 +145,7 @@ def _mount(path: str) -> Mount:
     return SHARED if me().shared else LOCAL
 
 
-def _filesystem(root: str, shared: bool = True) -> SimFilesystem:
+def _filesystem(root: str, **_: Any) -> SimFilesystem:
     return me().filesystem(root)
 
 
