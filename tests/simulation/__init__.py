@@ -3,6 +3,7 @@
 
     python -m tests.simulation --schedules 100000 --jobs 2    # tell many stories
     python -m tests.simulation 4711 --scenario cut -v         # one again, call by call
+    python -m tests.simulation.exhaustive complete lease      # one verb at every call of another
 
 What runs is `fsqueue` itself, from `Queue` down to the door; only `os` behind the door, the clock, randomness and the
 names of machines are the simulator's (`wiring`). One seed decides everything, and replays exactly.
@@ -10,12 +11,13 @@ names of machines are the simulator's (`wiring`). One seed decides everything, a
 | module | its room |
 |---|---|
 | `disk` | the truth: inodes, directories, and what a power loss leaves of them |
-| `kernel`, `nfs` | what a process sees of it: on one coherent host; as a client with caches of names and pages |
+| `handles`, `kernel`, `nfs` | what a process sees of it: on one coherent host; as a client with caches of names and pages |
 | `world` | time, and whose turn it is: one thread a worker, of which one moves |
 | `faults` | what goes wrong: death, power loss, lost replies, errors, a full disk, delays, stopped holders, clients cut off |
 | `stories`, `acts`, `scenarios` | random scripts of verbs, how they begin and end, and the kinds there are |
 | `history`, `replay`, `invariants` | what was called and answered; a second reading of the logs; the judgement |
-| `mutations` | the protocol, broken on purpose: each must be caught |
+| `verbs`, `fates`, `exhaustive` | small cases, all of them: every fault at every call of a verb, every verb at every call of another |
+| `mutations`, `trials` | the protocol, broken on purpose: each must be caught |
 
 **Modelled.** Cached names that are a minute old, in both directions; listings that are old (never twice in a row), or
 torn by changes meanwhile; close-to-open pages, buffered writes, locks that are lost and writes that then go nowhere;
@@ -23,6 +25,11 @@ ESTALE of files that others removed, `.nfs…` files; replies that are lost afte
 after a call; short writes; clocks that differ by minutes; workers that are killed at a call, in the middle of a
 write, or stopped with a lock; clients that are cut off, lose their locks and go on; a power loss that keeps any subset of
 the directory operations that were not synced, and any part of the data that was not.
+
+**Judged.** What was inserted is done or a letter, whatever came to pass, unless the queue was purged or deleted after the
+insert had begun; what was reported is what the logs say, and no lease is called lost that nobody took; nothing is there twice;
+"empty", "drained" and the numbers are true; names promise nothing too late where nothing went wrong; what was synced before it
+was reported has outlived a power loss; upkeep leaves nothing, and what fsck finds it mends.
 
 **Not modelled.** Threads that share one queue object, forks, `Worker` and the command line (other tests have them); mmap;
 writes of one client torn among those of another within a lock; a file server that loses what it said was stable; a lock
