@@ -196,9 +196,14 @@ def cut(seed: int, style: str, durability: str, batch_tasks_max: int) -> dict[st
 
 
 def ready_and_at_work(crew: list[Child], notes: Path) -> None:
-    """Return when somebody has got something done."""
-    until = time.monotonic() + 20
-    while not any(line[0] in ("inserted", "done") for line in diaries(notes) if line[1:2] != ["first.0.0"]):
+    """Return when all have joined those that the power is cut for, and somebody has got something done.
+
+    Who joined later would be frozen for good, or go on on a disk that keeps nothing.
+    """
+    until = time.monotonic() + PATIENCE_S
+    while {child.pid for child in crew} - set(map(int, GROUP.read_text().split())) or not any(
+        line[0] in ("inserted", "done") for line in diaries(notes) if line[1:2] != ["first.0.0"]
+    ):
         assert all(child.running for child in crew), [child.report() for child in crew if not child.running]
         assert time.monotonic() < until, f"nobody gets anything done\n{what_they_do()}"
         time.sleep(0.02)
