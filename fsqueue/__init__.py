@@ -4,7 +4,9 @@ No server, no database, no administrator: every producer and worker is a process
 filesystem mounted. Start with `Queue.create(path)`, `Queue.insert_many` and `Queue.poll`.
 """
 
+from fsqueue.committing import Commit
 from fsqueue.errors import (
+    CommitLost,
     FormatTooNew,
     FsqueueError,
     InvalidArgument,
@@ -24,11 +26,26 @@ from fsqueue.errors import (
 )
 from fsqueue.fsck import Finding
 from fsqueue.queue import Queue
-from fsqueue.task import DeadLetter, GcReport, LeasedTask, Movement, Status, Task, TaskInfo, TaskRef
+from fsqueue.task import (
+    CommitPart,
+    CommitReport,
+    DeadLetter,
+    GcReport,
+    LeasedTask,
+    Movement,
+    Status,
+    Task,
+    TaskInfo,
+    TaskRef,
+)
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Commit",
+    "CommitLost",
+    "CommitPart",
+    "CommitReport",
     "DeadLetter",
     "Finding",
     "FormatTooNew",

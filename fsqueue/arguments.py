@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import wraps
-from typing import Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from fsqueue import names
 from fsqueue.errors import InvalidArgument
 from fsqueue.store import Store
-from fsqueue.task import LeasedTask
+from fsqueue.task import LeasedTask, Task
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -53,6 +53,15 @@ def whole(name: str, value: object, least: int = 1) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise InvalidArgument(f"{name} must be a whole number of at least {least}, not {value!r}.")
     return value
+
+
+def payloads_of(tasks: object, verb: str) -> Iterable[Any]:
+    """Many payloads or Tasks; InvalidArgument for what looks like a single one."""
+    if isinstance(tasks, (str, bytes, dict, Task)) or not isinstance(tasks, Iterable):
+        raise InvalidArgument(
+            f"{verb} takes a list or another iterable of payloads. For a single one use insert, or put it in a list."
+        )
+    return tasks
 
 
 def task_ids(ids: object) -> set[str] | None:

@@ -13,6 +13,7 @@
     ├── TaskNotFound             no such task, or it finished and the history no longer knows it       3
     ├── LeaseLost                the lease no longer holds: drop the result, do not retry              4
     │   └── LeaseExpired         … it ran out before it was renewed; nobody has taken the task yet
+    ├── CommitLost               what was staged for a commit is gone; nothing of it shows: stage again    1
     ├── UpdateConflict           an atomic update found its tasks changed; nothing was done            6
     ├── StorageFull              no space, inodes or quota left; free some and repeat the call         7
     ├── StorageError             the filesystem failed; what happened is unknown: look, then repeat    1
@@ -26,6 +27,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Sequence
+from typing import Any
 
 
 class FsqueueError(Exception):
@@ -68,6 +70,9 @@ class InvalidTask(FsqueueError, ValueError):
 
     exit_code = 2
 
+    part: Any = None
+    """Set by `Commit.stage`: a CommitPart with what came before the bad task, to be published or not."""
+
     def __init__(self, message: str, index: int | None = None) -> None:
         super().__init__(message)
         self.index = index
@@ -100,6 +105,10 @@ class LeaseLost(FsqueueError):
 
 class LeaseExpired(LeaseLost):
     """The lease ran out before it was renewed. The task may be taken by anybody at any moment."""
+
+
+class CommitLost(FsqueueError):
+    """What was staged for a commit is gone: purged, discarded, or reaped. Nothing of it is visible: stage it again."""
 
 
 class UpdateConflict(FsqueueError):

@@ -128,6 +128,12 @@ def insert_many(
     return count
 
 
+def moment(store: Store, when: When) -> int:
+    """When that is, in milliseconds on the file server's clock."""
+    absolute, ms = when
+    return ms if absolute else min(store.clock.now_ms() + ms, MS_MAX)
+
+
 def default_when(delay_s: float) -> When:
     """The availability of tasks that say nothing themselves."""
     delay = duration_ms(delay_s, "delay_s")
@@ -183,9 +189,7 @@ def _publish(store: Store, layout: Layout, group: list[Sealed]) -> list[str]:
     moved = 0
     try:
         for sealed in group:
-            absolute, when = sealed.when
-            at = when if absolute else min(store.clock.now_ms() + when, MS_MAX)
-            staged.append(staging.stage(store, layout, sealed.lines, at))
+            staged.append(staging.stage(store, layout, sealed.lines, moment(store, sealed.when)))
         staging.sync(store, staged)
         for _ in staging.publish(store, layout, staged):
             moved += 1

@@ -7,12 +7,12 @@ because *inserted* is their sum, and no completion is counted both from a log an
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from fsqueue import batch as batches
-from fsqueue import counters, deadletters, history, movements, names, staging
-from fsqueue.errors import LockTimeout, TaskNotFound
+from fsqueue import commits, counters, deadletters, history, movements, names, staging
+from fsqueue.errors import LockTimeout, StorageError, TaskNotFound
 from fsqueue.filesystem import NOT_FILES
 from fsqueue.ledger import AVAILABLE, CANCELLED, COMPLETED, DEAD, LEASED, Ledger
 from fsqueue.names import TaskFileName
@@ -29,6 +29,8 @@ ROUNDS = 2
 """How often a status is read again because batches finished meanwhile, before it holds the counters for a moment."""
 HOLD_S = 0.5
 """How long to wait for one of them."""
+COMMITS_MAX = 10
+"""How often it is read once more because something was committed while it was read."""
 
 
 def read_ledger(store: Store, batch: str) -> Ledger | None:
@@ -85,10 +87,12 @@ def status(store: Store, exact: bool = True) -> Status:
 
 def _status(store: Store, exact: bool) -> Status:
     deadletters.publish_pending(store)
+    _apply_pending(store)
     before: _Seen | None = None
     for _ in range(ROUNDS):
         seen = _look(store, exact)
-        if seen.counted == _counted(store) or (before is not None and before.batches() <= seen.batches()):
+        counted = seen.counted == _counted(store) or (before is not None and before.batches() <= seen.batches())
+        if counted and seen.decided == commits.decided(store):
             return seen.sum_up(store)
         before = seen
     with ExitStack() as holding:  # batches finish faster than they can be looked at: keep them from being counted
@@ -97,7 +101,18 @@ def _status(store: Store, exact: bool) -> Status:
                 holding.enter_context(store.locked(store.layout.counter(number), HOLD_S))
             except (OSError, LockTimeout):
                 pass  # not ours to write, or its holder is stopped: an estimate will have to do
-        return _look(store, exact).sum_up(store)
+        seen = _look(store, exact)
+        for _ in range(COMMITS_MAX):
+            if seen.decided == commits.decided(store):
+                break
+            seen = _look(store, exact)
+        return seen.sum_up(store)
+
+
+def _apply_pending(store: Store) -> None:
+    """Publish what was committed, if that can be: who may only look sees it all the same where it counts."""
+    with suppress(OSError, StorageError):
+        commits.apply_pending(store)
 
 
 Counted = tuple[dict[str, int], dict[str, int]]
@@ -113,11 +128,13 @@ class _Seen:
 
     So a batch that was there is counted by what its files say, unless its log announced bytes that
     were in the counters already. What a look misses is a batch that was counted and vanished in between:
-    then `counted` has changed since, and a batch of the look before is missing.
+    then `counted` has changed since, and a batch of the look before is missing. Of what was committed while it
+    was read it may have seen a part only: then `decided` has changed since.
     """
 
-    def __init__(self, counted: Counted, letters: deadletters.Ids) -> None:
+    def __init__(self, counted: Counted, decided: set[str], letters: deadletters.Ids) -> None:
         self.counted = counted
+        self.decided = decided
         self.dead = letters.dead
         self.settled = letters.settled
         self.files: dict[str, TaskFileName] = {}
@@ -154,9 +171,10 @@ class _Seen:
 def _look(store: Store, exact: bool) -> _Seen:
     counted = _counted(store)
     letters = deadletters.Ids(store)
-    seen = _Seen(counted, letters)
+    seen = _Seen(counted, commits.decided(store), letters)
     retried = [name for name in staging.files(store, store.layout) if str(name) in letters.staged]
-    seen.files.update({name.batch: name for name in retried})  # as good as published
+    seen.files.update({name.batch: name for name in retried})  # as good as published, ...
+    seen.files.update(commits.waiting(store))  # ... as these are
     for shard in shards(store):
         files = task_files(store, shard)
         for batch in logs(store, shard) if exact else ():
@@ -183,6 +201,8 @@ class DrainCheck:
         if deadletters.is_retrying(self.store):
             return False
         for _ in range(2):  # a listing can be old, or miss a name that is being renamed: only two prove absence
+            if commits.apply_pending(self.store):
+                return False  # what was committed may be done or not: the next look tells
             known = shards(self.store)
             if self._hint in known:
                 known.insert(0, self._hint)
@@ -208,6 +228,7 @@ def tasks(store: Store, state: str | None = None) -> Iterator[TaskInfo]:
     """The unfinished tasks, or those in a state; finished ones as far as letters and history know them."""
     store.refresh()
     if state in (None, IS_WAITING, IS_DELAYED, IS_LEASED):
+        _apply_pending(store)
         for shard in shards(store):
             for batch, name in sorted(task_files(store, shard).items()):
                 for info in _of_batch(store, batch, name):
@@ -406,6 +427,7 @@ def _movement(record: dict[str, Any]) -> Movement:
 def peek(store: Store, n: int) -> list[TaskInfo]:
     """Up to `n` waiting tasks, about in the order in which they would be leased. Nothing is leased."""
     store.refresh()
+    _apply_pending(store)
     now = store.clock.now_ms()
     heads: list[TaskFileName] = []
     for shard in shards(store):

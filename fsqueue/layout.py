@@ -145,6 +145,7 @@ class Layout:
 
     __slots__ = (
         "base",
+        "commits",
         "doorbell",
         "logs",
         "pending",
@@ -166,6 +167,7 @@ class Layout:
         self.trash = f"{queue}/.trash"
         self.quarantine = f"{queue}/.quarantine"
         self.staging = f"{base}/staging"
+        self.commits = f"{base}/commits"
         self.pending = f"{base}/commits/pending"
         self.tasks = f"{base}/queue"
         self.logs = f"{base}/movements"
@@ -193,6 +195,18 @@ class Layout:
     def history(self, day: str, shard: str) -> str:
         """The path of a day's history of a shard."""
         return f"{self.base}/history/{day}/{shard}.jsonl"
+
+    def attempt(self, attempt: str, commit: str) -> str:
+        """The directory in which an attempt stages what it has for a commit."""
+        return f"{self.staging}/{attempt}-{commit}"
+
+    def proposal(self, identity: str) -> str:
+        """The path of a record that is proposed, or decided and not applied yet."""
+        return f"{self.pending}/{identity}.json"
+
+    def record(self, commit: str) -> str:
+        """The path of a commit's record."""
+        return f"{self.commits}/{commit}.json"
 
     @property
     def history_days(self) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from orjson import loads
 
 from fsqueue import batch as batches
-from fsqueue import deadletters, finishing, movements, taskfiles, transitions
+from fsqueue import commits, deadletters, finishing, movements, taskfiles, transitions
 from fsqueue.errors import FsqueueError
 from fsqueue.filesystem import LOST, NOT_FILES
 from fsqueue.logs import Log
@@ -28,6 +28,8 @@ BUSY_WAIT_S = 2.0
 """How long batches that are locked by others are waited for before "empty" is said."""
 BUSY_AGAIN_MS = 50
 """How soon an idle worker looks again into a batch that was locked when it came due."""
+LOOKS_ANEW = 3
+"""How often "empty" is looked for from the beginning because something was still to be published from a commit."""
 MUTEX_WAIT_S = 0.05
 """How long a thread waits for another one that is in the same batch."""
 BELL_S = (0.1, 5.0)
@@ -115,7 +117,7 @@ class Leaser:
         """
         store, selection = self.store, self.selection
         busy: dict[str, TaskFileName] = {}
-        fruitless = 0
+        fruitless, anew = 0, LOOKS_ANEW
         self._unreadable = None
         while len(held) < n:
             name = selection.next(store.clock.now_ms(), strict)
@@ -123,7 +125,9 @@ class Leaser:
                 if fruitless == 2 or (held and fruitless):
                     break
                 fruitless += 1
-                deadletters.publish_pending(self.store)
+                deadletters.publish_pending(store)
+                if commits.apply_pending(store) and anew:
+                    fruitless, anew = 1, anew - 1
                 busy.clear()
                 selection.sweep()
                 continue

@@ -22,6 +22,8 @@ _LOG_FILE = re.compile(r"([0-9a-f]{32})\.jsonl")
 _TASK_ID = re.compile(rf"({BATCH})\.(0|[1-9][0-9]{{0,8}})")
 _TOKEN = re.compile(rf"({BATCH}\.(?:0|[1-9][0-9]{{0,8}}))@([0-9a-f]{{16}})")
 _DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+_UUID = re.compile(r"[0-9a-f]{32}")
+_COMMIT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+@-]{0,199}")
 
 
 class TaskFileName(NamedTuple):
@@ -125,6 +127,56 @@ def parse_token(text: object) -> tuple[str, int, str]:
             f"{text!r} is not a token. Tokens look like 'ID@LEASE': pass what lease printed as 'token'."
         )
     return *parse_task_id(match[1]), match[2]
+
+
+def successor(batch: str, index: int) -> str:
+    """The batch that comes `index` after another one of the same part of a commit: its last eight digits count."""
+    return f"{batch[:24]}{(int(batch[24:], 16) + index) % (1 << 32):08x}"
+
+
+def distance(first: str, batch: str) -> int | None:
+    """How far a batch comes after the first one of its part; None if it is of another part."""
+    if len(batch) != len(first) or batch[:24] != first[:24]:
+        return None
+    return (int(batch[24:], 16) - int(first[24:], 16)) % (1 << 32)
+
+
+def is_uuid(text: object) -> bool:
+    """Whether a text is a UUID as it stands in names."""
+    return isinstance(text, str) and _UUID.fullmatch(text) is not None
+
+
+def is_commit(text: object) -> bool:
+    """Whether a text can be a commit's name."""
+    return isinstance(text, str) and _COMMIT.fullmatch(text) is not None
+
+
+def commit_name(text: object) -> str:
+    """A commit's name as users give it; InvalidArgument if it cannot be one."""
+    if not isinstance(text, str) or not is_commit(text):
+        raise InvalidArgument(
+            f"{text!r} cannot be a commit's name: 1 to 200 letters, digits and the signs . _ = + @ -, "
+            "with a letter or a digit first, as in seed-2026-11."
+        )
+    return text
+
+
+def parse_record_file(name: str) -> str | None:
+    """The commit whose record has this file name; None for anything else."""
+    text = name.removesuffix(".json")
+    return text if text != name and is_commit(text) else None
+
+
+def parse_proposal_file(name: str) -> str | None:
+    """The id of a proposal; None for anything else."""
+    text = name.removesuffix(".json")
+    return text if text != name and is_uuid(text) else None
+
+
+def parse_attempt(name: str) -> tuple[str, str] | None:
+    """The id of an attempt, and the commit that it is for; None for anything else."""
+    attempt, dash, commit = name[:32], name[32:33], name[33:]
+    return (attempt, commit) if dash == "-" and is_uuid(attempt) and is_commit(commit) else None
 
 
 def queue_path(path: object) -> str:

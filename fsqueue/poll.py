@@ -1,4 +1,4 @@
-"""Poll: the loop of a worker in the same process, as an iterator of leased tasks."""
+"""Poll: the loop of a worker in the same process, as an iterator of leased tasks; and waiting for its end."""
 
 from __future__ import annotations
 
@@ -9,10 +9,32 @@ from typing import TYPE_CHECKING
 
 from fsqueue import inspection
 from fsqueue.errors import LeaseLost
+from fsqueue.store import Store
+from fsqueue.task import Status
 
 if TYPE_CHECKING:
     from fsqueue.queue import Queue
     from fsqueue.task import LeasedTask
+
+
+WAIT_S = (0.05, 5.0)
+"""Shortest and longest pause between two looks of `wait`."""
+
+
+def wait(store: Store, timeout_s: float | None, poll: Callable[[Status], None] | None) -> Status:
+    """Look until nothing is waiting, delayed or leased, or `timeout_s` is over; the last status."""
+    clock = store.clock
+    until = None if timeout_s is None else clock.monotonic() + timeout_s
+    pause, longest = WAIT_S
+    while True:
+        status = inspection.status(store)
+        if poll is not None:
+            poll(status)
+        left = longest if until is None else until - clock.monotonic()
+        if status.drained or left <= 0:
+            return status
+        clock.sleep(min(pause, left))
+        pause = min(pause * 1.3, longest)
 
 
 class Prefetched:

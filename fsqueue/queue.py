@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from fsqueue import (
     administration,
     batch,
+    committing,
     deadletters,
     insertion,
     inspection,
@@ -20,22 +21,21 @@ from fsqueue import (
     transitions,
     upkeep,
 )
-from fsqueue.arguments import leased, task_ids, translated, verb, whole
+from fsqueue.arguments import leased, payloads_of, task_ids, translated, verb, whole
 from fsqueue.clock import Clock, Entropy, duration_ms
+from fsqueue.committing import Commit
 from fsqueue.errors import InvalidArgument, LeaseLost, TaskNotFound, from_os_error
 from fsqueue.filesystem import Filesystem
 from fsqueue.fsck import Finding, fsck
 from fsqueue.layout import Settings
 from fsqueue.leasing import Leaser
-from fsqueue.poll import Poll
+from fsqueue.poll import Poll, wait
 from fsqueue.store import QueueClosed, Store
 from fsqueue.task import STATES, DeadLetter, GcReport, LeasedTask, Movement, Status, Task, TaskInfo, TaskRef
 
 if TYPE_CHECKING:
     from fsqueue.stuck import StuckLock
 
-WAIT_S = (0.05, 5.0)
-"""Shortest and longest pause between two looks of `wait`."""
 RESULT_BYTES_MAX = batch.RESULT_BYTES_MAX
 
 
@@ -156,24 +156,34 @@ class Queue:
 
     @verb("inserting")
     def insert_many(
-        self, payloads: Iterable[Any], *, batch_tasks: int | None = None, delay_s: float = 0, total: int | None = None
+        self,
+        payloads: Iterable[Any],
+        *,
+        batch_tasks: int | None = None,
+        delay_s: float = 0,
+        commit: str | None = None,
+        total: int | None = None,
     ) -> int:
-        """Insert a stream of payloads or Tasks in bounded memory; returns how many.
+        """Insert a stream of payloads or Tasks in bounded memory; returns how many are new.
 
         `batch_tasks`: tasks a file, instead of batches that grow with the stream; `total`: how many
         there will be about, if known, so that batches are large from the start. They are durable
         when this returns. An InvalidTask names the position of the bad one; the tasks before it are
-        in the queue, and the error's `inserted` says how many that are.
+        in the queue, and the error's `inserted` says how many that are. Under the name `commit` all
+        appear together or not at all, once: what was committed before is not inserted again, nor read.
         """
         if batch_tasks is not None:
             whole("batch_tasks", batch_tasks)
         if total is not None:
             whole("total", total, 0)
-        if isinstance(payloads, (str, bytes, dict, Task)) or not isinstance(payloads, Iterable):
-            raise InvalidArgument(
-                "insert_many takes a list or another iterable of payloads. For a single one use insert."
-            )
-        return insertion.insert_many(self.store, payloads, delay_s, batch_tasks, total)
+        tasks = payloads_of(payloads, "insert_many")
+        if commit is not None:
+            return committing.insert_many(self.store, tasks, commit, delay_s, batch_tasks)
+        return insertion.insert_many(self.store, tasks, delay_s, batch_tasks, total)
+
+    def commit(self, name: str) -> Commit:
+        """A named commit: many writers on many hosts stage, one publishes; all of it appears together, once."""
+        return Commit(self.store, name)
 
     # -- leasing ----------------------------------------------------------------------------------------
 
@@ -351,18 +361,7 @@ class Queue:
 
         `poll` is called with each status on the way.
         """
-        clock = self.store.clock
-        until = None if timeout_s is None else clock.monotonic() + duration_ms(timeout_s, "timeout_s") / 1000
-        pause, longest = WAIT_S
-        while True:
-            status = inspection.status(self.store)
-            if poll is not None:
-                poll(status)
-            left = longest if until is None else until - clock.monotonic()
-            if status.drained or left <= 0:
-                return status
-            clock.sleep(min(pause, left))
-            pause = min(pause * 1.3, longest)
+        return wait(self.store, None if timeout_s is None else duration_ms(timeout_s, "timeout_s") / 1000, poll)
 
     @verb("peeking")
     def peek(self, n: int = 1) -> list[TaskInfo]:

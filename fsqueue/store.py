@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import threading
@@ -201,6 +202,23 @@ class Store:
             if directory == self.path:
                 return
             directory = above
+
+    @contextmanager
+    def held(self, path: str, wait_s: float) -> Iterator[int]:
+        """An existing file, open for writing in place, and locked; FileNotFoundError if it is gone, LockTimeout."""
+        fs = self.fs
+        fd = fs.look(path, os.O_RDWR)
+        try:
+            if not fs.lock(fd, self.clock, self.entropy, wait_s):
+                raise LockTimeout(f"{path} is locked by a process that is at work, or stopped. Try again later.")
+            try:
+                if not fs.same_file(fd, path):
+                    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+                yield fd
+            finally:
+                fs.unlock(fd)
+        finally:
+            fs.close(fd)
 
     def compare_clock(self) -> None:
         """Measure the file server's clock again, if that was long ago. Lustre stamps with the client's own."""

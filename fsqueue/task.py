@@ -223,12 +223,43 @@ class Status:
         return {"inserted": self.inserted, **{field.name: getattr(self, field.name) for field in fields(self)}}
 
 
+@dataclass(frozen=True, slots=True)
+class CommitPart(_AsDict):
+    """What one `Commit.stage` has staged: small, it pickles, and goes through JSON as `CommitPart(**part.as_dict())`.
+
+    The batches of a part are named in a row, from `first` on; `queue` and `generation` tell where they were staged.
+    """
+
+    commit: str
+    attempt: str
+    first: str
+    files: int
+    tasks: int
+    bytes: int
+    queue: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class CommitReport(_AsDict):
+    """What a commit has inserted, and when it was decided (Unix seconds). `repeated`: not by this call."""
+
+    name: str
+    tasks: int
+    files: int
+    bytes: int
+    at: float
+    repeated: bool = False
+
+
 @dataclass(slots=True)
 class GcReport(_AsDict):
     """What upkeep found and mended, in numbers of files or batches."""
 
     finished: int = 0
     staged_reaped: int = 0
+    commits_applied: int = 0
+    attempts_reaped: int = 0
     generations_trashed: int = 0
     history_days_removed: int = 0
     letters_added: int = 0

@@ -14,9 +14,9 @@ from contextlib import contextmanager
 
 import filelock
 
-from fsqueue import deadletters, finishing, history, inspection, names, taskfiles, transitions
+from fsqueue import commits, deadletters, finishing, history, inspection, names, taskfiles, transitions
 from fsqueue.clock import Entropy
-from fsqueue.errors import FULL, LockTimeout
+from fsqueue.errors import FULL, LockTimeout, StorageError
 from fsqueue.filesystem import NOT_FILES, Filesystem, mount_of
 from fsqueue.layout import DOCTOR
 from fsqueue.ledger import DEAD, Ledger
@@ -29,6 +29,8 @@ logger = logging.getLogger("fsqueue")
 LOCK = ".lock"
 STAGED_AGE_S = 86_400
 """A staged file is reaped a day after it was written, if nobody has it locked and no record names it."""
+ATTEMPT_AGE_S = 7 * STAGED_AGE_S
+"""What was staged for a commit is reaped a week after its last file: its other parts may take days."""
 
 
 def gc(store: Store, touch: bool = False, history_days: int | None = None) -> GcReport:
@@ -46,6 +48,7 @@ def gc(store: Store, touch: bool = False, history_days: int | None = None) -> Gc
     _staging(store, report)
     full = [error for shard in inspection.shards(store) for error in _shard(store, shard, report, touch)]
     report.retries_published = deadletters.publish_pending(store)
+    report.commits_applied = commits.apply_pending(store)
     if full:
         raise full[0]
     return report
@@ -143,14 +146,34 @@ def write_letters(store: Store) -> None:
 
 
 def _staging(store: Store, report: GcReport) -> None:
-    for text in store.fs.names(store.layout.staging):
-        report.staged_reaped += reap_staged(store, f"{store.layout.staging}/{text}")
+    layout = store.layout
+    for identity in commits.proposals(store, layout):
+        if is_abandoned(store, layout.proposal(identity)):
+            commits.settle(store, layout, identity)
+    for text in store.fs.names(layout.staging):
+        if names.parse_attempt(text) or text.startswith(commits.GONE):
+            report.attempts_reaped += reap_attempt(store, text)
+        else:
+            report.staged_reaped += reap_staged(store, f"{layout.staging}/{text}")
 
 
-def is_abandoned(store: Store, path: str) -> bool:
+def reap_attempt(store: Store, text: str) -> bool:
+    """Remove what was staged for a commit and not added to for a week, or applied, or what is left of that."""
+    layout, attempt = store.layout, names.parse_attempt(text)
+    path = f"{layout.staging}/{text}"
+    try:
+        if attempt is None:
+            return commits.drop(store, path)
+        return is_abandoned(store, path, ATTEMPT_AGE_S) and commits.reap(store, layout, *attempt)
+    except (StorageError, FileNotFoundError) as error:  # a lock is busy, a record damaged, or somebody else was at it
+        logger.warning("%s is left as it is: %s", path, error)
+        return False
+
+
+def is_abandoned(store: Store, path: str, age_s: float = STAGED_AGE_S) -> bool:
     """Whether a file is so old that nobody can be at it but a writer who has it locked; False if it is gone."""
     try:
-        return store.fs.stat(path).st_mtime <= store.clock.now_ms() / 1000 - STAGED_AGE_S
+        return store.fs.stat(path).st_mtime <= store.clock.now_ms() / 1000 - age_s
     except OSError:
         return False
 

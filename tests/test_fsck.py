@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from fsqueue import Finding, LeaseLost, Queue, Status, counters, finishing, staging, upkeep
+from fsqueue import Finding, LeaseLost, Queue, Status, commits, counters, finishing, staging, upkeep
 from fsqueue.clock import ManualClock
 from fsqueue.fsck.findings import KINDS
 from tests.concurrency.processes import Child
@@ -245,6 +245,45 @@ def a_retry_that_died(queue: Queue, clock: ManualClock) -> set[str]:
     mine.close()
     [one] = {path.name for path in (base(queue) / "staging").iterdir()}
     return {f"+{payload}" for payload in payloads_in(base(queue) / "staging" / one)}
+
+
+@damage("pending-commit")
+def a_commit_that_died_before_it_published(queue: Queue, clock: ManualClock) -> set[str]:
+    commit = Queue(queue.path, clock=clock).commit("seed")
+    parts = [commit.stage(["new 0", "new 1"], batch_tasks=1)]
+    dying(pytest.MonkeyPatch(), staging, "prepare", lambda: commit.publish(parts))
+    return {"+new 0", "+new 1"}
+
+
+@damage("stale-proposal")
+def a_commit_that_died_undecided(queue: Queue, clock: ManualClock) -> set[str]:
+    commit = Queue(queue.path, clock=clock).commit("seed")
+    dying(pytest.MonkeyPatch(), commits, "_prove", lambda: commit.publish([]))
+    clock.advance(2 * 86_400)
+    return set()
+
+
+@damage("staged-attempt")
+def a_stager_that_died(queue: Queue, clock: ManualClock) -> set[str]:
+    queue.commit("never").stage(["never"])
+    clock.advance(8 * 86_400)
+    return set()
+
+
+@damage("staged-attempt")
+def a_reaper_that_died(queue: Queue, clock: ManualClock) -> set[str]:
+    path = base(queue) / "staging" / ".gone-0123456789abcdef"
+    path.mkdir()
+    (path / "lock").touch()
+    clock.advance(60)
+    return set()
+
+
+@damage("damaged-record")
+def a_damaged_record(queue: Queue, clock: ManualClock) -> set[str]:
+    queue.insert_many([], commit="damaged")
+    (base(queue) / "commits" / "damaged.json").write_bytes(b'{"op":"commit","id":')
+    return set()
 
 
 @damage("old-generation")

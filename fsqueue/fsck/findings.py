@@ -62,6 +62,22 @@ KINDS = {
         "Dead letters were retried, but the process died before it published their new tasks.",
         "publishes the tasks",
     ),
+    "pending-commit": Kind(
+        LEFTOVER,
+        "A commit was decided, but the process died before all of its tasks were in their place. Status counts them, "
+        "and whoever finds nothing else to lease puts them there.",
+        "publishes the tasks",
+    ),
+    "stale-proposal": Kind(
+        LEFTOVER,
+        "A commit was proposed over a day ago, but the process died before it was decided. It was never reported done.",
+        "withdraws it",
+    ),
+    "staged-attempt": Kind(
+        LEFTOVER,
+        "Tasks were staged for a commit over a week ago and never published, or are left of what was dropped.",
+        "removes them",
+    ),
     "old-generation": Kind(
         LEFTOVER,
         "A purged generation is still in place: the purging process died, or somebody came late. Nobody reads it.",
@@ -115,6 +131,11 @@ KINDS = {
         "A line cannot be read, and counts as not written: a movement that it recorded is forgotten "
         "(a completed task may be executed again), a letter or a piece of history is lost.",
         "keeps a copy of the line in quarantine and marks it as void",
+    ),
+    "damaged-record": Kind(
+        DAMAGE,
+        "The record of a commit cannot be read: what it inserted cannot be told, nor can its name be committed again.",
+        "moves it into quarantine; see whether its tasks were inserted before you commit under its name again",
     ),
     "counter-bytes": Kind(
         DAMAGE,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from fsqueue import counters, deadletters, names, upkeep
+from fsqueue.fsck import attempts
 from fsqueue.fsck.access import guarded
 from fsqueue.fsck.findings import Suspect, found
 from fsqueue.fsck.repair import Repair
@@ -42,6 +43,7 @@ class _Places:
             f"{layout.base}/dead": self._walk(f"{layout.base}/dead", self._shard_file),
             layout.history_days: self._history(),
             layout.staging: self._staging(),
+            layout.commits: self._commits(),
         }
         for place, suspects in parts.items():
             yield from guarded(self.store, place, suspects)
@@ -52,6 +54,11 @@ class _Places:
         for day in self.store.fs.names(days):
             if names.is_day(day):
                 yield from self._walk(f"{days}/{day}", self._shard_file)
+
+    def _commits(self) -> Iterator[Suspect]:
+        yield from self._walk(self.layout.commits, _record)
+        yield from self._walk(self.layout.pending, lambda name: "file" if names.parse_proposal_file(name) else None)
+        yield from attempts.check(self.store, self.repair)
 
     # -- the top ----------------------------------------------------------------------------------
 
@@ -144,7 +151,7 @@ class _Places:
         for name, kind in fs.entries(self.layout.staging):
             path = f"{self.layout.staging}/{name}"
             if kind != "file":
-                yield from self._kind(path, kind, None)
+                yield from self._kind(path, kind, "directory" if attempts.is_attempt(name) else None)
             elif name in waiting:
                 count = getattr(names.parse_task_file(name), "count", 0)
                 yield Suspect(
@@ -212,6 +219,10 @@ class _Places:
 
 
 _WORDS = {"link": "symbolic link", "directory": "directory", "other": "pipe, socket or device"}
+
+
+def _record(name: str) -> str | None:
+    return "directory" if name == "pending" else "file" if names.parse_record_file(name) else None
 
 
 def _number(name: str) -> str | None:

@@ -9,12 +9,11 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 from fsqueue import batch as batches
 from fsqueue import finishing, history, jsonl, layout, movements, names, taskfiles, transitions
-from fsqueue.errors import LockTimeout
 from fsqueue.fsck.recount import Recount
 from fsqueue.ledger import LEASED, Ledger
 from fsqueue.logs import Log
@@ -217,22 +216,9 @@ class Repair:
         return transitions.locked(self.store, batch, WAIT_S)
 
 
-@contextmanager
-def held(store: Store, path: str) -> Iterator[int]:
+def held(store: Store, path: str) -> AbstractContextManager[int]:
     """An existing file, open for writing in place, and locked; FileNotFoundError if it is gone."""
-    fs = store.fs
-    fd = fs.look(path, os.O_RDWR)
-    try:
-        if not fs.lock(fd, store.clock, store.entropy, WAIT_S):
-            raise LockTimeout(f"{path} is locked by a process that is at work, or stopped. Check again later.")
-        try:
-            if not fs.same_file(fd, path):
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-            yield fd
-        finally:
-            fs.unlock(fd)
-    finally:
-        fs.close(fd)
+    return store.held(path, WAIT_S)
 
 
 def _check_held(ledger: Ledger, tasks: list[int], at: int) -> None:

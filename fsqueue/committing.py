@@ -1,0 +1,219 @@
+"""Named commits as users hold them: many writers stage, one publishes, repeating is harmless (INTERFACE, "Python").
+
+What is on disk, and in which order, is `commits`' matter (DESIGN section 4, "named commit").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any
+
+from fsqueue import commits, insertion, names
+from fsqueue.arguments import payloads_of, verb, whole
+from fsqueue.commits import Part, Record
+from fsqueue.errors import CommitLost, FsqueueError, InvalidArgument, InvalidTask
+from fsqueue.layout import Layout
+from fsqueue.store import Store
+from fsqueue.task import CommitPart, CommitReport
+
+
+class Commit:
+    """A commit under way: `queue.commit(name)`. It pickles, to be sent to whoever stages a part of it.
+
+    Everything published under a name appears together, once: who publishes the name again, now or in a year, is told
+    what was inserted, and adds nothing. A purge of the queue forgets its commits.
+    """
+
+    def __init__(self, store: Store, name: str, attempt: str | None = None) -> None:
+        self.store = store
+        self.name = names.commit_name(name)
+        self.attempt = attempt or store.entropy.uuid7(store.clock.now_ms())
+        """Tells what this object and its copies stage from what others stage for the same name."""
+
+    def __reduce__(self) -> tuple[Callable[..., Commit], tuple[str, str | None, str, str]]:
+        return _reopened, (self.store.path, self.store.worker_name, self.name, self.attempt)
+
+    def __repr__(self) -> str:
+        return f"Commit({self.store.path!r}, {self.name!r})"
+
+    @verb("staging")
+    def stage(self, tasks: Iterable[Any], *, batch_tasks: int | None = None, delay_s: float = 0) -> CommitPart:
+        """Write payloads or Tasks where nobody sees them, durably and in bounded memory. Any number, on any host.
+
+        `batch_tasks`: tasks a file (default: as many as fit). Delays count from now on. InvalidTask.part is what
+        came before the bad task. What is never published is reaped a week after the commit's last part.
+        """
+        if batch_tasks is not None:
+            whole("batch_tasks", batch_tasks)
+        self.store.refresh()
+        return _Stager(self.store, self.name, self.attempt).stage(
+            payloads_of(tasks, "stage"), insertion.default_when(delay_s), batch_tasks
+        )
+
+    @verb("publishing a commit")
+    def publish(self, parts: Iterable[CommitPart]) -> CommitReport:
+        """Insert what these parts hold, all of it at one instant; or report what was inserted under this name before.
+
+        Parts may come from copies of this object, and from others of the same name. Whoever publishes a name first
+        decides what it inserts. If this fails, nothing is visible, or everything is, or will be: repeat it, until it
+        reports. CommitLost: what was staged is gone (the queue was purged, or it was never published for a week).
+        """
+        store = self.store
+        store.refresh(now=True)
+        layout = store.layout
+        given = self._parts(parts)
+        known = commits.find(store, layout, self.name)
+        repeated = known is not None
+        if known is None:
+            self._refuse_purged(given)
+            now = store.clock.now_ms()
+            own = Record(store.entropy.uuid7(now), self.name, now, tuple(map(Part.of, given)))
+            known = commits.decide(store, layout, own)
+            repeated = known.id != own.id
+        return self._finish(layout, known, {part.attempt for part in given}, repeated)
+
+    @verb("looking for a commit")
+    def committed(self) -> CommitReport | None:
+        """What was inserted under this name, by whomever; None if nothing was decided yet."""
+        store = self.store
+        store.refresh(now=True)
+        layout = store.layout
+        known = commits.find(store, layout, self.name)
+        return None if known is None else self._finish(layout, known, set(), True)
+
+    @verb("discarding a commit")
+    def discard(self) -> bool:
+        """Remove what this object and its copies have staged. False, and nothing is removed, if it is being published.
+
+        What was published stays; so this can be called whatever happened.
+        """
+        self.store.refresh(now=True)
+        return commits.reap(self.store, self.store.layout, self.attempt, self.name)
+
+    def _parts(self, parts: Iterable[CommitPart]) -> list[CommitPart]:
+        given: list[CommitPart] = []
+        for part in [parts] if isinstance(parts, CommitPart) else parts:
+            if not isinstance(part, CommitPart):
+                raise InvalidArgument(f"publish takes parts, as `stage` returns them, not {part!r}.")
+            if part.commit != self.name or part.queue != self.store.fate.id:
+                raise InvalidArgument(f"{part!r} was staged for another commit or queue than {self!r}.")
+            given.append(part)
+        return list(dict.fromkeys(given))
+
+    def _refuse_purged(self, given: list[CommitPart]) -> None:
+        if any(part.generation != self.store.fate.generation for part in given):
+            raise CommitLost(
+                f"The queue {self.store.path} was purged since the tasks were staged for the commit {self.name}. "
+                "Nothing of them is visible; stage them again, and publish that."
+            )
+
+    def _finish(self, layout: Layout, record: Record, attempts: set[str], repeated: bool) -> CommitReport:
+        """Apply what was decided, drop what was not, and report."""
+        store = self.store
+        store.refresh(now=True)  # who linked the record into a tree that had been purged before reads so here
+        if store.layout is not layout:
+            raise CommitLost(
+                f"The queue {store.path} was purged while {self.name} was being published. Stage it again."
+            )
+        commits.apply(store, layout, record)
+        for attempt in attempts - record.attempts().keys():
+            commits.drop(store, layout.attempt(attempt, self.name))
+        store.ring()
+        tasks, files, size = map(record.total, ("tasks", "files", "bytes"))
+        return CommitReport(self.name, tasks, files, size, record.at / 1000, repeated)
+
+
+class _Stager:
+    """One part on its way to the disk: files named in a row, in groups of bounded size."""
+
+    def __init__(self, store: Store, name: str, attempt: str) -> None:
+        self.store = store
+        self.layout = store.layout
+        self.name, self.attempt = name, attempt
+        self.directory = self.layout.attempt(attempt, name)
+        self.first = store.entropy.uuid7(store.clock.now_ms())
+        self.files = self.tasks = self.bytes = 0
+        self.generation = store.fate.generation
+
+    def stage(self, tasks: Iterable[Any], default: insertion.When, batch_tasks: int | None) -> CommitPart:
+        """All tasks up to the end of the stream, or up to a bad one. After any other error nothing is left of them."""
+        store = self.store
+        size = batch_tasks or store.settings.batch_tasks_max
+        try:
+            store.fs.close(store.fs.open_append(f"{self.directory}/{commits.LOCK}"))
+            broken = None
+            try:
+                for group in insertion.groups_of(insertion.batches_of(tasks, store, default, size, None, set())):
+                    self._write(group)
+            except InvalidTask as error:
+                broken = error
+            part = self._seal()
+        except BaseException:
+            self._give_up()
+            raise
+        if broken is not None:
+            broken.part = part
+            raise broken
+        return part
+
+    def _write(self, group: list[insertion.Sealed]) -> None:
+        store = self.store
+        fs, opened = store.fs, []
+        try:
+            for sealed in group:
+                at = insertion.moment(store, sealed.when)
+                name = names.TaskFileName(at, names.successor(self.first, self.files), len(sealed.lines))
+                opened.append(fs.create(f"{self.directory}/{name}"))
+                self.files += 1
+                fs.write_all(opened[-1], b"".join(sealed.lines))
+                self.tasks += len(sealed.lines)
+                self.bytes += sealed.size
+            for fd in opened if store.sync_inserts else ():
+                fs.fsync(fd)
+        finally:
+            for fd in opened:
+                fs.close(fd)
+
+    def _seal(self) -> CommitPart:
+        """Make the names durable; CommitLost if the queue was purged meanwhile."""
+        store, layout = self.store, self.layout
+        if store.sync_inserts:
+            for directory in (self.directory, layout.staging, layout.base, layout.queue):
+                store.fs.sync_directory(directory)
+        store.refresh(now=True)
+        if store.layout is not layout:
+            raise CommitLost(f"The queue {store.path} was purged while {self.name} was being staged. Stage it again.")
+        sizes = self.files, self.tasks, self.bytes
+        return CommitPart(self.name, self.attempt, self.first, *sizes, store.fate.id, self.generation)
+
+    def _give_up(self) -> None:
+        """Remove what was staged; what that does not get is reaped with the attempt."""
+        part = Part(self.attempt, self.first, self.files, self.tasks, self.bytes)
+        with suppress(OSError):
+            for name in commits.staged(self.store, self.layout, self.attempt, self.name, [part]):
+                self.store.fs.unlink(f"{self.directory}/{name}")
+
+
+def insert_many(store: Store, tasks: Iterable[Any], name: str, delay_s: float, batch_tasks: int | None) -> int:
+    """Insert all tasks under a name, or none of them; returns how many are new: none, if the name was committed before.
+
+    Then the stream is not even read. After an error nothing is visible, or all is: repeating it tells.
+    """
+    commit = Commit(store, name)
+    if commit.committed() is not None:
+        return 0
+    try:
+        report = commit.publish([commit.stage(tasks, batch_tasks=batch_tasks, delay_s=delay_s)])
+    except BaseException as error:
+        if isinstance(error, InvalidTask):
+            error.inserted, error.part = 0, None
+        if isinstance(error, Exception):
+            with suppress(FsqueueError):  # else upkeep does it
+                commit.discard()
+        raise
+    return 0 if report.repeated else report.tasks
+
+
+def _reopened(path: str, worker: str | None, name: str, attempt: str) -> Commit:
+    return Commit(Store(path, worker), name, attempt)
