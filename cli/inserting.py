@@ -20,7 +20,7 @@ import orjson
 
 import fsqueue
 
-from .common import example, json_option, print_json, queue_argument, seconds
+from .common import example, json_option, moment, print_json, queue_argument, seconds
 from .main import complain
 
 PROGRESS_AFTER_S = 1.0
@@ -45,7 +45,8 @@ _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
     epilog=example(
         """seq 1000 | fsqueue insert Q
 fsqueue insert Q tasks.jsonl --delay 60
-find /data -name '*.tif' | fsqueue insert Q --lines"""
+find /data -name '*.tif' | fsqueue insert Q --lines
+fsqueue insert Q tasks.jsonl --commit seed-2026-11   # all of it or nothing, and once, however often it is typed"""
     )
 )
 @queue_argument
@@ -56,6 +57,11 @@ find /data -name '*.tif' | fsqueue insert Q --lines"""
 @click.option(
     "--skip-bad", is_flag=True, help="Go on after a bad line: name it on standard error, and end with exit code 1."
 )
+@click.option(
+    "--commit",
+    metavar="NAME",
+    help="Insert all at once, or nothing: under a name that makes repeating the command harmless.",
+)
 @json_option
 def insert(
     queue: str,
@@ -64,6 +70,7 @@ def insert(
     delay_s: float,
     batch_tasks: int | None,
     skip_bad: bool,
+    commit: str | None,
     as_json: bool,
 ) -> None:
     """Insert a task for each line of the FILEs, or of standard input, and print how many there were.
@@ -72,10 +79,15 @@ def insert(
 
     At a bad line (not JSON, NaN, an integer beyond 64 bits, larger than the queue allows) the command ends with
     exit code 2: the lines before it are inserted, it and those after it are not, and the message says where to
-    go on. The same holds when it is interrupted, with exit code 130.
+    go on. The same holds when it is interrupted, with exit code 130. With --commit nothing is inserted then.
+
+    With --commit, what was inserted under NAME before is not inserted again, nor is the input read: 0 is printed.
     """
     with fsqueue.Queue(queue) as q:
         source = Source(files or ("-",), lines, skip_bad, q.settings.task_bytes_max)
+        if commit is not None:
+            _insert_once(q.commit(commit), source, batch_tasks, delay_s, as_json)
+            return
         count = 0
         failure: fsqueue.FsqueueError | None = None
         with source.interruptible():
@@ -96,6 +108,49 @@ def insert(
         complain(f"{_were_inserted(count)}, the first of the input, before this:")
         raise failure
     source.conclude(count)
+
+
+def _insert_once(
+    commit: fsqueue.Commit, source: Source, batch_tasks: int | None, delay_s: float, as_json: bool
+) -> None:
+    """The whole input under a name, unless it was committed before."""
+    report = commit.committed()
+    if report is None:
+        parts = []
+        with source.interruptible():
+            try:
+                while not source.ended:
+                    try:
+                        parts.append(commit.stage(source.until_end(), batch_tasks=batch_tasks, delay_s=delay_s))
+                    except fsqueue.InvalidTask as error:
+                        parts.append(error.part)
+                        source.refuse(f"is no task for this queue: {error}")
+            except fsqueue.FsqueueError:
+                commit.discard()
+                raise
+            if source.broken_off:
+                commit.discard()
+            else:
+                report = commit.publish(parts)
+    count = 0 if report is None or report.repeated else report.tasks
+    if as_json:
+        print_json(
+            {
+                "inserted": count,
+                "skipped": source.skipped,
+                "commit": commit.name,
+                "committed": None if report is None else report.tasks,
+                "repeated": report is not None and report.repeated,
+            }
+        )
+    else:
+        click.echo(count)
+    if report is not None and report.repeated:
+        complain(f"{commit.name} was committed on {moment(report.at)}, with {report.tasks:,} tasks: nothing was added")
+    elif report is None:
+        source.conclude_without(commit.name)
+    else:
+        source.conclude(count)
 
 
 def _were_inserted(count: int) -> str:
@@ -139,6 +194,16 @@ class Source:
                 return
             yield payload
         self.ended = True
+
+    def until_end(self) -> Iterator[Any]:
+        """The payloads up to the end of the input, however long that takes."""
+        while not self.ended:
+            yield from self.until_pause()
+
+    @property
+    def broken_off(self) -> bool:
+        """Whether it ended before the end of the input."""
+        return self._bad is not None or self._signal is not None
 
     def refuse(self, why: str) -> None:
         """The line read last is no task: skip it, or end."""
@@ -238,6 +303,15 @@ class Source:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+    def conclude_without(self, name: str) -> None:
+        """Say why nothing was committed, and exit accordingly."""
+        if self._bad is not None:
+            complain(f"{self.place} {self._bad}")
+            complain(f"nothing was inserted as {name}: correct the line and repeat the command, or use --skip-bad")
+            raise click.exceptions.Exit(2)
+        complain(f"interrupted: nothing was inserted as {name}; repeat the command")
+        raise click.exceptions.Exit(128 + (self._signal or 0))
 
     def conclude(self, count: int) -> None:
         """Say what was left out, if anything was, and exit accordingly."""

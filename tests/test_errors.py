@@ -25,6 +25,7 @@ EXIT_CODES = {
     "TaskNotFound": 3,
     "LeaseLost": 4,
     "LeaseExpired": 4,
+    "CommitLost": 1,
     "UpdateConflict": 6,
     "StorageFull": 7,
     "StorageError": 1,

@@ -1,0 +1,163 @@
+"""insert --commit: all of the input or nothing, once, however often the command is typed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fsqueue import Queue
+from tests.cli.conftest import Run, Spawn
+from tests.support import files_below
+
+
+def staged(queue: Queue) -> list[str]:
+    base = queue.path / "1"
+    return files_below(base / "staging") + files_below(base / "commits" / "pending")
+
+
+def payloads(queue: Queue) -> list[object]:
+    return sorted(task.payload for task in queue.tasks())
+
+
+def test_repeating_it_is_harmless(fsqueue_cli: Run, queue: Queue, tmp_path: Path) -> None:
+    (tmp_path / "tasks").write_text("1\n2\n3\n")
+    command = ("insert", queue.path, tmp_path / "tasks", "--commit", "seed-2026-11")
+    assert fsqueue_cli(*command).stdout == "3\n"
+    again = fsqueue_cli(*command)
+    assert again.stdout == "0\n"
+    assert "seed-2026-11 was committed on" in again.stderr
+    assert "with 3 tasks" in again.stderr
+    assert payloads(queue) == [1, 2, 3]
+    assert staged(queue) == []
+
+
+def test_json_output(fsqueue_cli: Run, queue: Queue) -> None:
+    command = ("insert", queue.path, "--commit", "a", "--json")
+    first = json.loads(fsqueue_cli(*command, input="1\n2\n").stdout)
+    assert first == {"inserted": 2, "skipped": 0, "commit": "a", "committed": 2, "repeated": False}
+    again = json.loads(fsqueue_cli(*command, input="1\n2\n3\n").stdout)
+    assert again == {"inserted": 0, "skipped": 0, "commit": "a", "committed": 2, "repeated": True}
+
+
+def test_a_bad_line_inserts_nothing(fsqueue_cli: Run, queue: Queue) -> None:
+    result = fsqueue_cli("insert", queue.path, "--commit", "a", input="1\n2\n{\n4\n", code=2)
+    assert result.stdout == "0\n"
+    assert "line 3 is not JSON" in result.stderr
+    assert "nothing was inserted as a" in result.stderr
+    assert payloads(queue) == []
+    assert staged(queue) == []
+    assert fsqueue_cli("insert", queue.path, "--commit", "a", input="1\n2\n3\n4\n").stdout == "4\n"
+
+
+def test_bad_lines_that_are_skipped(fsqueue_cli: Run, queue_factory: Callable[..., Queue]) -> None:
+    queue = queue_factory(task_bytes_max=100)
+    lines = "1\n{\n2\n" + json.dumps("x" * 90) + "\n3\n"
+    result = fsqueue_cli("insert", queue.path, "--commit", "a", "--skip-bad", input=lines, code=1)
+    assert result.stdout == "3\n"
+    assert "line 2 is not JSON" in result.stderr
+    assert "line 4 is no task for this queue" in result.stderr
+    assert payloads(queue) == [1, 2, 3]
+    assert staged(queue) == []
+
+
+def test_a_task_that_is_too_large_inserts_nothing(fsqueue_cli: Run, queue_factory: Callable[..., Queue]) -> None:
+    queue = queue_factory(task_bytes_max=100)
+    result = fsqueue_cli("insert", queue.path, "--commit", "a", input="1\n" + json.dumps("x" * 90) + "\n", code=2)
+    assert "nothing was inserted as a" in result.stderr
+    assert queue.status().inserted == 0
+    assert staged(queue) == []
+
+
+def test_a_name_that_cannot_be(fsqueue_cli: Run, queue: Queue) -> None:
+    result = fsqueue_cli("insert", queue.path, "--commit", "a/b", input="1\n", code=2)
+    assert "cannot be a commit's name" in result.stderr
+    assert queue.status().inserted == 0
+
+
+def test_a_missing_file_inserts_nothing(fsqueue_cli: Run, queue: Queue, tmp_path: Path) -> None:
+    (tmp_path / "one").write_text("1\n")
+    fsqueue_cli("insert", queue.path, tmp_path / "one", tmp_path / "none", "--commit", "a", code=2)
+    assert queue.status().inserted == 0
+    assert staged(queue) == []
+
+
+def test_slow_input_appears_together(spawn: Spawn, queue: Queue) -> None:
+    """A pause of the input publishes nothing."""
+    child = spawn("insert", queue.path, "--commit", "a", stdin=subprocess.PIPE)
+    assert child.stdin is not None
+    child.stdin.write("1\n2\n")
+    child.stdin.flush()
+    time.sleep(1.5)
+    assert queue.status().inserted == 0
+    child.stdin.write("3\n")
+    stdout, _ = child.communicate()
+    assert (child.returncode, stdout) == (0, "3\n")
+    assert payloads(queue) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_inserts_nothing(spawn: Spawn, queue: Queue, number: signal.Signals) -> None:
+    child = spawn("insert", queue.path, "--commit", "a", stdin=subprocess.PIPE)
+    assert child.stdin is not None
+    child.stdin.write("1\n2\n")
+    child.stdin.flush()
+    while child.poll() is None and not (queue.path / "1" / "staging").exists():
+        time.sleep(0.01)
+    child.send_signal(number)
+    _, stderr = child.communicate()
+    assert child.returncode == 128 + number
+    assert "nothing was inserted as a" in stderr
+    assert queue.status().inserted == 0
+    assert staged(queue) == []
+
+
+KILLED = """
+import os, signal, sys
+from fsqueue.filesystem import Filesystem
+left = int(sys.argv.pop(1))
+def mortal(name, method):
+    def step(*args, **options):
+        global left
+        left -= 1
+        if left < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return method(*args, **options)
+    return step
+for name in ("create", "rename", "link", "unlink", "make_directory"):
+    setattr(Filesystem, name, mortal(name, getattr(Filesystem, name)))
+from fsqueue_cli.main import main
+main()
+"""
+
+
+def test_a_command_that_is_killed_is_typed_again(fsqueue_cli: Run, queue_factory: Callable[..., Queue]) -> None:
+    """Killed before any of its changes of names, and repeated: all is there, once."""
+    seen = set()
+    for steps in range(100):
+        queue = queue_factory(f"q{steps}", shards=2)
+        command = ["insert", str(queue.path), "--commit", "seed", "--batch-tasks", "2"]
+        child = subprocess.run(
+            [sys.executable, "-c", KILLED, str(steps), *command],
+            input=b"1\n2\n3\n",
+            capture_output=True,
+            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+        )
+        there = queue.status().inserted
+        assert there in (0, 3), steps
+        seen.add(there)
+        assert fsqueue_cli(*command, input="1\n2\n3\n").stdout == f"{3 - there}\n", steps
+        assert payloads(queue) == [1, 2, 3], steps
+        if child.returncode == 0:
+            assert child.stdout == b"3\n"
+            break
+        assert child.returncode == -signal.SIGKILL, child.stderr
+    assert seen == {0, 3}
+    assert steps > 8
