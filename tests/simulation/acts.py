@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from fsqueue import LeasedTask
-from tests.simulation import invariants
+from tests.simulation import commit_acts, invariants
 from tests.simulation.history import DONE, Actor
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ ACTS: dict[str, Act] = {
         insert, insert_many, consume, poll, status, is_drained, release_all, cancel, retry_dead, purge_dead, gc, purge,
         delete, create, attach, look, wait, close,
     )
-}  # fmt: skip
+} | commit_acts.ACTS  # fmt: skip
 
 
 def cast(story: Story) -> list[Act]:

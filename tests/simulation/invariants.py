@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from fsqueue import LeasedTask, LeaseExpired, LeaseLost, Status, counters
+from tests.simulation import commit_acts
 from tests.simulation.disk import Directory, File, Node
 from tests.simulation.history import DONE, QUEUE, REFUSED, Call
 from tests.simulation.replay import AVAILABLE, CANCELLED, COMPLETED, LEASED, OUTCOMES, Replay
@@ -104,6 +105,8 @@ def judge(story: Story) -> list[str]:
     wrong = list(story.history.wrong)
     wrong += story.world.overwritten
     truth = Truth(story)
+    commit_acts.note_decided(story, generation(story))
+    wrong += commit_acts.judge(story, generation(story))
     wrong += _logs(story, truth)
     for call in story.history.calls:
         wrong += _told(story, truth, call)
@@ -276,6 +279,7 @@ def judge_leftovers(story: Story) -> Iterator[str]:
         for path, _ in files(story, f"{base}/{part}"):
             if "/.nfs" not in path:
                 yield f"upkeep left {path.removeprefix(QUEUE)}"
+    yield from commit_acts.judge_leftovers(story, base)
 
 
 # -- while it happens ------------------------------------------------------------------------------------------
@@ -285,6 +289,7 @@ def false_empty(story: Story, call: Call, process: object) -> Iterator[str]:
     """A `lease` that answered "empty": was there something that anybody could have leased, all the time?"""
     base = generation(story)
     limit = int((call.began - story.skew_s) * 1000) - 1000
+    yield from commit_acts.false_empty(story, call, base, limit)
     for path, _ in files(story, f"{base}/queue"):
         shard = directory(story, path.rpartition("/")[0])
         name = path.rpartition("/")[2]
@@ -313,8 +318,8 @@ def false_drained(story: Story, call: Call) -> Iterator[str]:
     before = {
         payload
         for other in story.history.calls
-        if other.verb == "insert" and other.outcome == DONE and other.end <= call.begin
-        for payload in other.args["payloads"]
+        if other.end <= call.begin
+        for payload in commit_acts.surely_inserted(other)
     }
     base = generation(story)
     for path, file in files(story, f"{base}/queue"):
@@ -337,9 +342,9 @@ def false_status(story: Story, call: Call) -> Iterator[str]:
     done_perhaps: set[str] = set()
     cancelled = any(other.verb in ("cancel", "purge", "purge_dead") for other in story.history.calls)
     for other in story.history.calls:
-        if other.verb == "insert":
+        if other.verb in ("insert", "commit"):
             perhaps += len(other.args["payloads"])
-            surely += len(other.args["payloads"]) if other.outcome == DONE and other.end < call.begin else 0
+            surely += len(commit_acts.surely_inserted(other)) if other.end < call.begin else 0
         if other.verb == "complete":
             ids = {task.id for task in other.args["tasks"]}
             done_perhaps |= ids

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from tests.simulation import commit_scenarios
 from tests.simulation.stories import Scenario
 
 WORK = {
@@ -51,5 +52,5 @@ SCENARIOS = {
             faults=("kill", "error", "after", "full", "delay", "stop", "power"),
         ),
     )
-}  # fmt: skip
+} | commit_scenarios.SCENARIOS  # fmt: skip
 """By name."""

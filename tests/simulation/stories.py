@@ -13,7 +13,7 @@ from typing import Any
 
 from fsqueue import FsqueueError, QueueNotFound
 from fsqueue.layout import Settings, birth_record
-from tests.simulation import invariants
+from tests.simulation import commit_acts, invariants
 from tests.simulation.disk import Disk
 from tests.simulation.faults import DAY_S, LONG_S, Fault, draw
 from tests.simulation.handles import Host
@@ -69,6 +69,7 @@ class Story:
         self.skew_s = scenario.skew_s
         self.letters: dict[Any, set[str]] = {}
         self.payloads = 0
+        self.staged = commit_acts.Staged()
         self.serial = 0
         self.settings = self._settings()
         self._make_queue()
@@ -244,6 +245,7 @@ class Story:
             return wrong + invariants.judge(self)
         if self.rng.random() < 0.5:
             last.plain("gc")
+        commit_acts.repeat_all(self, last)
         for _ in range(200):
             got = last.lease(self.rng.choice((1, 3)))
             if got:
@@ -259,7 +261,7 @@ class Story:
         if status is not None:
             wrong += invariants.judge_status(self, status)
         wrong += invariants.judge(self)
-        last.work(2 * DAY_S)
+        last.work(9 * DAY_S)
         last.plain("gc")
         if any(invariants.judge_leftovers(self)):
             last.plain("gc")

@@ -1,0 +1,30 @@
+# ruff: noqa: E501
+"""The kinds of stories that are told of named commits."""
+
+from __future__ import annotations
+
+from tests.simulation.stories import Scenario
+
+WORK = {
+    "commit": 4.0, "stage": 2.0, "publish": 3.0, "discard": 0.5, "consume": 4.0, "status": 1.0, "is_drained": 0.7, "gc": 0.7, "wait": 0.3,
+}  # fmt: skip
+ENDS = WORK | {"purge": 0.8}
+
+SCENARIOS = {
+    one.name: one
+    for one in (
+        Scenario("commits", shared=False, hosts=1, actions=WORK, torn_listings=0.2, tasks_before=1),
+        Scenario("commits-crash", shared=False, hosts=1, actions=WORK, faults=("kill", "kill", "delay"), tasks_before=1),
+        Scenario(
+            "commits-nfs", actions=WORK, faults=("kill", "host", "delay", "stop"), stale=0.4, torn_listings=0.3,
+            stale_listings=0.2, tasks_before=1,
+        ),
+        Scenario("commits-reply", actions=WORK, faults=("reply", "reply", "after", "kill"), stale=0.3, tasks_before=1),
+        Scenario("commits-cut", actions=WORK | {"gc": 2.0}, faults=("cut", "cut", "kill", "nap"), tasks_before=1),
+        Scenario("commits-error", actions=WORK, faults=("error", "after", "full"), stale=0.2, tasks_before=1),
+        Scenario("commits-power", shared=False, hosts=1, actions=WORK, faults=("power", "kill"), lossy=True, tasks_before=1),
+        Scenario("commits-power-nfs", actions=WORK, faults=("power", "kill"), lossy=True, tasks_before=1),
+        Scenario("commits-purge", actions=ENDS, faults=("delay", "kill", "reply"), stale=0.4, tasks_before=1),
+    )
+}  # fmt: skip
+"""By name."""
