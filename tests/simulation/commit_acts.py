@@ -162,12 +162,25 @@ def judge_leftovers(story: Story, base: str) -> Iterator[str]:
 
 def false_empty(story: Story, call: Call, base: str, limit: int) -> Iterator[str]:
     """A `lease` that answered "empty" although something decided lay in staging all the time."""
+    for record, name in unpublished(story, call, base):
+        if int(name[:13]) <= limit:
+            yield f'{call}: "empty", but {name} of the commit {record.name} was not published'
+
+
+def false_drained(story: Story, call: Call, base: str) -> Iterator[str]:
+    """The same of a queue that was called drained."""
+    for record, name in unpublished(story, call, base):
+        yield f'{call}: "drained", but {name} of the commit {record.name} was not published'
+
+
+def unpublished(story: Story, call: Call, base: str) -> Iterator[tuple[Record, str]]:
+    """What was decided before a call, and lies in staging still."""
     for record, step in records(story, base):
         for attempt, parts in record.attempts().items() if step <= call.begin else ():
             found = _directory(story, f"{base}/staging/{attempt}-{record.name}")
             for name in found.entries if found is not None else ():
-                if name[:13].isdigit() and int(name[:13]) <= limit and any(part.has(name[14:46]) for part in parts):
-                    yield f'{call}: "empty", but {name} of the commit {record.name} was not published'
+                if name[:13].isdigit() and any(part.has(name[14:46]) for part in parts):
+                    yield record, name
 
 
 def surely_inserted(call: Call) -> list[Any]:

@@ -8,6 +8,7 @@ from tests.simulation.stories import Scenario
 WORK = {
     "commit": 4.0, "stage": 2.0, "publish": 3.0, "discard": 0.5, "consume": 4.0, "status": 1.0, "is_drained": 0.7, "gc": 0.7, "wait": 0.3,
 }  # fmt: skip
+DISCARDS = {"commit": 1.0, "stage": 3.0, "publish": 4.0, "discard": 4.0, "is_drained": 1.0, "gc": 0.5}
 ENDS = WORK | {"purge": 0.8}
 
 SCENARIOS = {
@@ -15,6 +16,7 @@ SCENARIOS = {
     for one in (
         Scenario("commits", shared=False, hosts=1, actions=WORK, torn_listings=0.2, tasks_before=1),
         Scenario("commits-crash", shared=False, hosts=1, actions=WORK, faults=("kill", "kill", "delay"), tasks_before=1),
+        Scenario("commits-discard", actions=DISCARDS, faults=("kill", "delay"), hosts=2, tasks_before=0),
         Scenario(
             "commits-nfs", actions=WORK, faults=("kill", "host", "delay", "stop"), stale=0.4, torn_listings=0.3,
             stale_listings=0.2, tasks_before=1,

@@ -322,6 +322,7 @@ def false_drained(story: Story, call: Call) -> Iterator[str]:
         for payload in commit_acts.surely_inserted(other)
     }
     base = generation(story)
+    yield from commit_acts.false_drained(story, call, base)
     for path, file in files(story, f"{base}/queue"):
         name = path.rpartition("/")[2]
         if name.startswith("."):

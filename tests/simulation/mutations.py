@@ -274,7 +274,7 @@ MUTATIONS = [
         "status looks once",
         "a batch that finishes meanwhile is counted twice or not at all",
         "calm-nfs",
-        (("inspection:_status", "if seen.counted == _counted(store) or (before is not None and before.batches() <= seen.batches()):", "if True:"),),
+        (("inspection:_status", "counted = seen.counted == _counted(store) or (before is not None and before.batches() <= seen.batches())", "counted = True"),),
     ),
     Mutation(
         "a full disk is not noticed",

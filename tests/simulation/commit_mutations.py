@@ -1,0 +1,136 @@
+# ruff: noqa: E501
+"""Named commits, broken on purpose."""
+
+from __future__ import annotations
+
+from tests.simulation.mutations import Mutation
+
+MUTATIONS = [
+    Mutation(
+        "a commit's record is created, then written",
+        "a crash in between leaves half a record, and the name is burnt",
+        "commits-crash",
+        (
+            (
+                "commits:decide",
+                "            store.fs.link(layout.proposal(record.id), layout.record(record.name))\n",
+                "            fd = store.fs.create(layout.record(record.name))\n            store.fs.write_all(fd, record.encode())\n            store.fs.close(fd)\n",
+            ),
+        ),
+    ),
+    Mutation(
+        "the answer of the link is believed",
+        "it may say that the name is taken by what it has just made",
+        "commits-reply",
+        (
+            ("commits:decide", "        if found is None or found.id != record.id:\n", "        if True:\n"),
+            ("committing:Commit.publish", "repeated = known.id != own.id\n", "repeated = known is not own\n"),
+        ),
+    ),
+    Mutation(
+        "a record that exists is taken for done",
+        "who died before applying it has left its tasks in staging, and a repeat reports success",
+        "commits-crash",
+        (
+            ("committing:Commit._finish", "    commits.apply(store, layout, record)\n", "    if not repeated:\n        commits.apply(store, layout, record)\n"),
+            ("commits:apply_pending", "    met = pending(store, layout)\n", "    met = []\n"),
+            ("commits:settle", "    if record is not None and is_decided(store, layout, record):", "    if False:"),
+        ),
+    ),
+    Mutation(
+        "nobody looks for what is pending",
+        "after a crash a queue with committed tasks is called empty",
+        "commits-crash",
+        (("leasing:Leaser._further", "if commits.apply_pending(store) and anew:", "if False:"),),
+    ),
+    Mutation(
+        "nobody looks for what is pending before he goes home",
+        "the same, and everybody goes home",
+        "commits-crash",
+        (("inspection:DrainCheck.__call__", "if commits.apply_pending(self.store):", "if False:"),),
+    ),
+    Mutation(
+        "the proposal goes before its files are in their place",
+        "a crash in between leaves a decision that nothing leads to",
+        "commits-crash",
+        (
+            ("commits:apply", "    fs = store.fs\n", "    fs = store.fs\n    fs.unlink(layout.proposal(record.id))\n"),
+        ),
+    ),
+    Mutation(
+        "the proposal is not synced",
+        "a power loss leaves a decision without its content, or that nothing leads to",
+        "commits-power",
+        (("commits:_proposed", "        if store.sync_inserts:\n", "        if False:\n"),),
+    ),
+    Mutation(
+        "the decision is not synced before it is applied",
+        "a power loss keeps some of the files and loses the decision",
+        "commits-power",
+        (("commits:apply", "            fs.sync_directory(layout.commits)", "            pass"),),
+    ),
+    Mutation(
+        "the shards are not synced before the proposal goes",
+        "a power loss puts the files back into staging, and nothing leads to them",
+        "commits-power",
+        (("commits:apply", "                    _sync(store, f\"{layout.tasks}/{shard}\")\n", "                    pass\n"),),
+    ),
+    Mutation(
+        "what is staged is not synced",
+        "its names survive a power loss, the tasks do not",
+        "commits-power",
+        (("committing:_Stager._write", "for fd in opened if store.sync_inserts else ():", "for fd in ():"),),
+    ),
+    Mutation(
+        "an attempt's directory is not synced",
+        "parts that were reported staged are gone after a power loss",
+        "commits-power",
+        (
+            ("committing:_Stager._seal", "if store.sync_inserts:", "if False:"),
+            ("commits:_is_whole", "    return not files and not tasks\n", "    return True\n"),
+        ),
+    ),
+    Mutation(
+        "nothing is proven",
+        "what was discarded is committed, and reported so",
+        "commits-discard",
+        (("commits:_is_whole", "    return not files and not tasks\n", "    return True\n"),
+         ("commits:_prove", "        except FileNotFoundError:\n            whole = False\n", "        except FileNotFoundError:\n            whole = True\n")),
+    ),
+    Mutation(
+        "reaped without looking for the record",
+        "what was decided is reaped",
+        "commits-discard",
+        (
+            ("commits:reap", "        if record is None or attempt not in record.attempts():\n", "        if True:\n"),
+        ),
+    ),
+    Mutation(
+        "proven before it is proposed",
+        "who reaps in between sees no proposal",
+        "commits-discard",
+        (
+            ("commits:decide", "        with _proposed(store, layout, record):\n            _prove(store, layout, record)\n", "        _prove(store, layout, record)\n        with _proposed(store, layout, record):\n"),
+        ),
+    ),
+    Mutation(
+        "applied before it is decided",
+        "half of a commit that is never decided is executed",
+        "commits-crash",
+        (
+            ("commits:decide", "            _prove(store, layout, record)\n", "            _prove(store, layout, record)\n            for attempt, parts in record.attempts().items():\n                _publish(store, layout, attempt, record.name, parts)\n"),
+        ),
+    ),
+    Mutation(
+        "each publishes his own parts, whoever won",
+        "the tasks of both are executed",
+        "commits",
+        (
+            (
+                "committing:Commit.publish",
+                "        repeated = known.id != own.id\n",
+                "        repeated = known.id != own.id\n        for attempt, mine in own.attempts().items():\n            commits._publish(store, layout, attempt, self.name, mine)\n",
+            ),
+        ),
+    ),
+]  # fmt: skip
