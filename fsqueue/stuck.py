@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from fsqueue import counters, inspection
+from fsqueue import commits, counters, inspection, names
 from fsqueue.filesystem.holders import Holder, holders_of
 from fsqueue.ledger import Ledger
 from fsqueue.store import Store, describe
@@ -81,6 +81,11 @@ def _files(store: Store) -> Iterator[tuple[str, str]]:
         yield f"dead letters of shard {shard}", layout.dead(shard)
         for batch in inspection.logs(store, shard):
             yield f"batch {batch}", layout.log(batch)
+    for identity in commits.proposals(store, layout):
+        yield f"proposal of a commit {identity}", layout.proposal(identity)
+    for text in fs.names(layout.staging):
+        if names.parse_attempt(text) is not None:
+            yield f"attempt of a commit {text}", f"{layout.staging}/{text}/{commits.LOCK}"
     for day in fs.names(layout.history_days)[-2:]:
         for name in fs.names(f"{layout.history_days}/{day}"):
             yield f"history {day}/{name}", f"{layout.history_days}/{day}/{name}"

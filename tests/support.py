@@ -162,7 +162,7 @@ def files_below(directory: Path | str) -> list[str]:
 def leftovers(queue: Queue) -> list[str]:
     """What a drained queue must not have any more: task files, logs, staged files, trash."""
     found = []
-    for part in ("queue", "movements", "staging", "commits"):
+    for part in ("queue", "movements", "staging", "commits/pending"):
         found += [f"{part}/{name}" for name in files_below(queue.path / str(queue.generation) / part)]
     found += files_below(queue.path / ".trash")
     found += [name for name in os.listdir(queue.path) if name.isdigit() and int(name) != queue.generation]
@@ -170,9 +170,10 @@ def leftovers(queue: Queue) -> list[str]:
 
 
 def age_staging(queue: Queue, seconds: float = 2 * 86_400) -> None:
-    """Make the staged files look old, so that upkeep may reap them."""
+    """Make what is staged or proposed look old, so that upkeep may reap it."""
     now = queue.store.clock.now_ms() / 1000
-    for path in (queue.path / str(queue.generation) / "staging").glob("*"):
+    base = queue.path / str(queue.generation)
+    for path in (*(base / "staging").glob("*"), *(base / "commits" / "pending").glob("*")):
         os.utime(path, (now - seconds, now - seconds))
 
 

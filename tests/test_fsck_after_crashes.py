@@ -14,6 +14,7 @@ from tests.support import QueueFactory, age_staging, crashes, drain, leftovers
 VERBS: dict[str, Callable[[Queue], object]] = {
     "insert": lambda queue: queue.insert("new"),
     "insert_many": lambda queue: queue.insert_many(["new", "new", "new"], batch_tasks=2),
+    "insert once": lambda queue: queue.insert_many(["new", "new", "new"], batch_tasks=2, commit="seed"),
     "lease": lambda queue: queue.lease(3),
     "complete": lambda queue: queue.complete(queue.lease(2)),
     "complete one": lambda queue: queue.lease()[0].complete({"a": 1}),
@@ -46,7 +47,7 @@ def test_a_death_at_any_step(queue_factory: QueueFactory, verb: str) -> None:
 
     for where, queue in crashes(build, VERBS[verb], clock):
         before = queue.status()
-        age_staging(queue)
+        age_staging(queue, 8 * 86_400)
         found = list(queue.fsck())
         assert {finding.gravity for finding in found} <= {"leftover"}, (where, found)
         mended = list(queue.fsck(repair=True))

@@ -72,6 +72,7 @@ def complete(queue: Queue, tokens: list[str]) -> None:
 
 VERBS: dict[str, Callable[[Queue, list[str]], object]] = {
     "insert": lambda queue, tokens: queue.insert("one more"),
+    "insert once": lambda queue, tokens: queue.insert_many(["one", "more"], batch_tasks=1, commit="seed"),
     "lease": lambda queue, tokens: queue.lease(2, lease_s=1),
     "complete": complete,
     "complete all": lambda queue, tokens: (complete(queue, tokens), drain(queue, patience_s=0)),
@@ -143,7 +144,7 @@ def settle(queue: Queue, verb: str) -> None:
     drain(queue, patience_s=2)
     queue.retry_dead()
     drain(queue, patience_s=2)
-    staged = 1 if verb in ("insert", "retry dead") else 0  # a killed inserter's file stays for a day
+    staged = {"insert": 1, "retry dead": 1, "insert once": 3}.get(verb, 0)  # a killed inserter's file stays for a day
     completed, dead = check_drained(queue, staged_leftovers=staged)
     assert dead == set()
     status = queue.status()
