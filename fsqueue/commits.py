@@ -224,15 +224,14 @@ def decide(store: Store, layout: Layout, record: Record) -> Record:
 def _proposed(store: Store, layout: Layout, record: Record) -> Iterator[None]:
     """Propose a record: durable, and locked while this lasts, so that nobody takes it for a dead one's."""
     fs, path = store.fs, layout.proposal(record.id)
-    fd = fs.create(path, store.sync_inserts)
+    fd = fs.create(path)
     try:
         if not fs.lock(fd, store.clock, store.entropy, staging.LOCK_S):  # somebody may just be looking whose it is
             raise LockTimeout(f"{path} is locked by a process that is stopped. Repeat.")
         fs.write_all(fd, record.encode())
         if store.sync_inserts:
             fs.fsync(fd)
-            for directory in (layout.pending, layout.commits, layout.base, layout.queue):
-                fs.sync_directory(directory)
+            store.sync_names(layout.pending)
         yield
     finally:
         try:
@@ -297,7 +296,8 @@ def apply(store: Store, layout: Layout, record: Record) -> None:
     fs = store.fs
     try:
         if store.sync_inserts:
-            fs.sync_directory(layout.commits)  # a decision must not be lost when something of what it decided is not
+            store.secure_generation()
+            store.sync_names(layout.commits)  # a decision must not be lost when something of what it decided is not
         with _attending(store, layout.proposal(record.id)):
             for attempt, parts in record.attempts().items():
                 _publish(store, layout, attempt, record.name, parts)

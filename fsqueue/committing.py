@@ -179,8 +179,8 @@ class _Stager:
         """Make the names durable; CommitLost if the queue was purged meanwhile."""
         store, layout = self.store, self.layout
         if store.sync_inserts:
-            for directory in (self.directory, layout.staging, layout.base, layout.queue):
-                store.fs.sync_directory(directory)
+            store.fs.sync_directory(self.directory)
+            store.sync_names(layout.staging)  # each time: the attempt's directory may have been dropped, and made anew
         store.refresh(now=True)
         if store.layout is not layout:
             raise CommitLost(f"The queue {store.path} was purged while {self.name} was being staged. Stage it again.")

@@ -67,7 +67,7 @@ MUTATIONS = [
         "the decision is not synced before it is applied",
         "a power loss keeps some of the files and loses the decision",
         "commits-power",
-        (("commits:apply", "            fs.sync_directory(layout.commits)", "            pass"),),
+        (("commits:apply", "            store.sync_names(layout.commits)", "            pass"),),
     ),
     Mutation(
         "the shards are not synced before the proposal goes",
