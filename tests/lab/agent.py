@@ -18,7 +18,7 @@ from typing import Any
 
 from tests.concurrency.processes import Child
 
-MODULES = ("tests.lab.nfs", "tests.lab.power")
+MODULES = ("tests.lab.nfs", "tests.lab.commits", "tests.lab.power")
 PAUSE_S = 0.02
 
 

@@ -19,11 +19,11 @@ CUTS = int(os.environ.get("FSQUEUE_TEST_CUTS", "2"))
 """Power cuts of each case."""
 POWER_CASES = [
     (style, durability, batches)
-    for style in ("inserting", "working", "looping", "everything", "purging", "commands")
+    for style in ("inserting", "working", "looping", "everything", "purging", "committing", "commands")
     for durability in ("default", "strict")
     for batches in ("batched", "single")
     if (durability, batches) != ("strict", "single") or style == "everything"
-    if style != "commands" or (durability, batches) == ("default", "batched")
+    if style not in ("committing", "commands") or (durability, batches) == ("default", "batched")
 ]
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from fsqueue import LeaseLost, Queue, QueueNotFound
 from tests.concurrency.books import Diary, check_sound, counted, diaries, leftovers
 from tests.concurrency.processes import PATIENCE_S, Child, children, what_they_do
+from tests.lab import commits
 
 QUEUE = Path("/disk/q")
 FSQUEUE = str(Path(sys.executable).with_name("fsqueue"))
@@ -154,12 +155,19 @@ def run_by_command(notes: Path, seed: int) -> None:
     os.execv(FSQUEUE, [FSQUEUE, "run", str(QUEUE), "--forever", "-j", "2", "--", "sh", "-c", script, str(notes), "{}"])
 
 
+def commit(notes: Path, seed: int) -> None:
+    """Commit under one name after the other."""
+    life = Life(notes, seed)
+    commits.keep_committing(life.queue, life.diary, life.name, life.dice)
+
+
 STYLES = {
     "inserting": (insert, insert),
     "working": (work, work),
     "looping": (loop, loop),
     "everything": (insert, work, loop, keep_house),
     "purging": (purge,),
+    "committing": (commit, commit, keep_house),
     "commands": (insert_by_command, run_by_command),
 }
 
@@ -190,6 +198,8 @@ def cut(seed: int, style: str, durability: str, batch_tasks_max: int) -> dict[st
         lab("restore")
         if style == "purging":
             return check_purged(diaries(notes))
+        if style == "committing":
+            return commits.check_after_cut(Queue(QUEUE), diaries(notes))
         return check(diaries(notes), strict=durability == "strict")
     finally:
         lab("remove")

@@ -1,0 +1,20 @@
+"""Named commits by two NFS clients at once, some of whose processes are killed (power cuts: test_power_loss)."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.lab.conftest import SEED
+from tests.lab.guests import Guest
+
+pytestmark = [pytest.mark.once, pytest.mark.slow]
+
+
+def test_two_clients_commit_the_same_names_at_once(nfs: Guest) -> None:
+    found = nfs.call("tests.lab.commits", "race", seed=SEED)
+    assert found["killed"] >= 1
+    assert found["tasks"] >= 3 * found["commits"]
+
+
+def test_what_one_client_staged_the_other_one_publishes(nfs: Guest) -> None:
+    assert nfs.call("tests.lab.commits", "publish_elsewhere") == {"rounds": 4}
