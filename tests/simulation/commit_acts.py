@@ -88,9 +88,51 @@ def discard(story: Story, actor: Actor) -> None:
 ACTS: dict[str, Callable[[Story, Actor], None]] = {act.__name__: act for act in (commit, stage, publish, discard)}
 
 
+# -- verbs of the small cases --------------------------------------------------------------------------------
+
+
+def stage_before(story: Story, before: Actor) -> None:
+    """Two parts of one attempt, for others to publish or discard."""
+    for number in range(2):
+        payloads = story.fresh(1 + number)
+        attempt = story.staged.parts[0].attempt if story.staged.parts else None
+        before.do(
+            "stage",
+            lambda q, payloads=payloads, attempt=attempt: story.staged.note(
+                Commit(q.store, NAMES[0], attempt).stage(payloads, batch_tasks=1), payloads
+            ),
+        )
+
+
+def commit_anew(story: Story, actor: Actor) -> None:
+    """One's own tasks, under a name for which others have staged theirs."""
+    payloads = story.fresh(2)
+
+    def act(queue: Queue) -> CommitReport:
+        mine = queue.commit(NAMES[0])
+        return mine.publish([story.staged.note(mine.stage(payloads, batch_tasks=1), payloads)])
+
+    actor.do("commit", act, name=NAMES[0], payloads=payloads)
+
+
+def publish_staged(story: Story, actor: Actor) -> None:
+    """What was staged before, all of it."""
+    parts = list(story.staged.parts[:2])
+    actor.do("commit", lambda q: q.commit(NAMES[0]).publish(parts), name=NAMES[0], payloads=story.staged.of(parts))
+
+
+def discard_staged(story: Story, actor: Actor) -> None:
+    """Drop what was staged before."""
+    attempt = story.staged.parts[0].attempt
+    actor.do("discard", lambda q: Commit(q.store, NAMES[0], attempt).discard(), attempt=attempt)
+
+
+VERBS = (commit_anew, publish_staged, discard_staged)
+
+
 def repeat_all(story: Story, last: Actor) -> None:
     """When nothing goes wrong any more, whatever was begun is repeated: each name gets its tasks, or has them."""
-    if "commit" not in story.scenario.actions:
+    if not story.staged.payloads:
         return
     for name in NAMES:
         payloads = story.fresh(2)
@@ -130,7 +172,7 @@ def note_decided(story: Story, base: str) -> None:
 
 def judge(story: Story, base: str) -> Iterator[str]:
     """A name has one record; what it does not name was never seen; what was reported is what it says."""
-    purges = [call for call in story.history.calls if call.verb == "purge"]
+    purges = [call for call in story.history.calls if call.verb in ("purge", "delete")]
     decided = {record.name: record for record, _ in records(story, base)}
     first = {part.first for record in decided.values() for part in record.parts}
     if not purges:

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fsqueue.layout import Settings
+from tests.simulation import commit_acts
 from tests.simulation.fates import AFTERWARDS, FATES, Call, Skip
 from tests.simulation.faults import DAY_S
 from tests.simulation.handles import Crash
@@ -29,7 +30,7 @@ from tests.simulation.history import QUEUE, Actor
 from tests.simulation.invariants import files
 from tests.simulation.kernel import Process
 from tests.simulation.stories import LEASE_S, Scenario, Story
-from tests.simulation.verbs import LEASE, LEASED, LEFTOVERS, LETTER, NO_QUEUE, VERBS, Verb
+from tests.simulation.verbs import LEASE, LEASED, LEFTOVERS, LETTER, NO_QUEUE, STAGED, VERBS, Verb
 from tests.simulation.wiring import collect, simulated_machine, undisturbed
 from tests.simulation.world import NEVER, Circles
 
@@ -173,6 +174,8 @@ class Play(Story):
         before = self.actor("before", self.hosts[0])
         if LEFTOVERS in verbs[0].needs:  # after another verb it has what that one leaves
             self._leave_things(before)
+        if STAGED in needs:
+            commit_acts.stage_before(self, before)
         if LETTER in needs:
             before.insert_many(self.fresh(1), 1)
             before.bury(before.lease()[0])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from unittest import mock
 
 from fsqueue import insertion
+from tests.simulation import commit_acts
 from tests.simulation.acts import ACTS, ask, work_loop
 from tests.simulation.history import Actor
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 LEASE, LEASED, LETTER, LEFTOVERS, NO_QUEUE = "lease", "leased", "letter", "leftovers", "no queue"
 """What must be there: its caller holds tasks; anybody does; a dead letter; what crashes leave; nothing."""
+STAGED = "staged"
+"""Parts of a commit that were staged and not published."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +123,7 @@ def _verbs() -> list[Verb]:
         verb(ACTS["gc"], LEFTOVERS),
         verb(fsck, LEFTOVERS),
         verb(create_anew, NO_QUEUE),
+        *(verb(act, STAGED) for act in commit_acts.VERBS),
     ]
 
 
@@ -128,5 +132,6 @@ VERBS = {verb.name: verb for verb in _verbs()}
 FIRST_CLASS = [
     *("insert", "insert-many", "insert-groups", "lease", "poll", "complete", "fail", "bury", "release", "renew"),
     *("cancel", "retry-dead", "purge-dead", "release-all", "status", "purge", "delete", "gc", "fsck"),
+    "publish-staged",
 ]
 """Those that are set against each other in each run of the tests."""
