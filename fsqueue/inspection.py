@@ -197,22 +197,24 @@ class DrainCheck:
     def __call__(self) -> bool:
         """Look. A task file means work left, unless all in it is done (its finisher died, or is about to remove it)."""
         self.store.refresh()
+        if self._hint and self._is_at_work(self._hint):
+            return False
         deadletters.publish_pending(self.store)
         if deadletters.is_retrying(self.store):
             return False
         for _ in range(2):  # a listing can be old, or miss a name that is being renamed: only two prove absence
             if commits.apply_pending(self.store):
                 return False  # what was committed may be done or not: the next look tells
-            known = shards(self.store)
-            if self._hint in known:
-                known.insert(0, self._hint)
-            for shard in known:
-                if any(self._has_work(batch) for batch in task_files(self.store, shard)):
+            for shard in shards(self.store):
+                if self._is_at_work(shard):
                     self._hint = shard
                     return False
         if self.store.refresh(now=True):  # a deleted queue is not a drained one, and what was drained had been purged
             return self()
         return True
+
+    def _is_at_work(self, shard: str) -> bool:
+        return any(self._has_work(batch) for batch in task_files(self.store, shard))
 
     def _has_work(self, batch: str) -> bool:
         ledger = read_ledger(self.store, batch)

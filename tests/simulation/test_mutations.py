@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.simulation.mutations import DRAFTS, ISSUE, MUTATIONS
-from tests.simulation.trials import BY_NAME, caught
+from tests.simulation.mutations import DRAFTS, ISSUE
+from tests.simulation.trials import ALL, BY_NAME, caught
 
 pytestmark = [pytest.mark.once, pytest.mark.slow]
 
@@ -33,7 +33,7 @@ def test_a_mutation_is_caught(catches: Callable[[str], tuple[int, list[str], lis
 
 
 def test_there_are_enough_of_them() -> None:
-    assert len(MUTATIONS) == len(BY_NAME) >= 20
+    assert len(ALL) == len(BY_NAME) >= 20
 
 
 def test_what_is_known_to_break_a_queue_is_among_them() -> None:
