@@ -9,7 +9,7 @@ MUTATIONS = [
     Mutation(
         "a commit's record is created, then written",
         "a crash in between leaves half a record, and the name is burnt",
-        "commits-crash",
+        ("local", "publish-staged", "", "killed"),
         (
             (
                 "commits:decide",
@@ -19,18 +19,9 @@ MUTATIONS = [
         ),
     ),
     Mutation(
-        "the answer of the link is believed",
-        "it may say that the name is taken by what it has just made",
-        "commits-reply",
-        (
-            ("commits:decide", "        if found is None or found.id != record.id:\n", "        if True:\n"),
-            ("committing:Commit.publish", "repeated = known.id != own.id\n", "repeated = known is not own\n"),
-        ),
-    ),
-    Mutation(
         "a record that exists is taken for done",
         "who died before applying it has left its tasks in staging, and a repeat reports success",
-        "commits-crash",
+        ("local", "publish-staged", "commit-anew", "killed"),
         (
             ("committing:Commit._finish", "    commits.apply(store, layout, record)\n", "    if not repeated:\n        commits.apply(store, layout, record)\n"),
             ("commits:apply_pending", "    met = pending(store, layout)\n", "    met = []\n"),
@@ -93,14 +84,20 @@ MUTATIONS = [
     Mutation(
         "nothing is proven",
         "what was discarded is committed, and reported so",
-        "commits-discard",
+        ("nfs", "publish-staged", "discard-staged", "on"),
         (("commits:_is_whole", "    return not files and not tasks\n", "    return True\n"),
          ("commits:_prove", "        except FileNotFoundError:\n            whole = False\n", "        except FileNotFoundError:\n            whole = True\n")),
     ),
     Mutation(
+        "reaped without looking for proposals",
+        "what was proven is gone when it is decided",
+        ("nfs", "publish-staged", "discard-staged", "on"),
+        (("commits:reap", "for identity in {one for _ in range(2) for one in proposals(store, layout)}:", "for identity in []:"),),
+    ),
+    Mutation(
         "reaped without looking for the record",
         "what was decided is reaped",
-        "commits-discard",
+        ("nfs", "publish-staged", "discard-staged", "on"),
         (
             ("commits:reap", "        if record is None or attempt not in record.attempts():\n", "        if True:\n"),
         ),
@@ -108,7 +105,7 @@ MUTATIONS = [
     Mutation(
         "proven before it is proposed",
         "who reaps in between sees no proposal",
-        "commits-discard",
+        ("nfs", "publish-staged", "discard-staged", "on"),
         (
             ("commits:decide", "        with _proposed(store, layout, record):\n            _prove(store, layout, record)\n", "        _prove(store, layout, record)\n        with _proposed(store, layout, record):\n"),
         ),
@@ -116,7 +113,7 @@ MUTATIONS = [
     Mutation(
         "applied before it is decided",
         "half of a commit that is never decided is executed",
-        "commits-crash",
+        ("local", "publish-staged", "lease-many", "killed"),
         (
             ("commits:decide", "            _prove(store, layout, record)\n", "            _prove(store, layout, record)\n            for attempt, parts in record.attempts().items():\n                _publish(store, layout, attempt, record.name, parts)\n"),
         ),
@@ -124,7 +121,7 @@ MUTATIONS = [
     Mutation(
         "each publishes his own parts, whoever won",
         "the tasks of both are executed",
-        "commits",
+        ("nfs", "publish-staged", "commit-anew", "on"),
         (
             (
                 "committing:Commit.publish",
