@@ -32,6 +32,8 @@ LOCK, GONE = "lock", ".gone-"
 """In an attempt's directory: who has it locked proves or reaps it. In `staging/`: how a reaped one's name begins."""
 LOCK_S = 30.0
 """How long to wait for that lock: its holder lists the directory, or renames it."""
+REAP_S = 2.0
+"""The same for who would only remove it."""
 LOOKS = 3
 """How many listings may miss a staged file before it counts as gone."""
 ROUNDS = 20
@@ -395,7 +397,7 @@ def reap(store: Store, layout: Layout, attempt: str, commit: str) -> bool:
     gone = f"{layout.staging}/{GONE}{store.entropy.hex16()}"
     with ExitStack() as stack:
         try:
-            stack.enter_context(store.held(f"{directory}/{LOCK}", LOCK_S))
+            stack.enter_context(store.held(f"{directory}/{LOCK}", REAP_S))
         except FileNotFoundError:
             pass  # without it nothing can be proven, so that nothing will be decided
         record = find(store, layout, commit)

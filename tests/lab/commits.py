@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
-from fsqueue import FsqueueError, Queue
+from fsqueue import Commit, CommitLost, CommitPart, FsqueueError, Queue
 from tests.concurrency.books import Diary, check_drained, diaries
 from tests.concurrency.processes import Child, children
 
@@ -135,16 +135,12 @@ def race(seed: int, commits: int = 12, kills: int = 6) -> dict[str, int]:
 
 def stage_part(path: Path, name: str, attempt: str, start: int) -> dict[str, Any]:
     """Stage at a client what another one publishes."""
-    from fsqueue import Commit
-
     part = Commit(Queue(path).store, name, attempt).stage(range(start, start + 25), batch_tasks=5)
     return part.as_dict()
 
 
 def publish_elsewhere(rounds: int = 4) -> dict[str, int]:
     """What one client staged the other one publishes at once, and the first one sees all of it at once."""
-    from fsqueue import CommitPart
-
     here, there = Path("/c1/handover"), Path("/c2/handover")
     Queue.create(here, shards=4)
     first, second = Queue(here), Queue(there)
@@ -161,4 +157,11 @@ def publish_elsewhere(rounds: int = 4) -> dict[str, int]:
         first.complete(tasks)
         assert second.is_drained(), f"round {number}"
         assert first.commit(commit.name).publish(parts[:1]).repeated
+        dropped = first.commit(f"dropped{number}")
+        part = dropped.stage(range(5), batch_tasks=2)
+        assert Commit(second.store, dropped.name, dropped.attempt).discard()
+        try:
+            assert not dropped.publish([part]), "what the other client had discarded was published"
+        except CommitLost:
+            assert dropped.publish([dropped.stage([])]).tasks == 0
     return {"rounds": rounds}
