@@ -14,12 +14,13 @@ from contextlib import contextmanager
 
 import filelock
 
-from fsqueue import commits, deadletters, finishing, history, inspection, names, taskfiles, transitions
+from fsqueue import commits, deadletters, finishing, history, inspection, names, staging, taskfiles, transitions
 from fsqueue.clock import Entropy
 from fsqueue.errors import FULL, LockTimeout, StorageError
 from fsqueue.filesystem import NOT_FILES, Filesystem, mount_of
 from fsqueue.layout import DOCTOR
 from fsqueue.ledger import DEAD, Ledger
+from fsqueue.logs import Log
 from fsqueue.names import TaskFileName
 from fsqueue.store import Store
 from fsqueue.task import GcReport
@@ -109,7 +110,7 @@ def mend(store: Store, batch: str, name: TaskFileName | None, report: GcReport) 
             if ledger.count and not ledger.left:
                 finishing.finish(store, log)
                 report.finished += 1
-            elif taskfiles.read(store, log) is None:
+            elif taskfiles.read(store, log) is None and not publish_again(store, log):
                 if ledger.count:
                     finishing.settle_loss(store, log)
                 else:
@@ -126,6 +127,15 @@ def mend(store: Store, batch: str, name: TaskFileName | None, report: GcReport) 
                     store.ring()
     except FileNotFoundError:
         pass
+
+
+def publish_again(store: Store, log: Log) -> bool:
+    """A task file that is back in staging although somebody has leased from it; whether there was one.
+
+    A power loss leaves that, if it came before the inserter had synced the name.
+    """
+    staged = [str(name) for name in staging.files(store, log.layout) if name.batch == log.batch]
+    return any(staging.publish_named(store, log.layout, name) for name in staged)
 
 
 def write_letters(store: Store) -> None:
@@ -188,6 +198,9 @@ def reap_staged(store: Store, path: str) -> bool:
         return False
     try:
         text = path.rpartition("/")[2]
+        name = names.parse_task_file(text)
+        if name is not None and inspection.read_ledger(store, name.batch) is not None:
+            return False  # it was published once: see `publish_again`
         if store.fs.try_lock(fd) and store.fs.same_file(fd, path) and text not in deadletters.staged_names(store):
             return store.fs.unlink(path)
         return False

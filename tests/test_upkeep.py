@@ -177,6 +177,20 @@ def test_who_was_stopped_for_days_before_locking_what_he_staged_stages_it_again(
     assert [task.payload for task in q.lease(2)] == ["x"]
 
 
+def test_a_task_file_that_a_power_loss_put_back_into_staging_is_published_again(q: Queue, clock: ManualClock) -> None:
+    """Its inserter had not synced the name yet, and somebody had leased from it: the log is there."""
+    q.insert("x")
+    [name] = task_file_names(q)
+    q.lease()
+    [moved] = (q.path / "1" / "queue" / "00").iterdir()
+    moved.rename(q.path / "1" / "staging" / str(name))
+    clock.advance(10**6)
+    other = Queue(q.path, clock=clock)
+    other.gc()
+    assert [task.payload for task in other.lease(2)] == ["x"]
+    assert not list(other.dead())
+
+
 def test_young_staged_files_are_left_alone(q: Queue) -> None:
     staged = staging.stage(q.store, q.store.layout, [b'{"payload":1}\n'], 0)
     staged.close(q.store)
