@@ -91,7 +91,7 @@ def work_loop(story: Story, actor: Actor, prefetch: int, rounds: int, luck: Call
 def status(story: Story, actor: Actor) -> None:
     actor.plain("status")
     call = actor.last
-    if call.outcome == DONE and not story.world.faults and not story.scenario.stale_listings:
+    if call.outcome == DONE and not (story.world.faults or story.world.disk.ends or story.scenario.stale_listings):
         story.history.wrong += invariants.false_status(story, call)
 
 
