@@ -159,7 +159,8 @@ def each(
             except OSError as error:
                 if error.errno not in LOST:
                     raise
-                lost = _in_batch(store, batch, grouped[batch], act, after_loss or done, wait_s, error)
+                doubt = error if done is completed_by else None  # of other ends a history does not tell whose they are
+                lost = _in_batch(store, batch, grouped[batch], act, after_loss or done, wait_s, doubt)
         except LockTimeout as error:
             return error
         losses.join(lost)
