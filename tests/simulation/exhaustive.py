@@ -80,6 +80,8 @@ ALONE = {
 """The faults of one verb."""
 TOGETHER = {"local": ("killed",), "nfs": ("on",)}
 """What becomes of the first of two verbs in each run of the tests."""
+SPARSE = {"fsck": 3, "gc": 2}
+"""These make many calls, of which most only look: in each run of the tests every third, or second, is tried."""
 TOGETHER_LONG = {
     "local": ("on", "late", "days", "killed", "cut-short", "stopped", "reply-lost"),
     "nfs": ("on", "late", "killed", "cut-short", "stopped", "locks-lost", "reply-lost", "host-lost"),
@@ -303,9 +305,9 @@ def report(wanted: Iterator[Schedule]) -> Report:
 
 def explore(first: str, second: str, long: bool) -> Report:
     """What the tests tell of one verb, or of two: in each run, or when there is time for `long`."""
+    step = 1 if long else SPARSE.get(first, 1)
     if not second:
-        return report(schedules(first, "", ALONE))
-    step = 3 if first == "fsck" and not long else 1  # it makes many calls, most of which only look
+        return report(schedules(first, "", ALONE, step))
     found = report(schedules(first, second, TOGETHER_LONG if long else TOGETHER, step))
     if long:
         found.add(report(death for one in schedules(first, second, {"nfs": ("on",)}) for death in with_deaths(one)))
