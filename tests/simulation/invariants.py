@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from fsqueue import LeasedTask, LeaseExpired, LeaseLost, Status, counters
+from fsqueue import LeasedTask, LeaseLost, Status, counters
 from tests.simulation import commit_acts
 from tests.simulation.disk import Directory, File, Node
 from tests.simulation.history import DONE, QUEUE, REFUSED, Call
@@ -124,7 +124,8 @@ def _logs(story: Story, truth: Truth) -> Iterator[str]:
             """By a farewell that was voided later; no harm is done where it was the last thing to be written."""
             if not (file.links or replay.gone or misled or story.power_lost) and file.home in truth.current:
                 yield f"log of {batch}: it was unlinked without a farewell"
-        if sum(bool(replay.tasks) for replay in replays) > 1 and not story.power_lost:
+        logs = zip(replays, story.world.disk.logs[batch], strict=True)
+        if sum(bool(log.tasks) and file.home in truth.current for log, file in logs) > 1 and not story.power_lost:
             yield f"the batch {batch} began twice"
     for file, offset, meant in story.world.torn:
         start = offset + meant[: len(meant)].rfind(b"\n", 0, len(meant) - 1) + 1
@@ -151,7 +152,8 @@ def _told(story: Story, truth: Truth, call: Call) -> Iterator[str]:
                 yield f"{call}: it was reported done, but no log says so of {task.id}"
             if acted and task.id in lost and not _repeated(story, call, task):
                 yield f"{call}: it was reported lost, but the log says it was done"
-            if task.id in lost and not isinstance(call.error, LeaseExpired) and not story.world.disk.ends:
+            in_time = isinstance(call.error, LeaseLost) and "ran out" not in call.error.reason
+            if task.id in lost and in_time and not story.world.disk.ends:
                 ends = [one.ends.get((task.index, task.lease), NEVER) for one in truth.of(task)]
                 if min(ends, default=0) > (call.ended + story.skew_s) * 1000 + 1000:
                     yield f"{call}: it was reported lost, but nobody had taken it"
@@ -210,7 +212,7 @@ def _settled(story: Story) -> dict[str, str]:
                 letters.setdefault(line.get("payload"), set()).add(line["id"])
                 if line["reason"].startswith("task file gone"):
                     story.history.wrong.append(f"the task file of {line['id']} was lost")
-                if line.get("payload") is None:
+                if line.get("payload") is None and not _made_anew(story):
                     story.history.wrong.append(f"the letter of {line['id']} has no payload")
             elif line.get("op") in ("retried", "purged"):
                 found.update(dict.fromkeys(line["ids"], line["op"]))
