@@ -11,7 +11,7 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 from fsqueue import batch as batches
-from fsqueue import commits, counters, deadletters, history, movements, names, staging
+from fsqueue import commits, counters, deadletters, history, movements, names, staging, taskfiles
 from fsqueue.errors import LockTimeout, StorageError, TaskNotFound
 from fsqueue.filesystem import NOT_FILES
 from fsqueue.ledger import AVAILABLE, CANCELLED, COMPLETED, DEAD, LEASED, Ledger
@@ -29,6 +29,8 @@ ROUNDS = 2
 """How often a status is read again because batches finished meanwhile, before it holds the counters for a moment."""
 HOLD_S = 0.5
 """How long to wait for one of them."""
+LOOKS = 10
+"""How often a task file is looked for that others may be renaming."""
 COMMITS_MAX = 10
 """How often it is read once more because something was committed while it was read."""
 
@@ -263,7 +265,7 @@ def _of_batch(store: Store, batch: str, name: TaskFileName) -> Iterator[TaskInfo
         ledger = Ledger()
         ledger.begin(name.count, name.available_at, 0)
     elif not lines and ledger.left:
-        lines = _lines_by_log(store, batch, ledger)
+        lines = _lines_anywhere(store, batch, ledger)
     yield from _of_ledger(store, batch, ledger, lines)
 
 
@@ -271,10 +273,8 @@ def payload_of(store: Store, batch: str, index: int, ledger: Ledger) -> Any:
     """A task's payload; TaskNotFound if the task file cannot be read any more."""
     if index in ledger.payloads:
         return ledger.payloads[index]
-    name = task_files(store, store.layout.shard(batch)).get(batch)
-    lines = (_lines_of(store, name) if name is not None else []) or _lines_by_log(store, batch, ledger)
     try:
-        return batches.decode_task(lines[index])["payload"]
+        return batches.decode_task(_lines_anywhere(store, batch, ledger)[index])["payload"]
     except (IndexError, ValueError):
         raise TaskNotFound(
             f"The payload of {names.task_id(batch, index)} cannot be read: its task file is damaged or gone."
@@ -293,10 +293,16 @@ def _lines_of(store: Store, name: TaskFileName) -> list[bytes]:
         return []
 
 
-def _lines_by_log(store: Store, batch: str, ledger: Ledger) -> list[bytes]:
-    """The same, under the names that the log mentions."""
-    known = names.task_files_of(batch, reversed(ledger.names))
-    return next((lines for name in known if (lines := _lines_of(store, name))), [])
+def _lines_anywhere(store: Store, batch: str, ledger: Ledger) -> list[bytes]:
+    """The same, under the names that the log or a listing shows; the log is read anew while others rename the file."""
+    for _ in range(LOOKS):
+        texts = (*taskfiles.listed(store, store.layout, batch), *reversed(ledger.names))
+        if lines := next(filter(None, (_lines_of(store, name) for name in names.task_files_of(batch, texts))), []):
+            return lines
+        if (now := read_ledger(store, batch)) is None:
+            break  # it has finished
+        ledger = now
+    return []
 
 
 def _of_ledger(store: Store, batch: str, ledger: Ledger, lines: list[bytes] | None) -> Iterator[TaskInfo]:

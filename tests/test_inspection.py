@@ -444,3 +444,29 @@ def test_tasks_that_a_retry_has_recorded_are_there_before_they_are_published(que
         mine.retry_dead()
     states = {(found["dead"], found["waiting"], drained) for found, drained in seen}
     assert states == {(1, 0, True), (0, 1, False)}
+
+
+class Renamed(Filesystem):
+    """Where somebody renames the task file whenever it is about to be read."""
+
+    def __init__(self, root: str, rename: Callable[[], object], times: int) -> None:
+        super().__init__(root, shared=False)
+        self.rename, self.times = rename, times
+
+    def read(self, path: str) -> bytes:
+        if "/queue/" in path and self.times:
+            self.times -= 1
+            self.rename()
+        return super().read(path)
+
+
+def test_a_payload_is_found_while_its_file_is_renamed_again_and_again(q: Queue) -> None:
+    q.insert_many(["one", "two"], batch_tasks=2)
+    one, two = q.lease(2, lease_s=100_000)
+    lease_s = itertools.count(90_000, -1_000)
+    fs = Renamed(str(q.path), lambda: q.renew([one, two], next(lease_s)), 5)  # each time to an earlier name
+    assert Queue(q.path, filesystem=fs).attach(two.token).payload == "two"
+    assert fs.times == 0
+    fs.times = 3
+    assert [info.payload for info in Queue(q.path, filesystem=fs).tasks("leased")] == ["one", "two"]
+    assert fs.times == 0

@@ -32,8 +32,7 @@ def call(function: Call) -> Call:
             raise Crash
         world = self.world
         disk = world.disk
-        disk.step += 1
-        world.now += world.call_s
+        world.step(world.call_s)
         if world.trace is not None:
             world.note(self, name, args)
         if disk.step >= world.pause_at:
@@ -76,8 +75,7 @@ class Process:
         if self.dead:
             raise Crash
         world = self.world
-        world.disk.step += 1
-        world.now += world.call_s
+        world.step(world.call_s)
         if world.trace is not None:
             world.note(self, name, args)
         if world.disk.step >= world.pause_at:

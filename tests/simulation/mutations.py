@@ -390,7 +390,7 @@ DRAFTS: dict[int, list[str] | str] = {
     5: ["a queue made in place"],
     6: "updates over several logs are not built yet",
     7: "updates over several logs are not built yet",
-    8: "named commits are not built yet",
+    8: ["a record that exists is taken for done", "nobody looks for what is pending"],
     9: ["nobody publishes what a dead retry recorded"],
     10: ["purge without the mark", "published, and not looked again", "deleted without the mark"],
     11: ["staged files are reaped without their lock"],

@@ -65,12 +65,16 @@ class World:
         self._fd += 1
         return self._fd
 
-    def pass_time(self, process: Process, seconds: float) -> None:
-        """Sleeping where nobody else can go on meanwhile."""
-        self.now += max(seconds, 0.0)
+    def step(self, seconds: float) -> None:
+        """Something happens, and takes time."""
+        self.now += seconds
         self.disk.step += 1
         if self.disk.step > STEPS_MAX:
             raise Circles(f"after {STEPS_MAX} steps it still goes on")
+
+    def pass_time(self, process: Process, seconds: float) -> None:
+        """Sleeping where nobody else can go on meanwhile."""
+        self.step(max(seconds, 0.0))
         if process.dead:
             raise Crash
 
@@ -305,9 +309,7 @@ class Scheduler:
         if process.dead:
             raise Crash
         world = self.world
-        world.disk.step += 1
-        if world.disk.step > STEPS_MAX:
-            raise Circles(f"after {STEPS_MAX} steps it still goes on")
+        world.step(0.0)
         turn = self.by_process.get(process)
         if turn is None:
             world.now += max(seconds, 0.0)
