@@ -365,7 +365,7 @@ MUTATIONS = [
         "status looks at letters and tasks, and not at what lies between",
         "a task whose retry is recorded and not published yet is counted nowhere",
         ("local", "retry-dead", "status", "on"),
-        (("inspection:_look", "    seen.files.update({name.batch: name for name in retried})  # as good as published\n", ""),),
+        (("inspection:_look", "    seen.files.update({name.batch: name for name in retried})  # as good as published, ...\n", ""),),
     ),
 ]  # fmt: skip
 
