@@ -1,4 +1,6 @@
-"""The guests of these tests: each boots once, for all tests that use it, and they work at the same time."""
+"""The guests of these tests: each boots once, for all tests that use it, and they work at the same time, until the last
+of these tests has ended.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ def _guest(tmp_path_factory: pytest.TempPathFactory, lab: str, **environment: st
     return Guest(tmp_path_factory.mktemp(lab) / "guest", lab, **environment)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def nfs_guest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guest]:
     """Two NFS clients, with default mount options, that have done nothing yet."""
     guest = _guest(tmp_path_factory, "nfs", NFS=NFS)
@@ -46,7 +48,7 @@ def nfs_guest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guest]:
     guest.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def calls(nfs_guest: Guest) -> Callable[[], dict[str, dict[str, float]]]:
     """The calls to a server that nobody has contended on: first of all, since files that clients have contended for
     are not delegated for a while.
@@ -55,7 +57,7 @@ def calls(nfs_guest: Guest) -> Callable[[], dict[str, dict[str, float]]]:
     return lambda: nfs_guest.result(begun, BOOT_S + PATIENCE_S)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def nfs(request: pytest.FixtureRequest, nfs_guest: Guest) -> Guest:
     """Two NFS clients, with default mount options."""
     for other in ("calls", "cut_off", "power", "nolock"):  # what comes first, and what other guests do meanwhile
@@ -64,7 +66,7 @@ def nfs(request: pytest.FixtureRequest, nfs_guest: Guest) -> Guest:
     return nfs_guest
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def cut_off(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], dict[str, dict[str, Any]]]]:
     """What became of each point at which a client was cut off; in a guest apart, because there is much waiting."""
     guest = _guest(tmp_path_factory, "nfs", NFS=NFS)
@@ -73,7 +75,7 @@ def cut_off(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], d
     guest.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def nolock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], list[dict[str, Any]]]]:
     """What the doctor reports from two clients that mount NFS 3 with `nolock`."""
     guest = _guest(tmp_path_factory, "nfs", NFS="3", NFS_OPTIONS="nolock")
@@ -82,7 +84,7 @@ def nolock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], li
     guest.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def power(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[[tuple[str, str, str]], dict[str, int]]]:

@@ -210,7 +210,7 @@ def _settled(story: Story) -> dict[str, str]:
                     continue  # a repeat is void
                 found[line["id"]] = "dead"
                 letters.setdefault(line.get("payload"), set()).add(line["id"])
-                if line["reason"].startswith("task file gone"):
+                if line["reason"].startswith("task file gone") and not _made_anew(story):
                     story.history.wrong.append(f"the task file of {line['id']} was lost")
                 if line.get("payload") is None and not _made_anew(story):
                     story.history.wrong.append(f"the letter of {line['id']} has no payload")
@@ -258,10 +258,16 @@ def _may_be_mistaken(story: Story, truth: Truth) -> bool:
 def is_deleted(story: Story) -> bool:
     """Whether the queue was deleted, and nobody was told that there is one again."""
     ended = max((step for step, how in story.world.disk.ends if how != "purged"), default=-1)
-    made = [
-        call for call in story.history.calls if call.verb == "create" and call.outcome == DONE and call.begin > ended
-    ]
-    return ended >= 0 and not made
+    return ended >= 0 and not any(call.begin > ended and call.outcome == DONE for call in _creating(story))
+
+
+def is_half_made(story: Story) -> bool:
+    """Whether it was deleted, and creating it anew failed half-way: an inserter into the old one may still be there."""
+    return is_deleted(story) and any(call.outcome != DONE for call in _creating(story))
+
+
+def _creating(story: Story) -> list[Call]:
+    return [call for call in story.history.calls if call.verb == "create"]
 
 
 def late_hints(story: Story) -> Iterator[str]:
