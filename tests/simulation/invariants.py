@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from fsqueue import LeasedTask, LeaseLost, Status, counters
+from fsqueue import LeasedTask, LeaseLost, Status, counters, names
 from tests.simulation import commit_acts
 from tests.simulation.disk import Directory, File, Node
 from tests.simulation.history import DONE, QUEUE, REFUSED, Call
@@ -210,7 +210,7 @@ def _settled(story: Story) -> dict[str, str]:
                     continue  # a repeat is void
                 found[line["id"]] = "dead"
                 letters.setdefault(line.get("payload"), set()).add(line["id"])
-                if line["reason"].startswith("task file gone") and not _made_anew(story):
+                if line["reason"].startswith("task file gone") and not _of_a_deleted(story, line["id"]):
                     story.history.wrong.append(f"the task file of {line['id']} was lost")
                 if line.get("payload") is None and not _made_anew(story):
                     story.history.wrong.append(f"the letter of {line['id']} has no payload")
@@ -244,6 +244,12 @@ def _made_anew(story: Story) -> bool:
     return any(how != "purged" for _, how in story.world.disk.ends)
 
 
+def _of_a_deleted(story: Story, task_id: str) -> bool:
+    """Whether a task was inserted before a queue was deleted: its letter may get into the one in its place."""
+    born = names.birth_ms(task_id) / 1000 - story.skew_s
+    return any(call.verb == "delete" and born <= call.ended for call in story.history.calls) and _made_anew(story)
+
+
 def _may_be_mistaken(story: Story, truth: Truth) -> bool:
     """A run of one byte is mistaken for another's one time in 256, after a crash (docs/decisions/0004)."""
     single = [
@@ -263,7 +269,8 @@ def is_deleted(story: Story) -> bool:
 
 def is_half_made(story: Story) -> bool:
     """Whether it was deleted, and creating it anew failed half-way: an inserter into the old one may still be there."""
-    return is_deleted(story) and any(call.outcome != DONE for call in _creating(story))
+    ended = max((step for step, how in story.world.disk.ends if how != "purged"), default=-1)
+    return is_deleted(story) and any(call.end > ended and call.outcome != DONE for call in _creating(story))
 
 
 def _creating(story: Story) -> list[Call]:
