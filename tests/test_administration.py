@@ -401,16 +401,21 @@ def test_a_batch_that_stays_locked_is_named_and_the_others_are_released(
     assert other.release_all() == 1
 
 
-def test_who_inserts_into_a_new_generation_has_its_beginning_on_disk(queue: Queue) -> None:
-    """Its author may not have synced it yet: a power loss would bring back the generation before, without the task."""
-    steps: list[str] = []
+def noting_syncs(paths: list[str]) -> Callable[..., Any]:
+    """A trap that appends to `paths` what is synced."""
 
     def trap(step: str, call: Callable[..., Any], *args: Any) -> Any:
         if step == "fsync":
-            steps.append(os.readlink(f"/proc/self/fd/{args[0]}"))
+            paths.append(os.readlink(f"/proc/self/fd/{args[0]}"))
         return call(*args)
 
-    with trapped(queue, trap) as mine:
+    return trap
+
+
+def test_who_inserts_into_a_new_generation_has_its_beginning_on_disk(queue: Queue) -> None:
+    """Its author may not have synced it yet: a power loss would bring back the generation before, without the task."""
+    steps: list[str] = []
+    with trapped(queue, noting_syncs(steps)) as mine:
         mine.insert(1)
         assert f"{queue.path}/queue.jsonl" not in steps
         queue.purge()
@@ -423,13 +428,7 @@ def test_who_inserts_into_a_new_generation_has_its_beginning_on_disk(queue: Queu
 def test_who_inserts_into_a_queue_or_finds_it_there_has_its_name_on_disk(queue: Queue) -> None:
     """Its creator may not have come so far yet: a power loss would take the queue, with what was inserted."""
     synced: list[str] = []
-
-    def trap(step: str, call: Callable[..., Any], *args: Any) -> Any:
-        if step == "fsync":
-            synced.append(os.readlink(f"/proc/self/fd/{args[0]}"))
-        return call(*args)
-
-    with trapped(queue, trap) as mine:
+    with trapped(queue, noting_syncs(synced)) as mine:
         mine.insert(1)
         assert {str(queue.path), str(queue.path.parent)} <= set(synced)
         synced.clear()
