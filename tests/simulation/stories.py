@@ -241,7 +241,8 @@ class Story:
             last.queue  # noqa: B018
         except FsqueueError as error:
             gone = isinstance(error, QueueNotFound) and invariants.is_deleted(self)
-            if not gone and not (isinstance(error, NotAQueue) and invariants.is_half_made(self)):
+            nothing = isinstance(error, NotAQueue) and "without a queue in it" in str(error)
+            if not gone and not (nothing and invariants.is_half_made(self)):
                 wrong.append(f"the queue does not open: {error!r}")
             return wrong + invariants.judge(self)
         if self.rng.random() < 0.5:
