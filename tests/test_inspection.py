@@ -465,8 +465,9 @@ def test_a_payload_is_found_while_its_file_is_renamed_again_and_again(q: Queue) 
     one, two = q.lease(2, lease_s=100_000)
     lease_s = itertools.count(90_000, -1_000)
     fs = Renamed(str(q.path), lambda: q.renew([one, two], next(lease_s)), 5)  # each time to an earlier name
-    assert Queue(q.path, filesystem=fs).attach(two.token).payload == "two"
+    assert Queue(q.path, filesystem=fs).attach(two.token).payload == two.payload
     assert fs.times == 0
     fs.times = 3
-    assert [info.payload for info in Queue(q.path, filesystem=fs).tasks("leased")] == ["one", "two"]
+    found = [info.payload for info in Queue(q.path, filesystem=fs).tasks("leased")]
+    assert found in (["one", "two"], ["two", "one"])  # with batches of one, in the order of their names
     assert fs.times == 0
