@@ -7,7 +7,8 @@ the group is inserted again into the new generation.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from typing import Any
 
 from fsqueue import batch, staging
@@ -21,8 +22,10 @@ GROUP_BYTES_MAX = 8 << 20
 """A group is published when it has this many bytes, ..."""
 GROUP_BATCHES_MAX = 64
 """... or this many batches."""
-SPREAD = 16
-"""A batch holds up to this fraction of what was inserted so far, so that a small job spreads over many workers."""
+SPREAD, SMALL_JOB = 32, 2_000
+"""How many batches, about, a job of so many tasks or fewer is spread over (decision 0008)."""
+HELD_MAX, HELD_S = 10_000, 1.0
+"""So many tasks of a stream, GROUP_BYTES_MAX, or what comes in this time is held back, to see how large a job it is."""
 OPEN_BATCHES_MAX = 64
 """How many batches with different availability times are filled side by side."""
 TRIES = 10
@@ -64,25 +67,55 @@ def available_from(task: Task, index: int | None, default: When = NOW) -> When:
         raise InvalidTask(f"{where}: {error}", index) from None
 
 
+def _share(tasks: int) -> int:
+    """How many tasks a batch of a job of so many should hold: of a small one a fraction, of a larger one more and more.
+
+    A few workers shall share a small job fairly; what a larger one pays for is the end of every batch.
+    """
+    return max(1, max(tasks, tasks * tasks // SMALL_JOB) // SPREAD)
+
+
+def _encoded(tasks: Iterable[Any], bytes_max: int, default: When) -> Iterator[tuple[When, bytes]]:
+    """Each task's availability and its line; InvalidTask ends it."""
+    encode = batch.encode_task
+    for index, item in enumerate(tasks):
+        if isinstance(item, Task):
+            yield available_from(item, index, default), encode(item.payload, bytes_max, index)
+        else:
+            yield default, encode(item, bytes_max, index)
+
+
+def _hold(stream: Iterator[tuple[When, bytes]], held: list[tuple[When, bytes]], monotonic: Callable[[], float]) -> None:
+    """Move the beginning of a stream, of bounded size, into `held`."""
+    size, until = 0, monotonic() + HELD_S
+    for when, line in stream:
+        held.append((when, line))
+        size += len(line)
+        if len(held) == HELD_MAX or size >= GROUP_BYTES_MAX or monotonic() > until:
+            return
+
+
 def batches_of(
     tasks: Iterable[Any], store: Store, default: When, batch_tasks: int | None, total: int | None, times: set[When]
 ) -> Iterator[Sealed]:
-    """Encode tasks into batches that grow with the stream (or have the size asked for), noting their `times`.
+    """Encode tasks into batches of the size asked for, or of one that suits the job, noting their `times`.
 
     When the stream breaks off with an error, the tasks before it come out first, then the error.
     """
     settings = store.settings
+    stream = _encoded(tasks, settings.task_bytes_max, default)
     most = min(batch_tasks or settings.batch_tasks_max, settings.batch_tasks_max)
-    size = most if batch_tasks is not None else min(most, max(1, (total or 0) // (4 * SPREAD)))
-    bytes_max, encode = settings.task_bytes_max, batch.encode_task
+    held: list[tuple[When, bytes]] = []
     filling: dict[When, Sealed] = {}
     broken: Exception | None = None
     try:
-        for index, item in enumerate(tasks):
-            if isinstance(item, Task):
-                when, line = available_from(item, index, default), encode(item.payload, bytes_max, index)
-            else:
-                when, line = default, encode(item, bytes_max, index)
+        if batch_tasks is None and total is None:
+            _hold(stream, held, store.clock.monotonic)
+    except Exception as error:
+        broken = error
+    size = most if batch_tasks is not None else min(most, _share(total or len(held)))
+    try:
+        for number, (when, line) in enumerate(chain(held, stream), 1):
             target = filling.get(when)
             if target is None:
                 if len(filling) == OPEN_BATCHES_MAX:
@@ -97,7 +130,7 @@ def batches_of(
             if len(target.lines) >= size:
                 yield filling.pop(when)
                 if size < most:
-                    size = max(size, min(most, (index + 1) // SPREAD))
+                    size = max(size, min(most, _share(number)))
     except Exception as error:
         broken = error
     yield from filling.values()

@@ -55,20 +55,46 @@ def test_payloads_of_all_kinds_come_back(q: Queue) -> None:
 
 
 @pytest.mark.batched
-def test_batches_grow_with_the_stream(q: Queue) -> None:
-    q.insert_many(range(5_000))
+@pytest.mark.parametrize(
+    ("tasks", "least", "most"), [(20, 20, 20), (64, 32, 32), (1_000, 32, 34), (5_000, 12, 14), (20_000, 20, 21)]
+)
+def test_a_small_job_is_spread_over_more_batches_than_it_needs(q: Queue, tasks: int, least: int, most: int) -> None:
+    """Decision 0008: also when nobody said beforehand how large the job is."""
+    q.insert_many(iter(range(tasks)))
+    assert least <= len(task_file_names(q)) <= most
+    assert q.status().waiting == tasks
+
+
+@pytest.mark.batched
+def test_batches_grow_with_a_stream_whose_end_is_not_known(q: Queue) -> None:
+    """Large payloads: what may be held back in memory is too little to see how large the job is."""
+    q.insert_many("x" * 99_000 for _ in range(340))
     sizes = sorted(name.count for name in task_file_names(q))
-    assert sizes[:16] == [1] * 16
-    assert 60 < len(sizes) < 200
-    assert 200 < max(sizes) <= 5_000 // 16 + 1
-    assert sum(sizes) == 5_000
+    assert sizes[0] == 2
+    assert sizes[-1] == 10  # a mebibyte
+    assert sum(sizes) == 340
+
+
+@pytest.mark.batched
+def test_what_comes_slowly_is_not_held_back(q: Queue, clock: ManualClock) -> None:
+    """Workers have something to do before the last of a slow stream has come."""
+    seen = []
+
+    def stream() -> Iterator[int]:
+        for number in range(1_000):
+            clock.advance(0.1)
+            seen.append(len(task_file_names(q)))
+            yield number
+
+    q.insert_many(stream())
+    assert insertion.GROUP_BATCHES_MAX in seen[:100]
+    assert q.status().waiting == 1_000
 
 
 @pytest.mark.batched
 def test_a_known_total_makes_batches_large_from_the_start(q: Queue) -> None:
-    q.insert_many(range(3_200), total=3_200)
-    assert sorted(name.count for name in task_file_names(q))[1] >= 3_200 // 64
-    assert len(task_file_names(q)) <= 64
+    q.insert_many(("x" * 10_000 for _ in range(2_000)), total=2_000)
+    assert sorted(name.count for name in task_file_names(q))[1] == 2_000 // 32
 
 
 @pytest.mark.batched
