@@ -5,14 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from fsqueue import inspection, jsonl, layout, transitions, upkeep
 from fsqueue.clock import Clock, Entropy
-from fsqueue.errors import FULL, LockTimeout, NotAQueue, QueueExists, UnsafeFilesystem
+from fsqueue.errors import FULL, FsqueueError, LockTimeout, NotAQueue, QueueExists, UnsafeFilesystem
 from fsqueue.filesystem import Filesystem, Mount, mount_of
-from fsqueue.layout import Settings
+from fsqueue.layout import Fate, Settings
 from fsqueue.ledger import LEASED, Ledger
 from fsqueue.store import Store
 
@@ -32,7 +32,7 @@ def create(path: str, settings: Settings, *, exist_ok: bool, allow_unsafe: bool)
     except (FileExistsError, NotADirectoryError):
         raise NotAQueue(f"{path} is a file, or lies below one. Choose another path; nothing was changed.") from None
     if "queue.jsonl" in fs.names(path) and layout.read_fate(fs.read(layout.settings_file(path)), path).closed:
-        move_away(fs, path, entropy)
+        move_away(fs, path, clock, entropy)
         fs.make_root()
     present = [name for name in fs.names(path) if not layout.is_passing(name)]
     if "queue.jsonl" in present:
@@ -102,18 +102,17 @@ def purge(store: Store) -> None:
     A crash in between leaves the old tree where it is; upkeep moves it.
     """
     store.refresh(now=True)
-    old = store.fate
-    with _settings(store) as fd:
-        fate = layout.read_fate(store.fs.read_from(fd, 0), store.path)
-        if fate.generation == old.generation:  # else somebody else purged just now: that was it
-            jsonl.append(store.fs, fd, layout.generation_record(fate.generation + 1, store.clock.now_ms()), True)
+    old, fs = store.fate, store.fs
+    with _settings(fs, store.path, store.clock, store.entropy) as (fd, fate):
+        if fate == old:  # else somebody else purged or deleted it just now
+            jsonl.append(fs, fd, layout.generation_record(fate.generation + 1, store.clock.now_ms()), True)
     try:
         upkeep.to_trash(store, f"{store.path}/{old.directory}")
     except OSError as error:  # it is purged all the same
         upkeep.logger.warning("what was purged from %s is still there (%s); 'fsqueue gc' moves it", store.path, error)
     store.refresh(now=True)
     store.ring()
-    reap_later(store.fs, store.layout.trash)
+    reap_later(fs, store.layout.trash)
 
 
 def delete(store: Store, wait: bool) -> None:
@@ -128,13 +127,14 @@ def delete(store: Store, wait: bool) -> None:
     if not outside.may_move(store.path):  # before the mark: else it would be deleted, and stay where it is
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), outside.root)
     try:
-        with _settings(store) as fd:
-            jsonl.append(store.fs, fd, layout.closed_record(store.clock.now_ms()), True)
+        with _settings(store.fs, store.path, store.clock, store.entropy) as (fd, fate):
+            if fate.id == store.fate.id and not fate.closed:
+                jsonl.append(store.fs, fd, layout.closed_record(store.clock.now_ms()), True)
     except OSError as error:
         if error.errno not in FULL:
             raise
     store.close_logs()
-    move_away(store.fs, store.path, store.entropy)
+    move_away(store.fs, store.path, store.clock, store.entropy, store.fate.id)
     if wait:
         upkeep.reap_trash(outside, trash)
     else:
@@ -144,8 +144,8 @@ def delete(store: Store, wait: bool) -> None:
 def finish_deletion(path: str) -> None:
     """Move a closed queue away that its deleter left in place; if we may not, it stays closed."""
     try:
-        move_away(Filesystem(path, shared=mount_of(path).shared), path, Entropy())
-    except OSError as error:
+        move_away(Filesystem(path, shared=mount_of(path).shared), path, Clock(), Entropy())
+    except (OSError, FsqueueError) as error:
         upkeep.logger.info("the deleted queue %s is still in place: %s", path, error)
 
 
@@ -155,10 +155,17 @@ def outside_of(fs: Filesystem, path: str) -> tuple[Filesystem, str]:
     return Filesystem(trash.rpartition("/")[0] or "/", shared=fs.shared), trash
 
 
-def move_away(fs: Filesystem, path: str, entropy: Entropy) -> bool:
-    """Rename a closed queue's directory into the trash beside it; False if somebody else did."""
+def move_away(fs: Filesystem, path: str, clock: Clock, entropy: Entropy, queue_id: str | None = None) -> None:
+    """Rename a closed queue's directory into the trash beside it, or that of the queue with this id (a full disk may
+    have no room for the mark). Under the lock of its `queue.jsonl`: else it might be another's that was created since.
+    """
     outside, trash = outside_of(fs, path)
-    return upkeep.discard(outside, path, trash, entropy)
+    try:
+        with _settings(fs, path, clock, entropy) as (_, fate):
+            if fate.closed or fate.id == queue_id:
+                upkeep.discard(outside, path, trash, entropy)
+    except FileNotFoundError:
+        pass  # somebody else did
 
 
 def reap_later(fs: Filesystem, trash: str) -> None:
@@ -166,8 +173,11 @@ def reap_later(fs: Filesystem, trash: str) -> None:
     threading.Thread(target=upkeep.reap_trash, args=(fs, trash), name="fsqueue-reaper", daemon=True).start()
 
 
-def _settings(store: Store) -> AbstractContextManager[int]:
-    return store.locked(store.layout.settings_file)
+@contextmanager
+def _settings(fs: Filesystem, path: str, clock: Clock, entropy: Entropy) -> Iterator[tuple[int, Fate]]:
+    """`queue.jsonl`, locked, and what it says now; FileNotFoundError if there is none."""
+    with jsonl.held(fs, clock, entropy, layout.settings_file(path), flags=os.O_APPEND) as fd:
+        yield fd, layout.read_fate(fs.read_from(fd, 0), path)
 
 
 def release_all(store: Store, worker: str | None, host: str | None, slurm_job: str | None, offline: bool) -> int:

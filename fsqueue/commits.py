@@ -226,7 +226,7 @@ def decide(store: Store, layout: Layout, record: Record) -> Record:
 def _proposed(store: Store, layout: Layout, record: Record) -> Iterator[None]:
     """Propose a record: durable, and locked while this lasts, so that nobody takes it for a dead one's."""
     fs, path = store.fs, layout.proposal(record.id)
-    fd = fs.create(path)
+    fd = store.making_generation(lambda: fs.create(path))
     try:
         if not fs.lock(fd, store.clock, store.entropy, staging.LOCK_S):  # somebody may just be looking whose it is
             raise LockTimeout(f"{path} is locked by a process that is stopped. Repeat.")

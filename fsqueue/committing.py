@@ -141,7 +141,7 @@ class _Stager:
         store = self.store
         size = batch_tasks or store.settings.batch_tasks_max
         try:
-            store.fs.close(store.fs.open_append(f"{self.directory}/{commits.LOCK}"))
+            store.fs.close(store.making_generation(lambda: store.fs.open_append(f"{self.directory}/{commits.LOCK}")))
             broken = None
             try:
                 for group in insertion.groups_of(insertion.batches_of(tasks, store, default, size, None, set())):

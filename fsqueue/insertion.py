@@ -204,6 +204,7 @@ def publish(store: Store, group: list[Sealed]) -> list[str]:
         except FileNotFoundError:
             missing += 1
             store.refresh(now=True)
+            store.make_generation()
             if store.layout is layout and missing > 1:
                 raise
             continue

@@ -5,6 +5,8 @@ Every append happens under the file's lock, and begins with voiding a torn tail.
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -34,6 +36,25 @@ def locked(
             yield fd
         finally:
             fs.unlock(fd)  # closing alone would not: a child that was forked meanwhile has it open, too
+    finally:
+        fs.close(fd)
+
+
+@contextmanager
+def held(
+    fs: Filesystem, clock: Clock, entropy: Entropy, path: str, timeout_s: float = LOCK_TIMEOUT_S, flags: int = 0
+) -> Iterator[int]:
+    """An existing file, open for writing in place, and locked; FileNotFoundError if it is gone, LockTimeout."""
+    fd = fs.look(path, os.O_RDWR | flags)
+    try:
+        if not fs.lock(fd, clock, entropy, timeout_s):
+            raise LockTimeout(f"{path} is locked by a process that is at work, or stopped. Try again later.")
+        try:
+            if not fs.same_file(fd, path):
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+            yield fd
+        finally:
+            fs.unlock(fd)
     finally:
         fs.close(fd)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -17,7 +16,7 @@ FORMAT = 1
 DURABILITIES = ("none", "default", "strict")
 BATCH_BYTES_MAX = 1 << 20
 """A batch of more than one task is not larger than this."""
-_DIRECTORY = re.compile(r"[0-9A-Za-z_-]{1,64}")
+GENERATION_MAX = 10**18 - 1
 COUNTERS = 16
 """Into how many files the completion counter is spread."""
 
@@ -78,13 +77,17 @@ def _seconds(name: str, value: object, least: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """What `queue.jsonl` says: settings, its own id, the current generation and its directory, closed or not."""
+    """What `queue.jsonl` says: settings, its own id, the current generation, closed or not."""
 
     settings: Settings
-    id: str = ""
+    id: str
     generation: int = 1
-    directory: str = "1"
     closed: bool = False
+
+    @property
+    def directory(self) -> str:
+        """The directory of the current generation, in the queue's."""
+        return names.generation(self.generation, self.id)
 
 
 def birth_record(settings: Settings, identity: str, at: int) -> bytes:
@@ -94,7 +97,7 @@ def birth_record(settings: Settings, identity: str, at: int) -> bytes:
 
 def generation_record(generation: int, at: int) -> bytes:
     """The line that begins a generation: everything before it is purged."""
-    return _line({"op": "generation", "at": at, "generation": generation, "directory": str(generation)})
+    return _line({"op": "generation", "at": at, "generation": generation})
 
 
 def closed_record(at: int) -> bytes:
@@ -123,12 +126,13 @@ def read_fate(content: bytes, path: str) -> Fate:
                     f"The queue {path} has format {wanted}; this fsqueue reads up to {FORMAT}. Upgrade fsqueue."
                 )
             match record:
-                case {"op": "create", "settings": dict(given)} if fate is None:
+                case {"op": "create", "id": str(identity), "settings": dict(given)} if fate is None:
                     known = {key: given[key] for key in Settings.__dataclass_fields__ if key in given}
-                    fate = Fate(Settings(**known), str(record.get("id", "")))
-                case {"op": "generation", "generation": int(number), "directory": str(directory)} if fate is not None:
-                    if number > fate.generation and _DIRECTORY.fullmatch(directory):
-                        fate = replace(fate, generation=number, directory=directory)
+                    if names.is_queue_id(identity):
+                        fate = Fate(Settings(**known), identity)
+                case {"op": "generation", "generation": int(number)} if fate is not None:
+                    if fate.generation < number <= GENERATION_MAX:
+                        fate = replace(fate, generation=number)
                 case {"op": "closed"} if fate is not None:
                     fate = replace(fate, closed=True)
         except (orjson.JSONDecodeError, InvalidArgument, TypeError):
@@ -215,8 +219,11 @@ class Layout:
 
 
 def is_passing(name: str) -> bool:
-    """Whether a name in a directory without a queue comes from making one, or from a doctor: it is in nobody's way."""
-    return name.startswith(".new-") or name == DOCTOR
+    """Whether a name in a directory without a queue is in nobody's way.
+
+    It comes from making one, from a doctor, or from somebody who was still at work in a queue that was deleted.
+    """
+    return name.startswith(".new-") or name in (DOCTOR, ".trash", "doorbell")
 
 
 def settings_file(queue: str) -> str:

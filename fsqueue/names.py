@@ -23,6 +23,8 @@ _TASK_ID = re.compile(rf"({BATCH})\.(0|[1-9][0-9]{{0,8}})")
 _TOKEN = re.compile(rf"({BATCH}\.(?:0|[1-9][0-9]{{0,8}}))@([0-9a-f]{{16}})")
 _DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _UUID = re.compile(r"[0-9a-f]{32}")
+_QUEUE_ID = re.compile(r"[0-9a-f]{16}")
+_GENERATION = re.compile(r"([1-9][0-9]{0,17})-[0-9a-f]{16}")
 _COMMIT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+@-]{0,199}")
 
 
@@ -94,9 +96,20 @@ def all_shards(shards: int) -> list[str]:
     return [f"{number:02x}" if shards <= 256 else f"{number:04x}" for number in range(shards)]
 
 
-def is_number(name: str) -> bool:
-    """Whether a name is a decimal number, as a generation's directory."""
-    return name.isascii() and name.isdecimal()
+def generation(number: int, queue_id: str) -> str:
+    """The directory of a generation: of this one, of this queue, and of no other that was ever at the same path."""
+    return f"{number}-{queue_id}"
+
+
+def parse_generation(name: str) -> int | None:
+    """The number in the name of a generation's directory, of whatever queue; None if it is no such name."""
+    match = _GENERATION.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def is_queue_id(text: str) -> bool:
+    """Whether a text is fit to tell a queue from others: 16 hexadecimal digits."""
+    return _QUEUE_ID.fullmatch(text) is not None
 
 
 def is_day(name: str) -> bool:

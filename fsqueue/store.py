@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import socket
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, TypeVar
 
 import orjson
 
@@ -20,6 +19,8 @@ from fsqueue.errors import FsqueueError, LockTimeout, NotAQueue, QueueNotFound, 
 from fsqueue.filesystem import Filesystem, mount_of
 from fsqueue.layout import Fate, Layout, is_passing, read_fate, settings_file
 from fsqueue.logs import Log
+
+T = TypeVar("T")
 
 FRESH_S = 1.0
 """How old what was read of `queue.jsonl` may be before an append."""
@@ -203,22 +204,27 @@ class Store:
                 return
             directory = above
 
-    @contextmanager
-    def held(self, path: str, wait_s: float) -> Iterator[int]:
+    def held(self, path: str, wait_s: float) -> AbstractContextManager[int]:
         """An existing file, open for writing in place, and locked; FileNotFoundError if it is gone, LockTimeout."""
-        fs = self.fs
-        fd = fs.look(path, os.O_RDWR)
+        return jsonl.held(self.fs, self.clock, self.entropy, path, wait_s)
+
+    def make_generation(self) -> None:
+        """Make the directory of the generation, where that is what an inserter misses.
+
+        Under the lock under which a queue is purged or deleted: what has ended does not come back, and who is late
+        leaves nothing in a queue that was created in its place.
+        """
+        with self.held(self.layout.settings_file, jsonl.LOCK_TIMEOUT_S) as fd:
+            if read_fate(self.fs.read_from(fd, 0), self.path) == self.fate:
+                self.fs.make_directory(self.layout.base)
+
+    def making_generation(self, action: Callable[[], T]) -> T:
+        """Do `action`; if a file or directory is missing for it, which may be that of the generation, do it again."""
         try:
-            if not fs.lock(fd, self.clock, self.entropy, wait_s):
-                raise LockTimeout(f"{path} is locked by a process that is at work, or stopped. Try again later.")
-            try:
-                if not fs.same_file(fd, path):
-                    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-                yield fd
-            finally:
-                fs.unlock(fd)
-        finally:
-            fs.close(fd)
+            return action()
+        except FileNotFoundError:
+            self.make_generation()
+            return action()
 
     def compare_clock(self) -> None:
         """Measure the file server's clock again, if that was long ago. Lustre stamps with the client's own."""

@@ -209,10 +209,21 @@ def reap_staged(store: Store, path: str) -> bool:
 
 
 def generations(store: Store, report: GcReport) -> None:
-    """Earlier generations that a purge, or a late worker, left in place go into the trash."""
-    for text in store.fs.names(store.path):
-        if names.is_number(text) and int(text) < store.fate.generation and text != store.fate.directory:
+    """Earlier generations that a purge left in place go into the trash.
+
+    The look at `queue.jsonl` after the listing proves that they were listed in this queue, and not in its successor.
+    """
+    found = store.fs.names(store.path)
+    store.refresh(now=True)
+    for text in found:
+        if is_over(store, text):
             report.generations_trashed += to_trash(store, f"{store.path}/{text}")
+
+
+def is_over(store: Store, name: str) -> bool:
+    """Whether a name in the queue's directory is that of a generation that nobody reads, nor ever will."""
+    number = names.parse_generation(name)
+    return number is not None and number <= store.fate.generation and name != store.fate.directory
 
 
 def to_trash(store: Store, path: str) -> bool:

@@ -153,6 +153,16 @@ def drain(
     return executed
 
 
+def base_of(queue: Queue, generation: int | None = None) -> Path:
+    """The directory of a generation of the queue, the current one by default."""
+    return queue.path / names.generation(generation or queue.generation, queue.store.fate.id)
+
+
+def generations_of(queue: Queue) -> list[Path]:
+    """The directories of all generations that are in the queue's, or of queues that were there before."""
+    return [path for path in queue.path.iterdir() if names.parse_generation(path.name) is not None]
+
+
 def files_below(directory: Path | str) -> list[str]:
     """All files below a directory, relative to it. What a reaper removes meanwhile may be among them or not."""
     found = (os.path.join(place, name) for place, _, names in os.walk(directory) for name in names)
@@ -163,34 +173,33 @@ def leftovers(queue: Queue) -> list[str]:
     """What a drained queue must not have any more: task files, logs, staged files, trash."""
     found = []
     for part in ("queue", "movements", "staging", "commits/pending"):
-        found += [f"{part}/{name}" for name in files_below(queue.path / str(queue.generation) / part)]
+        found += [f"{part}/{name}" for name in files_below(base_of(queue) / part)]
     found += files_below(queue.path / ".trash")
-    found += [name for name in os.listdir(queue.path) if name.isdigit() and int(name) != queue.generation]
-    return found
+    return found + [path.name for path in generations_of(queue) if path != base_of(queue)]
 
 
 def age_staging(queue: Queue, seconds: float = 2 * 86_400) -> None:
     """Make what is staged or proposed look old, so that upkeep may reap it."""
     now = queue.store.clock.now_ms() / 1000
-    base = queue.path / str(queue.generation)
+    base = base_of(queue)
     for path in (*(base / "staging").glob("*"), *(base / "commits" / "pending").glob("*")):
         os.utime(path, (now - seconds, now - seconds))
 
 
 def counted(queue: Queue) -> int:
     """The bytes in the completion counters."""
-    return sum(path.stat().st_size for path in (queue.path / str(queue.generation) / "completions").glob("*"))
+    return sum(path.stat().st_size for path in (base_of(queue) / "completions").glob("*"))
 
 
 def task_file_names(queue: Queue) -> list[names.TaskFileName]:
     """The names of the published task files, oldest batch first."""
-    found = (names.parse_task_file(path.name) for path in (queue.path / str(queue.generation) / "queue").glob("*/*"))
+    found = (names.parse_task_file(path.name) for path in (base_of(queue) / "queue").glob("*/*"))
     return sorted((name for name in found if name is not None), key=lambda name: name.batch)
 
 
 def log_files(queue: Queue) -> list[Path]:
     """The movement logs."""
-    return sorted((queue.path / str(queue.generation) / "movements").glob("*/*"))
+    return sorted((base_of(queue) / "movements").glob("*/*"))
 
 
 def raised(kind: type[E], action: Callable[[], object]) -> E | None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fsqueue import (
+    FsqueueError,
     InvalidArgument,
     LeaseLost,
     LockTimeout,
@@ -26,7 +29,17 @@ from fsqueue import (
 from fsqueue.clock import ManualClock
 from fsqueue.filesystem import Filesystem
 from tests.concurrency.trapped import trapped
-from tests.support import QueueFactory, drain, files_below, leftovers, log_files
+from tests.support import (
+    QueueFactory,
+    base_of,
+    drain,
+    files_below,
+    generations_of,
+    leftovers,
+    log_files,
+    raised,
+    task_file_names,
+)
 
 
 @pytest.fixture
@@ -85,7 +98,18 @@ def test_a_queue_is_not_made_over_something_else(tmp_path: Path, exist_ok: bool)
 def test_an_empty_directory_may_become_a_queue(tmp_path: Path) -> None:
     (tmp_path / "q").mkdir()
     (tmp_path / "q" / ".new-0123").touch()  # of a creation that died
+    (tmp_path / "q" / "doorbell").touch()  # of a queue that was deleted: somebody was late
+    with pytest.raises(QueueNotFound):
+        Queue(tmp_path / "q")
     Queue.create(tmp_path / "q").insert("x")
+
+
+def test_a_directory_whose_settings_are_lost_is_no_place_for_a_queue(q: Queue) -> None:
+    q.insert("x")
+    (q.path / "queue.jsonl").unlink()
+    with pytest.raises(NotAQueue, match="not empty"):
+        Queue.create(q.path)
+    assert len(task_file_names(q)) == 1
 
 
 def test_wrong_settings_make_nothing(tmp_path: Path) -> None:
@@ -157,11 +181,11 @@ def test_a_purge_drops_everything_and_keeps_the_settings(queue_factory: QueueFac
     assert q.status().as_dict() == dict.fromkeys(q.status().as_dict(), 0)
     assert q.lease() == list(q.dead()) == list(q.tasks()) == []
     assert (q.settings.shards, q.settings.lease_s) == (3, 77)
-    assert not (q.path / "1").exists()
+    assert not base_of(q, 1).exists()
     wait_until_gone(q.path / ".trash")
     q.insert("new")
     assert [task.payload for task in q.lease(9)] == ["new"]
-    assert (q.path / "2").exists()
+    assert base_of(q, 2).exists()
 
 
 def test_purging_an_empty_queue_is_harmless(q: Queue) -> None:
@@ -174,15 +198,15 @@ def test_purging_an_empty_queue_is_harmless(q: Queue) -> None:
 def test_two_who_purge_at_once_purge_once(queue: Queue, clock: ManualClock) -> None:
     """What was inserted after the other's purge must not go with this one."""
     fs = Filesystem(str(queue.path), shared=False)
-    open_append, other = fs.open_append, Queue(queue.path, clock=clock)
+    look, other = fs.look, Queue(queue.path, clock=clock)
 
-    def opening(path: str) -> int:
-        if path.endswith("queue.jsonl") and other.generation == 1:
+    def looking(path: str, flags: int = os.O_RDONLY) -> int:
+        if path.endswith("queue.jsonl") and flags & os.O_APPEND and other.generation == 1:
             other.purge()
             other.insert("new")
-        return open_append(path)
+        return look(path, flags)
 
-    fs.open_append = opening  # type: ignore[method-assign]
+    fs.look = looking  # type: ignore[method-assign]
     q = Queue(queue.path, filesystem=fs, clock=clock)
     q.insert("old")
     q.purge()
@@ -230,9 +254,9 @@ def test_a_generation_s_directory_is_left_to_upkeep_if_it_cannot_be_moved(
         q.purge()
     assert "No space left" in caplog.text
     assert q.status().inserted == 0
-    assert (q.path / "1").exists()
+    assert base_of(q, 1).exists()
     assert q.gc().generations_trashed == 1
-    assert not (q.path / "1").exists()
+    assert not base_of(q, 1).exists()
 
 
 # -- delete ---------------------------------------------------------------------
@@ -274,7 +298,7 @@ def test_what_a_reaper_has_left_of_a_deleted_queue_is_no_queue(q: Queue, clock: 
     # An NFS client may look into the directory under its old name until the last of it is removed.
     other = Queue(q.path, clock=clock)
     q.delete(wait=True)
-    (q.path / "1").mkdir(parents=True)
+    base_of(q).mkdir(parents=True)
     clock.advance(1.1)
     for verb in (other.lease, other.status, lambda: other.insert("x")):
         with pytest.raises(QueueNotFound):
@@ -313,6 +337,78 @@ def test_a_queue_made_anew_at_the_same_place_is_another_one(q: Queue, clock: Man
     again = Queue(q.path, clock=clock)
     assert [found.payload for found in again.lease(9)] == ["new"]
     assert again.status().inserted == 1, "nothing of what the old object did is in the new queue"
+
+
+class Successor(Filesystem):
+    """Where the queue is deleted, and another created in its place, just before the n-th change of this process."""
+
+    def __init__(self, root: str) -> None:
+        super().__init__(root, shared=False)
+        self.left, self.made = 0, False
+        for step in ("look", "create", "make_directory", "write", "pwrite", "rename", "link", "unlink"):
+            setattr(self, step, partial(self._step, getattr(self, step)))
+
+    def _is_ours(self) -> bool:
+        fd = os.open(f"{self.root}/queue.jsonl", os.O_RDWR)
+        try:
+            return self.is_locked(fd)
+        finally:
+            self.close(fd)
+
+    def _step(self, call: Callable[..., Any], *args: Any) -> Any:
+        self.left -= 1
+        if self.left == 0 and self._is_ours():
+            self.left = 1  # nobody can delete it now
+        elif self.left == 0:
+            self.made = True
+            raised(QueueNotFound, lambda: Queue(self.root).delete(wait=True))  # it may have the mark
+            Queue.create(self.root).insert_many(["new", "newer"], batch_tasks=1)
+        return call(*args)
+
+
+LATE: list[Callable[[Queue], object]] = [
+    lambda q: q.insert("late"),
+    lambda q: q.insert_many(range(3), commit="late"),
+    lambda q: q.complete(q.lease(4)),
+    lambda q: [task.bury("late") for task in q.lease(4)],
+    lambda q: q.retry_dead(),
+    lambda q: q.purge(),
+    lambda q: q.delete(wait=True),
+    lambda q: q.gc(),
+    lambda q: list(q.fsck(repair=True)),
+]
+
+
+@pytest.mark.parametrize("late", range(len(LATE)))
+def test_who_is_late_does_nothing_to_the_queue_in_place_of_a_deleted_one(tmp_path: Path, late: int) -> None:
+    """At whichever step of his: its tasks, counts, letters and directories are its own."""
+    for number in range(1, 1000):
+        with Queue.create(tmp_path / f"{number}" / "q") as before:
+            before.insert_many(range(4), batch_tasks=2)
+            before.lease()[0].bury("dead")
+        fs = Successor(str(before.path))
+        with Queue(before.path, filesystem=fs) as mine:
+            fs.left = number
+            refused = raised(FsqueueError, lambda: LATE[late](mine))
+        assert fs.made or refused is None
+        if not fs.made:
+            assert number > 5
+            return
+        after = Queue(before.path)
+        assert (after.status().inserted, after.status().waiting) == (2, 2)
+        assert sorted(task.payload for task in after.lease(9)) == ["new", "newer"]
+        assert generations_of(after) == [base_of(after)]
+        assert [finding for finding in after.fsck() if finding.kind != "trash"] == []
+        shutil.rmtree(before.path.parent)
+    raise AssertionError("it never ends")
+
+
+def test_a_generation_that_a_cleaner_removed_comes_back(q: Queue) -> None:
+    """Scratch space is cleared of empty directories."""
+    for insert in (lambda: q.insert_many([1, 2]), lambda: q.insert_many([3, 4], commit="more")):
+        shutil.rmtree(base_of(q), ignore_errors=True)
+        insert()
+        assert len(q.lease(9)) == 2
 
 
 @pytest.mark.parametrize("way", ["open", "create", "create again"])

@@ -34,6 +34,7 @@ from fsqueue import (
 )
 from tests.concurrency.books import drain
 from tests.concurrency.processes import children
+from tests.support import base_of
 
 QueueFactory = Callable[..., Queue]
 
@@ -474,7 +475,7 @@ def test_something_else_under_one_of_our_names(
     [task] = queue.lease()
     task.fail("first")
     kept = queue.insert("kept")
-    base = queue.path / "1"
+    base = base_of(queue)
     batch = kept.id.partition(".")[0]
     path = {
         "task file": base / "queue" / "00" / TASK_NAME,
@@ -550,7 +551,7 @@ def test_a_garbage_record_in_a_log(queue: Queue, record: bytes, place: str) -> N
     tasks = queue.lease(2)
     tasks[0].release()
     queue.close()
-    for log in (queue.path / "1" / "movements").rglob("*.jsonl"):
+    for log in (base_of(queue) / "movements").rglob("*.jsonl"):
         lines = log.read_bytes().splitlines(keepends=True)
         at = {"first": 0, "between": 1}.get(place, len(lines))
         lines.insert(at, record + (b"" if place == "torn" else b"\n"))
@@ -570,7 +571,7 @@ def test_a_record_of_the_farewell_that_lies(queue: Queue) -> None:
     """A `gone` while the task file is there: the batch starts over, rather than being lost."""
     queue.insert_many(range(3), batch_tasks=3)
     [task] = queue.lease()
-    [log] = [path for path in (queue.path / "1" / "movements").rglob("*.jsonl") if task.id[:32] in path.name]
+    [log] = [path for path in (base_of(queue) / "movements").rglob("*.jsonl") if task.id[:32] in path.name]
     with log.open("ab") as file:
         file.write(b'{"op":"gone","at":1}\n')
     queue.close()
@@ -609,7 +610,7 @@ def test_random_damage_while_others_work(queue_factory: QueueFactory, seed: int)
         raise AssertionError(f"the queue is poisoned: {mine.status()}, {list(mine.tasks())[:3]}")
 
     def damage() -> None:
-        base = queue.path / "1"
+        base = base_of(queue)
         files = [
             path
             for part in ("queue", "movements", "dead", "history")
@@ -663,11 +664,11 @@ def test_a_log_that_names_the_file_of_another_batch(queue: Queue) -> None:
     queue.insert("mine")
     [task] = queue.lease()
     queue.insert("other")
-    [other] = [path for path in (queue.path / "1" / "queue").rglob("*.jsonl") if task.id[:32] not in path.name]
-    [log] = [path for path in (queue.path / "1" / "movements").rglob("*.jsonl") if task.id[:32] in path.name]
+    [other] = [path for path in (base_of(queue) / "queue").rglob("*.jsonl") if task.id[:32] not in path.name]
+    [log] = [path for path in (base_of(queue) / "movements").rglob("*.jsonl") if task.id[:32] in path.name]
     with log.open("ab") as file:
         file.write(b'{"op":"move","at":1,"from":"%s","name":"%s"}\n' % ((other.name.encode(),) * 2))
     task.complete()
     assert other.exists()
     assert [found.payload for found in queue.lease(9)] == ["other"]
-    assert not [path for path in (queue.path / "1" / "queue").rglob("*.jsonl") if task.id[:32] in path.name]
+    assert not [path for path in (base_of(queue) / "queue").rglob("*.jsonl") if task.id[:32] in path.name]

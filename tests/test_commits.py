@@ -33,7 +33,7 @@ from fsqueue import (
 )
 from fsqueue.clock import ManualClock
 from fsqueue.commits import Part, Record
-from tests.support import QueueFactory, crashes, drain, files_below, leftovers, task_file_names
+from tests.support import QueueFactory, base_of, crashes, drain, files_below, leftovers, task_file_names
 
 DAY_S = 86_400
 
@@ -49,7 +49,7 @@ def q(queue_factory: QueueFactory, clock: ManualClock) -> Queue:
 
 
 def base(queue: Queue) -> Path:
-    return queue.path / str(queue.generation)
+    return base_of(queue)
 
 
 def payloads(queue: Queue) -> list[object]:

@@ -14,7 +14,7 @@ import pytest
 from fsqueue import InvalidArgument, Queue, StorageError
 from fsqueue.clock import ManualClock
 from tests.concurrency.trapped import trapped
-from tests.support import BATCH_TASKS_MAX, Crash, CrashingFilesystem, QueueFactory, drain, leftovers
+from tests.support import BATCH_TASKS_MAX, Crash, CrashingFilesystem, QueueFactory, base_of, drain, leftovers
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def bury(q: Queue, *payloads: object, reason: str = "no") -> list[str]:
 
 
 def letter_file(q: Queue) -> Path:
-    return q.path / "1" / "dead" / "00.jsonl"
+    return base_of(q) / "dead" / "00.jsonl"
 
 
 def test_a_letter_tells_what_why_when_and_who(q: Queue, clock: ManualClock) -> None:
@@ -126,7 +126,7 @@ def test_ids_that_are_none_are_refused(q: Queue) -> None:
 def test_many_letters_are_retried_in_batches(q: Queue) -> None:
     bury(q, *range(50))
     assert q.retry_dead() == 50
-    assert len(list((q.path / "1" / "queue").glob("*/*"))) == 1
+    assert len(list((base_of(q) / "queue").glob("*/*"))) == 1
 
 
 def test_a_retried_task_may_die_again(q: Queue, clock: ManualClock) -> None:
@@ -279,7 +279,7 @@ def test_whoever_looks_finds_what_a_dead_retry_left_staged(q: Queue, clock: Manu
 
 def test_a_damaged_line_of_a_task_file_becomes_a_letter(q: Queue) -> None:
     q.insert_many(["a", "b", "c"], batch_tasks=3)
-    for path in (q.path / "1" / "queue").glob("*/*"):
+    for path in (base_of(q) / "queue").glob("*/*"):
         path.write_bytes(path.read_bytes().replace(b'{"payload":"b"}', b'{"payload":"b"?'))
     assert sorted(task.payload for task in q.lease(9)) == ["a", "c"]
     [letter] = q.dead()

@@ -50,6 +50,10 @@ class FakeDoor(Filesystem):
         return os.write(fd, data)
 
 
+QUEUE_ID = "0123456789abcdef"
+BASE = f"1-{QUEUE_ID}"
+
+
 def tree(root: str = ROOT) -> list[str]:
     """The files there are, with batches and days made anonymous."""
     found = []
@@ -73,7 +77,7 @@ def clock() -> ManualClock:
 def q(fs: FakeFilesystem, clock: ManualClock) -> Iterator[Queue]:
     os.makedirs(ROOT)
     with open(f"{ROOT}/queue.jsonl", "wb") as file:
-        file.write(layout.birth_record(Settings(shards=1), "0123456789abcdef", 1))
+        file.write(layout.birth_record(Settings(shards=1), QUEUE_ID, 1))
     with Queue(ROOT, worker="w", filesystem=FakeDoor(ROOT), clock=clock) as queue:
         yield queue
 
@@ -83,31 +87,32 @@ def test_the_tree_after_each_step(q: Queue, clock: ManualClock) -> None:
     assert tree() == ["queue.jsonl"]
     q.insert_many(["a", "b"], batch_tasks=2)
     [batch] = {info.id.partition(".")[0] for info in q.tasks()}
-    assert tree() == [f"1/queue/00/0000000000000-{batch}-2.jsonl", "doorbell", "queue.jsonl"]
+    assert tree() == [f"{BASE}/queue/00/0000000000000-{batch}-2.jsonl", "doorbell", "queue.jsonl"]
 
     [one] = q.lease(lease_s=10)
-    log = f"1/movements/00/{batch}.jsonl"
-    assert tree() == [log, f"1/queue/00/0000000000000-{batch}-2.jsonl", "doorbell", "queue.jsonl"]
+    log = f"{BASE}/movements/00/{batch}.jsonl"
+    assert tree() == [log, f"{BASE}/queue/00/0000000000000-{batch}-2.jsonl", "doorbell", "queue.jsonl"]
 
     [two] = q.lease(lease_s=20)
-    assert tree() == [log, f"1/queue/00/{now + 10_000}-{batch}-2.jsonl", "doorbell", "queue.jsonl"]
+    assert tree() == [log, f"{BASE}/queue/00/{now + 10_000}-{batch}-2.jsonl", "doorbell", "queue.jsonl"]
 
     two.release(5)
-    assert tree() == [log, f"1/queue/00/{now + 5_000}-{batch}-2.jsonl", "doorbell", "queue.jsonl"]
+    assert tree() == [log, f"{BASE}/queue/00/{now + 5_000}-{batch}-2.jsonl", "doorbell", "queue.jsonl"]
 
     one.complete({"r": 1})
     clock.advance(5)
     [two] = q.lease(lease_s=20)
     two.bury("no")
-    counter = f"1/completions/{q.store.counter_number}"
-    assert tree() == [counter, "1/dead/00.jsonl", "1/history/2026-11-21/00.jsonl", "doorbell", "queue.jsonl"]
+    counter = f"{BASE}/completions/{q.store.counter_number}"
+    left = f"{BASE}/dead/00.jsonl", f"{BASE}/history/2026-11-21/00.jsonl"
+    assert tree() == [counter, *left, "doorbell", "queue.jsonl"]
     assert os.path.getsize(f"{ROOT}/{counter}") == 1
     assert os.path.getsize(f"{ROOT}/doorbell") == 16
 
 
 def test_the_log_after_each_step(q: Queue) -> None:
     def ops() -> list[str]:
-        [path] = [name for name in tree() if name.startswith("1/movements/")]
+        [path] = [name for name in tree() if name.startswith(f"{BASE}/movements/")]
         with open(f"{ROOT}/{path}", "rb") as file:
             records = [movements.parse(line) for line in file.read().splitlines()]
         assert None not in records
@@ -134,7 +139,7 @@ def test_purged_and_deleted(q: Queue) -> None:
     q.purge()
     assert [name for name in tree() if not name.startswith(".trash")] == ["doorbell", "queue.jsonl"]
     q.insert("y")
-    assert any(name.startswith("2/queue/00/") for name in tree())
+    assert any(name.startswith(f"2-{QUEUE_ID}/queue/00/") for name in tree())
     with open(f"{ROOT}/queue.jsonl", "rb") as file:
         assert [line.split(b",")[0] for line in file] == [b'{"op":"create"', b'{"op":"generation"']
 
@@ -142,7 +147,7 @@ def test_purged_and_deleted(q: Queue) -> None:
 def test_a_torn_tail_is_voided(q: Queue, clock: ManualClock) -> None:
     q.insert_many(["a", "b"], batch_tasks=2)
     q.lease()
-    [path] = [name for name in tree() if name.startswith("1/movements/")]
+    [path] = [name for name in tree() if name.startswith(f"{BASE}/movements/")]
     with open(f"{ROOT}/{path}", "ab") as file:
         file.write(b'{"op":"lease","at":1')
     with Queue(ROOT, filesystem=FakeDoor(ROOT), clock=clock) as again:
@@ -164,18 +169,18 @@ def test_a_whole_life(q: Queue, clock: ManualClock) -> None:
             done.append(task.payload)
     assert sorted(done) == list(range(40))
     assert q.status().as_dict() == {"inserted": 40, "waiting": 0, "delayed": 0, "leased": 0, "completed": 40, "dead": 0}
-    assert not [name for name in tree() if name.startswith(("1/queue", "1/movements", "1/staging"))]
+    assert not [name for name in tree() if name.startswith((f"{BASE}/queue", f"{BASE}/movements", f"{BASE}/staging"))]
 
 
 def test_names_move_only_where_the_source_is(fs: FakeFilesystem) -> None:
     os.makedirs(ROOT)
     door = FakeDoor(ROOT)
-    door.close(door.create(f"{ROOT}/a/b/one"))
-    assert door.rename(f"{ROOT}/a/b/one", f"{ROOT}/a/b/two")
-    assert not door.rename(f"{ROOT}/a/b/one", f"{ROOT}/a/b/three")
-    assert door.names(f"{ROOT}/a/b") == ["two"]
-    door.link(f"{ROOT}/a/b/two", f"{ROOT}/three")
+    door.close(door.create(f"{ROOT}/.a/b/one"))
+    assert door.rename(f"{ROOT}/.a/b/one", f"{ROOT}/.a/b/two")
+    assert not door.rename(f"{ROOT}/.a/b/one", f"{ROOT}/.a/b/three")
+    assert door.names(f"{ROOT}/.a/b") == ["two"]
+    door.link(f"{ROOT}/.a/b/two", f"{ROOT}/three")
     with pytest.raises(FileExistsError):
-        door.link(f"{ROOT}/a/b/two", f"{ROOT}/three")
+        door.link(f"{ROOT}/.a/b/two", f"{ROOT}/three")
     assert door.remove_tree(ROOT) == 5
     assert not os.path.exists(ROOT)

@@ -111,17 +111,28 @@ def test_descriptors_are_not_inherited_by_programs(fs: Filesystem) -> None:
 
 
 def test_create_is_exclusive_and_makes_the_directories(fs: Filesystem) -> None:
+    fs.make_directory(f"{fs.root}/1")
     fs.close(fs.create(f"{fs.root}/1/staging/x"))
     with pytest.raises(FileExistsError):
         fs.create(f"{fs.root}/1/staging/x")
 
 
+def test_what_is_right_in_the_root_comes_back_only_if_hidden(fs: Filesystem) -> None:
+    """Else who is late would bring a generation back to life that was purged, or that of a deleted queue."""
+    for path in (f"{fs.root}/1/x", f"{fs.root}/1/staging/x", f"{fs.root}/1/staging/a/x"):
+        for call in (fs.create, fs.open_append, lambda path: fs.overwrite(path, b"x")):
+            with pytest.raises(FileNotFoundError):
+                call(path)
+    assert fs.names(fs.root) == []
+    fs.close(fs.create(f"{fs.root}/.quarantine/a/x"))
+
+
 def test_open_append_makes_what_is_missing_and_appends(fs: Filesystem) -> None:
     for part in (b"one", b"two"):
-        fd = fs.open_append(f"{fs.root}/a/b/file")
+        fd = fs.open_append(f"{fs.root}/.a/b/file")
         fs.write_all(fd, part)
         fs.close(fd)
-    assert fs.read(f"{fs.root}/a/b/file") == b"onetwo"
+    assert fs.read(f"{fs.root}/.a/b/file") == b"onetwo"
 
 
 def test_the_root_is_never_made_by_the_way(tmp_path: Path) -> None:
@@ -225,6 +236,7 @@ def test_exists_touch_and_stat(fs: Filesystem) -> None:
 def test_a_tree_is_removed_with_links_but_not_what_they_mean(fs: Filesystem, tmp_path: Path) -> None:
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "file").touch()
+    fs.make_directory(f"{fs.root}/t")
     for name in ("t/a", "t/b/c", "t/b/d"):
         fs.close(fs.create(f"{fs.root}/{name}"))
     os.symlink(tmp_path / "precious", f"{fs.root}/t/link")
@@ -282,6 +294,7 @@ def test_a_directory_that_is_moved_away_while_it_is_emptied_takes_nothing_with_i
 
 
 def test_what_may_not_be_removed_does_not_keep_the_rest(fs: Filesystem, monkeypatch: pytest.MonkeyPatch) -> None:
+    fs.make_directory(f"{fs.root}/t")
     for name in ("t/a", "t/b/c", "t/b/d"):
         fs.close(fs.create(f"{fs.root}/{name}"))
     real = os.unlink
@@ -302,6 +315,7 @@ def test_what_may_not_be_removed_does_not_keep_the_rest(fs: Filesystem, monkeypa
 def test_a_tree_that_somebody_adds_to_is_left_for_the_next_time(
     fs: Filesystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    fs.make_directory(f"{fs.root}/t")
     fs.close(fs.create(f"{fs.root}/t/a"))
     real = os.rmdir
 

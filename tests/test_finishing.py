@@ -25,6 +25,7 @@ from tests.support import (
     CrashingFilesystem,
     QueueFactory,
     age_staging,
+    base_of,
     counted,
     crashes,
     drain,
@@ -474,11 +475,11 @@ def test_completing_succeeds_although_clearing_away_fails(
     q = Queue(queue_factory(shards=1).path, clock=clock)
     q.insert("x")
     [task] = q.lease()
-    (q.path / "1" / "completions").write_text("a file where a directory should be")
+    (base_of(q) / "completions").write_text("a file where a directory should be")
     task.complete()
     assert "clearing it away failed" in caplog.text
     assert q.status().completed == 1
-    (q.path / "1" / "completions").unlink()
+    (base_of(q) / "completions").unlink()
     assert q.gc().finished == 1
     assert q.status().completed == counted(q) == 1
     assert leftovers(q) == []
@@ -490,12 +491,12 @@ def test_letters_that_could_not_be_written_are_written_later(
     q = Queue(queue_factory(shards=1).path, clock=clock)
     q.insert("x")
     [task] = q.lease()
-    (q.path / "1" / "dead").write_text("a file where a directory should be")
+    (base_of(q) / "dead").write_text("a file where a directory should be")
     task.bury("no")
     assert "were not written" in caplog.text
     assert q.status().dead == 1
     assert len(task_file_names(q)) == 1, "the payload is kept until the letter is written"
-    (q.path / "1" / "dead").unlink()
+    (base_of(q) / "dead").unlink()
     q.gc()
     assert [(letter.payload, letter.reason) for letter in q.dead()] == [("x", "no")]
     assert q.status().dead == 1
@@ -509,9 +510,9 @@ def test_letters_of_a_batch_at_work_are_written_later_by_upkeep(
     q = Queue(queue_factory(shards=1).path, clock=clock)
     q.insert_many(["a", "b"], batch_tasks=2)
     tasks = q.lease(2)
-    (q.path / "1" / "dead").write_text("a file where a directory should be")
+    (base_of(q) / "dead").write_text("a file where a directory should be")
     tasks[0].bury("no")
-    (q.path / "1" / "dead").unlink()
+    (base_of(q) / "dead").unlink()
     assert q.gc().letters_added == 1
     assert [letter.payload for letter in q.dead()] == [tasks[0].payload]
     assert q.gc().letters_added == 0

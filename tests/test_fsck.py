@@ -20,7 +20,17 @@ from fsqueue.clock import ManualClock
 from fsqueue.fsck.findings import KINDS
 from tests.concurrency.processes import Child
 from tests.concurrency.trapped import trapped
-from tests.support import BATCH_TASKS_MAX, Crash, QueueFactory, age_staging, counted, crashes, files_below, log_files
+from tests.support import (
+    BATCH_TASKS_MAX,
+    Crash,
+    QueueFactory,
+    age_staging,
+    base_of,
+    counted,
+    crashes,
+    files_below,
+    log_files,
+)
 
 NOBODY = 65534
 
@@ -77,7 +87,7 @@ def kinds(findings: list[Finding]) -> set[str]:
 
 
 def base(queue: Queue) -> Path:
-    return queue.path / str(queue.generation)
+    return base_of(queue)
 
 
 def waiting_file(queue: Queue) -> Path:

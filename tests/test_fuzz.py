@@ -16,6 +16,7 @@ from fsqueue import FsqueueError, Queue, batch, history, layout, movements, name
 from fsqueue.clock import ManualClock
 from fsqueue.errors import FormatTooNew, InvalidArgument, NotAQueue
 from fsqueue.ledger import Ledger
+from tests.support import base_of
 
 QUICK = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 
@@ -113,7 +114,7 @@ def test_garbage_in_any_file_of_a_queue(tmp_path: Path, place: str) -> None:
     def check(content: bytes, behind: bool) -> None:
         clock = ManualClock(time.time())
         queue = Queue(shutil.copytree(sound.path, tmp_path / f"q{next(numbers)}"), clock=clock)
-        base = queue.path / "1"
+        base = base_of(queue)
         [log], [file] = (base / "movements").glob("*/*"), (base / "queue").glob("*/*")
         path = {"log": log, "file": file}.get(place, base / place)
         path.parent.mkdir(parents=True, exist_ok=True)

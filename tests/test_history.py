@@ -9,7 +9,7 @@ import pytest
 from fsqueue import Queue, TaskNotFound, history
 from fsqueue.clock import ManualClock
 from fsqueue.logs import Log
-from tests.support import QueueFactory
+from tests.support import QueueFactory, base_of
 
 BATCH = "0193f0c2a4b97c31a2d5e8f001234567"
 DAY = 86_400
@@ -92,7 +92,7 @@ def test_damaged_lines_are_passed_over(q: Queue, clock: ManualClock) -> None:
 def test_stray_directories_are_no_days(q: Queue, clock: ManualClock) -> None:
     history.keep(q.store, log_of(q), clock.now_ms(), 1)
     for name in ("tmp", ".nfs", "2026-1-1"):
-        (q.path / "1" / "history" / name).mkdir()
+        (base_of(q) / "history" / name).mkdir()
     assert history.days(q.store) == ["2026-11-21"]
 
 
@@ -143,7 +143,7 @@ def test_without_a_history_a_finished_task_is_forgotten(queue_factory: QueueFact
             look(ref.id)
     assert list(q.tasks("completed")) == []
     assert q.status().completed == 1
-    assert not (q.path / "1" / "history").exists()
+    assert not (base_of(q) / "history").exists()
 
 
 def test_old_days_are_removed_by_upkeep(q: Queue, clock: ManualClock) -> None:

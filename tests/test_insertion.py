@@ -13,7 +13,7 @@ from fsqueue import InvalidArgument, InvalidTask, Queue, StorageError, StorageFu
 from fsqueue.clock import ManualClock
 from fsqueue.filesystem import Filesystem
 from fsqueue.layout import BATCH_BYTES_MAX
-from tests.support import QueueFactory, files_below, task_file_names
+from tests.support import QueueFactory, base_of, files_below, task_file_names
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def test_the_size_asked_for_is_kept_within_the_queue_s_limit(queue_factory: Queu
 @pytest.mark.batched
 def test_a_batch_is_not_larger_than_a_mebibyte_but_a_task_may_be(q: Queue) -> None:
     q.insert_many(["x" * 400_000] * 4 + ["y" * 3_000_000] + ["z"], batch_tasks=100)
-    sizes = {path: os.path.getsize(q.path / "1/queue" / path) for path in files_below(q.path / "1/queue")}
+    sizes = {path: os.path.getsize(base_of(q) / "queue" / path) for path in files_below(base_of(q) / "queue")}
     assert sorted(name.count for name in task_file_names(q)) == [1, 1, 2, 2]
     assert sum(size > BATCH_BYTES_MAX for size in sizes.values()) == 1
 
@@ -195,7 +195,7 @@ def test_an_invalid_task_is_named_by_its_place_and_those_before_it_are_kept(q: Q
     assert caught.value.index == 3
     assert caught.value.inserted == 3
     assert payloads(q) == ["a", "b", "c"]
-    assert not files_below(q.path / "1" / "staging")
+    assert not files_below(base_of(q) / "staging")
 
 
 def test_a_task_over_the_limit_is_refused(queue_factory: QueueFactory) -> None:
@@ -348,15 +348,15 @@ def test_an_insert_whose_generation_vanishes_under_it_starts_over(queue: Queue, 
     assert purged
     assert sorted(task.payload for task in Queue(queue.path, clock=clock).lease(9)) == ["x", "y"]
     q.gc()
-    assert not (q.path / "1").exists()
+    assert not base_of(q, 1).exists()
 
 
 def test_shards_that_somebody_removed_are_made_again(q: Queue) -> None:
     q.insert(1)
     q.lease()[0].complete()
-    for directory in sorted((q.path / "1" / "queue").glob("*")):
+    for directory in sorted((base_of(q) / "queue").glob("*")):
         directory.rmdir()
-    (q.path / "1" / "queue").rmdir()
+    (base_of(q) / "queue").rmdir()
     for number in range(3):
         q.insert(number)
     assert len(q.lease(9)) == 3
@@ -383,7 +383,7 @@ def test_a_full_disk_is_reported_with_what_was_inserted(queue: Queue, clock: Man
     there = [payload for payload in payloads(q) if payload != "before"]
     assert caught.value.inserted == len(there)
     assert there == list(range(len(there)))
-    assert not files_below(q.path / "1" / "staging")
+    assert not files_below(base_of(q) / "staging")
 
 
 def test_purged_again_and_again_an_insert_gives_up_with_an_error(queue: Queue, clock: ManualClock) -> None:

@@ -13,7 +13,7 @@ from fsqueue import InvalidArgument, Queue, QueueNotFound, Status, TaskNotFound
 from fsqueue.clock import ManualClock
 from fsqueue.filesystem import Filesystem
 from tests.concurrency.trapped import Trapped, trapped
-from tests.support import QueueFactory, files_below, log_files, task_file_names
+from tests.support import QueueFactory, base_of, files_below, log_files, task_file_names
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_an_estimate_reads_no_logs(queue: Queue, clock: ManualClock) -> None:
     assert not [path for path in read if "/movements/" in path]
     q.status()
     assert [path for path in read if "/movements/" in path]
-    assert not [path for path in read if "/1/queue/" in path], "no task is read for a number"
+    assert not [path for path in read if f"{base_of(q)}/queue/" in path], "no task is read for a number"
 
 
 def test_looking_changes_nothing(q: Queue) -> None:
@@ -350,13 +350,13 @@ def test_waiting_ends_with_the_time_given(q: Queue, clock: ManualClock) -> None:
 def test_stray_files_are_no_tasks(q: Queue) -> None:
     every_state(q)
     before = numbers(q)
-    shards = list((q.path / "1" / "queue").iterdir()) + list((q.path / "1" / "movements").iterdir())
+    shards = list((base_of(q) / "queue").iterdir()) + list((base_of(q) / "movements").iterdir())
     for shard in shards:
         for name in (".nfs01", "notes.txt", "core"):
             (shard / name).write_text("x")
     for part in ("queue", "movements", "completions", "dead", "history"):
-        (q.path / "1" / part / "README").write_text("x")
-        (q.path / "1" / part / "zz").mkdir()
+        (base_of(q) / part / "README").write_text("x")
+        (base_of(q) / part / "zz").mkdir()
     assert numbers(q) == before
     assert len(list(q.tasks())) == 3
     assert len(list(q.tasks("completed"))) == 1

@@ -15,17 +15,19 @@ from fsqueue.names import TaskFileName
 pytestmark = pytest.mark.once
 
 BATCH = "0193f0c2a4b97c31a2d5e8f001234567"
-BIRTH = layout.birth_record(Settings(), "id", 1)
+ID = "0123456789abcdef"
+BIRTH = layout.birth_record(Settings(), ID, 1)
 
 
 def test_a_queue_is_born_in_its_first_generation() -> None:
     settings = Settings(shards=3, max_attempts=None, backoff_s=(0.5, 2), durability="strict", keep_history=False)
-    assert read_fate(layout.birth_record(settings, "id", 1), "q") == Fate(settings, "id", 1, "1", closed=False)
+    assert read_fate(layout.birth_record(settings, ID, 1), "q") == Fate(settings, ID, 1, closed=False)
 
 
 def test_generations_follow_each_other() -> None:
     content = BIRTH + layout.generation_record(2, 5) + layout.generation_record(3, 6)
-    assert read_fate(content, "q") == Fate(Settings(), "id", 3, "3")
+    assert read_fate(content, "q") == Fate(Settings(), ID, 3)
+    assert read_fate(content, "q").directory == f"3-{ID}"
 
 
 def test_an_older_generation_does_not_come_back() -> None:
@@ -33,16 +35,18 @@ def test_an_older_generation_does_not_come_back() -> None:
     assert read_fate(content, "q").generation == 3
 
 
-def test_a_generation_may_live_in_a_directory_of_another_name() -> None:
-    assert (
-        read_fate(BIRTH + b'{"op":"generation","at":1,"generation":2,"directory":"2-abc"}\n', "q").directory == "2-abc"
-    )
+@pytest.mark.parametrize("queue_id", ["", "..", "/etc", "../" + "x" * 13, ID.upper(), ID + "0", ID + "\n", 7, None])
+def test_an_id_never_leads_out_of_the_queue(queue_id: object) -> None:
+    """It is part of the generations' names."""
+    record = orjson.dumps({"op": "create", "at": 1, "format": 1, "id": queue_id, "settings": {}})
+    with pytest.raises(NotAQueue):
+        read_fate(record + b"\n", "q")
 
 
-@pytest.mark.parametrize("directory", ["", "..", ".trash", "a/b", "/etc", "../x"])
-def test_a_generation_never_leaves_the_queue(directory: str) -> None:
-    record = orjson.dumps({"op": "generation", "at": 1, "generation": 2, "directory": directory})
-    assert read_fate(BIRTH + record + b"\n", "q") == Fate(Settings(), "id")
+@pytest.mark.parametrize("number", [1, 0, -1, 10**18, "2", 2.0, None])
+def test_a_generation_that_is_none_is_void(number: object) -> None:
+    record = orjson.dumps({"op": "generation", "at": 1, "generation": number})
+    assert read_fate(BIRTH + record + b"\n", "q") == Fate(Settings(), ID)
 
 
 def test_closed_stays_closed() -> None:
@@ -55,22 +59,29 @@ def test_torn_and_strange_lines_are_passed_over() -> None:
     noise = b'~\n\n[]\n7\n"x"\nnull\n{"op":"later","x":1}\n{"op":"generation"}\n'
     noise += b'{"op":"generation","generation":"2","directory":2}\n'
     assert read_fate(BIRTH + noise + layout.generation_record(2, 4) + b'{"op":"closed","at":9}', "q") == Fate(
-        Settings(), "id", 2, "2"
+        Settings(), ID, 2
     )
 
 
 def test_a_second_birth_does_not_change_the_settings() -> None:
-    assert read_fate(BIRTH + layout.birth_record(Settings(shards=2), "id2", 2), "q").settings == Settings()
+    assert read_fate(BIRTH + layout.birth_record(Settings(shards=2), "1" * 16, 2), "q").settings == Settings()
 
 
 def test_settings_that_this_version_does_not_know_are_left_alone() -> None:
-    record = b'{"op":"create","at":1,"format":1,"settings":{"shards":7,"colour":"red"}}\n'
+    record = b'{"op":"create","at":1,"format":1,"id":"0123456789abcdef","settings":{"shards":7,"colour":"red"}}\n'
     assert read_fate(record, "q").settings == Settings(shards=7)
 
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"\n", b"garbage\n", BIRTH[:-1], b'{"op":"create","settings":{"shards":0}}\n', layout.closed_record(1)],
+    [
+        b"",
+        b"\n",
+        b"garbage\n",
+        BIRTH[:-1],
+        b'{"op":"create","id":"0123456789abcdef","settings":{"shards":0}}\n',
+        layout.closed_record(1),
+    ],
 )
 def test_without_a_birth_it_is_no_queue(content: bytes) -> None:
     with pytest.raises(NotAQueue, match=r"q holds a queue\.jsonl that is empty or damaged"):
@@ -143,7 +154,7 @@ def test_settings_round_trip_through_the_file() -> None:
         durability="none",
         keep_history=False,
     )
-    assert read_fate(layout.birth_record(settings, "id", 0), "q").settings == settings
+    assert read_fate(layout.birth_record(settings, ID, 0), "q").settings == settings
 
 
 def test_paths_as_in_the_format() -> None:

@@ -13,7 +13,7 @@ import pytest
 from fsqueue import InvalidArgument, LeasedTask, Queue, StorageFull
 from fsqueue.clock import ManualClock
 from fsqueue.filesystem import Filesystem
-from tests.support import BATCH_TASKS_MAX, QueueFactory, log_files, task_file_names
+from tests.support import BATCH_TASKS_MAX, QueueFactory, base_of, log_files, task_file_names
 
 
 @pytest.fixture
@@ -398,7 +398,7 @@ def test_a_batch_that_stays_locked_is_passed_by_and_named(
 def test_stray_files_do_no_harm(q: Queue) -> None:
     q.insert("x")
     q.lease()[0].release()
-    for directory in [*(q.path / "1" / "queue").glob("*"), *(q.path / "1" / "movements").glob("*")]:
+    for directory in [*(base_of(q) / "queue").glob("*"), *(base_of(q) / "movements").glob("*")]:
         for name in (".nfs0001", "core", "x.jsonl~"):
             (directory / name).write_bytes(b"garbage\n")
         [good] = [path for path in directory.iterdir() if path.name[0].isdigit()]
@@ -432,7 +432,7 @@ def test_what_was_leased_before_an_error_is_put_back(queue: Queue, clock: Manual
 def test_a_file_that_somebody_renamed_by_hand_is_found_by_listing(q: Queue, clock: ManualClock) -> None:
     together(q, "a", "b")
     tasks = q.lease(2)
-    for path in (q.path / "1" / "queue").glob("*/*"):
+    for path in (base_of(q) / "queue").glob("*/*"):
         path.rename(path.with_name(f"{path.name[:12]}7{path.name[13:]}"))
     tasks[0].release()
     [again] = Queue(q.path, clock=clock).lease()
@@ -460,7 +460,7 @@ def test_a_damaged_log_is_a_valid_log(q: Queue, clock: ManualClock) -> None:
 def test_a_truncated_task_file_loses_only_what_was_cut_off(q: Queue) -> None:
     together(q, "a", "b", "c")
     before = len(task_file_names(q))
-    for path in (q.path / "1" / "queue").glob("*/*"):
+    for path in (base_of(q) / "queue").glob("*/*"):
         if b'"c"' in path.read_bytes():
             path.write_bytes(path.read_bytes()[:-2])
     assert payloads(q.lease(9)) == ["a", "b"]
@@ -473,7 +473,7 @@ def test_a_task_file_that_somebody_removed_is_reported(q: Queue, clock: ManualCl
     [task] = q.lease(lease_s=10)
     q.close()
     batch = task.batch
-    for path in (q.path / "1" / "queue").glob(f"*/*{batch}*"):
+    for path in (base_of(q) / "queue").glob(f"*/*{batch}*"):
         path.unlink()
     clock.advance(20)
     q.gc()

@@ -14,7 +14,7 @@ from fsqueue.clock import ManualClock
 from fsqueue.errors import InvalidArgument
 from fsqueue.filesystem import Filesystem
 from fsqueue.upkeep import reap_trash
-from tests.support import QueueFactory, files_below, leftovers, log_files
+from tests.support import QueueFactory, base_of, files_below, leftovers, log_files
 
 EVIL_IDS = [
     "../../x.0", "/etc/passwd.0", "0" * 32 + ".0\n", "0" * 32 + ".0\0", "0" * 31 + "/.0", "0" * 32 + ".-1",
@@ -69,8 +69,8 @@ def use_everything(queue: Queue) -> None:
 
 
 PLACES = [
-    "1", "1/queue", "1/movements", "1/completions", "1/dead", "1/history", "1/staging", "1/queue/00",
-    "1/movements/00", ".trash", "doorbell", "1/completions/00", "1/dead/00.jsonl",
+    "BASE", "BASE/queue", "BASE/movements", "BASE/completions", "BASE/dead", "BASE/history", "BASE/staging",
+    "BASE/queue/00", "BASE/movements/00", ".trash", "doorbell", "BASE/completions/00", "BASE/dead/00.jsonl",
 ]  # fmt: skip
 
 
@@ -81,7 +81,7 @@ def test_links_in_the_tree_lead_nowhere(queue_factory: QueueFactory, outside: Pa
     queue.insert_many(range(4), batch_tasks=2)
     queue.complete(queue.lease(1))
     queue.close()
-    path = queue.path / place
+    path = queue.path / place.replace("BASE", base_of(queue).name)
     if path.exists():
         path.rename(queue.path.parent / "aside")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -119,7 +119,7 @@ def test_deleting_where_the_trash_is_a_link(queue: Queue, outside: Path) -> None
 def test_pipes_stop_nobody(queue_factory: QueueFactory, place: str) -> None:
     queue = queue_factory(shards=1)
     queue.insert_many(range(4), batch_tasks=2)
-    path = queue.path / place
+    path = queue.path / place.replace("BASE", base_of(queue).name)
     path.unlink(missing_ok=True)
     path.parent.mkdir(parents=True, exist_ok=True)
     os.mkfifo(path)
@@ -145,7 +145,7 @@ def test_a_counter_named_in_a_log_is_one_of_the_queue(
     queue = queue_factory(shards=1)
     queue.insert("x")
     [task] = queue.lease()
-    [log] = (queue.path / "1" / "movements").glob("*/*")
+    [log] = (base_of(queue) / "movements").glob("*/*")
     at = queue.store.clock.now_ms() + 1
     append(
         log,
@@ -192,10 +192,10 @@ def test_a_record_that_names_another_batchs_file_moves_nothing(queue_factory: Qu
     queue.insert_many(["a", "b"], batch_tasks=1)
     other, mine = queue.lease(), queue.lease()
     queue.close()
-    [theirs] = names.task_files_of(other[0].batch, (path.name for path in queue.path.glob("1/queue/*/*")))
+    [theirs] = names.task_files_of(other[0].batch, (path.name for path in base_of(queue).glob("queue/*/*")))
     [log] = [path for path in log_files(queue) if path.stem == mine[0].batch]
     append(log, {"op": "move", "at": queue.store.clock.now_ms(), "from": "x", "name": str(theirs)})
-    for path in queue.path.glob("1/queue/*/*"):
+    for path in base_of(queue).glob("queue/*/*"):
         if path.name.split("-")[1] == mine[0].batch:
             path.unlink()
     fresh = Queue(queue.path)

@@ -10,7 +10,7 @@ import pytest
 from fsqueue import InvalidArgument, LeaseLost, Queue, StorageError
 from fsqueue.clock import ManualClock
 from fsqueue.filesystem import Filesystem
-from tests.support import QueueFactory, full_state, leftovers, log_files
+from tests.support import QueueFactory, base_of, full_state, leftovers, log_files
 
 
 @pytest.fixture
@@ -250,7 +250,7 @@ def test_tasks_that_go_alone_are_found_too(q: Queue, clock: ManualClock) -> None
 
 def test_a_damaged_line_does_not_stop_the_loop(q: Queue) -> None:
     q.insert_many(["a", "b", "c", "d"], batch_tasks=4)
-    for path in (q.path / "1" / "queue").glob("*/*"):
+    for path in (base_of(q) / "queue").glob("*/*"):
         path.write_bytes(path.read_bytes().replace(b'"b"', b'"b').replace(b'"c"', b"!!!"))
     found = []
     for task in q.poll():

@@ -10,7 +10,7 @@ from fsqueue import Queue, names
 from fsqueue.clock import ManualClock
 from fsqueue.names import TaskFileName
 from fsqueue.selection import HEADS_MAX, LISTING_S, NEVER, SHARDS_LISTED, Selection
-from tests.support import QueueFactory
+from tests.support import QueueFactory, base_of
 
 pytestmark = pytest.mark.once
 
@@ -74,7 +74,7 @@ def test_of_the_shards_listed_the_oldest_comes_first(q: Queue) -> None:
 
 def test_an_empty_shard_does_not_count_as_looked_at(q: Queue) -> None:
     for shard in range(8):
-        (q.path / "1" / "queue" / f"{shard:02x}").mkdir(parents=True, exist_ok=True)
+        (base_of(q) / "queue" / f"{shard:02x}").mkdir(parents=True, exist_ok=True)
     only = put(q, 1, 5)
     selection = Selection(q.store)
     selection.sweep()
@@ -140,7 +140,7 @@ def test_a_sweep_of_some_shards_looks_only_there(q: Queue) -> None:
 
 def test_stray_files_are_passed_over(q: Queue) -> None:
     good = put(q, 1, 1)
-    shard = q.path / "1" / "queue" / "01"
+    shard = base_of(q) / "queue" / "01"
     for name in (
         ".nfs01",
         f"{good}~",
@@ -160,7 +160,7 @@ def test_stray_files_are_passed_over(q: Queue) -> None:
 
 
 def test_memory_is_bounded(q: Queue) -> None:
-    shard = q.path / "1" / "queue" / "01"
+    shard = base_of(q) / "queue" / "01"
     shard.mkdir(parents=True)
     oldest = put(q, 0, 1)
     for birth in range(1, HEADS_MAX + 200):

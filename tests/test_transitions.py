@@ -9,7 +9,7 @@ import pytest
 from fsqueue import InvalidArgument, InvalidTask, LeasedTask, LeaseExpired, LeaseLost, LockTimeout, Queue, TaskNotFound
 from fsqueue.clock import Entropy, ManualClock
 from fsqueue.transitions import ERROR_CHARS_MAX, backoff_ms, shorten
-from tests.support import QueueFactory, leftovers, log_files, task_file_names
+from tests.support import QueueFactory, base_of, leftovers, log_files, task_file_names
 
 
 @pytest.fixture
@@ -170,7 +170,7 @@ def test_what_another_completed_is_lost(q: Queue, q2: Queue, clock: ManualClock)
         with pytest.raises(LeaseLost, match=r"completed|finished"):
             verb()
     assert q.status().completed == 1
-    [kept] = (q.path / "1" / "history").glob("*/*")
+    [kept] = (base_of(q) / "history").glob("*/*")
     assert kept.read_bytes().count(b"\n") == 1, "the batch is not finished a second time"
 
 

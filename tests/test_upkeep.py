@@ -15,7 +15,17 @@ from fsqueue import InvalidArgument, Queue, deadletters, finishing, staging, upk
 from fsqueue.clock import ManualClock
 from fsqueue.filesystem import Filesystem
 from tests.concurrency.trapped import Trapped
-from tests.support import Crash, QueueFactory, age_staging, counted, files_below, leftovers, log_files, task_file_names
+from tests.support import (
+    Crash,
+    QueueFactory,
+    age_staging,
+    base_of,
+    counted,
+    files_below,
+    leftovers,
+    log_files,
+    task_file_names,
+)
 
 
 @pytest.fixture
@@ -25,7 +35,9 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def q(queue_factory: QueueFactory, clock: ManualClock) -> Queue:
-    return Queue(queue_factory(shards=1).path, clock=clock)
+    queue = Queue(queue_factory(shards=1).path, clock=clock)
+    queue.store.make_generation()
+    return queue
 
 
 def found(q: Queue, **arguments: object) -> dict[str, int]:
@@ -113,7 +125,7 @@ def test_garbage_in_the_place_of_a_log_is_removed_when_its_batch_is_gone(q: Queu
 def test_tasks_whose_file_was_removed_are_buried(q: Queue) -> None:
     ref = q.insert("x")
     q.lease()[0].release()
-    for path in (q.path / "1" / "queue").glob("*/*"):
+    for path in (base_of(q) / "queue").glob("*/*"):
         path.unlink()
     assert found(q) == {"finished": 1}
     [letter] = q.dead()
@@ -126,7 +138,7 @@ def test_tasks_whose_file_was_removed_are_buried(q: Queue) -> None:
 def test_a_lease_on_a_task_whose_file_was_removed_may_still_complete(q: Queue) -> None:
     q.insert("x")
     [task] = q.lease()
-    for path in (q.path / "1" / "queue").glob("*/*"):
+    for path in (base_of(q) / "queue").glob("*/*"):
         path.unlink()
     q.gc()
     assert q.status().leased == 1
@@ -182,8 +194,8 @@ def test_a_task_file_that_a_power_loss_put_back_into_staging_is_published_again(
     q.insert("x")
     [name] = task_file_names(q)
     q.lease()
-    [moved] = (q.path / "1" / "queue" / "00").iterdir()
-    moved.rename(q.path / "1" / "staging" / str(name))
+    [moved] = (base_of(q) / "queue" / "00").iterdir()
+    moved.rename(base_of(q) / "staging" / str(name))
     clock.advance(10**6)
     other = Queue(q.path, clock=clock)
     other.gc()
@@ -201,7 +213,7 @@ def test_young_staged_files_are_left_alone(q: Queue) -> None:
 
 
 def test_other_old_files_in_staging_are_reaped(q: Queue) -> None:
-    directory = q.path / "1" / "staging"
+    directory = base_of(q) / "staging"
     directory.mkdir(parents=True)
     (directory / "0123.probe").touch()
     (directory / "notes").touch()
@@ -220,7 +232,7 @@ def test_a_recorded_retry_is_published_however_old(q: Queue, monkeypatch: pytest
         patch.setattr(staging, "publish", crash)
         with pytest.raises(Crash):
             q.retry_dead()
-    assert b'"retried"' in (q.path / "1" / "dead" / "00.jsonl").read_bytes()
+    assert b'"retried"' in (base_of(q) / "dead" / "00.jsonl").read_bytes()
     assert len(deadletters.staged_names(q.store)) == 1
     age_staging(q)
     q.close()
@@ -239,18 +251,19 @@ def test_earlier_generations_that_were_left_in_place_go(q: Queue) -> None:
     for thread in threading.enumerate():  # while a purge's own reaper is at it, gc leaves the trash to it
         if thread.name == "fsqueue-reaper":
             thread.join()
-    for name in ("1", "2"):
+    ended, of_another, to_come = base_of(q, 2), q.path / f"1-{'5' * 16}", base_of(q, 7)
+    for name in (ended, of_another):
         (q.path / name / "queue" / "00").mkdir(parents=True)
         (q.path / name / "queue" / "00" / "file").touch()
-    (q.path / "7").mkdir()
+    to_come.mkdir()
     (q.path / "notes").mkdir()
     q.insert("y")
     report = found(q)
     assert report["generations_trashed"] == 2
     assert report["trash_reaped"] >= 8
     assert sorted(name for name in os.listdir(q.path) if not name.startswith(".")) == [
-        "3",
-        "7",
+        base_of(q, 3).name,
+        to_come.name,
         "doorbell",
         "notes",
         "queue.jsonl",
@@ -327,7 +340,7 @@ def test_where_the_reapers_lock_cannot_be_had_it_is_done_without(
 
 def test_touching_refreshes_the_files_of_waiting_tasks(q: Queue) -> None:
     q.insert_many(range(3), batch_tasks=1)
-    paths = list((q.path / "1" / "queue").glob("*/*"))
+    paths = list((base_of(q) / "queue").glob("*/*"))
     for path in paths:
         os.utime(path, (1, 1))
     assert found(q) == {}
@@ -347,7 +360,7 @@ def test_stray_files_are_counted_and_left_alone(q: Queue) -> None:
     q.lease()
     for directory in ("queue/00", "movements/00"):
         for name in (".nfs01", "notes", "x.jsonl~"):
-            (q.path / "1" / directory / name).touch()
+            (base_of(q) / directory / name).touch()
     assert found(q) == {"stray": 4}
     assert found(q) == {"stray": 4}
 

@@ -72,7 +72,8 @@ class Filesystem:
 
     `shared` tells whether other hosts may work on the same files: then every append is synced,
     because nothing else reports a lost lock or a full disk there. `lists_by_time`: see `Mount`.
-    Missing directories are made below `root`, never `root` itself: a deleted queue must not come back to life.
+    Missing directories on the way to a file are made below `root`, but never `root` itself nor, unless hidden, one
+    right in it: neither a deleted queue nor an earlier generation must come back to life.
 
     Below `root` no symbolic link is followed, whoever planted it: neither in place of a file nor of a
     directory (NotADirectoryError; a listing of one is empty). `root` itself may be reached through links.
@@ -162,7 +163,7 @@ class Filesystem:
         try:
             return action()
         except FileNotFoundError:
-            self.make_directory(os.path.dirname(path), sync)
+            self._make_above(path, sync)
             return action()
 
     def read(self, path: str) -> bytes:
@@ -209,7 +210,9 @@ class Filesystem:
     # -- names -------------------------------------------------------------------------------
 
     def make_directory(self, path: str, sync: bool = False) -> None:
-        """Make a directory below the root, and those above it; FileNotFoundError if the root is gone."""
+        """Make a directory below the root, and those above it; FileNotFoundError if the root is gone, or one right in
+        it that is not hidden.
+        """
         if not path.startswith(self._below):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         self._vet_path(path)
@@ -218,11 +221,19 @@ class Filesystem:
         except FileExistsError:
             return
         except FileNotFoundError:
-            self.make_directory(os.path.dirname(path), sync)
+            self._make_above(path, sync)
             self.make_directory(path, sync)
             return
         if sync:
             self.sync_directory(os.path.dirname(path))
+
+    def _make_above(self, path: str, sync: bool) -> None:
+        """Make the directory that holds `path`, unless it is one that has to be asked for by itself."""
+        directory = os.path.dirname(path)
+        above, name = os.path.split(directory)
+        if above + "/" == self._below and not name.startswith("."):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        self.make_directory(directory, sync)
 
     def make_root(self) -> None:
         """Make the root itself, and the directories above it: only when a queue is created."""

@@ -75,13 +75,13 @@ class _Places:
                 trash.append(path)
             elif name.startswith(".new-") and kind == "file":
                 yield from self._old(path, "new-file", partial(fs.unlink, path))
-            elif names.is_number(name) and int(name) < self.store.fate.generation and kind == "directory":
+            elif upkeep.is_over(self.store, name) and kind == "directory":
                 yield Suspect(
                     found(self.store, "old-generation", path),
                     partial(self._stays, path),
                     self._clear_generations,
                 )
-            elif names.is_number(name):
+            elif names.parse_generation(name) is not None:
                 yield Suspect(
                     found(self.store, "stray", path, note="a generation that does not exist"),
                     partial(self._is, path, kind),

@@ -11,6 +11,7 @@ import pytest
 
 from fsqueue import Queue
 from tests.cli.conftest import Run
+from tests.support import base_of
 
 COMMANDS = {
     "insert": [],
@@ -137,13 +138,13 @@ def scatter(queue: Queue) -> None:
 
 
 def garbage_in_task_files(queue: Queue) -> None:
-    shard = next(path for path in (queue.path / "1" / "queue").iterdir() if path.is_dir())
+    shard = next(path for path in (base_of(queue) / "queue").iterdir() if path.is_dir())
     for number, content in enumerate([b"", b"{", b"\xff\xfe\n", b"null\n", b"[" * 10_000 + b"\n", b'{"payload": 1}']):
         (shard / f"0000000000000-{number:032x}-2.jsonl").write_bytes(content)
 
 
 def garbage_in_logs(queue: Queue) -> None:
-    shard = queue.path / "1" / "movements" / "00"
+    shard = base_of(queue) / "movements" / "00"
     shard.mkdir(parents=True, exist_ok=True)
     for number, content in enumerate([b"", b"{", b"~\n", b"\x00" * 5000, b'{"op":"lease"}\n', b"[]\n1\n" * 100]):
         (shard / f"{number:032x}.jsonl").write_bytes(content)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from fsqueue import Queue
 from tests.cli.conftest import Run
-from tests.support import files_below, log_files
+from tests.support import base_of, files_below, log_files
 
 pytestmark = pytest.mark.once
 
@@ -136,7 +136,7 @@ def test_what_others_wrote_does_not_drive_the_terminal(fsqueue_cli: Run, queue: 
     ]
     with log.open("ab") as file:
         file.writelines(orjson.dumps(record) + b"\n" for record in records)
-    (queue.path / "1" / EVIL).touch()
+    (base_of(queue) / EVIL).touch()
     ids = [task.id for task in leased.values()]
     shown = []
     for command in (["status"], ["ls"], ["ls", "--state", "completed"], ["dead", "list"], ["fsck"], ["doctor"]):

@@ -15,11 +15,11 @@ import pytest
 
 from fsqueue import Queue
 from tests.cli.conftest import Run, Spawn
-from tests.support import files_below
+from tests.support import base_of, files_below
 
 
 def staged(queue: Queue) -> list[str]:
-    base = queue.path / "1"
+    base = base_of(queue)
     return files_below(base / "staging") + files_below(base / "commits" / "pending")
 
 
@@ -109,7 +109,7 @@ def test_an_interruption_inserts_nothing(spawn: Spawn, queue: Queue, number: sig
     assert child.stdin is not None
     child.stdin.write("1\n2\n")
     child.stdin.flush()
-    while child.poll() is None and not (queue.path / "1" / "staging").exists():
+    while child.poll() is None and not (base_of(queue) / "staging").exists():
         time.sleep(0.01)
     child.send_signal(number)
     _, stderr = child.communicate()

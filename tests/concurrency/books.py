@@ -12,6 +12,7 @@ from typing import Any
 
 from fsqueue import FsqueueError, Queue, counters
 from fsqueue.clock import Clock
+from tests.support import base_of
 
 
 class Diary:
@@ -40,7 +41,7 @@ def diaries(directory: Path) -> list[list[str]]:
 
 def leftovers(queue: Queue) -> list[str]:
     """What is still there of tasks at work: task files, logs, staged files."""
-    base = queue.path / str(queue.generation)
+    base = base_of(queue)
     found = [
         path for part in ("queue", "movements", "staging") for path in (base / part).rglob("*") if not path.is_dir()
     ]
@@ -49,7 +50,7 @@ def leftovers(queue: Queue) -> list[str]:
 
 def counted(queue: Queue) -> int:
     """How many completions the counters hold."""
-    return sum(path.stat().st_size for path in (queue.path / str(queue.generation) / "completions").glob("??"))
+    return sum(path.stat().st_size for path in (base_of(queue) / "completions").glob("??"))
 
 
 def mistaken(queue: Queue) -> int:
@@ -58,7 +59,7 @@ def mistaken(queue: Queue) -> int:
     It needs a crash between `count` and its byte, and another batch that then counts at the same offset
     with an equal byte. The history has both announcements, so that nothing else can pass for it.
     """
-    base = queue.path / str(queue.generation)
+    base = base_of(queue)
     contents = {path.name: path.read_bytes() for path in (base / "completions").glob("??")}
     claimed = 0
     finished = {}
@@ -90,7 +91,7 @@ def clock_of_later() -> Clock:
 
 def accounts(queue: Queue) -> str:
     """Who claims which bytes of the counters, and what the history cannot tell, for the message of a failure."""
-    base = queue.path / str(queue.generation)
+    base = base_of(queue)
     told = []
     claims: dict[str, list[tuple[int, int, str]]] = {}
     for path in sorted((base / "history").glob("*/*.jsonl")):

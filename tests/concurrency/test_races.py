@@ -16,6 +16,7 @@ from fsqueue import FsqueueError, LeaseExpired, LeaseLost, Queue, QueueNotFound,
 from tests.concurrency.books import check_drained, counted, drain, leftovers
 from tests.concurrency.processes import children, together
 from tests.concurrency.trapped import trapped
+from tests.support import base_of, generations_of
 
 QueueFactory = Callable[..., Queue]
 
@@ -283,7 +284,7 @@ def test_what_is_reported_inserted_after_a_purge_is_there(queue: Queue) -> None:
     assert set(there) <= {payload for _, payload in found}
     assert fresh.status().inserted == len(there)
     fresh.gc()
-    assert [path.name for path in queue.path.iterdir() if path.name.isdigit()] == ["26"]
+    assert generations_of(fresh) == [base_of(fresh, 26)]
     assert sorted(drain(fresh)) == sorted(there)
     check_drained(fresh)
 
@@ -350,7 +351,7 @@ def test_workers_in_the_middle_of_a_purge(queue: Queue) -> None:
     status = queue.status()
     assert (status.inserted, status.completed, status.dead) == (100, 100, 0)
     queue.gc()
-    assert [path.name for path in queue.path.iterdir() if path.name.isdigit()] == ["13"]
+    assert generations_of(queue) == [base_of(queue, 13)]
     assert len(check_drained(queue)[0]) == 100
 
 
@@ -434,4 +435,4 @@ def test_one_of_many_creates(queue_factory: QueueFactory) -> None:
         assert Queue(path).status().waiting == 4
         Queue(path).delete(wait=True)
         assert sorted(together(*((create, False) for _ in range(4)))) == ["QueueExists"] * 3 + ["made"]
-        assert sorted(path.name for path in path.iterdir()) == ["1", "doorbell", "queue.jsonl"]
+        assert sorted(path.name for path in path.iterdir()) == [base_of(Queue(path)).name, "doorbell", "queue.jsonl"]

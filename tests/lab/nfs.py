@@ -23,6 +23,7 @@ from tests.concurrency.books import Diary
 from tests.concurrency.processes import Child, children
 from tests.concurrency.rounds import Plan, check, prepare, produce, stop_for_a_while, work
 from tests.concurrency.trapped import Trapped
+from tests.support import base_of
 
 SERVER = Path("/export")
 PARTS = ("queue", "movements", "staging", "dead", "history", "completions")
@@ -64,7 +65,7 @@ def situation(name: str) -> str:
     told = []
     for place in (SERVER / name, at(1, name), at(2, name)):
         queue = Queue(place)
-        base = place / str(queue.generation)
+        base = base_of(queue)
         there = [str(path.relative_to(base)) for part in PARTS for path in (base / part).rglob("*")]
         told += [f"{place}: {queue.status()}; {queue.stuck()=}", *there]
         if place.is_relative_to(SERVER):

@@ -33,13 +33,14 @@ from fsqueue.filesystem import Filesystem
 from tests.concurrency.books import check_drained, counted, drain, leftovers, resume_insert
 from tests.concurrency.processes import children, together
 from tests.concurrency.trapped import DieAt, FullFrom, trapped
+from tests.support import base_of
 
 QueueFactory = Callable[..., Queue]
 
 
 def files(queue: Queue, part: str) -> list[Path]:
     """The files in one part of the queue's generation: "queue" or "movements"."""
-    return sorted(path for path in (queue.path / str(queue.generation) / part).rglob("*") if path.is_file())
+    return sorted(path for path in (base_of(queue) / part).rglob("*") if path.is_file())
 
 
 # -- 1 to 7: counting, renewing and deleting ---------------------------------------------------

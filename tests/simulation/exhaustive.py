@@ -26,8 +26,8 @@ from tests.simulation import commit_acts
 from tests.simulation.fates import AFTERWARDS, FATES, Call, Skip
 from tests.simulation.faults import DAY_S
 from tests.simulation.handles import Crash
-from tests.simulation.history import QUEUE, Actor
-from tests.simulation.invariants import files
+from tests.simulation.history import Actor
+from tests.simulation.invariants import files, generation
 from tests.simulation.kernel import Process
 from tests.simulation.stories import LEASE_S, Scenario, Story
 from tests.simulation.verbs import LEASE, LEASED, LEFTOVERS, LETTER, NO_QUEUE, STAGED, VERBS, Verb
@@ -212,7 +212,7 @@ class Play(Story):
             if LEASE in verb.needs:
                 actor.lease(1)
             self._crash(verb, actor, call)
-        for _, file in files(self, f"{QUEUE}/1/staging"):
+        for _, file in files(self, f"{generation(self)}/staging"):
             file.mtime -= 2 * DAY_S
 
     def _crash(self, verb: Verb, actor: Actor, call: str) -> None:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from fsqueue import LeasedTask, LeaseLost, Status, counters, names
+from fsqueue import LeasedTask, LeaseLost, Status, counters
 from tests.simulation import commit_acts
 from tests.simulation.disk import Directory, File, Node
 from tests.simulation.history import DONE, QUEUE, REFUSED, Call
@@ -84,7 +84,7 @@ def files(story: Story, path: str) -> Iterator[tuple[str, File]]:
 
 def generation(story: Story) -> str:
     """The directory that `queue.jsonl` names now."""
-    number, current = 1, "1"
+    number, identity = 1, ""
     found = directory(story, QUEUE)
     file = found.entries.get("queue.jsonl") if found is not None else None
     for line in bytes(file.data).split(b"\n")[:-1] if isinstance(file, File) else ():
@@ -93,8 +93,9 @@ def generation(story: Story) -> str:
         except ValueError:
             continue
         if record.get("op") == "generation" and record["generation"] > number:
-            number, current = record["generation"], record["directory"]
-    return f"{QUEUE}/{current}"
+            number = record["generation"]
+        identity = identity or record.get("id", "")
+    return f"{QUEUE}/{number}-{identity}"
 
 
 # -- at the end --------------------------------------------------------------------------------------------
@@ -210,9 +211,9 @@ def _settled(story: Story) -> dict[str, str]:
                     continue  # a repeat is void
                 found[line["id"]] = "dead"
                 letters.setdefault(line.get("payload"), set()).add(line["id"])
-                if line["reason"].startswith("task file gone") and not _of_a_deleted(story, line["id"]):
+                if line["reason"].startswith("task file gone"):
                     story.history.wrong.append(f"the task file of {line['id']} was lost")
-                if line.get("payload") is None and not _made_anew(story):
+                if line.get("payload") is None:
                     story.history.wrong.append(f"the letter of {line['id']} has no payload")
             elif line.get("op") in ("retried", "purged"):
                 found.update(dict.fromkeys(line["ids"], line["op"]))
@@ -231,23 +232,12 @@ def judge_status(story: Story, status: Status) -> Iterator[str]:
     if story.power_lost and not story.durable:
         if status.completed > completed + _completions_told(story):
             yield f"{completed} tasks were completed, but {status.completed} are counted"
-    elif status.completed != completed and not _may_be_mistaken(story, truth) and not _made_anew(story):
+    elif status.completed != completed and not _may_be_mistaken(story, truth):
         yield f"{completed} tasks were completed, but {status.completed} are counted"
 
 
 def _completions_told(story: Story) -> int:
     return sum(len(call.args["tasks"]) for call in story.history.calls if call.verb == "complete")
-
-
-def _made_anew(story: Story) -> bool:
-    """Who was just finishing a batch of a queue that was deleted may count it in one that was created in its place."""
-    return any(how != "purged" for _, how in story.world.disk.ends)
-
-
-def _of_a_deleted(story: Story, task_id: str) -> bool:
-    """Whether a task was inserted before a queue was deleted: its letter may get into the one in its place."""
-    born = names.birth_ms(task_id) / 1000 - story.skew_s
-    return any(call.verb == "delete" and born <= call.ended for call in story.history.calls) and _made_anew(story)
 
 
 def _may_be_mistaken(story: Story, truth: Truth) -> bool:
@@ -265,12 +255,6 @@ def is_deleted(story: Story) -> bool:
     """Whether the queue was deleted, and nobody was told that there is one again."""
     ended = max((step for step, how in story.world.disk.ends if how != "purged"), default=-1)
     return ended >= 0 and not any(call.begin > ended and call.outcome == DONE for call in _creating(story))
-
-
-def is_half_made(story: Story) -> bool:
-    """Whether it was deleted, and creating it anew failed half-way: an inserter into the old one may still be there."""
-    ended = max((step for step, how in story.world.disk.ends if how != "purged"), default=-1)
-    return is_deleted(story) and any(call.end > ended and call.outcome != DONE for call in _creating(story))
 
 
 def _creating(story: Story) -> list[Call]:

@@ -186,7 +186,7 @@ MUTATIONS = [
         (
             (
                 "administration:purge",
-                "        if fate.generation == old.generation:  # else somebody else purged just now: that was it\n",
+                "        if fate == old:  # else somebody else purged or deleted it just now\n",
                 "        if False:\n",
             ),
         ),
@@ -359,7 +359,25 @@ MUTATIONS = [
         "deleted without the mark",
         "who has the queue open, or its path cached, inserts into the trash",
         ("nfs", "insert-twice", "delete", "on"),
-        (("administration:delete", "            jsonl.append(store.fs, fd, layout.closed_record(store.clock.now_ms()), True)\n", "            pass\n"),),
+        (("administration:delete", "                jsonl.append(store.fs, fd, layout.closed_record(store.clock.now_ms()), True)\n", "                pass\n"),),
+    ),
+    Mutation(
+        "generations of all queues have the same names",
+        "who is late in a deleted queue counts, or writes letters, in one that was created in its place",
+        "create",
+        (("names:generation", 'return f"{number}-{queue_id}"', 'return f"{number}-{0:016x}"'),),
+    ),
+    Mutation(
+        "whatever is at the path is deleted",
+        "who is late in deleting deletes the queue that was created in place of the deleted one",
+        "create",
+        (("administration:move_away", "            if fate.closed or fate.id == queue_id:\n", "            if True:\n"),),
+    ),
+    Mutation(
+        "whatever is at the path is purged",
+        "who is late in purging a deleted queue purges the one that was created in its place",
+        "create",
+        (("administration:purge", "        if fate == old:  # else somebody else purged or deleted it just now\n", "        if True:\n"),),
     ),
     Mutation(
         "status looks at letters and tasks, and not at what lies between",
