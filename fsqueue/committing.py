@@ -167,6 +167,8 @@ class _Stager:
                 opened.append(fs.create(f"{self.directory}/{name}"))
                 self.files += 1
                 fs.write_all(opened[-1], b"".join(sealed.lines))
+                if store.sync_inserts:
+                    fs.begin_writing(opened[-1])
                 self.tasks += len(sealed.lines)
                 self.bytes += sealed.size
             for fd in opened if store.sync_inserts else ():

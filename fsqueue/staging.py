@@ -56,6 +56,8 @@ def stage(store: Store, layout: Layout, lines: list[bytes], available_at: int) -
         if not locked or (late and not fs.same_file(fd, path)):
             raise FileNotFoundError(errno.ENOENT, "the staged file was taken for an orphan before it was locked", path)
         fs.write_all(fd, b"".join(lines))
+        if store.sync_inserts:
+            fs.begin_writing(fd)
     except BaseException:
         staged.close(store)
         fs.unlink(path)

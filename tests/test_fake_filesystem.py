@@ -39,6 +39,9 @@ class FakeDoor(Filesystem):
         self.fsync = os.fsync
         self.fstat = os.fstat
 
+    def begin_writing(self, fd: int) -> None:
+        """What the fake has not."""
+
     @staticmethod
     def _pread(fd: int, size: int, offset: int) -> bytes:
         os.lseek(fd, offset, os.SEEK_SET)

@@ -85,7 +85,7 @@ SPARSE = {"fsck": 3, "gc": 2}
 TOGETHER_LONG = {
     "local": ("on", "late", "days", "killed", "cut-short", "stopped", "reply-lost"),
     "nfs": ("on", "late", "killed", "cut-short", "stopped", "locks-lost", "reply-lost", "host-lost"),
-    "lossy": ("then-power", "then-power-names"),
+    "lossy": ("then-power", "then-power-names", "killed-then-power"),
     "strict": ("then-power", "then-power-names"),
 }
 """The same when there is time."""

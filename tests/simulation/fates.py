@@ -46,6 +46,11 @@ def killed(play: Play, process: Process, call: Call) -> None:
     process.kill()
 
 
+def killed_a_while_ago(play: Play, process: Process, call: Call) -> None:
+    a_little_later(play, process, call)
+    process.kill()
+
+
 def cut_short(play: Play, process: Process, call: Call) -> None:
     """It is killed in the middle of a write."""
     name, args = call
@@ -130,6 +135,7 @@ FATES: dict[str, Fate] = {
     "stopped": on,
     "then-power": a_little_later,
     "then-power-names": a_little_later,
+    "killed-then-power": killed_a_while_ago,
     "locks-lost": locks_lost,
     "host-lost": host_lost,
     "unlistable": unlistable,
@@ -151,5 +157,6 @@ AFTERWARDS: dict[str, Fate] = {
     "stopped": killed,
     "then-power": _power(False, False),
     "then-power-names": _power(True, False),
+    "killed-then-power": _power(False, False),
 }
 """What comes when the second verb has run."""

@@ -56,6 +56,7 @@ class Process:
     O_RDONLY, O_WRONLY, O_RDWR, O_APPEND = os.O_RDONLY, os.O_WRONLY, os.O_RDWR, os.O_APPEND
     O_CREAT, O_EXCL, O_DIRECTORY = os.O_CREAT, os.O_EXCL, os.O_DIRECTORY
     O_CLOEXEC, O_NOFOLLOW, O_NONBLOCK = os.O_CLOEXEC, os.O_NOFOLLOW, os.O_NONBLOCK
+    POSIX_FADV_DONTNEED = os.POSIX_FADV_DONTNEED
     path, strerror = os.path, staticmethod(os.strerror)
 
     def __init__(self, world: World, name: str, host: Host) -> None:
@@ -252,6 +253,9 @@ class Process:
         else:
             self.flush(opened, opened.node)
             self.disk.sync_file(opened.node)
+
+    def posix_fadvise(self, fd: int, offset: int, length: int, advice: int) -> None:
+        """Nothing is promised by it."""
 
     def flush(self, opened: Opened, file: File) -> None:
         """Bring what is buffered to the server."""

@@ -346,8 +346,8 @@ MUTATIONS = [
     Mutation(
         "a new generation is believed before it is on disk",
         "a power loss brings back the generation before, without what was inserted into the new one",
-        ("lossy", "purge", "insert", "then-power"),
-        (("insertion:publish", "            store.secure_generation()\n", ""),),
+        ("lossy", "purge", "insert", "killed-then-power"),
+        (("store:Store.make_generation", "                self.fs.fsync(fd)\n", "                pass\n"),),
     ),
     Mutation(
         "letters in a file without a durable name",
@@ -364,20 +364,8 @@ MUTATIONS = [
     Mutation(
         "generations of all queues have the same names",
         "who is late in a deleted queue counts, or writes letters, in one that was created in its place",
-        "create",
+        ("local", "complete", "replace", "on"),
         (("names:generation", 'return f"{number}-{queue_id}"', 'return f"{number}-{0:016x}"'),),
-    ),
-    Mutation(
-        "whatever is at the path is deleted",
-        "who is late in deleting deletes the queue that was created in place of the deleted one",
-        "create",
-        (("administration:move_away", "            if fate.closed or fate.id == queue_id:\n", "            if True:\n"),),
-    ),
-    Mutation(
-        "whatever is at the path is purged",
-        "who is late in purging a deleted queue purges the one that was created in its place",
-        "create",
-        (("administration:purge", "        if fate == old:  # else somebody else purged or deleted it just now\n", "        if True:\n"),),
     ),
     Mutation(
         "status looks at letters and tasks, and not at what lies between",

@@ -101,6 +101,13 @@ def create_anew(story: Story, actor: Actor) -> None:
     actor.create(story.settings)
 
 
+def replace(story: Story, actor: Actor) -> None:
+    """The queue is deleted, and another created at the same path."""
+    ACTS["delete"](story, actor)
+    create_anew(story, actor)
+    insert(story, actor)
+
+
 def fsck(story: Story, actor: Actor) -> None:
     actor.do("fsck", lambda q: list(q.fsck(repair=True)))
 
@@ -123,6 +130,7 @@ def _verbs() -> list[Verb]:
         verb(ACTS["gc"], LEFTOVERS),
         verb(fsck, LEFTOVERS),
         verb(create_anew, NO_QUEUE),
+        verb(replace),
         *(verb(act, STAGED) for act in commit_acts.VERBS),
     ]
 
@@ -132,6 +140,6 @@ VERBS = {verb.name: verb for verb in _verbs()}
 FIRST_CLASS = [
     *("insert", "insert-many", "insert-groups", "lease", "poll", "complete", "fail", "bury", "release", "renew"),
     *("cancel", "retry-dead", "purge-dead", "release-all", "status", "purge", "delete", "gc", "fsck"),
-    "publish-staged",
+    *("publish-staged", "replace"),
 ]
 """Those that are set against each other in each run of the tests."""
