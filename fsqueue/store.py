@@ -23,6 +23,8 @@ from fsqueue.logs import Log
 T = TypeVar("T")
 
 FRESH_S = 1.0
+MAKER_WAIT_S = 2.0
+"""How long the first who puts something into a generation waits for the lock of `queue.jsonl`."""
 """How old what was read of `queue.jsonl` may be before an append."""
 BUSY_S, BUSY_WAIT_S = 10.0, 0.02
 """How long a shared file counts as stuck after a vain wait, and how long it is waited for meanwhile."""
@@ -200,11 +202,23 @@ class Store:
         leaves nothing in a queue that was created in its place. Nor is anything put into a generation whose line a
         power loss could take, because who began it died before it was durable.
         """
-        with self.held(self.layout.settings_file, jsonl.LOCK_TIMEOUT_S) as fd:
-            if read_fate(self.fs.read_from(fd, 0), self.path) == self.fate:
-                if self.sync_inserts:
-                    self.fs.fsync(fd)
-                self.fs.make_directory(self.layout.base)
+        path = self.layout.settings_file
+        try:
+            with self.held(path, MAKER_WAIT_S) as fd:
+                self._make_generation(fd)
+        except LockTimeout:  # who has the lock is stopped, and as long as he is, nobody else ends this generation
+            fd = self.fs.look(path)
+            try:
+                self._make_generation(fd)
+            finally:
+                self.fs.close(fd)
+
+    def _make_generation(self, fd: int) -> None:
+        """Make it, if the open `queue.jsonl` still says so."""
+        if read_fate(self.fs.read_from(fd, 0), self.path) == self.fate:
+            if self.sync_inserts:
+                self.fs.fsync(fd)
+            self.fs.make_directory(self.layout.base)
 
     def making_generation(self, action: Callable[[], T]) -> T:
         """Do `action`; if a file or directory is missing for it, which may be that of the generation, do it again."""
