@@ -28,7 +28,7 @@ HELD_MAX, HELD_S = 10_000, 1.0
 """So many tasks of a stream, GROUP_BYTES_MAX, or what comes in this time is held back, to see how large a job it is."""
 OPEN_BATCHES_MAX = 64
 """How many batches with different availability times are filled side by side."""
-TRIES = 10
+TRIES = 20
 
 When = tuple[bool, int]
 """(absolute or from now on, milliseconds)."""
@@ -195,18 +195,18 @@ def groups_of(batches: Iterable[Sealed]) -> Iterator[list[Sealed]]:
 
 def publish(store: Store, group: list[Sealed]) -> list[str]:
     """Publish a group durably and ring the bell; returns the batches' ids. After an error some may be visible."""
-    missing = 0
+    missed: Layout | None = None
     store.refresh()
     for _ in range(TRIES):
         layout = store.layout
         try:
             published = _publish(store, layout, group)
         except FileNotFoundError:
-            missing += 1
             store.refresh(now=True)
             store.make_generation()
-            if store.layout is layout and missing > 1:
+            if store.layout is layout is missed:
                 raise
+            missed = layout
             continue
         store.refresh(now=True)
         if store.layout is layout:

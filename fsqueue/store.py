@@ -23,9 +23,9 @@ from fsqueue.logs import Log
 T = TypeVar("T")
 
 FRESH_S = 1.0
+"""How old what was read of `queue.jsonl` may be before an append."""
 MAKER_WAIT_S = 2.0
 """How long the first who puts something into a generation waits for the lock of `queue.jsonl`."""
-"""How old what was read of `queue.jsonl` may be before an append."""
 BUSY_S, BUSY_WAIT_S = 10.0, 0.02
 """How long a shared file counts as stuck after a vain wait, and how long it is waited for meanwhile."""
 OPEN_LOGS_MAX = 128
