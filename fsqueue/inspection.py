@@ -11,7 +11,7 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 from fsqueue import batch as batches
-from fsqueue import commits, counters, deadletters, history, movements, names, staging, taskfiles
+from fsqueue import commits, counters, deadletters, history, names, staging, taskfiles
 from fsqueue.errors import LockTimeout, StorageError, TaskNotFound
 from fsqueue.filesystem import NOT_FILES
 from fsqueue.ledger import AVAILABLE, CANCELLED, COMPLETED, DEAD, LEASED, Ledger
@@ -23,7 +23,7 @@ from fsqueue.task import DEAD as IS_DEAD
 from fsqueue.task import DELAYED as IS_DELAYED
 from fsqueue.task import LEASED as IS_LEASED
 from fsqueue.task import WAITING as IS_WAITING
-from fsqueue.task import DeadLetter, Movement, Status, TaskInfo
+from fsqueue.task import DeadLetter, Status, TaskInfo
 
 ROUNDS = 2
 """How often a status is read again because batches finished meanwhile, before it holds the counters for a moment."""
@@ -371,64 +371,6 @@ def task(store: Store, task_id: str) -> TaskInfo:
         return known
     raise TaskNotFound(
         f"The task {task_id} is not in {store.path}, nor in the history that it keeps. Check the id and the queue."
-    )
-
-
-def movements_of(store: Store, task_id: str) -> list[Movement]:
-    """What happened to a task, oldest first; TaskNotFound if nothing is known of it. Its birth comes first."""
-    batch, index = names.parse_task_id(task_id)
-    store.refresh()
-    try:
-        records = _records(store.fs.read(store.layout.log(batch)))
-    except FileNotFoundError:
-        records = []
-    if not any(record["op"] == "open" for _, record in records):
-        records = history.find(store, batch) or []
-    name = task_files(store, store.layout.shard(batch)).get(batch) if not records else None
-    if index >= (name.count if name is not None else history.replay(records).count):
-        raise TaskNotFound(f"The history of {task_id} is not known in {store.path}: check the id, or it was not kept.")
-    birth = Movement("insert", names.birth_ms(batch) / 1000)
-    return [birth, *(_movement(record) for record in _applied(records, index))]
-
-
-def _records(content: bytes) -> history.Records:
-    records, offset = [], 0
-    for line in content.split(b"\n")[:-1]:
-        record = movements.parse(line)
-        if record is not None:
-            records.append((offset, record))
-        offset += len(line) + 1
-    return records
-
-
-def _applied(records: history.Records, index: int) -> Iterator[dict[str, Any]]:
-    """The records that changed the task: those that gave it another version."""
-    ledger = Ledger()
-    version = None
-    for offset, record in records:
-        if movements.is_record(record):
-            ledger.apply(record, offset)
-            if index < ledger.count and ledger.version[index] != version:
-                first, version = version is None, ledger.version[index]
-                if not first:
-                    yield record
-
-
-def _movement(record: dict[str, Any]) -> Movement:
-    def seconds(field: str) -> float | None:
-        value = record.get(field)
-        return value / 1000 if isinstance(value, int) else None
-
-    return Movement(
-        op=record["op"],
-        at=record["at"] / 1000,
-        lease=record.get("lease"),
-        until=seconds("until"),
-        available_at=seconds("available_at"),
-        worker=record.get("worker"),
-        error=record.get("error"),
-        reason=record.get("reason"),
-        result=record.get("result"),
     )
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from fsqueue import (
     administration,
     batch,
+    biography,
     committing,
     deadletters,
     insertion,
@@ -382,7 +383,7 @@ class Queue:
     @verb("reading the history")
     def history(self, id: str) -> list[Movement]:
         """What happened to a task, oldest first; TaskNotFound if nothing is known of it."""
-        return inspection.movements_of(self.store, id)
+        return biography.movements_of(self.store, id)
 
     # -- dead letters ---------------------------------------------------------------------------------------
 

@@ -43,6 +43,7 @@ FLOORS = {
     "administration": 4,
     "worker": 4,
     "inspection": 4,
+    "biography": 4,
     "upkeep": 4,
     "stuck": 4,
     "doctor": 4,
