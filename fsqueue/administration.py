@@ -181,8 +181,7 @@ def _settings(fs: Filesystem, path: str, clock: Clock, entropy: Entropy) -> Iter
 
 
 def release_all(store: Store, worker: str | None, host: str | None, slurm_job: str | None, offline: bool) -> int:
-    """End the leases of matching workers in every batch at work. What stays busy is named after the rest is done."""
-    store.refresh(now=True)
+    """End the leases of matching workers."""
     wanted = {
         key: value for key, value in (("name", worker), ("host", host), ("slurm_job", slurm_job)) if value is not None
     }
@@ -192,6 +191,12 @@ def release_all(store: Store, worker: str | None, host: str | None, slurm_job: s
         info = (holder.worker if holder is not None else None) or {}
         return all(str(info.get(key)) == str(value) for key, value in wanted.items())
 
+    return release(store, chosen, offline)
+
+
+def release(store: Store, chosen: Callable[[Ledger, int], bool], offline: bool = False) -> int:
+    """End the chosen leases in every batch at work. What stays busy is named after the rest is done."""
+    store.refresh(now=True)
     released, busy = 0, []
     for shard in inspection.shards(store):
         for batch in inspection.logs(store, shard):

@@ -47,9 +47,18 @@ class Commit:
         if batch_tasks is not None:
             whole("batch_tasks", batch_tasks)
         self.store.refresh()
-        return _Stager(self.store, self.name, self.attempt).stage(
-            payloads_of(tasks, "stage"), insertion.default_when(delay_s), batch_tasks
-        )
+        size = batch_tasks or self.store.settings.batch_tasks_max
+        given, when = payloads_of(tasks, "stage"), insertion.default_when(delay_s)
+        return self._stage(insertion.batches_of(given, self.store, when, size, None, set()))
+
+    @verb("staging")
+    def stage_encoded(self, batches: Iterable[insertion.Sealed]) -> CommitPart:
+        """The same for batches that the caller has encoded, and answers for: they are written as they are."""
+        self.store.refresh()
+        return self._stage(batches)
+
+    def _stage(self, batches: Iterable[insertion.Sealed]) -> CommitPart:
+        return _Stager(self.store, self.name, self.attempt).stage(batches)
 
     @verb("publishing a commit")
     def publish(self, parts: Iterable[CommitPart]) -> CommitReport:
@@ -81,6 +90,17 @@ class Commit:
         layout = store.layout
         known = commits.find(store, layout, self.name)
         return None if known is None else self._finish(layout, known, set(), True)
+
+    @verb("forgetting a commit")
+    def forget(self) -> bool:
+        """Forget that this name was committed, once it is applied: published again, it would be inserted again.
+
+        For who knows that nobody will, as a stream of commits of its last but one. False if there was nothing.
+        """
+        if self.committed() is None:
+            return False
+        store = self.store
+        return store.fs.unlink(store.layout.record(self.name))
 
     @verb("discarding a commit")
     def discard(self) -> bool:
@@ -136,15 +156,14 @@ class _Stager:
         self.files = self.tasks = self.bytes = 0
         self.generation = store.fate.generation
 
-    def stage(self, tasks: Iterable[Any], default: insertion.When, batch_tasks: int | None) -> CommitPart:
+    def stage(self, batches: Iterable[insertion.Sealed]) -> CommitPart:
         """All tasks up to the end of the stream, or up to a bad one. After any other error nothing is left of them."""
         store = self.store
-        size = batch_tasks or store.settings.batch_tasks_max
         try:
             store.fs.close(store.making_generation(lambda: store.fs.open_append(f"{self.directory}/{commits.LOCK}")))
             broken = None
             try:
-                for group in insertion.groups_of(insertion.batches_of(tasks, store, default, size, None, set())):
+                for group in insertion.groups_of(batches):
                     self._write(group)
             except InvalidTask as error:
                 broken = error
@@ -163,13 +182,13 @@ class _Stager:
         try:
             for sealed in group:
                 at = insertion.moment(store, sealed.when)
-                name = names.TaskFileName(at, names.successor(self.first, self.files), len(sealed.lines))
+                name = names.TaskFileName(at, names.successor(self.first, self.files), sealed.tasks)
                 opened.append(fs.create(f"{self.directory}/{name}"))
                 self.files += 1
                 fs.write_all(opened[-1], b"".join(sealed.lines))
                 if store.sync_inserts:
                     fs.begin_writing(opened[-1])
-                self.tasks += len(sealed.lines)
+                self.tasks += sealed.tasks
                 self.bytes += sealed.size
             for fd in opened if store.sync_inserts else ():
                 fs.fsync(fd)

@@ -99,9 +99,9 @@ def _shards(store: Store, layout: Layout) -> list[str]:
     return sorted(found & set(names.all_shards(layout.shards)))
 
 
-def _opened(store: Store, layout: Layout) -> Iterator[tuple[str, int]]:
-    """The files there are, opened one after the other."""
-    for shard in _shards(store, layout):
+def _opened(store: Store, layout: Layout, only: str | None = None) -> Iterator[tuple[str, int]]:
+    """The files there are (or that of one shard, if it is there), opened one after the other."""
+    for shard in _shards(store, layout) if only is None else [only]:
         try:
             fd = store.fs.look(layout.dead(shard))
         except FileNotFoundError:
@@ -161,9 +161,9 @@ def sizes(store: Store) -> dict[str, int]:
     return {shard: store.fs.fstat(fd).st_size for shard, fd in _opened(store, store.layout)}
 
 
-def letters(store: Store) -> Iterator[DeadLetter]:
-    """All dead letters, shard by shard; memory is bounded by a shard's ids."""
-    for _, fd in _opened(store, store.layout):
+def letters(store: Store, only: str | None = None) -> Iterator[DeadLetter]:
+    """All dead letters, shard by shard, or those of one; memory is bounded by a shard's ids."""
+    for _, fd in _opened(store, store.layout, only):
         yield from _letters(store, fd)
 
 

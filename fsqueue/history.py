@@ -51,15 +51,33 @@ def find(store: Store, batch: str) -> Records | None:
 
 def batches(store: Store) -> Iterator[tuple[str, Records]]:
     """All finished batches that the history keeps, with their records; a repeat of a batch is dropped."""
-    known = days(store)
     for shard in names.all_shards(store.layout.shards):
-        seen: set[str] = set()
-        for day in known:
-            for line in _lines(store, store.layout.history(day, shard)):
-                found = parse(line)
-                if found is not None and found[0] not in seen:
-                    seen.add(found[0])
-                    yield found
+        yield from batches_of(store, shard)
+
+
+def batches_of(store: Store, shard: str) -> Iterator[tuple[str, Records]]:
+    """Those of one shard. Memory is bounded by the ids of its batches."""
+    seen: set[str] = set()
+    for day in days(store):
+        for line in _lines(store, store.layout.history(day, shard)):
+            found = parse(line)
+            if found is not None and found[0] not in seen:
+                seen.add(found[0])
+                yield found
+
+
+def sizes(store: Store) -> dict[str, int]:
+    """The bytes of history that each shard has."""
+    found: dict[str, int] = {}
+    for day in days(store):
+        for name in store.fs.names(f"{store.layout.history_days}/{day}"):
+            try:
+                size = store.fs.stat(f"{store.layout.history_days}/{day}/{name}").st_size
+            except FileNotFoundError:
+                continue
+            shard = name.removesuffix(".jsonl")
+            found[shard] = found.get(shard, 0) + size
+    return found
 
 
 def read(store: Store, path: str, batch: str | None = None) -> Iterator[tuple[int, int, str, Records]]:

@@ -44,6 +44,32 @@ class Sealed:
         self.lines: list[bytes] = []
         self.size = 0
 
+    @property
+    def tasks(self) -> int:
+        """How many tasks are in it."""
+        return len(self.lines)
+
+
+class Encoded(Sealed):
+    """A batch of lines that somebody else has encoded: `lines` are pieces of its file, each of several whole lines."""
+
+    __slots__ = ("count",)
+
+    def __init__(self, when: When) -> None:
+        super().__init__(when)
+        self.count = 0
+
+    @property
+    def tasks(self) -> int:
+        """How many tasks are in it."""
+        return self.count
+
+    def take(self, piece: bytes, tasks: int) -> None:
+        """Append a piece that holds so many tasks."""
+        self.lines.append(piece)
+        self.size += len(piece)
+        self.count += tasks
+
 
 NOW: When = (True, 0)
 

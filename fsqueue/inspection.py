@@ -74,6 +74,12 @@ def shards(store: Store) -> list[str]:
 # -- status -------------------------------------------------------------------------------------
 
 
+def publish_pending(store: Store) -> None:
+    """Publish what was decided and not published yet, so that who reads files alone misses nothing."""
+    deadletters.publish_pending(store)
+    _apply_pending(store)
+
+
 def status(store: Store, exact: bool = True) -> Status:
     """How many tasks are in which state. `exact` reads the logs of the batches at work; else names alone.
 
@@ -88,8 +94,7 @@ def status(store: Store, exact: bool = True) -> Status:
 
 
 def _status(store: Store, exact: bool) -> Status:
-    deadletters.publish_pending(store)
-    _apply_pending(store)
+    publish_pending(store)
     before: _Seen | None = None
     for _ in range(ROUNDS):
         seen = _look(store, exact)
@@ -235,7 +240,7 @@ def tasks(store: Store, state: str | None = None) -> Iterator[TaskInfo]:
         _apply_pending(store)
         for shard in shards(store):
             for batch, name in sorted(task_files(store, shard).items()):
-                for info in _of_batch(store, batch, name):
+                for info in of_batch(store, batch, name):
                     if info.state == state or (state is None and info.state in (IS_WAITING, IS_DELAYED, IS_LEASED)):
                         yield info
     elif state == IS_DEAD:
@@ -256,7 +261,8 @@ def tasks(store: Store, state: str | None = None) -> Iterator[TaskInfo]:
                 )
 
 
-def _of_batch(store: Store, batch: str, name: TaskFileName) -> Iterator[TaskInfo]:
+def of_batch(store: Store, batch: str, name: TaskFileName) -> Iterator[TaskInfo]:
+    """The tasks of a batch that has (or had just now) a task file of this name, finished ones too."""
     lines = _lines_of(store, name)  # none, if it was renamed or finished since it was listed
     ledger = read_ledger(store, batch)
     if ledger is None:
@@ -356,7 +362,7 @@ def task(store: Store, task_id: str) -> TaskInfo:
     name = task_files(store, store.layout.shard(batch)).get(batch)
     found: Iterator[TaskInfo] = iter(())
     if name is not None:
-        found = _of_batch(store, batch, name)
+        found = of_batch(store, batch, name)
     elif (ledger := read_ledger(store, batch)) is not None:
         found = _of_ledger(store, batch, ledger, None)
     elif (records := history.find(store, batch)) is not None:
@@ -384,7 +390,7 @@ def peek(store: Store, n: int) -> list[TaskInfo]:
         heads += [name for name in task_files(store, shard).values() if name.available_at <= now]
     found: list[TaskInfo] = []
     for name in sorted(heads, key=lambda head: head.batch):
-        for info in _of_batch(store, name.batch, name):
+        for info in of_batch(store, name.batch, name):
             if info.state == IS_WAITING:
                 found.append(info)
                 if len(found) == n:

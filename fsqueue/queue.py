@@ -182,9 +182,12 @@ class Queue:
             return committing.insert_many(self.store, tasks, commit, delay_s, batch_tasks)
         return insertion.insert_many(self.store, tasks, delay_s, batch_tasks, total)
 
-    def commit(self, name: str) -> Commit:
-        """A named commit: many writers on many hosts stage, one publishes; all of it appears together, once."""
-        return Commit(self.store, name)
+    def commit(self, name: str, *, attempt: str | None = None) -> Commit:
+        """A named commit: many writers on many hosts stage, one publishes; all of it appears together, once.
+
+        `attempt`: that of a `CommitPart`, to discard what a commit staged that is not at hand any more.
+        """
+        return Commit(self.store, name, attempt)
 
     # -- leasing ----------------------------------------------------------------------------------------
 

@@ -5,6 +5,6 @@ From the top down: `walk`; `places` (what lies where) and `checks` (what files s
 """
 
 from fsqueue.fsck.findings import Finding
-from fsqueue.fsck.walk import fsck
+from fsqueue.fsck.walk import fsck, fsck_part
 
-__all__ = ["Finding", "fsck"]
+__all__ = ["Finding", "fsck", "fsck_part"]

@@ -8,7 +8,7 @@ another look finds nothing any more.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from fsqueue import jsonl, names
 from fsqueue.errors import LockTimeout
@@ -51,11 +51,31 @@ def fsck(store: Store, repair: bool, progress: Progress | None = None) -> Iterat
             return
 
 
-def _suspects(store: Store, repair: Repair, progress: Progress | None) -> Iterator[Suspect]:
-    shards = names.all_shards(store.layout.shards)
+def fsck_part(store: Store, shards: Sequence[str], first: bool) -> Iterator[Finding]:
+    """What is wrong in some shards and, in the `first` part, in what belongs to none: to be checked by many at once.
+
+    Nothing is mended. A purge meanwhile leaves nothing to find.
+    """
+    repair = Repair(store)
+    if first:
+        yield from _confirmed(store, _outside_shards(store, repair))
+    for shard in shards:
+        yield from _confirmed(store, checks.ShardCheck(store, repair, shard).suspects())
+
+
+def _confirmed(store: Store, suspects: Iterator[Suspect]) -> Iterator[Finding]:
+    return (finding for suspect in suspects if (finding := _settle(store, suspect, False)) is not None)
+
+
+def _outside_shards(store: Store, repair: Repair) -> Iterator[Suspect]:
     settings = store.layout.settings_file
     yield from guarded(store, settings, checks.lines(store, repair, settings, jsonl.is_object))
     yield from places.check(store, repair)
+
+
+def _suspects(store: Store, repair: Repair, progress: Progress | None) -> Iterator[Suspect]:
+    shards = names.all_shards(store.layout.shards)
+    yield from _outside_shards(store, repair)
     for done, shard in enumerate(shards):
         if progress is not None:
             progress(done, len(shards))
