@@ -32,11 +32,12 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
 @pytest.mark.once
 def test_wheel_holds_every_module_and_nothing_generic(wheel: zipfile.ZipFile) -> None:
     expected = {
-        f"{installed}/{path.relative_to(TOP / tree)}"
+        f"{installed}/{path.relative_to(TOP / tree)}".replace("fsqueue/spark/pyspark_fsqueue/", "pyspark_fsqueue/")
         for tree, installed in {"fsqueue": "fsqueue", "cli": "fsqueue_cli"}.items()
         for path in (TOP / tree).rglob("*")
         if path.suffix == ".py" or path.name == "py.typed"
     }
+    assert "pyspark_fsqueue/__init__.py" in expected
     assert "fsqueue/py.typed" in expected
     assert {name for name in wheel.namelist() if ".dist-info/" not in name} == expected
 

@@ -1,0 +1,91 @@
+"""From a batch's records to the attempts at its tasks: who leased which task, when, and how that ended. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from fsqueue import history, movements, names
+from fsqueue.ledger import AVAILABLE, CANCELLED, COMPLETED, DEAD, LEASED, Ledger
+
+COMPLETE, FAIL, BURY, RELEASE, REVOKE, CANCEL, EXPIRED, OPEN = (
+    "complete", "fail", "bury", "release", "revoke", "cancel", "expired", "open",
+)  # fmt: skip
+"""How an attempt ended. `expired`: its lease ran out, its worker died or was too slow; `open`: it is under way."""
+_OUTCOMES = {COMPLETED: COMPLETE, DEAD: BURY, CANCELLED: CANCEL}
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One lease of one task. Times are milliseconds; `ended_at` None while it is open."""
+
+    index: int
+    lease: str
+    worker: dict[str, Any] | None
+    available_at: int
+    leased_at: int
+    until: int
+    outcome: str = OPEN
+    ended_at: int | None = None
+    error: str | None = None
+
+
+def attempts_of(batch: str, records: history.Records, now_ms: int) -> Iterator[Attempt]:
+    """The attempts at a batch's tasks, as the ledger sees them; memory is bounded by the batch.
+
+    What a record does is read off the ledger before and after it, so that what does not apply makes no attempt.
+    """
+    ledger, running = Ledger(), dict[int, Attempt]()
+    birth = names.birth_ms(batch)
+    for version, record in records:
+        if not movements.is_record(record):
+            continue
+        before = ledger.since.copy() if record["op"] == "lease" else []
+        ledger.apply(record, version)
+        for index in _touched(ledger, record):
+            if ledger.version[index] != version:
+                continue
+            state, holder = ledger.state[index], ledger.holder[index]
+            attempt = running.get(index)
+            if state == LEASED and holder is not None:
+                if attempt is not None and attempt.lease == holder.id:
+                    attempt.until = ledger.since[index]  # renewed
+                    continue
+                if attempt is not None:
+                    yield _ended(running.pop(index), EXPIRED, min(attempt.until, ledger.at))
+                available = max(before[index] if index < len(before) else 0, birth)
+                running[index] = Attempt(index, holder.id, holder.worker, available, holder.at, ledger.since[index])
+            elif attempt is not None:
+                outcome = _outcome(record, state)
+                late = record.get("lease") is None and outcome in (BURY, CANCEL)  # whose lease had run out before
+                del running[index]
+                if late:
+                    yield _ended(attempt, EXPIRED, min(attempt.until, ledger.at))
+                else:
+                    yield _ended(attempt, outcome, ledger.at, ledger.errors.get(index) if outcome != COMPLETE else None)
+    for attempt in running.values():
+        yield _ended(attempt, EXPIRED, attempt.until) if attempt.until <= now_ms else attempt
+
+
+def _touched(ledger: Ledger, record: dict[str, Any]) -> Iterator[int]:
+    """The tasks that a record may have changed: those it names, or (an update's outcome) any."""
+    if type(record.get("tasks")) is not list:
+        yield from range(ledger.count)
+        return
+    try:
+        for first, end in record["tasks"]:
+            yield from range(max(first, 0), min(end, ledger.count))
+    except (TypeError, ValueError):
+        return
+
+
+def _outcome(record: dict[str, Any], state: int) -> str:
+    if state == AVAILABLE:
+        return record["op"] if record["op"] in (FAIL, RELEASE, REVOKE) else RELEASE
+    return _OUTCOMES[state]
+
+
+def _ended(attempt: Attempt, outcome: str, at: int, error: str | None = None) -> Attempt:
+    attempt.outcome, attempt.ended_at, attempt.error = outcome, at, error
+    return attempt

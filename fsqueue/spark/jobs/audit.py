@@ -1,0 +1,58 @@
+"""fsck at scale: the look of `fsqueue fsck`, spread over executors shard by shard, and the numbers added up."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from fsqueue.spark.sessions import register, spark_errors
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+FINDINGS_MAX = 1000
+"""So many findings come to the driver; all of them are in the view `findings`."""
+
+
+@dataclass(frozen=True)
+class AuditReport:
+    """What an audit found: `counts` of findings by kind, the first of them, and how many tasks are in which state."""
+
+    counts: dict[str, int]
+    findings: list[dict[str, Any]]
+    states: dict[str, int]
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether nothing was found."""
+        return not self.counts
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields by name, ready for JSON."""
+        return asdict(self)
+
+
+def audit(spark: SparkSession, path: str) -> AuditReport:
+    """Check a queue, or all queues in a directory, while others work on it. Nothing is mended: that is fsck's.
+
+    The states are counted while the queue is read, so of a queue at work they are about right: `Queue.status` is exact.
+    """
+    register(spark)
+
+    def view(name: str, schema: str = "") -> DataFrame:
+        reader = spark.read.format("fsqueue").option("view", name)
+        return (reader.schema(schema) if schema else reader).load(path)
+
+    with spark_errors():
+        findings = view("findings").cache()
+        try:
+            counts = {row["kind"]: row["count"] for row in findings.groupBy("kind").count().collect()}
+            first = [row.asDict() for row in findings.limit(FINDINGS_MAX).collect()]
+        finally:
+            findings.unpersist()
+        states = {
+            row["state"]: row["count"] for row in view("tasks", "state STRING").groupBy("state").count().collect()
+        }
+        states["completed"] = view("counters").agg({"completed": "sum"}).collect()[0][0] or 0
+        states["dead"] = view("dead", "id STRING").count()
+    return AuditReport(dict(sorted(counts.items())), first, states)

@@ -1,0 +1,41 @@
+"""Where jobs put what they make: a directory that driver and executors see, and what is whole in it."""
+
+from __future__ import annotations
+
+import os
+
+from fsqueue.errors import InvalidArgument
+from fsqueue.filesystem import Filesystem, mount_of
+
+
+class Place:
+    """An output directory. Spark marks each table that it wrote completely with a file _SUCCESS."""
+
+    def __init__(self, path: str) -> None:
+        self.path = os.path.abspath(os.path.expanduser(path.removeprefix("file://")))
+        self.fs = Filesystem(self.path, shared=mount_of(self.path).shared)
+        self.fs.make_root()
+
+    def must_be_empty(self) -> None:
+        """InvalidArgument if something is in it: nothing of anybody's is overwritten."""
+        if names := self.fs.names(self.path):
+            raise InvalidArgument(f"{self.path} is not empty ({min(names)!r} is in it). Name a new directory.")
+
+    def whole(self, table: str) -> list[int]:
+        """The numbers N of the tables TABLE/round=N that are complete."""
+        rounds = (name.partition("round=")[2] for name in self.fs.names(f"{self.path}/{table}"))
+        return sorted(
+            int(number)
+            for number in rounds
+            if number.isdecimal() and "_SUCCESS" in self.fs.names(f"{self.path}/{table}/round={number}")
+        )
+
+    def write(self, name: str, text: str) -> str:
+        """Write a file; returns its path."""
+        path = f"{self.path}/{name}"
+        fd = self.fs.create(path)
+        try:
+            self.fs.write_all(fd, text.encode())
+        finally:
+            self.fs.close(fd)
+        return path

@@ -1,0 +1,129 @@
+"""What users ask for by options of the data source, checked. Spark hands option keys over in lower case."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from fsqueue import names
+from fsqueue.errors import InvalidArgument
+from fsqueue.spark import schemas
+from fsqueue.task import DELAYED, LEASED, WAITING
+
+IF_EXISTS = ("append", "create", "error", "ignore")
+READ = ("path", "view", "state", "shards", "partitions", "pushdown")
+WRITE = ("path", "commit", "ifexists", "payload", "payloadformat", "delay_s", "batch_tasks", "encoded")
+LATER = ("key", "priority")
+"""Refused by name until the queue has them."""
+OTHERS = ("checkpointlocation", "queryname", "outputmode", "includeheader")
+"""Of Spark itself."""
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """What to read: a view of the queue, or of all queues in the directory, at `path`."""
+
+    path: str
+    view: str = "tasks"
+    states: tuple[str, ...] = (WAITING, DELAYED, LEASED)
+    shards: tuple[str, ...] | None = None
+    partitions: int | None = None
+    pushdown: bool = False
+
+
+@dataclass(frozen=True)
+class WriteOptions:
+    """What to make of a DataFrame's rows, and where. `commit` None: a name of its own."""
+
+    path: str
+    commit: str | None = None
+    if_exists: str = "append"
+    payload: str | None = None
+    is_json: bool = False
+    delay_s: str | None = None
+    batch_tasks: int | None = None
+    encoded: bool = False
+
+
+def reading(options: Mapping[str, str]) -> ReadOptions:
+    """The options of a read; InvalidArgument names what is wrong."""
+    given = _known(options, READ, "reading")
+    states = tuple(part.strip() for part in given.get("state", f"{WAITING},{DELAYED},{LEASED}").split(","))
+    for state in states:
+        if state not in (WAITING, DELAYED, LEASED):
+            raise InvalidArgument(
+                f"The option `state` takes waiting, delayed and leased (of finished tasks tell the views history and "
+                f"dead), not {state!r}."
+            )
+    shards = given.get("shards")
+    return ReadOptions(
+        path=_path(given),
+        view=schemas.view_of(given.get("view", "tasks")),
+        states=states,
+        shards=None if shards is None else tuple(part.strip() for part in shards.split(",")),
+        partitions=_whole(given, "partitions"),
+        pushdown=_flag(given, "pushdown"),
+    )
+
+
+def writing(options: Mapping[str, str]) -> WriteOptions:
+    """The options of a write; InvalidArgument names what is wrong."""
+    for name in LATER:
+        if name in options:
+            raise InvalidArgument(
+                f"This version of fsqueue has no task {name} yet: leave out the option `{name}`, and put the column "
+                "into the payload."
+            )
+    given = _known(options, WRITE, "writing")
+    if_exists = given.get("ifexists", "append").lower()
+    if if_exists not in IF_EXISTS:
+        raise InvalidArgument(f"The option `ifExists` is one of {', '.join(IF_EXISTS)}, not {if_exists!r}.")
+    form = given.get("payloadformat", "").lower()
+    if form not in ("", "json"):
+        raise InvalidArgument(f"The option `payloadFormat` is 'json' (the column holds JSON text), not {form!r}.")
+    if form and "payload" not in given:
+        raise InvalidArgument("The option `payloadFormat` says what is in the column that the option `payload` names.")
+    return WriteOptions(
+        path=_path(given),
+        commit=given.get("commit"),
+        if_exists=if_exists,
+        payload=given.get("payload"),
+        is_json=form == "json",
+        delay_s=given.get("delay_s"),
+        batch_tasks=_whole(given, "batch_tasks"),
+        encoded=_flag(given, "encoded"),
+    )
+
+
+def _known(options: Mapping[str, str], names: tuple[str, ...], doing: str) -> dict[str, str]:
+    given = {key.lower(): value for key, value in options.items()}
+    for key in given:
+        if key not in names and key not in OTHERS and not key.startswith("__") and "." not in key:
+            near = get_close_matches(key, names, 1)
+            hint = f" Did you mean {near[0]!r}?" if near else f" There are {', '.join(names)}."
+            raise InvalidArgument(f"There is no option {key!r} for {doing}.{hint}")
+    return given
+
+
+def _path(given: Mapping[str, str]) -> str:
+    path = given.get("path", "")
+    if not path:
+        raise InvalidArgument("Name the queue's directory: .load(path) or .save(path).")
+    return names.queue_path(path.removeprefix("file://") if path.startswith("file:///") else path)
+
+
+def _whole(given: Mapping[str, str], name: str) -> int | None:
+    value = given.get(name)
+    if value is None:
+        return None
+    if not value.isdecimal() or not int(value):
+        raise InvalidArgument(f"The option `{name}` is a whole number of at least 1, not {value!r}.")
+    return int(value)
+
+
+def _flag(given: Mapping[str, str], name: str) -> bool:
+    value = given.get(name, "false").lower()
+    if value not in ("true", "false"):
+        raise InvalidArgument(f"The option `{name}` is true or false, not {value!r}.")
+    return value == "true"

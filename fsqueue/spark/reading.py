@@ -1,0 +1,221 @@
+"""Reading a queue, or a directory of queues, as a DataFrame: partitions of shards, Arrow record batches.
+
+What the planning process sees (which queues, which generation, which shards) travels in the partitions; a partition
+that finds another generation raises, since what was read before belongs to tasks that are gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import unquote
+
+from pyspark.sql.datasource import DataSourceReader, EqualTo, Filter, In, InputPartition
+from pyspark.sql.types import StructType
+
+from fsqueue import deadletters, history, inspection, names
+from fsqueue.errors import InvalidArgument, QueueNotFound, StorageError
+from fsqueue.filesystem import Filesystem, mount_of
+from fsqueue.spark import schemas, views
+from fsqueue.spark.columns import Columns
+from fsqueue.spark.options import ReadOptions
+from fsqueue.store import Store
+from fsqueue.task import DELAYED, WAITING
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+PARTITION_TASKS = 50_000
+"""About so many rows make a partition, where that is known from names; a partition is at least a shard."""
+PARTITION_BYTES = 8 << 20
+"""And about so much of a history."""
+PLANNED_QUEUES_MAX = 64
+"""A group with more queues is split queue by queue, not looked into beforehand."""
+SPREAD_MAX = 256
+"""Then into at most so many partitions."""
+
+
+class Piece(NamedTuple):
+    """A part of a queue: these shards (None: all of them) of this generation (None: whichever there is)."""
+
+    path: str
+    generation: int | None
+    shards: tuple[str, ...] | None
+    first: bool
+    """Whether what belongs to no shard is read here, too."""
+
+
+class Pieces(InputPartition):  # type: ignore[misc]
+    """What one Spark task reads."""
+
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        super().__init__(0)
+        self.pieces = list(pieces)
+
+
+def queues_in(path: str) -> list[str] | None:
+    """The queues in a directory, by path; None if the directory is a queue itself. QueueNotFound if neither."""
+    fs = Filesystem(path, shared=mount_of(path).shared)
+    there = fs.entries(path)
+    if ("queue.jsonl", "file") in there:
+        return None
+    found = [
+        f"{path}/{name}"
+        for name, kind in sorted(there)
+        if kind == "directory" and not name.startswith(".") and fs.exists(f"{path}/{name}/queue.jsonl")
+    ]
+    if not found:
+        raise QueueNotFound(
+            f"There is no queue at {path}, and none in it. Check the path (the hosts of the driver and of the "
+            "executors must all have it mounted), or create it: fsqueue create " + path
+        )
+    return found
+
+
+class FsqueueReader(DataSourceReader):  # type: ignore[misc]
+    """Reads a view. With options.pushdown use `PushdownReader`."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        schemas.check(options.view, schema)
+        self.options = options
+        self.schema = schema
+        self.queue_names: tuple[str, ...] | None = None
+
+    # -- planning, on the driver --------------------------------------------------------------------
+
+    def partitions(self) -> list[InputPartition]:
+        """Pieces of about the same size. Before that, what was decided but not published yet is published."""
+        found = queues_in(self.options.path)
+        paths = [self.options.path] if found is None else found
+        if self.queue_names is not None:
+            paths = [path for path in paths if name_of(path) in self.queue_names]
+        if len(paths) > PLANNED_QUEUES_MAX:
+            return self._by_queue(paths)
+        weighed = [unit for path in paths for unit in self._plan(path)]
+        total = sum(weight for _, weight in weighed)
+        most = max(1, min(len(weighed), self.options.partitions or round(total + 0.5)))
+        split: list[list[Piece]] = [[]]
+        filled = 0.0
+        for piece, weight in weighed:
+            if filled >= total / most * len(split) and len(split) < most and split[-1]:
+                split.append([])
+            _join(split[-1], piece)
+            filled += weight
+        return [Pieces(pieces) for pieces in split]
+
+    def _by_queue(self, paths: list[str]) -> list[InputPartition]:
+        most = min(self.options.partitions or SPREAD_MAX, len(paths))
+        pieces = [Piece(path, None, self.options.shards, True) for path in paths]
+        return [Pieces(pieces[number::most]) for number in range(most)]
+
+    def _plan(self, path: str) -> list[tuple[Piece, float]]:
+        """The shards of a queue, each with its weight: 1 is as much as a partition should have."""
+        store = Store(path)
+        inspection.publish_pending(store)
+        known = names.all_shards(store.layout.shards)
+        wanted = known if self.options.shards is None else list(self.options.shards)
+        if odd := set(wanted) - set(known):
+            raise InvalidArgument(
+                f"The queue {path} has no shard {min(odd)!r}: its {len(known)} shards are {known[0]} to {known[-1]}."
+            )
+        weights = _weigh(store, self.options.view, wanted)
+        return [
+            (Piece(path, store.fate.generation, (shard,), number == 0), weights.get(shard, 0.0))
+            for number, shard in enumerate(wanted)
+        ]
+
+    # -- reading, on the executors ------------------------------------------------------------------
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The record batches of some pieces."""
+        for piece in partition.pieces:
+            store = Store(piece.path)
+            _same_generation(store, piece)
+            columns = Columns(self.options.view, self.schema, name_of(piece.path))
+            yield from self._read(store, piece, columns)
+            yield from columns.rest()
+            store.refresh(now=True)
+            _same_generation(store, piece)
+
+    def _read(self, store: Store, piece: Piece, columns: Columns) -> Iterator[pa.RecordBatch]:
+        view = self.options.view
+        if view == "counters":
+            yield from columns.rows(views.counted(store) if piece.first else iter(()))
+            return
+        shards = names.all_shards(store.layout.shards) if piece.shards is None else piece.shards
+        if view == "findings":
+            from fsqueue.spark.findings import findings
+
+            yield from columns.rows(findings(store, shards, piece.first))
+            return
+        for shard in shards:
+            if view == "tasks":
+                yield from self._tasks(store, shard, columns)
+            else:
+                yield from columns.rows(views.BY_SHARD[view](store, shard))
+
+    def _tasks(self, store: Store, shard: str, columns: Columns) -> Iterator[pa.RecordBatch]:
+        states = self.options.states
+        fresh, touched = views.untouched(store, shard)
+        now = store.clock.now_ms()
+        for name in fresh:
+            state = DELAYED if name.available_at > now else WAITING
+            if state in states:
+                content = views.lines_of(store, name)
+                if content is not None:
+                    yield from columns.untouched(name, state, content)
+                else:  # renamed, finished, or with lines that need to be looked at one by one
+                    yield from columns.rows(views.tasks(store, name, states))
+        for name in touched:
+            yield from columns.rows(views.tasks(store, name, states))
+
+
+class PushdownReader(FsqueueReader):
+    """Understands filters on `state` and `queue`. Spark wants spark.sql.python.filterPushdown.enabled for it."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:
+        """Take what can be pruned by; every filter is still applied by Spark, too."""
+        for one in filters:
+            if isinstance(one, (EqualTo, In)) and len(one.attribute) == 1:
+                values = tuple(one.value) if isinstance(one, In) else (one.value,)
+                if one.attribute[0] == "state" and self.options.view == "tasks":
+                    states = tuple(state for state in self.options.states if state in values)
+                    self.options = ReadOptions(**{**vars(self.options), "states": states})
+                elif one.attribute[0] == schemas.QUEUE:
+                    self.queue_names = tuple(map(str, values))
+            yield one
+
+
+def name_of(path: str) -> str:
+    """A queue's name in its group: its directory's, percent-decoded."""
+    return unquote(path.rpartition("/")[2])
+
+
+def _join(pieces: list[Piece], piece: Piece) -> None:
+    last = pieces[-1] if pieces else None
+    if last is not None and last.path == piece.path and last.shards is not None and piece.shards is not None:
+        pieces[-1] = last._replace(shards=last.shards + piece.shards)
+    else:
+        pieces.append(piece)
+
+
+def _weigh(store: Store, view: str, shards: Sequence[str]) -> dict[str, float]:
+    """How much of a partition each shard is, from names and sizes alone."""
+    if view == "counters":
+        return {}
+    if view == "dead":
+        sizes = deadletters.sizes(store)
+        return {shard: sizes.get(shard, 0) / PARTITION_BYTES for shard in shards}
+    if view in ("tasks", "findings", "leases"):
+        files = {shard: inspection.task_files(store, shard).values() for shard in shards}
+        return {shard: sum(name.count for name in files[shard]) / PARTITION_TASKS for shard in shards}
+    kept = history.sizes(store)
+    return {
+        shard: kept.get(shard, 0) / PARTITION_BYTES + len(inspection.logs(store, shard)) * 1024 / PARTITION_TASKS
+        for shard in shards
+    }
+
+
+def _same_generation(store: Store, piece: Piece) -> None:
+    if piece.generation is not None and store.fate.generation != piece.generation:
+        raise StorageError(f"The queue {piece.path} was purged while it was being read. Read it again.")

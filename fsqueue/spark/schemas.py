@@ -1,0 +1,151 @@
+"""The columns of each view, as Spark's DDL (docs/spark.md, "Views"). Times are UTC; JSON is text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fsqueue.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+RANGES = "ARRAY<STRUCT<first: INT, end: INT>>"
+
+VIEWS = {
+    "tasks": {
+        "id": "STRING",
+        "state": "STRING",
+        "payload": "STRING",
+        "payload_bytes": "BINARY",
+        "attempt": "INT",
+        "since": "TIMESTAMP",
+        "available_at": "TIMESTAMP",
+        "lease_until": "TIMESTAMP",
+        "worker": "STRING",
+        "error": "STRING",
+        "version": "BIGINT",
+    },
+    "leases": {
+        "id": "STRING",
+        "lease": "STRING",
+        "attempt": "INT",
+        "at": "TIMESTAMP",
+        "until": "TIMESTAMP",
+        "in_time": "BOOLEAN",
+        "host": "STRING",
+        "pid": "BIGINT",
+        "slurm_job": "STRING",
+        "worker": "STRING",
+    },
+    "dead": {
+        "id": "STRING",
+        "reason": "STRING",
+        "at": "TIMESTAMP",
+        "attempt": "INT",
+        "payload": "STRING",
+        "payload_bytes": "BINARY",
+        "host": "STRING",
+        "worker": "STRING",
+    },
+    "counters": {"counter": "STRING", "completed": "BIGINT"},
+    "movements": {
+        "batch": "STRING",
+        "version": "BIGINT",
+        "op": "STRING",
+        "at": "TIMESTAMP",
+        "tasks": RANGES,
+        "lease": "STRING",
+        "until": "TIMESTAMP",
+        "available_at": "TIMESTAMP",
+        "host": "STRING",
+        "worker": "STRING",
+        "error": "STRING",
+        "reason": "STRING",
+        "result": "STRING",
+        "finished": "BOOLEAN",
+    },
+    "history": {
+        "id": "STRING",
+        "state": "STRING",
+        "inserted_at": "TIMESTAMP",
+        "finished_at": "TIMESTAMP",
+        "attempts": "INT",
+        "host": "STRING",
+        "worker": "STRING",
+        "error": "STRING",
+        "result": "STRING",
+    },
+    "attempts": {
+        "id": "STRING",
+        "lease": "STRING",
+        "outcome": "STRING",
+        "leased_at": "TIMESTAMP",
+        "ended_at": "TIMESTAMP",
+        "wait_s": "DOUBLE",
+        "duration_s": "DOUBLE",
+        "host": "STRING",
+        "worker": "STRING",
+        "error": "STRING",
+    },
+    "findings": {
+        "kind": "STRING",
+        "gravity": "STRING",
+        "path": "STRING",
+        "tasks": "BIGINT",
+        "note": "STRING",
+        "meaning": "STRING",
+    },
+}
+"""What can be read; a column's type, by name."""
+
+QUEUE = "queue"
+"""The column with a queue's name: there in a group, and on request elsewhere."""
+
+
+def view_of(name: str) -> str:
+    """A view's name, or InvalidArgument."""
+    if name not in VIEWS:
+        raise InvalidArgument(f"The option `view` is one of {', '.join(VIEWS)}, not {name!r}.")
+    return name
+
+
+def schema_of(view: str, group: bool) -> StructType:
+    """The columns of a view; in a group, the queue's name is the first."""
+    from pyspark.sql import types
+
+    kinds: dict[str, types.DataType] = {
+        "STRING": types.StringType(),
+        "BINARY": types.BinaryType(),
+        "BOOLEAN": types.BooleanType(),
+        "INT": types.IntegerType(),
+        "BIGINT": types.LongType(),
+        "DOUBLE": types.DoubleType(),
+        "TIMESTAMP": types.TimestampType(),
+        RANGES: types.ArrayType(
+            types.StructType(
+                [types.StructField("first", types.IntegerType()), types.StructField("end", types.IntegerType())]
+            )
+        ),
+    }
+    columns = {QUEUE: "STRING", **VIEWS[view]} if group else VIEWS[view]
+    return types.StructType([types.StructField(name, kinds[kind]) for name, kind in columns.items()])
+
+
+def check(view: str, schema: StructType) -> None:
+    """InvalidArgument if a schema that a user gives asks for something that the view does not have.
+
+    Any columns in any order will do: what is left out is not read. `payload` may have any type that JSON can be
+    parsed into.
+    """
+    there = schema_of(view, True)
+    for field in schema.fields:
+        if field.name not in there.names:
+            inside = " A field of the payload is asked for as `payload STRUCT<…>`." if "payload" in there.names else ""
+            raise InvalidArgument(
+                f"The view {view!r} has no column {field.name!r}, but {', '.join(there.names)}.{inside}"
+            )
+        if field.name != "payload" and field.dataType != there[field.name].dataType:
+            raise InvalidArgument(
+                f"The column {field.name!r} of the view {view!r} is {there[field.name].dataType.simpleString()}, "
+                f"not {field.dataType.simpleString()}: read it so, and cast."
+            )

@@ -1,0 +1,271 @@
+"""The rows of each view, shard by shard, from the same files that the other verbs read. No locks, no changes.
+
+A row is a tuple in the order of the view's columns; times are microseconds, JSON is text. Each batch is read
+consistently, different batches at different times. A shard's logs are read before its history, and what was in a
+log is not taken from the history again: so a batch that finishes meanwhile appears, and appears once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import orjson
+
+from fsqueue import batch as batches
+from fsqueue import biography, counters, deadletters, history, inspection, movements, names
+from fsqueue.ledger import CANCELLED, COMPLETED, DEAD, LEASED, Ledger
+from fsqueue.names import TaskFileName
+from fsqueue.spark.attempts import attempts_of
+from fsqueue.store import Store
+from fsqueue.task import CANCELLED as IS_CANCELLED
+from fsqueue.task import COMPLETED as IS_COMPLETED
+from fsqueue.task import DEAD as IS_DEAD
+
+Row = tuple[Any, ...]
+FINISHED = {COMPLETED: IS_COMPLETED, DEAD: IS_DEAD, CANCELLED: IS_CANCELLED}
+
+
+def text(value: Any) -> str | None:
+    """JSON as text; None stays None."""
+    return None if value is None else orjson.dumps(value).decode()
+
+
+def moment(at_ms: int | float | None) -> int | None:
+    """Milliseconds as microseconds."""
+    return None if at_ms is None else int(at_ms * 1000)
+
+
+def seconds(at_s: float | None) -> int | None:
+    """Seconds as microseconds."""
+    return None if at_s is None else round(at_s * 1_000_000)
+
+
+def who(worker: dict[str, Any] | None) -> tuple[str | None, str | None]:
+    """A worker's host, and all that is known of it as JSON."""
+    return (None, None) if not worker else (_string(worker.get("host")), text(worker))
+
+
+def _string(value: Any) -> str | None:
+    return None if value is None else str(value)
+
+
+def payload(value: Any) -> tuple[str | None, bytes | None]:
+    """The columns `payload` and `payload_bytes`."""
+    return (None, value) if isinstance(value, bytes) else (text(value), None)
+
+
+# -- unfinished tasks ----------------------------------------------------------------------------------
+
+
+def untouched(store: Store, shard: str) -> tuple[list[TaskFileName], list[TaskFileName]]:
+    """The batches of a shard that nobody has touched, and the others, oldest first.
+
+    The logs are listed after the task files: what is called untouched was so when its file was seen.
+    """
+    files = inspection.task_files(store, shard)
+    touched = set(inspection.logs(store, shard))
+    split: tuple[list[TaskFileName], list[TaskFileName]] = ([], [])
+    for batch, name in sorted(files.items()):
+        split[batch[-32:] in touched].append(name)
+    return split
+
+
+def tasks(store: Store, name: TaskFileName, states: tuple[str, ...]) -> Iterator[Row]:
+    """The unfinished tasks of one batch."""
+    for info in inspection.of_batch(store, name.batch, name):
+        if info.state in states:
+            yield (
+                info.id,
+                info.state,
+                *payload(info.payload),
+                info.attempt,
+                seconds(info.since),
+                seconds(info.available_at),
+                seconds(info.lease_until),
+                text(info.worker),
+                info.error,
+                info.version,
+            )
+
+
+# -- logs ----------------------------------------------------------------------------------------------
+
+
+def ledgers(store: Store, shard: str) -> Iterator[tuple[str, Ledger]]:
+    """The batches at work in a shard."""
+    for batch in inspection.logs(store, shard):
+        ledger = inspection.read_ledger(store, batch)
+        if ledger is not None:
+            yield batch, ledger
+
+
+def leases(store: Store, shard: str) -> Iterator[Row]:
+    """The tasks that somebody holds, in time or not."""
+    now = store.clock.now_ms()
+    for batch, ledger in ledgers(store, shard):
+        for index, (state, until, holder) in enumerate(zip(ledger.state, ledger.since, ledger.holder, strict=True)):
+            if state == LEASED and holder is not None:
+                worker = holder.worker or {}
+                pid = worker.get("pid")
+                yield (
+                    names.task_id(batch, index),
+                    holder.id,
+                    ledger.attempts[index] + 1,
+                    moment(holder.at),
+                    moment(until),
+                    until > now,
+                    _string(worker.get("host")),
+                    pid if type(pid) is int else None,
+                    _string(worker.get("slurm_job")),
+                    text(holder.worker),
+                )
+
+
+def records(store: Store, shard: str) -> Iterator[tuple[str, history.Records, bool]]:
+    """Every batch of a shard that was ever touched, with its records and whether it has finished."""
+    seen: set[str] = set()
+    for batch in inspection.logs(store, shard):
+        found = biography.records_of(store, batch)
+        if any(record["op"] == "open" for _, record in found):
+            seen.add(batch)
+            yield batch, found, False
+    for batch, found in history.batches_of(store, shard):
+        if batch not in seen:
+            yield batch, found, True
+
+
+def all_movements(store: Store, shard: str) -> Iterator[Row]:
+    """The records of all logs, as they stand; what does not apply is among them."""
+    for batch, found, finished in records(store, shard):
+        for version, record in found:
+            if movements.is_record(record):
+                yield _movement(batch, version, record, finished)
+
+
+def _movement(batch: str, version: int, record: dict[str, Any], finished: bool) -> Row:
+    def when(field: str) -> int | None:
+        value = record.get(field)
+        return moment(value) if type(value) is int and 0 <= value <= 10**14 else None
+
+    def words(field: str) -> str | None:
+        value = record.get(field)
+        return value if type(value) is str else None
+
+    worker = record.get("worker")
+    return (
+        batch,
+        version,
+        record["op"],
+        when("at"),
+        _ranges(record.get("tasks")),
+        words("lease"),
+        when("until"),
+        when("available_at"),
+        *who(worker if type(worker) is dict else None),
+        words("error"),
+        words("reason"),
+        text(record.get("result")),
+        finished,
+    )
+
+
+def _ranges(tasks: Any) -> list[dict[str, int]] | None:
+    try:
+        found = [{"first": first, "end": end} for first, end in tasks]
+    except (TypeError, ValueError):
+        return None
+    return found if all(type(n) is int and 0 <= n < 2**31 for one in found for n in one.values()) else None
+
+
+def finished(store: Store, shard: str) -> Iterator[Row]:
+    """The tasks that have an outcome, as far as logs and history know them."""
+    for batch, found, _ in records(store, shard):
+        ledger = history.replay(found)
+        birth = moment(names.birth_ms(batch))
+        for index, state in enumerate(ledger.state):
+            if state in FINISHED:
+                holder = ledger.holder[index]
+                yield (
+                    names.task_id(batch, index),
+                    FINISHED[state],
+                    birth,
+                    moment(ledger.since[index]),
+                    ledger.attempts[index] + (1 if state == COMPLETED else 0),
+                    *who(holder.worker if holder is not None else None),
+                    ledger.errors.get(index),
+                    text(ledger.results.get(index)),
+                )
+
+
+def all_attempts(store: Store, shard: str) -> Iterator[Row]:
+    """Every lease of every task, with how it ended."""
+    now = store.clock.now_ms()
+    for batch, found, _ in records(store, shard):
+        for one in attempts_of(batch, found, now):
+            yield (
+                names.task_id(batch, one.index),
+                one.lease,
+                one.outcome,
+                moment(one.leased_at),
+                moment(one.ended_at),
+                max(0, one.leased_at - one.available_at) / 1000,
+                None if one.ended_at is None else max(0, one.ended_at - one.leased_at) / 1000,
+                *who(one.worker),
+                one.error,
+            )
+
+
+# -- letters, counters, findings -------------------------------------------------------------------------
+
+
+def dead(store: Store, shard: str) -> Iterator[Row]:
+    """The dead letters that nobody dealt with."""
+    for letter in deadletters.letters(store, shard):
+        yield (
+            letter.id,
+            letter.reason,
+            seconds(letter.at),
+            letter.attempt,
+            *payload(letter.payload),
+            *who(letter.worker),
+        )
+
+
+def counted(store: Store) -> Iterator[Row]:
+    """The completion counters: they hold what finished batches completed."""
+    yield from sorted(counters.sizes(store).items())
+
+
+BY_SHARD: dict[str, Callable[[Store, str], Iterator[Row]]] = {
+    "leases": leases,
+    "dead": dead,
+    "movements": all_movements,
+    "history": finished,
+    "attempts": all_attempts,
+}
+"""The views that a shard's files tell."""
+
+
+PREFIX, SUFFIX = b'{"payload":', b"}\n"
+
+
+def lines_of(store: Store, name: TaskFileName) -> bytes | None:
+    """The content of an untouched batch's file, of which each line is a payload and nothing else.
+
+    None if that is not so, or if the file is gone: then its tasks are to be looked at one by one.
+    """
+    if name.priority is not None or "~" in name.batch:
+        return None
+    try:
+        content = store.fs.read(store.layout.task_file(name))
+    except OSError:
+        return None
+    plain = content.startswith(PREFIX) and content.endswith(SUFFIX) and content.count(b"\n") == name.count
+    return content if plain and content.count(b"\n" + PREFIX) == name.count - 1 else None
+
+
+def payloads_of(content: bytes) -> list[bytes | None]:
+    """The payloads' JSON in the content of `lines_of`; None for a line that is plainly damaged."""
+    begin, end = len(PREFIX), -len(SUFFIX) + 1
+    return [line[begin:end] if line.endswith(b"}") else None for line in batches.split_lines(content)]

@@ -1,0 +1,102 @@
+"""Writing: the executors stage a named commit's parts, the driver publishes it (docs/spark.md, "How a write works").
+
+Whatever happens to Spark's tasks (retries, copies, lost executors), only the parts that reach the driver are published,
+all of them by one link, and nothing else ever is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from fsqueue.errors import InvalidArgument, QueueExists, QueueNotFound
+from fsqueue.queue import Queue
+from fsqueue.spark.encoding import Encoder
+from fsqueue.spark.options import WriteOptions
+from fsqueue.task import CommitPart
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@dataclass
+class Staged(WriterCommitMessage):  # type: ignore[misc]
+    """What one Spark task has staged; None if its rows were not wanted."""
+
+    part: CommitPart | None
+
+
+class FsqueueWriter(DataSourceArrowWriter):  # type: ignore[misc]
+    """Made on the driver, where it prepares the queue; `write` runs in executors, `commit` on the driver again.
+
+    Between these nothing is shared but this object, pickled as it was made.
+    """
+
+    def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
+        refuse_overwrite(overwrite, options.path)
+        self.encoder = Encoder(options, schema)
+        queue = open_queue(options)
+        self.commit_ = queue.commit(options.commit or f"spark-{uuid4()}")
+        self.is_needed = options.commit is None or self.commit_.committed() is None
+        """Whether rows are worth staging: not if this very commit was published before."""
+        if self.is_needed and options.if_exists in ("error", "ignore") and holds_something(queue):
+            if options.if_exists == "error":
+                raise QueueExists(
+                    f"The queue {options.path} has tasks in it already, or had. Choose another path, or add to it with "
+                    "the option ifExists=append."
+                )
+            self.is_needed = False
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
+        """Stage the rows of a partition, invisibly and durably."""
+        if not self.is_needed:
+            for _ in iterator:
+                pass
+            return Staged(None)
+        batches = self.encoder.batches(iterator, self.commit_.store.settings)
+        return Staged(self.commit_.stage_encoded(batches))
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Make all of it visible at one instant; or, if the commit's name was published before, add nothing."""
+        if self.is_needed:
+            self.commit_.publish(parts_of(messages))
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Remove what was staged. What was published before something else failed stays: it is decided."""
+        self.commit_.discard()
+
+
+def parts_of(messages: Iterable[WriterCommitMessage | None]) -> list[CommitPart]:
+    """What the executors report to have staged."""
+    return [message.part for message in messages if isinstance(message, Staged) and message.part is not None]
+
+
+def refuse_overwrite(overwrite: bool, path: str) -> None:
+    """Overwriting is not there yet; say what to do instead."""
+    if overwrite:
+        raise InvalidArgument(
+            f"This version of fsqueue cannot overwrite a queue in one step. Purge it first (fsqueue purge {path}), "
+            "then write with mode append."
+        )
+
+
+def open_queue(options: WriteOptions) -> Queue:
+    """The queue to write to, made if the option `ifExists` says so."""
+    try:
+        return Queue(options.path)
+    except QueueNotFound as error:
+        if options.if_exists == "append":
+            raise QueueNotFound(f"{error} Or let Spark create it: the option ifExists=create.") from None
+        return Queue.create(options.path, exist_ok=True)
+
+
+def holds_something(queue: Queue) -> bool:
+    """Whether anything was ever inserted into a queue's generation, by an insert or by a commit."""
+    from fsqueue import commits
+
+    return bool(queue.status().inserted or commits.decided(queue.store))
