@@ -39,6 +39,7 @@ COMMANDS = {
     "gc": ("queues", "Clean up: leftovers, old history, trash."),
     "doctor": ("doctor", "Is this mount fit for a queue? And what to ask for if not."),
     "fsck": ("fsck", "Check everything on disk; --repair mends it."),
+    "spark": ("spark", "Seed, audit, report, drain, requeue on Spark, for what outgrows one machine."),
     "bench": ("bench", "Measure what a queue does on your filesystem."),
     "completion": ("completion", "Print a shell completion script."),
 }

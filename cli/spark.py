@@ -1,0 +1,238 @@
+"""spark seed, audit, report, drain, requeue: jobs on a queue that run on Spark."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from .common import confirm, example, json_option, plain, print_json, print_table, queue_argument, seconds, yes_option
+
+FINDINGS_EXIT = 10
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def spark_options(command: Command) -> Command:
+    """How to reach Spark; inside spark-submit all of it is known already."""
+    for option in (
+        click.option("--conf", multiple=True, metavar="KEY=VALUE", help="A setting of Spark. May be repeated."),
+        click.option("--master", metavar="URL", help="Where Spark runs [as configured; else local[*]]."),
+    ):
+        command = option(command)
+    return command
+
+
+def session(master: str | None, conf: tuple[str, ...]) -> Any:
+    """The Spark session; what it says beyond errors is not passed on."""
+    settings = [setting.partition("=") for setting in conf]
+    for key, sign, _ in settings:
+        if not sign or not key:
+            raise click.BadParameter(f"{key!r} is no setting: write --conf KEY=VALUE.")
+    try:
+        from pyspark.sql import SparkSession
+    except ModuleNotFoundError:
+        raise click.ClickException("PySpark is not installed, which this needs: pip install 'fsqueue[spark]'") from None
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.appName("fsqueue")
+    if master is not None:
+        builder = builder.master(master)
+    for key, _, value in settings:
+        builder = builder.config(key, value)
+    try:
+        spark = builder.getOrCreate()
+    except Exception as error:
+        raise click.ClickException(
+            f"Spark does not start: {str(error).splitlines()[0]} It needs Java 17 or newer (JAVA_HOME)."
+        ) from error
+    spark.sparkContext.setLogLevel("OFF")
+    return spark
+
+
+@click.group(
+    epilog=example(
+        """fsqueue spark seed /scratch/me/tiles tiles.parquet --commit seed-2026-11
+fsqueue spark report /scratch/me/tiles /scratch/me/tiles-report
+spark-submit --master yarn $(command -v fsqueue) spark audit /scratch/me/tiles"""
+    )
+)
+def spark() -> None:
+    """Jobs that run on Spark, for what outgrows one machine. They need the extra: pip install 'fsqueue[spark]'."""
+
+
+@spark.command(
+    epilog=example(
+        """fsqueue spark seed /scratch/me/tiles tiles.parquet --commit seed-2026-11
+fsqueue spark seed /scratch/me/tiles 'lists/*.csv' --format csv --option header=true --create"""
+    )
+)
+@queue_argument
+@click.argument("source", nargs=-1, required=True, metavar="SOURCE…")
+@click.option(
+    "--format", "form", default="parquet", show_default=True, help="What the sources are: parquet, json, csv, text, …"
+)
+@click.option("--option", "options", multiple=True, metavar="KEY=VALUE", help="An option of Spark's reader.")
+@click.option("--commit", metavar="NAME", help="Insert under this name, once: repeating it adds nothing.")
+@click.option("--payload", metavar="COLUMN", help="The column that is the payload [the whole row].")
+@click.option("--delay-s", metavar="COLUMN|SECONDS", help="Seconds until a task is available.")
+@click.option("--create", is_flag=True, help="Create the queue if there is none.")
+@spark_options
+@json_option
+def seed(
+    queue: str,
+    source: tuple[str, ...],
+    form: str,
+    options: tuple[str, ...],
+    commit: str | None,
+    payload: str | None,
+    delay_s: str | None,
+    create: bool,
+    master: str | None,
+    conf: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Insert the rows of files (or whatever Spark reads) into the queue Q as tasks, all of them at one instant."""
+    import fsqueue.spark as jobs
+
+    reader = session(master, conf).read.format(form).options(**dict(option.partition("=")[::2] for option in options))
+    made = jobs.seed(
+        reader.load(list(source)),
+        queue,
+        commit=commit,
+        payload=payload,
+        delay_s=delay_s,
+        if_exists="create" if create else "append",
+    )
+    if as_json:
+        print_json(made.as_dict())
+    elif made.repeated:
+        click.echo(f"nothing to do: {made.commit} was committed before, with {made.rows:,} tasks")
+    else:
+        click.echo(f"{made.rows:,} tasks in {made.batches:,} files, {made.bytes:,} bytes, as {made.commit}")
+
+
+@spark.command(epilog=example("fsqueue spark audit /scratch/me/tiles --master 'local[8]'"))
+@queue_argument
+@spark_options
+@json_option
+def audit(queue: str, master: str | None, conf: tuple[str, ...], as_json: bool) -> None:
+    """Check the queue Q, or all queues in the directory Q, as fsck does, while others work. Nothing is mended.
+
+    Exit codes: 0 nothing was found; 10 there are findings ('fsqueue fsck' explains and mends them).
+    """
+    import fsqueue.spark as jobs
+
+    found = jobs.audit(session(master, conf), queue)
+    if as_json:
+        print_json(found.as_dict())
+    else:
+        click.echo(", ".join(f"{count:,} {state}" for state, count in sorted(found.states.items())))
+        for finding in found.findings:
+            where = f"{finding['queue']}: " if "queue" in finding else ""
+            click.echo(
+                f"{finding['kind']:<17} {plain(where + finding['path'])} {plain(finding['note'] or '')}".rstrip()
+            )
+        click.echo(f"{sum(found.counts.values()):,} finding(s)" if found.counts else "nothing was found")
+    if not found.is_sound:
+        raise click.exceptions.Exit(FINDINGS_EXIT)
+
+
+@spark.command(epilog=example("fsqueue spark report /scratch/me/tiles /scratch/me/tiles-report"))
+@queue_argument
+@click.argument("out", metavar="DIR")
+@spark_options
+@json_option
+def report(queue: str, out: str, master: str | None, conf: tuple[str, ...], as_json: bool) -> None:
+    """Write into the new directory DIR what Q went through: durations, waiting times, failures, throughput.
+
+    The tables are Parquet; DIR/report.html shows them. Q is a queue, or a directory of queues.
+    """
+    import fsqueue.spark as jobs
+
+    made = jobs.report(session(master, conf), queue, out)
+    if as_json:
+        print_json(made.as_dict())
+        return
+    print_table([(outcome, f"{count:,}") for outcome, count in made.attempts.items()], (12,))
+    click.echo(f"{made.out}/report.html")
+
+
+@spark.command(
+    epilog=example(
+        """fsqueue spark drain /scratch/me/tiles /scratch/me/sizes --sql 'length(payload)'
+fsqueue spark drain /scratch/me/tiles /scratch/me/areas --schema 'x DOUBLE, y DOUBLE' --sql 'payload.x * payload.y'
+fsqueue spark drain /scratch/me/tiles /scratch/me/out --function mymodule:process"""
+    )
+)
+@queue_argument
+@click.argument("out", metavar="DIR")
+@click.option("--sql", metavar="EXPRESSION", help="The result, over the columns id, attempt, payload (JSON text).")
+@click.option("--schema", metavar="DDL", help="The payload's fields: then payload is a struct.")
+@click.option("--function", metavar="MODULE:NAME", help="A function of the payload that returns the result.")
+@click.option("--lease-s", type=seconds, default=3600, show_default=True, help="A round's time.")
+@click.option("--rounds", type=click.IntRange(min=1), metavar="N", help="Stop after so many rounds.")
+@spark_options
+@json_option
+def drain(
+    queue: str,
+    out: str,
+    sql: str | None,
+    schema: str | None,
+    function: str | None,
+    lease_s: float,
+    rounds: int | None,
+    master: str | None,
+    conf: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Work on the tasks of Q with Spark's executors, and write the results into DIR as Parquet.
+
+    A task is completed after its result is written. Give either --sql or --function. A drain that died is gone on
+    with by the same command.
+    """
+    if (sql is None) == (function is None):
+        raise click.UsageError("Give either --sql EXPRESSION or --function MODULE:NAME.")
+    import fsqueue.spark as jobs
+
+    work: Any = sql if function is None else _function(function)
+    made = jobs.drain(
+        session(master, conf), queue, out, work, payload_schema=schema, lease_s=lease_s, rounds_max=rounds
+    )
+    if as_json:
+        print_json(made.as_dict())
+    else:
+        print_table([(name, f"{count:,}") for name, count in made.as_dict().items()], (12,))
+
+
+def _function(name: str) -> Callable[[Any], Any]:
+    module, _, attribute = name.partition(":")
+    from importlib import import_module
+
+    sys.path.insert(0, os.getcwd())
+    try:
+        found = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise click.BadParameter(f"{name!r} is no MODULE:NAME that can be imported here: {error}.") from None
+    if not callable(found):
+        raise click.BadParameter(f"{name} is no function.")
+    return found  # type: ignore[no-any-return]
+
+
+@spark.command(epilog=example("""fsqueue spark requeue /scratch/me/tiles --where "reason LIKE '%timed out%'" --yes"""))
+@queue_argument
+@click.option("--where", required=True, metavar="CONDITION", help="SQL over id, reason, at, attempt, payload, host.")
+@yes_option
+@spark_options
+@json_option
+def requeue(queue: str, where: str, yes: bool, master: str | None, conf: tuple[str, ...], as_json: bool) -> None:
+    """Put the dead tasks of Q back that match a condition, with new ids and all attempts before them."""
+    import fsqueue.spark as jobs
+
+    confirm(f"Put the dead tasks of {queue} back for which {where} holds?", yes)
+    retried = jobs.requeue(session(master, conf), queue, where)
+    if as_json:
+        print_json({"retried": retried})
+    else:
+        click.echo(f"{retried:,} tasks were put back")
