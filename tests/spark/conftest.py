@@ -1,0 +1,212 @@
+"""Real Spark for the tests: one local session for all of them, and a standalone cluster of two workers.
+
+Skipped, with the reason, where there is no PySpark or no Java 17; scripts/test installs both.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TOP = Path(__file__).resolve().parents[2]
+JAVA_LEAST = 17
+FAST_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xss4m"
+"""Starts quickly; runs slower, which does not matter here."""
+CONF = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.memory": "1g",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.driver.extraJavaOptions": FAST_JVM,
+    "spark.executor.extraJavaOptions": FAST_JVM,
+    "spark.python.daemon.module": "tests.spark.daemon",
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.once)
+
+
+def why_not() -> str:
+    """Why Spark cannot run here; empty if it can."""
+    try:
+        import pyarrow
+        import pyspark
+    except ImportError as error:
+        return f"{error.name} is not installed: pip install 'fsqueue[spark]'"
+    del pyarrow, pyspark
+    java = os.path.join(os.environ["JAVA_HOME"], "bin/java") if os.environ.get("JAVA_HOME") else shutil.which("java")
+    said = subprocess.run([java, "-version"], capture_output=True, text=True).stderr if java else ""
+    found = re.search(r'version "(\d+)', said)
+    if found is None or int(found[1]) < JAVA_LEAST:
+        return f"no Java {JAVA_LEAST} or newer (JAVA_HOME, or java on the PATH)"
+    return ""
+
+
+@pytest.fixture(scope="session")
+def has_spark() -> None:
+    if reason := why_not():
+        pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def installed(has_spark: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory in which fsqueue lies as it does in site-packages, so that Spark finds the data source by itself."""
+    place = tmp_path_factory.mktemp("installed")
+    (place / "fsqueue").symlink_to(TOP / "fsqueue")
+    (place / "pyspark_fsqueue").symlink_to(TOP / "fsqueue/spark/pyspark_fsqueue")
+    return place
+
+
+def environment(installed: Path) -> dict[str, str]:
+    """What Spark and its Python workers need to find this Python and this fsqueue."""
+    return {
+        **os.environ,
+        "PYTHONPATH": f"{installed}:{TOP}",
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+
+
+@pytest.fixture(scope="session")
+def spark(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The session of all tests: two threads, and failed tasks are tried three times."""
+    from pyspark.sql import SparkSession
+
+    before = dict(os.environ)
+    os.environ.update(environment(installed))
+    builder = SparkSession.builder.master("local[2,3]").appName("fsqueue tests")
+    for key, value in {**CONF, "spark.local.dir": str(tmp_path_factory.mktemp("spark-local"))}.items():
+        builder = builder.config(key, value)
+    builder = builder.config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
+    session = builder.getOrCreate()
+    os.environ.clear()
+    os.environ.update(before)
+    session.sparkContext.setLogLevel("OFF")
+    yield session
+    session.stop()
+    gateway = session.sparkContext._gateway
+    gateway.shutdown()
+    gateway.proc.stdin.close()
+    gateway.proc.wait(60)
+
+
+Driver = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def driver(installed: Path, tmp_path: Path) -> Iterator[Driver]:
+    """Starts a program of drivers.py in a process of its own: `driver("name", arguments…, master=…, **environment)`."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(name: str, *arguments: str | Path, master: str = "local[2,3]", **more: str) -> subprocess.Popen[str]:
+        program = [sys.executable, "-m", "tests.spark.drivers", master, str(tmp_path), name, *map(str, arguments)]
+        process = subprocess.Popen(
+            program, env=environment(installed) | more, cwd=TOP, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            text=True, start_new_session=True,
+        )  # fmt: skip
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        end(process)
+
+
+def end(process: subprocess.Popen[Any]) -> None:
+    """End a process and its children, if they live."""
+    try:
+        os.killpg(process.pid, 9)
+    except ProcessLookupError:
+        pass
+    process.communicate()
+
+
+@dataclass
+class Cluster:
+    """A standalone cluster: its master's address."""
+
+    master: str
+
+
+@pytest.fixture(scope="session")
+def cluster(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A master and two workers as processes. The second has another address, or no task would be copied to it."""
+    import pyspark
+
+    home = os.path.dirname(pyspark.__file__)
+    logs = tmp_path_factory.mktemp("cluster")
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def start(name: str, address: str, *arguments: str) -> None:
+        env = environment(installed) | {
+            "SPARK_HOME": home,
+            "SPARK_LOCAL_IP": address,
+            "SPARK_DAEMON_MEMORY": "256m",
+            "SPARK_DAEMON_JAVA_OPTS": FAST_JVM,
+        }
+        command = [f"{home}/bin/spark-class", f"org.apache.spark.deploy.{name}", "--host", address, *arguments]
+        with open(logs / f"{len(processes)}.log", "wb") as log:
+            processes.append(
+                subprocess.Popen(command, env=env, stdout=log, stderr=log, cwd=logs, start_new_session=True)
+            )
+
+    port, web = free_port(), free_port()
+    start("master.Master", "127.0.0.1", "--port", str(port), "--webui-port", str(web))
+    master = f"spark://127.0.0.1:{port}"
+    try:
+        wait_for(lambda: status(web) is not None, logs)
+        for number, address in enumerate(("127.0.0.1", "127.0.0.2")):
+            start(
+                "worker.Worker", address, "--port", "0", "--webui-port", "0", "--cores", "1", "--memory", "1g",
+                "--work-dir", str(logs / f"work{number}"), master,
+            )  # fmt: skip
+        wait_for(lambda: (status(web) or {}).get("aliveworkers") == 2, logs)
+        yield Cluster(master)
+    finally:
+        for process in processes:
+            end(process)
+
+
+def status(port: int) -> dict[str, Any] | None:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/", timeout=5) as answer:
+            found: dict[str, Any] = json.load(answer)
+            return found
+    except (OSError, ValueError):
+        return None
+
+
+def wait_for(condition: Callable[[], bool], logs: Path, timeout_s: float = 180) -> None:
+    until = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > until:
+            pytest.fail("the cluster did not start:\n" + "\n".join(log.read_text() for log in logs.glob("*.log")))
+        time.sleep(0.2)
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,13 @@
+"""Spark's daemon of Python workers, with everything imported before it forks any: each of them starts in no time."""
+
+import pandas
+import pyarrow.json
+from pyspark.daemon import manager
+
+import fsqueue.spark.reading
+import fsqueue.spark.streaming
+
+PRELOADED = (pandas, pyarrow.json, fsqueue.spark.reading, fsqueue.spark.streaming)
+
+if __name__ == "__main__":
+    manager()

@@ -1,0 +1,100 @@
+"""From records to attempts: pure, without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from fsqueue import Queue
+from fsqueue.biography import records_of
+from fsqueue.clock import ManualClock
+from fsqueue.history import Records
+from fsqueue.spark.attempts import attempts_of
+from tests.support import QueueFactory
+
+Told = list[tuple[str, float, float | None, str | None]]
+BATCH = f"{1_000_000:012x}7000{0:016x}"
+
+
+def told(records: Records, now: int = 10**12) -> Told:
+    """Outcome, wait, duration and error of each attempt, in milliseconds."""
+    found = []
+    for one in attempts_of(BATCH, records, now):
+        duration = None if one.ended_at is None else one.ended_at - one.leased_at
+        found.append((one.outcome, one.leased_at - one.available_at, duration, one.error))
+    return found
+
+
+def lines(*records: dict[str, object]) -> Records:
+    return [(100 * number, record) for number, record in enumerate(records)]
+
+
+OPEN = {"op": "open", "at": 1_000_000, "count": 2, "birth": 1_000_000, "available_at": 0, "name": "x"}
+
+
+def lease(at: int, name: str, until: int, first: int = 0, end: int = 1) -> dict[str, object]:
+    return {"op": "lease", "at": at, "lease": name, "tasks": [[first, end]], "until": until, "worker": {"host": "h"}}
+
+
+def act(op: str, at: int, name: str, **more: object) -> dict[str, object]:
+    return {"op": op, "at": at, "lease": name, "tasks": [[0, 1]], **more}
+
+
+@pytest.mark.parametrize(
+    ("records", "expected"),
+    [
+        ([lease(1_000_500, "a", 2_000_000), act("complete", 1_000_700, "a")], [("complete", 500, 200, None)]),
+        (
+            [
+                lease(1_000_500, "a", 2_000_000),
+                act("fail", 1_000_600, "a", available_at=1_001_000, error="no"),
+                lease(1_003_000, "b", 2_000_000),
+                act("bury", 1_004_000, "b", reason="never"),
+            ],
+            [("fail", 500, 100, "no"), ("bury", 2000, 1000, "never")],
+        ),
+        (
+            [
+                lease(1_000_500, "a", 1_000_600),
+                act("renew", 1_000_550, "a", until=1_000_900),
+                lease(1_000_800, "b", 2_000_000),  # void: it is still held
+                lease(1_001_000, "c", 2_000_000),
+                act("complete", 1_001_100, "a"),  # void: taken over
+                act("release", 1_001_200, "c", available_at=1_001_200),
+            ],
+            [("expired", 500, 400, None), ("release", 100, 200, None)],
+        ),
+        ([lease(1_000_500, "a", 10**13, 0, 2)], [("open", 500, None, None)] * 2),
+        ([lease(1_000_500, "a", 1_000_600)], [("expired", 500, 100, None)]),
+        (
+            [
+                lease(1_000_500, "a", 1_000_600),
+                {"op": "bury", "at": 1_000_900, "tasks": [[0, 1]], "reason": "out of attempts"},
+            ],
+            [("expired", 500, 100, None)],
+        ),
+        ([lease(1_000_500, "a", 10**13), act("revoke", 1_000_600, "a")], [("revoke", 500, 100, None)]),
+        ([act("complete", 1_000_600, "a"), {"op": "lease", "at": 1}, {"op": "what", "at": 1}], []),
+    ],
+)
+def test_how_attempts_end(records: list[dict[str, object]], expected: Told) -> None:
+    assert told(lines(OPEN, *records)) == expected
+
+
+def test_a_real_queue_s_attempts(queue_factory: QueueFactory) -> None:
+    clock = ManualClock()
+    made = queue_factory(max_attempts=2)
+    queue = Queue(made.path, clock=clock)
+    queue.insert("a")
+    for wait in (5, 7):
+        clock.advance(wait)
+        (task,) = queue.lease(1)
+        clock.advance(0.3)
+        ending: Callable[..., None] = task.fail
+        ending("no", delay_s=0)
+        batch = task.id.partition(".")[0]
+        if task.attempt == 1:
+            (only,) = attempts_of(batch, records_of(queue.store, batch), clock.now_ms())
+            assert (only.outcome, only.leased_at - only.available_at, only.error) == ("fail", 5000, "no")
+    assert queue.status().dead == 1

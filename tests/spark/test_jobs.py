@@ -1,0 +1,197 @@
+"""audit, report, drain, requeue: as functions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from fsqueue import InvalidArgument, Queue
+from tests.support import QueueFactory
+
+pytest.importorskip("pyspark", reason="PySpark is not installed: pip install 'fsqueue[spark]'")
+
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from fsqueue import spark as jobs
+from fsqueue.spark.jobs import charts
+from fsqueue.spark.jobs import drain as drain_module
+from fsqueue.spark.jobs.drain import Settler, _Drain
+from fsqueue.spark.jobs.places import Place
+from tests.spark.drivers import square
+
+
+def written(spark: SparkSession, out: Path) -> Counter[tuple[int, str]]:
+    return Counter((row["attempt"], row["result"]) for row in jobs.results(spark, str(out)).collect())
+
+
+# -- audit -------------------------------------------------------------------------------------------------------
+
+
+def test_audit_of_a_sound_queue(spark: SparkSession, queue: Queue) -> None:
+    queue.insert_many(range(100))
+    queue.insert(1, delay_s=1000)
+    tasks = queue.lease(10)
+    queue.complete(tasks[:4])
+    tasks[4].bury("no")
+    found = jobs.audit(spark, str(queue.path))
+    assert found.is_sound
+    states = Counter(found.states)
+    assert (states["leased"], states["delayed"], states["dead"]) == (5, 1, queue.status().dead)
+    assert found.findings == []
+
+
+def test_audit_finds_what_fsck_finds_in_all_queues(
+    spark: SparkSession, queue_factory: QueueFactory, tmp_path: Path
+) -> None:
+    for name in ("a", "b"):
+        queue = queue_factory(name)
+        queue.insert_many(range(200), batch_tasks=2)
+        for path in sorted(queue.path.rglob("1/queue/*/*.jsonl"))[:5]:
+            path.write_bytes(b"\x00")
+        (queue.path / "1" / "stray").touch()
+    found = jobs.audit(spark, str(tmp_path))
+    assert found.counts == dict(Counter(f.kind for name in ("a", "b") for f in Queue(tmp_path / name).fsck()))
+    assert {finding["queue"] for finding in found.findings} == {"a", "b"}
+    assert not found.is_sound
+
+
+# -- report ------------------------------------------------------------------------------------------------------
+
+
+def test_report_tells_what_a_queue_went_through(spark: SparkSession, queue: Queue, tmp_path: Path) -> None:
+    queue.insert_many(range(500))
+    for _ in range(2):
+        for number, task in enumerate(queue.lease(100)):
+            task.fail(f"exit status {number}: <no>", delay_s=0) if number % 2 else task.complete()
+    queue.lease(1, lease_s=0.001)
+    made = jobs.report(spark, str(queue.path), str(tmp_path / "out"))
+    assert made.attempts == {"complete": 100, "fail": 100, "expired": 1}
+    assert sum(count for _, count in made.throughput) == 100
+    fails = [row for row in made.failures if row["outcome"] == "fail"]
+    host = queue.store.worker["host"]
+    assert [(row["reason"], row["host"], row["attempts"]) for row in fails] == [("exit status #: <no>", host, 100)]
+    assert [(row["attempts"], row["completed"], row["failed"], row["expired"]) for row in made.hosts] == [
+        (201, 100, 100, 1)
+    ]
+    assert len(made.duration_s) == len(made.wait_s) == 4
+    assert made.duration_s == sorted(made.duration_s)
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "exit status #: &lt;no&gt;" in page
+    assert page.count("<rect") == len(made.throughput)
+    assert spark.read.parquet(str(tmp_path / "out" / "attempts")).count() == 201
+    with pytest.raises(InvalidArgument, match="is not empty"):
+        jobs.report(spark, str(queue.path), str(tmp_path / "out"))
+
+
+def test_report_of_nothing(spark: SparkSession, queue: Queue, tmp_path: Path) -> None:
+    made = jobs.report(spark, str(queue.path), str(tmp_path / "out"))
+    assert (made.attempts, made.throughput, made.duration_s) == ({}, [], [])
+    assert (tmp_path / "out" / "report.html").read_text().startswith("<!doctype html>")
+
+
+def test_a_chart_spans_its_points() -> None:
+    drawn = charts.bars([(0.0, 5), (60.0, 10), (240.0, 1)], 60)
+    assert drawn.count("<rect") == 3
+    assert ">10</text>" in drawn
+    assert "1970-01-01 00:05 UTC" in drawn
+    assert charts.table([{"a_b": 1234, "c": 0.5, "d": None, "e": "<"}]) == (
+        "<table><tr><th>a b<th>c<th>d<th>e<tr><td class=n>1,234<td class=n>0.5<td>–<td>&lt;</table>"
+    )
+
+
+# -- drain -------------------------------------------------------------------------------------------------------
+
+
+def test_drain_with_a_function(spark: SparkSession, queue_factory: QueueFactory, tmp_path: Path) -> None:
+    queue = queue_factory(backoff_s=(1000, 1000))
+    queue.insert_many(range(100))
+    done = jobs.drain(spark, str(queue.path), str(tmp_path / "out"), square, partition_tasks=20)
+    assert (done.completed, done.failed, done.lost) == (99, 1, 0)
+    assert done.rounds >= 2
+    assert written(spark, tmp_path / "out") == Counter((1, f'{{"square":{n * n}}}') for n in range(100) if n != 13)
+    status = queue.status()
+    assert (status.completed, status.remaining) == (99, 1)
+    (failed,) = queue.tasks()
+    assert (failed.payload, failed.error, failed.attempt) == (13, "ValueError: 13 brings bad luck", 1)
+
+
+def test_drain_with_an_expression(spark: SparkSession, queue: Queue, tmp_path: Path) -> None:
+    queue.insert_many([{"x": n, "y": 2.5} for n in range(50)])
+    done = jobs.drain(
+        spark, str(queue.path), str(tmp_path / "out"), "payload.x * payload.y", payload_schema="x INT, y DOUBLE"
+    )
+    assert (done.completed, queue.status().completed) == (50, 50)
+    assert sorted(row["result"] for row in jobs.results(spark, str(tmp_path / "out")).collect()) == [
+        n * 2.5 for n in range(50)
+    ]
+
+
+def test_an_expression_that_fails_gives_the_tasks_back(spark: SparkSession, queue: Queue, tmp_path: Path) -> None:
+    queue.insert_many(range(10))
+    with pytest.raises(PySparkException, match="CAST_INVALID_INPUT"):
+        jobs.drain(spark, str(queue.path), str(tmp_path / "out"), "CAST('x' || payload AS INT)")
+    assert queue.status().waiting == 10
+    assert {task.attempt for task in queue.tasks()} == {0}
+
+
+def test_a_drain_that_died_before_it_completed_is_gone_on_with(
+    spark: SparkSession, queue_factory: QueueFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = queue_factory(backoff_s=(1000, 1000))
+    queue.insert_many(range(40))
+    out = tmp_path / "out"
+
+    def dies(*arguments: object) -> int:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(_Drain, "settle", dies)
+        patched.setattr(drain_module, "release_leases", lambda *arguments: 0)
+        with pytest.raises(KeyboardInterrupt):
+            jobs.drain(spark, str(queue.path), str(out), square, partitions=2, partition_tasks=10)
+    assert (queue.status().leased, queue.status().completed) == (20, 0)
+    held = queue.lease(100)  # somebody else has the others
+    assert len(held) == 20
+    # Half of what was written is completed by an attempt that dies before it can say so.
+    rows = spark.read.parquet(f"{out}/results/round=1").limit(10).collect()
+    list(Settler(str(queue.path))._complete(queue, [row.asDict() for row in rows if row["error"] is None]))
+    done = jobs.drain(spark, str(queue.path), str(out), square)
+    assert done.lost == 0
+    assert done.completed + done.failed == 20
+    assert sum(written(spark, out).values()) == done.completed == queue.status().completed
+
+
+def test_results_of_tasks_that_were_taken_over_do_not_count(spark: SparkSession, queue: Queue, tmp_path: Path) -> None:
+    queue.insert_many(range(10))
+    job = _Drain(spark, str(queue.path), Place(str(tmp_path / "out")), square, None, 3600, 10)
+    settle = job.settle
+
+    def somebody_else_comes(number: int) -> None:
+        queue.release_all()
+        queue.complete(queue.lease(4))
+        settle(number)
+
+    job.settle = somebody_else_comes  # type: ignore[method-assign]
+    job.round(1, 2)
+    assert (job.report().lost, job.report().completed) == (10, 0)
+    assert written(spark, tmp_path / "out") == Counter()
+    assert (queue.status().completed, queue.status().waiting) == (4, 6)
+
+
+# -- requeue -----------------------------------------------------------------------------------------------------
+
+
+def test_requeue_takes_what_matches(spark: SparkSession, queue: Queue) -> None:
+    queue.insert_many([{"n": n} for n in range(30)])
+    for task in queue.lease(30):
+        task.bury("timed out" if task.payload["n"] % 3 else "broken")
+    assert jobs.requeue(spark, str(queue.path), "reason LIKE 'timed%' AND get_json_object(payload, '$.n') < 10") == 6
+    assert sorted(task.payload["n"] for task in queue.tasks()) == [1, 2, 4, 5, 7, 8]
+    assert queue.status().dead == 24
+    assert jobs.requeue(spark, str(queue.path), "reason = 'no such'") == 0
+    assert jobs.requeue(spark, str(queue.path)) == 24
+    with pytest.raises(PySparkException, match="rhyme"):
+        jobs.requeue(spark, str(queue.path), "rhyme = 1")

@@ -1,0 +1,297 @@
+"""Reading queues as DataFrames: the same as what the queue's own verbs tell."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fsqueue import Queue
+from tests.support import QueueFactory
+
+pytest.importorskip("pyspark", reason="PySpark is not installed: pip install 'fsqueue[spark]'")
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, Row, SparkSession
+
+
+def read(spark: SparkSession, queue: Queue | Path, view: str = "tasks", schema: str = "", **options: str) -> DataFrame:
+    reader = spark.read.format("fsqueue").option("view", view).options(**options)
+    return (reader.schema(schema) if schema else reader).load(str(getattr(queue, "path", queue)))
+
+
+def used(queue: Queue) -> Queue:
+    """A queue in which everything has happened: waiting, delayed, leased, failed, completed, buried, cancelled."""
+    queue.insert_many([{"n": n, "text": f"ü {n}"} for n in range(40)], batch_tasks=8)
+    queue.insert_many([{"n": 100 + n} for n in range(5)], delay_s=1000)
+    queue.insert(b"\x00\xff")
+    queue.insert("plain")
+    tasks = queue.lease(12, lease_s=500)
+    queue.complete(tasks[:4])
+    tasks[4].complete({"size": 1.5})
+    tasks[5].fail(ValueError("no"), delay_s=0)
+    tasks[6].bury("hopeless")
+    tasks[7].release()
+    queue.release_all()  # the leases of 8 to 11
+    queue.lease(3, lease_s=500)
+    queue.lease(1, lease_s=0.001)
+    waiting = next(task.id for task in queue.tasks("waiting") if task.version == 0)
+    assert queue.cancel([waiting]) == 1
+    return queue
+
+
+@pytest.fixture
+def busy(queue: Queue) -> Queue:
+    return used(queue)
+
+
+def as_rows(df: DataFrame) -> list[dict[str, Any]]:
+    return [row.asDict(recursive=True) for row in df.collect()]
+
+
+def at(value: Any) -> float | None:
+    return None if value is None else value.timestamp()
+
+
+def test_tasks_are_those_of_the_queue(spark: SparkSession, busy: Queue) -> None:
+    import orjson
+
+    found = {row["id"]: row for row in as_rows(read(spark, busy))}
+    known = {task.id: task for task in busy.tasks()}
+    assert found.keys() == known.keys()
+    for task_id, task in known.items():
+        row = found[task_id]
+        payload = row["payload_bytes"] if row["payload"] is None else orjson.loads(row["payload"])
+        assert (payload, row["state"], row["attempt"], row["error"], row["version"]) == (
+            task.payload, task.state, task.attempt, task.error, task.version,
+        )  # fmt: skip
+        worker = None if row["worker"] is None else orjson.loads(row["worker"])
+        assert (at(row["since"]), at(row["available_at"]), at(row["lease_until"]), worker) == (
+            task.since, task.available_at, task.lease_until, task.worker,
+        )  # fmt: skip
+    states = Counter(row["state"] for row in found.values())
+    status = busy.status()
+    assert states == {"waiting": status.waiting, "delayed": status.delayed, "leased": status.leased}
+    for state in states:
+        assert read(spark, busy, state=state).count() == states[state]
+
+
+def test_payloads_can_be_parsed_on_the_way(spark: SparkSession, busy: Queue) -> None:
+    kind = "payload STRUCT<n: INT, text: STRING, none: ARRAY<INT>>, id STRING"
+    found = {row["id"]: row["payload"] for row in as_rows(read(spark, busy, schema=kind))}
+    for task in busy.tasks():
+        fields = task.payload if isinstance(task.payload, dict) else None
+        wanted = fields and {"n": fields["n"], "text": fields.get("text"), "none": None}
+        assert found[task.id] == wanted, task
+
+
+@pytest.mark.parametrize("kind", ["INT", "ARRAY<STRING>", "STRUCT<n: STRUCT<a: INT>>"])
+def test_payloads_that_do_not_fit_are_null(spark: SparkSession, queue: Queue, kind: str) -> None:
+    fitting: Any = {"INT": 5, "ARRAY<STRING>": ["a", None], "STRUCT<n: STRUCT<a: INT>>": {"n": {"a": 1}}}[kind]
+    queue.insert_many([{"n": 1}, fitting, None, "text", fitting], batch_tasks=5)
+    found = [row["payload"] for row in as_rows(read(spark, queue, schema=f"payload {kind}"))]
+    assert sorted(found, key=str) == sorted([None, fitting, None, None, fitting], key=str)
+
+
+def test_columns_that_are_not_asked_for_are_not_read(spark: SparkSession, busy: Queue) -> None:
+    df = read(spark, busy, schema="state STRING, id STRING, queue STRING")
+    assert df.columns == ["state", "id", "queue"]
+    assert {tuple(row) for row in df.collect()} == {(task.state, task.id, "q") for task in busy.tasks()}
+
+
+def test_leases(spark: SparkSession, busy: Queue) -> None:
+    found = as_rows(read(spark, busy, "leases"))
+    in_time = {row["id"]: at(row["until"]) for row in found if row["in_time"]}
+    assert in_time == {task.id: task.lease_until for task in busy.tasks("leased")}
+    assert [row["in_time"] for row in found].count(False) == 1
+    assert {row["host"] for row in found} == {busy.store.worker["host"]}
+    assert {row["pid"] for row in found} == {busy.store.worker["pid"]}
+
+
+def test_dead_letters(spark: SparkSession, busy: Queue) -> None:
+    (row,) = as_rows(read(spark, busy, "dead"))
+    (letter,) = busy.dead()
+    assert (row["id"], row["reason"], at(row["at"]), row["attempt"]) == (letter.id, "hopeless", letter.at, 1)
+    busy.retry_dead()
+    assert as_rows(read(spark, busy, "dead")) == []
+
+
+def test_history_and_tasks_together_are_everything(spark: SparkSession, busy: Queue) -> None:
+    finished = {row["id"]: row for row in as_rows(read(spark, busy, "history"))}
+    assert Counter(row["state"] for row in finished.values()) == {"completed": 5, "dead": 1, "cancelled": 1}
+    for state in ("completed", "dead", "cancelled"):
+        for task in busy.tasks(state):
+            row = finished[task.id]
+            assert (row["state"], row["error"], row["attempts"]) == (state, task.error, task.attempt)
+            assert at(row["finished_at"]) == task.since
+    assert [row["result"] for row in finished.values() if row["result"]] == ['{"size":1.5}']
+    unfinished = {row["id"] for row in as_rows(read(spark, busy))}
+    assert len(unfinished) + len(finished) == 47
+    assert not unfinished & finished.keys()
+
+
+def test_movements_are_the_records_of_logs_and_history(spark: SparkSession, busy: Queue) -> None:
+    found = as_rows(read(spark, busy, "movements"))
+    ops = Counter(row["op"] for row in found)
+    assert (ops["fail"], ops["release"], ops["bury"], ops["cancel"], ops["revoke"] > 0) == (1, 1, 1, 1, True)
+    assert ops["open"] == len({row["batch"] for row in found})
+    by_task = {task.id for task in busy.tasks()} | {task.id for task in busy.tasks("completed")}
+    some = next(iter(sorted(by_task)))
+    batch, _, index = some.partition(".")
+    known = [(move.op, move.at) for move in busy.history(some)[1:]]
+    told = [
+        (row["op"], at(row["at"]))
+        for row in sorted(found, key=lambda row: row["version"])
+        if row["batch"] == batch and any(part["first"] <= int(index) < part["end"] for part in row["tasks"] or ())
+    ]
+    assert [one for one in told if one in known] == known
+
+
+def test_attempts_tell_how_each_lease_ended(spark: SparkSession, busy: Queue) -> None:
+    found = as_rows(read(spark, busy, "attempts"))
+    outcomes = Counter(row["outcome"] for row in found)
+    assert outcomes == {
+        "complete": 5, "fail": 1, "bury": 1, "release": 1, "revoke": 4, "open": 3, "expired": 1,
+    }  # fmt: skip
+    assert {row["error"] for row in found if row["outcome"] == "fail"} == {"ValueError: no"}
+    assert all(row["wait_s"] >= 0 and (row["duration_s"] is None) == (row["outcome"] == "open") for row in found)
+
+
+def test_counters_and_findings(spark: SparkSession, busy: Queue) -> None:
+    assert sum(row["completed"] for row in as_rows(read(spark, busy, "counters"))) <= 5
+    assert as_rows(read(spark, busy, "findings")) == []
+    (busy.path / "1" / "queue" / "stray").touch()
+    victim = next(path for path in sorted(busy.path.rglob("1/queue/*/*.jsonl")))
+    victim.write_bytes(b"{\n" * 8)
+    kinds = {row["kind"] for row in as_rows(read(spark, busy, "findings"))}
+    assert kinds == {finding.kind for finding in busy.fsck()} != set()
+
+
+def test_all_of_a_drained_queue(spark: SparkSession, queue: Queue) -> None:
+    queue.insert_many(range(3000))
+    while tasks := queue.lease(500):
+        queue.complete(tasks)
+    assert as_rows(read(spark, queue)) == []
+    assert read(spark, queue, "history").where("state = 'completed'").count() == 3000
+    assert sum(row["completed"] for row in as_rows(read(spark, queue, "counters"))) == 3000
+    assert read(spark, queue, "attempts").select("id").distinct().count() == 3000
+
+
+def test_a_group_has_a_column_with_the_queue(spark: SparkSession, queue_factory: QueueFactory, tmp_path: Path) -> None:
+    for name, count in (("a%20b", 3), ("c", 5)):
+        queue_factory(name).insert_many(range(count))
+    (tmp_path / "no-queue").mkdir()
+    df = read(spark, tmp_path)
+    assert df.columns[0] == "queue"
+    assert {tuple(row) for row in df.groupBy("queue").count().collect()} == {("a b", 3), ("c", 5)}
+    assert read(spark, tmp_path, "counters").count() == 0
+
+
+def test_a_group_of_many_queues(spark: SparkSession, queue_factory: QueueFactory, tmp_path: Path) -> None:
+    for number in range(70):
+        queue_factory(f"q{number}", shards=1).insert(number)
+    df = read(spark, tmp_path, schema="queue STRING, payload INT", partitions="3")
+    assert df.rdd.getNumPartitions() == 3
+    assert {tuple(row) for row in df.collect()} == {(f"q{number}", number) for number in range(70)}
+
+
+def test_shards_and_partitions_by_option(spark: SparkSession, busy: Queue) -> None:
+    everything = {row["id"] for row in as_rows(read(spark, busy))}
+    for partitions, found in (("1", {1}), ("5", {3, 4, 5}), ("1000", set(range(6, 65)))):
+        df = read(spark, busy, partitions=partitions)
+        assert df.rdd.getNumPartitions() in found
+        assert {row["id"] for row in as_rows(df)} == everything
+    some = {row["id"] for row in as_rows(read(spark, busy, shards="00,01,02"))}
+    assert some == {task_id for task_id in everything if busy.store.layout.shard(task_id.partition(".")[0]) < "03"}
+
+
+def test_filters_are_pushed_down_on_request(spark: SparkSession, queue_factory: QueueFactory, tmp_path: Path) -> None:
+    used(queue_factory("a"))
+    used(queue_factory("b"))
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    try:
+        df = read(spark, tmp_path, pushdown="true", partitions="64").where("state = 'leased' AND queue = 'b'")
+        assert {(row["queue"], row["state"]) for row in df.collect()} == {("b", "leased")}
+        assert df.count() == Queue(tmp_path / "b").status().leased
+        assert read(spark, tmp_path, pushdown="true").where("state IN ('waiting') AND attempt = 0").count() > 0
+        assert read(spark, tmp_path, pushdown="true").where("queue = 'nowhere'").count() == 0
+    finally:
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+
+
+def test_a_purge_between_planning_and_reading_is_an_error(spark: SparkSession, busy: Queue) -> None:
+    df = read(spark, busy)
+    partitions = df.rdd  # planned here
+    busy.purge()
+    with pytest.raises(PySparkException, match="was purged while it was being read"):
+        spark.createDataFrame(partitions, df.schema).count()
+    assert read(spark, busy).count() == 0
+
+
+def test_what_was_committed_and_not_published_is_read(spark: SparkSession, queue: Queue) -> None:
+    from fsqueue import commits
+
+    commit = queue.commit("c")
+    part = commit.stage(range(10))
+    apply = commits.apply
+    try:
+        commits.apply = lambda *arguments: None  # the driver dies here
+        commit.publish([part])
+    finally:
+        commits.apply = apply
+    assert read(spark, queue).count() == 10
+
+
+def test_a_batch_with_a_damaged_line_is_read_but_for_that(spark: SparkSession, queue: Queue) -> None:
+    queue.insert_many([{"n": n} for n in range(3)], batch_tasks=3)
+    for path in queue.path.rglob("1/queue/*/*.jsonl"):
+        path.write_bytes(path.read_bytes().replace(b'{"payload":{"n":1}}', b'{"payload":{"n":1]]'))
+    assert sorted(str(row["payload"]) for row in as_rows(read(spark, queue))) == ['{"n":0}', '{"n":2}', "None"]
+    typed = [row["payload"] for row in as_rows(read(spark, queue, schema="payload STRUCT<n: INT>"))]
+    assert sorted(map(str, typed)) == ["None", "{'n': 0}", "{'n': 2}"]
+
+
+def test_tasks_are_read_while_workers_work(spark: SparkSession, queue: Queue) -> None:
+    """What is read at any time are tasks that are there, each once."""
+    queue.insert_many(range(20_000))
+    tasks = queue.lease(3000)
+    df = read(spark, queue, schema="id STRING, state STRING", partitions="8")
+    found: list[Row] = []
+    for number, row in enumerate(df.toLocalIterator()):
+        found.append(row)
+        if number % 500 == 0 and tasks:
+            queue.complete(tasks[:200])
+            tasks = tasks[200:]
+    ids = [row["id"] for row in found]
+    assert len(set(ids)) == len(ids)
+    assert 17_000 <= len(ids) <= 20_000
+    assert {task.id for task in queue.tasks("waiting")} <= set(ids)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"view": "everything"}, "`view` is one of tasks, leases"),
+        ({"veiw": "tasks"}, "no option 'veiw'.*Did you mean 'view'"),
+        ({"state": "done"}, "takes waiting, delayed and leased"),
+        ({"partitions": "many"}, "`partitions` is a whole number"),
+        ({"pushdown": "yes"}, "true or false"),
+        ({"shards": "zz"}, "has no shard 'zz'"),
+        ({"schema": "a INT"}, "has no column 'a'.*payload STRUCT"),
+        ({"schema": "attempt STRING"}, "'attempt'.*is int"),
+        ({"schema": "payload MAP<STRING, INT>"}, "Read it as STRING, and use from_json"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(spark: SparkSession, busy: Queue, options: dict[str, str], said: str) -> None:
+    with pytest.raises(PySparkException, match=f"(?s){said}"):
+        read(spark, busy, **options).collect()
+
+
+def test_where_there_is_no_queue(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(PySparkException, match="There is no queue at"):
+        read(spark, tmp_path / "nowhere").collect()
+    with pytest.raises(PySparkException, match="Name the queue's directory"):
+        spark.read.format("fsqueue").load().collect()
+    assert not (tmp_path / "nowhere").exists()

@@ -1,0 +1,344 @@
+"""Writing DataFrames into queues: all or nothing, once, and nothing that JSON cannot hold."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fsqueue import InvalidArgument, Queue, QueueExists, QueueNotFound
+from tests.support import QueueFactory, leftovers
+
+pytest.importorskip("pyspark", reason="PySpark is not installed: pip install 'fsqueue[spark]'")
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession, types
+from pyspark.sql import functions as F
+
+from fsqueue.spark import seed
+
+
+def rows(spark: SparkSession, count: int, partitions: int = 3) -> DataFrame:
+    return spark.range(0, count, 1, partitions).select(F.col("id").alias("n"), F.lit("ü\n\"'\\").alias("text"))
+
+
+def write(df: DataFrame, queue: Queue | Path, **options: str) -> None:
+    df.write.format("fsqueue").mode("append").options(**options).save(str(getattr(queue, "path", queue)))
+
+
+def payloads(queue: Queue) -> list[Any]:
+    return [task.payload for task in queue.tasks()]
+
+
+def numbers(queue: Queue) -> list[int]:
+    return sorted(payload["n"] for payload in payloads(queue))
+
+
+# -- what becomes of a row ------------------------------------------------------------------------------------
+
+EVERYTHING = types.StructType(
+    [
+        types.StructField("text", types.StringType()),
+        types.StructField("yes", types.BooleanType()),
+        types.StructField("byte", types.ByteType()),
+        types.StructField("short", types.ShortType()),
+        types.StructField("int", types.IntegerType()),
+        types.StructField("long", types.LongType()),
+        types.StructField("float", types.FloatType()),
+        types.StructField("double", types.DoubleType()),
+        types.StructField("day", types.DateType()),
+        types.StructField("at", types.TimestampType()),
+        types.StructField("local", types.TimestampNTZType()),
+        types.StructField("list", types.ArrayType(types.DateType())),
+        types.StructField("map", types.MapType(types.StringType(), types.DoubleType())),
+        types.StructField(
+            "in.side", types.StructType([types.StructField("a", types.ArrayType(types.TimestampType()))])
+        ),
+    ]
+)
+UTC = datetime.UTC
+AT = datetime.datetime(2026, 11, 21, 15, 4, 5, 123456, UTC)
+DAY = datetime.date(2026, 11, 21)
+LOCAL = AT.replace(microsecond=1, tzinfo=None)
+VALUES = (
+    'ünï"\n\\\u2028\x01', True, -128, -32768, -(2**31), -(2**63), 0.5, 1e300, DAY, AT, LOCAL,
+    [DAY, None], {"b": 1.5, "a": None}, {"a": [AT]},
+)  # fmt: skip
+JSON = {
+    "text": VALUES[0], "yes": True, "byte": -128, "short": -32768, "int": -(2**31), "long": -(2**63), "float": 0.5,
+    "double": 1e300, "day": "2026-11-21", "at": "2026-11-21T15:04:05.123456Z",
+    "local": "2026-11-21T15:04:05.000001", "list": ["2026-11-21", None], "map": {"b": 1.5, "a": None},
+    "in.side": {"a": ["2026-11-21T15:04:05.123456Z"]},
+}  # fmt: skip
+
+
+def test_both_ways_make_the_same_payloads_of_all_types(spark: SparkSession, queue_factory: QueueFactory) -> None:
+    df = spark.createDataFrame([VALUES, (None,) * len(VALUES)], EVERYTHING).coalesce(1)
+    one, other = queue_factory("one"), queue_factory("other")
+    write(df, one)
+    report = seed(df, str(other.path))
+    assert payloads(one) == payloads(other) == [JSON, dict.fromkeys(JSON)]
+    assert list(payloads(one)[0]) == list(payloads(other)[0]) == list(JSON)
+    assert (report.rows, report.batches, report.repeated) == (2, 1 if other.settings.batch_tasks_max > 1 else 2, False)
+    assert report.bytes == sum(path.stat().st_size for path in other.path.rglob("queue/*/*.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "payload"),
+    [
+        ("STRING", 'a "text"\n', 'a "text"\n'),
+        ("BIGINT", 7, 7),
+        ("DOUBLE", None, None),
+        ("DATE", DAY, "2026-11-21"),
+        ("ARRAY<STRING>", ["a", None], ["a", None]),
+        ("MAP<STRING, INT>", {"a": 1}, {"a": 1}),
+        ("STRUCT<a: INT, b: ARRAY<INT>>", {"a": None, "b": []}, {"a": None, "b": []}),
+        ("STRUCT<a: INT>", None, None),
+        ("BINARY", bytes(range(256)), bytes(range(256))),
+        ("BINARY", None, None),
+    ],
+)
+def test_a_column_as_the_payload(
+    spark: SparkSession, queue_factory: QueueFactory, kind: str, value: Any, payload: Any
+) -> None:
+    df = spark.createDataFrame([(1, value)], f"n INT, `the.payload` {kind}")
+    one, other = queue_factory("one"), queue_factory("other")
+    write(df, one, payload="the.payload")
+    seed(df, str(other.path), payload="the.payload")
+    assert payloads(one) == payloads(other) == [payload]
+
+
+def test_json_text_as_the_payload(spark: SparkSession, queue: Queue) -> None:
+    df = spark.createDataFrame([(' {"a": [1, 2.50, null]} ',), ("null",), (None,)], "doc STRING").coalesce(1)
+    write(df, queue, payload="doc", payloadFormat="json")
+    assert payloads(queue) == [{"a": [1, 2.5, None]}, None, None]
+
+
+def test_text_that_is_no_json_is_refused_and_nothing_is_inserted(spark: SparkSession, queue: Queue) -> None:
+    df = spark.createDataFrame([("{}",), ("{",)], "doc STRING").coalesce(1)
+    with pytest.raises(PySparkException, match="Row 2: the payload is not JSON"):
+        write(df, queue, payload="doc", payloadFormat="json")
+    assert queue.status().inserted == 0
+    assert leftovers(queue) == []
+
+
+SHAPES = {
+    "DOUBLE": math.inf,
+    "ARRAY<FLOAT>": [1.0, math.nan],
+    "MAP<STRING, DOUBLE>": {"a": -math.inf},
+    "STRUCT<`a.b`: ARRAY<DOUBLE>>": {"a.b": [None, math.nan]},
+}
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_numbers_that_json_does_not_have_are_refused(spark: SparkSession, queue: Queue, kind: str) -> None:
+    df = spark.createDataFrame([(1, None), (2, SHAPES[kind])], f"n INT, x {kind}")
+    with pytest.raises(PySparkException, match="which JSON does not have"):
+        seed(df, str(queue.path))
+    if kind == "DOUBLE":
+        with pytest.raises(PySparkException, match="which JSON does not have"):
+            write(df, queue)
+    assert queue.status().inserted == 0
+
+
+def test_delays_come_from_a_column_or_are_all_the_same(spark: SparkSession, queue_factory: QueueFactory) -> None:
+    df = spark.createDataFrame([(n, None if n == 3 else float(n % 3) * 1000) for n in range(9)], "n INT, wait DOUBLE")
+    one, other = queue_factory("one"), queue_factory("other")
+    write(df, one, delay_s="wait")
+    seed(df, str(other.path), delay_s="wait")
+    for queue in (one, other):
+        assert payloads(queue)[0].keys() == {"n"}  # what says when is no part of what is to be done
+        assert (queue.status().waiting, queue.status().delayed) == (3, 6)
+        assert sorted(task.payload["n"] for task in queue.tasks("waiting")) == [0, 3, 6]
+        times = {task.payload["n"]: task.available_at for task in queue.tasks("delayed")}
+        assert all(abs((times[n] - times[1]) - (n % 3 - 1) * 1000) < 60 for n in times)  # type: ignore[operator]
+    all_same = queue_factory("all")
+    seed(df, str(all_same.path), delay_s=500)
+    assert all_same.status().delayed == 9
+    assert payloads(all_same)[0].keys() == {"n", "wait"}
+
+
+def test_a_delay_that_is_none_is_refused(spark: SparkSession, queue: Queue) -> None:
+    df = spark.createDataFrame([(1, -1.0)], "n INT, wait DOUBLE")
+    with pytest.raises(PySparkException, match="delays has a value that is none"):
+        write(df, queue, delay_s="wait")
+    assert queue.status().inserted == 0
+
+
+@pytest.mark.parametrize(
+    ("schema", "options", "said"),
+    [
+        ("a DECIMAL(5, 2)", {}, "column 'a' is decimal.*cast it to string"),
+        ("a ARRAY<STRUCT<b: BINARY>>", {}, r"'a\[\]\.b' is binary.*base64"),
+        ("a MAP<INT, INT>", {}, "map its keys to strings"),
+        ("a INTERVAL DAY TO SECOND", {}, "cast it to string"),
+        ("a INT", {"payload": "b"}, "names the column 'b'; there are a"),
+        ("a INT", {"payload": "a", "payloadFormat": "json"}, "JSON text is string"),
+        ("a STRING", {"delay_s": "a"}, "a delay is a number of seconds"),
+        ("a STRING", {"delay_s": "b"}, "names the column 'b'"),
+        ("a INT", {"payloadFormat": "json"}, "in the column that the option `payload` names"),
+        ("a INT", {"key": "a"}, "no task key yet"),
+        ("a INT", {"priority": "a"}, "no task priority yet"),
+        ("a INT", {"ifExist": "ignore"}, "no option 'ifexist'.*Did you mean 'ifexists'"),
+        ("a INT", {"ifExists": "maybe"}, "`ifExists` is one of append, create, error, ignore"),
+        ("a INT", {"commit": "a/b"}, "(?i)commit"),
+        ("a INT", {"batch_tasks": "0"}, "`batch_tasks` is a whole number"),
+        ("a INT", {"encoded": "true"}, "fsqueue.spark.seed"),
+    ],
+)
+def test_what_cannot_be_written_is_refused_by_name(
+    spark: SparkSession, queue: Queue, schema: str, options: dict[str, str], said: str
+) -> None:
+    with pytest.raises(PySparkException, match=f"(?s){said}"):
+        write(spark.createDataFrame([], schema), queue, **options)
+    assert queue.status().inserted == 0
+
+
+def test_two_columns_of_one_name_are_refused(spark: SparkSession, queue: Queue) -> None:
+    df = rows(spark, 3).select("n", F.col("n").alias("m"), F.col("n").alias("m"))
+    with pytest.raises(InvalidArgument, match="several columns named 'm'"):
+        seed(df, str(queue.path))
+
+
+def test_seed_says_what_is_wrong_in_the_words_of_fsqueue(spark: SparkSession, queue: Queue, tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="decimal"):
+        seed(rows(spark, 3).withColumn("x", F.lit(1).cast("decimal(3, 1)")), str(queue.path))
+    with pytest.raises(QueueNotFound, match="ifExists=create"):
+        seed(rows(spark, 3), str(tmp_path / "nowhere"))
+    with pytest.raises(InvalidArgument, match="one of append"):
+        seed(rows(spark, 3), str(queue.path), if_exists="perhaps")
+    assert not (tmp_path / "nowhere").exists()
+
+
+# -- batches ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("by", ["write", "seed"])
+def test_batches_are_full_and_no_larger_than_they_may_be(
+    spark: SparkSession, queue_factory: QueueFactory, by: str
+) -> None:
+    queue = queue_factory()
+    size = queue.settings.batch_tasks_max
+    df = rows(spark, 5000, 2)
+    seed(df, str(queue.path)) if by == "seed" else write(df, queue)
+    counts = Counter(int(path.stem.split("-")[2]) for path in queue.path.rglob("queue/*/*.jsonl"))
+    assert counts == ({1024: 4, 2500 - 2 * 1024: 2} if size == 1024 else {1: 5000})
+    assert numbers(queue) == list(range(5000))
+    assert list(queue.fsck()) == []
+
+
+def test_large_rows_make_smaller_batches(spark: SparkSession, queue: Queue) -> None:
+    df = spark.range(0, 20, 1, 1).select("id", F.repeat(F.lit("x"), 300_000).alias("x"))
+    report = seed(df, str(queue.path))
+    assert (report.rows, report.batches) == (20, 7 if queue.settings.batch_tasks_max > 1 else 20)
+    big = spark.range(0, 3, 1, 1).select("id", F.repeat(F.lit("x"), 3_000_000).alias("x"))
+    assert seed(big, str(queue.path)).batches == 3
+    assert list(queue.fsck()) == []
+
+
+def test_a_task_larger_than_the_queue_takes_is_refused(spark: SparkSession, queue_factory: QueueFactory) -> None:
+    queue = queue_factory(task_bytes_max=1000)
+    df = spark.range(0, 20, 1, 1).select("id", F.repeat(F.lit("x"), 2000).alias("x"))
+    for action in (lambda: write(df, queue), lambda: seed(df, str(queue.path))):
+        with pytest.raises(Exception, match="this queue accepts up to 1,000"):
+            action()
+    assert queue.status().inserted == 0
+
+
+def test_batch_tasks_makes_them_as_small_as_asked_for(spark: SparkSession, queue: Queue) -> None:
+    seed(rows(spark, 100, 1), str(queue.path), batch_tasks=7)
+    assert len(list(queue.path.rglob("queue/*/*.jsonl"))) == (15 if queue.settings.batch_tasks_max > 1 else 100)
+
+
+# -- once ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_named_commit_is_written_once(spark: SparkSession, queue: Queue) -> None:
+    for _ in range(2):
+        write(rows(spark, 50), queue, commit="seed-1")
+    again = seed(rows(spark, 70), str(queue.path), commit="seed-1")  # other rows: the name counts
+    assert (again.repeated, again.rows) == (True, 50)
+    assert numbers(queue) == list(range(50))
+    first = seed(rows(spark, 5), str(queue.path), commit="seed-2")
+    assert (first.repeated, first.rows, first.commit) == (False, 5, "seed-2")
+    known = queue.commit("seed-1").committed()
+    assert known is not None
+    assert (known.tasks, known.files > 0, known.bytes > 0) == (50, True, True)
+    assert sorted(os.listdir(queue.path / "1/staging")) == []
+
+
+def test_writes_without_a_name_add_up(spark: SparkSession, queue: Queue) -> None:
+    for _ in range(2):
+        write(rows(spark, 5), queue)
+    assert queue.status().waiting == 10
+
+
+def test_no_rows_are_a_commit_too(spark: SparkSession, queue: Queue) -> None:
+    assert seed(rows(spark, 0), str(queue.path), commit="none").rows == 0
+    assert seed(rows(spark, 10), str(queue.path), commit="none").repeated
+    assert queue.status().inserted == 0
+
+
+def test_a_job_that_fails_leaves_nothing(spark: SparkSession, queue: Queue) -> None:
+    bad = rows(spark, 30_000).withColumn("n", F.when(F.col("n") < 29_999, F.col("n")).otherwise(F.raise_error("boom")))
+    with pytest.raises(PySparkException, match="boom"):
+        seed(bad, str(queue.path), commit="c")
+    assert queue.status().inserted == 0
+    assert leftovers(queue) == []
+    assert seed(rows(spark, 10), str(queue.path), commit="c").rows == 10  # a failed attempt does not burn the name
+
+
+def test_a_purge_forgets_the_commit(spark: SparkSession, queue: Queue) -> None:
+    seed(rows(spark, 10), str(queue.path), commit="c")
+    queue.purge()
+    assert not seed(rows(spark, 10), str(queue.path), commit="c").repeated
+    assert queue.status().waiting == 10
+
+
+# -- whether there is a queue ----------------------------------------------------------------------------------------
+
+
+def test_if_exists(spark: SparkSession, tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "q"
+    with pytest.raises(PySparkException, match="There is no queue"):
+        write(rows(spark, 3), path)
+    write(rows(spark, 3), path, ifExists="create")
+    write(rows(spark, 3), path, ifExists="create")
+    assert Queue(path).status().waiting == 6
+    write(rows(spark, 3), path, ifExists="ignore")
+    assert Queue(path).status().waiting == 6
+    assert seed(rows(spark, 3), str(path), if_exists="ignore").rows == 0
+    with pytest.raises(QueueExists, match="has tasks in it already"):
+        seed(rows(spark, 3), str(path), if_exists="error")
+    fresh = tmp_path / "fresh"
+    for _ in range(2):  # a repeat of the commit that made it is no error
+        write(rows(spark, 3), fresh, ifExists="error", commit="c")
+    assert Queue(fresh).status().waiting == 3
+
+
+def test_an_empty_queue_left_by_a_driver_that_died_is_no_reason_to_refuse(spark: SparkSession, queue: Queue) -> None:
+    seed(rows(spark, 3), str(queue.path), if_exists="error")
+    assert queue.status().waiting == 3
+
+
+def test_overwriting_is_refused_with_advice(spark: SparkSession, queue: Queue) -> None:
+    queue.insert(1)
+    with pytest.raises(PySparkException, match=r"cannot overwrite a queue in one step\. Purge it first"):
+        rows(spark, 3).write.format("fsqueue").mode("overwrite").save(str(queue.path))
+    assert queue.status().waiting == 1
+
+
+@pytest.mark.slow
+def test_a_million_rows(spark: SparkSession, queue_factory: QueueFactory) -> None:
+    queue = queue_factory()
+    report = seed(spark.range(0, 1_000_000, 1, 4), str(queue.path), commit="million")
+    assert (report.rows, queue.status().waiting) == (1_000_000, 1_000_000)
+    read = spark.read.format("fsqueue").schema("payload STRUCT<id: BIGINT>").load(str(queue.path))
+    counted = read.agg(F.count("*"), F.sum("payload.id"), F.countDistinct("payload.id")).first()
+    assert counted is not None
+    assert tuple(counted) == (1_000_000, 999_999 * 500_000, 1_000_000)
