@@ -74,12 +74,6 @@ def shards(store: Store) -> list[str]:
 # -- status -------------------------------------------------------------------------------------
 
 
-def publish_pending(store: Store) -> None:
-    """Publish what was decided and not published yet, so that who reads files alone misses nothing."""
-    deadletters.publish_pending(store)
-    _apply_pending(store)
-
-
 def status(store: Store, exact: bool = True) -> Status:
     """How many tasks are in which state. `exact` reads the logs of the batches at work; else names alone.
 
@@ -94,7 +88,8 @@ def status(store: Store, exact: bool = True) -> Status:
 
 
 def _status(store: Store, exact: bool) -> Status:
-    publish_pending(store)
+    deadletters.publish_pending(store)
+    apply_pending(store)
     before: _Seen | None = None
     for _ in range(ROUNDS):
         seen = _look(store, exact)
@@ -116,7 +111,7 @@ def _status(store: Store, exact: bool) -> Status:
         return seen.sum_up(store)
 
 
-def _apply_pending(store: Store) -> None:
+def apply_pending(store: Store) -> None:
     """Publish what was committed, if that can be: who may only look sees it all the same where it counts."""
     with suppress(OSError, StorageError):
         commits.apply_pending(store)
@@ -237,7 +232,7 @@ def tasks(store: Store, state: str | None = None) -> Iterator[TaskInfo]:
     """The unfinished tasks, or those in a state; finished ones as far as letters and history know them."""
     store.refresh()
     if state in (None, IS_WAITING, IS_DELAYED, IS_LEASED):
-        _apply_pending(store)
+        apply_pending(store)
         for shard in shards(store):
             for batch, name in sorted(task_files(store, shard).items()):
                 for info in of_batch(store, batch, name):
@@ -383,7 +378,7 @@ def task(store: Store, task_id: str) -> TaskInfo:
 def peek(store: Store, n: int) -> list[TaskInfo]:
     """Up to `n` waiting tasks, about in the order in which they would be leased. Nothing is leased."""
     store.refresh()
-    _apply_pending(store)
+    apply_pending(store)
     now = store.clock.now_ms()
     heads: list[TaskFileName] = []
     for shard in shards(store):

@@ -111,7 +111,8 @@ class FsqueueReader(DataSourceReader):  # type: ignore[misc]
     def _plan(self, path: str) -> list[tuple[Piece, float]]:
         """The shards of a queue, each with its weight: 1 is as much as a partition should have."""
         store = Store(path)
-        inspection.publish_pending(store)
+        deadletters.publish_pending(store)
+        inspection.apply_pending(store)
         known = names.all_shards(store.layout.shards)
         wanted = known if self.options.shards is None else list(self.options.shards)
         if odd := set(wanted) - set(known):
