@@ -25,7 +25,7 @@ from fsqueue.task import DELAYED, WAITING
 if TYPE_CHECKING:
     import pyarrow as pa
 
-PARTITION_TASKS = 50_000
+PARTITION_TASKS = 100_000
 """About so many rows make a partition, where that is known from names; a partition is at least a shard."""
 PARTITION_BYTES = 8 << 20
 """And about so much of a history."""
