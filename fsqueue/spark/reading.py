@@ -140,8 +140,8 @@ class FsqueueReader(DataSourceReader):  # type: ignore[misc]
 
     def _read(self, store: Store, piece: Piece, columns: Columns) -> Iterator[pa.RecordBatch]:
         view = self.options.view
-        if view == "counters":
-            yield from columns.rows(views.counted(store) if piece.first else iter(()))
+        if view in views.OF_NO_SHARD:
+            yield from columns.rows(views.OF_NO_SHARD[view](store) if piece.first else iter(()))
             return
         shards = names.all_shards(store.layout.shards) if piece.shards is None else piece.shards
         if view == "findings":
@@ -202,7 +202,7 @@ def _join(pieces: list[Piece], piece: Piece) -> None:
 
 def _weigh(store: Store, view: str, shards: Sequence[str]) -> dict[str, float]:
     """How much of a partition each shard is, from names and sizes alone."""
-    if view == "counters":
+    if view in views.OF_NO_SHARD:
         return {}
     if view == "dead":
         sizes = deadletters.sizes(store)

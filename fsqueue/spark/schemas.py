@@ -48,6 +48,7 @@ VIEWS = {
         "worker": "STRING",
     },
     "counters": {"counter": "STRING", "completed": "BIGINT"},
+    "commits": {"name": "STRING", "at": "TIMESTAMP", "tasks": "BIGINT", "files": "BIGINT", "bytes": "BIGINT"},
     "movements": {
         "batch": "STRING",
         "version": "BIGINT",

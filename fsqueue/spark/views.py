@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from fsqueue import batch as batches
-from fsqueue import biography, counters, deadletters, history, inspection, movements, names
+from fsqueue import biography, commits, counters, deadletters, history, inspection, movements, names
 from fsqueue.ledger import CANCELLED, COMPLETED, DEAD, LEASED, Ledger
 from fsqueue.names import TaskFileName
 from fsqueue.spark.attempts import attempts_of
@@ -237,6 +237,17 @@ def counted(store: Store) -> Iterator[Row]:
     yield from sorted(counters.sizes(store).items())
 
 
+def committed(store: Store) -> Iterator[Row]:
+    """The named commits on record, with what they inserted."""
+    for text in sorted(commits.decided(store)):
+        name = names.parse_record_file(text)
+        record = None if name is None else commits.find(store, store.layout, name)
+        if record is not None:
+            yield record.name, moment(record.at), *(record.total(what) for what in ("tasks", "files", "bytes"))
+
+
+OF_NO_SHARD: dict[str, Callable[[Store], Iterator[Row]]] = {"counters": counted, "commits": committed}
+"""The views that tell of the queue as a whole."""
 BY_SHARD: dict[str, Callable[[Store, str], Iterator[Row]]] = {
     "leases": leases,
     "dead": dead,

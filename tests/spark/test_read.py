@@ -169,6 +169,18 @@ def test_counters_and_findings(spark: SparkSession, busy: Queue) -> None:
     assert kinds == {finding.kind for finding in busy.fsck()} != set()
 
 
+def test_commits(spark: SparkSession, queue: Queue) -> None:
+    queue.insert_many(range(10), commit="a")
+    queue.insert_many([], commit="b")
+    (one, other) = sorted(as_rows(read(spark, queue, "commits")), key=lambda row: str(row["name"]))
+    known = queue.commit("a").committed()
+    assert known is not None
+    assert (one["name"], at(one["at"]), one["tasks"], one["files"], one["bytes"]) == (
+        "a", known.at, known.tasks, known.files, known.bytes,
+    )  # fmt: skip
+    assert (other["name"], other["tasks"]) == ("b", 0)
+
+
 def test_all_of_a_drained_queue(spark: SparkSession, queue: Queue) -> None:
     queue.insert_many(range(3000))
     while tasks := queue.lease(500):
