@@ -1,4 +1,4 @@
-"""A pipeline: Spark lists files and seeds a queue with them, command-line workers count lines, Spark joins and sums up.
+"""A pipeline: Spark seeds a queue with files, command-line workers count lines, Spark joins and sums up.
 
     python examples/spark_pipeline.py /usr/lib/python3 /scratch/me/pipeline
 
@@ -20,11 +20,14 @@ from fsqueue import spark as fsqueue_spark
 
 
 def tasks_of(spark: SparkSession, sources: Path) -> DataFrame:
-    """A row for each source file: its path, its package (the directory below `sources`), its size in bytes."""
-    files = spark.read.format("binaryFile").option("recursiveFileLookup", "true").option("pathGlobFilter", "*.py")
-    path = F.regexp_replace("path", "^file:/*", "/")
-    package = F.split(F.substring(path, len(str(sources)) + 2, 1000), "/")[0]
-    return files.load(str(sources)).select(path.alias("path"), package.alias("package"), F.col("length").alias("bytes"))
+    """A row for each source file: its path, its package (the directory below `sources`), its size in bytes.
+
+    Listed here: Spark's own readers of files leave out names that begin with `_`.
+    """
+    found = [
+        (str(path), path.relative_to(sources).parts[0], path.stat().st_size) for path in sorted(sources.rglob("*.py"))
+    ]
+    return spark.createDataFrame(found, "path STRING, package STRING, bytes BIGINT")
 
 
 def seed(spark: SparkSession, sources: Path, queue: Path) -> fsqueue_spark.SeedReport:

@@ -55,7 +55,8 @@ def __getattr__(name: str) -> Any:
     try:
         module = import_module(f"{__name__}.{_PLACES[name]}")
     except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] not in ("pyspark", "pyarrow", "pandas"):
+        missing = (error.name or "").partition(".")[0]
+        if missing not in ("pyspark", "pyarrow", "pandas"):
             raise
-        raise FsqueueError(f"{error.name} is not installed, which this needs: pip install 'fsqueue[spark]'.") from None
+        raise FsqueueError(f"{missing} is not installed, which this needs: pip install 'fsqueue[spark]'.") from None
     return getattr(module, name)
