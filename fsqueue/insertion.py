@@ -41,7 +41,7 @@ class Sealed:
 
     def __init__(self, when: When) -> None:
         self.when = when
-        self.lines: list[bytes] = []
+        self.lines: list[bytes | memoryview] = []
         self.size = 0
 
     @property
@@ -64,7 +64,7 @@ class Encoded(Sealed):
         """How many tasks are in it."""
         return self.count
 
-    def take(self, piece: bytes, tasks: int) -> None:
+    def take(self, piece: bytes | memoryview, tasks: int) -> None:
         """Append a piece that holds so many tasks."""
         self.lines.append(piece)
         self.size += len(piece)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from fsqueue import names
@@ -39,7 +39,7 @@ class Staged:
             _give_up(store, fd)
 
 
-def stage(store: Store, layout: Layout, lines: list[bytes], available_at: int) -> Staged:
+def stage(store: Store, layout: Layout, lines: Sequence[bytes | memoryview], available_at: int) -> Staged:
     """Write a new batch into a generation's staging, locked, and not synced yet.
 
     FileNotFoundError if somebody took it for an orphan before it was locked: repeat.

@@ -15,7 +15,6 @@ from operator import or_
 from typing import TYPE_CHECKING, Any
 
 import orjson
-import pyarrow as pa
 from pyspark.sql import types
 
 from fsqueue import batch, insertion
@@ -25,7 +24,8 @@ from fsqueue.insertion import NOW, Encoded, When
 from fsqueue.layout import BATCH_BYTES_MAX, Settings
 from fsqueue.spark.options import WriteOptions
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # pyarrow is imported where rows are: planning and committing start sooner without it
+    import pyarrow as pa
     from pyspark.sql import Column
 
 LINE, DELAY = "line", "delay_s"
@@ -131,12 +131,15 @@ def line_of(options: WriteOptions, schema: types.StructType) -> Column:
     if isinstance(kind, types.BinaryType):
         whole = F.concat(F.lit('{"b64":"'), F.translate(F.base64(value), "\r\n", ""), F.lit('"}\n'))
         return F.coalesce(whole, F.lit('{"payload":null}\n'))
-    if isinstance(kind, (types.StructType, types.ArrayType, types.MapType)):
-        text = F.to_json(value, JSON_OPTIONS)
-    else:  # to_json takes no plain value: put into a list, and taken out of the text again
-        text = F.to_json(F.array(value), JSON_OPTIONS)
-        text = F.substring(text, F.lit(2), F.length(text) - 2)
-    line = F.concat(F.lit('{"payload":'), F.coalesce(text, F.lit("null")), F.lit("}\n"))
+    if options.payload is None:
+        line = F.concat(F.to_json(F.struct(value.alias("payload")), JSON_OPTIONS), F.lit("\n"))
+    else:
+        if isinstance(kind, (types.StructType, types.ArrayType, types.MapType)):
+            text = F.to_json(value, JSON_OPTIONS)
+        else:  # to_json takes no plain value: put into a list, and taken out of the text again
+            text = F.to_json(F.array(value), JSON_OPTIONS)
+            text = F.substring(text, F.lit(2), F.length(text) - 2)
+        line = F.concat(F.lit('{"payload":'), F.coalesce(text, F.lit("null")), F.lit("}\n"))
     bad = _not_finite(kind, value)
     if bad is None:
         return line
@@ -192,6 +195,8 @@ class Encoder:
 
     def batches(self, rows: Iterable[pa.RecordBatch], settings: Settings) -> Iterator[Encoded]:
         """All rows as encoded batches, in bounded memory. InvalidTask says which row cannot be stored."""
+        import pyarrow as pa
+
         batcher = Batcher(settings, self.options.batch_tasks)
         index = 0
         for some in rows:
@@ -237,6 +242,8 @@ class Encoder:
 
 
 def _array(lines: list[bytes]) -> pa.Array:
+    import pyarrow as pa
+
     return pa.array(lines, pa.large_binary())
 
 
@@ -306,7 +313,7 @@ class Batcher:
                         yield self.filling.pop(when)
                         continue
                     end = at + 1  # larger than a batch should be: one of its own
-            target.take(bytes(data[offsets[at] : offsets[end]]), end - at)
+            target.take(data[offsets[at] : offsets[end]], end - at)
             at = end
             if target.tasks == self.tasks_max or target.size >= BATCH_BYTES_MAX:
                 yield self.filling.pop(when)
@@ -338,6 +345,8 @@ STARTS = (b'{"',)
 
 def buffers(array: pa.Array) -> tuple[memoryview, memoryview]:
     """The offsets of an array of texts or bytes, and what they are offsets in."""
+    import pyarrow as pa
+
     large = pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)
     _, offsets, data = array.buffers()
     places = memoryview(offsets).cast("q" if large else "i")[array.offset : array.offset + len(array) + 1]

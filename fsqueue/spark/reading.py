@@ -25,10 +25,12 @@ from fsqueue.task import DELAYED, WAITING
 if TYPE_CHECKING:
     import pyarrow as pa
 
-PARTITION_TASKS = 100_000
-"""About so many rows make a partition, where that is known from names; a partition is at least a shard."""
-PARTITION_BYTES = 8 << 20
-"""And about so much of a history."""
+PARTITION_TASKS = 500_000
+"""About so many tasks make a partition (it is at least a shard), ..."""
+TASK_BYTES = 128 << 20
+"""... or so many bytes of task files, ..."""
+HISTORY_BYTES = 8 << 20
+"""... or of history and letters, which take longer. Starting a partition costs as much as reading 50,000 tasks."""
 PLANNED_QUEUES_MAX = 64
 """A group with more queues is split queue by queue, not looked into beforehand."""
 SPREAD_MAX = 256
@@ -206,15 +208,25 @@ def _weigh(store: Store, view: str, shards: Sequence[str]) -> dict[str, float]:
         return {}
     if view == "dead":
         sizes = deadletters.sizes(store)
-        return {shard: sizes.get(shard, 0) / PARTITION_BYTES for shard in shards}
+        return {shard: sizes.get(shard, 0) / HISTORY_BYTES for shard in shards}
     if view in ("tasks", "findings", "leases"):
-        files = {shard: inspection.task_files(store, shard).values() for shard in shards}
-        return {shard: sum(name.count for name in files[shard]) / PARTITION_TASKS for shard in shards}
+        return {shard: _weigh_tasks(store, shard) for shard in shards}
     kept = history.sizes(store)
     return {
-        shard: kept.get(shard, 0) / PARTITION_BYTES + len(inspection.logs(store, shard)) * 1024 / PARTITION_TASKS
+        shard: kept.get(shard, 0) / HISTORY_BYTES + len(inspection.logs(store, shard)) * 1024 / PARTITION_TASKS
         for shard in shards
     }
+
+
+def _weigh_tasks(store: Store, shard: str) -> float:
+    """By the tasks that the names tell, or by their bytes, as far as one file tells the size of all."""
+    files = list(inspection.task_files(store, shard).values())
+    count = sum(name.count for name in files)
+    try:
+        size = store.fs.stat(store.layout.task_file(files[0])).st_size / files[0].count if files else 0
+    except OSError:
+        size = 0  # renamed or finished meanwhile
+    return max(count / PARTITION_TASKS, count * size / TASK_BYTES)
 
 
 def _same_generation(store: Store, piece: Piece) -> None:
