@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 
 from fsqueue import Queue, administration, commits, deadletters, history, inspection, names
@@ -55,16 +58,16 @@ def test_what_was_decided_is_applied_before_its_name_is_forgotten(
 
 def test_whoever_knows_an_attempt_can_discard_it(queue: Queue) -> None:
     part = queue.commit("c").stage(range(3))
-    assert len(list((queue.path / "1/staging").iterdir())) == 1
+    assert len(os.listdir(queue.store.layout.staging)) == 1
     assert queue.commit("c", attempt=part.attempt).discard()
-    assert list((queue.path / "1/staging").iterdir()) == []
+    assert os.listdir(queue.store.layout.staging) == []
 
 
 def test_the_parts_of_a_check_are_the_whole(queue: Queue) -> None:
     queue.insert_many(range(200), batch_tasks=2)
-    for path in sorted(queue.path.rglob("1/queue/*/*.jsonl"))[:7]:
+    for path in sorted(queue.path.rglob("queue/*/*.jsonl"))[:7]:
         path.write_bytes(b"\x00")
-    (queue.path / "1" / "stray").touch()
+    Path(queue.store.layout.base, "stray").touch()
     shards = names.all_shards(queue.settings.shards)
     whole = {(found.kind, found.path) for found in queue.fsck()}
     parts = [
@@ -85,7 +88,7 @@ def test_shards_one_by_one_are_everything(queue_factory: QueueFactory) -> None:
     kept = [batch for shard in shards for batch, _ in history.batches_of(store, shard)]
     assert sorted(kept) == sorted(batch for batch, _ in history.batches(store))
     assert sum(history.sizes(store).values()) == sum(
-        path.stat().st_size for path in (queue.path / "1" / "history").rglob("*.jsonl")
+        path.stat().st_size for path in Path(queue.store.layout.history_days).rglob("*.jsonl")
     )
 
 

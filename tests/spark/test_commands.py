@@ -58,7 +58,7 @@ def test_from_a_file_to_results(spark: SparkSession, rows: Path, tmp_path: Path)
 
 def test_audit_tells_by_its_exit_code(spark: SparkSession, queue: Queue) -> None:
     queue.insert(1)
-    (queue.path / "1" / "stray").touch()
+    Path(queue.store.layout.base, "stray").touch()
     found = run("audit", queue.path)
     assert found.exit_code == 10
     assert "stray" in found.output

@@ -49,9 +49,9 @@ def test_audit_finds_what_fsck_finds_in_all_queues(
     for name in ("a", "b"):
         queue = queue_factory(name)
         queue.insert_many(range(200), batch_tasks=2)
-        for path in sorted(queue.path.rglob("1/queue/*/*.jsonl"))[:5]:
+        for path in sorted(queue.path.rglob("queue/*/*.jsonl"))[:5]:
             path.write_bytes(b"\x00")
-        (queue.path / "1" / "stray").touch()
+        Path(queue.store.layout.base, "stray").touch()
     found = jobs.audit(spark, str(tmp_path))
     assert found.counts == dict(Counter(f.kind for name in ("a", "b") for f in Queue(tmp_path / name).fsck()))
     assert {finding["queue"] for finding in found.findings} == {"a", "b"}

@@ -162,8 +162,8 @@ def test_attempts_tell_how_each_lease_ended(spark: SparkSession, busy: Queue) ->
 def test_counters_and_findings(spark: SparkSession, busy: Queue) -> None:
     assert sum(row["completed"] for row in as_rows(read(spark, busy, "counters"))) <= 5
     assert as_rows(read(spark, busy, "findings")) == []
-    (busy.path / "1" / "queue" / "stray").touch()
-    victim = next(path for path in sorted(busy.path.rglob("1/queue/*/*.jsonl")))
+    Path(busy.store.layout.tasks, "stray").touch()
+    victim = next(path for path in sorted(busy.path.rglob("queue/*/*.jsonl")))
     victim.write_bytes(b"{\n" * 8)
     kinds = {row["kind"] for row in as_rows(read(spark, busy, "findings"))}
     assert kinds == {finding.kind for finding in busy.fsck()} != set()
@@ -258,7 +258,7 @@ def test_what_was_committed_and_not_published_is_read(spark: SparkSession, queue
 
 def test_a_batch_with_a_damaged_line_is_read_but_for_that(spark: SparkSession, queue: Queue) -> None:
     queue.insert_many([{"n": n} for n in range(3)], batch_tasks=3)
-    for path in queue.path.rglob("1/queue/*/*.jsonl"):
+    for path in queue.path.rglob("queue/*/*.jsonl"):
         path.write_bytes(path.read_bytes().replace(b'{"payload":{"n":1}}', b'{"payload":{"n":1]]'))
     assert sorted(str(row["payload"]) for row in as_rows(read(spark, queue))) == ["None", '{"n":0}', '{"n":2}']
     typed = [row["payload"] for row in as_rows(read(spark, queue, schema="payload STRUCT<n: INT>"))]

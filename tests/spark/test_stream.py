@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ def numbers(queue: Queue) -> list[Any]:
 
 
 def records(queue: Queue) -> list[str]:
-    return sorted(path.stem.rpartition("-")[2] for path in (queue.path / "1" / "commits").glob("*.json"))
+    return sorted(path.stem.rpartition("-")[2] for path in Path(queue.store.layout.commits).glob("*.json"))
 
 
 def test_each_batch_is_inserted_once_and_only_the_last_is_on_record(stream: Stream, queue: Queue) -> None:
@@ -67,7 +68,7 @@ def test_each_batch_is_inserted_once_and_only_the_last_is_on_record(stream: Stre
     stream.run()
     assert numbers(queue) == list(range(35))
     assert records(queue) == ["2"]
-    assert list((queue.path / "1/staging").iterdir()) == []
+    assert os.listdir(queue.store.layout.staging) == []
     assert list(queue.fsck()) == []
 
 

@@ -269,7 +269,7 @@ def test_a_named_commit_is_written_once(spark: SparkSession, queue: Queue) -> No
     known = queue.commit("seed-1").committed()
     assert known is not None
     assert (known.tasks, known.files > 0, known.bytes > 0) == (50, True, True)
-    assert sorted(os.listdir(queue.path / "1/staging")) == []
+    assert sorted(os.listdir(queue.store.layout.staging)) == []
 
 
 def test_writes_without_a_name_add_up(spark: SparkSession, queue: Queue) -> None:
