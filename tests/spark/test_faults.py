@@ -32,7 +32,7 @@ def numbers(queue: Queue) -> list[int]:
 
 def output(process: subprocess.Popen[str]) -> list[dict[str, Any]]:
     out, err = process.communicate(timeout=DRIVER_S)
-    assert process.returncode == 0, err[-5000:]
+    assert process.returncode == 0, err
     return [json.loads(line) for line in out.splitlines() if line.startswith("{")]
 
 
@@ -72,7 +72,7 @@ def test_on_a_cluster_with_dead_executors_and_copies(
     slow, failing, killing = (set(told["attempts"]) for told in done)
     assert {"0-0", "0-1"} <= slow, "no copy of the slow task was started"
     assert {f"{partition}-1" for partition in range(4)} <= failing
-    assert "1-1" in killing, "the executor did not die"
+    assert "killed" in killing, "the executor did not die"
 
 
 @pytest.mark.slow
