@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.json
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StringType, StructType
@@ -18,12 +19,15 @@ from fsqueue import names
 from fsqueue.errors import InvalidArgument
 from fsqueue.names import TaskFileName
 from fsqueue.spark import schemas, views
-from fsqueue.spark.views import PREFIX, SUFFIX, Row
+from fsqueue.spark.views import Row
 
-ROWS_MAX = 16_384
-"""A record batch has about so many rows, ..."""
+ROWS_MAX = 4096
+"""A record batch has about so many rows (parsing them costs least while they are in the processor's cache), ..."""
 BYTES_MAX = 8 << 20
 """... or about so many bytes of payload (the largest task more)."""
+INDICES = pa.array([str(index) for index in range(names.BATCH_TASKS_MAX)])
+PREFIX, SUFFIX = b'{"payload":', b"}\n"
+"""What stands before and after a payload in a task file's line, where it stands alone."""
 
 
 class Columns:
@@ -34,22 +38,23 @@ class Columns:
         self.schema = to_arrow_schema(schema, timezone="UTC")
         self.queue = queue
         self.places = {name: place for place, name in enumerate(schemas.VIEWS[view])}
-        self.wanted = list(schema.names)
-        self.is_parsed = "payload" in self.wanted and schema["payload"].dataType != StringType()
+        self.is_parsed = "payload" in schema.names and schema["payload"].dataType != StringType()
         self._clear()
 
     def _clear(self) -> None:
-        self.values: dict[str, list[Any]] = {name: [] for name in self.wanted}
+        self.values: dict[str, list[Any]] = {name: [] for name in self.schema.names}
+        """What was taken row by row, and is no array yet."""
+        self.arrays: dict[str, list[pa.Array]] = {name: [] for name in self.schema.names}
         self.json: list[bytes] = []
-        """Instead of values, where payloads are parsed: lines as in a task file."""
-        self.count = self.size = 0
+        """Instead of these, where payloads are parsed: lines as in a task file."""
+        self.count = self.size = self.sealed = 0
 
     # -- taking ---------------------------------------------------------------------------------------
 
     def rows(self, rows: Iterable[Row]) -> Iterator[pa.RecordBatch]:
         """Take rows with all columns of the view."""
-        wanted = [(self.values[name], self.places[name]) for name in self.wanted if name in self.places]
         payload = self.places.get("payload", -1)
+        wanted = self._wanted()
         for row in rows:
             for values, place in wanted:
                 values.append(row[place])
@@ -58,22 +63,16 @@ class Columns:
             if self.is_parsed:
                 self.json.append(b"{}\n" if row[payload] is None else PREFIX + row[payload].encode() + SUFFIX)
             self.count += 1
-            if self.count >= ROWS_MAX or self.size >= BYTES_MAX:
+            if self.is_full:
                 yield self._batch()
-                wanted = [(self.values[name], self.places[name]) for name in self.wanted if name in self.places]
+                wanted = self._wanted()
 
-    def untouched(self, name: TaskFileName, state: str, content: bytes) -> Iterator[pa.RecordBatch]:
-        """Take all tasks of a batch that nobody has touched, from its file as `views.lines_of` read it."""
-        count, values = name.count, self.values
-        if "payload" in values:
-            if self.is_parsed:
-                self.json.append(content)
-                values["payload"] += [None] * count
-            else:
-                values["payload"] += views.payloads_of(content)
-        if "id" in values:
-            start = f"{name.batch}."
-            values["id"] += [start + text for text in INDICES[:count]]
+    def _wanted(self) -> list[tuple[list[Any], int]]:
+        return [(values, self.places[name]) for name, values in self.values.items() if name in self.places]
+
+    def untouched(self, name: TaskFileName, state: str, content: bytes, lines: pa.Array) -> Iterator[pa.RecordBatch]:
+        """Take all tasks of a batch that nobody has touched: its file's content, which is these lines."""
+        self._seal()
         since = views.moment(name.available_at or names.birth_ms(name.batch))
         same = {
             "state": state,
@@ -82,15 +81,38 @@ class Columns:
             "available_at": views.moment(name.available_at) if name.available_at else None,
             "version": 0,
         }
-        for column in self.wanted:
-            if column not in ("payload", "id", schemas.QUEUE):
-                values[column] += [same.get(column)] * count
-        self.count += count
+        for field in self.schema:
+            if field.name == "id":
+                found = pc.binary_join_element_wise(f"{name.batch}.", INDICES[: name.count], "")
+            elif field.name == "payload":
+                if self.is_parsed:
+                    self.json.append(content)
+                    continue
+                found = payloads_of(lines)
+            else:
+                found = pa.repeat(pa.scalar(same.get(field.name), field.type), name.count)
+            self.arrays[field.name].append(found)
+        self.count += name.count
+        self.sealed = self.count
         self.size += len(content)
-        if self.count >= ROWS_MAX or self.size >= BYTES_MAX:
+        if self.is_full:
             yield self._batch()
 
+    def _seal(self) -> None:
+        """Make arrays of what was taken row by row."""
+        if self.sealed < self.count:
+            for field in self.schema:
+                values, self.values[field.name] = self.values[field.name], []
+                if field.name in self.places and not (field.name == "payload" and self.is_parsed):
+                    self.arrays[field.name].append(pa.array(values, field.type))
+            self.sealed = self.count
+
     # -- giving ---------------------------------------------------------------------------------------
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there is enough for a record batch."""
+        return self.count >= ROWS_MAX or self.size >= BYTES_MAX
 
     def rest(self) -> Iterator[pa.RecordBatch]:
         """What is left in the end."""
@@ -98,20 +120,36 @@ class Columns:
             yield self._batch()
 
     def _batch(self) -> pa.RecordBatch:
+        self._seal()
         arrays = []
         for field in self.schema:
             if field.name == schemas.QUEUE:
-                arrays.append(pa.array([self.queue] * self.count, field.type))
+                arrays.append(pa.repeat(pa.scalar(self.queue, field.type), self.count))
             elif field.name == "payload" and self.is_parsed:
                 arrays.append(parse(self.json, field.type, self.count))
             else:
-                arrays.append(pa.array(self.values[field.name], field.type))
+                arrays.append(pa.concat_arrays(self.arrays[field.name]))
         batch = pa.RecordBatch.from_arrays(arrays, schema=self.schema)
         self._clear()
         return batch
 
 
-INDICES = [str(index) for index in range(names.BATCH_TASKS_MAX)]
+def lines_of(content: bytes, count: int) -> pa.Array | None:
+    """The lines, without their ends, of a task file with so many tasks, each a payload and nothing else; else None."""
+    if not content.endswith(SUFFIX):
+        return None
+    lines = pc.split_pattern(pa.array([content[:-1]], pa.binary()), b"\n").flatten()
+    try:
+        lines.cast(pa.string())
+    except pa.ArrowInvalid:  # no UTF-8
+        return None
+    return lines if len(lines) == count and pc.all(pc.starts_with(lines, PREFIX)).as_py() else None
+
+
+def payloads_of(lines: pa.Array) -> pa.Array:
+    """The payloads in the lines of `lines_of`, as JSON text; null for a line that is plainly damaged."""
+    payloads = pc.binary_slice(lines, len(PREFIX), -1).cast(pa.string())
+    return pc.if_else(pc.ends_with(lines, SUFFIX[:1]), payloads, None)
 
 
 def parse(lines: list[bytes], kind: pa.DataType, count: int) -> pa.Array:

@@ -17,7 +17,7 @@ from fsqueue import deadletters, history, inspection, names
 from fsqueue.errors import InvalidArgument, QueueNotFound, StorageError
 from fsqueue.filesystem import Filesystem, mount_of
 from fsqueue.spark import schemas, views
-from fsqueue.spark.columns import Columns
+from fsqueue.spark.columns import Columns, lines_of
 from fsqueue.spark.options import ReadOptions
 from fsqueue.store import Store
 from fsqueue.task import DELAYED, WAITING
@@ -164,9 +164,10 @@ class FsqueueReader(DataSourceReader):  # type: ignore[misc]
         for name in fresh:
             state = DELAYED if name.available_at > now else WAITING
             if state in states:
-                content = views.lines_of(store, name)
-                if content is not None:
-                    yield from columns.untouched(name, state, content)
+                content = views.content_of(store, name)
+                lines = None if content is None else lines_of(content, name.count)
+                if content is not None and lines is not None:
+                    yield from columns.untouched(name, state, content, lines)
                 else:  # renamed, finished, or with lines that need to be looked at one by one
                     yield from columns.rows(views.tasks(store, name, states))
         for name in touched:

@@ -12,7 +12,6 @@ from typing import Any
 
 import orjson
 
-from fsqueue import batch as batches
 from fsqueue import biography, commits, counters, deadletters, history, inspection, movements, names
 from fsqueue.ledger import CANCELLED, COMPLETED, DEAD, LEASED, Ledger
 from fsqueue.names import TaskFileName
@@ -258,25 +257,11 @@ BY_SHARD: dict[str, Callable[[Store, str], Iterator[Row]]] = {
 """The views that a shard's files tell."""
 
 
-PREFIX, SUFFIX = b'{"payload":', b"}\n"
-
-
-def lines_of(store: Store, name: TaskFileName) -> bytes | None:
-    """The content of an untouched batch's file, of which each line is a payload and nothing else.
-
-    None if that is not so, or if the file is gone: then its tasks are to be looked at one by one.
-    """
+def content_of(store: Store, name: TaskFileName) -> bytes | None:
+    """The content of an untouched batch's file; None if it is gone, or if its tasks have more than a payload."""
     if name.priority is not None or "~" in name.batch:
         return None
     try:
-        content = store.fs.read(store.layout.task_file(name))
+        return store.fs.read(store.layout.task_file(name))
     except OSError:
         return None
-    plain = content.startswith(PREFIX) and content.endswith(SUFFIX) and content.count(b"\n") == name.count
-    return content if plain and content.count(b"\n" + PREFIX) == name.count - 1 else None
-
-
-def payloads_of(content: bytes) -> list[bytes | None]:
-    """The payloads' JSON in the content of `lines_of`; None for a line that is plainly damaged."""
-    begin, end = len(PREFIX), -len(SUFFIX) + 1
-    return [line[begin:end] if line.endswith(b"}") else None for line in batches.split_lines(content)]

@@ -265,6 +265,13 @@ def test_a_batch_with_a_damaged_line_is_read_but_for_that(spark: SparkSession, q
     assert sorted(map(str, typed)) == ["None", "{'n': 0}", "{'n': 2}"]
 
 
+def test_a_batch_with_what_is_no_text_is_read_but_for_that(spark: SparkSession, queue: Queue) -> None:
+    queue.insert_many([{"n": n} for n in range(3)], batch_tasks=3)
+    for path in queue.path.rglob("queue/*/*.jsonl"):
+        path.write_bytes(path.read_bytes().replace(b'{"payload":{"n":1}}', b'{"payload":"\xff"}'))
+    assert sorted(str(row["payload"]) for row in as_rows(read(spark, queue))) == ["None", '{"n":0}', '{"n":2}']
+
+
 def test_tasks_are_read_while_workers_work(spark: SparkSession, queue: Queue) -> None:
     """What is read at any time are tasks that are there, each once."""
     queue.insert_many(range(20_000))
