@@ -154,6 +154,8 @@ class _Stager:
         self.directory = self.layout.attempt(attempt, name)
         self.first = store.entropy.uuid7(store.clock.now_ms())
         self.files = self.tasks = self.bytes = 0
+        self.opened: list[int] = []
+        """Written, and perhaps not yet synced: one group's files, or two."""
         self.generation = store.fate.generation
 
     def stage(self, batches: Iterable[insertion.Sealed]) -> CommitPart:
@@ -177,28 +179,37 @@ class _Stager:
         return part
 
     def _write(self, group: list[insertion.Sealed]) -> None:
-        store = self.store
-        fs, opened = store.fs, []
+        """Write a group's files, and sync those of the group before: meanwhile the system has written most of them."""
+        store, fs, before = self.store, self.store.fs, len(self.opened)
+        for sealed in group:
+            at = insertion.moment(store, sealed.when)
+            name = names.TaskFileName(at, names.successor(self.first, self.files), sealed.tasks)
+            self.opened.append(fs.create(f"{self.directory}/{name}"))
+            self.files += 1
+            fs.write_all(self.opened[-1], b"".join(sealed.lines))
+            if store.sync_inserts:
+                fs.begin_writing(self.opened[-1])
+            self.tasks += sealed.tasks
+            self.bytes += sealed.size
+        self._sync(before)
+
+    def _sync(self, count: int) -> None:
+        """Make the first files durable that are still open, and close them."""
+        done, self.opened = self.opened[:count], self.opened[count:]
         try:
-            for sealed in group:
-                at = insertion.moment(store, sealed.when)
-                name = names.TaskFileName(at, names.successor(self.first, self.files), sealed.tasks)
-                opened.append(fs.create(f"{self.directory}/{name}"))
-                self.files += 1
-                fs.write_all(opened[-1], b"".join(sealed.lines))
-                if store.sync_inserts:
-                    fs.begin_writing(opened[-1])
-                self.tasks += sealed.tasks
-                self.bytes += sealed.size
-            for fd in opened if store.sync_inserts else ():
-                fs.fsync(fd)
+            for fd in done if self.store.sync_inserts else ():
+                self.store.fs.fsync(fd)
         finally:
-            for fd in opened:
-                fs.close(fd)
+            self._close(done)
+
+    def _close(self, fds: list[int]) -> None:
+        for fd in fds:
+            self.store.fs.close(fd)
 
     def _seal(self) -> CommitPart:
-        """Make the names durable; CommitLost if the queue was purged meanwhile."""
+        """Make files and names durable; CommitLost if the queue was purged meanwhile."""
         store, layout = self.store, self.layout
+        self._sync(len(self.opened))
         if store.sync_inserts:
             store.fs.sync_directory(self.directory)
             store.sync_names(layout.staging)  # each time: the attempt's directory may have been dropped, and made anew
@@ -210,6 +221,8 @@ class _Stager:
 
     def _give_up(self) -> None:
         """Remove what was staged; what that does not get is reaped with the attempt."""
+        with suppress(OSError):
+            self._close(self.opened)
         part = Part(self.attempt, self.first, self.files, self.tasks, self.bytes)
         with suppress(OSError):
             for name in commits.staged(self.store, self.layout, self.attempt, self.name, [part]):

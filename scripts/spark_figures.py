@@ -74,15 +74,17 @@ def measure(spark: Any, place: Path, rows: int, repeat: int) -> Best:
     Queue.create(place / "warm")  # what a session does only once is not measured
     jobs.seed(df.limit(1000), str(place / "warm"))
     drop(spark.read.format("fsqueue").load(str(place / "warm")))
-    for number in range(repeat):
-        measured(best, "write.json", df.write.mode("overwrite").json, str(place / "json"))
-        path = str(place / f"q{number}")
+    path = str(place / "q")
+    for _ in range(repeat):  # before each writing its last output is removed: all find the same memory free
+        shutil.rmtree(place / "json", ignore_errors=True)
+        measured(best, "write.json", df.write.json, str(place / "json"))
+        shutil.rmtree(path, ignore_errors=True)
         Queue.create(path)
         measured(best, "seed", jobs.seed, df, path, commit="a")
-        publish(place / f"p{number}", df, best)
-        if number:
-            shutil.rmtree(path)
-    path = str(place / "q0")
+        shutil.rmtree(path)
+        Queue.create(path)
+        measured(best, "write", df.write.format("fsqueue").mode("append").option("commit", "a").save, path)
+        publish(place / "p", df, best)
     reader = spark.read.format("fsqueue").schema(f"id STRING, state STRING, payload STRUCT<{FIELDS}>")
     for _ in range(repeat):
         measured(best, "read.json", drop, spark.read.schema(df.schema).json(str(place / "json")))
@@ -142,7 +144,7 @@ PUBLISH_S = 2.0
 
 def table(best: Best, rows: int) -> str:
     lines = ["| what | rows/s | |", "|---|---|---|"]
-    for name in ("write.json", "seed", "read.json", "read", "read, payloads as text"):
+    for name in ("write.json", "seed", "write", "read.json", "read", "read, payloads as text"):
         lines.append(f"| `{name}` | {rows / best[name]:,.0f} | |")
     for what, theirs, ours, least in FIGURES:
         ratio = best[theirs] / best[ours]

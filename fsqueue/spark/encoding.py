@@ -325,14 +325,17 @@ class Batcher:
 
     def _check(self, lines: pa.Array, offsets: memoryview, data: memoryview) -> None:
         """That they are lines, in the mass: what is no line would make others' tasks unreadable."""
+        import numpy
+
         count = len(lines)
         if not count:
             return
-        content = bytes(data[offsets[0] : offsets[count]])
-        if lines.null_count or content.count(b"\n") != count or content[-1:] != b"\n" or content[:2] not in STARTS:
+        content = numpy.frombuffer(data[offsets[0] : offsets[count]], numpy.uint8)
+        ends = numpy.count_nonzero(content == NEWLINE)
+        if lines.null_count or ends != count or content[-1] != NEWLINE or bytes(content[:2]) != START:
             raise InvalidTask("What should be lines of task files is none: use fsqueue.spark.seed to make them.")
         if len(content) > self.bytes_max:
-            longest = max(offsets[at + 1] - offsets[at] for at in range(count))
+            longest = int(numpy.diff(numpy.asarray(offsets)).max())
             if longest > self.bytes_max:
                 raise TaskTooLarge(
                     f"A task takes {longest:,} bytes; this queue accepts up to {self.bytes_max:,}. Store the data in "
@@ -340,7 +343,7 @@ class Batcher:
                 )
 
 
-STARTS = (b'{"',)
+START, NEWLINE = b'{"', 10
 
 
 def buffers(array: pa.Array) -> tuple[memoryview, memoryview]:

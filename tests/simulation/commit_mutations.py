@@ -70,7 +70,7 @@ MUTATIONS = [
         "what is staged is not synced",
         "its names survive a power loss, the tasks do not",
         "commits-power",
-        (("committing:_Stager._write", "for fd in opened if store.sync_inserts else ():", "for fd in ():"),),
+        (("committing:_Stager._sync", "for fd in done if self.store.sync_inserts else ():", "for fd in ():"),),
     ),
     Mutation(
         "an attempt's directory is not synced",
