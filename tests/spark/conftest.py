@@ -20,6 +20,8 @@ from typing import Any
 
 import pytest
 
+from tests.lab.guests import DIES_WITH_US
+
 TOP = Path(__file__).resolve().parents[2]
 JAVA_LEAST = 17
 FAST_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xss4m"
@@ -119,7 +121,10 @@ def driver(installed: Path, tmp_path: Path) -> Iterator[Driver]:
     started: list[subprocess.Popen[str]] = []
 
     def start(name: str, *arguments: str | Path, master: str = "local[2,3]", **more: str) -> subprocess.Popen[str]:
-        program = [sys.executable, "-m", "tests.spark.drivers", master, str(tmp_path), name, *map(str, arguments)]
+        program = [
+            *DIES_WITH_US, sys.executable, "-m", "tests.spark.drivers", master, str(tmp_path), name,
+            *map(str, arguments),
+        ]  # fmt: skip
         process = subprocess.Popen(
             program, env=environment(installed) | more, cwd=TOP, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             text=True, start_new_session=True,
@@ -164,7 +169,8 @@ def cluster(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
             "SPARK_DAEMON_MEMORY": "256m",
             "SPARK_DAEMON_JAVA_OPTS": FAST_JVM,
         }
-        command = [f"{home}/bin/spark-class", f"org.apache.spark.deploy.{name}", "--host", address, *arguments]
+        java = f"org.apache.spark.deploy.{name}"
+        command = [*DIES_WITH_US, f"{home}/bin/spark-class", java, "--host", address, *arguments]
         with open(logs / f"{len(processes)}.log", "wb") as log:
             processes.append(
                 subprocess.Popen(command, env=env, stdout=log, stderr=log, cwd=logs, start_new_session=True)
