@@ -8,13 +8,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from fsqueue import inspection, jsonl, layout, transitions, upkeep
+from fsqueue import inspection, jsonl, layout, names, overwriting, transitions, upkeep
 from fsqueue.clock import Clock, Entropy
 from fsqueue.errors import FULL, FsqueueError, LockTimeout, NotAQueue, QueueExists, UnsafeFilesystem
 from fsqueue.filesystem import Filesystem, Mount, mount_of
 from fsqueue.layout import Fate, Settings
 from fsqueue.ledger import LEASED, Ledger
-from fsqueue.store import Store
+from fsqueue.store import Store, discard
 
 
 def create(path: str, settings: Settings, *, exist_ok: bool, allow_unsafe: bool) -> None:
@@ -105,7 +105,9 @@ def purge(store: Store) -> None:
     old, fs = store.fate, store.fs
     with _settings(fs, store.path, store.clock, store.entropy) as (fd, fate):
         if fate == old:  # else somebody else purged or deleted it just now
-            jsonl.append(fs, fd, layout.generation_record(fate.generation + 1, store.clock.now_ms()), True)
+            begun = fate.generation + 1
+            overwriting.clear(store, f"{store.path}/{names.generation(begun, fate.id)}")
+            jsonl.append(fs, fd, layout.generation_record(begun, store.clock.now_ms()), True)
     try:
         upkeep.to_trash(store, f"{store.path}/{old.directory}")
     except OSError as error:  # it is purged all the same
@@ -163,7 +165,7 @@ def move_away(fs: Filesystem, path: str, clock: Clock, entropy: Entropy, queue_i
     try:
         with _settings(fs, path, clock, entropy) as (_, fate):
             if fate.closed or fate.id == queue_id:
-                upkeep.discard(outside, path, trash, entropy)
+                discard(outside, path, trash, entropy)
     except FileNotFoundError:
         pass  # somebody else did
 

@@ -203,7 +203,11 @@ def decide(store: Store, layout: Layout, record: Record) -> Record:
     """
     try:
         with _proposed(store, layout, record):
-            _prove(store, layout, record)
+            for attempt, parts in record.attempts().items():
+                # Who reaps one has its lock, and looks for proposals under it. So what is there now stays, as long as
+                # the proposal does.
+                with ExitStack() as locks:
+                    prove(store, layout, record.name, attempt, parts, locks)
             store.fs.link(layout.proposal(record.id), layout.record(record.name))
         return record
     except (OSError, FsqueueError) as error:
@@ -242,23 +246,26 @@ def _proposed(store: Store, layout: Layout, record: Record) -> Iterator[None]:
             fs.close(fd)
 
 
-def _prove(store: Store, layout: Layout, record: Record) -> None:
-    """Make sure that all is there that a proposed record names. CommitLost if not.
+def prove(store: Store, layout: Layout, commit: str, attempt: str, parts: list[Part], locks: ExitStack) -> None:
+    """Make sure that all is there that a record names of an attempt. CommitLost if not.
 
-    Under each attempt's lock: who reaps one has it, and looks for proposals under it. So what was there then stays,
-    as long as the proposal does.
+    Under the attempt's lock, which `locks` gives back.
     """
-    for attempt, parts in record.attempts().items():
-        try:
-            with store.held(f"{layout.attempt(attempt, record.name)}/{LOCK}", LOCK_S):
-                whole = _is_whole(store, layout, attempt, record.name, parts)
-        except FileNotFoundError:
-            whole = False
-        if not whole:
-            raise CommitLost(
-                f"What was staged for the commit {record.name} of {store.path} is not all there any more: it was "
-                "discarded, purged, or reaped after a week. Nothing of it is visible; stage it again, and publish that."
-            )
+    try:
+        locks.enter_context(store.held(f"{layout.attempt(attempt, commit)}/{LOCK}", LOCK_S))
+        whole = _is_whole(store, layout, attempt, commit, parts)
+    except FileNotFoundError:
+        whole = False
+    if not whole:
+        raise lost(store, commit)
+
+
+def lost(store: Store, commit: str) -> CommitLost:
+    """The error that says that something of what was staged is gone."""
+    return CommitLost(
+        f"What was staged for the commit {commit} of {store.path} is not all there any more: it was "
+        "discarded, purged, or reaped after a week. Nothing of it is visible; stage it again, and publish that."
+    )
 
 
 def _is_whole(store: Store, layout: Layout, attempt: str, commit: str, parts: list[Part]) -> bool:

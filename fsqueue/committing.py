@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
-from fsqueue import commits, insertion, names
+from fsqueue import commits, insertion, names, overwriting
 from fsqueue.arguments import payloads_of, verb, whole
 from fsqueue.commits import Part, Record
 from fsqueue.errors import CommitLost, FsqueueError, InvalidArgument, InvalidTask
@@ -61,8 +61,10 @@ class Commit:
         return _Stager(self.store, self.name, self.attempt).stage(batches)
 
     @verb("publishing a commit")
-    def publish(self, parts: Iterable[CommitPart]) -> CommitReport:
+    def publish(self, parts: Iterable[CommitPart], *, overwrite: bool = False) -> CommitReport:
         """Insert what these parts hold, all of it at one instant; or report what was inserted under this name before.
+
+        `overwrite`: at the same instant everything else in the queue is purged.
 
         Parts may come from copies of this object, and from others of the same name. Whoever publishes a name first
         decides what it inserts. If this fails, nothing is visible, or everything is, or will be: repeat it, until it
@@ -78,8 +80,11 @@ class Commit:
             self._refuse_purged(given)
             now = store.clock.now_ms()
             own = Record(store.entropy.uuid7(now), self.name, now, tuple(map(Part.of, given)))
-            known = commits.decide(store, layout, own)
+            known = overwriting.begin(store, own) if overwrite else commits.decide(store, layout, own)
             repeated = known.id != own.id
+            if overwrite and not repeated:
+                self._trash(layout)
+            layout = store.layout if overwrite else layout
         return self._finish(layout, known, {part.attempt for part in given}, repeated)
 
     @verb("looking for a commit")
@@ -120,6 +125,13 @@ class Commit:
                 raise InvalidArgument(f"{part!r} was staged for another commit or queue than {self!r}.")
             given.append(part)
         return list(dict.fromkeys(given))
+
+    def _trash(self, layout: Layout) -> None:
+        """Move the generation away that was overwritten; if that cannot be done now, `gc` does it."""
+        try:
+            self.store.discard(layout.base)
+        except OSError as error:
+            commits.logger.warning("what was overwritten in %s is still there (%s)", self.store.path, error)
 
     def _refuse_purged(self, given: list[CommitPart]) -> None:
         if any(part.generation != self.store.fate.generation for part in given):

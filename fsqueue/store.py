@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import threading
@@ -15,7 +16,7 @@ import orjson
 
 from fsqueue import jsonl
 from fsqueue.clock import Clock, Entropy
-from fsqueue.errors import FsqueueError, LockTimeout, NotAQueue, QueueNotFound, from_os_error
+from fsqueue.errors import FULL, FsqueueError, LockTimeout, NotAQueue, QueueNotFound, from_os_error
 from fsqueue.filesystem import Filesystem, mount_of
 from fsqueue.layout import Fate, Layout, is_passing, read_fate, settings_file
 from fsqueue.logs import Log
@@ -228,6 +229,10 @@ class Store:
             self.make_generation()
             return action()
 
+    def discard(self, path: str) -> bool:
+        """Move a tree of the queue into the queue's trash: instant, whatever its size. False if it is gone already."""
+        return discard(self.fs, path, self.layout.trash, self.entropy)
+
     def compare_clock(self) -> None:
         """Measure the file server's clock again, if that was long ago. Lustre stamps with the client's own."""
         if self.clock.is_stale() and mount_of(self.path).kind != "lustre":
@@ -367,6 +372,21 @@ def _address() -> str | None:
             return str(probe.getsockname()[0])
     except OSError:
         return None
+
+
+def discard(fs: Filesystem, path: str, trash: str, entropy: Entropy) -> bool:
+    """Move a tree into a trash, or beside it, where a full disk has no room for one or something is in its place.
+
+    False if the tree is gone already.
+    """
+    target = f"{path.rpartition('/')[2]}-{entropy.hex16()}"
+    try:
+        fs.make_directory(trash)
+        return fs.rename(path, f"{trash}/{target}")
+    except OSError as error:
+        if error.errno not in (*FULL, errno.ENOTDIR):
+            raise
+        return fs.rename(path, f"{trash}-{target}")
 
 
 def describe(worker: dict[str, Any] | None) -> str:

@@ -15,7 +15,6 @@ from contextlib import contextmanager
 import filelock
 
 from fsqueue import commits, deadletters, finishing, history, inspection, names, staging, taskfiles, transitions
-from fsqueue.clock import Entropy
 from fsqueue.errors import FULL, LockTimeout, StorageError
 from fsqueue.filesystem import NOT_FILES, Filesystem, mount_of
 from fsqueue.layout import DOCTOR
@@ -228,22 +227,7 @@ def is_over(store: Store, name: str) -> bool:
 
 def to_trash(store: Store, path: str) -> bool:
     """Move a tree of the queue into the queue's trash: instant, whatever its size."""
-    return discard(store.fs, path, store.layout.trash, store.entropy)
-
-
-def discard(fs: Filesystem, path: str, trash: str, entropy: Entropy) -> bool:
-    """Move a tree into a trash, or beside it, where a full disk has no room for one or something is in its place.
-
-    False if the tree is gone already.
-    """
-    target = f"{path.rpartition('/')[2]}-{entropy.hex16()}"
-    try:
-        fs.make_directory(trash)
-        return fs.rename(path, f"{trash}/{target}")
-    except OSError as error:
-        if error.errno not in (*FULL, errno.ENOTDIR):
-            raise
-        return fs.rename(path, f"{trash}-{target}")
+    return store.discard(path)
 
 
 def reap_doctors(fs: Filesystem, directory: str, now_s: float) -> int:

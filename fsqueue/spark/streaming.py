@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 from fsqueue.errors import InvalidArgument
 from fsqueue.spark.encoding import Encoder
 from fsqueue.spark.options import WriteOptions
-from fsqueue.spark.writing import Staged, open_queue, parts_of, refuse_overwrite
+from fsqueue.spark.writing import Staged, open_queue, parts_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,7 +36,8 @@ class FsqueueStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
     """Made anew for each micro-batch, and once more for its commit: so all that matters is in the messages."""
 
     def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
-        refuse_overwrite(overwrite, options.path)
+        if overwrite:
+            raise InvalidArgument("A stream adds to its queue: outputMode append or update, not complete.")
         if options.commit is not None:
             raise InvalidArgument("A stream names its commits itself: leave out the option `commit`.")
         if options.if_exists not in ("append", "create"):

@@ -14,6 +14,7 @@ from uuid import uuid4
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from fsqueue import administration
 from fsqueue.errors import InvalidArgument, QueueExists, QueueNotFound
 from fsqueue.queue import Queue
 from fsqueue.spark.encoding import Encoder
@@ -38,7 +39,11 @@ class FsqueueWriter(DataSourceArrowWriter):  # type: ignore[misc]
     """
 
     def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
-        refuse_overwrite(overwrite, options.path)
+        if overwrite and options.if_exists in ("error", "ignore"):
+            raise InvalidArgument(
+                f"mode overwrite and ifExists={options.if_exists} contradict each other: leave one of them out."
+            )
+        self.overwrite = overwrite
         self.encoder = Encoder(options, schema)
         queue = open_queue(options)
         self.commit_ = queue.commit(options.commit or f"spark-{uuid4()}")
@@ -62,9 +67,13 @@ class FsqueueWriter(DataSourceArrowWriter):  # type: ignore[misc]
         return Staged(self.commit_.stage_encoded(batches))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Make all of it visible at one instant; or, if the commit's name was published before, add nothing."""
+        """Make all of it visible at one instant, and when overwriting nothing else; or, if the commit's name was
+        published before, add nothing.
+        """
         if self.is_needed:
-            self.commit_.publish(parts_of(messages))
+            self.commit_.publish(parts_of(messages), overwrite=self.overwrite)
+            if self.overwrite:
+                administration.reap_later(self.commit_.store.fs, self.commit_.store.layout.trash)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Remove what was staged. What was published before something else failed stays: it is decided."""
@@ -74,15 +83,6 @@ class FsqueueWriter(DataSourceArrowWriter):  # type: ignore[misc]
 def parts_of(messages: Iterable[WriterCommitMessage | None]) -> list[CommitPart]:
     """What the executors report to have staged."""
     return [message.part for message in messages if isinstance(message, Staged) and message.part is not None]
-
-
-def refuse_overwrite(overwrite: bool, path: str) -> None:
-    """Overwriting is not there yet; say what to do instead."""
-    if overwrite:
-        raise InvalidArgument(
-            f"This version of fsqueue cannot overwrite a queue in one step. Purge it first (fsqueue purge {path}), "
-            "then write with mode append."
-        )
 
 
 def open_queue(options: WriteOptions) -> Queue:

@@ -32,6 +32,7 @@ FLOORS = {
     "history": 2,
     "selection": 3,
     "insertion": 3,
+    "overwriting": 3,
     "committing": 3,
     "transitions": 3,
     "finishing": 3,

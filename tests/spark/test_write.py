@@ -326,11 +326,16 @@ def test_an_empty_queue_left_by_a_driver_that_died_is_no_reason_to_refuse(spark:
     assert queue.status().waiting == 3
 
 
-def test_overwriting_is_refused_with_advice(spark: SparkSession, queue: Queue) -> None:
+def test_overwriting_leaves_what_is_new_and_nothing_else(spark: SparkSession, queue: Queue) -> None:
     queue.insert(1)
-    with pytest.raises(PySparkException, match=r"cannot overwrite a queue in one step\. Purge it first"):
-        rows(spark, 3).write.format("fsqueue").mode("overwrite").save(str(queue.path))
-    assert queue.status().waiting == 1
+    for name in ("first", "second", "second"):  # the repeated one adds nothing
+        rows(spark, 3).write.format("fsqueue").mode("overwrite").option("commit", name).save(str(queue.path))
+        fresh = Queue(queue.path)
+        assert (fresh.status().inserted, fresh.status().waiting) == (3, 3)
+    assert fresh.generation == 3
+    with pytest.raises(PySparkException, match="contradict each other"):
+        rows(spark, 3).write.format("fsqueue").mode("overwrite").option("ifExists", "error").save(str(queue.path))
+    assert Queue(queue.path).status().waiting == 3
 
 
 @pytest.mark.slow

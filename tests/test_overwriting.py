@@ -1,0 +1,174 @@
+"""A commit that overwrites: at one instant all of it is there, and nothing else."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from fsqueue import CommitLost, CommitReport, FsqueueError, LeaseLost, Queue, StorageFull
+from fsqueue.clock import ManualClock
+from tests.concurrency.trapped import needs_room, trapped
+from tests.support import QueueFactory, base_of, crashes, drain, files_below, generations_of, leftovers, raised
+
+OLD, NEW = ["old", "older"], [f"new {number}" for number in range(5)]
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(time.time())
+
+
+@pytest.fixture
+def q(queue_factory: QueueFactory, clock: ManualClock) -> Queue:
+    return with_something(Queue(queue_factory(shards=4, durability="none").path, clock=clock))
+
+
+def with_something(queue: Queue) -> Queue:
+    queue.insert_many(OLD, batch_tasks=1)
+    return queue
+
+
+def overwrite(queue: Queue, name: str = "anew") -> CommitReport:
+    commit = queue.commit(name)
+    return commit.publish([commit.stage(NEW[:2]), commit.stage(NEW[2:], batch_tasks=1)], overwrite=True)
+
+
+def payloads(queue: Queue) -> list[Any]:
+    return sorted(info.payload for info in Queue(queue.path).tasks())
+
+
+def test_what_was_there_is_gone_and_what_is_new_is_there(q: Queue, clock: ManualClock) -> None:
+    [held] = q.lease()
+    q.insert_many(["named"], commit="before")
+    report = overwrite(q)
+    assert (report.tasks, report.repeated) == (5, False)
+    assert q.generation == 2
+    assert payloads(q) == NEW
+    assert (q.status().inserted, q.status().waiting) == (5, 5)
+    with pytest.raises(LeaseLost):
+        held.complete()
+    q.gc()
+    assert generations_of(q) == [base_of(q)]
+    assert q.insert_many(["named"], commit="before") == 1, "a generation's names are its own"
+    drain(q, clock)
+    assert leftovers(q) == []
+
+
+def test_nothing_may_take_the_place_of_all(q: Queue) -> None:
+    assert q.commit("empty").publish([], overwrite=True).tasks == 0
+    assert (q.generation, q.status().inserted) == (2, 0)
+    assert q.commit("empty").publish([], overwrite=True).repeated
+
+
+def test_what_was_committed_under_the_name_is_not_repeated(q: Queue) -> None:
+    overwrite(q)
+    q.insert("later")
+    for way in (True, False):
+        commit = q.commit("anew")
+        assert commit.publish([commit.stage(["again"])], overwrite=way).repeated
+    q.insert_many(["x"], commit="appended")
+    assert overwrite(q, "appended").repeated
+    assert payloads(q) == sorted([*NEW, "later", "x"])
+    q.gc()
+    assert not files_below(base_of(q) / "staging")
+
+
+def test_of_two_who_overwrite_the_second_is_told(q: Queue) -> None:
+    first, second = q.commit("one"), q.commit("two")
+    parts = first.stage(["first"]), second.stage(["second"])
+    first.publish([parts[0]], overwrite=True)
+    with pytest.raises(CommitLost, match="stage them again"):
+        second.publish([parts[1]], overwrite=True)
+    assert payloads(q) == ["first"]
+
+
+@pytest.mark.parametrize("other", ["purge", "overwrite", "the same name", "append"])
+def test_another_is_faster_by_a_moment(q: Queue, clock: ManualClock, other: str) -> None:
+    """Between the look at the queue and its lock."""
+    rival, done = Queue(q.path, clock=clock), []
+    theirs = rival.commit("anew" if other in ("the same name", "append") else "other")
+    part = theirs.stage(["theirs"])
+
+    def trap(step: str, call: Any, *args: Any) -> Any:
+        if step == "look" and len(args) > 1 and args[1] & os.O_APPEND and args[0].endswith("queue.jsonl") and not done:
+            done.append(1)
+            rival.purge() if other == "purge" else theirs.publish([part], overwrite=other != "append")
+        return call(*args)
+
+    told = raised(CommitLost, lambda: overwrite(trapped(q, trap)))
+    assert done
+    assert (told is None) == (other in ("the same name", "append"))
+    assert payloads(q) == {"purge": [], "append": sorted(["theirs", *OLD])}.get(other, ["theirs"])
+
+
+def test_an_insert_that_is_overtaken_is_made_in_the_new_generation(q: Queue, clock: ManualClock) -> None:
+    other, done = Queue(q.path, clock=clock), []
+
+    def trap(step: str, call: Any, *args: Any) -> Any:
+        if step == "rename" and "/queue/" in args[1] and not done:
+            done.append(overwrite(other))
+        return call(*args)
+
+    trapped(q, trap).insert("late")
+    assert payloads(q) == sorted([*NEW, "late"])
+
+
+@pytest.mark.parametrize("afterwards", ["again", "purge"])
+def test_it_is_there_whole_or_not_at_all(queue_factory: QueueFactory, clock: ManualClock, afterwards: str) -> None:
+    def build(number: int) -> Queue:
+        return with_something(Queue(queue_factory(f"q{number}", shards=2).path, clock=clock))
+
+    seen = set()
+    for where, queue in crashes(build, overwrite, clock):
+        fresh = Queue(queue.path, clock=clock)
+        found = payloads(fresh)
+        assert found in (sorted(OLD), NEW), where
+        assert fresh.status().inserted == len(found), where
+        seen.add((len(found), fresh.generation))
+        if afterwards == "purge":
+            fresh.purge()
+            for thread in threading.enumerate():  # while it reaps what was purged, gc leaves that to it
+                if thread.name == "fsqueue-reaper":
+                    thread.join()
+            fresh.insert("only")
+            assert payloads(fresh) == ["only"], where
+        else:
+            assert overwrite(fresh).repeated == (found == NEW), where
+            assert payloads(fresh) == NEW, where
+        clock.advance(8 * 86_400)
+        assert not [finding for finding in fresh.fsck(repair=True) if not finding.repaired], where
+        fresh.gc()
+        drain(fresh, clock)
+        assert leftovers(fresh) == [], where
+    assert seen == {(2, 1), (5, 2)}
+
+
+def test_on_a_full_disk_it_can_be_published_again(queue_factory: QueueFactory, clock: ManualClock) -> None:
+    for number in range(1, 100):
+        queue = with_something(Queue(queue_factory(f"q{number}", shards=2).path, clock=clock))
+        commit = queue.commit("anew")
+        part = commit.stage(NEW)
+        left = [number]
+
+        def trap(step: str, call: Any, *args: Any, left: list[int] = left) -> Any:
+            if needs_room(step, args):
+                left[0] -= 1
+                if left[0] == 0:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return call(*args)
+
+        mine = trapped(queue, trap)
+        refused = raised(FsqueueError, lambda: mine.commit("anew").publish([part], overwrite=True))  # noqa: B023
+        assert refused is None or isinstance(refused, StorageFull), refused
+        assert payloads(queue) in (sorted(OLD), NEW)
+        commit.publish([part], overwrite=True)
+        assert payloads(queue) == NEW
+        if left[0] > 0:
+            assert number > 8
+            return
+    raise AssertionError("it never ends")
