@@ -41,6 +41,8 @@ def finish(store: Store, log: Log) -> None:
     if ledger.done[DEAD]:
         missing_letters(store, log)
     taskfiles.remove(store, log)
+    if log.sync and not store.fs.shared:
+        store.fs.sync_directory(f"{log.layout.tasks}/{log.layout.shard(log.batch)}")  # before anything else goes
     if ledger.done[COMPLETED]:
         counters.add(store, log, ledger.done[COMPLETED], at, WAIT_S)
     if store.settings.keep_history:

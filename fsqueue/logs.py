@@ -40,6 +40,7 @@ class Log:
         "mutex",
         "name",
         "path",
+        "single",
         "sync",
         "torn",
     )
@@ -62,6 +63,8 @@ class Log:
         """The lines of the task file, while they are needed."""
         self.name: TaskFileName | None = None
         """The task file's name as last seen or made: a hint."""
+        self.single = False
+        """Whether the task file was seen to have one name: what renames it then leaves it with one."""
         self.lettered: set[int] = set()
         """Dead tasks whose letters this process has written."""
 

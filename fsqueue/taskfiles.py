@@ -55,8 +55,19 @@ def read(store: Store, log: Log) -> list[bytes] | None:
                 continue
             log.name = name
             log.lines = batch.split_lines(content)
+            _make_single(store, log, name)
             break
     return log.lines
+
+
+def _make_single(store: Store, log: Log, name: TaskFileName) -> None:
+    """Remove the other names that a power loss left the file with (btrfs; see `Filesystem.rename`)."""
+    fs, path = store.fs, log.layout.task_file(name)
+    if not fs.shared and not log.single and fs.stat(path).st_nlink > 1:
+        for other in names.task_files_of(log.batch, listed(store, log.layout, log.batch)):
+            if other != name:
+                fs.unlink(log.layout.task_file(other))
+    log.single = True
 
 
 def payload(store: Store, log: Log, index: int) -> Any:
@@ -93,7 +104,8 @@ def rename(store: Store, log: Log, target: TaskFileName) -> bool:
 
 
 def remove(store: Store, log: Log) -> None:
-    """Unlink the task file. One that was there had but one name; if none was, all are tried, and the shard listed."""
+    """Unlink the task file, under all names where it may have several. If it is not found, the shard is listed."""
+    single = log.single or store.fs.shared
     for name in candidates(store, log):
-        if store.fs.unlink(log.layout.task_file(name)):
+        if store.fs.unlink(log.layout.task_file(name)) and single:
             return

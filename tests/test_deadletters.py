@@ -291,11 +291,12 @@ def test_a_damaged_line_of_a_task_file_becomes_a_letter(q: Queue) -> None:
 def writes_and_syncs(queue: Queue, act: Callable[[Queue], object]) -> list[str]:
     """What is written and synced, in order: the name of a directory, and of a file the directory that it is in."""
     steps: list[str] = []
+    base = base_of(queue)
 
     def trap(step: str, call: Callable[..., Any], *args: Any) -> Any:
         if step in ("write", "fsync"):
-            path = os.readlink(f"/proc/self/fd/{args[0]}").removeprefix(f"{queue.path}/1")
-            steps.append(f"{step} {path if os.path.isdir(f'{queue.path}/1{path}') else path.split('/')[1]}")
+            path = os.readlink(f"/proc/self/fd/{args[0]}").removeprefix(str(base))
+            steps.append(f"{step} {path if os.path.isdir(f'{base}{path}') else path.split('/')[1]}")
         return call(*args)
 
     with trapped(queue, trap) as mine:

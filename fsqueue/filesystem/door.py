@@ -11,6 +11,7 @@ import os
 import stat
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 
 from fsqueue.clock import Clock, Entropy
@@ -208,21 +209,14 @@ class Filesystem:
             self.close(fd)
 
     def begin_writing(self, fd: int) -> None:
-        """Let the system begin to write a file's data to disk, and not wait: files that are synced next take less time.
-
-        Else the sync of each one allocates its blocks, and waits for a commit of the filesystem's journal of its own.
-        """
-        try:
+        """Let the system begin to write a file: else the sync of each of many waits for a commit of the journal."""
+        with suppress(OSError, AttributeError):  # the second: macOS has none
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        except (OSError, AttributeError):  # the second: macOS has none
-            pass
 
     # -- names -------------------------------------------------------------------------------
 
     def make_directory(self, path: str, sync: bool = False) -> None:
-        """Make a directory below the root, and those above it; FileNotFoundError if the root is gone, or one right in
-        it that is not hidden.
-        """
+        """Make a directory below the root, and those above it as the class says; FileNotFoundError if one is gone."""
         if not path.startswith(self._below):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         self._vet_path(path)
@@ -304,13 +298,17 @@ class Filesystem:
     def rename(self, source: str, target: str) -> bool:
         """Rename; False if the source (or the target's directory) is not there.
 
-        On NFS the result alone proves nothing: look afterwards.
+        On NFS the result alone proves nothing: look afterwards. A power loss leaves some filesystems (btrfs) with both
+        names of a renaming; to repeat it does nothing (POSIX), so the old name is removed.
         """
         try:
             asking_again(lambda: os.rename(self._vet_path(source), self._vet_path(target)))
-            return True
         except FileNotFoundError:
             return False
+        with suppress(FileNotFoundError):
+            if not self.shared and os.path.samestat(self.stat(source), self.stat(target)):
+                os.unlink(source)
+        return True
 
     def link(self, source: str, target: str) -> None:
         """Make `target` a second name of `source`; FileExistsError if it is taken."""
