@@ -203,11 +203,7 @@ def decide(store: Store, layout: Layout, record: Record) -> Record:
     """
     try:
         with _proposed(store, layout, record):
-            for attempt, parts in record.attempts().items():
-                # Who reaps one has its lock, and looks for proposals under it. So what is there now stays, as long as
-                # the proposal does.
-                with ExitStack() as locks:
-                    prove(store, layout, record.name, attempt, parts, locks)
+            _prove(store, layout, record)
             store.fs.link(layout.proposal(record.id), layout.record(record.name))
         return record
     except (OSError, FsqueueError) as error:
@@ -258,6 +254,17 @@ def prove(store: Store, layout: Layout, commit: str, attempt: str, parts: list[P
         whole = False
     if not whole:
         raise lost(store, commit)
+
+
+def _prove(store: Store, layout: Layout, record: Record) -> None:
+    """Make sure that all is there that a proposed record names. CommitLost if not.
+
+    Who reaps an attempt has its lock, and looks for proposals under it. So what was there then stays, as long as the
+    proposal does.
+    """
+    for attempt, parts in record.attempts().items():
+        with ExitStack() as locks:
+            prove(store, layout, record.name, attempt, parts, locks)
 
 
 def lost(store: Store, commit: str) -> CommitLost:

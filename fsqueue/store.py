@@ -236,9 +236,10 @@ class Store:
     def compare_clock(self) -> None:
         """Measure the file server's clock again, if that was long ago. Lustre stamps with the client's own."""
         if self.clock.is_stale() and mount_of(self.path).kind != "lustre":
+            probe = f"{self.layout.staging}/{self.entropy.hex16()}.probe"
             try:
-                self.fs.compare_clock(self.clock, f"{self.layout.staging}/{self.entropy.hex16()}.probe")
-            except OSError:
+                self.making_generation(lambda: self.fs.compare_clock(self.clock, probe))
+            except (OSError, FsqueueError):
                 pass  # a queue that one may only read: the local clock will do
 
     def ring(self) -> None:

@@ -60,9 +60,9 @@ def test_a_manual_clock_stands_still_until_it_is_moved() -> None:
 
 def test_the_file_server_s_stamp_is_compared_with_the_local_clock(tmp_path: Path) -> None:
     clock = ManualClock(time.time() - 3600)
-    Filesystem(str(tmp_path), shared=False).compare_clock(clock, f"{tmp_path}/staging/probe")
+    Filesystem(str(tmp_path), shared=False).compare_clock(clock, f"{tmp_path}/.staging/probe")
     assert abs(clock.offset_ms - 3_600_000) < 5_000
-    assert os.listdir(tmp_path / "staging") == []
+    assert os.listdir(tmp_path / ".staging") == []
 
 
 def test_monotonic_time_does_not_follow_the_wall_clock(monkeypatch: pytest.MonkeyPatch) -> None:

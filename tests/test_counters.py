@@ -23,6 +23,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def q(queue: Queue, clock: ManualClock) -> Queue:
+    queue.store.make_generation()
     return Queue(queue.path, clock=clock)
 
 

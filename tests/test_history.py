@@ -22,6 +22,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def q(queue: Queue, clock: ManualClock) -> Queue:
+    queue.store.make_generation()
     return Queue(queue.path, clock=clock)
 
 

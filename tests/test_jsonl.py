@@ -57,7 +57,7 @@ def test_lines_come_out_whole_wherever_reading_is_cut(fs: Filesystem, lines: lis
 
 
 def test_the_lock_is_held_within_and_given_back_after(fs: Filesystem, tmp_path: Path) -> None:
-    clock, entropy, path = ManualClock(), Entropy(), f"{tmp_path}/deep/file.jsonl"
+    clock, entropy, path = ManualClock(), Entropy(), f"{tmp_path}/.deep/file.jsonl"
     with jsonl.locked(fs, clock, entropy, path) as fd:
         jsonl.append(fs, fd, b"one\n", False)
         before = clock.now_s

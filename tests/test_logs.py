@@ -30,6 +30,7 @@ class Opener:
     def __init__(self, root: Path) -> None:
         self.fs = Filesystem(str(root), shared=False)
         self.layout = Layout(str(root), "1", 1)
+        self.fs.make_directory(self.layout.base)
         self.made: list[Log] = []
 
     def __call__(self, sync: bool = False) -> Log:
