@@ -86,7 +86,7 @@ MUTATIONS = [
         "what was discarded is committed, and reported so",
         ("nfs", "publish-staged", "discard-staged", "on"),
         (("commits:_is_whole", "    return not files and not tasks\n", "    return True\n"),
-         ("commits:_prove", "        except FileNotFoundError:\n            whole = False\n", "        except FileNotFoundError:\n            whole = True\n")),
+         ("commits:prove", "    except FileNotFoundError:\n        whole = False\n", "    except FileNotFoundError:\n        whole = True\n")),
     ),
     Mutation(
         "reaped without looking for proposals",

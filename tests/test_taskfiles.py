@@ -1,0 +1,90 @@
+"""A task file under two names, as a power loss leaves one on some filesystems (btrfs): both of a renaming."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fsqueue import Queue, names, taskfiles
+from fsqueue.clock import ManualClock
+from fsqueue.filesystem import Filesystem
+from tests.support import Crash, QueueFactory, base_of, drain, leftovers, task_file_names
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def q(queue_factory: QueueFactory, clock: ManualClock) -> Queue:
+    return Queue(queue_factory(shards=1, max_attempts=None).path, clock=clock)
+
+
+def twin(queue: Queue) -> None:
+    """Give each task file a second name, with a later time."""
+    for name in task_file_names(queue):
+        directory = base_of(queue) / "queue" / "00"
+        os.link(directory / str(name), directory / str(name.at(name.available_at + 5)))
+
+
+def test_renaming_leaves_one_name(tmp_path: Path) -> None:
+    fs = Filesystem(str(tmp_path), shared=False)
+    (tmp_path / "a").write_text("x")
+    os.link(tmp_path / "a", tmp_path / "b")
+    assert fs.rename(f"{tmp_path}/a", f"{tmp_path}/b")
+    assert os.listdir(tmp_path) == ["b"]
+
+
+def lease_and_complete(queue: Queue) -> None:
+    queue.complete(queue.lease(3))
+
+
+def lease_and_leave(queue: Queue) -> None:
+    queue.lease(3, lease_s=1)
+
+
+def leave_the_end_to_others(queue: Queue) -> None:
+    """All is done, and the file is there."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(taskfiles, "remove", dying)
+        with pytest.raises(Crash):
+            queue.complete(queue.lease(3))
+    queue.close()
+
+
+def dying(*args: object) -> None:
+    raise Crash
+
+
+@pytest.mark.batched
+@pytest.mark.parametrize("before", [lease_and_leave, leave_the_end_to_others, lambda queue: None])
+@pytest.mark.parametrize("after", [Queue.gc, lease_and_complete])
+def test_each_task_is_done_once(
+    q: Queue, clock: ManualClock, before: Callable[[Queue], None], after: Callable[[Queue], object]
+) -> None:
+    q.insert_many(["a", "b", "c"])
+    before(q)
+    twin(q)
+    after(Queue(q.path, clock=clock))
+    clock.advance(10)
+    drain(Queue(q.path, clock=clock), clock)
+    status = Queue(q.path, clock=clock).status()
+    assert (status.inserted, status.completed) == (3, 3)
+    assert leftovers(q) == []
+
+
+def test_a_commit_s_file_that_is_published_and_still_staged_is_published_once(q: Queue, clock: ManualClock) -> None:
+    commit = q.commit("seed")
+    part = commit.stage(["a", "b"])
+    staged = q.store.layout.attempt(commit.attempt, "seed")
+    os.makedirs(base_of(q) / "queue" / "00")
+    for name in filter(None, map(names.parse_task_file, os.listdir(staged))):
+        os.link(f"{staged}/{name}", q.store.layout.task_file(name))
+    assert commit.publish([part]).tasks == 2
+    assert not os.path.exists(staged)
+    assert sum(drain(q, clock).values()) == 2
+    assert q.status().completed == 2
