@@ -206,12 +206,3 @@ def test_a_record_that_names_another_batchs_file_moves_nothing(queue_factory: Qu
     fresh.complete(other)
     assert [finding.kind for finding in fresh.fsck(repair=True)] == ["task-file-gone"]
     assert fresh.status() == Status(completed=1, dead=1)
-
-
-@pytest.mark.parametrize("directory", ["\0", "", "..", "queue.jsonl", "a/b", ".trash", "x" * 300])
-def test_a_generation_named_in_the_settings_is_a_directory_of_the_queue(queue: Queue, directory: str) -> None:
-    queue.insert("x")
-    append(queue.path / "queue.jsonl", {"op": "generation", "at": 1, "generation": 2, "directory": directory})
-    fresh = Queue(queue.path)
-    assert fresh.generation == 1
-    assert fresh.status().waiting == 1

@@ -32,7 +32,7 @@ def place(tmp_path: Path) -> str:
 
 
 def party(place: str, fs: Filesystem | None = None, clock: Clock | None = None) -> Rendezvous:
-    return Rendezvous(fs or Filesystem(place, shared=False), f"{place}/join", clock or Clock(), Entropy())
+    return Rendezvous(fs or Filesystem(place, shared=False), f"{place}/.join", clock or Clock(), Entropy())
 
 
 def nothing() -> None:
@@ -56,7 +56,7 @@ def test_two_meet_one_leads_and_they_talk(place: str) -> None:
         assert [done.result() for done in (pool.submit(one.finish), pool.submit(two.finish))] == [None, None]
     for each in (one, two):
         each.close()
-    assert os.listdir(f"{place}/join") == []
+    assert os.listdir(f"{place}/.join") == []
 
 
 def test_four_that_come_at_once_make_two_pairs(place: str) -> None:
@@ -73,7 +73,7 @@ def test_who_waits_alone_is_told_to_and_gives_up(place: str) -> None:
         one.meet({}, 0.6, lambda: told.append(1))
     one.close()
     assert told == [1]
-    assert os.listdir(f"{place}/join") == []
+    assert os.listdir(f"{place}/.join") == []
 
 
 def test_the_dead_are_passed_over(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +98,7 @@ def test_a_partner_that_ends_says_goodbye(place: str) -> None:
     with pytest.raises(PartnerLost, match="was ended"):
         one.exchange({})
     one.close()
-    assert os.listdir(f"{place}/join") == []
+    assert os.listdir(f"{place}/.join") == []
 
 
 def test_a_partner_that_ends_while_it_writes_a_message_says_goodbye(place: str) -> None:
@@ -122,14 +122,14 @@ def test_a_partner_that_falls_silent_is_given_up_and_cleared_away(place: str) ->
     with pytest.raises(PartnerLost, match="said nothing more"):
         one.receive(0.3)
     one.close()
-    assert os.listdir(f"{place}/join") == []
+    assert os.listdir(f"{place}/.join") == []
 
 
 def test_a_message_that_is_not_whole_yet_is_read_again(place: str) -> None:
     one, two = party(place), party(place)
     one.partner, two.partner = two.me, one.me
     two.send({"whole": True})
-    path = Path(place) / "join" / f"{two.me}.{one.me}.000001"
+    path = Path(place) / ".join" / f"{two.me}.{one.me}.000001"
     content = path.read_bytes()
     path.write_bytes(content[:-4])
     threading.Timer(0.3, lambda: path.write_bytes(content)).start()
@@ -155,7 +155,7 @@ def hosts(place: str, one: Make, two: Make, clocks: tuple[Clock, Clock] | None =
     def host(make: Make, clock: Clock) -> list[Finding]:
         meeting = party(place, make(), clock)
         meet(meeting, "host")
-        directory = f"{place}/join/{min(meeting.me, meeting.partner)}.place"
+        directory = f"{place}/.join/{min(meeting.me, meeting.partner)}.place"
         findings = twohosts.examine(meeting, Party(meeting.me, make(), directory, clock), lambda step: None)
         meeting.finish()
         meeting.close()
@@ -164,7 +164,7 @@ def hosts(place: str, one: Make, two: Make, clocks: tuple[Clock, Clock] | None =
     with ThreadPoolExecutor(2) as pool:
         found = list(pool.map(host, (one, two), clocks))
     assert found[0] == found[1]
-    assert os.listdir(f"{place}/join") == []
+    assert os.listdir(f"{place}/.join") == []
     return found[0]
 
 
@@ -325,4 +325,4 @@ def test_what_an_old_listing_does_not_show_is_removed_all_the_same(place: str) -
     one.send({})
     one.partner = ""
     one.close()
-    assert os.listdir(f"{place}/join") == []
+    assert os.listdir(f"{place}/.join") == []

@@ -179,7 +179,7 @@ def test_purging_on_a_full_disk(tmp_path: Path) -> None:
         ballast.empty()
         queue.gc()
         assert leftovers(queue) == []
-        assert generations_of(queue) == [base_of(queue)]
+        assert generations_of(queue) in ([], [base_of(queue)])
 
 
 # -- not writable ------------------------------------------------------------------------------------
