@@ -131,9 +131,12 @@ def words(arguments: tuple[str, ...]) -> Iterator[str]:
         if argument != "-":
             yield argument
             continue
-        for number, line in enumerate(sys.stdin, 1):
-            if line.strip():
-                yield _word(line.strip(), number)
+        try:
+            for number, line in enumerate(sys.stdin, 1):
+                if line.strip():
+                    yield _word(line.strip(), number)
+        except UnicodeDecodeError as error:
+            raise click.UsageError(f"Standard input is not UTF-8 ({error.reason}). Nothing was done.") from None
 
 
 def _word(line: str, number: int) -> str:

@@ -53,6 +53,11 @@ def test_what_is_no_token_stops_everything_before_it_begins(fsqueue_cli: Run, qu
     assert queue.status().leased == 1
 
 
+def test_standard_input_that_is_no_text_is_refused(fsqueue_cli: Run, queue: Queue) -> None:
+    for command in ("complete", "renew", "release"):
+        assert "not UTF-8" in fsqueue_cli(command, queue.path, "-", input=b"\x80", code=2).stderr
+
+
 def test_nothing_available_exits_with_3(fsqueue_cli: Run, queue: Queue) -> None:
     result = fsqueue_cli("lease", queue.path, code=3)
     assert (result.stdout, result.stderr) == ("", "fsqueue: nothing is available\n")
