@@ -24,16 +24,21 @@ QueueFactory = Callable[..., Queue]
 # -- fencing -------------------------------------------------------------------------------------------
 
 
+LEASE_S, TAKEN_S = 0.1, 0.11
+"""Long enough to fork a process meanwhile; and when others may take such a task over: a tenth later."""
+
+
 def test_an_expired_lease_is_completed_by_exactly_one(queue: Queue) -> None:
     """The old holder completes a little late, just when another takes the task over: one of the two succeeds."""
     dice = random.Random(7)
     outcomes: Counter[str] = Counter()
     for lap in range(60):
         queue.insert(lap)
-        [old] = queue.lease(lease_s=0.02)
+        [old] = queue.lease(lease_s=LEASE_S)
+        leased = time.monotonic()
 
-        def take_over(pause_s: float) -> str:
-            time.sleep(pause_s)
+        def take_over(after_s: float, leased: float = leased) -> str:
+            time.sleep(max(0.0, leased + after_s - time.monotonic()))
             tasks = Queue(queue.path).lease(lease_s=30)
             if not tasks:
                 return "not free"
@@ -43,8 +48,8 @@ def test_an_expired_lease_is_completed_by_exactly_one(queue: Queue) -> None:
                 return "lost"
             return "completed"
 
-        with children((take_over, 0.015 + dice.random() * 0.006)) as [child]:
-            time.sleep(0.018 + dice.random() * 0.006)
+        with children((take_over, TAKEN_S - 0.003 + dice.random() * 0.006)) as [child]:
+            time.sleep(max(0.0, leased + TAKEN_S + dice.random() * 0.006 - time.monotonic()))
             try:
                 old.complete()
                 mine = "completed"
