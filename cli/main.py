@@ -128,6 +128,9 @@ def explain(error: Exception) -> tuple[str, int]:
             full = from_os_error(error, "writing")
             return str(full), full.exit_code
         return f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", 1
+    if type(error).__module__.partition(".")[0] in ("pyspark", "py4j"):
+        said = [line.strip() for line in str(error).splitlines() if line.strip()]
+        return f"Spark: {said[0] if said else type(error).__name__}", 1
     if isinstance(error, MemoryError):
         return "out of memory", 1
     return f"internal error, please report it: {type(error).__name__}: {error} (FSQUEUE_TRACEBACK=1 shows where)", 1

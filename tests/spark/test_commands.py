@@ -125,3 +125,30 @@ except Exception as error:
 """
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout
     assert said == "pyspark is not installed, which this needs: pip install 'fsqueue[spark]'.\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["seed", "QUEUE", ""],
+        ["seed", "QUEUE", "missing.parquet"],
+        ["seed", "QUEUE", "ROWS", "--format", "no such"],
+        ["seed", "QUEUE", "ROWS", "--format", "csv", "--payload", "no such"],
+        ["requeue", "QUEUE", "--where", "", "--yes"],
+        ["requeue", "QUEUE", "--where", "nonsense here", "--yes"],
+        ["drain", "QUEUE", "OUT", "--sql", "no_such_column +"],
+        ["report", "missing", "OUT"],
+        ["audit", "ROWS"],
+    ],
+    ids=" ".join,
+)
+def test_what_makes_no_sense_is_refused_in_a_line(
+    spark: SparkSession, queue: Queue, rows: Path, tmp_path: Path, arguments: list[str]
+) -> None:
+    queue.insert(1)
+    places = {"QUEUE": queue.path, "ROWS": rows, "OUT": tmp_path / "out"}
+    result = run(*(places.get(word, word) for word in arguments))
+    assert result.exit_code in (1, 2, 5), result.output
+    assert "internal error" not in result.output
+    assert "Traceback" not in result.output
+    assert queue.status().waiting == 1
