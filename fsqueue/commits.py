@@ -312,6 +312,7 @@ def apply(store: Store, layout: Layout, record: Record) -> None:
     fs = store.fs
     try:
         if store.sync_inserts:
+            store.secure_generation()
             store.sync_names(layout.commits)  # a decision must not be lost when something of what it decided is not
         with _attending(store, layout.proposal(record.id)):
             for attempt, parts in record.attempts().items():

@@ -15,6 +15,7 @@ Whoever meets a log with `finish` starts at step 2 again; each step finds out wh
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 
 from fsqueue import counters, deadletters, history, movements, taskfiles
 from fsqueue.errors import LockTimeout
@@ -42,7 +43,8 @@ def finish(store: Store, log: Log) -> None:
         missing_letters(store, log)
     taskfiles.remove(store, log)
     if log.sync and not store.fs.shared:
-        store.fs.sync_directory(f"{log.layout.tasks}/{log.layout.shard(log.batch)}")  # before anything else goes
+        with suppress(FileNotFoundError):  # the directory went, too
+            store.fs.sync_directory(f"{log.layout.tasks}/{log.layout.shard(log.batch)}")  # before anything else goes
     if ledger.done[COMPLETED]:
         counters.add(store, log, ledger.done[COMPLETED], at, WAIT_S)
     if store.settings.keep_history:

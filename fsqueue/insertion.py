@@ -236,6 +236,7 @@ def publish(store: Store, group: list[Sealed]) -> list[str]:
             continue
         store.refresh(now=True)
         if store.layout is layout:
+            store.secure_generation()
             store.ring()
             return published
     raise StorageError(

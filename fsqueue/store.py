@@ -64,6 +64,7 @@ class Store:
         self._busy_until: dict[str, float] = {}
         self.shards_made: set[str] = set()
         """Shard directories that are known to be there, and durable."""
+        self._durable_generation = 1
         self._durable: set[str] = set()
         """Directories whose names are known to be durable."""
         self.fate: Fate
@@ -173,6 +174,20 @@ class Store:
             return
         self.sync_names(os.path.dirname(path))
 
+    def secure_generation(self) -> None:
+        """Before tasks are reported inserted: make the line durable that began the generation they are in.
+
+        Who wrote it may have died before he synced it; a power loss would bring the generation before back.
+        """
+        if self.fs.shared or not self.sync_inserts or self.fate.generation == self._durable_generation:
+            return
+        fd = self.fs.look(self.layout.settings_file)
+        try:
+            self.fs.fsync(fd)
+        finally:
+            self.fs.close(fd)
+        self._durable_generation = self.fate.generation
+
     def sync_names(self, directory: str) -> None:
         """Make the names in a directory durable, and once its own and those above it, up to the queue's.
 
@@ -200,8 +215,7 @@ class Store:
         """Make the directory of the generation, where that is what an inserter misses.
 
         Under the lock under which a queue is purged or deleted: what has ended does not come back, and who is late
-        leaves nothing in a queue that was created in its place. Nor is anything put into a generation whose line a
-        power loss could take, because who began it died before it was durable.
+        leaves nothing in a queue that was created in its place.
         """
         path = self.layout.settings_file
         try:
@@ -217,8 +231,6 @@ class Store:
     def _make_generation(self, fd: int) -> None:
         """Make it, if the open `queue.jsonl` still says so."""
         if read_fate(self.fs.read_from(fd, 0), self.path) == self.fate:
-            if self.sync_inserts:
-                self.fs.fsync(fd)
             self.fs.make_directory(self.layout.base)
 
     def making_generation(self, action: Callable[[], T]) -> T:

@@ -104,8 +104,11 @@ def rename(store: Store, log: Log, target: TaskFileName) -> bool:
 
 
 def remove(store: Store, log: Log) -> None:
-    """Unlink the task file, under all names where it may have several. If it is not found, the shard is listed."""
-    single = log.single or store.fs.shared
+    """Unlink the task file, under all names that it has. If it is not found, the shard is listed."""
     for name in candidates(store, log):
-        if store.fs.unlink(log.layout.task_file(name)) and single:
+        try:
+            _make_single(store, log, name)
+        except FileNotFoundError:
+            continue
+        if store.fs.unlink(log.layout.task_file(name)):
             return

@@ -514,12 +514,17 @@ def test_who_inserts_into_a_new_generation_has_its_beginning_on_disk(queue: Queu
     """Its author may not have synced it yet: a power loss would bring back the generation before, without the task."""
     steps: list[str] = []
     with trapped(queue, noting_syncs(steps)) as mine:
-        for number in (1, 2):
-            mine.insert("first")
-            assert steps.count(f"{queue.path}/queue.jsonl") == number
-            mine.insert("second")
-            assert steps.count(f"{queue.path}/queue.jsonl") == number
-            queue.purge()
+        mine.insert(1)
+        assert f"{queue.path}/queue.jsonl" not in steps
+        queue.purge()
+        mine.insert(2)
+        assert steps.count(f"{queue.path}/queue.jsonl") == 1
+        mine.insert(3)
+        assert steps.count(f"{queue.path}/queue.jsonl") == 1
+        overwrite = queue.commit("anew")
+        overwrite.publish([overwrite.stage(["x"])], overwrite=True)
+        mine.insert(4)
+        assert steps.count(f"{queue.path}/queue.jsonl") == 2
 
 
 def test_who_inserts_into_a_queue_or_finds_it_there_has_its_name_on_disk(queue: Queue) -> None:

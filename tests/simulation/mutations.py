@@ -347,7 +347,7 @@ MUTATIONS = [
         "a new generation is believed before it is on disk",
         "a power loss brings back the generation before, without what was inserted into the new one",
         ("lossy", "purge", "insert", "killed-then-power"),
-        (("store:Store._make_generation", "        self.fs.fsync(fd)\n", "        pass\n"),),
+        (("insertion:publish", "            store.secure_generation()\n", ""),),
     ),
     Mutation(
         "letters in a file without a durable name",
