@@ -118,6 +118,22 @@ def test_an_insert_that_is_overtaken_is_made_in_the_new_generation(q: Queue, clo
     assert payloads(q) == sorted([*NEW, "late"])
 
 
+def test_an_overwriting_under_way_is_no_finding(q: Queue, clock: ManualClock) -> None:
+    """Its generation's directory is there before the generation: fsck waits a moment for its end."""
+    found, checking = list[object](), list[threading.Thread]()
+
+    def trap(step: str, call: Any, *args: Any) -> Any:
+        if step == "create" and "/pending/" in args[0] and not checking:
+            checking.append(threading.Thread(target=lambda: found.extend(Queue(q.path).fsck())))
+            checking[0].start()
+            time.sleep(0.3)
+        return call(*args)
+
+    overwrite(trapped(q, trap))
+    checking[0].join()
+    assert not [finding for finding in found if "does not exist" in str(finding)]
+
+
 @pytest.mark.parametrize("afterwards", ["again", "purge"])
 def test_it_is_there_whole_or_not_at_all(queue_factory: QueueFactory, clock: ManualClock, afterwards: str) -> None:
     def build(number: int) -> Queue:

@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from fsqueue import counters, deadletters, names, upkeep
+from fsqueue.errors import LockTimeout
 from fsqueue.fsck import attempts
 from fsqueue.fsck.access import guarded
 from fsqueue.fsck.findings import Suspect, found
-from fsqueue.fsck.repair import Repair
-from fsqueue.layout import DOCTOR
+from fsqueue.fsck.repair import Repair, held
+from fsqueue.layout import DOCTOR, read_fate
 from fsqueue.store import Store
 from fsqueue.task import GcReport
 
@@ -84,7 +85,7 @@ class _Places:
             elif names.parse_generation(name) is not None:
                 yield Suspect(
                     found(self.store, "stray", path, note="a generation that does not exist"),
-                    partial(self._is, path, kind),
+                    partial(self._never_began, path, kind),
                     partial(self.repair.generation, path),
                 )
             else:
@@ -96,6 +97,17 @@ class _Places:
                 self._abandoned_trash,
                 lambda: upkeep.reap_trash(fs, self.layout.trash),
             )
+
+    def _never_began(self, path: str, kind: str) -> bool:
+        """Whether it is no generation, also when nobody is beginning one: an overwriting makes its directory before."""
+        try:
+            with held(self.store, self.layout.settings_file) as fd:
+                current = read_fate(self.store.fs.read_from(fd, 0), self.store.path).directory
+        except LockTimeout:
+            return False
+        except PermissionError:  # who may only look
+            current = self.store.fate.directory
+        return path.rpartition("/")[2] != current and self._is(path, kind)
 
     def _clear_generations(self) -> None:
         upkeep.generations(self.store, GcReport())
