@@ -12,6 +12,8 @@ import orjson
 from fsqueue.errors import InvalidTask, TaskTooLarge
 
 _OPTIONS = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
+_U = ord("u")
+"""Looked for before `null` is, as that takes ten times as long."""
 RESULT_BYTES_MAX = 64 * 1024
 """A result kept with a completed task is not larger than this: it lives in the log and the history."""
 
@@ -39,7 +41,7 @@ def encode_json(value: Any, what: str, index: int | None = None) -> bytes:
         raise InvalidTask(
             f"{_where(index)}: the {what} is not JSON: {error}. Use only what JSON has (or bytes).", index
         ) from None
-    if b"null" in data and (bad := _not_finite(value)) is not None:
+    if _U in data and b"null" in data and (bad := _not_finite(value)) is not None:
         raise InvalidTask(
             f"{_where(index)}: the {what} contains {bad}, which JSON does not have. Use null or a string.", index
         )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
-from fsqueue import commits, insertion, names, overwriting
+from fsqueue import batching, commits, insertion, names, overwriting
 from fsqueue.arguments import payloads_of, verb, whole
 from fsqueue.commits import Part, Record
 from fsqueue.errors import CommitLost, FsqueueError, InvalidArgument, InvalidTask
@@ -48,16 +48,16 @@ class Commit:
             whole("batch_tasks", batch_tasks)
         self.store.refresh()
         size = batch_tasks or self.store.settings.batch_tasks_max
-        given, when = payloads_of(tasks, "stage"), insertion.default_when(delay_s)
-        return self._stage(insertion.batches_of(given, self.store, when, size, None, set()))
+        given, when = payloads_of(tasks, "stage"), batching.default_when(delay_s)
+        return self._stage(batching.batches_of(given, self.store, when, size, None, set()))
 
     @verb("staging")
-    def stage_encoded(self, batches: Iterable[insertion.Sealed]) -> CommitPart:
+    def stage_encoded(self, batches: Iterable[batching.Encoded]) -> CommitPart:
         """The same for batches that the caller has encoded, and answers for: they are written as they are."""
         self.store.refresh()
         return self._stage(batches)
 
-    def _stage(self, batches: Iterable[insertion.Sealed]) -> CommitPart:
+    def _stage(self, batches: Iterable[batching.Encoded]) -> CommitPart:
         return _Stager(self.store, self.name, self.attempt).stage(batches)
 
     @verb("publishing a commit")
@@ -170,14 +170,14 @@ class _Stager:
         """Written, and perhaps not yet synced: one group's files, or two."""
         self.generation = store.fate.generation
 
-    def stage(self, batches: Iterable[insertion.Sealed]) -> CommitPart:
+    def stage(self, batches: Iterable[batching.Encoded]) -> CommitPart:
         """All tasks up to the end of the stream, or up to a bad one. After any other error nothing is left of them."""
         store = self.store
         try:
             store.fs.close(store.making_generation(lambda: store.fs.open_append(f"{self.directory}/{commits.LOCK}")))
             broken = None
             try:
-                for group in insertion.groups_of(batches):
+                for group in batching.groups_of(batches):
                     self._write(group)
             except InvalidTask as error:
                 broken = error
@@ -190,7 +190,7 @@ class _Stager:
             raise broken
         return part
 
-    def _write(self, group: list[insertion.Sealed]) -> None:
+    def _write(self, group: list[batching.Encoded]) -> None:
         """Write a group's files, and sync those of the group before: meanwhile the system has written most of them."""
         store, fs, before = self.store, self.store.fs, len(self.opened)
         for sealed in group:
@@ -198,7 +198,7 @@ class _Stager:
             name = names.TaskFileName(at, names.successor(self.first, self.files), sealed.tasks)
             self.opened.append(fs.create(f"{self.directory}/{name}"))
             self.files += 1
-            fs.write_all(self.opened[-1], b"".join(sealed.lines))
+            fs.write_all(self.opened[-1], b"".join(sealed.pieces))
             if store.sync_inserts:
                 fs.begin_writing(self.opened[-1])
             self.tasks += sealed.tasks

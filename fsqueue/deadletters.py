@@ -223,7 +223,7 @@ def retry(store: Store, wanted: set[str] | None, where: Where | None) -> int:
 
     def act(layout: Layout, fd: int, part: list[DeadLetter]) -> None:
         content = [batch.encode_task(letter.payload, bytes_max) for letter in part]
-        staged = staging.stage(store, layout, content, 0)
+        staged = staging.stage(store, layout, content, len(content), 0)
         named = False
         try:
             staging.sync(store, [staged])

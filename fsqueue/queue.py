@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from fsqueue import (
     administration,
     batch,
+    batching,
     biography,
     committing,
     deadletters,
@@ -151,8 +152,8 @@ class Queue:
         TaskTooLarge if it cannot be stored.
         """
         item = payload if isinstance(payload, Task) else Task(payload, delay_s=delay_s, available_at=available_at)
-        sealed = insertion.Sealed(insertion.available_from(item, None))
-        sealed.lines.append(batch.encode_task(item.payload, self.settings.task_bytes_max))
+        sealed = batching.Encoded(batching.available_from(item, None))
+        sealed.take(batch.encode_task(item.payload, self.settings.task_bytes_max), 1)
         return TaskRef(names.task_id(insertion.publish(self.store, [sealed])[0], 0))
 
     @verb("inserting")

@@ -39,13 +39,13 @@ class Staged:
             _give_up(store, fd)
 
 
-def stage(store: Store, layout: Layout, lines: Sequence[bytes | memoryview], available_at: int) -> Staged:
-    """Write a new batch into a generation's staging, locked, and not synced yet.
+def stage(store: Store, layout: Layout, pieces: Sequence[bytes | memoryview], tasks: int, at: int) -> Staged:
+    """Write a new batch of so many tasks, available `at`, into a generation's staging, locked, and not synced yet.
 
     FileNotFoundError if somebody took it for an orphan before it was locked: repeat.
     """
     fs = store.fs
-    name = TaskFileName(available_at, store.entropy.uuid7(store.clock.now_ms()), len(lines))
+    name = TaskFileName(at, store.entropy.uuid7(store.clock.now_ms()), tasks)
     path = f"{layout.staging}/{name}"
     began = store.clock.monotonic()
     fd = fs.create(path, store.sync_inserts)
@@ -55,7 +55,7 @@ def stage(store: Store, layout: Layout, lines: Sequence[bytes | memoryview], ava
         late = store.clock.monotonic() - began > LATE_S
         if not locked or (late and not fs.same_file(fd, path)):
             raise FileNotFoundError(errno.ENOENT, "the staged file was taken for an orphan before it was locked", path)
-        fs.write_all(fd, b"".join(lines))
+        fs.write_all(fd, b"".join(pieces))
         if store.sync_inserts:
             fs.begin_writing(fd)
     except BaseException:

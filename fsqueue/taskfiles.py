@@ -62,8 +62,14 @@ def read(store: Store, log: Log) -> list[bytes] | None:
 
 def _make_single(store: Store, log: Log, name: TaskFileName) -> None:
     """Remove the other names that a power loss left the file with (btrfs; see `Filesystem.rename`)."""
-    fs, path = store.fs, log.layout.task_file(name)
-    if not fs.shared and not log.single and fs.stat(path).st_nlink > 1:
+    fs = store.fs
+    if fs.shared or log.single:
+        return
+    try:
+        links = fs.stat(log.layout.task_file(name)).st_nlink
+    except FileNotFoundError:  # not this name, or the whole generation has just been moved away
+        return
+    if links > 1:
         for other in names.task_files_of(log.batch, listed(store, log.layout, log.batch)):
             if other != name:
                 fs.unlink(log.layout.task_file(other))
@@ -106,9 +112,6 @@ def rename(store: Store, log: Log, target: TaskFileName) -> bool:
 def remove(store: Store, log: Log) -> None:
     """Unlink the task file, under all names that it has. If it is not found, the shard is listed."""
     for name in candidates(store, log):
-        try:
-            _make_single(store, log, name)
-        except FileNotFoundError:
-            continue
+        _make_single(store, log, name)
         if store.fs.unlink(log.layout.task_file(name)):
             return

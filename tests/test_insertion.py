@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fsqueue import InvalidArgument, InvalidTask, Queue, StorageError, StorageFull, Task, TaskTooLarge, insertion
+from fsqueue import InvalidArgument, InvalidTask, Queue, StorageError, StorageFull, Task, TaskTooLarge, batching
 from fsqueue.clock import ManualClock
 from fsqueue.filesystem import Filesystem
 from fsqueue.layout import BATCH_BYTES_MAX
@@ -87,7 +87,7 @@ def test_what_comes_slowly_is_not_held_back(q: Queue, clock: ManualClock) -> Non
             yield number
 
     q.insert_many(stream())
-    assert insertion.GROUP_BATCHES_MAX in seen[:100]
+    assert batching.GROUP_BATCHES_MAX in seen[:100]
     assert q.status().waiting == 1_000
 
 
@@ -125,7 +125,7 @@ def test_the_stream_is_published_as_it_comes(q: Queue) -> None:
             seen.append(len(task_file_names(q)))
 
     q.insert_many(stream(), batch_tasks=1)
-    assert all(read - there <= insertion.GROUP_BATCHES_MAX for read, there in enumerate(seen))
+    assert all(read - there <= batching.GROUP_BATCHES_MAX for read, there in enumerate(seen))
     assert seen[80] >= 16
     assert len(task_file_names(q)) == 100
 
@@ -166,7 +166,7 @@ def test_tasks_of_one_time_share_a_batch_and_others_do_not(q: Queue) -> None:
 
 
 def test_more_times_than_batches_are_kept_open(q: Queue) -> None:
-    total = 3 * insertion.OPEN_BATCHES_MAX
+    total = 3 * batching.OPEN_BATCHES_MAX
     assert q.insert_many((Task(number, delay_s=1 + number) for number in range(total)), batch_tasks=10) == total
     assert q.status().delayed == total
 

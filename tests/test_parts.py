@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from fsqueue import Queue, administration, commits, deadletters, history, inspection, names
+from fsqueue.batching import NOW, Encoded
 from fsqueue.fsck import fsck_part
-from fsqueue.insertion import NOW, Encoded
 from tests.support import QueueFactory
 
 

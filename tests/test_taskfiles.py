@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from fsqueue import Queue, names, taskfiles
+from fsqueue import LeaseLost, Queue, names, taskfiles
 from fsqueue.clock import ManualClock
 from fsqueue.filesystem import Filesystem
 from tests.support import Crash, QueueFactory, base_of, drain, leftovers, task_file_names
@@ -88,3 +89,25 @@ def test_a_commit_s_file_that_is_published_and_still_staged_is_published_once(q:
     assert not os.path.exists(staged)
     assert sum(drain(q, clock).values()) == 2
     assert q.status().completed == 2
+
+
+@pytest.mark.parametrize("call", ["stat", "unlink"])
+def test_a_purge_in_the_middle_of_a_look_at_a_task_file_is_no_error(q: Queue, call: str) -> None:
+    """The generation is moved away between two steps: nothing is there to be leased, or completed twice."""
+    q.insert_many(["a", "b"], batch_tasks=1)
+    worker, purged = Queue(q.path), []
+    usual = getattr(worker.store.fs, call)
+
+    def overtaken(path: str) -> object:
+        if not purged and path.endswith(".jsonl") and "/queue/" in path:
+            purged.append(path)
+            Queue(q.path).purge()
+        return usual(path)
+
+    setattr(worker.store.fs, call, overtaken)
+    for task in worker.lease(2):
+        with suppress(LeaseLost):
+            task.complete()
+    assert purged
+    assert worker.lease() == []
+    assert q.status().as_dict() == {"inserted": 0, "waiting": 0, "delayed": 0, "leased": 0, "completed": 0, "dead": 0}

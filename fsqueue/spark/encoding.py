@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 import orjson
 from pyspark.sql import types
 
-from fsqueue import batch, insertion
+from fsqueue import batch, batching
+from fsqueue.batching import NOW, Encoded, When
 from fsqueue.clock import duration_ms
 from fsqueue.errors import InvalidArgument, InvalidTask, TaskTooLarge
-from fsqueue.insertion import NOW, Encoded, When
 from fsqueue.layout import BATCH_BYTES_MAX, Settings
 from fsqueue.spark.options import WriteOptions
 
@@ -301,7 +301,7 @@ class Batcher:
         while at < count:
             target = self.filling.get(when)
             if target is None:
-                if len(self.filling) == insertion.OPEN_BATCHES_MAX:
+                if len(self.filling) == batching.OPEN_BATCHES_MAX:
                     yield self.filling.pop(max(self.filling, key=lambda key: self.filling[key].tasks))
                 target = self.filling[when] = Encoded(when)
             end = min(count, at + self.tasks_max - target.tasks)

@@ -31,6 +31,7 @@ FLOORS = {
     "commits": 2,
     "history": 2,
     "selection": 3,
+    "batching": 3,
     "insertion": 3,
     "overwriting": 3,
     "committing": 3,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from unittest import mock
 
-from fsqueue import insertion
+from fsqueue import batching
 from tests.simulation import commit_acts
 from tests.simulation.acts import ACTS, ask, work_loop
 from tests.simulation.history import Actor
@@ -41,7 +41,7 @@ def insert_many(story: Story, actor: Actor) -> None:
 
 def insert_groups(story: Story, actor: Actor) -> None:
     """Two groups, one after the other."""
-    with mock.patch.object(insertion, "GROUP_BATCHES_MAX", 1):
+    with mock.patch.object(batching, "GROUP_BATCHES_MAX", 1):
         actor.insert_many(story.fresh(2), 1)
 
 
