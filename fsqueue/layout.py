@@ -152,6 +152,7 @@ class Layout:
         "commits",
         "doorbell",
         "logs",
+        "nodes",
         "pending",
         "quarantine",
         "queue",
@@ -175,6 +176,7 @@ class Layout:
         self.pending = f"{base}/commits/pending"
         self.tasks = f"{base}/queue"
         self.logs = f"{base}/movements"
+        self.nodes = f"{base}/nodes"
 
     def shard(self, batch: str) -> str:
         """The name of a batch's shard."""
@@ -191,6 +193,10 @@ class Layout:
     def counter(self, number: str) -> str:
         """The path of one of the completion counters."""
         return f"{self.base}/completions/{number}"
+
+    def node(self, node: str) -> str:
+        """The path of a node's failures in a row."""
+        return f"{self.nodes}/{names.node_file(node)}"
 
     def dead(self, shard: str) -> str:
         """The path of a shard's dead letters."""

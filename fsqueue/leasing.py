@@ -13,10 +13,11 @@ from fsqueue import batch as batches
 from fsqueue import commits, deadletters, finishing, movements, taskfiles, transitions
 from fsqueue.errors import FsqueueError
 from fsqueue.filesystem import LOST, NOT_FILES
+from fsqueue.identity import describe
 from fsqueue.logs import Log
 from fsqueue.names import TaskFileName
 from fsqueue.selection import Selection
-from fsqueue.store import Store, describe
+from fsqueue.store import Store
 from fsqueue.task import LeasedTask
 
 if TYPE_CHECKING:

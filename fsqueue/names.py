@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -23,6 +24,7 @@ _TASK_ID = re.compile(rf"({BATCH})\.(0|[1-9][0-9]{{0,8}})")
 _TOKEN = re.compile(rf"({BATCH}\.(?:0|[1-9][0-9]{{0,8}}))@([0-9a-f]{{16}})")
 _DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _UUID = re.compile(r"[0-9a-f]{32}")
+_NODE_FILE = re.compile(r"[0-9a-f]{32}\.jsonl")
 _QUEUE_ID = re.compile(r"[0-9a-f]{16}")
 _GENERATION = re.compile(r"([1-9][0-9]{0,17})-[0-9a-f]{16}")
 _COMMIT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+@-]{0,199}")
@@ -105,6 +107,17 @@ def parse_generation(name: str) -> int | None:
     """The number in the name of a generation's directory, of whatever queue; None if it is no such name."""
     match = _GENERATION.fullmatch(name)
     return int(match[1]) if match else None
+
+
+def node_file(node: str) -> str:
+    """The name of a node's file: what nodes are called may be too long for a name, or lead astray."""
+    digest = hashlib.blake2b(node.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+    return f"{digest}.jsonl"
+
+
+def is_node_file(name: str) -> bool:
+    """Whether a name can be that of a node's file."""
+    return _NODE_FILE.fullmatch(name) is not None
 
 
 def is_queue_id(text: str) -> bool:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
-import socket
 import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import orjson
 
@@ -18,6 +17,7 @@ from fsqueue import jsonl
 from fsqueue.clock import Clock, Entropy
 from fsqueue.errors import FULL, FsqueueError, LockTimeout, NotAQueue, QueueNotFound, from_os_error
 from fsqueue.filesystem import Filesystem, mount_of
+from fsqueue.identity import describe, worker_of_this_process
 from fsqueue.layout import Fate, Layout, is_passing, read_fate, settings_file
 from fsqueue.logs import Log
 
@@ -362,31 +362,6 @@ def hash_of(text: str) -> int:
     return zlib.crc32(text.encode())
 
 
-def worker_of_this_process(name: str | None = None) -> dict[str, Any]:
-    """Who leases: host, pid, address, and the Slurm job and array index where there are any."""
-    worker: dict[str, Any] = {"host": socket.gethostname(), "pid": os.getpid()}
-    if name is not None:
-        worker["name"] = name
-    if (address := _address()) is not None:
-        worker["address"] = address
-    job = os.environ.get("SLURM_ARRAY_JOB_ID") or os.environ.get("SLURM_JOB_ID")
-    if job:
-        worker["slurm_job"] = job
-        if index := os.environ.get("SLURM_ARRAY_TASK_ID"):
-            worker["slurm_index"] = index
-    return worker
-
-
-def _address() -> str | None:
-    """This host's address on its network: what a datagram socket would send from. Nothing is sent."""
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect(("192.0.2.1", 9))
-            return str(probe.getsockname()[0])
-    except OSError:
-        return None
-
-
 def discard(fs: Filesystem, path: str, trash: str, entropy: Entropy) -> bool:
     """Move a tree into a trash, or beside it, where a full disk has no room for one or something is in its place.
 
@@ -400,12 +375,3 @@ def discard(fs: Filesystem, path: str, trash: str, entropy: Entropy) -> bool:
         if error.errno not in (*FULL, errno.ENOTDIR):
             raise
         return fs.rename(path, f"{trash}-{target}")
-
-
-def describe(worker: dict[str, Any] | None) -> str:
-    """A worker in a few words for people."""
-    if not worker:
-        return "an unknown worker"
-    name = f"{worker['name']} on " if "name" in worker else ""
-    job = f", Slurm job {worker['slurm_job']}" if "slurm_job" in worker else ""
-    return f"{name}{worker.get('host', '?')} (process {worker.get('pid', '?')}{job})"

@@ -13,8 +13,9 @@ from typing import Any
 
 from fsqueue import commits, counters, inspection, names
 from fsqueue.filesystem.holders import Holder, holders_of
+from fsqueue.identity import describe
 from fsqueue.ledger import Ledger
-from fsqueue.store import Store, describe
+from fsqueue.store import Store
 
 QUIET_S = 2.0
 """A file that was written to more recently is at work: its lock is not looked at."""

@@ -8,12 +8,13 @@ from contextlib import contextmanager
 from fsqueue import finishing, history, movements, names, taskfiles
 from fsqueue.errors import LeaseExpired, LeaseLost, LockTimeout, QueueNotFound
 from fsqueue.filesystem import LOST
+from fsqueue.identity import describe
 from fsqueue.jsonl import LOCK_TIMEOUT_S
 from fsqueue.ledger import AVAILABLE, CANCELLED, COMPLETED, DEAD, LEASED, Ledger
 from fsqueue.logs import Log
 from fsqueue.movements import to_ranges
 from fsqueue.names import TaskFileName, parse_task_file
-from fsqueue.store import Store, describe
+from fsqueue.store import Store
 from fsqueue.task import LeasedTask
 
 ERROR_CHARS_MAX = 8_000

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 import filelock
 
-from fsqueue import commits, deadletters, finishing, history, inspection, names, staging, taskfiles, transitions
+from fsqueue import commits, deadletters, finishing, history, inspection, names, nodes, staging, taskfiles, transitions
 from fsqueue.errors import FULL, LockTimeout, StorageError
 from fsqueue.filesystem import NOT_FILES, Filesystem, mount_of
 from fsqueue.layout import DOCTOR
@@ -33,6 +33,10 @@ ATTEMPT_AGE_S = 7 * STAGED_AGE_S
 """What was staged for a commit is reaped a week after its last file: its other parts may take days."""
 
 
+NODE_AGE_S = 7 * STAGED_AGE_S
+"""The failures in a row on a node are forgotten a week after the last: they say nothing of today."""
+
+
 def gc(store: Store, touch: bool = False, history_days: int | None = None) -> GcReport:
     """Go through a queue and mend what can be mended; locked batches are left for the next time.
 
@@ -46,6 +50,7 @@ def gc(store: Store, touch: bool = False, history_days: int | None = None) -> Gc
     report.trash_reaped = reap_trash(store.fs, store.layout.trash)
     report.trash_reaped += reap_doctors(store.fs, store.path, store.clock.now_ms() / 1000)
     _staging(store, report)
+    nodes.forget(store, NODE_AGE_S)
     full = [error for shard in inspection.shards(store) for error in _shard(store, shard, report, touch)]
     report.retries_published = deadletters.publish_pending(store)
     report.commits_applied = commits.apply_pending(store)

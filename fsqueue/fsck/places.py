@@ -18,7 +18,7 @@ from fsqueue.task import GcReport
 
 SETTLE_S = 2.0
 """How long what nobody locks gets to settle before it counts as left behind."""
-PARTS = ("queue", "movements", "completions", "dead", "history", "commits", "staging")
+PARTS = ("queue", "movements", "completions", "dead", "history", "commits", "staging", "nodes")
 
 
 def check(store: Store, repair: Repair) -> Iterator[Suspect]:
@@ -44,6 +44,7 @@ class _Places:
             f"{layout.base}/dead": self._walk(f"{layout.base}/dead", self._shard_file),
             layout.history_days: self._history(),
             layout.staging: self._staging(),
+            layout.nodes: self._walk(layout.nodes, lambda name: "file" if names.is_node_file(name) else None),
             layout.commits: self._commits(),
         }
         for place, suspects in parts.items():

@@ -15,10 +15,11 @@ from contextlib import AbstractContextManager
 from fsqueue import batch as batches
 from fsqueue import finishing, history, jsonl, layout, movements, names, taskfiles, transitions
 from fsqueue.fsck.recount import Recount
+from fsqueue.identity import describe
 from fsqueue.ledger import LEASED, Ledger
 from fsqueue.logs import Log
 from fsqueue.names import TaskFileName
-from fsqueue.store import Store, describe
+from fsqueue.store import Store
 
 WAIT_S = 2.0
 """How long to wait for a lock; what stays busy is left for the next time."""

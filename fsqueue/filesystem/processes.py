@@ -1,0 +1,59 @@
+"""Whether a process that wrote its identity down is still the one with its number (Linux: /proc)."""
+
+from __future__ import annotations
+
+import os
+
+from fsqueue.filesystem.holders import boot_id
+
+BOOT_DIGITS = 12
+
+
+def _place() -> str | None:
+    """Where process numbers mean what they mean here: this boot of this kernel, and in it this PID namespace.
+
+    None where /proc does not tell, or shows another namespace's processes.
+    """
+    boot = boot_id().replace("-", "")[:BOOT_DIGITS]
+    try:
+        if not boot or os.readlink("/proc/self") != str(os.getpid()):
+            return None
+        return f"{boot}.{os.stat('/proc/self/ns/pid').st_ino:x}"
+    except OSError:
+        return None
+
+
+def identity_of(pid: int) -> str | None:
+    """What no other process ever has: `BOOT.NAMESPACE.START`; None if that cannot be told, or there is none such.
+
+    The beginning of the boot id and the number of the PID namespace in hexadecimal digits, then when the process
+    began, in ticks since the boot (proc(5), /proc/PID/stat, field 22).
+    """
+    place, fields = _place(), _fields(pid)
+    return f"{place}.{fields[19]}" if place is not None and len(fields) > 19 else None
+
+
+def is_alive(pid: int, identity: str) -> bool | None:
+    """Whether the process that had this number and identity still runs; None if that cannot be told from here."""
+    place = _place()
+    if place is None or not identity.startswith(f"{place}."):
+        return None  # another machine, another boot, or a container of which nothing is seen from here
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        pass  # another user's, and there
+    fields = _fields(pid)
+    if len(fields) <= 19:
+        return None  # hidden from us, or just gone
+    return identity == f"{place}.{fields[19]}" and fields[0] not in ("Z", "X")
+
+
+def _fields(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat from the third on; the second, in brackets, may hold anything."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()
+    except OSError:
+        return []

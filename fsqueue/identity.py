@@ -1,0 +1,64 @@
+"""Who a process is to the others: what a lease record says of its worker (docs/format.md, "Workers")."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any
+
+from fsqueue.filesystem.processes import identity_of
+
+SLURM = {
+    "slurm_index": "SLURM_ARRAY_TASK_ID",
+    "slurm_node": "SLURMD_NODENAME",
+    "slurm_cluster": "SLURM_CLUSTER_NAME",
+    "slurm_restart": "SLURM_RESTART_COUNT",
+}
+"""What else is told of a job, and the variable that Slurm sets."""
+TOLD_CHARS_MAX = 200
+
+
+def worker_of_this_process(name: str | None = None) -> dict[str, Any]:
+    """Who leases: host, pid, what tells this process from others of that number, address, and the Slurm job."""
+    worker: dict[str, Any] = {"host": socket.gethostname(), "pid": os.getpid()}
+    if name is not None:
+        worker["name"] = name
+    if (address := _address()) is not None:
+        worker["address"] = address
+    if (process := identity_of(os.getpid())) is not None:
+        worker["process"] = process
+    job = _told("SLURM_ARRAY_JOB_ID") or _told("SLURM_JOB_ID")
+    if job:
+        worker |= {"slurm_job": job, "slurm_user": os.getuid()}
+        worker |= {field: value for field, variable in SLURM.items() if (value := _told(variable))}
+    return worker
+
+
+def _told(variable: str) -> str | None:
+    """What a variable says, if that can stand in a record: an environment may hold anything."""
+    value = os.environ.get(variable, "")
+    return value if value.isprintable() and len(value) <= TOLD_CHARS_MAX else None
+
+
+def _address() -> str | None:
+    """This host's address on its network: what a datagram socket would send from. Nothing is sent."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect(("192.0.2.1", 9))
+            return str(probe.getsockname()[0])
+    except OSError:
+        return None
+
+
+def node_of(worker: dict[str, Any]) -> str:
+    """The node that a worker is on: by Slurm's name for it, else the host's."""
+    return str(worker.get("slurm_node") or worker.get("host", "?"))
+
+
+def describe(worker: dict[str, Any] | None) -> str:
+    """A worker in a few words for people."""
+    if not worker:
+        return "an unknown worker"
+    name = f"{worker['name']} on " if "name" in worker else ""
+    job = f", Slurm job {worker['slurm_job']}" if "slurm_job" in worker else ""
+    return f"{name}{worker.get('host', '?')} (process {worker.get('pid', '?')}{job})"
