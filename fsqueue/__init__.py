@@ -25,6 +25,7 @@ from fsqueue.errors import (
     UpdateConflict,
 )
 from fsqueue.fsck import Finding
+from fsqueue.functions import task
 from fsqueue.queue import Queue
 from fsqueue.task import (
     CommitPart,
@@ -73,4 +74,5 @@ __all__ = [
     "UnsafeFilesystem",
     "UpdateConflict",
     "__version__",
+    "task",
 ]

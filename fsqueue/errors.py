@@ -21,6 +21,8 @@
     └── UnsafeFilesystem         the mount cannot keep the queue's promises                            8
 
 The last column is the exit code of the command line.
+
+`Retry` and `Bury` are not among them: a worker's handler raises them, to say what is to become of its task.
 """
 
 from __future__ import annotations
@@ -135,6 +137,21 @@ class UnsafeFilesystem(FsqueueError):
     """The filesystem cannot keep the queue's promises, so it is refused. The message names the remedy."""
 
     exit_code = 8
+
+
+class Retry(Exception):
+    """Raised by a worker's handler: put the task back, without blame, for another time.
+
+    `delay_s`: seconds before it is available again; by default a pause that grows with each in a row.
+    """
+
+    def __init__(self, delay_s: float | None = None) -> None:
+        super().__init__(delay_s)
+        self.delay_s = delay_s
+
+
+class Bury(Exception):
+    """Raised by a worker's handler: the task cannot succeed; it becomes a dead letter at once, with this reason."""
 
 
 FULL = (errno.ENOSPC, errno.EDQUOT)

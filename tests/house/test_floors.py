@@ -52,6 +52,7 @@ FLOORS = {
     "upkeep": 4,
     "stuck": 4,
     "doctor": 4,
+    "functions": 4,
     "fsck": 4,
     "spark": 5,
 }

@@ -1,0 +1,320 @@
+"""Functions as tasks: `@fsqueue.task` registers one, its calls are queued as JSON, workers run what they have loaded.
+
+A call is a payload like any other: ``{"call": "package.module:function", "args": [...], "kwargs": {...}}``, `args` and
+`kwargs` left out where empty. The name is looked up in a table and nowhere else: nothing in a payload is imported,
+evaluated or followed. Who can write into a queue chooses among the registered functions of the modules that its workers
+were told to load, and their arguments; nothing more.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import math
+import os
+import sys
+import traceback
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Generic, ParamSpec, TypeVar, overload
+
+from fsqueue import names
+from fsqueue.clock import duration_ms
+from fsqueue.errors import Bury, InvalidArgument, InvalidTask
+from fsqueue.queue import Queue
+from fsqueue.task import Task, TaskRef
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Where = Queue | str | os.PathLike[str]
+"""A queue, or its path."""
+
+NAME_LENGTH_MAX = 200
+"""Characters in a function's name."""
+DEPTH_MAX = 200
+"""Levels of lists and dicts in an argument; orjson gives up not far above."""
+_FIELDS = {"call", "args", "kwargs"}
+_SCRIPTS = ("__main__", "__mp_main__")
+"""What the module of the running script is called, and in its processes that `multiprocessing` spawns."""
+
+_registered: dict[str, Function[..., Any]] = {}
+
+
+class Function(Generic[P, R]):
+    """A registered function. Calling it runs it here and now, as if it were not decorated.
+
+    `call` makes a task of a call, `delay` inserts it, `on` chooses another queue or delay. The arguments are checked at
+    once, against the signature and for what JSON has: what the worker's call gets is equal to what was given, and of
+    the same types. So a tuple is refused (JSON would make it a list), like bytes, NaN, dates, NumPy's numbers and keys
+    that are no strings. Defaults are not stored: the worker's apply.
+    """
+
+    __name__: str
+    __qualname__: str
+    __wrapped__: Callable[P, R]
+
+    def __init__(self, function: Callable[P, R], name: str, queue: Where | None, delay_s: float) -> None:
+        duration_ms(delay_s, "delay_s")
+        if not (queue is None or isinstance(queue, Queue)):
+            names.queue_path(queue)
+        functools.update_wrapper(self, function, updated=())
+        self.name = name
+        """The name under which calls are queued."""
+        self.signature = inspect.signature(function)
+        self._queue, self._delay_s = queue, delay_s
+
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.__wrapped__(*args, **kwargs)
+
+    def call(self, /, *args: P.args, **kwargs: P.kwargs) -> Task:
+        """A task that calls the function with these arguments, for `Queue.insert` and `insert_many`. InvalidTask."""
+        if self.name.partition(":")[0] in _SCRIPTS:
+            raise InvalidTask(
+                f"{self.__name__} is defined in the script that is running, which no worker can import. Move it into a "
+                "module and import it from there; or, if workers load this very file as a module, say its name: "
+                f"@fsqueue.task(name='module:{self.__name__}')."
+            )
+        try:
+            bound = self.signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise InvalidTask(f"{self.name} cannot be called so: {error}.") from None
+        for argument, value in _by_name(bound):
+            if (alien := _alien(value)) is not None:
+                where, what = alien
+                raise InvalidTask(
+                    f"{self.name}: the argument {argument}{where} is {what}. Arguments are what JSON has: "
+                    "None, booleans, numbers, strings, lists, and dicts whose keys are strings."
+                )
+        payload: dict[str, Any] = {"call": self.name}
+        if args:
+            payload["args"] = list(args)
+        if kwargs:
+            payload["kwargs"] = kwargs
+        return Task(payload, delay_s=self._delay_s)
+
+    def delay(self, /, *args: P.args, **kwargs: P.kwargs) -> TaskRef:
+        """Insert a call with these arguments into the function's queue; it is durable when this returns. InvalidTask.
+
+        InvalidArgument if no queue was said; QueueNotFound if it is not there: nothing is created.
+        """
+        item = self.call(*args, **kwargs)
+        return self._opened.insert(item)
+
+    def on(self, queue: Where | None = None, *, delay_s: float | None = None) -> Function[P, R]:
+        """The same function with another queue, or with calls that become available after other `delay_s` seconds.
+
+        Keep what it returns if you insert more than a few: it opens the queue once.
+        """
+        return Function(
+            self.__wrapped__,
+            self.name,
+            self._queue if queue is None else queue,
+            self._delay_s if delay_s is None else delay_s,
+        )
+
+    @functools.cached_property
+    def _opened(self) -> Queue:
+        if self._queue is None:
+            raise InvalidArgument(
+                f"{self.name} has no queue. Say which: @fsqueue.task(queue=PATH), or .on(PATH).delay(...)."
+            )
+        return self._queue if isinstance(self._queue, Queue) else Queue(self._queue)
+
+    def __reduce__(self) -> str:
+        return self.__qualname__  # by reference, as functions do
+
+    def __repr__(self) -> str:
+        return f"<fsqueue.task {self.name}>"
+
+
+@overload
+def task(function: Callable[P, R], /) -> Function[P, R]: ...
+
+
+@overload
+def task(
+    *, name: str | None = None, queue: Where | None = None, delay_s: float = 0
+) -> Callable[[Callable[P, R]], Function[P, R]]: ...
+
+
+def task(
+    function: Callable[P, R] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    queue: Where | None = None,
+    delay_s: float = 0,
+) -> Function[P, R] | Callable[[Callable[P, R]], Function[P, R]]:
+    """Register a function at the top level of a module, so that calls of it can be queued: see `Function`.
+
+    ``@fsqueue.task``, or with options ``@fsqueue.task(queue="/scratch/me/q")``. `name`: what calls are queued under
+    instead of "module:function", so that the function can be moved; `queue`: where `delay` inserts, opened by the first
+    call; `delay_s`: seconds before a call becomes available. InvalidArgument for what is no plain function, is async or
+    a generator, and for a name that another function has.
+    """
+
+    def register(function: Callable[P, R]) -> Function[P, R]:
+        own = _own_name(function)
+        made = Function(function, own if name is None else _checked_name(name), queue, delay_s)
+        if own.partition(":")[0] not in _SCRIPTS:
+            other = _registered.setdefault(made.name, made)
+            if _own_name(other.__wrapped__) != own:
+                raise InvalidArgument(
+                    f"Two functions are registered as {made.name!r}: {_own_name(other.__wrapped__)} and {own}. "
+                    "Give one of them another name."
+                )
+            _registered[made.name] = made  # also when its module is loaded anew
+        return made
+
+    return register if function is None else register(function)
+
+
+def handler(modules: Sequence[str]) -> Handler:
+    """What a worker calls with each payload: import these modules, and run the functions that they register.
+
+    A function belongs to the module that defines it: importing it elsewhere makes it runnable nowhere else.
+    InvalidArgument for a module that cannot be imported, or that registers nothing.
+    """
+    if isinstance(modules, str) or not modules:
+        raise InvalidArgument(f"modules must be a list of names of modules, at least one, not {modules!r}.")
+    for module in modules:
+        _load(module)
+    functions = {name: one for name, one in _registered.items() if one.__module__ in modules}
+    for module in modules:
+        if not any(one.__module__ == module for one in functions.values()):
+            raise InvalidArgument(f"The module {module} registers no function. {_elsewhere(module)}")
+    return Handler(modules, functions)
+
+
+class Handler:
+    """Runs the calls that payloads ask for, among the functions of the modules it was made for."""
+
+    def __init__(self, modules: Sequence[str], functions: dict[str, Function[..., Any]]) -> None:
+        self.modules = list(modules)
+        self.functions = functions
+        """Those that it runs, by name."""
+
+    def __call__(self, payload: Any) -> Any:
+        """Run a call, and return what it returns. What the function raises goes through.
+
+        Bury for what no further attempt can mend: a payload that is no call, a function that is not there, arguments
+        that do not fit its signature.
+        """
+        name, args, kwargs = _parts(payload)
+        function = self.functions.get(name)
+        if function is None:
+            raise Bury(
+                f"this worker has no function {name!r}, only those of {', '.join(self.modules)}: retry it when workers "
+                "load the module that registers it"
+            )
+        try:
+            function.signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise Bury(f"{name} cannot be called so: {error}") from None
+        return function(*args, **kwargs)
+
+
+def _parts(payload: Any) -> tuple[str, list[Any], dict[str, Any]]:
+    """Name and arguments of a call; Bury for anything else."""
+    if isinstance(payload, dict) and payload.keys() <= _FIELDS:
+        name, args, kwargs = payload.get("call"), payload.get("args", []), payload.get("kwargs", {})
+        if isinstance(name, str) and isinstance(args, list) and isinstance(kwargs, dict):
+            return name, args, kwargs
+    raise Bury('the payload is no call of a function: {"call": NAME, "args": [...], "kwargs": {...}}, and nothing else')
+
+
+def _load(module: object) -> None:
+    """Import a module, or say in an InvalidArgument why that cannot be."""
+    if not isinstance(module, str) or not all(part.isidentifier() for part in module.split(".")):
+        raise InvalidArgument(f"{module!r} is not the name of a module. Give it as in an import: package.module.")
+    try:
+        importlib.import_module(module)
+    except (Exception, SystemExit) as error:
+        if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
+            raise InvalidArgument(
+                f"This Python finds no module {error.name!r}. Name it as in an import, without .py; install it, or put "
+                "its directory on PYTHONPATH."
+            ) from None
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        why = f"{type(error).__name__}: {error} ({place.filename}:{place.lineno})"
+        raise InvalidArgument(f"The module {module} cannot be imported: {why}.") from error
+
+
+def _elsewhere(module: str) -> str:
+    """What may have been meant by a module that registers nothing itself."""
+    found = {one.__module__ for one in vars(sys.modules[module]).values() if isinstance(one, Function)}
+    if found:
+        return f"What it imports belongs to {', '.join(sorted(found))}: load that."
+    return "Put @fsqueue.task before a function at its top level."
+
+
+def _own_name(function: Callable[..., Any]) -> str:
+    """Module and name of what can be a task, as "module:function"; InvalidArgument says why something cannot."""
+    if not isinstance(function, types.FunctionType):
+        raise InvalidArgument(f"@fsqueue.task is for plain functions, not for {function!r}.")
+    name = function.__qualname__
+    if function.__name__ == "<lambda>":
+        raise InvalidArgument("A lambda has no name to be queued under. Write a function at the top level of a module.")
+    if "." in name:
+        raise InvalidArgument(
+            f"{name} is not at the top level of a module, where workers would find it. Move it there (a decorator "
+            "between @fsqueue.task and a function that is there has to use functools.wraps)."
+        )
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        raise InvalidArgument(f"{name} is async. Register an ordinary function that calls asyncio.run.")
+    if inspect.isgeneratorfunction(function):
+        raise InvalidArgument(f"{name} is a generator: a call alone would do nothing. Let it return a list.")
+    module = function.__module__
+    if module == "__main__" and (spec := getattr(sys.modules[module], "__spec__", None)):
+        module = spec.name  # python -m package.module
+    return f"{module}:{name}"
+
+
+def _checked_name(name: object) -> str:
+    if not isinstance(name, str) or not 1 <= len(name) <= NAME_LENGTH_MAX or not name.isprintable():
+        raise InvalidArgument(f"name must be 1 to {NAME_LENGTH_MAX} printable characters, not {name!r}.")
+    return name
+
+
+def _by_name(bound: inspect.BoundArguments) -> Iterator[tuple[str, Any]]:
+    """The arguments as the caller knows them: `name`, or `args[0]` for those that have none."""
+    for name, value in bound.arguments.items():
+        kind = bound.signature.parameters[name].kind
+        if kind is inspect.Parameter.VAR_POSITIONAL:
+            yield from ((f"{name}[{number}]", one) for number, one in enumerate(value))
+        elif kind is inspect.Parameter.VAR_KEYWORD:
+            yield from value.items()
+        else:
+            yield name, value
+
+
+def _alien(value: Any, depth: int = 0) -> tuple[str, str] | None:
+    """Where in a value there is something that JSON would not give back as it is, and what; None if nowhere."""
+    kind = type(value)
+    if kind is list or kind is dict:
+        if depth == DEPTH_MAX:
+            return "", f"nested more than {DEPTH_MAX} levels deep, or contains itself"
+        for at, one in value.items() if kind is dict else enumerate(value):
+            if kind is dict and (type(at) is not str or _alien(at)):
+                return "", f"a dict with the key {at!r}"
+            if (alien := _alien(one, depth + 1)) is not None:
+                return f"[{at!r}]{alien[0]}", alien[1]
+        return None
+    if kind is str:
+        return None if value.isascii() or _is_unicode(value) else ("", "text with half a surrogate pair")
+    if kind is int:
+        return None if -(2**63) <= value < 2**64 else ("", "an integer of more than 64 bits")
+    if kind is float:
+        return None if math.isfinite(value) else ("", str(value))
+    if kind is tuple:
+        return "", "a tuple, which JSON gives back as a list"
+    return None if value is None or kind is bool else ("", f"of the type {kind.__module__}.{kind.__qualname__}")
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
