@@ -434,8 +434,8 @@ class Queue:
     def gc(self, *, touch: bool = False, history_days: int | None = None) -> GcReport:
         """Mend what crashes left behind; reap trash and old staged files. Safe at any time.
 
-        `touch` refreshes the times of waiting task files, for scratch systems that delete idle
-        files; `history_days`: older history is removed.
+        `touch` refreshes the times of all files that the queue needs, for scratch systems that delete
+        idle files; `history_days`: older history is removed.
         """
         if history_days is not None:
             whole("history_days", history_days, 0)

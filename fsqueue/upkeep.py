@@ -51,31 +51,53 @@ def gc(store: Store, touch: bool = False, history_days: int | None = None) -> Gc
     report.trash_reaped += reap_doctors(store.fs, store.path, store.clock.now_ms() / 1000)
     _staging(store, report)
     nodes.forget(store, NODE_AGE_S)
-    full = [error for shard in inspection.shards(store) for error in _shard(store, shard, report, touch)]
+    full = [error for shard in inspection.shards(store) for error in _shard(store, shard, report)]
     report.retries_published = deadletters.publish_pending(store)
     report.commits_applied = commits.apply_pending(store)
+    if touch:
+        report.touched = refresh(store)
     if full:
         raise full[0]
     return report
 
 
-def _shard(store: Store, shard: str, report: GcReport, touch: bool) -> list[OSError]:
+def refresh(store: Store) -> int:
+    """Set the times of every file that the queue needs to now; returns how many those are.
+
+    What is staged or proposed is left alone: its age tells whether its author lives.
+    """
+    layout = store.layout
+    files, directories, touched = [layout.settings_file, layout.doorbell], [layout.base], 0
+    while directories:
+        directory = directories.pop()
+        for name, kind in store.fs.entries(directory):
+            path = f"{directory}/{name}"
+            if kind == "file":
+                files.append(path)
+            elif kind == "directory" and path not in (layout.staging, layout.pending):
+                directories.append(path)
+        for path in files:
+            try:
+                store.fs.touch(path)
+                touched += 1
+            except FileNotFoundError:
+                pass  # it has been dealt with meanwhile
+            except PermissionError as error:
+                logger.warning("the times of %s could not be set: %s", path, error)
+        files = []
+    return touched
+
+
+def _shard(store: Store, shard: str, report: GcReport) -> list[OSError]:
     """The batches of a shard; the errors of those for which there was no room."""
     full = []
-    directory = f"{store.layout.tasks}/{shard}"
     files: dict[str, TaskFileName] = {}
-    for text in store.fs.names(directory):
+    for text in store.fs.names(f"{store.layout.tasks}/{shard}"):
         name = names.parse_task_file(text)
         if name is None:
             report.stray += 0 if text.startswith(".nfs") else 1
             continue
         files[name.batch] = name
-        if touch:
-            try:
-                store.fs.touch(f"{directory}/{text}")
-                report.touched += 1
-            except FileNotFoundError:
-                pass
     for text in store.fs.names(f"{store.layout.logs}/{shard}"):
         batch = names.parse_log_file(text)
         if batch is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -338,15 +339,27 @@ def test_where_the_reapers_lock_cannot_be_had_it_is_done_without(
     assert found(q) == {"trash_reaped": 1}
 
 
-def test_touching_refreshes_the_files_of_waiting_tasks(q: Queue) -> None:
-    q.insert_many(range(3), batch_tasks=1)
-    paths = list((base_of(q) / "queue").glob("*/*"))
+def test_touching_refreshes_every_file_that_the_queue_needs(queue: Queue) -> None:
+    """Without its `queue.jsonl` a queue is none, without the record of a commit its tasks would be inserted again."""
+    queue.insert_many(range(2), batch_tasks=1)
+    queue.insert_many(["committed"], commit="name")
+    finished, dead, held = queue.lease(3)
+    finished.complete()
+    dead.bury("hopeless")
+    queue.commit("other").stage(["staged"])
+    paths = [path for path in queue.path.rglob("*") if path.is_file()]
+    before = int(time.time()) - 3600
     for path in paths:
-        os.utime(path, (1, 1))
-    assert found(q) == {}
-    assert all(path.stat().st_mtime == 1 for path in paths)
-    assert found(q, touch=True) == {"touched": 3}
-    assert all(path.stat().st_mtime > 1e9 for path in paths)
+        os.utime(path, (before, before))
+    assert found(queue) == {}
+    assert {path.stat().st_mtime for path in paths} == {before}
+    left_alone = {path for path in paths if "staging" in path.parts}
+    assert len(left_alone) == 2  # a file, and the attempt's lock
+    assert found(queue, touch=True) == {"touched": len(paths) - 2}
+    assert {path for path in paths if path.stat().st_mtime == before} == left_alone
+    kinds = {path.relative_to(base_of(queue)).parts[0] for path in paths if base_of(queue) in path.parents}
+    assert kinds == {"queue", "movements", "dead", "completions", "history", "commits", "staging"}
+    held.complete()
 
 
 @pytest.mark.parametrize("days", [-1, 1.5, "3", True])
