@@ -240,7 +240,7 @@ for _kind, _data in APPENDED.items():
 
 @damage("staged-file")
 def an_insert_that_died(queue: Queue, clock: ManualClock) -> set[str]:
-    staged = staging.stage(queue.store, queue.store.layout, [b'{"payload":1}\n'], 0)
+    staged = staging.stage(queue.store, queue.store.layout, [b'{"payload":1}\n'], 1, 0)
     staged.close(queue.store)
     (base(queue) / "staging" / "0123.probe").touch()
     age_staging(queue)

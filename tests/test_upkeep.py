@@ -163,7 +163,7 @@ def test_a_locked_batch_is_left_for_the_next_time(
 
 def test_old_staged_files_of_dead_writers_are_reaped(q: Queue, clock: ManualClock) -> None:
     writer = Queue(q.path, clock=clock)
-    staged = [staging.stage(writer.store, writer.store.layout, [b'{"payload":1}\n'], 0) for _ in range(2)]
+    staged = [staging.stage(writer.store, writer.store.layout, [b'{"payload":1}\n'], 1, 0) for _ in range(2)]
     age_staging(q)
     staged[0].close(writer.store)
     assert found(q) == {"staged_reaped": 1}
@@ -205,7 +205,7 @@ def test_a_task_file_that_a_power_loss_put_back_into_staging_is_published_again(
 
 
 def test_young_staged_files_are_left_alone(q: Queue) -> None:
-    staged = staging.stage(q.store, q.store.layout, [b'{"payload":1}\n'], 0)
+    staged = staging.stage(q.store, q.store.layout, [b'{"payload":1}\n'], 1, 0)
     staged.close(q.store)
     age_staging(q, upkeep.STAGED_AGE_S - 60)
     assert found(q) == {}
