@@ -102,7 +102,7 @@ fsqueue gc --trash /scratch/me"""
     )
 )
 @optional_queue_argument
-@click.option("--touch", is_flag=True, help="Refresh the times of its files, so that a scratch system does not purge them.")
+@click.option("--touch", is_flag=True, help="Refresh its files, so that a scratch system does not purge them.")
 @click.option("--history-days", type=click.IntRange(min=0), metavar="DAYS", help="Drop history that is older.")
 @click.option("--trash", type=click.Path(path_type=Path), metavar="DIR", help="Only remove what was deleted from DIR.")
 @json_option

@@ -61,6 +61,20 @@ def commit(story: Story, actor: Actor) -> None:
     actor.do("commit", act, name=name, payloads=[payload for chunk in chunks for payload in chunk])
 
 
+def overwrite(story: Story, actor: Actor) -> None:
+    """Stage a part, and publish it in place of all there is; perhaps under a name that was committed before."""
+    rng, name = story.rng, story.rng.choice(NAMES)
+    _overwrite(story, actor, name, story.fresh(rng.randint(0, 3)))
+
+
+def _overwrite(story: Story, actor: Actor, name: str, payloads: list[str]) -> None:
+    def act(queue: Queue) -> CommitReport:
+        mine = queue.commit(name)
+        return mine.publish([story.staged.note(mine.stage(payloads, batch_tasks=1), payloads)], overwrite=True)
+
+    actor.do("commit", act, name=name, payloads=payloads, overwrite=True)
+
+
 def stage(story: Story, actor: Actor) -> None:
     """Stage a part, for others to publish; perhaps beside others, as an executor of a job does."""
     rng, name, payloads = story.rng, story.rng.choice(NAMES), story.fresh(story.rng.randint(1, 3))
@@ -85,7 +99,9 @@ def discard(story: Story, actor: Actor) -> None:
         actor.do("discard", lambda q: Commit(q.store, part.commit, part.attempt).discard(), attempt=part.attempt)
 
 
-ACTS: dict[str, Callable[[Story, Actor], None]] = {act.__name__: act for act in (commit, stage, publish, discard)}
+ACTS: dict[str, Callable[[Story, Actor], None]] = {
+    act.__name__: act for act in (commit, overwrite, stage, publish, discard)
+}
 
 
 # -- verbs of the small cases --------------------------------------------------------------------------------
@@ -121,13 +137,31 @@ def publish_staged(story: Story, actor: Actor) -> None:
     actor.do("commit", lambda q: q.commit(NAMES[0]).publish(parts), name=NAMES[0], payloads=story.staged.of(parts))
 
 
+def overwrite_anew(story: Story, actor: Actor) -> None:
+    """One's own tasks in place of all there is, under a name for which others have staged theirs."""
+    _overwrite(story, actor, NAMES[0], story.fresh(2))
+
+
+def overwrite_staged(story: Story, actor: Actor) -> None:
+    """What was staged before, in place of all there is."""
+    parts = list(story.staged.parts[:2])
+    payloads = story.staged.of(parts)
+    actor.do(
+        "commit",
+        lambda q: q.commit(NAMES[0]).publish(parts, overwrite=True),
+        name=NAMES[0],
+        payloads=payloads,
+        overwrite=True,
+    )
+
+
 def discard_staged(story: Story, actor: Actor) -> None:
     """Drop what was staged before."""
     attempt = story.staged.parts[0].attempt
     actor.do("discard", lambda q: Commit(q.store, NAMES[0], attempt).discard(), attempt=attempt)
 
 
-VERBS = (commit_anew, publish_staged, discard_staged)
+VERBS = (commit_anew, publish_staged, discard_staged, overwrite_anew, overwrite_staged)
 
 
 def repeat_all(story: Story, last: Actor) -> None:
@@ -148,7 +182,8 @@ def repeat_all(story: Story, last: Actor) -> None:
 
 
 def records(story: Story, base: str) -> Iterator[tuple[Record, int]]:
-    """What was decided in a generation, and at which step."""
+    """What was decided in a generation, and at which step: what was there when it began, by its beginning."""
+    began = max((step for step, _ in story.world.disk.ends), default=-1) + 1
     found = _directory(story, f"{base}/commits")
     for name, node in sorted(found.entries.items()) if found is not None else ():
         if isinstance(node, File):
@@ -157,7 +192,7 @@ def records(story: Story, base: str) -> Iterator[tuple[Record, int]]:
             if record is None:
                 story.history.wrong.append(f"the record {name} is torn")
             else:
-                yield record, found.since[name]
+                yield record, max(found.since[name], began)
 
 
 def note_decided(story: Story, base: str) -> None:
@@ -170,9 +205,14 @@ def note_decided(story: Story, base: str) -> None:
         story.history.calls.append(call)
 
 
+def ends_the_generation(call: Call) -> bool:
+    """Whether a call may have ended what was in the queue before."""
+    return call.verb in ("purge", "delete") or "overwrite" in call.args
+
+
 def judge(story: Story, base: str) -> Iterator[str]:
     """A name has one record; what it does not name was never seen; what was reported is what it says."""
-    purges = [call for call in story.history.calls if call.verb in ("purge", "delete")]
+    purges = [call for call in story.history.calls if ends_the_generation(call)]
     decided = {record.name: record for record, _ in records(story, base)}
     first = {part.first for record in decided.values() for part in record.parts}
     if not purges:
@@ -181,7 +221,9 @@ def judge(story: Story, base: str) -> Iterator[str]:
             if seen and part not in first:
                 yield f"{seen} were seen, but no commit was decided for them"
     for call in story.history.calls:
-        if call.verb != "commit" or call.outcome != DONE or any(purge.end > call.begin for purge in purges):
+        if call.verb != "commit" or call.outcome != DONE:
+            continue
+        if any(purge.end > call.begin for purge in purges if purge is not call):
             continue
         record, report = decided.get(call.args["name"]), call.result
         if record is None:

@@ -130,4 +130,18 @@ MUTATIONS = [
             ),
         ),
     ),
+    Mutation(
+        "a generation begins before its record is in it",
+        "a crash in between leaves an empty queue, and what was to be in it is lost",
+        ("local", "overwrite-staged", "", "killed"),
+        (
+            ("overwriting:begin", "        _note(store, following, record)\n        try:\n            jsonl.append(fs, fd, generation_record(begun, store.clock.now_ms()), True)\n", "        try:\n            jsonl.append(fs, fd, generation_record(begun, store.clock.now_ms()), True)\n            _note(store, following, record)\n"),
+        ),
+    ),
+    Mutation(
+        "a generation begins before its names are durable",
+        "a power loss keeps the line that begins it, and nothing of what was to be in it",
+        "commits-overwrite-power",
+        (("overwriting:_note", "            fs.sync_directory(directory)\n", "            pass\n"),),
+    ),
 ]  # fmt: skip

@@ -9,6 +9,7 @@ WORK = {
     "commit": 4.0, "stage": 2.0, "publish": 3.0, "discard": 0.5, "consume": 4.0, "status": 1.0, "is_drained": 0.7, "gc": 0.7, "wait": 0.3,
 }  # fmt: skip
 DISCARDS = {"commit": 1.0, "stage": 3.0, "publish": 4.0, "discard": 4.0, "is_drained": 1.0, "gc": 0.5}
+OVERWRITES = WORK | {"overwrite": 3.0, "purge": 0.4}
 ENDS = WORK | {"purge": 0.8}
 
 SCENARIOS = {
@@ -27,6 +28,8 @@ SCENARIOS = {
         Scenario("commits-power", shared=False, hosts=1, actions=WORK, faults=("power", "kill"), lossy=True, tasks_before=1),
         Scenario("commits-power-nfs", actions=WORK, faults=("power", "kill"), lossy=True, tasks_before=1),
         Scenario("commits-purge", actions=ENDS, faults=("delay", "kill", "reply"), stale=0.4, tasks_before=1),
+        Scenario("commits-overwrite", actions=OVERWRITES, faults=("kill", "delay", "reply", "after"), stale=0.3, tasks_before=2),
+        Scenario("commits-overwrite-power", shared=False, hosts=1, actions=OVERWRITES, faults=("power", "kill"), lossy=True, tasks_before=2),
     )
 }  # fmt: skip
 """By name."""

@@ -151,7 +151,8 @@ def _told(story: Story, truth: Truth, call: Call) -> Iterator[str]:
             acted = any(replay.acted(task.index, op, task.lease) for replay in truth.of(task) for op in ENDS[call.verb])
             if not acted and task.id not in lost:
                 yield f"{call}: it was reported done, but no log says so of {task.id}"
-            if acted and task.id in lost and not _repeated(story, call, task):
+            went_with_it = any(call.begin <= step <= call.end for step, _ in story.world.disk.ends)
+            if acted and task.id in lost and not went_with_it and not _repeated(story, call, task):
                 yield f"{call}: it was reported lost, but the log says it was done"
             in_time = isinstance(call.error, LeaseLost) and "ran out" not in call.error.reason
             if task.id in lost and in_time and not story.world.disk.ends:
@@ -340,7 +341,10 @@ def false_status(story: Story, call: Call) -> Iterator[str]:
     surely = perhaps = 0
     done_surely: set[str] = set()
     done_perhaps: set[str] = set()
-    cancelled = any(other.verb in ("cancel", "purge", "purge_dead") for other in story.history.calls)
+    cancelled = any(
+        other.verb in ("cancel", "purge_dead") or commit_acts.ends_the_generation(other)
+        for other in story.history.calls
+    )
     for other in story.history.calls:
         if other.verb in ("insert", "commit"):
             perhaps += len(other.args["payloads"])

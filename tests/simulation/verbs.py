@@ -140,6 +140,6 @@ VERBS = {verb.name: verb for verb in _verbs()}
 FIRST_CLASS = [
     *("insert", "insert-many", "insert-groups", "lease", "poll", "complete", "fail", "bury", "release", "renew"),
     *("cancel", "retry-dead", "purge-dead", "release-all", "status", "purge", "delete", "gc", "fsck"),
-    *("publish-staged", "replace"),
+    *("publish-staged", "overwrite-staged", "replace"),
 ]
 """Those that are set against each other in each run of the tests."""
