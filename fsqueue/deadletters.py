@@ -83,15 +83,23 @@ def _letter(batch_id: str, ledger: Ledger, index: int, payload: Any) -> bytes:
 def _lines(store: Store, fd: int) -> Iterator[dict[str, Any]]:
     """The lines of a file that make sense."""
     for line in jsonl.lines_of(store.fs, fd):
-        try:
-            record = orjson.loads(line)
-        except orjson.JSONDecodeError:
-            continue
-        if isinstance(record, dict) and (
-            (record.get("op") == "dead" and isinstance(record.get("id"), str))
-            or (record.get("op") in SETTLED and isinstance(record.get("ids"), list))
-        ):
+        record = _parse(line)
+        if record is not None:
             yield record
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    """A line that makes sense."""
+    try:
+        record = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return None
+    if isinstance(record, dict) and (
+        (record.get("op") == "dead" and isinstance(record.get("id"), str))
+        or (record.get("op") in SETTLED and isinstance(record.get("ids"), list))
+    ):
+        return record
+    return None
 
 
 def _shards(store: Store, layout: Layout) -> list[str]:
@@ -165,6 +173,32 @@ def letters(store: Store, only: str | None = None) -> Iterator[DeadLetter]:
     """All dead letters, shard by shard, or those of one; memory is bounded by a shard's ids."""
     for _, fd in _opened(store, store.layout, only):
         yield from _letters(store, fd)
+
+
+def latest(store: Store, bytes_max: int) -> tuple[list[DeadLetter], bool]:
+    """The letters at the ends of the files, of which about `bytes_max` bytes in all are read; whether those are all.
+
+    Letters that were dealt with are left out: what says so stands behind them.
+    """
+    found: list[DeadLetter] = []
+    whole, share = True, bytes_max // max(1, len(_shards(store, store.layout)))
+    for _, fd in _opened(store, store.layout):
+        dead: dict[str, DeadLetter] = {}
+        settled: set[str] = set()
+        begin = store.fs.fstat(fd).st_size
+        for offset, line in jsonl.lines_from_end(store.fs, fd, share):
+            begin, record = offset, _parse(line)
+            if record is not None and record["op"] == "dead":
+                if record["id"] not in settled:
+                    dead[record["id"]] = _decode(record)
+            elif record is not None:
+                for one in record["ids"]:
+                    if isinstance(one, str):
+                        settled.add(one)
+                        dead.pop(one, None)  # a `dead` line behind this one is a repeat
+        found += dead.values()
+        whole = whole and begin == 0
+    return found, whole
 
 
 def letter_of(store: Store, task_id: str) -> DeadLetter | None:

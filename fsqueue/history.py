@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
 from fsqueue import jsonl, movements, names
+from fsqueue.filesystem import NOT_FILES
 from fsqueue.ledger import Ledger
 from fsqueue.logs import Log
 from fsqueue.store import Store
+
+PAGE_BYTES = 4096
+"""The end of a line, with the record that says when its batch finished, is in so many bytes."""
+LATE_MS = 5_000
+"""Lines stand in the order in which batches finished, but for so much: who finishes one waits for the file's lock."""
 
 
 def day_of(at_ms: int) -> str:
@@ -90,6 +98,77 @@ def read(store: Store, path: str, batch: str | None = None) -> Iterator[tuple[in
         offset += len(line) + 1
 
 
+@dataclass(slots=True)
+class Recent:
+    """What finished lately in a shard, the last batch first; all that finished from `since` (ms) on is among it."""
+
+    batches: list[tuple[str, Records]]
+    since: int
+    bytes: int
+
+
+def recent_files(store: Store, since: int) -> dict[str, list[str]]:
+    """For each shard the days, latest first, whose files may have batches that finished from `since` (ms) on."""
+    found: dict[str, list[str]] = {}
+    for day in reversed(days(store)):
+        if day >= day_of(max(0, since - LATE_MS)):
+            for name in store.fs.names(f"{store.layout.history_days}/{day}"):
+                found.setdefault(name.removesuffix(".jsonl"), []).append(day)
+    return found
+
+
+def recent(store: Store, shard: str, days: list[str], since: int, bytes_max: int) -> Recent:
+    """The batches of a shard that finished from `since` (ms) on, from the ends of the files of these days.
+
+    At most the last `bytes_max` bytes of each file are read: where those do not reach back so far, what is returned
+    begins later. Of a file in which nothing is so young a page is read.
+    """
+    found = Recent([], since, 0)
+    earliest = since - LATE_MS
+    for day in days:
+        try:
+            fd = store.fs.look(store.layout.history(day, shard))
+            try:
+                if not _recent(store, fd, earliest, bytes_max, found):
+                    break
+            finally:
+                store.fs.close(fd)
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, *NOT_FILES):
+                raise
+    return found
+
+
+def _recent(store: Store, fd: int, earliest: int, bytes_max: int, found: Recent) -> bool:
+    """Whether an earlier day's file may have more."""
+    size = store.fs.fstat(fd).st_size
+    page = store.fs.pread(fd, PAGE_BYTES, max(0, size - PAGE_BYTES))
+    if 0 <= _finished_at(page) < earliest:
+        return False
+    begin, last = size, -1
+    for offset, line in jsonl.lines_from_end(store.fs, fd, bytes_max):
+        finished_at = _finished_at(line[-PAGE_BYTES:])
+        if 0 <= finished_at < earliest:
+            return False
+        begin, last = offset, finished_at if finished_at >= 0 else last
+        found.bytes += len(line)
+        if (parsed := parse(line)) is not None:
+            found.batches.append(parsed)
+    if begin:  # what stands before that is not read: it finished before what was read last, or (nothing was) just now
+        found.since = max(found.since, (last if last >= 0 else _finished_at(page)) + LATE_MS)
+    return not begin
+
+
+def _finished_at(end: bytes) -> int:
+    """When the last batch finished (ms) whose line's end is in these bytes; -1 if they do not tell."""
+    last = end.rfind(_FINISH)
+    digits = end[last + len(_FINISH) :].partition(b"}")[0] if last >= 0 else b""
+    return int(digits) if digits.isdigit() and len(digits) <= 13 else -1
+
+
+_FINISH = b'{"op":"finish","at":'
+
+
 def all_lines(store: Store) -> Iterator[tuple[str, Records]]:
     """Batch and records of every line that the history keeps, repeats too."""
     for shard in names.all_shards(store.layout.shards):
@@ -119,7 +198,7 @@ def parse(line: bytes) -> tuple[str, Records] | None:
             _, end = _DECODER.raw_decode(text, at)
             records.append((at, orjson.loads(line[begin + at : begin + end])))
             at = _BLANK.match(text, end).end()  # type: ignore[union-attr]
-        return (batch, records) if isinstance(batch, str) else None
+        return (batch, records) if names.is_batch(batch) else None
     except (ValueError, KeyError, TypeError, IndexError):
         return None
 

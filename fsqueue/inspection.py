@@ -40,17 +40,21 @@ def read_ledger(store: Store, batch: str) -> Ledger | None:
 
     (A log may be there all the same: empty, or revived and closed again by somebody who came too late.)
     """
+    ledger = Ledger()
+    ledger.fold(read_log(store, batch), 0)
+    return ledger if ledger.count else None
+
+
+def read_log(store: Store, batch: str) -> bytes:
+    """The bytes of a batch's log, by a fresh look; none if it has none."""
     try:
-        content = store.fs.read(store.layout.log(batch))
+        return store.fs.read(store.layout.log(batch))
     except FileNotFoundError:
-        return None
+        return b""
     except OSError as error:
         if error.errno not in NOT_FILES:
             raise
-        return None  # a directory, link or pipe of that name: a stray
-    ledger = Ledger()
-    ledger.fold(content, 0)
-    return ledger if ledger.count else None
+        return b""  # a directory, link or pipe of that name: a stray
 
 
 def task_files(store: Store, shard: str) -> dict[str, TaskFileName]:

@@ -78,6 +78,30 @@ def lines_of(fs: Filesystem, fd: int) -> Iterator[bytes]:
         yield from whole
 
 
+def lines_from_end(fs: Filesystem, fd: int, bytes_max: int, piece: int = 1 << 16) -> Iterator[tuple[int, bytes]]:
+    """The whole lines of an open file with their offsets, the last one first, read in growing pieces from the end.
+
+    What does not lie wholly within the last `bytes_max` bytes is not read: only who gets offset 0 has seen all.
+    """
+    at, rest, torn = fs.fstat(fd).st_size, b"", True
+    least = max(0, at - bytes_max)
+    while at > least:
+        size = min(piece, at - least)
+        piece, at = piece * 4, at - size
+        data = fs.pread(fd, size, at) + rest
+        lines = data.split(b"\n")
+        end = at + len(data)
+        if torn and len(lines) > 1:  # what follows the last newline is no line yet
+            end, torn = end - len(lines.pop()) - 1, False
+        rest = lines[0]
+        for line in reversed(lines[1:]):
+            end -= len(line)
+            yield end, line
+            end -= 1
+    if not at and not torn:
+        yield 0, rest
+
+
 UNSOUND_MAX = 1000
 """How many bad lines are looked at in one go."""
 

@@ -18,6 +18,7 @@ BATCH_TASKS_MAX = 1024
 NAME_BYTES_MAX = 255
 """What a filesystem takes for a name; a longer one in a record is nobody's."""
 BATCH = r"[0-9a-f]{32}(?:~[0-9a-f]{32})?"
+_BATCH = re.compile(BATCH)
 _TASK_FILE = re.compile(rf"([0-9]{{13}})-({BATCH})-([1-9][0-9]{{0,3}})(?:-([^/\x00]*))?\.jsonl")
 _LOG_FILE = re.compile(r"([0-9a-f]{32})\.jsonl")
 _TASK_ID = re.compile(rf"({BATCH})\.(0|[1-9][0-9]{{0,8}})")
@@ -170,6 +171,11 @@ def distance(first: str, batch: str) -> int | None:
 def is_uuid(text: object) -> bool:
     """Whether a text is a UUID as it stands in names."""
     return isinstance(text, str) and _UUID.fullmatch(text) is not None
+
+
+def is_batch(text: object) -> bool:
+    """Whether a text is the name of a batch."""
+    return isinstance(text, str) and _BATCH.fullmatch(text) is not None
 
 
 def is_commit(text: object) -> bool:

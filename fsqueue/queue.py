@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fsqueue import (
     administration,
+    attaching,
     batch,
     batching,
     biography,
@@ -23,10 +24,11 @@ from fsqueue import (
     transitions,
     upkeep,
 )
+from fsqueue.activity import LEAST_S, Activity, activity
 from fsqueue.arguments import leased, payloads_of, task_ids, translated, verb, whole
 from fsqueue.clock import Clock, Entropy, duration_ms
 from fsqueue.committing import Commit
-from fsqueue.errors import InvalidArgument, LeaseLost, TaskNotFound, from_os_error
+from fsqueue.errors import InvalidArgument, from_os_error
 from fsqueue.filesystem import Filesystem
 from fsqueue.fsck import Finding, fsck
 from fsqueue.layout import Settings
@@ -237,33 +239,7 @@ class Queue:
         InvalidArgument if it is no token; TaskNotFound if the batch has finished; LeaseLost if the
         lease does not hold any more.
         """
-        batch_id, index, lease = names.parse_token(token)
-        self.store.refresh()
-        ledger = inspection.read_ledger(self.store, batch_id)
-        task_id = names.task_id(batch_id, index)
-        if ledger is None:
-            raise TaskNotFound(
-                f"The task {task_id} is not at work in {self.store.path}: it has finished, was purged, or never leased."
-            )
-        if not ledger.holds(index, lease):
-            reason = transitions.why_lost(ledger, index)
-            raise LeaseLost(
-                f"The lease of {task_id} holds no longer ({reason}). Drop the result: the task is somebody else's.",
-                [task_id],
-                reason,
-            )
-        payload = inspection.payload_of(self.store, batch_id, index, ledger)
-        return LeasedTask(
-            self,
-            batch_id,
-            index,
-            lease,
-            payload,
-            ledger.attempts[index] + 1,
-            ledger.version[index],
-            ledger.since[index],
-            self.generation,
-        )
+        return attaching.attach(self, token)
 
     # -- ending leases ------------------------------------------------------------------------------------
 
@@ -344,6 +320,14 @@ class Queue:
     def status(self, exact: bool = True) -> Status:
         """How many tasks are in which state. `exact` reads the active logs; otherwise names alone (an estimate)."""
         return inspection.status(self.store, exact)
+
+    @verb("reading what went on")
+    def activity(self, window_s: float | None = None) -> Activity:
+        """Rates over the last `window_s` seconds, the average lease, the oldest leases, failures by reason.
+
+        Without `window_s` over a minute, or an hour if little was finished in that. Cheap, and bounded: see `Activity`.
+        """
+        return activity(self.store, None if window_s is None else duration_ms(window_s, "window_s", LEAST_S))
 
     @verb("looking for stuck locks")
     def stuck(self) -> list[StuckLock]:

@@ -6,8 +6,11 @@ import itertools
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
+
+import pytest
 
 from fsqueue import LeasedTask, Queue, names
 from fsqueue.clock import Clock, ManualClock
@@ -135,6 +138,29 @@ def crashes(build: Callable[[int], Queue], act: Callable[[Queue], object], clock
             yield where, queue
             if not fs.dead and not torn:
                 break
+
+
+CALLS = ("open", "close", "read", "pread", "write", "pwrite", "fstat", "stat", "lstat", "listdir", "scandir", "mkdir",
+         "rename", "link", "unlink", "utime", "fsync", "statvfs", "access")  # fmt: skip
+"""The system calls by which fsqueue asks a filesystem."""
+
+
+@contextmanager
+def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
+    """Counts the calls to the filesystem while this lasts, by kind. Open the queue within: it binds some of them."""
+    counted: Counter[str] = Counter()
+
+    def counting(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def count(*args: Any, **kwargs: Any) -> Any:
+            counted[name] += 1
+            return call(*args, **kwargs)
+
+        return count
+
+    with monkeypatch.context() as patch:
+        for name in CALLS:
+            patch.setattr(os, name, counting(name, getattr(os, name)))
+        yield counted
 
 
 def drain(
