@@ -34,6 +34,7 @@ def _directories(ctx: click.Context, param: click.Parameter, incomplete: str) ->
 
 
 queue_argument = click.argument("queue", metavar="Q", shell_complete=_directories)
+queues_argument = click.argument("queues", metavar="Q...", nargs=-1, required=True, shell_complete=_directories)
 optional_queue_argument = click.argument("queue", metavar="[Q]", required=False, shell_complete=_directories)
 worker_option = click.option("--worker", metavar="NAME", help="A name to appear under in histories.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -84,8 +85,11 @@ def brief(value: Any, chars: int = LINE_CHARS_MAX) -> str:
 
 
 def plain(text: str) -> str:
-    """`text` with control characters (line ends too) escaped: a payload must not drive the terminal."""
-    return re.sub(r"[\x00-\x1f\x7f-\x9f]", lambda match: repr(match[0])[1:-1], text)
+    """`text` with what drives a terminal escaped: control characters (line ends too), and what turns its direction."""
+    return _DRIVING.sub(lambda match: repr(match[0])[1:-1], text)
+
+
+_DRIVING = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 def moment(at: float | None) -> str:

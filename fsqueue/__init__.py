@@ -4,7 +4,9 @@ No server, no database, no administrator: every producer and worker is a process
 filesystem mounted. Start with `Queue.create(path)`, `Queue.insert_many` and `Queue.poll`.
 """
 
+from fsqueue.activity import Activity, Failure, Held, Rate, TimeLeft
 from fsqueue.committing import Commit
+from fsqueue.discovery import queues
 from fsqueue.errors import (
     CommitLost,
     FormatTooNew,
@@ -17,6 +19,7 @@ from fsqueue.errors import (
     NotAQueue,
     QueueExists,
     QueueNotFound,
+    QueuePurged,
     StorageError,
     StorageFull,
     TaskNotFound,
@@ -26,6 +29,7 @@ from fsqueue.errors import (
 )
 from fsqueue.fsck import Finding
 from fsqueue.functions import task
+from fsqueue.poll import wait
 from fsqueue.queue import Queue
 from fsqueue.task import (
     CommitPart,
@@ -43,15 +47,18 @@ from fsqueue.task import (
 __version__ = "0.1.0"
 
 __all__ = [
+    "Activity",
     "Commit",
     "CommitLost",
     "CommitPart",
     "CommitReport",
     "DeadLetter",
+    "Failure",
     "Finding",
     "FormatTooNew",
     "FsqueueError",
     "GcReport",
+    "Held",
     "InvalidArgument",
     "InvalidTask",
     "LeaseExpired",
@@ -63,6 +70,8 @@ __all__ = [
     "Queue",
     "QueueExists",
     "QueueNotFound",
+    "QueuePurged",
+    "Rate",
     "Status",
     "StorageError",
     "StorageFull",
@@ -71,8 +80,11 @@ __all__ = [
     "TaskNotFound",
     "TaskRef",
     "TaskTooLarge",
+    "TimeLeft",
     "UnsafeFilesystem",
     "UpdateConflict",
     "__version__",
+    "queues",
     "task",
+    "wait",
 ]

@@ -14,7 +14,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from heapq import nlargest, nsmallest
-from statistics import fmean, stdev, variance
 from typing import Any, NamedTuple
 
 from fsqueue import deadletters, history, inspection, names
@@ -199,8 +198,8 @@ def _activity(store: Store, window_ms: int | None) -> Activity:
         leased=survey.rate(LEASES, survey.work_since()),
         completed=survey.rate(COMPLETIONS, survey.work_since()),
         finished=survey.rate(FINISHED, survey.work_since()),
-        lease_s=fmean(durations) if durations else None,
-        lease_error=stdev(durations) / math.sqrt(len(durations)) if len(durations) > 1 else None,
+        lease_s=sum(durations) / len(durations) if durations else None,
+        lease_error=math.sqrt(_variance(durations) / len(durations)) if len(durations) > 1 else None,
         measured=len(durations),
         share=len(survey.shards) / survey.frame if survey.frame else 1.0,
         oldest=nsmallest(OLDEST, survey.held, key=lambda held: held.since),
@@ -344,11 +343,17 @@ class _Survey:
             shards.append(tasks)
         if not any(pieces):
             return Rate(0.0, 1 / over_s, over_s)  # as after one
-        error = math.sqrt(variance(pieces) * PIECES)
+        error = math.sqrt(_variance(pieces) * PIECES)
         if len(shards) < self.frame:
-            spread = variance(shards) / len(shards) if len(shards) > 1 else shards[0] ** 2
+            spread = _variance(shards) / len(shards) if len(shards) > 1 else shards[0] ** 2
             error = math.hypot(error, self.frame * math.sqrt(spread * (1 - len(shards) / self.frame)))
         return Rate(sum(pieces) / over_s, error / over_s, over_s)
+
+
+def _variance(values: Sequence[float]) -> float:
+    """Of the population that at least two `values` are a sample of."""
+    mean = sum(values) / len(values)
+    return sum((value - mean) ** 2 for value in values) / (len(values) - 1)
 
 
 def _events() -> Events:

@@ -4,6 +4,7 @@
 
     FsqueueError                 anything fsqueue says "no" to                                    exit 1
     ├── QueueNotFound            nothing is there; nothing was created                                 5
+    ├── QueuePurged              what was waited for was purged or overwritten                          1
     ├── QueueExists              create found a queue and `exist_ok` was not given                     1
     ├── NotAQueue                the path is a file, or a directory that is no queue                   5
     ├── FormatTooNew             written by a newer fsqueue: upgrade this one                          1
@@ -45,6 +46,10 @@ class QueueNotFound(FsqueueError):
     """There is no queue at this path (or it has been deleted). Nothing was created."""
 
     exit_code = 5
+
+
+class QueuePurged(FsqueueError):
+    """The queue was purged or overwritten while it was waited for: what was in it was not worked off, and is gone."""
 
 
 class QueueExists(FsqueueError):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from fsqueue import inspection
-from fsqueue.errors import LeaseLost
+from fsqueue.clock import duration_ms
+from fsqueue.errors import LeaseLost, QueueNotFound, QueuePurged
 from fsqueue.store import Store
 from fsqueue.task import Status
 
@@ -17,24 +19,59 @@ if TYPE_CHECKING:
     from fsqueue.task import LeasedTask
 
 
-WAIT_S = (0.05, 5.0)
-"""Shortest and longest pause between two looks of `wait`."""
+WAIT_S = (0.05, 15.0)
+"""Shortest and longest pause between two looks of `wait`, ..."""
+LATE = 0.1
+"""... which grows with the time waited: so much of it may pass before the end is noticed."""
+LOOK_SHARE = 0.2
+"""At most this part of the time goes into looking, where that takes long."""
 
 
-def wait(store: Store, timeout_s: float | None, poll: Callable[[Status], None] | None) -> Status:
-    """Look until nothing is waiting, delayed or leased, or `timeout_s` is over; the last status."""
-    clock = store.clock
-    until = None if timeout_s is None else clock.monotonic() + timeout_s
-    pause, longest = WAIT_S
+def wait(
+    queues: Iterable[Queue], timeout_s: float | None = None, poll: Callable[[list[Status]], object] | None = None
+) -> list[Status]:
+    """Wait until in none of the queues anything is waiting, delayed or leased, or `timeout_s` is over.
+
+    Returns the last status of each; `poll` is called with these on the way. Without it waiting costs little: one
+    shard is looked into, which had something the last time, after pauses that grow to 15 s. QueuePurged if what was
+    waited for was purged or overwritten.
+    """
+    stores = [queue.store for queue in queues]
+    timeout = math.inf if timeout_s is None else duration_ms(timeout_s, "timeout_s") / 1000
+    try:
+        return _wait(stores, timeout, poll) if stores else []
+    except OSError as error:
+        found = [store.explain(error, "waiting") for store in stores]
+        raise min(found, key=lambda one: not isinstance(one, QueueNotFound)) from error
+
+
+def _wait(stores: list[Store], timeout_s: float, poll: Callable[[list[Status]], object] | None) -> list[Status]:
+    clock, entropy = stores[0].clock, stores[0].entropy
+    checks = [inspection.DrainCheck(store) for store in stores]
+    generations = [store.fate.generation for store in stores]
+    begin = clock.monotonic()
     while True:
-        status = inspection.status(store)
+        found: list[Status] = []
+        looked_at = clock.monotonic()
+        if poll is not None or all(check() for check in checks):
+            found = [inspection.status(store) for store in stores]
+        for store, generation in zip(stores, generations, strict=True):
+            if store.fate.generation != generation:
+                raise QueuePurged(
+                    f"The queue {store.path} was purged or overwritten while it was waited for: what was in it was not "
+                    "worked off. Wait again for what is in it now."
+                )
         if poll is not None:
-            poll(status)
-        left = longest if until is None else until - clock.monotonic()
-        if status.drained or left <= 0:
-            return status
-        clock.sleep(min(pause, left))
-        pause = min(pause * 1.3, longest)
+            poll(found)
+        now = clock.monotonic()
+        left = begin + timeout_s - now
+        if found and all(status.drained for status in found):
+            return found
+        if left <= 0:
+            return found or [inspection.status(store) for store in stores]
+        shortest, longest = WAIT_S
+        pause = min(max(shortest, (now - begin) * LATE), longest) * (0.75 + entropy.random() / 2)
+        clock.sleep(min(max(pause, (now - looked_at) * (1 / LOOK_SHARE - 1)), left))
 
 
 class Prefetched:

@@ -344,13 +344,13 @@ class Queue:
         """Whether nothing is waiting, delayed or leased; cheaper than `status().drained`."""
         return inspection.DrainCheck(self.store)()
 
-    @verb("waiting")
     def wait(self, timeout_s: float | None = None, poll: Callable[[Status], None] | None = None) -> Status:
         """Wait until nothing is waiting, delayed or leased, or `timeout_s` is over; returns the last status.
 
-        `poll` is called with each status on the way.
+        `poll` is called with each status on the way; without it, waiting costs little (a few calls a minute).
+        QueuePurged if what was waited for was purged or overwritten. For several queues: `fsqueue.wait`.
         """
-        return wait(self.store, None if timeout_s is None else duration_ms(timeout_s, "timeout_s") / 1000, poll)
+        return wait([self], timeout_s, None if poll is None else lambda found: poll(found[0]))[0]
 
     @verb("peeking")
     def peek(self, n: int = 1) -> list[TaskInfo]:

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.once
 EXIT_CODES = {
     "FsqueueError": 1,
     "QueueNotFound": 5,
+    "QueuePurged": 1,
     "QueueExists": 1,
     "NotAQueue": 5,
     "FormatTooNew": 1,

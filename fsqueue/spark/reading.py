@@ -14,8 +14,8 @@ from pyspark.sql.datasource import DataSourceReader, EqualTo, Filter, In, InputP
 from pyspark.sql.types import StructType
 
 from fsqueue import deadletters, history, inspection, names
-from fsqueue.errors import InvalidArgument, QueueNotFound, StorageError
-from fsqueue.filesystem import Filesystem, mount_of
+from fsqueue.discovery import queues_in
+from fsqueue.errors import InvalidArgument, StorageError
 from fsqueue.spark import schemas, views
 from fsqueue.spark.columns import Columns, lines_of
 from fsqueue.spark.options import ReadOptions
@@ -53,25 +53,6 @@ class Pieces(InputPartition):  # type: ignore[misc]
     def __init__(self, pieces: Sequence[Piece]) -> None:
         super().__init__(0)
         self.pieces = list(pieces)
-
-
-def queues_in(path: str) -> list[str] | None:
-    """The queues in a directory, by path; None if the directory is a queue itself. QueueNotFound if neither."""
-    fs = Filesystem(path, shared=mount_of(path).shared)
-    there = fs.entries(path)
-    if ("queue.jsonl", "file") in there:
-        return None
-    found = [
-        f"{path}/{name}"
-        for name, kind in sorted(there)
-        if kind == "directory" and not name.startswith(".") and fs.exists(f"{path}/{name}/queue.jsonl")
-    ]
-    if not found:
-        raise QueueNotFound(
-            f"There is no queue at {path}, and none in it. Check the path (the hosts of the driver and of the "
-            "executors must all have it mounted), or create it: fsqueue create " + path
-        )
-    return found
 
 
 class FsqueueReader(DataSourceReader):  # type: ignore[misc]

@@ -21,10 +21,11 @@ class FsqueueDataSource(DataSource):  # type: ignore[misc]
 
     def schema(self) -> StructType:
         """The view's columns; in a group of queues the queue's name is the first."""
-        from fsqueue.spark import options, reading, schemas
+        from fsqueue.discovery import queues_in
+        from fsqueue.spark import options, schemas
 
         wanted = options.reading(self.options)
-        return schemas.schema_of(wanted.view, reading.queues_in(wanted.path) is not None)
+        return schemas.schema_of(wanted.view, queues_in(wanted.path) is not None)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Reads the view that the options name; `schema` may be any of its columns."""

@@ -33,6 +33,7 @@ FLOORS = {
     "commits": 2,
     "history": 2,
     "nodes": 2,
+    "discovery": 2,
     "selection": 3,
     "batching": 3,
     "insertion": 3,

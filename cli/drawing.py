@@ -1,0 +1,275 @@
+"""What a status looks like, as lines of text for a terminal of a given size and encoding. Nothing is printed here."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import fsqueue
+from fsqueue.activity import together
+
+from .common import duration, plain
+
+STATES = ("waiting", "delayed", "leased", "completed", "dead")
+NAME_COLUMNS_MAX = 40
+LEAST_ROWS, LEAST_COLUMNS, TABLE_COLUMNS = 10, 50, 70
+"""On less than this only the numbers are shown; the last for several queues."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """What was seen of one queue; `activity` as far as it is known. `error`: why it could not be looked at."""
+
+    name: str
+    path: str
+    status: fsqueue.Status
+    activity: fsqueue.Activity | None = None
+    error: fsqueue.FsqueueError | None = None
+
+    @property
+    def left(self) -> fsqueue.TimeLeft | None:
+        """When it will be drained."""
+        return self.activity.left(self.status.remaining) if self.activity is not None else None
+
+
+class Pen:
+    """Fits text into `columns`, in characters that the terminal has."""
+
+    def __init__(self, columns: int = 1 << 16, rows: int = 1 << 16, encoding: str | None = None) -> None:
+        self.columns, self.rows = columns, rows
+        self.encoding = encoding or getattr(sys.stdout, "encoding", None) or "ascii"
+        self.is_rich = self.text("█▏…±") == "█▏…±"
+
+    def text(self, value: object) -> str:
+        """A value as text that cannot drive the terminal, and that its encoding has."""
+        return plain(str(value)).encode(self.encoding, "backslashreplace").decode(self.encoding)
+
+    def fit(self, text: str, columns: int | None = None) -> str:
+        """The beginning of a text; wide characters take two columns."""
+        from tqdm.utils import disp_len, disp_trim
+
+        room = self.columns if columns is None else columns
+        text = self.text(text[: 4 * room])
+        if disp_len(text) <= room:
+            return text
+        mark = "…" if self.is_rich else "~"
+        return f"{disp_trim(text, room - 1)}{mark}" if room > 1 else mark[:room]
+
+    def cell(self, text: str, columns: int) -> str:
+        """The same, filled up with blanks."""
+        from tqdm.utils import disp_len
+
+        text = self.fit(text, columns)
+        return text + " " * (columns - disp_len(text))
+
+    def bar(self, share: float, columns: int) -> str:
+        """A bar that is filled up to `share`."""
+        from tqdm import tqdm
+
+        share = min(max(share, 0.0), 1.0)
+        return tqdm.format_meter(share, 1.0, 0.0, ncols=columns, ascii=not self.is_rich, bar_format="{bar}")
+
+    def rate(self, rate: fsqueue.Rate) -> str:
+        """A rate with its error."""
+        error = f" {'±' if self.is_rich else '+-'} {number(rate.error)}" if rate.per_s else ""
+        return f"{number(rate.per_s)}{error}"
+
+
+def number(value: float) -> str:
+    """A rate in three digits or so."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 1 else f"{value:.2g}"
+
+
+def time_left(left: fsqueue.TimeLeft) -> str:
+    """The time left, with the interval in which it lies 19 of 20 times."""
+    if left.most_s is None:
+        return f"{duration(left.likely_s)} left ({duration(left.least_s)} or more)"
+    least, most = duration(left.least_s), duration(left.most_s)
+    return f"{duration(left.likely_s)} left" + (f" ({least} to {most})" if least != most else "")
+
+
+def who(worker: dict[str, Any] | None) -> str:
+    """Where a worker is, as it said itself."""
+    if not worker:
+        return "unknown worker"
+    job = f", Slurm job {worker['slurm_job']}" if "slurm_job" in worker else ""
+    job += f"[{worker['slurm_index']}]" if job and "slurm_index" in worker else ""
+    name = f"{worker['name']} on " if "name" in worker else ""
+    return f"{name}{worker.get('host', '?')}, process {worker.get('pid', '?')}{job}"
+
+
+# -- lines ----------------------------------------------------------------------------------------
+
+
+def parts_of(look: Look) -> list[str]:
+    """What a line on a queue says, most important first."""
+    status, found = look.status, look.activity
+    share = f" ({status.completed / status.inserted:.1%})" if status.inserted else ""
+    parts = [
+        f"completed {status.completed:,} of {status.inserted:,}{share}",
+        f"waiting {status.waiting + status.delayed:,}",
+        f"leased {status.leased:,}",
+    ]
+    parts += [f"dead {status.dead:,}"] if status.dead else []
+    parts += [f"{number(found.finished.per_s)}/s"] if found is not None and found.finished is not None else []
+    parts += [time_left(look.left)] if look.left is not None and status.remaining else []
+    return parts
+
+
+def progress_line(look: Look, named: bool = False) -> str:
+    """A queue on one line."""
+    line = str(look.error) if look.error is not None else ", ".join(parts_of(look))
+    return f"{look.name}: {line}" if named else line
+
+
+def rates(pen: Pen, found: fsqueue.Activity, remaining: int) -> list[str]:
+    """The rates, the time left, the average lease: a line each."""
+    lines = []
+    known = [
+        f"{name} {pen.rate(rate)}"
+        for name, rate in (("inserted", found.inserted), ("leased", found.leased), ("completed", found.completed))
+        if rate is not None
+    ]
+    if found.completed is not None:
+        sampled = f", from {found.share:.0%} of the shards" if found.share < 1 else ""
+        known.append(f"over {duration(found.completed.over_s)}{sampled}")
+    lines += [f"per second  {', '.join(known)}"] if known else []
+    left = found.left(remaining)
+    lines += [f"time left   {time_left(left).replace(' left', '', 1)}"] if left is not None and remaining else []
+    if found.lease_s is not None:
+        lines.append(f"a lease     {duration(found.lease_s)} on average, of {found.measured:,} completed tasks")
+    return lines
+
+
+def failures(pen: Pen, found: fsqueue.Activity, rows: int) -> list[str]:
+    """Failures by reason: a heading, and as many as there is room for."""
+    if not found.failures or rows < 2:
+        return []
+    partly = "" if found.whole_reasons else " (of the latest dead letters)"
+    lines = [f"failures by reason{partly}"]
+    for failure in found.failures[: rows - 1]:
+        counts = [
+            f"{count:,} {what}" for count, what in ((failure.dead, "dead"), (failure.retrying, "retrying")) if count
+        ]
+        lines.append(f"  {', '.join(counts):>12}  {failure.reason or 'no reason was given'}")
+    return lines
+
+
+def oldest(pen: Pen, found: fsqueue.Activity, rows: int) -> list[str]:
+    """The slowest leased tasks: a heading, and as many as there is room for."""
+    if not found.oldest or rows < 2:
+        return []
+    lines = ["slowest leased"]
+    for held in found.oldest[: rows - 1]:
+        more = f" and {held.tasks - 1:,} more" if held.tasks > 1 else ""
+        lines.append(f"  {duration(max(0.0, found.at - held.since)):>12}  {who(held.worker)}  {held.id}{more}")
+    return lines
+
+
+def details(pen: Pen, found: fsqueue.Activity, remaining: int, rows: int) -> list[str]:
+    """Rates, failures and the slowest, in so many rows."""
+    lines = rates(pen, found, remaining)[:rows]
+    room = rows - len(lines)
+    reasons, slowest = failures(pen, found, room), oldest(pen, found, room)
+    share = max(room // 2, room - len(slowest))
+    reasons = reasons[:share] if share > 1 else []
+    return lines + reasons + slowest[: room - len(reasons)]
+
+
+# -- screens --------------------------------------------------------------------------------------
+
+
+def screen(pen: Pen, looks: Sequence[Look]) -> list[str]:
+    """A screen of at most `pen.rows` lines, each of at most `pen.columns` columns."""
+    if pen.rows < LEAST_ROWS or pen.columns < (LEAST_COLUMNS if len(looks) == 1 else TABLE_COLUMNS):
+        lines = _numbers(pen, looks)
+    elif len(looks) == 1:
+        lines = _one(pen, looks[0])
+    else:
+        lines = _several(pen, looks)
+    return [pen.fit(line) for line in lines[: pen.rows]]
+
+
+def _numbers(pen: Pen, looks: Sequence[Look]) -> list[str]:
+    """Parts of lines, as many to a line as fit."""
+    if len(looks) > 1:
+        return [progress_line(look, named=True) for look in [total(looks), *looks]]
+    lines = [""]
+    for part in parts_of(looks[0]) if looks[0].error is None else [str(looks[0].error)]:
+        if lines[-1] and len(lines[-1]) + len(part) + 2 > pen.columns:
+            lines.append("")
+        lines[-1] += f"{', ' if lines[-1] else ''}{part}"
+    return lines
+
+
+def _one(pen: Pen, look: Look) -> list[str]:
+    lines = [_heading(pen, look.path)]
+    if look.error is not None:
+        return [*lines, str(look.error)]
+    width = max(10, pen.columns - 34)
+    for name in STATES:
+        count = getattr(look.status, name)
+        share = count / look.status.inserted if look.status.inserted else 0.0
+        lines.append(f"{name:<10}{pen.bar(share, width)}{count:>15,}{share:>8.1%}")
+    if look.activity is not None:
+        lines += details(pen, look.activity, look.status.remaining, pen.rows - len(lines))
+    return lines
+
+
+def _several(pen: Pen, looks: Sequence[Look]) -> list[str]:
+    whole = total(looks)
+    lines = [_heading(pen, f"{len(looks)} queues")]
+    room = max(3, pen.rows - 3 - 6)  # for rates, failures and the slowest
+    shown = sorted(looks, key=lambda look: look.status.drained and look.error is None)[:room]
+    widest = min(NAME_COLUMNS_MAX, max(8, pen.columns - 66), max(len(pen.text(look.name)) for look in shown))
+    lines.append(_row(pen, widest, "", "", "done", "waiting", "leased", "dead", "per s", "left"))
+    lines += [_row_of(pen, widest, look) for look in sorted(shown, key=lambda look: look.name)]
+    if len(shown) < len(looks):
+        lines.append(f"and {len(looks) - len(shown):,} more")
+    lines.append(_row_of(pen, widest, whole))
+    if whole.activity is not None:
+        lines += details(pen, whole.activity, whole.status.remaining, pen.rows - len(lines))
+    return lines
+
+
+def total(looks: Sequence[Look]) -> Look:
+    """All queues as one."""
+    known = [look.activity for look in looks if look.activity is not None]
+    return Look(
+        "all",
+        "",
+        fsqueue.Status(*(sum(getattr(look.status, name) for look in looks) for name in STATES)),
+        together(known) if known else None,
+    )
+
+
+def _row_of(pen: Pen, widest: int, look: Look) -> str:
+    status, found = look.status, look.activity
+    if look.error is not None:
+        return f"{pen.cell(look.name, widest)} {look.error}"
+    share = status.completed / status.inserted if status.inserted else 0.0
+    left = duration(look.left.likely_s) if look.left is not None and status.remaining else ""
+    rate = number(found.finished.per_s) if found is not None and found.finished is not None else ""
+    counts = (status.waiting + status.delayed, status.leased, status.dead)
+    return _row(
+        pen, widest, look.name, pen.bar(share, _bar_columns(pen, widest)), f"{share:.1%}", *map("{:,}".format, counts),
+        rate, left,
+    )  # fmt: skip
+
+
+def _row(pen: Pen, widest: int, name: str, bar: str, *cells: str) -> str:
+    widths = (6, 11, 7, 7, 7, 11)
+    filled = " ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
+    return f"{pen.cell(name, widest)} {bar.ljust(_bar_columns(pen, widest))} {filled}"
+
+
+def _bar_columns(pen: Pen, widest: int) -> int:
+    return max(1, pen.columns - widest - 56)
+
+
+def _heading(pen: Pen, name: str) -> str:
+    now = time.strftime("%H:%M:%S")
+    return f"{pen.cell(name, pen.columns - len(now) - 1)} {now}"

@@ -1,0 +1,302 @@
+"""status, with or without --watch, and wait: one queue or several, on a terminal, in a file, as JSON."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from itertools import pairwise
+from typing import TextIO
+from urllib.parse import unquote
+
+import click
+
+import fsqueue
+
+from .common import example, json_option, moment, plain, print_json, print_table, queues_argument, seconds
+from .drawing import STATES, Look, Pen, details, progress_line, screen, total
+
+WINDOW_S = 60.0
+"""What a rate is an average over that comes from one look after another."""
+LOOK_SHARE = 0.2
+"""--watch spends at most this part of its time looking: a large queue on a slow mount is looked at less often."""
+DEAD_EXIT, WAIT_TIMEOUT_EXIT = 9, 124
+"""The second as of timeout(1): not drained yet is neither success nor an error."""
+DEFAULT_SIZE = (80, 24)
+
+
+class Pace:
+    """Rates from one status after another, where nothing else tells them."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int, int, int]] = deque()
+
+    def add(self, status: fsqueue.Status) -> fsqueue.Activity:
+        """The rates of insertion, completion and finishing; None while unknown."""
+        seen = (time.monotonic(), status.inserted, status.completed, status.completed + status.dead)
+        if self._seen and any(now < before for now, before in zip(seen, self._seen[-1], strict=True)):
+            self._seen.clear()  # purged, or dead letters were
+        self._seen.append(seen)
+        while len(self._seen) > 2 and seen[0] - self._seen[1][0] > WINDOW_S:
+            self._seen.popleft()
+        inserted, completed, finished = (self._rate(which) for which in (1, 2, 3))
+        return fsqueue.Activity(time.time(), inserted, None, completed, finished, None, None, 0, 1.0)
+
+    def _rate(self, which: int) -> fsqueue.Rate | None:
+        seen = list(self._seen)
+        over_s = seen[-1][0] - seen[0][0]
+        if over_s <= 0:
+            return None
+        per_s = (seen[-1][which] - seen[0][which]) / over_s
+        pieces = len(seen) - 1
+        if pieces == 1 or per_s == 0:
+            return fsqueue.Rate(per_s, max(per_s, 1 / over_s), over_s)
+        spread = sum((now[which] - before[which] - per_s * (now[0] - before[0])) ** 2 for before, now in pairwise(seen))
+        return fsqueue.Rate(per_s, (spread * pieces / (pieces - 1)) ** 0.5 / over_s, over_s)
+
+
+class Watched:
+    """One queue that is looked at."""
+
+    def __init__(self, path: str, fast: bool = False, window_s: float | None = None) -> None:
+        self.path = path
+        self.name = plain(unquote(path.rpartition("/")[2])) or path
+        self.queue = fsqueue.Queue(path)
+        self.fast, self.window_s = fast, window_s
+        self.pace = Pace()
+
+    def look(self) -> Look:
+        """Its status, and what went on."""
+        status = self.queue.status(exact=not self.fast)
+        pace = self.pace.add(status)
+        if self.fast:
+            return Look(self.name, self.path, status, pace)
+        found = self.queue.activity(self.window_s)
+        if found.finished is None:
+            found = replace(found, inserted=pace.inserted, completed=pace.completed, finished=pace.finished)
+        return Look(self.name, self.path, status, found)
+
+
+class Watching:
+    """The queues at some paths, each a queue or a directory of queues, which may come and go."""
+
+    def __init__(self, paths: tuple[str, ...], fast: bool, window_s: float | None) -> None:
+        self.paths = paths
+        self.fast, self.window_s = fast, window_s
+        self.watched: dict[str, Watched] = {}
+        self.errors: dict[str, fsqueue.FsqueueError] = {}
+
+    def looks(self) -> list[Look]:
+        """A look at each. An error with a queue that was named ends it; one in a directory is shown."""
+        self.errors.clear()
+        looks = []
+        for given in self.paths:
+            found = fsqueue.queues(given)
+            for path in found:
+                try:
+                    if path not in self.watched:
+                        self.watched[path] = Watched(path, self.fast, self.window_s)
+                    looks.append(self.watched[path].look())
+                except fsqueue.FsqueueError as error:
+                    self.watched.pop(path, None)
+                    if len(found) == 1 and len(self.paths) == 1:
+                        raise
+                    if not isinstance(error, fsqueue.QueueNotFound):  # else it was deleted just now
+                        self.errors[path] = error
+                        looks.append(Look(plain(unquote(path.rpartition("/")[2])), path, fsqueue.Status(), error=error))
+        return looks
+
+    def close(self) -> None:
+        """Close the queues."""
+        for one in self.watched.values():
+            one.queue.close()
+
+
+class Screen:
+    """Lines that are drawn over those before, on a terminal. Nothing is changed there that would have to be undone."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+        self.is_terminal = stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+        self._drawn = 0
+        self._size = DEFAULT_SIZE
+
+    def pen(self) -> Pen:
+        """Fits text to the terminal as it is now. Its last column stays free: some terminals would begin a line."""
+        try:
+            columns, rows = os.get_terminal_size(self.stream.fileno())
+        except (OSError, ValueError):
+            columns, rows = 0, 0
+        size = (columns or DEFAULT_SIZE[0], rows or DEFAULT_SIZE[1])
+        if size != self._size and self._drawn:  # the terminal may have broken the lines anew: begin at its top
+            self.stream.write("\x1b[H\x1b[J")
+            self._drawn = 0
+        self._size = size
+        return Pen(size[0] - 1, size[1], self.stream.encoding)
+
+    def draw(self, lines: list[str]) -> None:
+        """Put these lines in the place of those before."""
+        up = f"\x1b[{self._drawn - 1}A" if self._drawn > 1 else ""
+        self._drawn = len(lines)  # first, since an interruption may come at any moment
+        self.stream.write(f"\r{up}" + "\r\n".join(f"{line}\x1b[K" for line in lines) + "\x1b[J")
+        self.stream.flush()
+
+    def close(self) -> None:
+        """Leave what was drawn, and go to the next line."""
+        if self._drawn:
+            self._drawn = 0
+            self.stream.write("\r\n")
+            self.stream.flush()
+
+
+def as_json(look: Look) -> dict[str, object]:
+    """All that is known of a queue. Rates are tasks a second, times seconds; null: not known."""
+    left, found = look.left, look.activity
+    return look.status.as_dict() | {
+        "queue": look.path,
+        "at": time.time(),
+        "rate": found.finished.per_s if found is not None and found.finished is not None else None,
+        "left_s": left.likely_s if left is not None else None,
+        "left_least_s": left.least_s if left is not None else None,
+        "left_most_s": left.most_s if left is not None else None,
+        "activity": found.as_dict() if found is not None else None,
+        "error": str(look.error) if look.error is not None else None,
+    }
+
+
+@click.command(
+    epilog=example(
+        """fsqueue status /scratch/me/tiles
+fsqueue status /scratch/me/tiles --watch
+fsqueue status /scratch/me --watch                  # all queues in a directory"""
+    )
+)
+@queues_argument
+@click.option("--watch", is_flag=True, help="Look again and again until drained; on a terminal, a screen.")
+@click.option("--interval", "interval_s", type=seconds, default=2.0, help="Seconds between two looks [2].")
+@click.option("--window", "window_s", type=seconds, help="Seconds to average rates over [60, or 3600 if slow].")
+@click.option("--fast", is_flag=True, help="Read file names only: cheap, but leased tasks may count as waiting.")
+@json_option
+def status(
+    queues: tuple[str, ...], watch: bool, interval_s: float, window_s: float | None, fast: bool, as_json: bool
+) -> None:
+    """Count the tasks of Q by their state; show rates, time left, failures by reason, and the slowest leased tasks.
+
+    Q is a queue, or a directory of queues. Locks that stay taken because their holders are stopped are named, too.
+    The time left is an interval that holds 19 of 20 times, if work goes on as it did. docs/status.md tells what the
+    numbers come from.
+    """
+    watching = Watching(queues, fast, window_s)
+    try:
+        if watch:
+            _watch(watching, interval_s, as_json)
+        else:
+            _once(watching, fast, as_json)
+    finally:
+        watching.close()
+    for error in watching.errors.values():
+        raise error
+
+
+def _once(watching: Watching, fast: bool, json: bool) -> None:
+    looks = watching.looks()
+    stuck = {path: [] if fast else one.queue.stuck() for path, one in watching.watched.items()}
+    if json:
+        for look in looks:
+            print_json(as_json(look) | {"stuck": [lock.as_dict() for lock in stuck.get(look.path, [])]})
+        return
+    sound = [look for look in looks if look.error is None]
+    if len(looks) == 1:
+        for name in (*STATES, "inserted"):
+            click.echo(f"{name:<10}{getattr(looks[0].status, name):>16,}")
+    else:
+        print_table(_table(sound), (20, 12, 12, 12, 12, 12))
+    whole = total(sound)
+    if not fast and whole.activity is not None:
+        for line in details(Pen(), whole.activity, whole.status.remaining, 1 << 16):
+            click.echo(plain(line))
+    for locks in stuck.values():
+        for lock in locks:
+            click.echo(f"stuck lock, last written to {moment(lock.written)}: {plain(str(lock))}")
+
+
+def _table(looks: list[Look]) -> Iterator[tuple[str, ...]]:
+    yield ("QUEUE", *(name.upper().rjust(12) for name in STATES))
+    for look in [*looks, total(looks)]:
+        yield (look.name, *(f"{getattr(look.status, name):>12,}" for name in STATES))
+
+
+def _watch(watching: Watching, interval_s: float, json: bool) -> None:
+    surface = Screen(sys.stdout)
+    several = False
+    try:
+        while True:
+            begin = time.monotonic()
+            looks = watching.looks()
+            took_s = time.monotonic() - begin
+            several = several or len(looks) > 1
+            if json:
+                for look in looks:
+                    print_json(as_json(look))
+            elif surface.is_terminal:
+                surface.draw(screen(surface.pen(), looks))
+            else:
+                for look in looks:
+                    click.echo(plain(progress_line(look, named=several)))
+            sys.stdout.flush()
+            if all(look.status.drained for look in looks):
+                return
+            time.sleep(max(interval_s, took_s * (1 / LOOK_SHARE - 1)))
+    finally:
+        surface.close()
+
+
+@click.command(
+    epilog=example(
+        """fsqueue wait /scratch/me/tiles --timeout 3600 && ./next-step
+sbatch --dependency=afterok:$(sbatch --parsable --wrap 'fsqueue wait /scratch/me/tiles') next.sh"""
+    )
+)
+@queues_argument
+@click.option("--timeout", "timeout_s", type=seconds, help="Seconds to wait at most.")
+@json_option
+def wait(queues: tuple[str, ...], timeout_s: float | None, as_json: bool) -> None:
+    """Wait until Q is drained: nothing is waiting, delayed or leased. Of several queues, until all are at once.
+
+    Progress is shown on a terminal. Elsewhere waiting costs the file server a few calls a minute, and the end is
+    noticed within a tenth of the time waited, 20 s at most.
+
+    Exit codes: 0 drained; 9 drained, but there are dead letters; 124 the timeout ran out; 1 what was waited for was
+    purged or overwritten; 5 it was deleted.
+    """
+    surface = Screen(sys.stderr)
+    with ExitStack() as closing:
+        watched = [Watched(path) for given in queues for path in fsqueue.queues(given)]
+        for one in watched:
+            closing.enter_context(one.queue)
+
+        def show(found: list[fsqueue.Status]) -> None:
+            looks = [
+                Look(one.name, one.path, status, one.pace.add(status))
+                for one, status in zip(watched, found, strict=True)
+            ]
+            pen = surface.pen()
+            surface.draw([pen.fit(progress_line(total(looks) if len(looks) > 1 else looks[0]))])
+
+        try:
+            last = fsqueue.wait([one.queue for one in watched], timeout_s, show if surface.is_terminal else None)
+        finally:
+            surface.close()
+    for one, status in zip(watched, last, strict=True):
+        if as_json:
+            print_json(status.as_dict() | {"queue": one.path})
+        else:
+            click.echo(progress_line(Look(one.name, one.path, status), named=len(watched) > 1))
+    if not all(status.drained for status in last):
+        raise click.exceptions.Exit(WAIT_TIMEOUT_EXIT)
+    if any(status.dead for status in last):
+        raise click.exceptions.Exit(DEAD_EXIT)

@@ -1,0 +1,148 @@
+"""A terminal: a command at work on a pty, and what its screen shows."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+import unicodedata
+from collections.abc import Callable
+from typing import Any
+
+_TOKEN = re.compile(r"\x1b\[(\d*)([A-Za-z])|([\r\n])|([^\x00-\x1f\x7f-\x9f])|([\x00-\x1f\x7f-\x9f])")
+
+
+class Terminal:
+    """Starts `python -m fsqueue_cli ARGUMENTS`; `read` follows what it writes, as a plain terminal would."""
+
+    def __init__(
+        self,
+        *arguments: Any,
+        columns: int = 80,
+        rows: int = 24,
+        encoding: str = "utf-8",
+        env: dict[str, str] | None = None,
+    ) -> None:
+        self.columns, self.rows, self.encoding = columns, rows, encoding
+        self.main, side = pty.openpty()
+        self.resize(columns, rows)
+        self.before = termios.tcgetattr(side)
+        self.side = os.dup(side)
+        self.raw = b""
+        self.clear()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "fsqueue_cli", *map(str, arguments)],
+            stdin=side,
+            stdout=side,
+            stderr=side,
+            env=os.environ | {"TERM": "xterm"} | (env or {}),
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )
+        os.close(side)
+
+    def clear(self) -> None:
+        self.cells = [[" "] * self.columns for _ in range(self.rows)]
+        self.row = self.column = self.scrolled = 0
+        self.broken = 0
+        """How often a line was longer than the screen is wide."""
+        self.strange: list[str] = []
+        """What a plain status has no business to send."""
+
+    def resize(self, columns: int, rows: int) -> None:
+        fcntl.ioctl(self.main, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        self.columns, self.rows = columns, rows
+
+    @property
+    def text(self) -> str:
+        return "\n".join("".join(row).rstrip() for row in self.cells).rstrip()
+
+    def read(self, until: Callable[[str], bool], timeout_s: float = 60) -> str:
+        """Follow until the screen is as wanted, or the command has ended; AssertionError with the screen if neither."""
+        deadline = time.monotonic() + timeout_s
+        while not until(self.text):
+            assert time.monotonic() < deadline, self.text
+            if select.select([self.main], [], [], 0.1)[0]:
+                if not self._take():
+                    break
+            elif self.process.poll() is not None:
+                break
+        return self.text
+
+    def end(self, number: int | None = None, timeout_s: float = 60) -> tuple[int, str]:
+        """Wait for the end, after a signal if one is given: exit code and last screen."""
+        if number is not None:
+            self.process.send_signal(number)
+        deadline = time.monotonic() + timeout_s
+        while self.process.poll() is None:
+            assert time.monotonic() < deadline, self.text
+            if select.select([self.main], [], [], 0.1)[0]:
+                self._take()
+        while select.select([self.main], [], [], 0.1)[0] and self._take():
+            pass
+        return self.process.returncode, self.text
+
+    def close(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        os.close(self.main)
+        os.close(self.side)
+
+    def settings_are_as_before(self) -> bool:
+        return termios.tcgetattr(self.side) == self.before
+
+    def _take(self) -> bool:
+        try:
+            data = os.read(self.main, 1 << 16)
+        except OSError:
+            return False
+        self.raw += data
+        for match in _TOKEN.finditer(data.decode(self.encoding, "replace")):
+            number, letter, motion, character, control = match.groups()
+            if character is not None:
+                self._put(character)
+            elif motion == "\r":
+                self.column = 0
+            elif motion == "\n":
+                self._down()
+            elif letter == "A":
+                self.row = max(0, self.row - int(number or 1))
+            elif letter == "K" and not number:
+                self.cells[self.row][self.column :] = [" "] * (self.columns - self.column)
+            elif letter == "J" and not number:
+                self.cells[self.row][self.column :] = [" "] * (self.columns - self.column)
+                for row in range(self.row + 1, self.rows):
+                    self.cells[row] = [" "] * self.columns
+            elif letter == "H" and not number:
+                self.row = self.column = 0
+            else:
+                self.strange.append(control or match[0])
+        return True
+
+    def _put(self, character: str) -> None:
+        width = 2 if unicodedata.east_asian_width(character) in "FW" else 1
+        if self.column + width > self.columns:
+            self.broken += 1
+            self.column = 0
+            self._down()
+        self.cells[self.row][self.column] = character
+        if width == 2:
+            self.cells[self.row][self.column + 1] = ""
+        self.column += width
+
+    def _down(self) -> None:
+        if self.row == self.rows - 1:
+            self.cells = [*self.cells[1:], [" "] * self.columns]
+            self.scrolled += 1
+        else:
+            self.row += 1

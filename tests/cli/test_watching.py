@@ -1,0 +1,409 @@
+"""status, --watch and wait: on terminals of several sizes, in files, as JSON; of one queue and of several."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fsqueue_cli import drawing, watching
+from fsqueue_cli.drawing import Look, Pen
+
+from fsqueue import Activity, Failure, Held, NotAQueue, Queue, Rate, Status
+from tests.cli.conftest import Run, Spawn
+from tests.cli.terminal import Terminal
+from tests.conftest import QueueFactory
+
+Terminals = Callable[..., Terminal]
+HOSTILE = "no \x1b[2J\x1b]0;title\x07 tile \u202e 日本語 " + "x" * 300
+
+
+@pytest.fixture
+def terminal() -> Iterator[Terminals]:
+    """`terminal("status", q, columns=80, rows=24)`: a command on a terminal of its own."""
+    opened: list[Terminal] = []
+
+    def start(*arguments: Any, **options: Any) -> Terminal:
+        opened.append(Terminal(*arguments, **options))
+        return opened[-1]
+
+    yield start
+    for one in opened:
+        one.close()
+
+
+@pytest.fixture
+def mixed(queue_factory: QueueFactory) -> Queue:
+    """Five waiting, one delayed, two leased, three completed, one dead."""
+    queue = queue_factory()
+    queue.insert_many(range(11))
+    queue.insert("later", delay_s=3600)
+    tasks = queue.lease(6)
+    queue.complete(tasks[:3])
+    tasks[3].bury("broken 17\nin detail: \x1b[31mred")
+    return queue
+
+
+# -- status -----------------------------------------------------------------------------------
+
+
+def test_status(fsqueue_cli: Run, mixed: Queue) -> None:
+    lines = fsqueue_cli("status", mixed.path).stdout.splitlines()
+    assert dict(line.split() for line in lines[:6]) == {
+        "waiting": "5", "delayed": "1", "leased": "2", "completed": "3", "dead": "1", "inserted": "12",
+    }  # fmt: skip
+    assert "  1 dead  broken 17" in "\n".join(lines)
+    assert lines[-1].endswith(" and 1 more") or lines[-2].startswith("  ")
+    assert "\x1b" not in "".join(lines)
+
+
+def test_status_as_json(fsqueue_cli: Run, mixed: Queue) -> None:
+    found = json.loads(fsqueue_cli("status", mixed.path, "--json").stdout)
+    assert mixed.status().as_dict().items() <= found.items()
+    assert found["stuck"] == []
+    assert found["queue"] == str(mixed.path)
+    assert found["activity"]["failures"][0]["reason"] == "broken 17"
+    assert sum(held["tasks"] for held in found["activity"]["oldest"]) == 2
+    assert found["activity"]["share"] == 1
+
+
+def test_a_fast_status_reads_names_only(fsqueue_cli: Run, mixed: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(Queue, "activity")
+    fast = json.loads(fsqueue_cli("status", mixed.path, "--json", "--fast").stdout)
+    assert mixed.status(exact=False).as_dict().items() <= fast.items()
+    assert fast["stuck"] == []
+    assert len(fsqueue_cli("status", mixed.path, "--fast").stdout.splitlines()) == 6
+
+
+def test_a_window_can_be_given(fsqueue_cli: Run, mixed: Queue) -> None:
+    time.sleep(1.1)
+    found = json.loads(fsqueue_cli("status", mixed.path, "--json", "--window", "1000").stdout)
+    assert found["activity"]["inserted"]["over_s"] == 1000
+    fsqueue_cli("status", mixed.path, "--window", "0.1", code=2)
+
+
+# -- several queues ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def group(queue_factory: QueueFactory, tmp_path: Path) -> Path:
+    """Queues a, b and 'c d' in a directory, with 1, 2 and 3 tasks; and something else."""
+    for number, name in enumerate(("a", "b", "c%20d"), 1):
+        queue_factory(f"group/{name}").insert_many(range(number))
+    (tmp_path / "group" / "notes").mkdir()
+    return tmp_path / "group"
+
+
+def test_the_status_of_a_directory_of_queues(fsqueue_cli: Run, group: Path) -> None:
+    Queue(group / "b").lease()[0].bury("no luck")
+    rows = [line.rsplit(maxsplit=5) for line in fsqueue_cli("status", group).stdout.splitlines()]
+    assert rows[:5] == [
+        ["QUEUE", "WAITING", "DELAYED", "LEASED", "COMPLETED", "DEAD"],
+        ["a", "1", "0", "0", "0", "0"],
+        ["b", "1", "0", "0", "0", "1"],
+        ["c d", "3", "0", "0", "0", "0"],
+        ["all", "5", "0", "0", "0", "1"],
+    ]
+    assert "no luck" in fsqueue_cli("status", group).stdout
+    found = [json.loads(line) for line in fsqueue_cli("status", group, "--json").stdout.splitlines()]
+    assert [(Path(one["queue"]).name, one["waiting"]) for one in found] == [("a", 1), ("b", 1), ("c%20d", 3)]
+    both = fsqueue_cli("status", group / "a", group / "b", "--json").stdout.splitlines()
+    assert [json.loads(line)["inserted"] for line in both] == [1, 2]
+
+
+def test_a_damaged_queue_in_a_directory_hides_no_other(fsqueue_cli: Run, group: Path) -> None:
+    (group / "b" / "queue.jsonl").write_text("nonsense\n")
+    result = fsqueue_cli("status", group, code=5)
+    assert [line.split()[0] for line in result.stdout.splitlines()[:4]] == ["QUEUE", "a", "c", "all"]
+    assert "damaged" in result.stderr
+
+
+def test_a_directory_without_queues(fsqueue_cli: Run, tmp_path: Path) -> None:
+    assert "no queue at" in fsqueue_cli("status", tmp_path, code=5).stderr
+    fsqueue_cli("wait", tmp_path, code=5)
+    fsqueue_cli("status", code=2)
+
+
+def test_waiting_for_all_queues_of_a_directory(fsqueue_cli: Run, group: Path) -> None:
+    result = fsqueue_cli("wait", group, "--timeout", "0.1", code=124)
+    assert [line.partition(":")[0] for line in result.stdout.splitlines()] == ["a", "b", "c d"]
+    for name in ("a", "b", "c%20d"):
+        for task in Queue(group / name).lease(9):
+            task.complete()
+    found = [json.loads(line) for line in fsqueue_cli("wait", group, "--json").stdout.splitlines()]
+    assert [one["completed"] for one in found] == [1, 2, 3]
+    Queue(group / "b").insert("x")
+    Queue(group / "b").lease()[0].bury("no")
+    fsqueue_cli("wait", group, code=9)
+
+
+# -- watch, where there is no terminal --------------------------------------------------------
+
+
+@pytest.mark.once
+def test_watch_ends_when_drained(spawn: Spawn, queue: Queue) -> None:
+    queue.insert_many(range(4))
+    process = spawn("status", queue.path, "--watch", "--interval", "0.1", "--json")
+    assert process.stdout is not None
+    assert process.stderr is not None
+    looks = []
+    for task in queue.poll():
+        with task:
+            looks.append(json.loads(process.stdout.readline()))
+            time.sleep(0.5)
+    looks += map(json.loads, process.stdout)
+    assert (process.wait(60), process.stderr.read()) == (0, "")
+    assert looks[-1]["completed"] == 4
+    assert any(look["rate"] and look["left_s"] for look in looks)
+    assert all(look["activity"]["share"] == 1 for look in looks)
+
+
+@pytest.mark.once
+def test_watch_prints_lines_where_there_is_no_terminal(fsqueue_cli: Run, queue: Queue, group: Path) -> None:
+    queue.insert(1)
+    queue.lease()[0].complete()
+    assert fsqueue_cli("status", queue.path, "--watch").stdout == "completed 1 of 1 (100.0%), waiting 0, leased 0\n"
+    for name in ("a", "b", "c%20d"):
+        Queue(group / name).complete(Queue(group / name).lease(9))
+    lines = fsqueue_cli("status", group, "--watch").stdout.splitlines()
+    assert [line.partition(": ")[0] for line in lines] == ["a", "b", "c d"]
+
+
+@pytest.mark.once
+def test_watch_of_a_queue_that_is_deleted_says_so(spawn: Spawn, queue: Queue) -> None:
+    queue.insert(1)
+    process = spawn("status", queue.path, "--watch", "--interval", "0.1", "--json")
+    assert process.stdout is not None
+    process.stdout.readline()
+    queue.delete()
+    assert process.wait(60) == 5
+    assert process.stderr is not None
+    assert "no queue at" in process.stderr.read() or "deleted" in process.stderr.read()
+
+
+@pytest.mark.once
+def test_watch_goes_on_after_a_purge(spawn: Spawn, queue: Queue) -> None:
+    queue.insert_many(range(5))
+    queue.complete(queue.lease(2))
+    process = spawn("status", queue.path, "--watch", "--interval", "0.1", "--json")
+    assert process.stdout is not None
+    assert json.loads(process.stdout.readline())["completed"] == 2
+    queue.purge()
+    looks = [json.loads(line) for line in process.stdout]
+    assert looks[-1]["inserted"] == 0
+    assert process.wait(60) == 0
+
+
+@pytest.mark.once
+def test_queues_of_a_directory_come_and_go_while_they_are_watched(spawn: Spawn, group: Path) -> None:
+    process = spawn("status", group, "--watch", "--interval", "0.1", "--json")
+    assert process.stdout is not None
+    assert [Path(json.loads(process.stdout.readline())["queue"]).name for _ in range(3)] == ["a", "b", "c%20d"]
+    Queue(group / "a").delete()
+    Queue.create(group / "e").insert("x")
+    seen: list[str] = []
+    while "e" not in seen:
+        seen.append(Path(json.loads(process.stdout.readline())["queue"]).name)
+    for name in ("b", "c%20d", "e"):
+        Queue(group / name).complete(Queue(group / name).lease(9))
+    last = [json.loads(line) for line in process.stdout]
+    assert [Path(look["queue"]).name for look in last[-3:]] == ["b", "c%20d", "e"]
+    assert process.wait(60) == 0
+
+
+# -- watch, on terminals ----------------------------------------------------------------------
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(("columns", "rows"), [(80, 24), (20, 5), (132, 50), (1, 1)])
+def test_a_screen_keeps_to_its_size(terminal: Terminals, mixed: Queue, columns: int, rows: int) -> None:
+    for task in mixed.lease(2):
+        task.bury(HOSTILE)
+    watched = terminal("status", mixed.path, "--watch", "--interval", "0.1", columns=columns, rows=rows)
+    watched.read(lambda text: watched.raw.count(b"\r") > 5 * rows)
+    assert watched.broken == watched.scrolled == 0
+    assert watched.strange == []
+    if columns >= 80:
+        assert "█" in watched.text
+        assert "slowest leased" in watched.text
+        assert r"2 dead  no \x1b[2J\x1b]0;title\x07 tile \u202e 日本語 xx" in watched.text
+    mixed.release_all()
+    for task in mixed.lease(9):
+        task.complete()
+    mixed.cancel([info.id for info in mixed.tasks()])
+    code, last = watched.end()
+    assert code == 0
+    assert watched.strange == []
+    if columns >= 80:
+        assert "completed" in last
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_leaves_the_terminal_as_it_was(terminal: Terminals, mixed: Queue, number: int) -> None:
+    watched = terminal("status", mixed.path, "--watch", "--interval", "60")
+    watched.read(lambda text: "slowest leased" in text)
+    code, last = watched.end(number)
+    assert code in (130, -signal.SIGTERM)
+    assert "waiting" in last
+    if number == signal.SIGINT:
+        assert last.endswith("\nfsqueue: interrupted")
+    assert watched.strange == []
+    assert watched.settings_are_as_before()
+
+
+@pytest.mark.once
+def test_a_terminal_that_changes_its_size_is_drawn_anew(terminal: Terminals, mixed: Queue) -> None:
+    watched = terminal("status", mixed.path, "--watch", "--interval", "0.1", columns=132, rows=40)
+    watched.read(lambda text: "slowest leased" in text)
+    watched.resize(60, 15)
+    watched.clear()
+    watched.read(lambda text: watched.raw.endswith(b"\x1b[J") and "\x1b[H" in watched.raw.decode())
+    watched.clear()
+    watched.read(lambda text: "waiting" in text)
+    assert watched.broken == watched.scrolled == 0
+    assert watched.strange == []
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_terminal_without_unicode(terminal: Terminals, mixed: Queue, encoding: str) -> None:
+    mixed.lease()[0].bury("日本語 ü")
+    env = {"PYTHONIOENCODING": encoding, "PYTHONUTF8": "0", "LC_ALL": "C"}
+    watched = terminal("status", mixed.path, "--watch", "--interval", "0.1", encoding=encoding, env=env)
+    text = watched.read(lambda text: "slowest leased" in text)
+    assert watched.raw.isascii() or encoding == "latin-1"
+    assert r"\u65e5\u672c\u8a9e " + (r"\xfc" if encoding == "ascii" else "ü") in text
+    assert "###" in text
+    assert watched.broken == 0
+
+
+@pytest.mark.once
+def test_on_a_dumb_terminal_there_are_lines(terminal: Terminals, mixed: Queue) -> None:
+    watched = terminal("status", mixed.path, "--watch", "--interval", "0.1", env={"TERM": "dumb"})
+    watched.read(lambda text: text.count("completed 3 of 12") > 3)
+    assert b"\x1b" not in watched.raw
+
+
+@pytest.mark.once
+def test_several_queues_on_a_terminal(terminal: Terminals, group: Path) -> None:
+    watched = terminal("status", group, "--watch", "--interval", "0.1")
+    text = watched.read(lambda text: "all " in text)
+    assert [line.split()[0] for line in text.splitlines()[2:6]] == ["a", "b", "c", "all"]
+    assert text.splitlines()[0].startswith("3 queues")
+
+
+@pytest.mark.once
+def test_waiting_shows_progress_on_a_terminal(terminal: Terminals, queue: Queue) -> None:
+    queue.insert(1)
+    waiting = terminal("wait", queue.path, "--timeout", "0.5")
+    code, text = waiting.end()
+    assert code == 124
+    assert text.splitlines()[0] == "completed 0 of 1 (0.0%), waiting 1, leased 0, 0/s"
+    assert waiting.strange == []
+
+
+# -- drawing ----------------------------------------------------------------------------------
+
+ACTIVITY = Activity(
+    1000.0, Rate(0, 1 / 60, 60), Rate(103.2, 4.1, 60), Rate(101.9, 3.9, 60), Rate(102, 3.9, 60), 58.2, 1.0, 6100, 0.5,
+    [Held("0" * 32 + ".12", 3, 300.0, 1400.0, 2, {"host": HOSTILE, "pid": [], "slurm_job": 991})] * 7,
+    [Failure(HOSTILE, 12, 3)] * 7, False,
+)  # fmt: skip
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii", "latin-1", "cp932"])
+@pytest.mark.parametrize("queues", [1, 2, 30])
+def test_nothing_is_wider_or_longer_than_the_screen(encoding: str, queues: int) -> None:
+    from tqdm.utils import disp_len
+
+    status = Status(612_000, 0, 96, 387_500, 12)
+    looks = [Look(f"q{number}", f"/s/{number}", status, ACTIVITY) for number in range(queues)]
+    looks[-1:] = [Look(HOSTILE, HOSTILE, Status(10**12, 10**12, 10**12, 10**12, 10**12))] if queues > 1 else looks[-1:]
+    looks[1:2] = [Look("bad", "/s/bad", Status(), error=NotAQueue(HOSTILE))]
+    for columns in (1, 2, 10, 19, 49, 50, 69, 70, 79, 200):
+        for rows in (1, 2, 5, 9, 10, 12, 24, 60):
+            lines = drawing.screen(Pen(columns, rows, encoding), looks)
+            assert 1 <= len(lines) <= rows
+            assert all(disp_len(line) <= columns for line in lines)
+            assert all(line.encode(encoding).decode(encoding) == line for line in lines)
+            assert not any("\x1b" in line or "\u202e" in line for line in lines)
+
+
+@pytest.mark.once
+def test_what_a_screen_says() -> None:
+    lines = drawing.screen(Pen(100, 24, "utf-8"), [Look("q", "/s/q", Status(612_000, 0, 96, 387_500, 12), ACTIVITY)])
+    assert "per second  inserted 0, leased 103 ± 4.1, completed 102 ± 3.9, over 1 min, from 50% of the shards" in lines
+    assert "time left   1 h 40 min (1 h 32 min to 1 h 49 min)" in lines
+    assert "a lease     58 s on average, of 6,100 completed tasks" in lines
+    assert "failures by reason (of the latest dead letters)" in lines
+
+
+def test_rates_from_one_status_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(watching.time, "monotonic", lambda: now[0])
+    pace = watching.Pace()
+    assert pace.add(Status(waiting=100)).finished is None
+    now[0] += 10
+    found = pace.add(Status(waiting=80, completed=18, dead=2))
+    assert found.finished == Rate(2.0, 2.0, 10.0)
+    assert found.completed == Rate(1.8, 1.8, 10.0)
+    look = Look("q", "/q", Status(waiting=80, completed=18, dead=2), found)
+    assert drawing.progress_line(look) == (
+        "completed 18 of 100 (18.0%), waiting 80, leased 0, dead 2, 2.0/s, 40 s left (12 s or more)"
+    )
+    now[0] += 10
+    found = pace.add(Status(waiting=60, completed=38, dead=2))
+    assert found.finished == Rate(2.0, 0.0, 20.0)
+    now[0] += 10
+    assert pace.add(Status(waiting=5)).finished is None  # purged
+    for _ in range(100):
+        now[0] += 10
+        found = pace.add(Status(waiting=5))
+    assert found.finished is not None
+    assert (found.finished.per_s, found.left(5)) == (0.0, None)
+
+
+# -- wait -------------------------------------------------------------------------------------
+
+
+def test_wait_says_whether_it_ended_well(fsqueue_cli: Run, queue: Queue) -> None:
+    assert fsqueue_cli("wait", queue.path).stdout == "completed 0 of 0, waiting 0, leased 0\n"
+    queue.insert_many(range(2))
+    result = fsqueue_cli("wait", queue.path, "--timeout", "0.2", "--json", code=124)
+    assert json.loads(result.stdout)["waiting"] == 2
+    one, two = queue.lease(2)
+    one.complete()
+    two.bury("no")
+    fsqueue_cli("wait", queue.path, code=9)
+    queue.purge_dead()
+    fsqueue_cli("wait", queue.path, code=0)
+
+
+@pytest.mark.parametrize(("end", "code", "says"), [("purge", 1, "purged or overwritten"), ("delete", 5, "queue at")])
+def test_what_was_purged_or_deleted_is_not_done(fsqueue_cli: Run, queue: Queue, end: str, code: int, says: str) -> None:
+    queue.insert_many(range(2))
+    other = Queue(queue.path)
+    timer = threading.Timer(0.5, getattr(other, end))
+    timer.start()
+    result = fsqueue_cli("wait", queue.path, "--timeout", "30", code=code)
+    timer.join()
+    assert says in result.stderr
+    assert result.stdout == ""
+
+
+@pytest.mark.once
+def test_wait_ends_soon_after_the_last_task(spawn: Spawn, queue: Queue) -> None:
+    queue.insert(1)
+    [task] = queue.lease()
+    process = spawn("wait", queue.path)
+    time.sleep(1)
+    assert process.poll() is None
+    task.complete()
+    assert process.wait(timeout=20) == 0
