@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 import fsqueue
+from fsqueue.activity import alike, headline
 
 from .common import (
     brief,
@@ -29,7 +30,6 @@ EXAMPLES_MAX = 3
 """Ids shown of a group."""
 
 _CONDITION = re.compile(r"([\w.-]+?)\s*(!=|!~|<=|>=|=|~|<|>)(.*)", re.DOTALL)
-_NUMBER = re.compile(r"(?<![0-9])(?<!exit status )[0-9]+")
 _FIELDS = ("id", "payload", "reason", "at", "attempt", "worker")
 
 Condition = Callable[[fsqueue.DeadLetter], bool]
@@ -132,8 +132,8 @@ def list_(queue: str, conditions: tuple[Condition, ...], each: bool, as_json: bo
         else:
             groups: dict[str, _Group] = {}
             for letter in letters:
-                headline = _headline(letter)
-                group = groups.setdefault(_NUMBER.sub("#", headline), _Group(headline, 0, 0.0, []))
+                first = _headline(letter)
+                group = groups.setdefault(alike(first), _Group(first, 0, 0.0, []))
                 group.count += 1
                 group.last = max(group.last, letter.at)
                 group.examples += [letter.id] if len(group.examples) < EXAMPLES_MAX else []
@@ -143,7 +143,7 @@ def list_(queue: str, conditions: tuple[Condition, ...], each: bool, as_json: bo
 
 
 def _headline(letter: fsqueue.DeadLetter) -> str:
-    return plain(str(letter.reason).partition("\n")[0])[:200]
+    return plain(headline(letter.reason))
 
 
 @dead.command(epilog=example("fsqueue dead retry Q --where reason~timeout"))

@@ -134,7 +134,7 @@ def rates(pen: Pen, found: fsqueue.Activity, remaining: int) -> list[str]:
         if rate is not None
     ]
     if found.completed is not None:
-        sampled = f", from {found.share:.0%} of the shards" if found.share < 1 else ""
+        sampled = f", sampled ({found.share:.0%})" if found.share < 1 else ""
         known.append(f"over {duration(found.completed.over_s)}{sampled}")
     lines += [f"per second  {', '.join(known)}"] if known else []
     left = found.left(remaining)

@@ -22,6 +22,8 @@ from .drawing import STATES, Look, Pen, details, progress_line, screen, total
 
 WINDOW_S = 60.0
 """What a rate is an average over that comes from one look after another."""
+SURE_S = 20.0
+"""After so long that tells more than a sample of what happened does."""
 LOOK_SHARE = 0.2
 """--watch spends at most this part of its time looking: a large queue on a slow mount is looked at less often."""
 DEAD_EXIT, WAIT_TIMEOUT_EXIT = 9, 124
@@ -76,7 +78,8 @@ class Watched:
         if self.fast:
             return Look(self.name, self.path, status, pace)
         found = self.queue.activity(self.window_s)
-        if found.finished is None:
+        counted_s = pace.finished.over_s if pace.finished is not None else 0.0
+        if found.finished is None or (found.share < 1 and counted_s > SURE_S):
             found = replace(found, inserted=pace.inserted, completed=pace.completed, finished=pace.finished)
         return Look(self.name, self.path, status, found)
 

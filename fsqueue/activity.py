@@ -1,16 +1,16 @@
 """How a queue is doing: rates, how long leases take, failures by reason, the oldest leases (TaskMaster, section 3.5).
 
-All of it comes from what the other verbs write anyway, and is cheap however many tasks there are. Shards are looked
-into in a random order, each wholly, until a fixed number of logs or bytes was read: the names of its task files (when
-each batch was inserted), its logs, the end of its history. A batch's shard is a hash, so a part of the shards tells
-of all of them. Nothing is locked, and nothing changes.
+All of it comes from what the other verbs write anyway, and is cheap however many tasks there are: the names of the
+task files tell what was inserted when, the logs what is at work, the ends of the history what has finished. Of logs,
+and of the shards' histories, a bounded number is read, drawn at random; those stand for the others. Nothing is locked,
+and nothing changes.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from heapq import nlargest, nsmallest
@@ -27,8 +27,10 @@ FEW = 30
 """So many finished tasks are enough."""
 LEAST_S = 1.0
 """A window that is shorter tells no rate."""
-LOGS_MAX, BYTES_MAX = 512, 4 << 20
-"""No further shard is looked into after so many logs, or bytes of logs and history. One shard takes as much at most."""
+LOGS_MAX, LOGS_BYTES_MAX = 512, 4 << 20
+"""So many logs are read at most, none after so many bytes of them, ..."""
+HISTORY_BYTES_MAX = 4 << 20
+"""... and no further shard's history after so many bytes of that; of one shard's as many at most."""
 LETTERS_BYTES_MAX = 1 << 20
 """How much is read of the dead letters, from their ends."""
 OLDEST, REASONS = 10, 20
@@ -48,7 +50,7 @@ class Rate:
 
     The error is that of batch means (Law and Kelton): the window is cut into ten pieces, and the spread of what
     happened in each tells how far the average may be from the rate at which things go on. Where only a part of the
-    shards was read, the spread between those is added to it.
+    files was read, the spread between those is added to it.
     """
 
     per_s: float
@@ -104,7 +106,8 @@ class Activity:
     `lease_s`: how long a completed task had been leased, on average over the window, in seconds; `lease_error` its
     standard error, `measured` the number of tasks that it comes from.
 
-    `share`: the part of the shards that was read; `whole_reasons`: whether all dead letters were.
+    `share`: the part of the logs, or of the shards' histories if that is less, that was read; of the others, the oldest
+    leases and the tasks that come back are not among those told. `whole_reasons`: whether all dead letters were read.
     """
 
     at: float
@@ -188,20 +191,20 @@ def _sum(rates: Sequence[Rate | None]) -> Rate | None:
 
 def _activity(store: Store, window_ms: int | None) -> Activity:
     survey = _Survey(store, round(WINDOWS_S[0] * 1000) if window_ms is None else window_ms)
-    if window_ms is None and survey.is_touched and survey.total(FINISHED) < FEW:
+    if window_ms is None and survey.is_touched and survey.finished() < FEW:
         survey = _Survey(store, round(WINDOWS_S[1] * 1000))
     letters, whole = deadletters.latest(store, LETTERS_BYTES_MAX)
-    durations = [ms / 1000 for at, ms in survey.durations if at >= survey.since]
+    lease_s, lease_error, measured = survey.lease()
     return Activity(
         at=survey.now / 1000,
         inserted=survey.rate(INSERTED, survey.since),
         leased=survey.rate(LEASES, survey.work_since()),
         completed=survey.rate(COMPLETIONS, survey.work_since()),
         finished=survey.rate(FINISHED, survey.work_since()),
-        lease_s=sum(durations) / len(durations) if durations else None,
-        lease_error=math.sqrt(_variance(durations) / len(durations)) if len(durations) > 1 else None,
-        measured=len(durations),
-        share=len(survey.shards) / survey.frame if survey.frame else 1.0,
+        lease_s=lease_s,
+        lease_error=lease_error,
+        measured=measured,
+        share=min(1 / part.scale for part in survey.parts),
         oldest=nsmallest(OLDEST, survey.held, key=lambda held: held.since),
         failures=_most_frequent(_merged([*survey.failures.values(), *map(_of_letter, letters)])),
         whole_reasons=whole,
@@ -209,88 +212,122 @@ def _activity(store: Store, window_ms: int | None) -> Activity:
 
 
 INSERTED, LEASES, COMPLETIONS, FINISHED = range(4)
-Events = tuple[defaultdict[int, float], ...]
-"""How many tasks were inserted, leased, completed, finished at which time (ms), in one shard."""
+
+
+class _Unit:
+    """What happened to the batches of one file. Times are milliseconds."""
+
+    def __init__(self) -> None:
+        self.events: tuple[Counter[int], ...] = tuple(Counter() for _ in range(4))
+        """How many tasks were inserted, leased, completed, finished at which time."""
+        self.leases: list[tuple[int, int]] = []
+        """When a task was completed, and how long it had been leased."""
+
+
+class _Part:
+    """Files of one kind, of which some were read: `units`, drawn at random out of `frame`."""
+
+    def __init__(self, frame: int) -> None:
+        self.frame = frame
+        self.units: list[_Unit] = []
+
+    @property
+    def scale(self) -> float:
+        """How many files one that was read stands for."""
+        return self.frame / len(self.units) if self.units else 1.0
+
+    def sampling_variance(self, numbers: Sequence[float]) -> float:
+        """Of the sum over all files, if these are the numbers of those that were read (without replacement)."""
+        read = len(numbers)
+        if read >= self.frame:
+            return 0.0
+        spread = _variance(numbers) / read if read > 1 else sum(numbers) ** 2
+        return self.frame**2 * spread * (1 - read / self.frame)
 
 
 class _Survey:
-    """What was read. `since`: from when on nothing is missing (ms), in the shards that were looked into."""
+    """What was read. `since`: from when on nothing is missing (ms), in the files that were read.
+
+    First names, then logs, then the history: what finishes meanwhile is seen again, and not missed.
+    """
 
     def __init__(self, store: Store, window_ms: int) -> None:
         self.store = store
         self.now = store.clock.now_ms()
         self.since = self.asked = self.now - window_ms
-        self.shards: list[Events] = []
-        self.durations: list[tuple[int, int]] = []
-        """When a task was completed, and how long it had been leased (ms)."""
         self.held: list[Held] = []
         self.failures: dict[str, Failure] = {}
-        self.logs = self.bytes = 0
         self.was_at_work = False
         """Whether a lease is older than the window, and reaches into it."""
-        kept = history.recent_files(store, self.asked)
-        frame = sorted({*inspection.shards(store), *kept} & set(names.all_shards(store.layout.shards)))
-        self.frame = len(frame)
-        for shard in sorted(frame, key=lambda _: store.entropy.random()):
-            if self.logs >= LOGS_MAX or self.bytes >= BYTES_MAX:
-                break
-            self._look_into(shard, kept.get(shard, []))
-        self.is_touched = bool(kept or self.logs)
+        self.young: set[str] = set()
+        """The batches whose insertion was counted."""
+        self.read: set[str] = set()
+        shards = inspection.shards(store)
+        self.parts = (self._names(shards), self._logs(shards), self._history())
+        self.is_touched = any(part.units for part in self.parts[1:])
 
-    def _look_into(self, shard: str, days: list[str]) -> None:
-        """Names, logs, history, in this order: what finishes meanwhile is seen again, and not missed."""
-        files = inspection.task_files(self.store, shard)
-        logs = sorted(inspection.logs(self.store, shard), key=lambda _: self.store.entropy.random())
-        events, of_logs = _events(), _events()
-        for batch, name in files.items():
-            self._insert(events, batch, name.count)
-        read: set[str] = set()
-        size = 0
-        for batch in logs[:LOGS_MAX]:
-            if size >= BYTES_MAX:
+    def _names(self, shards: list[str]) -> _Part:
+        part = _Part(1)
+        part.units.append(_Unit())
+        for shard in shards:
+            for batch, name in inspection.task_files(self.store, shard).items():
+                self._insert(part.units[0], batch, name.count)
+        return part
+
+    def _logs(self, shards: list[str]) -> _Part:
+        store = self.store
+        logs = [batch for shard in shards for batch in inspection.logs(store, shard)]
+        part, size = _Part(len(logs)), 0
+        for batch in nsmallest(LOGS_MAX, logs, key=lambda _: store.entropy.random()):
+            if size >= LOGS_BYTES_MAX:
                 break
-            content, ledger = inspection.read_log(self.store, batch), Ledger()
+            content, ledger = inspection.read_log(store, batch), Ledger()
             ledger.fold(content, 0)
             size += len(content)
-            read.add(batch)
-            self._add(of_logs, batch, ledger)
-            if batch not in files:
-                self._insert(of_logs, batch, ledger.count)
-        for total, part in zip(events, of_logs, strict=True):
-            for at, tasks in part.items():
-                total[at] += tasks * len(logs) / len(read)  # those that were not read will be like them
-        recent = history.recent(self.store, shard, days, self.asked, BYTES_MAX)
-        self.since = max(self.since, recent.since)
-        for batch, records in recent.batches:
-            if batch not in read:
-                read.add(batch)
-                ledger = history.replay(records)
-                self._add(events, batch, ledger)
-                if batch not in files:
-                    self._insert(events, batch, ledger.count)
-        self.logs += len(logs[:LOGS_MAX])
-        self.bytes += size + recent.bytes
-        self.shards.append(events)
+            part.units.append(_Unit())
+            self._add(part.units[-1], batch, ledger)
+        return part
 
-    def _insert(self, events: Events, batch: str, tasks: int) -> None:
-        if (birth := names.birth_ms(batch)) >= self.asked:
-            events[INSERTED][birth] += tasks
+    def _history(self) -> _Part:
+        store, size = self.store, 0
+        kept = history.recent_files(store, self.asked)
+        known = sorted(kept.keys() & set(names.all_shards(store.layout.shards)))
+        part = _Part(len(known))
+        for shard in sorted(known, key=lambda _: store.entropy.random()):
+            if size >= HISTORY_BYTES_MAX:
+                break
+            recent = history.recent(store, shard, kept[shard], self.asked, HISTORY_BYTES_MAX)
+            size += recent.bytes
+            self.since = max(self.since, recent.since)
+            part.units.append(_Unit())
+            for batch, records in recent.batches:
+                if batch not in self.read:
+                    self._add(part.units[-1], batch, history.replay(records))
+        return part
 
-    def _add(self, events: Events, batch: str, ledger: Ledger) -> None:
+    def _insert(self, unit: _Unit, batch: str, tasks: int) -> None:
+        birth = names.birth_ms(batch)
+        if birth >= self.asked and batch not in self.young:
+            self.young.add(batch)
+            unit.events[INSERTED][birth] += tasks
+
+    def _add(self, unit: _Unit, batch: str, ledger: Ledger) -> None:
         """What a ledger tells of the window, and of now."""
+        self.read.add(batch)
+        self._insert(unit, batch, ledger.count)
         for lease in ledger.leases.values():
             if lease.at >= self.asked:
-                events[LEASES][lease.at] += len(lease.tasks)
+                unit.events[LEASES][lease.at] += len(lease.tasks)
         held: dict[str, tuple[int, int]] = {}
         for index, (state, since, holder) in enumerate(zip(ledger.state, ledger.since, ledger.holder, strict=True)):
             if state == LEASED and since > self.now and holder is not None:
                 first, tasks = held.get(holder.id, (index, 0))
                 held[holder.id] = first, tasks + 1
             elif state in (COMPLETED, DEAD) and since >= self.asked:
-                events[FINISHED][since] += 1
+                unit.events[FINISHED][since] += 1
                 if state == COMPLETED and holder is not None:
-                    events[COMPLETIONS][since] += 1
-                    self.durations.append((since, since - holder.at))
+                    unit.events[COMPLETIONS][since] += 1
+                    unit.leases.append((since, since - holder.at))
             else:
                 continue
             self.was_at_work = self.was_at_work or (holder is not None and holder.at < self.asked)
@@ -314,50 +351,53 @@ class _Survey:
 
     # -- reckoning --------------------------------------------------------------------------------
 
-    def total(self, kind: int) -> float:
-        """How many tasks something happened to, in all shards."""
-        return sum(sum(events[kind].values()) for events in self.shards) * self._scale()
-
-    def _scale(self) -> float:
-        return self.frame / len(self.shards) if self.shards else 1.0
+    def finished(self) -> float:
+        """How many tasks were finished in the window."""
+        return sum(sum(unit.events[FINISHED].values()) * part.scale for part in self.parts for unit in part.units)
 
     def work_since(self) -> int:
         """When work began, if that was in the window: a rate over a time before that would be nobody's."""
-        first = min((at for events in self.shards for at in events[LEASES]), default=self.since)
-        return self.since if self.was_at_work else max(self.since, first)
+        leases = (at for part in self.parts for unit in part.units for at in unit.events[LEASES])
+        return self.since if self.was_at_work else max(self.since, min(leases, default=self.since))
+
+    def lease(self) -> tuple[float | None, float | None, int]:
+        """How long completed tasks had been leased on average, the standard error (s), and how many were measured."""
+        weights = total = variance = 0.0
+        measured = 0
+        for part in self.parts:
+            found = [ms / 1000 for unit in part.units for at, ms in unit.leases if at >= self.since]
+            measured += len(found)
+            weights += part.scale * len(found)
+            total += part.scale * sum(found)
+            variance += part.scale**2 * len(found) * (_variance(found) if len(found) > 1 else 0.0)
+        if not measured:
+            return None, None, 0
+        return total / weights, math.sqrt(variance) / weights if measured > 1 else None, measured
 
     def rate(self, kind: int, begin: int) -> Rate | None:
         """How often something happened from `begin` (ms) on."""
         over_s = (self.now - begin) / 1000
         if over_s < LEAST_S or not self.store.settings.keep_history:
             return None
-        pieces = [0.0] * PIECES
-        shards = []
-        for events in self.shards:
-            tasks = 0.0
-            for at, number in events[kind].items():
-                if at >= begin:
-                    piece = (min(at, self.now - 1) - begin) * PIECES // (self.now - begin)  # other hosts' clocks differ
-                    pieces[piece] += number * self._scale()
-                    tasks += number
-            shards.append(tasks)
+        pieces, variance = [0.0] * PIECES, 0.0
+        for part in self.parts:
+            numbers = []
+            for unit in part.units:
+                found = [(at, tasks) for at, tasks in unit.events[kind].items() if at >= begin]
+                numbers.append(sum(tasks for _, tasks in found))
+                for at, tasks in found:
+                    at = min(at, self.now - 1)  # other hosts' clocks differ
+                    pieces[(at - begin) * PIECES // (self.now - begin)] += tasks * part.scale
+            variance += part.sampling_variance(numbers)
         if not any(pieces):
             return Rate(0.0, 1 / over_s, over_s)  # as after one
-        error = math.sqrt(_variance(pieces) * PIECES)
-        if len(shards) < self.frame:
-            spread = _variance(shards) / len(shards) if len(shards) > 1 else shards[0] ** 2
-            error = math.hypot(error, self.frame * math.sqrt(spread * (1 - len(shards) / self.frame)))
-        return Rate(sum(pieces) / over_s, error / over_s, over_s)
+        return Rate(sum(pieces) / over_s, math.sqrt(_variance(pieces) * PIECES + variance) / over_s, over_s)
 
 
 def _variance(values: Sequence[float]) -> float:
     """Of the population that at least two `values` are a sample of."""
     mean = sum(values) / len(values)
     return sum((value - mean) ** 2 for value in values) / (len(values) - 1)
-
-
-def _events() -> Events:
-    return tuple(defaultdict(float) for _ in range(4))
 
 
 # -- failures ----------------------------------------------------------------------------------------

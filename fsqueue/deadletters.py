@@ -21,6 +21,8 @@ from fsqueue.task import DeadLetter
 
 Where = Callable[[DeadLetter], bool]
 SETTLED = ("retried", "purged")
+END_BYTES = 1 << 14
+"""How much is read of the end of a file, at least, for its latest letters."""
 
 
 # -- writing -----------------------------------------------------------------------------------------
@@ -181,24 +183,34 @@ def latest(store: Store, bytes_max: int) -> tuple[list[DeadLetter], bool]:
     Letters that were dealt with are left out: what says so stands behind them.
     """
     found: list[DeadLetter] = []
-    whole, share = True, bytes_max // max(1, len(_shards(store, store.layout)))
-    for _, fd in _opened(store, store.layout):
-        dead: dict[str, DeadLetter] = {}
-        settled: set[str] = set()
-        begin = store.fs.fstat(fd).st_size
-        for offset, line in jsonl.lines_from_end(store.fs, fd, share):
-            begin, record = offset, _parse(line)
-            if record is not None and record["op"] == "dead":
-                if record["id"] not in settled:
-                    dead[record["id"]] = _decode(record)
-            elif record is not None:
-                for one in record["ids"]:
-                    if isinstance(one, str):
-                        settled.add(one)
-                        dead.pop(one, None)  # a `dead` line behind this one is a repeat
-        found += dead.values()
-        whole = whole and begin == 0
+    shards, whole, left = _shards(store, store.layout), True, bytes_max
+    share = max(END_BYTES, bytes_max // max(1, len(shards)))
+    for shard in sorted(shards, key=lambda _: store.entropy.random()):
+        if left <= 0:
+            return found, False
+        for _, fd in _opened(store, store.layout, shard):
+            letters, size = _latest(store, fd, share)
+            found += letters
+            left -= min(size, share)
+            whole = whole and size <= share
     return found, whole
+
+
+def _latest(store: Store, fd: int, bytes_max: int) -> tuple[Iterable[DeadLetter], int]:
+    """The same of one file; and its size."""
+    dead: dict[str, DeadLetter] = {}
+    settled: set[str] = set()
+    for _, line in jsonl.lines_from_end(store.fs, fd, bytes_max):
+        record = _parse(line)
+        if record is not None and record["op"] == "dead":
+            if record["id"] not in settled:
+                dead[record["id"]] = _decode(record)
+        elif record is not None:
+            for one in record["ids"]:
+                if isinstance(one, str):
+                    settled.add(one)
+                    dead.pop(one, None)  # a `dead` line behind this one is a repeat
+    return dead.values(), store.fs.fstat(fd).st_size
 
 
 def letter_of(store: Store, task_id: str) -> DeadLetter | None:

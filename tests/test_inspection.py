@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from fsqueue import InvalidArgument, Queue, QueueNotFound, Status, TaskNotFound
+import fsqueue
+from fsqueue import InvalidArgument, Queue, QueueNotFound, QueuePurged, Status, TaskNotFound
 from fsqueue.clock import ManualClock
 from fsqueue.filesystem import Filesystem
 from tests.concurrency.trapped import Trapped, trapped
-from tests.support import QueueFactory, base_of, files_below, log_files, task_file_names
+from tests.support import QueueFactory, base_of, calls, files_below, log_files, task_file_names
 
 
 @pytest.fixture
@@ -342,6 +345,91 @@ def test_waiting_ends_with_the_time_given(q: Queue, clock: ManualClock) -> None:
     assert q.wait(timeout_s=0).waiting == 1
     with pytest.raises(InvalidArgument, match="timeout_s"):
         q.wait(timeout_s=-1)
+
+
+def test_an_idle_minute_of_waiting_costs_few_calls(
+    queue_factory: QueueFactory, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """docs/status.md says how many; a count of calls, through the door, however many batches there are."""
+    monkeypatch.setattr("fsqueue.filesystem.door.time", SimpleNamespace(monotonic=clock.monotonic))
+    costs = []
+    for batches in (1, 300):
+        q = Queue(queue_factory(f"of-{batches}").path, clock=clock)
+        q.insert_many(range(batches), batch_tasks=1)
+        q.lease(1, lease_s=10_000)
+        begin, at = clock.now_s, {}
+        with calls(monkeypatch) as counted:
+
+            def sleep(seconds: float, counted: Counter[str] = counted, at: dict[float, int] = at) -> None:
+                at[clock.now_s] = counted.total()
+                clock.advance(seconds)
+
+            monkeypatch.setattr(clock, "sleep", sleep)
+            Queue(q.path, clock=clock).wait(timeout_s=3600)
+        first, *_, last = (calls for now, calls in at.items() if 600 < now - begin < 3000)
+        costs.append((last - first) / 40)
+    assert max(costs) <= 80
+
+
+def test_the_pauses_of_waiting_grow_with_the_time_waited(q: Queue, clock: ManualClock) -> None:
+    q.insert("x")
+    naps: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        naps.append(seconds)
+        clock.advance(seconds)
+
+    clock.sleep = sleep  # type: ignore[method-assign]
+    q.wait(timeout_s=3600)
+    assert len(naps) < 350
+    assert max(naps) <= 15 * 1.25
+    waited = 0.0
+    for nap in naps:
+        assert nap <= max(0.0625, waited * 0.125)
+        waited += nap
+    assert waited == pytest.approx(3600)
+
+
+def test_several_queues_are_waited_for_until_all_are_drained_at_once(
+    queue_factory: QueueFactory, clock: ManualClock
+) -> None:
+    """What is completed in one may be inserted into the other, and the other way round."""
+    one, two = (Queue(queue_factory(name).path, clock=clock) for name in ("one", "two"))
+    one.insert(0)
+    moves = [0]
+
+    def sleep(seconds: float) -> None:
+        clock.advance(seconds)
+        if moves[0] < 6:
+            source, target = (one, two) if moves[0] % 2 == 0 else (two, one)
+            [task] = source.lease()
+            moves[0] += 1
+            if moves[0] < 6:
+                target.insert(moves[0])
+            task.complete()
+
+    clock.sleep = sleep  # type: ignore[method-assign]
+    assert fsqueue.wait([one, two]) == [Status(completed=3), Status(completed=3)]
+    assert moves == [6]
+    assert fsqueue.wait([]) == []
+
+
+@pytest.mark.parametrize("end", ["purge", "delete"])
+@pytest.mark.parametrize("with_poll", [False, True])
+def test_waiting_for_what_is_purged_or_deleted_ends_with_an_error(
+    q: Queue, clock: ManualClock, end: str, with_poll: bool
+) -> None:
+    q.insert("x")
+    other = Queue(q.path, clock=clock)
+
+    def sleep(seconds: float) -> None:
+        clock.advance(5)
+        if end:
+            getattr(other, end)()
+
+    clock.sleep = sleep  # type: ignore[method-assign]
+    with pytest.raises(QueuePurged if end == "purge" else QueueNotFound):
+        q.wait(poll=(lambda status: None) if with_poll else None)
 
 
 # -- what else lies there ------------------------------------------------------------

@@ -339,7 +339,7 @@ def test_nothing_is_wider_or_longer_than_the_screen(encoding: str, queues: int) 
 @pytest.mark.once
 def test_what_a_screen_says() -> None:
     lines = drawing.screen(Pen(100, 24, "utf-8"), [Look("q", "/s/q", Status(612_000, 0, 96, 387_500, 12), ACTIVITY)])
-    assert "per second  inserted 0, leased 103 ± 4.1, completed 102 ± 3.9, over 1 min, from 50% of the shards" in lines
+    assert "per second  inserted 0, leased 103 ± 4.1, completed 102 ± 3.9, over 1 min, sampled (50%)" in lines
     assert "time left   1 h 40 min (1 h 32 min to 1 h 49 min)" in lines
     assert "a lease     58 s on average, of 6,100 completed tasks" in lines
     assert "failures by reason (of the latest dead letters)" in lines
