@@ -68,3 +68,26 @@ def test_the_lock_is_held_within_and_given_back_after(fs: Filesystem, tmp_path: 
         raise KeyError
     with jsonl.locked(fs, clock, entropy, path) as fd:
         assert list(jsonl.lines_of(fs, fd)) == [b"one"]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    lines=st.lists(st.binary(max_size=9).map(lambda line: line.replace(b"\n", b"")), max_size=8),
+    torn=st.sampled_from([b"", b"torn"]),
+    bytes_max=st.integers(0, 90),
+    piece=st.integers(1, 40),
+)
+def test_lines_from_the_end_are_those_from_the_start_as_far_as_they_are_read(
+    tmp_path: Path, fs: Filesystem, lines: list[bytes], torn: bytes, bytes_max: int, piece: int
+) -> None:
+    content = b"".join(line + b"\n" for line in lines) + torn
+    path = tmp_path / "lines"
+    path.write_bytes(content)
+    begins = [sum(len(line) + 1 for line in lines[:number]) for number in range(len(lines))]
+    first = len(content) - bytes_max
+    wanted = [(at, line) for at, line in zip(begins, lines, strict=True) if at > first or first <= 0]
+    fd = fs.look(str(path))
+    try:
+        assert list(jsonl.lines_from_end(fs, fd, bytes_max, piece)) == wanted[::-1]
+    finally:
+        fs.close(fd)
