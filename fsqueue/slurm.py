@@ -10,6 +10,7 @@ import math
 import os
 import subprocess
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 
@@ -37,8 +38,87 @@ def job_end() -> float | None:
     return end if time.time() < end < math.inf else None
 
 
+RUNNING = frozenset(
+    {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "CONFIGURING", "RESIZING", "SIGNALING", "STAGE_OUT"}
+)
+"""States of a job whose processes may live. In others, also pending again after a requeue, those of before are gone."""
+JOBS_MAX = 500
+"""How many jobs are asked for in one question."""
+_FIELDS = "ArrayJobID:|,ArrayTaskID:|,State:|,RestartCnt:"
+
+
+def alive(workers: Sequence[Mapping[str, object]]) -> list[bool | None]:
+    """Whether the Slurm jobs that these workers ran in (as lease records name them) go on; None: cannot be known.
+
+    A job that Slurm knows no more, that has ended, waits, or was started anew since has none of its former processes.
+    That is proof only where Slurm would show the job: not if it is of another cluster, nor another user's where jobs
+    are private.
+    """
+    ids = sorted({job for worker in workers if (job := _id_of(worker)) is not None})
+    if not ids:
+        return [None] * len(workers)
+    cluster, are_private = _cluster()
+    found: dict[tuple[str, str], tuple[str, int]] = {}
+    asked: set[str] = set()
+    for start in range(0, len(ids), JOBS_MAX) if cluster else ():
+        some = ids[start : start + JOBS_MAX]
+        said = _jobs(some)
+        if said is None:
+            break  # and the next question would wait as long
+        asked.update(some)
+        found.update(said)
+
+    def verdict(worker: Mapping[str, object]) -> bool | None:
+        job = _id_of(worker)
+        if job not in asked or worker.get("slurm_cluster") != cluster:
+            return None
+        state = found.get((job, str(worker.get("slurm_index", "N/A"))))
+        if state is None:
+            return None if are_private and worker.get("slurm_user") != os.getuid() != 0 else False
+        restart = str(worker.get("slurm_restart", "0"))
+        return state[0] in RUNNING and not (restart.isdecimal() and state[1] > int(restart))
+
+    return [verdict(worker) for worker in workers]
+
+
+def _id_of(worker: Mapping[str, object]) -> str | None:
+    """A worker's job, of an array the whole array's, if that is a number: a record may hold anything."""
+    job = worker.get("slurm_job")
+    return job if isinstance(job, str) and job.isascii() and job.isdecimal() and len(job) < 12 else None
+
+
+def _cluster() -> tuple[str | None, bool]:
+    """The name of the cluster that would answer, and whether it keeps others' jobs private; None if it does not say."""
+    name, private = None, False
+    for line in (ask("scontrol", "show", "config") or "").splitlines():
+        key, _, value = (part.strip() for part in line.partition("="))
+        if key == "ClusterName":
+            name = value
+        elif key == "PrivateData":
+            private = "jobs" in value.split(",")
+    return name, private
+
+
+def _jobs(ids: list[str]) -> dict[tuple[str, str], tuple[str, int]] | None:
+    """State and restarts of the jobs that Slurm knows, by job and index ("N/A": none); None if it does not say."""
+    said = ask(
+        "squeue", "--noheader", "--all", "--array", "--states=all", f"--jobs={','.join(ids)}", f"--Format={_FIELDS}"
+    )
+    if said is None:
+        return None
+    found = {}
+    for line in said.splitlines():
+        job, index, state, restarts = (word.strip() for word in (*line.split("|"), "", "", "")[:4])
+        if state and restarts.isdecimal():
+            found[job, index] = state, int(restarts)
+    return found
+
+
 def ask(*command: str) -> str | None:
-    """What one of Slurm's commands prints; None if it is not there, fails, or takes longer than `ASK_S`."""
+    """What one of Slurm's commands prints; None if it is not there, fails, or takes longer than `ASK_S`.
+
+    Asked for a single job that it knows no more, squeue fails; that is an answer, too: nothing.
+    """
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("SQUEUE_", "SLURM_CLUSTERS"))}
     environment |= {"SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}
     try:
@@ -46,17 +126,19 @@ def ask(*command: str) -> str | None:
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
             env=environment,
             start_new_session=True,  # Ctrl-C is for us
         )
     except (OSError, ValueError):
         return None
     try:
-        said, _ = process.communicate(timeout=ASK_S)
+        said, complaint = process.communicate(timeout=ASK_S)
     except subprocess.TimeoutExpired:
         process.kill()
         with suppress(subprocess.TimeoutExpired):
             process.wait(1)  # no longer: what hangs in a system call does not end before that does
         return None
-    return said.decode(errors="replace") if process.returncode == 0 else None
+    if process.returncode:
+        return "" if b"Invalid job id specified" in complaint else None
+    return said.decode(errors="replace")
