@@ -41,6 +41,7 @@ def lease(queue: str, n: int, lease_s: float | None, wait_s: float, worker: str 
     The other commands take the tokens. A task whose line cannot be written is put back.
     """
     with fsqueue.Queue(queue, worker) as q, noted_signals() as noted:
+        q.store.lease_for_others()
         deadline, step_s = time.monotonic() + wait_s, WAIT_STEP_S[0]
         while True:
             left_s = max(0.0, deadline - time.monotonic())

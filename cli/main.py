@@ -23,6 +23,8 @@ COMMANDS = {
     "run": ("running", "Run a command for each task."),
     "status": ("watching", "Count the tasks; rates, time left, failures by reason; --watch."),
     "wait": ("watching", "Wait until the queue is drained."),
+    "workers": ("workers", "List who holds what, and who lives; --release-dead frees what the dead hold."),
+    "slurm": ("slurm", "Submit an array job of workers to Slurm."),
     "ls": ("looking", "List tasks."),
     "show": ("looking", "Show all about one task, with its history."),
     "dead": ("dead", "List, retry or purge dead letters."),

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from fsqueue import inspection, jsonl, layout, names, overwriting, transitions, upkeep
+from fsqueue import inspection, jsonl, layout, names, overwriting, revoking, upkeep
 from fsqueue.clock import Clock, Entropy
 from fsqueue.errors import FULL, FsqueueError, LockTimeout, NotAQueue, QueueExists, UnsafeFilesystem
 from fsqueue.filesystem import Filesystem, Mount, mount_of
@@ -206,7 +206,7 @@ def release(store: Store, chosen: Callable[[Ledger, int], bool], offline: bool =
             if ledger is None or not any(lease_holds(ledger, index, chosen) for index in range(ledger.count)):
                 continue
             try:
-                released += transitions.revoke(store, batch, chosen, 0.0 if offline else jsonl.LOCK_TIMEOUT_S)
+                released += revoking.revoke(store, batch, chosen, 0.0 if offline else jsonl.LOCK_TIMEOUT_S)
             except LockTimeout:
                 busy.append(batch)
     store.ring()

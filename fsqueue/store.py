@@ -9,7 +9,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import orjson
 
@@ -79,7 +79,14 @@ class Store:
         _stores.add(self)
 
     def _identify(self) -> None:
-        self.worker = worker_of_this_process(self.worker_name)
+        self._be(worker_of_this_process(self.worker_name))
+
+    def lease_for_others(self) -> None:
+        """What is leased from now on is held by whoever gets the tokens: that this process ends proves nothing."""
+        self._be({key: value for key, value in self.worker.items() if key != "process"})
+
+    def _be(self, worker: dict[str, Any]) -> None:
+        self.worker = worker
         self.worker_json = orjson.dumps(self.worker).decode()
         self.counter_number = f"{hash_of(self.worker_json) % 16:02x}"
 

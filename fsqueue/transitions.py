@@ -376,22 +376,6 @@ def rename_as_recorded(store: Store, log: Log, move: dict[str, str]) -> None:
         taskfiles.rename(store, log, target)
 
 
-def revoke(store: Store, batch: str, chosen: Callable[[Ledger, int], bool], wait_s: float) -> int:
-    """End the leases of a batch's tasks for which `chosen(ledger, index)`; how many. LockTimeout if it stays busy."""
-    try:
-        with locked(store, batch, wait_s) as log:
-            ledger = log.ledger
-            at = max(store.clock.now_ms(), ledger.at)
-            tasks = [index for index in range(ledger.count) if ledger.state[index] == LEASED and chosen(ledger, index)]
-            if tasks:
-                move = earlier_name(log, 0)
-                log.note("revoke", at, tasks=to_ranges(tasks), **move)
-                rename_as_recorded(store, log, move)
-            return len(tasks)
-    except FileNotFoundError:
-        return 0
-
-
 def cancel(store: Store, batch: str, indices: list[int]) -> int:
     """Take waiting tasks of a batch out; how many (0 if the batch has finished)."""
     found = taskfiles.listed(store, store.layout, batch)

@@ -1,0 +1,84 @@
+"""workers: who holds what, and who lives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+import fsqueue
+from fsqueue import nodes
+from fsqueue import workers as holders
+
+from .common import brief, duration, example, json_option, moment, print_json, print_table, queue_argument
+
+WIDTHS = (24, 12, 12, 6, 19, 10, 10)
+
+
+@click.command(
+    epilog=example(
+        """fsqueue workers Q
+fsqueue workers Q --json | jq -r '.workers[] | select(.life == "dead") | .job'
+fsqueue workers Q --release-dead       # after a crash: do not wait for the leases to run out
+fsqueue workers Q --admit node17       # let an excluded node take tasks again"""
+    )
+)
+@queue_argument
+@click.option("--release-dead", is_flag=True, help="End the leases of those proven dead, as if they ran out now.")
+@click.option("--admit", metavar="NODE", multiple=True, help="Forget the failures in a row on NODE (repeatable).")
+@json_option
+def workers(queue: str, release_dead: bool, admit: tuple[str, ...], as_json: bool) -> None:
+    """List the workers that hold tasks of Q: what, since when, last heartbeat, and whether they live.
+
+    A worker counts as dead only where that is proven: its process is gone from this very host (same boot), or its
+    Slurm job does not run any more. Else it is 'unknown', and its leases run out by themselves. What a dead one held
+    is available again at once with --release-dead; an attempt is charged as when a lease runs out.
+
+    Below them stand the nodes on which tasks failed in a row; 'run --exclude-after N' takes none there after N.
+    Only the logs of the batches at work are read. What 'lease' took for a script has no process to look for.
+    """
+    with fsqueue.Queue(queue) as q:
+        store = q.store
+        admitted = [node for node in admit if nodes.admit(store, node)]
+        dead, released = holders.release_dead(store) if release_dead else ([], 0)
+        found = holders.workers(store)
+        failing = nodes.failing(store)
+        now = store.clock.now_ms() / 1000
+    if as_json:
+        said: dict[str, Any] = {"workers": [worker.as_dict() for worker in found]}
+        said["nodes"] = [node.as_dict() for node in failing]
+        if release_dead:
+            said |= {"released": released, "dead": [worker.as_dict() for worker in dead]}
+        if admit:
+            said["admitted"] = admitted
+        print_json(said)
+        return
+    for node in admit:
+        click.echo(f"{brief(node)}: {'takes tasks again' if node in admitted else 'no failures are counted there'}")
+    if release_dead:
+        click.echo(f"released {released:,} task(s) of {len(dead):,} dead worker(s)")
+    if found:
+        print_table([("WORKER", "JOB", "NODE", "TASKS", "SINCE", "HEARTBEAT", "LEASE", "LIFE")], WIDTHS)
+        print_table((_row(worker, now) for worker in found), WIDTHS)
+    for node_found in failing:
+        excluded = f", excluded from {node_found.after} on" if node_found.is_excluded else ""
+        when, why = moment(node_found.last), f" ({node_found.reason})" if node_found.reason else ""
+        click.echo(
+            brief(f"node {node_found.node}: the last {node_found.failures} task(s) failed{excluded}; {when}{why}", 200)
+        )
+
+
+def _row(worker: holders.Worker, now: float) -> tuple[str, ...]:
+    who = worker.worker
+    name = f"{who['name']}:" if "name" in who else ""
+    left = worker.lease_until - now
+    return (
+        brief(f"{name}{who.get('host', '?')}:{who.get('pid', '?')}", 60),
+        brief(worker.job or "-", 20),
+        brief(worker.node, 20),
+        f"{len(worker.tasks):,}" + (f"+{worker.expired:,}" if worker.expired else ""),
+        moment(worker.since),
+        f"{duration(max(0.0, now - worker.heartbeat))} ago",
+        f"{duration(left)} left" if left > 0 else "ran out",
+        brief(f"{worker.life} ({worker.evidence})" if worker.evidence else worker.life),
+    )

@@ -1,0 +1,53 @@
+"""Leases that somebody else ends: taken away at once, or made to run out (DESIGN section 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fsqueue.clock import MARGIN_MS
+from fsqueue.ledger import LEASED, Ledger
+from fsqueue.movements import to_ranges
+from fsqueue.store import Store
+from fsqueue.transitions import earlier_name, locked, rename_as_recorded
+
+
+def revoke(store: Store, batch: str, chosen: Callable[[Ledger, int], bool], wait_s: float) -> int:
+    """End the leases of a batch's tasks for which `chosen(ledger, index)`; how many. LockTimeout if it stays busy."""
+    try:
+        with locked(store, batch, wait_s) as log:
+            ledger = log.ledger
+            at = max(store.clock.now_ms(), ledger.at)
+            tasks = [index for index in range(ledger.count) if ledger.state[index] == LEASED and chosen(ledger, index)]
+            if tasks:
+                move = earlier_name(log, 0)
+                log.note("revoke", at, tasks=to_ranges(tasks), **move)
+                rename_as_recorded(store, log, move)
+            return len(tasks)
+    except FileNotFoundError:
+        return 0
+
+
+def expire(store: Store, batch: str, chosen: Callable[[Ledger, int], bool], wait_s: float) -> int:
+    """Have leases run out now, on the tasks for which `chosen(ledger, index)`; how many. LockTimeout if it stays busy.
+
+    By renewing each to an end that is past, for every clock's margin: whoever takes such a task over charges what is
+    due for a lease that ran out, and until then its holder may still complete it.
+    """
+    try:
+        with locked(store, batch, wait_s) as log:
+            ledger, ended = log.ledger, 0
+            at = max(store.clock.now_ms(), ledger.at)
+            held: dict[str, list[int]] = {}
+            for index in range(ledger.count):
+                holder = ledger.holder[index]
+                if holder and ledger.state[index] == LEASED and at < ledger.since[index] and chosen(ledger, index):
+                    held.setdefault(holder.id, []).append(index)
+            for lease, tasks in held.items():
+                until = max(0, at - MARGIN_MS[1])
+                move = earlier_name(log, until)
+                log.note("renew", at, lease=lease, tasks=to_ranges(tasks), until=until, **move)
+                rename_as_recorded(store, log, move)
+                ended += len(tasks)
+            return ended
+    except FileNotFoundError:
+        return 0

@@ -1,0 +1,237 @@
+"""Workers in the jobs of a real Slurm: drained by an array, cancelled, requeued, at their time limit, killed, lost.
+
+All jobs are submitted at first, and wait for what happens to them. Leases last for ten minutes, so that what is
+available again was put back.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fsqueue import Queue
+from fsqueue.task import TaskInfo
+from tests.lab.cluster import FSQUEUE, Cluster
+from tests.lab.guests import why_not
+
+pytestmark = [pytest.mark.once, pytest.mark.slow]
+
+SOON_S = 30.0
+"""How long anything may take that happens at once."""
+LONG = ("sh", "-c", "exec sleep 600")
+
+
+@dataclass
+class Job:
+    """A job of workers on a queue of its own."""
+
+    cluster: Cluster
+    queue: Queue
+    id: str
+
+    @property
+    def path(self) -> Path:
+        return self.queue.path
+
+    def leased(self) -> list[TaskInfo]:
+        return list(self.queue.tasks("leased"))
+
+    def works(self) -> list[TaskInfo]:
+        """Wait until it has leased; what."""
+        found: list[TaskInfo] = self.cluster.until(f"{self.path} is worked on", self.leased)
+        return found
+
+    def puts_back(self, tasks: int, timeout_s: float = SOON_S) -> None:
+        """Wait until nothing is leased; all has to be there as if nothing had happened."""
+        self.cluster.until(f"{self.path} is put back", lambda: not self.leased(), timeout_s)
+        status = self.queue.status()
+        assert (status.waiting, status.dead) == (tasks, 0), status
+        assert {info.attempt for info in self.queue.tasks()} == {0}
+
+    def workers(self, *options: str) -> Any:
+        """What `fsqueue workers` says on the login host."""
+        return json.loads(self.cluster.fsqueue("workers", self.path, "--json", *options))
+
+    def ends(self) -> None:
+        """Wait until Slurm says that nothing of it runs."""
+        self.cluster.until(f"job {self.id} has ended", lambda: not self.processes())
+
+    def processes(self) -> list[str]:
+        """The numbers, on the login host, of the processes of its workers, on whatever node."""
+        return self.cluster.run("pgrep", "-f", f"fsqueue_cli run {self.path}( |$)", code=None).split()
+
+
+Submit = Callable[..., Job]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    if lacking := why_not():
+        pytest.skip(lacking)
+    cluster = Cluster(tmp_path_factory.mktemp("slurm") / "lab", NODES="4", CPUS="4", SLURMD_TIMEOUT_S="15")
+    yield cluster
+    cluster.close()
+
+
+def prepare(cluster: Cluster, name: str, tasks: int) -> Queue:
+    queue = Queue.create(cluster.directory / name)
+    queue.insert_many(range(tasks))
+    return queue
+
+
+def submit(cluster: Cluster, name: str, *options: str, tasks: int = 3, command: tuple[str, ...] = LONG) -> Job:
+    queue = prepare(cluster, name, tasks)
+    return Job(cluster, queue, cluster.fsqueue("slurm", queue.path, *options, "--", *command).strip())
+
+
+@pytest.fixture(scope="module")
+def jobs(cluster: Cluster) -> dict[str, Job]:
+    """Every job, the slow ones first."""
+    plain = prepare(cluster, "limit", 3)
+    worker = " ".join((*FSQUEUE, "run", str(plain.path), "--", "sleep", "600"))
+    found = {
+        "limit": Job(
+            cluster,
+            plain,
+            cluster.run("sbatch", "--parsable", "-t", "1", "-x", "n3,n4", "--wrap", f"exec {worker}").strip(),
+        ),
+        "signal": submit(cluster, "signal", "-x", "n3,n4", "-t", "1", "--signal=B:TERM@10"),
+        "crash": submit(cluster, "crash", "-w", "n4", "--requeue"),
+        "daemon": submit(cluster, "daemon", "-w", "n3", tasks=8, command=("sleep", "1")),
+        "requeue": submit(cluster, "requeue", "-x", "n3,n4", "--requeue", "--array=5"),
+    }
+    found |= {name: submit(cluster, name, "-x", "n3,n4") for name in ("cancel", "kill")}
+    found["array"] = submit(cluster, "array", "-x", "n3,n4", "--array=0-1,7", tasks=9)
+    found["drain"] = submit(
+        cluster, "drain", "--array=0-3", "--time=10", tasks=40, command=("sh", "-c", 'echo "$1" >>done', "x", "{}")
+    )
+    return found
+
+
+def test_more_tasks_than_elements_are_drained_each_once(jobs: dict[str, Job]) -> None:
+    job = jobs["drain"]
+    job.cluster.fsqueue("wait", job.path, "--timeout", "120")
+    assert job.queue.status().completed == 40
+    assert sorted(map(int, (job.cluster.directory / "done").read_text().split())) == list(range(40))
+    workers = [info.worker for info in job.queue.tasks("completed")]
+    assert {worker["slurm_job"] for worker in workers} == {job.id}
+    assert {worker["slurm_index"] for worker in workers} <= {"0", "1", "2", "3"}
+    assert {worker["slurm_cluster"] for worker in workers} == {"lab"}
+    assert all(worker["slurm_node"] == worker["host"] for worker in workers)
+
+
+def test_a_dependent_job_waits_for_the_queue(jobs: dict[str, Job]) -> None:
+    job = jobs["drain"]
+    made = job.cluster.directory / "assembled"
+    wrap = f"{' '.join(FSQUEUE)} wait {job.path} && touch {made}"
+    job.cluster.run("sbatch", f"--dependency=afterany:{job.id}", "-x", "n3,n4", "--wrap", wrap)
+    job.cluster.until("the dependent job has run", made.exists)
+
+
+def test_scancel_puts_back_at_once(jobs: dict[str, Job]) -> None:
+    job = jobs["cancel"]
+    job.works()
+    job.cluster.run("scancel", job.id)
+    job.puts_back(3)
+    job.ends()
+
+
+def test_a_requeued_job_puts_back_and_goes_on_later(jobs: dict[str, Job]) -> None:
+    job = jobs["requeue"]
+    [before] = job.works()
+    job.cluster.run("scontrol", "requeue", f"{job.id}_5")
+    job.puts_back(3)
+    job.ends()
+    job.cluster.until("it waits", lambda: job.cluster.state(f"{job.id}_5") == "PENDING")
+    job.cluster.run("scontrol", "update", f"jobid={job.id}_5", "StartTime=now")
+    [after] = job.works()
+    assert before.worker is not None
+    assert after.worker is not None
+    assert "slurm_restart" not in before.worker
+    assert (after.worker["slurm_job"], after.worker["slurm_index"]) == (job.id, "5")
+    assert after.worker["slurm_restart"] == "1"
+    assert [worker["life"] for worker in job.workers()["workers"]] == ["alive"]
+
+
+def test_release_all_of_an_array_job_takes_the_leases_of_all_its_elements(jobs: dict[str, Job]) -> None:
+    job = jobs["array"]
+    job.cluster.until("all elements work", lambda: len(job.leased()) == 3)
+    found = job.workers()["workers"]
+    assert {worker["job"] for worker in found} == {f"{job.id}_{index}" for index in (0, 1, 7)}
+    assert {worker["life"] for worker in found} == {"alive"}
+    job.cluster.run("scancel", f"{job.id}_7")
+    job.cluster.until("one has put back", lambda: len(job.leased()) == 2)
+    job.cluster.run("lab-slurm", "hang")
+    try:
+        assert {worker["life"] for worker in job.workers()["workers"]} == {"unknown"}
+    finally:
+        job.cluster.run("lab-slurm", "resume")
+    assert job.cluster.fsqueue("release-all", job.path, "--slurm-job", job.id, "--yes") == "2\n"
+    job.cluster.run("scancel", job.id)
+    job.ends()
+    job.puts_back(9)
+
+
+def test_a_killed_worker_s_tasks_are_free_at_once_with_release_dead(jobs: dict[str, Job]) -> None:
+    job = jobs["kill"]
+    job.works()
+    [process] = job.processes()
+    assert job.workers("--release-dead")["released"] == 0
+    job.cluster.run("kill", "-9", process)
+    report = job.cluster.until("Slurm notices", lambda: (found := job.workers("--release-dead"))["dead"] and found)
+    assert report["released"] == 1
+    assert "does not run" in report["dead"][0]["evidence"]
+    job.cluster.until("it is available", lambda: job.queue.status().waiting == 3, SOON_S)
+
+
+def test_a_node_whose_daemon_is_killed_works_on(jobs: dict[str, Job]) -> None:
+    job = jobs["daemon"]
+    job.works()
+    job.cluster.run("lab-slurm", "kill", "3")
+    job.cluster.fsqueue("wait", job.path, "--timeout", "120")
+    moves = [move for info in job.queue.tasks("completed") for move in job.queue.history(info.id)]
+    assert {move.op for move in moves} == {"lease", "complete"}
+    assert {info.worker["slurm_node"] for info in job.queue.tasks("completed") if info.worker} == {"n3"}
+    job.cluster.run("lab-slurm", "start", "3")
+
+
+def test_a_lost_node_s_tasks_are_free_as_soon_as_slurm_knows(jobs: dict[str, Job]) -> None:
+    job = jobs["crash"]
+    job.works()
+    job.cluster.run("lab-slurm", "crash", "4")
+    report = job.cluster.until("Slurm notices", lambda: (found := job.workers("--release-dead"))["dead"] and found)
+    assert report["released"] == 1
+    assert report["dead"][0]["node"] == "n4"
+    job.cluster.until("it is available", lambda: job.queue.status().waiting == 3, SOON_S)
+
+
+def test_the_signal_before_the_time_limit_is_heeded(jobs: dict[str, Job]) -> None:
+    job = jobs["signal"]
+    begun = job.works()[0].since
+    job.puts_back(3, timeout_s=120)
+    assert time.time() - begun < 60
+    job.ends()
+
+
+def test_at_the_time_limit_itself_tasks_are_put_back_too(jobs: dict[str, Job]) -> None:
+    job = jobs["limit"]
+    if job.leased():
+        job.puts_back(3, timeout_s=150)
+    else:
+        job.puts_back(3)
+    job.ends()
+    assert job.cluster.state(job.id) in ("TIMEOUT", "")
+
+
+def test_a_job_knows_its_end(cluster: Cluster) -> None:
+    asking = "import time; from fsqueue.slurm import job_end; end = job_end(); print(end and round(end - time.time()))"
+    command = ["srun", "-x", "n3,n4", *FSQUEUE[:1], "-c", asking]
+    assert 200 < int(cluster.run(*command[:1], "-t", "5", *command[1:])) <= 300
+    assert cluster.run(*command) == "None\n"
+    assert cluster.run(*command[3:]) == "None\n"
