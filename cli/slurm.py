@@ -130,10 +130,10 @@ def slurm(ctx: click.Context, only_print: bool, allow_empty: bool, as_json: bool
     queues, for_run = ctx.meta["queues"], ctx.meta["run"]
     if not queues:
         raise click.UsageError("Missing argument 'Q...'. Queues come first: fsqueue slurm Q --array 0-9 -- COMMAND")
+    if not ctx.meta["command"] and not {word.partition("=")[0] for word in for_run} & {"--call", "--load"}:
+        raise click.UsageError("There is nothing to run. Give a command after '--', or --call.")
     with run.make_context("fsqueue slurm", list(for_run)) as checked:
         options = checked.params
-    if ctx.meta["command"] == [] or not (ctx.meta["command"] or options.get("call") or options.get("load")):
-        raise click.UsageError("There is nothing to run. Give a command after '--', or --call.")
     opened = [fsqueue.Queue(queue) for queue in queues]
     if not allow_empty and not options.get("forever") and all(queue.status().remaining == 0 for queue in opened):
         complain("there is nothing to do: insert tasks first, or let workers wait for them (--forever, --allow-empty)")

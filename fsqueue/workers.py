@@ -71,12 +71,12 @@ def workers(store: Store) -> list[Worker]:
 
 
 def release_dead(store: Store) -> tuple[list[Worker], int]:
-    """End the leases of workers that are proven dead, as if they ran out now; those workers, and how many leases.
+    """End the leases of workers that are proven dead, as if they ran out now: whose had not yet, and how many.
 
     So the tasks are available at once, and attempts are charged as for any lease that runs out. LockTimeout names
     batches that stayed busy, after the rest is done.
     """
-    dead = [worker for worker in workers(store) if worker.life == DEAD]
+    dead = [worker for worker in workers(store) if worker.life == DEAD and worker.tasks]
     wanted = {_key(worker.worker) for worker in dead}
 
     def chosen(ledger: Ledger, index: int) -> bool:

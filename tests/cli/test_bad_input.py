@@ -31,6 +31,8 @@ COMMANDS = {
     "purge": ["--yes"],
     "delete": ["--yes"],
     "gc": [],
+    "workers": ["--release-dead"],
+    "slurm": ["--array=0-9", "--", "true"],
 }
 
 

@@ -1,0 +1,75 @@
+"""workers: who holds what, and who lives."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+import pytest
+
+from fsqueue import Queue
+from fsqueue.nodes import Streak
+from tests.cli.conftest import Run, Spawn
+
+pytestmark = pytest.mark.once
+
+
+def test_nobody(fsqueue_cli: Run, queue: Queue) -> None:
+    assert fsqueue_cli("workers", queue.path).output == ""
+    assert json.loads(fsqueue_cli("workers", queue.path, "--json").output) == {"workers": [], "nodes": []}
+
+
+def test_a_table_for_people(fsqueue_cli: Run, queue: Queue) -> None:
+    queue.insert_many(range(3))
+    q = Queue(queue.path, worker="me")
+    q.lease(2)
+    head, row = fsqueue_cli("workers", queue.path).output.splitlines()
+    assert head.split() == ["WORKER", "JOB", "NODE", "TASKS", "SINCE", "HEARTBEAT", "LEASE", "LIFE"]
+    assert row.startswith("me:")
+    assert " 2 " in row
+    assert "10 min left" in row
+    assert "alive (process" in row
+
+
+def test_killed_runners_are_released_and_the_living_are_not(fsqueue_cli: Run, queue: Queue, spawn: Spawn) -> None:
+    queue.insert_many(range(2))
+    for _ in range(2):
+        spawn("run", queue.path, "--", "sleep", "600")
+    while queue.status().leased < 2:
+        pass
+    killed, living = json.loads(fsqueue_cli("workers", queue.path, "--json").output)["workers"]
+    assert (killed["life"], living["life"]) == ("alive", "alive")
+    os.kill(killed["worker"]["pid"], signal.SIGKILL)
+    while True:
+        report = json.loads(fsqueue_cli("workers", queue.path, "--release-dead", "--json").output)
+        if report["released"]:
+            break
+    assert [worker["worker"]["pid"] for worker in report["dead"]] == [killed["worker"]["pid"]]
+    assert queue.status().leased == 1
+    assert fsqueue_cli("workers", queue.path, "--release-dead").output.startswith("released 0 task(s) of 0 dead")
+
+
+def test_what_lease_took_for_a_script_is_not_released(fsqueue_cli: Run, queue: Queue, spawn: Spawn) -> None:
+    queue.insert("x")
+    leasing = spawn("lease", queue.path, "--tokens")
+    token = leasing.communicate()[0].strip()
+    [worker] = json.loads(fsqueue_cli("workers", queue.path, "--json").output)["workers"]
+    assert worker["life"] == "unknown"
+    assert json.loads(fsqueue_cli("workers", queue.path, "--release-dead", "--json").output)["released"] == 0
+    fsqueue_cli("complete", queue.path, token)
+
+
+def test_an_excluded_node_is_shown_and_admitted(fsqueue_cli: Run, queue: Queue) -> None:
+    queue.insert("x")
+    streak = Streak(queue.store, 2)
+    streak.failed("no \x1b[2Jdevice")
+    streak.failed("no \x1b[2Jdevice")
+    said = fsqueue_cli("workers", queue.path).output
+    assert f"node {streak.node}: the last 2 task(s) failed, excluded from 2 on" in said
+    assert "\x1b" not in said
+    [node] = json.loads(fsqueue_cli("workers", queue.path, "--json").output)["nodes"]
+    assert (node["node"], node["failures"], node["excluded"]) == (streak.node, 2, True)
+    assert fsqueue_cli("workers", queue.path, "--admit", streak.node).output == f"{streak.node}: takes tasks again\n"
+    assert streak.excluded() is None
+    assert "no failures" in fsqueue_cli("workers", queue.path, "--admit", streak.node).output
