@@ -211,13 +211,13 @@ def bury(queue: str, tokens: tuple[str, ...], reason: str, as_json: bool) -> Non
 @click.command(
     epilog=example(
         """fsqueue release-all Q --host node17 --yes
-fsqueue release-all Q --slurm-job 4711 --yes"""
+fsqueue release-all Q --slurm-job 4711 --yes      # of an array, all of it; 4711_3 is one element"""
     )
 )
 @queue_argument
 @click.option("--worker", metavar="NAME", help="Only leases of workers with this name.")
-@click.option("--host", help="Only leases of workers on this host.")
-@click.option("--slurm-job", metavar="JOB", help="Only leases of this Slurm job.")
+@click.option("--host", help="Only leases of workers on this host, or Slurm node.")
+@click.option("--slurm-job", metavar="JOB", help="Only leases of this Slurm job, or element of an array.")
 @click.option("--offline", is_flag=True, help="In bulk, when certainly nobody is working.")
 @yes_option
 @json_option

@@ -12,6 +12,7 @@ from fsqueue import inspection, jsonl, layout, names, overwriting, revoking, upk
 from fsqueue.clock import Clock, Entropy
 from fsqueue.errors import FULL, FsqueueError, LockTimeout, NotAQueue, QueueExists, UnsafeFilesystem
 from fsqueue.filesystem import Filesystem, Mount, mount_of
+from fsqueue.identity import job_of
 from fsqueue.layout import Fate, Settings
 from fsqueue.ledger import LEASED, Ledger
 from fsqueue.store import Store, discard
@@ -183,15 +184,16 @@ def _settings(fs: Filesystem, path: str, clock: Clock, entropy: Entropy) -> Iter
 
 
 def release_all(store: Store, worker: str | None, host: str | None, slurm_job: str | None, offline: bool) -> int:
-    """End the leases of matching workers."""
-    wanted = {
-        key: value for key, value in (("name", worker), ("host", host), ("slurm_job", slurm_job)) if value is not None
-    }
+    """End the leases of matching workers: on a host or Slurm's node, in a Slurm job or an element of an array."""
 
     def chosen(ledger: Ledger, index: int) -> bool:
         holder = ledger.holder[index]
         info = (holder.worker if holder is not None else None) or {}
-        return all(str(info.get(key)) == str(value) for key, value in wanted.items())
+        return (
+            (worker is None or str(info.get("name")) == worker)
+            and (host is None or host in (str(info.get("host")), str(info.get("slurm_node"))))
+            and (slurm_job is None or slurm_job in (str(info.get("slurm_job")), job_of(info)))
+        )
 
     return release(store, chosen, offline)
 

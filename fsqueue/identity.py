@@ -55,10 +55,16 @@ def node_of(worker: dict[str, Any]) -> str:
     return str(worker.get("slurm_node") or worker.get("host", "?"))
 
 
+def job_of(worker: dict[str, Any]) -> str | None:
+    """A worker's Slurm job, as Slurm writes it: 4711, or 4711_3 for an element of an array; None outside Slurm."""
+    job, index = worker.get("slurm_job"), worker.get("slurm_index")
+    return None if job is None else f"{job}" if index is None else f"{job}_{index}"
+
+
 def describe(worker: dict[str, Any] | None) -> str:
     """A worker in a few words for people."""
     if not worker:
         return "an unknown worker"
     name = f"{worker['name']} on " if "name" in worker else ""
-    job = f", Slurm job {worker['slurm_job']}" if "slurm_job" in worker else ""
+    job = f", Slurm job {job_of(worker)}" if "slurm_job" in worker else ""
     return f"{name}{worker.get('host', '?')} (process {worker.get('pid', '?')}{job})"

@@ -1,4 +1,4 @@
-"""Who holds tasks of a queue, since when, and whether they live: `fsqueue workers` (DESIGN, "Status").
+"""Who holds tasks of a queue, since when, and who lives: `fsqueue workers` (docs/design.md, "release the dead").
 
 What is known comes from the logs of the batches at work, and whether a worker lives from this host's process table and
 from Slurm. Both can prove a death; where neither can, a worker counts as unknown, and its leases run out.
@@ -15,7 +15,7 @@ import orjson
 from fsqueue import inspection, jsonl, names, revoking, slurm
 from fsqueue.errors import LockTimeout
 from fsqueue.filesystem import processes
-from fsqueue.identity import node_of
+from fsqueue.identity import job_of, node_of
 from fsqueue.ledger import LEASED, Ledger
 from fsqueue.states import Lease
 from fsqueue.store import Store
@@ -49,9 +49,8 @@ class Worker:
 
     @property
     def job(self) -> str | None:
-        """Its Slurm job, as Slurm writes it: 4711, or 4711_3 for an element of an array."""
-        job, index = self.worker.get("slurm_job"), self.worker.get("slurm_index")
-        return None if job is None else f"{job}" if index is None else f"{job}_{index}"
+        """Its Slurm job, if it is in one."""
+        return job_of(self.worker)
 
     def as_dict(self) -> dict[str, Any]:
         """The fields by name, node and job among them."""
