@@ -1,91 +1,170 @@
-"""run: a command for each task."""
+"""run: a command or a Python function for each task."""
 
 from __future__ import annotations
 
 import shutil
+from typing import Any
 
 import click
 
 import fsqueue
-from fsqueue.worker import CommandRunner
+from fsqueue.work import Event
 
-from .common import example, json_option, print_json, queue_argument, seconds, worker_option
+from .common import example, json_option, print_json, queues_argument, seconds, worker_option
 from .main import complain
+
+FAILURES, EXCLUDED = 11, 12
+"""Exit codes of its own: too many failures in a row; this node takes no more tasks."""
+
+
+class AfterDashes(click.Command):
+    """A command line in which everything after the first `--` is another one."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if "--" in args:
+            at = args.index("--")
+            args, ctx.meta["command"] = args[:at], args[at + 1 :]
+        return super().parse_args(ctx, args)
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return ["[OPTIONS]", "Q...", "[-- COMMAND...]"]
+
+
+number = click.IntRange(min=1)
 
 
 @click.command(
+    cls=AfterDashes,
     epilog=example(
         """fsqueue run Q -- ./process {}
 fsqueue run Q -j 4 --timeout 600 -- convert {input} -resize 50% {output}
-fsqueue run Q -- sh -c 'jq -r .name | xargs ./process'     # the payload on standard input"""
+fsqueue run Q -- sh -c 'jq -r .name | xargs ./process'     # the payload on standard input
+fsqueue run Q1 Q2 -j 8 --call mypackage.tiles:render --max-runtime 3500"""
     ),
 )
-@queue_argument
-@click.argument("command", metavar="-- COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
-@click.option("-j", "--jobs", type=click.IntRange(min=1), default=1, help="Commands that run at a time [1].")
-@click.option("--lease-s", type=seconds, help="Seconds a lease holds; renewed while the command runs [the queue's].")
+@queues_argument
+@click.option("--call", metavar="MODULE:FUNCTION", help="Call this Python function instead of a command.")
 @click.option(
-    "--timeout", "timeout_s", type=seconds, help="Seconds after which a command is ended, and its task fails."
+    "--load", metavar="MODULE", multiple=True, help="Call the functions that this module registers. Repeatable."
 )
+@click.option("-j", "--jobs", "--processes", type=number, default=1, help="Tasks at a time, a process each [1].")
+@click.option("--threads", type=number, help="Call functions in so many threads of one process instead.")
+@click.option("--prefetch", type=number, help="Tasks leased at a time for each process [as many as are quickly done].")
+@click.option("--lease-s", type=seconds, help="Seconds a lease holds; renewed while a task is at work [the queue's].")
+@click.option("--on-lease-lost", type=click.Choice(["kill", "finish"]), default="kill",
+              help="What to do about work that was taken over [kill].")  # fmt: skip
+@click.option("--timeout", "timeout_s", type=seconds, help="Seconds after which a task is ended, and fails.")
+@click.option("--sysexits", is_flag=True, help="A command's exit code 75 puts back without blame, 65 buries at once.")
 @click.option(
-    "--grace",
-    "grace_s",
-    type=seconds,
-    default=10.0,
-    help="Seconds from SIGTERM to SIGKILL, for commands that have to end [10].",
+    "--stop-after-failures", type=number, metavar="N", help="Stop when so many attempts in a row have failed."
 )
+@click.option("--exclude-after", type=number, metavar="N",
+              help="Take no more tasks on this node when so many in a row have failed on it.")  # fmt: skip
+@click.option("--max-tasks", type=number, help="Stop after so many tasks.")
+@click.option("--max-runtime", "max_runtime_s", type=seconds, help="Stop after so many seconds.")
+@click.option("--idle-timeout", "idle_timeout_s", type=seconds, help="Stop after so many seconds with nothing to do.")
+@click.option("--forever", is_flag=True, help="Wait for more tasks when the queues are drained.")
+@click.option(
+    "--grace", "grace_s", type=seconds, default=10.0, help="Seconds that tasks at work get when it has to stop [10]."
+)
+@click.option("--keep-output", type=click.Path(file_okay=False), metavar="DIR",
+              help="Keep all that is printed, a file a task and attempt.")  # fmt: skip
+@click.option("--result-stdout", is_flag=True, help="Keep what a command prints on standard output as its result.")
 @worker_option
-@click.option("--forever", is_flag=True, help="Wait for more tasks when the queue is drained.")
+@click.option("--log-json", is_flag=True, help="Say what happens in JSON, a line each, on standard error.")
 @json_option
+@click.pass_context
 def run(
-    queue: str,
-    command: tuple[str, ...],
+    ctx: click.Context,
+    /,
+    queues: tuple[str, ...],
+    call: str | None,
+    load: tuple[str, ...],
     jobs: int,
-    lease_s: float | None,
-    timeout_s: float | None,
-    grace_s: float,
     worker: str | None,
     forever: bool,
+    result_stdout: bool,
+    log_json: bool,
     as_json: bool,
+    **options: Any,
 ) -> None:
-    """Run COMMAND for each task of Q, until nothing is waiting, delayed or leased, by anybody.
+    """Run COMMAND, or call a Python function, for each task of the queues Q, until nothing is waiting, delayed or
+    leased in them, by anybody.
 
-    '{}' in an argument stands for the payload, '{field}' for a field of it (only where the payload is an object
-    that has the field): strings as they are, all else as JSON. No shell is involved. The command also finds the
+    '{}' in an argument of COMMAND stands for the payload, '{field}' for a field of it (only where the payload is an
+    object that has the field): strings as they are, all else as JSON. No shell is involved. The command also finds the
     payload as JSON on standard input, and FSQUEUE_PAYLOAD (if at most 100 kB), FSQUEUE_TASK_ID, FSQUEUE_ATTEMPT,
-    FSQUEUE_QUEUE and FSQUEUE_TOKEN in its environment.
+    FSQUEUE_QUEUE and FSQUEUE_TOKEN in its environment. Small JSON that it writes to the file FSQUEUE_RESULT is kept
+    in the history.
 
-    Exit status 0 completes the task; anything else fails it, with the end of its standard error as the reason, and
-    it is tried again, up to the queue's number of attempts. Ctrl-C or SIGTERM: the commands get SIGTERM, later
-    SIGKILL, and their tasks are put back; a second Ctrl-C kills at once.
+    Exit status 0 completes the task; anything else fails it, with the end of what it printed as the reason, and it is
+    tried again after a growing pause, up to the queue's number of attempts. A function is called as f(payload) or
+    f(payload, task); what it returns is the result, an exception fails the task, fsqueue.Retry puts it back,
+    fsqueue.Bury gives it up. It runs in processes of its own, whose end by itself fails one task only.
 
-    Exit codes: 0 drained; 9 drained, but the queue has dead letters; 2 COMMAND cannot be executed; 130, 143 stopped
-    by a signal.
+    SIGTERM, SIGUSR1, SIGHUP or Ctrl-C: nothing more is begun, tasks at work have --grace seconds to end, then get
+    SIGTERM, and are put back; a second signal puts them back at once. Under Slurm, and with --max-runtime, nothing is
+    begun that by the time measured so far would not end before the job does.
+
+    A worker that has nothing to do looks for tasks less and less often: a task inserted then starts within about
+    six seconds.
+
+    Exit codes: 0 drained, or stopped as asked for (--max-tasks, --max-runtime, --idle-timeout, the job's end); 9
+    drained, but there are dead letters; 11 stopped by --stop-after-failures; 12 by --exclude-after; 2 COMMAND or the
+    function cannot be found; 129, 130, 138, 143 stopped by a signal.
     """
-    program = command[0]
-    if "{" not in program and shutil.which(program) is None:
-        raise click.UsageError(f"The command '{program}' was not found, or is not executable. No task was touched.")
-    with fsqueue.Queue(queue, worker) as q:
-        runner = CommandRunner(
-            q,
-            command,
-            jobs=jobs,
-            lease_s=lease_s,
-            timeout_s=timeout_s,
-            until="forever" if forever else "drained",
-            grace_s=grace_s,
-            tell=complain,
-        )
-        report = runner.run()
-        dead = q.status().dead if report.signal is None else 0
+    command = ctx.meta.get("command", [])
+    if bool(command) + bool(call) + bool(load) != 1:
+        raise click.UsageError("Give either a command after '--', or --call, or --load.")
+    if command and "{" not in command[0] and shutil.which(command[0]) is None:
+        raise click.UsageError(f"The command '{command[0]}' was not found, or is not executable. No task was touched.")
+    opened = [fsqueue.Queue(queue, worker) for queue in dict.fromkeys(queues)]
+    report = fsqueue.Worker(
+        opened,
+        call,
+        command=command,
+        load=load,
+        processes=jobs,
+        until="forever" if forever else "drained",
+        result_from_stdout=result_stdout,
+        tell=_log_json if log_json else _say,
+        **options,
+    ).run()
+    dead = sum(queue.status().dead for queue in opened) if report.signal is None else 0
+    summary = report.as_dict() | ({"dead": dead} if report.signal is None else {})
+    if log_json:
+        _log_json(Event("end", "", summary))
     if as_json:
-        print_json(report.as_dict() | {"dead": dead} if report.signal is None else report.as_dict())
-    else:
-        parts = [f"{value:,} {name}" for name, value in report.as_dict().items() if value and name != "signal"]
-        complain(", ".join(parts) or "there was nothing to do")
-        if dead:
-            complain(f"{dead:,} dead letter(s) in the queue: 'fsqueue dead list {queue}' says why")
+        print_json(summary)
+    if not log_json and not as_json:
+        _summarise(report, dead, queues)
     if report.signal is not None:
         raise click.exceptions.Exit(128 + report.signal)
+    code = {"failures": FAILURES, "excluded": EXCLUDED, "drained": 9 if dead else 0}.get(report.ended, 0)
+    if code:
+        raise click.exceptions.Exit(code)
+
+
+def _say(event: Event) -> None:
+    if event.text:
+        complain(event.text)
+
+
+def _log_json(event: Event) -> None:
+    import time
+
+    import orjson
+
+    line = {"at": round(time.time(), 3), "event": event.kind, **({"text": event.text} if event.text else {})}
+    try:
+        click.echo(orjson.dumps(line | event.fields), err=True)
+    except OSError:
+        pass
+
+
+def _summarise(report: fsqueue.WorkerReport, dead: int, queues: tuple[str, ...]) -> None:
+    counts = {name: getattr(report, name) for name in ("completed", "failed", "released", "lost")}
+    parts = [f"{value:,} {name}" for name, value in counts.items() if value]
+    complain(", ".join(parts) or "there was nothing to do")
     if dead:
-        raise click.exceptions.Exit(9)
+        complain(f"{dead:,} dead letter(s) in the queue: 'fsqueue dead list {queues[0]}' says why")

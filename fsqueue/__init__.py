@@ -4,10 +4,15 @@ No server, no database, no administrator: every producer and worker is a process
 filesystem mounted. Start with `Queue.create(path)`, `Queue.insert_many` and `Queue.poll`.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from fsqueue.activity import Activity, Failure, Held, Rate, TimeLeft
 from fsqueue.committing import Commit
 from fsqueue.discovery import queues
 from fsqueue.errors import (
+    Bury,
     CommitLost,
     FormatTooNew,
     FsqueueError,
@@ -20,6 +25,7 @@ from fsqueue.errors import (
     QueueExists,
     QueueNotFound,
     QueuePurged,
+    Retry,
     StorageError,
     StorageFull,
     TaskNotFound,
@@ -44,10 +50,26 @@ from fsqueue.task import (
     TaskRef,
 )
 
+if TYPE_CHECKING:
+    from fsqueue.work import Worker, WorkerReport
+
 __version__ = "0.1.0"
+
+_LAZY = {"Worker": "fsqueue.work", "WorkerReport": "fsqueue.work"}
+"""What most programs do not use is imported when it is first asked for."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'fsqueue' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_LAZY[name]), name)
+
 
 __all__ = [
     "Activity",
+    "Bury",
     "Commit",
     "CommitLost",
     "CommitPart",
@@ -72,6 +94,7 @@ __all__ = [
     "QueueNotFound",
     "QueuePurged",
     "Rate",
+    "Retry",
     "Status",
     "StorageError",
     "StorageFull",
@@ -83,6 +106,8 @@ __all__ = [
     "TimeLeft",
     "UnsafeFilesystem",
     "UpdateConflict",
+    "Worker",
+    "WorkerReport",
     "__version__",
     "queues",
     "task",

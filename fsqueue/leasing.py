@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from orjson import loads
@@ -33,10 +32,6 @@ LOOKS_ANEW = 3
 """How often "empty" is looked for from the beginning because something was still to be published from a commit."""
 MUTEX_WAIT_S = 0.05
 """How long a thread waits for another one that is in the same batch."""
-BELL_S = (0.1, 5.0)
-"""Shortest and longest pause between two readings of the doorbell."""
-SWEEP_S = 600.0
-"""After so long an idle worker lists everything although nobody rang (the bell is a hint)."""
 
 
 UNREADABLE = (errno.EACCES, errno.EPERM, errno.EIO)
@@ -68,7 +63,7 @@ class Leaser:
         self._unreadable: OSError | None = None
         """What the system said of a batch that was passed over because its files cannot be read."""
 
-    def _begin(self, now: bool = False) -> bool:
+    def begin(self, now: bool = False) -> bool:
         """Look whether the queue was purged meanwhile; then nothing that was seen holds, and True is returned."""
         self.store.refresh(now)
         if self.generation == self.store.fate.generation:
@@ -82,7 +77,7 @@ class Leaser:
 
     def lease(self, n: int, lease_ms: int, strict: bool = False) -> list[LeasedTask]:
         """Up to `n` tasks, over as many batches as it takes. [] only after a full look."""
-        self._begin()
+        self.begin()
         held: list[LeasedTask] = []
         if strict:
             self.selection.sweep()
@@ -97,7 +92,7 @@ class Leaser:
         except BaseException:
             self._put_back(held)
             raise
-        if not held and self._begin(now=True):
+        if not held and self.begin(now=True):
             return self.lease(n, lease_ms, strict)  # what was found empty had been purged a moment ago
         return held
 
@@ -391,49 +386,9 @@ class Leaser:
         elif due + store.clock.margin_ms() > at:  # a lease that has just run out: its holder's clock may differ
             self.selection.expect(log.batch, due + store.clock.margin_ms())
 
-    # -- waiting ------------------------------------------------------------------------------------
-
-    def wait(
-        self,
-        n: int,
-        lease_ms: int,
-        wait_s: float,
-        strict: bool = False,
-        stop: Callable[[], bool] = lambda: False,
-        sleep: Callable[[float], object] | None = None,
-    ) -> list[LeasedTask]:
-        """Like `lease`, but waits up to `wait_s` seconds for tasks, or until `stop()`, easy on the file server.
-
-        QueueNotFound if the queue is deleted meanwhile. `sleep` may end early, for `stop` to be asked.
-        """
-        store, clock, selection = self.store, self.store.clock, self.selection
-        deadline = clock.monotonic() + wait_s
-        got = self.lease(n, lease_ms, strict)
-        if got:
-            return got
-        heard = store.heard()  # and look again, for what came between the look and the bell
-        got = self.lease(n, lease_ms, strict)
-        pause, looked = BELL_S[0], clock.monotonic()
-        while not got and clock.monotonic() < deadline and not stop():
-            selection = self.selection
-            nap = pause * (0.75 + store.entropy.random() / 2)
-            until_due = (selection.earliest() - clock.now_ms()) / 1000 + 0.002
-            (sleep or clock.sleep)(max(0.001, min(nap, until_due, deadline - clock.monotonic())))
-            self._begin()
-            ring = store.heard()
-            if ring != heard or clock.monotonic() - looked > SWEEP_S * (0.75 + store.entropy.random() / 2):
-                heard, looked, pause = ring, clock.monotonic(), BELL_S[0]
-                got = self.lease(n, lease_ms, strict)
-            else:
-                pause = min(pause * 1.3, BELL_S[1])
-                due = selection.due(clock.now_ms())
-                if due:
-                    got = self._from_shards(due, n, lease_ms)
-        return got
-
-    def _from_shards(self, shards: list[str], n: int, lease_ms: int) -> list[LeasedTask]:
-        """Look once into these shards only: something in them has come due."""
-        self._begin()
+    def from_shards(self, shards: list[str], n: int, lease_ms: int) -> list[LeasedTask]:
+        """Look once into these shards only: something in them has come due. [] says nothing of the others."""
+        self.begin()
         self.selection.sweep(shards)
         while (name := self.selection.next(self.store.clock.now_ms(), strict=True)) is not None:
             got = self._from_batch(name.batch, name, n, n, lease_ms)

@@ -23,6 +23,7 @@ from fsqueue import (
     names,
     transitions,
     upkeep,
+    waiting,
 )
 from fsqueue.activity import LEAST_S, Activity, activity
 from fsqueue.arguments import leased, payloads_of, task_ids, translated, verb, whole
@@ -207,7 +208,7 @@ class Queue:
         lease_ms = self._lease_ms(lease_s)
         try:
             if wait_s:
-                return self._leaser.wait(n, lease_ms, duration_ms(wait_s, "wait_s") / 1000, strict)
+                return waiting.wait(self._leaser, n, lease_ms, duration_ms(wait_s, "wait_s") / 1000, strict)
             return self._leaser.lease(n, lease_ms, strict)
         except OSError as error:
             raise self.store.explain(error, "leasing") from error
@@ -227,10 +228,8 @@ class Queue:
         return self._default_lease_ms if lease_s is None else duration_ms(lease_s, "lease_s", 0.001)
 
     @verb("leasing")
-    def _lease_waiting(
-        self, n: int, lease_ms: int, stop: Callable[[], bool], sleep: Callable[[float], object] | None = None
-    ) -> list[LeasedTask]:
-        return self._leaser.wait(n, lease_ms, math.inf, stop=stop, sleep=sleep)
+    def _lease_waiting(self, n: int, lease_ms: int, stop: Callable[[], bool]) -> list[LeasedTask]:
+        return waiting.wait(self._leaser, n, lease_ms, math.inf, stop=stop)
 
     @verb("attaching to a lease")
     def attach(self, token: str) -> LeasedTask:

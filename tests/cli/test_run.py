@@ -57,7 +57,8 @@ def test_dead_letters_exit_with_9_and_keep_the_reason(spawn: Spawn, queue_factor
     process = spawn("run", queue.path, "--json", "--", "sh", "-c", "echo trouble >&2; exit {}")
     out, err = process.communicate(timeout=60)
     assert process.returncode == 9
-    assert json.loads(out) == {"completed": 1, "failed": 2, "released": 0, "lost": 0, "signal": None, "dead": 1}
+    counts = {"completed": 1, "failed": 2, "released": 0, "lost": 0}
+    assert json.loads(out) == counts | {"signal": None, "ended": "drained", "dead": 1}
     assert err == "trouble\n" * 3  # forwarded as it came
     assert [letter.reason for letter in queue.dead()] == ["exit status 1: trouble\ntrouble"]
 
@@ -99,12 +100,12 @@ def test_stopped_by_a_signal_it_puts_back_what_it_holds(
     spawn: Spawn, queue: Queue, tmp_path: Path, number: int, code: int
 ) -> None:
     queue.insert_many(range(5))
-    process = spawn("run", queue.path, "-j", 2, "--", "sh", "-c", f"touch {tmp_path}/$$; sleep 1000")
+    process = spawn("run", queue.path, "-j", 2, "--grace", "0.5", "--", "sh", "-c", f"touch {tmp_path}/$$; sleep 1000")
     wait_for(lambda: len(pids(tmp_path)) == 2)
     process.send_signal(number)
     _, err = process.communicate(timeout=30)
     assert process.returncode == code
-    assert "2 running command(s) have to end" in err
+    assert "2 task(s) at work have 0.5 s to end" in err
     assert "2 released" in err
     assert not any(map(is_alive, pids(tmp_path)))
     assert all((task.state, task.attempt) == ("waiting", 0) for task in queue.tasks())
@@ -152,7 +153,7 @@ def test_a_second_signal_kills_at_once(spawn: Spawn, queue: Queue, tmp_path: Pat
 
 
 def test_ctrl_c_at_the_terminal_reaches_the_runner_only(queue: Queue, tmp_path: Path) -> None:
-    """The command gets its SIGTERM from the runner, and no SIGINT from the terminal: it can end in order."""
+    """The command gets its SIGTERM from the worker, and no SIGINT from the terminal: it can end in order."""
     import pty
     import sys
 
@@ -160,7 +161,8 @@ def test_ctrl_c_at_the_terminal_reaches_the_runner_only(queue: Queue, tmp_path: 
     pid, terminal = pty.fork()
     if pid == 0:
         command = f"trap 'touch {tmp_path}/int' INT; trap 'touch {tmp_path}/term; exit' TERM; touch {tmp_path}/$$"
-        arguments = ["run", str(queue.path), "--", "sh", "-c", f"{command}; while :; do sleep 0.1; done"]
+        command += "; while :; do sleep 0.1; done"
+        arguments = ["run", str(queue.path), "--grace", "1", "--", "sh", "-c", command]
         os.execv(sys.executable, [sys.executable, "-m", "fsqueue_cli", *arguments])
     wait_for(lambda: pids(tmp_path))
     os.write(terminal, b"\x03")
@@ -230,3 +232,152 @@ def test_a_deleted_queue_ends_the_run_with_5(spawn: Spawn, queue: Queue) -> None
     _, err = process.communicate(timeout=60)
     assert process.returncode == 5
     assert len(err.splitlines()) == 1
+
+
+# -- what the options do
+
+
+def test_calls_a_function_of_several_queues(spawn: Spawn, queue_factory: QueueFactory) -> None:
+    queues = [queue_factory(name) for name in ("a", "b")]
+    for queue in queues:
+        queue.insert_many(range(3))
+    process = spawn("run", *(queue.path for queue in queues), "--call", "tests.work.tasks:double", "-j", 2)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (0, "", "fsqueue: 6 completed\n")
+    assert sorted(task.result["double"] for task in queues[0].tasks("completed")) == [0, 2, 4]
+
+
+def test_a_function_that_is_not_found_exits_with_2(spawn: Spawn, queue: Queue) -> None:
+    queue.insert(1)
+    process = spawn("run", queue.path, "--call", "no_such_module:f")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "No module named 'no_such_module'" in err
+    assert queue.status().waiting == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["--call", "a:b", "--", "true"], ["--call", "a:b", "--load", "c"], ["--call", "a"], ["--threads", "2", "--", "true"],
+     ["--max-tasks", "0", "--", "true"], ["--on-lease-lost", "shrug", "--", "true"]],
+)  # fmt: skip
+def test_contradictions_are_usage_errors(fsqueue_cli: Run, queue: Queue, arguments: list[str]) -> None:
+    fsqueue_cli("run", queue.path, *arguments, code=2)
+
+
+def test_no_queue_is_a_usage_error(fsqueue_cli: Run) -> None:
+    fsqueue_cli("run", "--", "true", code=2)
+
+
+def test_a_typo_in_a_command_does_not_bury_everything(spawn: Spawn, queue: Queue) -> None:
+    queue.insert_many(range(500))
+    process = spawn("run", queue.path, "-j", 2, "--stop-after-failures", 3, "--", "sh", "-c", "no-such-tool {}")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 11
+    assert "attempts in a row have failed, the last one: exit status 127" in err
+    assert sum(task.attempt for task in queue.tasks()) <= 4
+
+
+def test_a_node_that_is_excluded_exits_with_12(spawn: Spawn, queue: Queue) -> None:
+    queue.insert_many(range(50))
+    process = spawn("run", queue.path, "--exclude-after", 2, "--", "false")
+    process.communicate(timeout=60)
+    assert process.returncode == 12
+    assert queue.status().waiting > 30
+
+
+@pytest.mark.parametrize(("code", "state", "attempt"), [(75, "delayed", 0), (65, "dead", 1), (64, "delayed", 1)])
+def test_sysexits(spawn: Spawn, queue: Queue, code: int, state: str, attempt: int) -> None:
+    task_id = queue.insert(1).id
+    process = spawn("run", queue.path, "--sysexits", "--max-tasks", 1, "--", "sh", "-c", f"echo why; exit {code}")
+    process.communicate(timeout=60)
+    task = queue.task(task_id)
+    assert (task.state, task.attempt) == (state, attempt)
+    assert state != "dead" or task.error == "exit status 65: why\nwhy"
+
+
+@pytest.mark.parametrize(
+    ("options", "command", "result"),
+    [
+        ([], "echo '{\"a\": 1}' > $FSQUEUE_RESULT", {"a": 1}),
+        ([], "echo plain > $FSQUEUE_RESULT; echo noise", "plain"),
+        ([], "true", None),
+        (["--result-stdout"], "echo '[1, 2]'", [1, 2]),
+        (["--result-stdout"], "echo two; echo lines", "two\nlines"),
+        (["--result-stdout"], "true", None),
+    ],
+)
+def test_results_of_commands(spawn: Spawn, queue: Queue, options: list[str], command: str, result: object) -> None:
+    queue.insert(1)
+    assert spawn("run", queue.path, *options, "--", "sh", "-c", command).wait(timeout=60) == 0
+    assert [task.result for task in queue.tasks("completed")] == [result]
+
+
+def test_a_result_that_is_too_large_fails_the_task(spawn: Spawn, queue_factory: QueueFactory) -> None:
+    queue = queue_factory(max_attempts=1)
+    queue.insert(1)
+    process = spawn("run", queue.path, "--", "sh", "-c", "head -c 70000 /dev/zero > $FSQUEUE_RESULT")
+    assert process.wait(timeout=60) == 9
+    [letter] = queue.dead()
+    assert "more than 65,536 bytes" in letter.reason
+
+
+def test_all_output_is_kept_a_file_an_attempt(spawn: Spawn, queue_factory: QueueFactory, tmp_path: Path) -> None:
+    queue = queue_factory(backoff_s=(0, 0))
+    task_id = queue.insert(1).id
+    command = "echo out; echo err >&2; head -c 100000 /dev/zero; test $FSQUEUE_ATTEMPT = 2"
+    process = spawn("run", queue.path, "--keep-output", tmp_path / "kept", "--", "sh", "-c", command)
+    process.communicate(timeout=60)
+    for attempt in (1, 2):
+        kept = (tmp_path / "kept" / f"{task_id}.{attempt}").read_bytes()
+        assert sorted(kept.replace(b"\0", b"").split()) == [b"err", b"out"]
+        assert kept.count(b"\0") == 100_000
+
+
+def test_max_runtime_and_idle_timeout_are_no_failures(spawn: Spawn, queue: Queue) -> None:
+    queue.insert_many([1] * 5)
+    process = spawn("run", queue.path, "--json", "--max-runtime", 1, "--grace", "0.2", "--", "sleep", "1000")
+    out, _ = process.communicate(timeout=60)
+    assert (process.returncode, json.loads(out)["ended"]) == (0, "max-runtime")
+    process = spawn("run", queue.path, "--json", "--forever", "--idle-timeout", "0.3", "--", "true")
+    out, _ = process.communicate(timeout=60)
+    assert (process.returncode, json.loads(out)["ended"], json.loads(out)["completed"]) == (0, "idle", 5)
+
+
+def test_the_log_in_json(spawn: Spawn, queue_factory: QueueFactory) -> None:
+    queue = queue_factory(max_attempts=1)
+    task_id = queue.insert(1).id
+    process = spawn("run", queue.path, "--log-json", "--", "false")
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (9, "")
+    failed, end = map(json.loads, err.splitlines())
+    assert (failed["event"], failed["task"], failed["attempt"]) == ("failed", task_id, 1)
+    assert failed["reason"] == "exit status 1"
+    assert (end["event"], end["failed"], end["dead"]) == ("end", 1, 1)
+
+
+def test_sigusr1_stops_it_and_lets_finish(spawn: Spawn, queue: Queue, tmp_path: Path) -> None:
+    queue.insert_many(range(5))
+    process = spawn("run", queue.path, "--", "sh", "-c", f"touch {tmp_path}/$$; sleep 1")
+    wait_for(lambda: pids(tmp_path))
+    process.send_signal(signal.SIGUSR1)
+    assert process.wait(timeout=30) == 128 + signal.SIGUSR1
+    assert queue.status().as_dict() | {"inserted": 5} == queue.status().as_dict()
+    assert (queue.status().completed, queue.status().waiting) == (1, 4)
+
+
+def test_runners_that_are_killed_lose_nothing(spawn: Spawn, queue_factory: QueueFactory, tmp_path: Path) -> None:
+    """With tasks leased ahead, results not yet told, and children at work."""
+    queue = queue_factory(lease_s=1)
+    log = tmp_path / "log"
+    queue.insert_many({"log": str(log), "n": n} for n in range(3000))
+    arguments = ["run", queue.path, "-j", 2, "--call", "tests.work.tasks:note"]
+    for _ in range(3):
+        lines = log.read_text().count("\n") if log.exists() else 0
+        process = spawn(*arguments)
+        wait_for(lambda lines=lines: (log.exists() and log.read_text().count("\n") > lines) or queue.status().drained)
+        process.kill()
+        process.wait()
+    assert spawn(*arguments).wait(timeout=60) == 0
+    assert queue.status().completed == 3000
+    assert {int(line.split()[0]) for line in log.read_text().splitlines()} == set(range(3000))

@@ -1,4 +1,4 @@
-"""The work loop: what commands are given, how their end is told to the queue, leases kept and lost."""
+"""Commands: what they are given, how their end is told to the queue, leases kept and lost."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -15,43 +14,21 @@ from typing import Any
 
 import pytest
 
-from fsqueue import InvalidArgument, Queue, QueueNotFound, StorageError, StorageFull
-from fsqueue.task import LeasedTask
-from fsqueue.worker import CommandRunner, RunReport
+from fsqueue import InvalidArgument, Queue, QueueNotFound, StorageError, StorageFull, Worker, WorkerReport
+from fsqueue.waiting import Vigil
+from fsqueue.work import settling
 from tests.support import QueueFactory
+from tests.work.support import Failing, drained, in_background, python, wait_for
 
-Make = Callable[..., CommandRunner]
-
-
-@pytest.fixture
-def told() -> list[str]:
-    return []
+Make = Callable[..., Worker]
 
 
 @pytest.fixture
 def runner(told: list[str]) -> Make:
-    def make(queue: Queue, *argv: str, **options: Any) -> CommandRunner:
-        return CommandRunner(queue, argv, tell=told.append, **options)
+    def make(queue: Queue, *argv: str, **options: Any) -> Worker:
+        return Worker(queue, command=argv, tell=lambda event: event.text and told.append(event.text), **options)
 
     return make
-
-
-def python(code: str) -> list[str]:
-    return [sys.executable, "-c", code]
-
-
-def wait_for(condition: Callable[[], object], timeout_s: float = 30) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
-
-
-def in_background(runner: CommandRunner) -> tuple[threading.Thread, list[RunReport]]:
-    reports: list[RunReport] = []
-    thread = threading.Thread(target=lambda: reports.append(runner.run()))
-    thread.start()
-    return thread, reports
 
 
 # -- what a command is given
@@ -83,7 +60,7 @@ def in_background(runner: CommandRunner) -> tuple[threading.Thread, list[RunRepo
 def test_substitution(queue: Queue, runner: Make, tmp_path: Path, payload: Any, argument: str, expected: str) -> None:
     queue.insert(payload)
     code = f"import os, sys; open({str(tmp_path / 'out')!r}, 'wb').write(os.fsencode(sys.argv[1]))"
-    assert runner(queue, *python(code), argument).run() == RunReport(completed=1)
+    assert runner(queue, *python(code), argument).run() == drained(completed=1)
     assert os.fsdecode((tmp_path / "out").read_bytes()) == expected
 
 
@@ -112,7 +89,7 @@ def test_a_large_payload_comes_on_standard_input_only(
         "import json, os, sys\n"
         "assert len(json.load(sys.stdin)['big']) == 5000000 and 'FSQUEUE_PAYLOAD' not in os.environ"
     )
-    assert runner(queue, *python(code), "{small}").run() == RunReport(completed=1)
+    assert runner(queue, *python(code), "{small}").run() == drained(completed=1)
 
 
 @pytest.mark.parametrize("payload", ["x" * 3_000_000, "nul\0inside"])
@@ -130,7 +107,7 @@ def test_a_payload_that_cannot_be_an_argument_fails_its_task(queue: Queue, runne
 
 def test_a_large_unread_standard_input_is_no_problem(queue: Queue, runner: Make) -> None:
     queue.insert("x" * 1_000_000)
-    assert runner(queue, "true").run() == RunReport(completed=1)
+    assert runner(queue, "true").run() == drained(completed=1)
 
 
 # -- how it ends
@@ -150,7 +127,7 @@ def once(queue_factory: QueueFactory) -> Queue:
 
 def test_exit_status_and_the_tail_of_standard_error_are_the_reason(runner: Make, once: Queue) -> None:
     code = "import sys; sys.stderr.write('x' * 9000 + '\\nValueError: bad\\n'); sys.exit(3)"
-    assert runner(once, *python(code)).run() == RunReport(failed=1)
+    assert runner(once, *python(code)).run() == drained(failed=1)
     [reason] = reasons(once)
     headline, _, tail = reason.partition("\n")
     assert headline == "exit status 3: ValueError: bad"
@@ -158,7 +135,7 @@ def test_exit_status_and_the_tail_of_standard_error_are_the_reason(runner: Make,
 
 
 def test_death_by_signal_is_a_failure(runner: Make, once: Queue) -> None:
-    assert runner(once, "sh", "-c", "kill -9 $$").run() == RunReport(failed=1)
+    assert runner(once, "sh", "-c", "kill -9 $$").run() == drained(failed=1)
     assert reasons(once) == ["killed by SIGKILL"]
 
 
@@ -166,7 +143,7 @@ def test_a_timeout_ends_the_command_and_all_it_started(runner: Make, once: Queue
     command = f"sleep 1000 & echo $! > {tmp_path}/pid; trap '' TERM; wait; wait; sleep 1000"
     begin = time.monotonic()
     report = runner(once, "sh", "-c", command, timeout_s=0.5, grace_s=0.5).run()
-    assert report == RunReport(failed=1)
+    assert report == drained(failed=1)
     assert time.monotonic() - begin < 20
     assert reasons(once) == ["timed out after 0.5 s"]
     wait_for(lambda: not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists() or _is_zombie(tmp_path))
@@ -179,7 +156,7 @@ def _is_zombie(directory: Path) -> bool:
 
 def test_a_daemon_that_a_command_leaves_behind_holds_nothing_up(runner: Make, once: Queue) -> None:
     begin = time.monotonic()
-    assert runner(once, "sh", "-c", "sleep 30 & echo started >&2; exit 1").run() == RunReport(failed=1)
+    assert runner(once, "sh", "-c", "sleep 30 & echo started >&2; exit 1").run() == drained(failed=1)
     assert time.monotonic() - begin < 20
     assert reasons(once) == ["exit status 1: started\nstarted"]
 
@@ -188,14 +165,14 @@ def test_failed_tasks_are_tried_again(runner: Make, queue_factory: QueueFactory,
     queue = queue_factory(backoff_s=(0.1, 0.2))
     queue.insert(1)
     command = f"echo $FSQUEUE_ATTEMPT >> {tmp_path}/attempts; [ $FSQUEUE_ATTEMPT = 3 ]"
-    assert runner(queue, "sh", "-c", command).run() == RunReport(completed=1, failed=2)
+    assert runner(queue, "sh", "-c", command).run() == drained(completed=1, failed=2)
     assert (tmp_path / "attempts").read_text().split() == ["1", "2", "3"]
 
 
 def test_a_program_named_by_the_payload(runner: Make, queue_factory: QueueFactory) -> None:
     queue = queue_factory(max_attempts=1)
     queue.insert_many(["true", "no-such-command", "false"])
-    assert runner(queue, "{}").run() == RunReport(completed=1, failed=2)
+    assert runner(queue, "{}").run() == drained(completed=1, failed=2)
     assert any("cannot be executed" in reason and "no-such-command" in reason for reason in reasons(queue))
 
 
@@ -209,7 +186,8 @@ def test_a_missing_command_is_refused_and_its_task_put_back(queue: Queue, runner
 
 @pytest.mark.parametrize(
     "options",
-    [{"jobs": 0}, {"jobs": True}, {"jobs": 1.5}, {"timeout_s": 0}, {"timeout_s": float("nan")}, {"timeout_s": "1"},
+    [{"processes": 0}, {"processes": True}, {"processes": 1.5}, {"timeout_s": 0}, {"timeout_s": float("nan")},
+     {"timeout_s": "1"},
      {"lease_s": -1}, {"grace_s": -1}, {"until": "later"}],
 )  # fmt: skip
 def test_bad_arguments(queue: Queue, runner: Make, options: dict[str, Any]) -> None:
@@ -225,15 +203,15 @@ def test_no_command_is_a_bad_argument(queue: Queue, runner: Make) -> None:
 @pytest.mark.parametrize(
     ("verb", "expected", "state"),
     [
-        ("task.complete({'mean': 5})", RunReport(completed=1), "completed"),
-        ("task.bury('hopeless')", RunReport(failed=1), "dead"),
-        ("task.fail('again', delay_s=3600)", RunReport(failed=1), "delayed"),
-        ("task.release(3600)", RunReport(released=1), "delayed"),
+        ("task.complete({'mean': 5})", drained(completed=1), "completed"),
+        ("task.bury('hopeless')", drained(failed=1), "dead"),
+        ("task.fail('again', delay_s=3600)", drained(failed=1), "delayed"),
+        ("task.release(3600)", drained(released=1), "delayed"),
     ],
 )
 @pytest.mark.parametrize("then", ["sys.exit(0)", "sys.exit(1)", "time.sleep(1.5)"])
 def test_a_command_may_settle_its_task_itself(
-    runner: Make, queue_factory: QueueFactory, told: list[str], verb: str, expected: RunReport, state: str, then: str
+    runner: Make, queue_factory: QueueFactory, told: list[str], verb: str, expected: WorkerReport, state: str, then: str
 ) -> None:
     """Also when it goes on for longer than it takes to renew the lease that is gone."""
     queue = queue_factory(lease_s=1.5)
@@ -266,13 +244,13 @@ def test_a_command_may_settle_its_task_itself(
 def test_leases_are_renewed_while_commands_run(runner: Make, queue_factory: QueueFactory) -> None:
     queue = queue_factory(lease_s=600)
     queue.insert_many(range(3))
-    thread, reports = in_background(runner(queue, "sleep", "2.5", jobs=3, lease_s=0.9))
+    thread, reports = in_background(runner(queue, "sleep", "2.5", processes=3, lease_s=0.9))
     wait_for(lambda: queue.status().leased == 3)
     other = Queue(queue.path)
     while thread.is_alive():
         assert other.lease() == []
         thread.join(0.2)
-    assert reports == [RunReport(completed=3)]
+    assert reports == [drained(completed=3)]
     assert queue.status().completed == 3
 
 
@@ -281,7 +259,9 @@ def test_of_a_lost_lease_the_command_is_ended_and_the_result_dropped(
 ) -> None:
     queue = queue_factory(lease_s=0.9)
     queue.insert(1)
-    run = runner(queue, "sh", "-c", f"trap 'touch {tmp_path}/ended; exit 0' TERM; while :; do sleep 0.05; done")
+    run = runner(
+        queue, "sh", "-c", f"trap 'touch {tmp_path}/ended; exit 0' TERM; while :; do sleep 0.05; done", grace_s=0.5
+    )
     thread, reports = in_background(run)
     wait_for(lambda: queue.status().leased)
     queue.release_all()
@@ -290,7 +270,7 @@ def test_of_a_lost_lease_the_command_is_ended_and_the_result_dropped(
     thread.join()
     assert reports[0].lost == 1
     assert reports[0].completed == 0
-    assert any("was lost, its command is stopped" in line for line in told)
+    assert any("was lost, its work is stopped" in line for line in told)
     assert queue.status().waiting == 1
 
 
@@ -302,33 +282,18 @@ def test_a_result_that_comes_too_late_is_dropped(runner: Make, queue: Queue, tol
     queue.purge()
     (tmp_path / "go").touch()
     thread.join()
-    assert reports == [RunReport(lost=1)]
+    assert reports == [drained(lost=1)]
     assert any("its result is dropped" in line for line in told)
 
 
 # -- a filesystem that fails
 
 
-class Failing:
-    """Makes a method raise for a number of calls."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, errors: list[Exception]) -> None:
-        self.errors = errors
-        self.calls = 0
-        real = getattr(owner, name)
-
-        def replacement(*arguments: Any, **options: Any) -> Any:
-            self.calls += 1
-            if self.errors:
-                raise self.errors.pop()
-            return real(*arguments, **options)
-
-        monkeypatch.setattr(owner, name, replacement)
-
-
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fsqueue.worker.RETRY_S", 0.05)
+    monkeypatch.setattr("fsqueue.work.settling.RETRY_S", (0.05, 0.05))
+    monkeypatch.setattr("fsqueue.work.feeding.RETRY_S", (0.05, 0.05))
+    monkeypatch.setattr("fsqueue.work.loop.RETRY_S", (0.05, 0.05))
 
 
 @pytest.mark.usefixtures("quick")
@@ -337,22 +302,21 @@ def test_completed_work_is_kept_while_reporting_fails(
     runner: Make, queue: Queue, told: list[str], monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     queue.insert_many(range(2))
-    failing = Failing(monkeypatch, LeasedTask, "complete", [error] * 5)
-    assert runner(queue, "true").run() == RunReport(completed=2)
-    assert failing.calls == 7
+    failing = Failing(monkeypatch, settling, "_tell", [error] * 5)
+    assert runner(queue, "true").run() == drained(completed=2)
+    assert failing.calls in (6, 7)
     assert [line for line in told if "Trying again" in line]
     assert queue.status().completed == 2
 
 
 @pytest.mark.usefixtures("quick")
-def test_reporting_is_given_up_when_the_lease_would_have_run_out(
-    runner: Make, queue_factory: QueueFactory, monkeypatch: pytest.MonkeyPatch
+def test_reporting_is_given_up_when_patience_is_over(
+    runner: Make, queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue = queue_factory(lease_s=0.5)
     queue.insert(1)
-    Failing(monkeypatch, LeasedTask, "complete", [StorageError("The filesystem is away.")] * 10_000)
+    Failing(monkeypatch, settling, "_tell", [StorageError("The filesystem is away.")] * 10_000)
     with pytest.raises(StorageError, match="away"):
-        runner(queue, "true").run()
+        runner(queue, "true", patience_s=0.5).run()
 
 
 @pytest.mark.usefixtures("quick")
@@ -361,28 +325,29 @@ def test_renewing_is_tried_again(
 ) -> None:
     queue = queue_factory(lease_s=1.5)
     queue.insert(1)
-    Failing(monkeypatch, Queue, "renew", [StorageError("The filesystem is away.")] * 3)
-    assert runner(queue, "sleep", "2.5").run() == RunReport(completed=1)
-    assert len(told) == 3
+    failing = Failing(monkeypatch, Queue, "renew", [StorageError("The filesystem is away.")] * 3)
+    assert runner(queue, "sleep", "2.5").run() == drained(completed=1)
+    assert failing.calls > 3
+    assert told == ["leases could not be renewed: The filesystem is away. Trying again."]
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize(("failures", "completed"), [(3, 1), (100, 0)])
+@pytest.mark.parametrize(("failures", "completed"), [(3, 1), (10_000, 0)])
 def test_leasing_is_tried_again_but_not_for_ever(
     runner: Make, queue: Queue, monkeypatch: pytest.MonkeyPatch, failures: int, completed: int
 ) -> None:
     queue.insert(1)
-    Failing(monkeypatch, Queue, "_lease_waiting", [StorageError("The filesystem is away.")] * failures)
+    Failing(monkeypatch, Vigil, "look", [StorageError("The filesystem is away.")] * failures)
     if completed:
-        assert runner(queue, "true").run() == RunReport(completed=1)
+        assert runner(queue, "true").run() == drained(completed=1)
     else:
         with pytest.raises(StorageError, match="away"):
-            runner(queue, "true").run()
+            runner(queue, "true", patience_s=0.5).run()
 
 
 def test_an_error_ends_the_run_after_what_runs_has_ended(runner: Make, queue: Queue, tmp_path: Path) -> None:
     queue.insert(1)
-    run = runner(queue, "sh", "-c", f"touch {tmp_path}/began; sleep 1; touch {tmp_path}/ended", jobs=2)
+    run = runner(queue, "sh", "-c", f"touch {tmp_path}/began; sleep 1; touch {tmp_path}/ended", processes=2)
     errors: list[Exception] = []
 
     def target() -> None:
@@ -416,7 +381,7 @@ def test_signal_handlers_are_restored(queue: Queue, runner: Make) -> None:
 def test_an_inherited_disregard_of_sigchld_hides_no_failure(runner: Make, once: Queue) -> None:
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
-        assert runner(once, "false").run() == RunReport(failed=1)
+        assert runner(once, "false").run() == drained(failed=1)
         assert signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGCHLD, before)
@@ -446,7 +411,7 @@ def test_nothing_leaks(runner: Make, queue: Queue) -> None:
     runner(queue, "sh", "-c", "echo x >&2").run()
     before = descriptors(), threading.active_count()
     queue.insert_many(range(60))
-    assert runner(queue, "sh", "-c", "echo x >&2", jobs=4).run() == RunReport(completed=60)
+    assert runner(queue, "sh", "-c", "echo x >&2", processes=4).run() == drained(completed=60)
     wait_for(lambda: threading.active_count() <= before[1])
     assert descriptors() <= before[0] + 2
     assert children() <= others

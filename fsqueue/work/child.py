@@ -1,0 +1,83 @@
+"""A child of a worker: runs the handler, one task after the other, and nothing else (python -m fsqueue.work.child).
+
+It knows no queue and holds no lease. Its first message says where the handler is; it answers whether it has found
+it, and then each task with one message. Its arguments are two descriptors: its end of the socket, and a byte that says
+whether the worker is stopping. It ends with its parent: by the signal that the kernel sends, or by the end of the
+messages.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import sys
+import time
+from typing import Any
+
+import orjson
+
+from fsqueue.work import handlers, wire
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    """Serve tasks until the parent is gone or has no more."""
+    ours, flag = map(int, sys.argv[1:])
+    for fd in (ours, flag):
+        os.set_inheritable(fd, False)  # what the handler starts must not keep them
+    end = socket.socket(fileno=ours)
+    setup = orjson.loads(wire.receive(end))
+    _die_with(setup["parent"])
+    sys.path[:] = setup["path"]
+    sys.argv[:] = setup["argv"]
+    handlers.is_loading = True
+    try:
+        handler = handlers.find(setup["handler"])
+        wants_task = handlers.takes_task(handler)
+    except BaseException as error:
+        wire.send(end, orjson.dumps(handlers.describe(error)))
+        return
+    handlers.is_loading = False
+    wire.send(end, orjson.dumps(""))
+    _serve(end, flag, handler, wants_task, setup["queues"])
+
+
+def _serve(end: socket.socket, flag: int, handler: Any, wants_task: bool, queues: list[str]) -> None:
+    me, clock = os.getpid(), time.monotonic
+
+    def should_stop() -> bool:
+        return os.pread(flag, 1, 0) != b"\0"
+
+    while data := wire.receive(end):
+        task_id, attempt, queue, payload = wire.decode_task(data)
+        arguments = [payload]
+        if wants_task:
+            arguments.append(handlers.TaskAtHand(task_id, attempt, queues[queue], should_stop))
+        began = clock()
+        verb, value = handlers.call(handler, arguments)
+        seconds = clock() - began
+        if os.getpid() != me:
+            os._exit(0)  # the handler forked, and this is its child, which has no business here
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except (OSError, ValueError, AttributeError):
+                pass  # closed, or replaced by the handler
+        wire.send(end, orjson.dumps([verb, value, seconds]))
+
+
+def _die_with(parent: int) -> None:
+    """Have the kernel end this process when its parent ends, also in the middle of a handler."""
+    try:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    except (OSError, AttributeError):
+        pass  # not Linux: the end of the messages tells
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,230 @@
+"""A command for each task: what it is given, how its end is judged."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import signal
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import orjson
+
+from fsqueue.batch import RESULT_BYTES_MAX
+from fsqueue.clock import Clock
+from fsqueue.task import LeasedTask
+from fsqueue.work import output
+from fsqueue.work.events import Mailbox
+from fsqueue.work.jobs import Done, Job, kept_name
+from fsqueue.work.output import Outlet, Stream
+from fsqueue.work.spawning import Process, describe
+
+ENVIRONMENT_BYTES_MAX = 100_000
+"""A larger payload stays out of the environment: Linux takes 128 KiB a variable."""
+EX_DATAERR, EX_TEMPFAIL = 65, 75
+"""The exit codes of sysexits.h that mean something on request."""
+
+PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
+"""`{}`: the payload; `{field}`: a field of it."""
+_NO_COMMAND = (errno.ENOENT, errno.EACCES, errno.ENOTDIR, errno.ENOEXEC, errno.ENAMETOOLONG)
+
+
+class _Running:
+    """A command at work."""
+
+    def __init__(self, commands: Commands, job: Job) -> None:
+        self.job = job
+        mailbox, outlet = commands.mailbox, commands.outlet
+        argv, environment, stdin = commands.invocation(job.task)
+        self.result = os.memfd_create("result")
+        environment["FSQUEUE_RESULT"] = f"/proc/{os.getpid()}/fd/{self.result}"
+        self.streams: list[Stream] = []
+        source = os.memfd_create("payload")  # unlike a pipe it is never full and never breaks
+        try:
+            output.write_all(source, stdin)
+            os.lseek(source, 0, os.SEEK_SET)
+            self.streams = [Stream(mailbox, outlet, 1), Stream(mailbox, outlet, 2)]
+            # A session of its own: Ctrl-C at the terminal reaches the worker only, and a kill all of the command.
+            ends = [stream.write_end for stream in self.streams]
+            self.process = Process(mailbox, argv, environment, [source, *ends], lambda: commands.ended(self))
+        except BaseException:
+            for stream in self.streams:
+                stream.close()
+            os.close(self.result)
+            raise
+        finally:
+            os.close(source)
+        for stream in self.streams:
+            stream.started()
+            stream.keep_in = kept_name(commands.keep_output, job.task)
+
+
+class Commands:
+    """Runs `argv` once for each task, `slots` at a time.
+
+    `refused` is called with an error if the command cannot be executed whatever the payload; its task is put back.
+    """
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        slots: int,
+        mailbox: Mailbox,
+        outlet: Outlet,
+        done: Done,
+        refused: Callable[[str], object],
+        *,
+        sysexits: bool = False,
+        keep_output: str | None = None,
+        result_from_stdout: bool = False,
+    ) -> None:
+        self.slots = slots
+        self.mailbox, self.outlet, self.keep_output = mailbox, outlet, keep_output
+        self._argv, self._done, self._refused = list(argv), done, refused
+        self._sysexits, self._result_from_stdout = sysexits, result_from_stdout
+        self._is_fixed = PLACEHOLDER.search(argv[0]) is None  # else each payload names its own program
+        self._environment = {key: value for key, value in os.environ.items() if key != "FSQUEUE_PAYLOAD"}
+        self._running: dict[Job, _Running] = {}
+        self._streams: set[Stream] = set()
+        """Those of commands that have ended and left somebody behind who may still print."""
+        self._now = Clock().monotonic
+
+    def start(self) -> None:
+        """Nothing is to be made ready."""
+
+    def is_ready(self) -> bool:
+        return True
+
+    def room(self, each: int) -> int:
+        return self.slots - len(self._running)
+
+    def give(self, job: Job) -> bool:
+        job.began = self._now()
+        try:
+            running = _Running(self, job)
+        except (OSError, ValueError) as error:
+            self._refuse(job, error)
+            return True
+        self._running[job] = running
+        for stream in running.streams:
+            stream.head_bytes_max = RESULT_BYTES_MAX + 1 if self._result_from_stdout else 0
+        return True
+
+    def at_work(self) -> list[Job]:
+        return list(self._running)
+
+    held = at_work
+
+    def take_back(self, slower_than_s: float = -1.0) -> list[Job]:
+        return []
+
+    def end(self, job: Job, number: int) -> None:
+        """Ask a command to end. If it has ended already, nothing happens: its own exit status counts."""
+        running = self._running.get(job)
+        if running is not None and not running.process.has_exited():
+            running.process.kill(number)
+        elif running is not None:
+            job.doomed = ""
+
+    def stopping(self) -> None:
+        """Commands are told by SIGTERM, when their time is over."""
+
+    def close(self) -> None:
+        for running in list(self._running.values()):
+            running.process.kill(signal.SIGKILL)
+            running.process.reap()
+            self._finish(running)
+        for stream in self._streams:
+            stream.close()
+
+    def ended(self, running: _Running) -> None:
+        """A command has exited: judge it."""
+        job = running.job
+        seconds = self._now() - job.began
+        if job.doomed:
+            running.process.kill(signal.SIGKILL)  # what is left of its process group
+        running.process.reap()
+        for stream in running.streams:
+            stream.drain()
+        verb, value = self._judge(running, running.process.status)
+        self._finish(running)
+        self._done(job, verb, value, seconds)
+
+    def _finish(self, running: _Running) -> None:
+        del self._running[running.job]
+        os.close(running.result)
+        self._streams = {stream for stream in self._streams if stream.is_open}
+        self._streams.update(stream for stream in running.streams if stream.is_open)
+
+    def _judge(self, running: _Running, status: int | None) -> tuple[str, Any]:
+        out, err = running.streams
+        if status == 0 and not running.job.doomed:
+            return self._result_of(running)
+        if self._sysexits and status == EX_TEMPFAIL and not running.job.doomed:
+            return "release", None
+        verb = "bury" if self._sysexits and status == EX_DATAERR else "fail"
+        return verb, output.reason(running.job.why or describe(status), err.tail, out.tail)
+
+    def _result_of(self, running: _Running) -> tuple[str, Any]:
+        if self._result_from_stdout:
+            data, where = running.streams[0].head, "standard output"
+        else:
+            size = os.fstat(running.result).st_size
+            if not size:
+                return "complete", None
+            data, where = os.pread(running.result, RESULT_BYTES_MAX + 1, 0), "FSQUEUE_RESULT"
+        if len(data) > RESULT_BYTES_MAX:
+            return (
+                "fail",
+                f"its result ({where}) takes more than {RESULT_BYTES_MAX:,} bytes: store it and give its path",
+            )
+        if not data.strip():
+            return "complete", None
+        try:
+            return "complete", orjson.loads(data)
+        except orjson.JSONDecodeError:
+            return "complete", data.decode(errors="replace").rstrip("\n")
+
+    def _refuse(self, job: Job, error: OSError | ValueError) -> None:
+        """A command could not be started: for this payload, or for all?"""
+        if isinstance(error, ValueError):
+            why = f"the payload cannot be an argument ({error}): read it from standard input"
+        elif error.errno == errno.E2BIG:
+            why = "the payload is too large for a command line: read it from standard input"
+        elif not self._is_fixed and error.errno in _NO_COMMAND:
+            why = f"the command cannot be executed: {error.strerror}: {error.filename}"
+        else:
+            what = f"The command {self._argv[0]!r} could not be executed: {error.strerror or error}."
+            self._refused(f"{what} Its task was put back.")
+            self._done(job, "release", 0, 0.0)
+            return
+        self._done(job, "fail", why, 0.0)
+
+    def invocation(self, task: LeasedTask) -> tuple[list[str], dict[str, str], bytes]:
+        """The command line, the environment and the standard input for `task`."""
+        payload = task.payload
+        text = text_of(payload)
+        fields = payload if isinstance(payload, dict) else {}
+
+        def fill(match: re.Match[str]) -> str:
+            name = match[1]
+            return text if not name else text_of(fields[name]) if name in fields else match[0]
+
+        environment = self._environment | {
+            "FSQUEUE_TASK_ID": task.id,
+            "FSQUEUE_ATTEMPT": str(task.attempt),
+            "FSQUEUE_QUEUE": os.path.abspath(task.queue.store.path),
+            "FSQUEUE_TOKEN": task.token,
+        }
+        if len(os.fsencode(text)) <= ENVIRONMENT_BYTES_MAX and "\0" not in text:
+            environment["FSQUEUE_PAYLOAD"] = text
+        stdin = payload if isinstance(payload, bytes) else orjson.dumps(payload, option=orjson.OPT_APPEND_NEWLINE)
+        return [PLACEHOLDER.sub(fill, argument) for argument in self._argv], environment, stdin
+
+
+def text_of(value: Any) -> str:
+    """A payload, or a field of one, as it stands in an argument."""
+    if isinstance(value, str):
+        return value
+    return os.fsdecode(value if isinstance(value, bytes) else orjson.dumps(value))

@@ -1,0 +1,52 @@
+"""How everything else reaches the loop: posts from threads and signal handlers, and descriptors that are ready."""
+
+from __future__ import annotations
+
+import os
+import selectors
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+Ready = Callable[[], object]
+
+
+class Mailbox:
+    """What the loop waits for. `post` may be called in any thread and in signal handlers; the rest is the loop's."""
+
+    def __init__(self) -> None:
+        self._posts: deque[Callable[[], object]] = deque()
+        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._bell, selectors.EVENT_READ)
+
+    def post(self, action: Callable[[], object]) -> None:
+        """Have the loop call `action`."""
+        self._posts.append(action)
+        os.eventfd_write(self._bell, 1)
+
+    def watch(self, fd: int, ready: Ready) -> None:
+        """Have the loop call `ready` whenever there is something to read from `fd`, or its other end is closed."""
+        self._selector.register(fd, selectors.EVENT_READ, ready)
+
+    def forget(self, fd: int) -> None:
+        """Watch `fd` no longer. To be called before it is closed."""
+        self._selector.unregister(fd)
+
+    def wait(self, seconds: float | None) -> None:
+        """Wait until something has come, at most so long, and act on all of it."""
+        for key, _ in self._selector.select(0 if self._posts else seconds):
+            ready: Any = key.data
+            if ready is None:
+                os.eventfd_read(self._bell)
+            elif self._selector.get_map().get(key.fd) is key:  # else one that was ready before it has ended its watch
+                ready()
+        for _ in range(len(self._posts)):
+            self._posts.popleft()()
+
+    def close(self) -> None:
+        """Nobody listens any more. The bell stays for threads that still ring it, and goes with the last of them."""
+        self._selector.close()
+
+    def __del__(self) -> None:
+        os.close(self._bell)

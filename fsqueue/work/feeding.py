@@ -1,0 +1,144 @@
+"""Where tasks come from: a thread that waits for them, at one queue or at several in turn."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+
+from fsqueue.clock import Clock, Entropy
+from fsqueue.errors import FsqueueError
+from fsqueue.inspection import DrainCheck
+from fsqueue.nodes import Streak
+from fsqueue.queue import Queue
+from fsqueue.task import LeasedTask
+from fsqueue.waiting import BELL_S, Vigil
+from fsqueue.work.settling import BROKEN, RETRY_S, patience_with
+
+DRAIN_CHECK_S = 10.0
+"""How often, at most, a worker that waits long asks whether all is done: that costs a listing and a look into a log."""
+
+
+@dataclass(slots=True)
+class Fed:
+    """The feeder's answer: tasks, or why there are none."""
+
+    tasks: list[LeasedTask] = field(default_factory=list)
+    drained: bool = False
+    excluded: str = ""
+    """Why this node takes no more tasks, if it does not."""
+    error: FsqueueError | None = None
+
+
+class _Watch:
+    """A vigil at a queue, whose errors are fsqueue's. Of the thread that makes it."""
+
+    def __init__(self, queue: Queue, lease_s: float | None) -> None:
+        self._store = queue.store
+        self._vigil = Vigil(queue._leaser, queue._lease_ms(lease_s))
+        self.due_s = self._vigil.due_s
+
+    def look(self, n: int) -> list[LeasedTask]:
+        try:
+            return self._vigil.look(n)
+        except OSError as error:
+            raise self._store.explain(error, "leasing") from error
+
+
+class Feeder(threading.Thread):
+    """Waits for tasks on behalf of the loop, one request at a time; each is answered with one `Fed`.
+
+    Queues are asked in turn, the next one first that follows the one which gave something last. With nothing to be
+    had, pauses grow to `BELL_S[1]` seconds, with jitter, and a look costs the reading of one small file a queue.
+    """
+
+    def __init__(
+        self,
+        queues: Sequence[Queue],
+        lease_s: float | None,
+        ends: bool,
+        patience_s: float,
+        exclude_after: int | None,
+        report: Callable[[Fed], object],
+        trouble: Callable[[FsqueueError], object],
+    ) -> None:
+        super().__init__(name="fsqueue-feeder", daemon=True)
+        self.is_busy = False
+        """Whether an answer is to come. The loop's."""
+        self._queues, self._lease_s, self._ends = list(queues), lease_s, ends
+        self._patience_s, self._report, self._trouble = patience_s, report, trouble
+        self._streaks = [Streak(queue.store, exclude_after) for queue in queues] if exclude_after is not None else []
+        self._requests: SimpleQueue[int] = SimpleQueue()
+        self._closed = threading.Event()
+        self._now, self._random = Clock().monotonic, Entropy().random
+
+    def ask(self, n: int) -> None:
+        """Request up to `n` tasks. The answer comes when there are some, or when there is no point in waiting."""
+        self.is_busy = True
+        self._requests.put(n)
+
+    def close(self) -> None:
+        """Wait no longer. What was asked for is still answered."""
+        if not self._closed.is_set():
+            self._closed.set()
+            self._requests.put(0)
+
+    def run(self) -> None:
+        self._vigils = [_Watch(queue, self._lease_s) for queue in self._queues]
+        self._undrained = [DrainCheck(queue.store) for queue in self._queues]
+        while n := self._requests.get():
+            try:
+                answer = self._feed(n)
+            except FsqueueError as error:
+                answer = Fed(error=error)
+            except Exception as error:  # whatever it is, the loop must hear of it, or it would wait for ever
+                answer = Fed(error=FsqueueError(f"Leasing failed: {type(error).__name__}: {error}."))
+            self._report(answer)
+
+    def _feed(self, n: int) -> Fed:
+        failing_since, pause_s = math.inf, RETRY_S[0]
+        while True:
+            try:
+                return self._wait(n)
+            except BROKEN as error:
+                now = self._now()
+                if failing_since == math.inf:
+                    failing_since = now
+                    self._trouble(error)
+                if self._closed.is_set() or now - failing_since >= patience_with(error, self._patience_s):
+                    raise
+                self._closed.wait(pause_s)
+                pause_s = min(2 * pause_s, RETRY_S[1])
+
+    def _wait(self, n: int) -> Fed:
+        """Look, in turn, until something is there, or nothing more can come, or `close`."""
+        pause, checked = BELL_S[0], -math.inf
+        while True:
+            if excluded := next(filter(None, (streak.excluded() for streak in self._streaks)), None):
+                return Fed(excluded=excluded)
+            for vigil in list(self._vigils):
+                got = vigil.look(n)
+                if got:
+                    self._vigils.remove(vigil)
+                    self._vigils.append(vigil)
+                    return Fed(got)
+            if self._closed.is_set():
+                return Fed()
+            now = self._now()
+            if self._ends and (pause < BELL_S[1] or now - checked >= DRAIN_CHECK_S):
+                checked = now
+                if self._is_drained():
+                    return Fed(drained=True)
+            nap = pause * (0.75 + self._random() / 2)
+            self._closed.wait(max(0.001, min(nap, *(vigil.due_s() for vigil in self._vigils))))
+            pause = min(pause * 1.3, BELL_S[1])
+
+    def _is_drained(self) -> bool:
+        """Whether all queues are. The one with something left is asked first the next time."""
+        for index, is_drained in enumerate(self._undrained):
+            if not is_drained():
+                self._undrained.insert(0, self._undrained.pop(index))
+                return False
+        return True

@@ -1,0 +1,80 @@
+"""A task at a worker, and what all that do tasks have in common: commands, child processes, threads."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from fsqueue.task import LeasedTask
+
+
+class Job:
+    """A task that this worker holds. Times are of the monotonic clock."""
+
+    __slots__ = ("began", "doomed", "kill_at", "settled", "task", "why")
+
+    def __init__(self, task: LeasedTask) -> None:
+        self.task = task
+        self.began = math.inf
+        """When the work on it began, as far as is known."""
+        self.doomed = ""
+        """Why it was told to end: timeout, lost or stop."""
+        self.why = ""
+        """The same in words, where they become the reason of a failure."""
+        self.settled: str | None = None
+        """What became of it, if its command told the queue itself."""
+        self.kill_at = math.inf
+        """When SIGKILL is due."""
+
+
+Done = Callable[[Job, str, Any, float], object]
+"""How the loop is told: the job, a verb of `settling`, its result, reason or delay, and the seconds it took."""
+
+
+class Doer(Protocol):
+    """Something that does tasks, some at a time. Everything happens in the loop's thread."""
+
+    slots: int
+    """How many tasks can be at work at a time."""
+
+    def start(self) -> None:
+        """Make ready."""
+
+    def is_ready(self) -> bool:
+        """Whether tasks may be leased for it."""
+
+    def room(self, each: int) -> int:
+        """How many more tasks it takes, when each of its slots may hold `each`."""
+
+    def give(self, job: Job) -> bool:
+        """Have a task done; False if there was no room after all."""
+
+    def at_work(self) -> list[Job]:
+        """The tasks that are at work."""
+
+    def held(self) -> list[Job]:
+        """The tasks that it was given and has not said to be done."""
+
+    def take_back(self, slower_than_s: float = -1.0) -> list[Job]:
+        """The tasks that were given and not begun, in order; of those only whose slot is at one for so long."""
+
+    def end(self, job: Job, number: int) -> None:
+        """Have the work on a task ended, by SIGTERM or SIGKILL. If it has ended by itself, that counts."""
+
+    def stopping(self) -> None:
+        """Let those at work know that the worker is stopping."""
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+
+
+def kept_name(directory: str | None, task: LeasedTask) -> str | None:
+    """The file for what is printed during an attempt at a task."""
+    return (
+        None
+        if directory is None
+        else os.path.join(directory, f"{re.sub('[^0-9A-Za-z.~-]', '_', task.id)}.{task.attempt}")
+    )

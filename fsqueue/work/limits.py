@@ -1,0 +1,43 @@
+"""The options that the loop of a worker keeps to."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from fsqueue import slurm
+from fsqueue.clock import Clock
+
+KILL_S = 5.0
+"""How long after SIGTERM SIGKILL follows; the grace, if that is shorter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The options of a worker that the loop keeps to; infinite where there is no limit."""
+
+    lease_s: float
+    timeout_s: float
+    grace_s: float
+    forever: bool
+    prefetch: int | None
+    max_tasks: float
+    max_runtime_s: float
+    idle_timeout_s: float
+    failures_max: float
+    exclude_after: int | None
+    kills_lost: bool
+    patience_s: float
+
+
+def stop_time(limits: Limits, began: float) -> tuple[float, str]:
+    """When to stop, on the monotonic clock, and why: early enough before the end of a job to put everything back."""
+    at, why = math.inf, ""
+    if limits.max_runtime_s < math.inf:
+        at, why = began + limits.max_runtime_s, "max-runtime"
+    end, clock = slurm.job_end(), Clock()
+    if end is not None:
+        left_s = end - clock.local_ms() / 1000 - limits.grace_s - 2 * KILL_S
+        if clock.monotonic() + left_s < at:
+            at, why = clock.monotonic() + left_s, "job-end"
+    return at, why

@@ -1,0 +1,428 @@
+"""The loop of a worker: one thread that decides everything, and never waits for anything but news.
+
+What may block is done beside it: the feeder leases, the settler ends leases, the keeper renews them, the outlet
+writes. They and the signal handlers post to the loop; nothing is ever raised in the middle of a verb. So exits of
+children and signals are noticed in time, also while the file server is away, and leases are renewed while it is there.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fsqueue.clock import Clock, Entropy
+from fsqueue.errors import FsqueueError, InvalidArgument
+from fsqueue.queue import Queue
+from fsqueue.work.events import Mailbox
+from fsqueue.work.feeding import Fed, Feeder
+from fsqueue.work.jobs import Doer, Job
+from fsqueue.work.limits import KILL_S, Limits, stop_time
+from fsqueue.work.output import Outlet
+from fsqueue.work.pace import Pace
+from fsqueue.work.report import Tell, Teller, WorkerReport
+from fsqueue.work.settling import RETRY_S, Keeper, Outcome, Renewed, Settled, Settler
+
+STALL_S = 1.0
+"""What was leased ahead and is not begun after so long is given to others."""
+PAUSE_S = (1.0, 60.0)
+"""The first and the longest pause of a task that asks to be put back without saying for how long."""
+
+
+class Loop:
+    """Leases tasks, has them done, tells how they ended. `make_doer` makes what does them."""
+
+    def __init__(
+        self,
+        queues: Sequence[Queue],
+        lease_s: float | None,
+        limits: Limits,
+        make_doer: Callable[[Loop], Doer],
+        tell: Tell,
+    ) -> None:
+        self._limits = limits
+        self.mailbox, self.outlet = Mailbox(), Outlet()
+        teller = Teller(self.outlet.do, tell)
+        self._say, self._note = teller.say, teller.note
+        self._now, self._random = Clock().monotonic, Entropy().random
+        post = self.mailbox.post
+        self._settler = Settler(
+            limits.patience_s,
+            limits.exclude_after,
+            lambda settled: post(lambda: self._settled(settled)),
+            lambda error: post(lambda: self._trouble("outcomes cannot be told", error)),
+        )
+        self._keeper = Keeper(lease_s, lambda renewed: post(lambda: self._renewed(renewed)))
+        self._feeder = Feeder(
+            queues,
+            lease_s,
+            not limits.forever,
+            limits.patience_s,
+            limits.exclude_after,
+            lambda fed: post(lambda: self._fed(fed)),
+            lambda error: post(lambda: self._trouble("tasks cannot be leased", error)),
+        )
+        self._doer = make_doer(self)
+        self._pace = Pace(limits.lease_s, limits.prefetch)
+        self._ahead: deque[Job] = deque()
+        """Leased, and not given to the doer."""
+        self._ahead_since = math.inf
+        self._outbox: list[Outcome] = []
+        self._untold: dict[int, Outcome] = {}
+        """What the settler was told and has not answered, by identity."""
+        self._report = WorkerReport()
+        self._asked = 0
+        self._taken = 0  # tasks leased and not put back untouched
+        self._failures = self._pauses = 0  # in a row
+        self._is_renewing, self._renewal_failed = False, False
+        self._renew_at = self._grace_until = math.inf
+        self._look_at = math.inf  # when to look for what is stuck behind slow tasks
+        self._ending = ""
+        self._signals = 0
+        self._error: Exception | None = None
+        self._kill_s = min(KILL_S, limits.grace_s)
+        self._idle_since = self._began = self._now()
+        self._stop_at, self._stop_why = math.inf, ""
+
+    # -- from outside, also from signal handlers
+
+    def stop(self, number: int) -> None:
+        """End as a signal asks for."""
+        self.mailbox.post(lambda: self._stop(number))
+
+    def run(self) -> WorkerReport:
+        """Work until there is nothing left to do, or until stopped; then raise what kept it from going on."""
+        self._began = self._idle_since = self._now()
+        self._stop_at, self._stop_why = stop_time(self._limits, self._began)
+        for thread in (self.outlet, self._settler, self._keeper, self._feeder):
+            thread.start()
+        try:
+            self._doer.start()
+            while not self._is_finished():
+                self._ask()
+                self._hand_out()
+                self._send()
+                self.mailbox.wait(self._due_s())
+                self._keep_time()
+        finally:
+            self._close()
+        if self._error is not None and self._report.signal is None:
+            raise self._error
+        return self._report
+
+    # -- the loop
+
+    def _is_finished(self) -> bool:
+        if self._signals > 2:  # whoever asks thrice does not want to wait for a file server that is away
+            return True
+        busy = self._ahead or self._outbox or self._untold or self._feeder.is_busy or self._doer.held()
+        return bool(self._ending) and not busy
+
+    def _ask(self) -> None:
+        """Have the feeder lease what is to be done next."""
+        if self._ending or self._feeder.is_busy or not self._doer.is_ready():
+            return
+        slots, each = self._doer.slots, self._each()
+        if not self._may_begin():
+            return
+        held = len(self._ahead) + len(self._doer.held())
+        few = held <= slots * each // 2 or len(self._doer.at_work()) < slots
+        left = self._limits.max_tasks - self._taken
+        if left <= 0:
+            self._end("max-tasks", f"{self._taken:,} task(s) were taken, as many as asked for")
+        elif few and held < slots * each and len(self._untold) <= 2 * slots * each:
+            self._asked = int(min(slots * each - held, left))
+            self._feeder.ask(self._asked)
+
+    def _each(self) -> int:
+        """How many tasks each slot may hold."""
+        each = self._pace.ahead(self._slowest_s())
+        likely_s = self._pace.likely_s
+        if self._stop_at < math.inf and likely_s:
+            each = min(each, max(1, int((self._stop_at - self._now()) / likely_s)))
+        return each
+
+    def _slowest_s(self) -> float:
+        """How long the slowest task is at work by now; 0 if that is nothing unusual."""
+        began = min((job.began for job in self._doer.at_work()), default=math.inf)
+        seconds = self._now() - began
+        return seconds if seconds > STALL_S else 0.0
+
+    def _may_begin(self) -> bool:
+        """Whether a task that begins now is likely to end before the worker has to. If not, that is the end."""
+        likely_s = self._pace.likely_s or 0.0
+        if self._now() + likely_s < self._stop_at:
+            return True
+        self._end(self._stop_why, f"another task may take {likely_s:.3g} s, longer than is left: nothing more is begun")
+        return False
+
+    def _hand_out(self) -> None:
+        if not self._ahead:
+            return
+        if self._ending or not self._may_begin():
+            self._put_back_untouched()
+            return
+        room = self._doer.room(self._each())
+        while self._ahead and room > 0:  # none is left when the command turns out to be none
+            room -= 1
+            job = self._ahead.popleft()
+            if not self._doer.give(job):
+                self._ahead.appendleft(job)
+                break
+
+    def _send(self) -> None:
+        if self._outbox:
+            self._untold.update((id(outcome), outcome) for outcome in self._outbox)
+            self._settler.tell(self._outbox)
+            self._outbox = []
+
+    def _due_s(self) -> float | None:
+        """How long to wait for news, before time itself asks for something."""
+        due = min(self._renew_at, self._grace_until, self._look_at, self._idle_at(), self._stop_at)
+        timeout_s = self._limits.timeout_s
+        for job in self._doer.at_work():
+            due = min(due, job.kill_at if job.doomed else job.began + timeout_s)
+        return None if due == math.inf else max(0.0, due - self._now())
+
+    def _idle_at(self) -> float:
+        if self._ending or self._limits.idle_timeout_s == math.inf or self._ahead or self._untold or self._doer.held():
+            return math.inf
+        return self._idle_since + self._limits.idle_timeout_s
+
+    def _keep_time(self) -> None:
+        now = self._now()
+        if now >= self._renew_at:
+            self._renew()
+        for job in self._doer.at_work():
+            if now >= job.kill_at:
+                job.kill_at = math.inf
+                self._doer.end(job, signal.SIGKILL)
+            elif not job.doomed and now >= job.began + self._limits.timeout_s:
+                job.why = f"timed out after {self._limits.timeout_s:g} s"
+                self._doom(job, "timeout")
+        if now >= self._look_at:
+            self._look_for_stuck(now)
+        if now >= self._grace_until:
+            self._grace_until = math.inf
+            for job in self._doer.at_work():
+                self._doom(job, "stop")
+        if now >= self._stop_at:
+            self._stop_at = math.inf
+            self._end(self._stop_why, "the time is over")
+            self._wind_up()
+        if now >= self._idle_at():
+            self._end("idle", f"there was nothing to do for {self._limits.idle_timeout_s:g} s")
+        if self._doer.held() or self._ahead or self._untold:
+            self._idle_since = now
+
+    # -- tasks come
+
+    def _fed(self, fed: Fed) -> None:
+        self._feeder.is_busy = False
+        if fed.error is not None:
+            self._give_up(fed.error)
+        if fed.excluded:
+            self._end("excluded", fed.excluded)
+        if fed.drained:
+            self._end("drained", "")
+        if fed.tasks:
+            self._taken += len(fed.tasks)
+            if len(fed.tasks) == self._asked:
+                self._pace.grow()
+            now = self._now()
+            self._ahead.extend(Job(task) for task in fed.tasks)
+            self._ahead_since = now
+            self._look_at = min(self._look_at, now + STALL_S)
+            self._renew_at = min(self._renew_at, now + self._limits.lease_s / 3)
+
+    def returned(self, jobs: list[Job], why: str) -> None:
+        """A doer gives back tasks that it has not begun; `why` it cannot do them, if that is worth a word."""
+        for job in jobs:
+            job.began = math.inf
+        self._ahead.extendleft(reversed(jobs))
+        if why:
+            self._say("child", f"{why}. It was at no task, and is replaced.")
+
+    def refused(self, why: str) -> None:
+        """A doer can do no task at all."""
+        self._give_up(InvalidArgument(why))
+
+    def _look_for_stuck(self, now: float) -> None:
+        """Take back what lies behind slow tasks; what then is more than these allow is for others."""
+        self._look_at = now + STALL_S if self._ahead or self._doer.held() else math.inf
+        self.returned(self._doer.take_back(slower_than_s=STALL_S), "")
+        if self._limits.prefetch is None and self._ahead and now - self._ahead_since > STALL_S:
+            spare = len(self._ahead) + len(self._doer.at_work()) - self._each() * self._doer.slots
+            if spare > 0:
+                self._put_back_untouched(spare)
+
+    def _put_back_untouched(self, most: int | None = None) -> None:
+        """Put back the last of what was leased ahead: all of it by default."""
+        for _ in range(len(self._ahead) if most is None else min(most, len(self._ahead))):
+            self._outbox.append(Outcome(self._ahead.pop().task, "release", begun=False))
+            self._taken -= 1
+
+    # -- tasks end
+
+    def done(self, job: Job, verb: str, value: Any, seconds: float) -> None:
+        """A doer is done with a task: what is the queue to be told?"""
+        task = job.task
+        if not job.doomed and verb in ("complete", "fail", "bury"):
+            self._pace.took(seconds)
+        if job.settled or job.doomed == "lost":
+            self._count(job.settled or "lost")
+            return
+        if job.doomed == "stop":
+            self._outbox.append(Outcome(task, "release"))
+        elif job.doomed == "timeout":
+            self._failed(Outcome(task, "fail", value if verb == "fail" and value else job.why), seconds)
+        elif verb == "complete":
+            self._failures = self._pauses = 0
+            self._outbox.append(Outcome(task, "complete", result=value))
+            self._note("completed", task, seconds)
+        elif verb == "release":
+            self._pauses += value is None
+            self._outbox.append(Outcome(task, "release", delay_s=self._pause_s() if value is None else value))
+            self._note("put-back", task, seconds)
+        else:
+            self._failed(Outcome(task, "bury" if verb == "bury" else "fail", value), seconds)
+
+    def _failed(self, outcome: Outcome, seconds: float) -> None:
+        self._outbox.append(outcome)
+        self._failures += 1
+        self._note("failed", outcome.task, seconds, reason=outcome.reason)
+        if self._failures >= self._limits.failures_max:
+            headline = outcome.reason.partition("\n")[0]
+            self._end(
+                "failures",
+                f"{self._failures} attempts in a row have failed, the last one: {headline}. Nothing more is taken.",
+            )
+
+    def _pause_s(self) -> float:
+        least, most = PAUSE_S
+        return min(most, least * 2.0 ** min(self._pauses - 1, 30)) * (0.75 + self._random() / 2)
+
+    def _settled(self, settled: Settled) -> None:
+        for outcome, counted, said in settled.counted:
+            self._untold.pop(id(outcome), None)
+            if outcome.begun:
+                self._count(counted)
+            if said:
+                self._say("lost", said, task=outcome.task.id)
+        if settled.error is not None:
+            self._give_up(settled.error)
+
+    def _count(self, what: str) -> None:
+        setattr(self._report, what, getattr(self._report, what) + 1)
+
+    # -- leases
+
+    def _renew(self) -> None:
+        """Have everything held renewed, in one call."""
+        held = [job.task for job in (*self._ahead, *self._doer.held()) if job.doomed != "lost" and not job.settled]
+        held += [outcome.task for outcome in (*self._untold.values(), *self._outbox)]
+        self._renew_at = self._now() + self._limits.lease_s / 3 if held else math.inf
+        if held and not self._is_renewing:
+            self._is_renewing = True
+            self._keeper.renew(held)
+
+    def _renewed(self, renewed: Renewed) -> None:
+        self._is_renewing = False
+        if renewed.error is not None:
+            self._renew_at = min(self._renew_at, self._now() + min(RETRY_S[0], self._limits.lease_s / 3))
+            if not self._renewal_failed:
+                self._trouble("leases could not be renewed", renewed.error)
+        self._renewal_failed = renewed.error is not None
+        if not renewed.lost and not renewed.settled:
+            return
+        gone = renewed.lost.keys() | renewed.settled.keys()
+        if any(job.task.id in gone for job in self._doer.held() if job.began == math.inf):
+            self.returned(self._doer.take_back(), "")
+        self._ahead = deque(
+            job for job in self._ahead if job.task.id not in gone
+        )  # somebody else's, and not begun here
+        for job in self._doer.at_work():
+            if job.task.id in renewed.settled:
+                job.settled = renewed.settled[job.task.id]  # it may go on: the task is not our concern any more
+            elif job.task.id in renewed.lost and not job.doomed:
+                self._lost(job, renewed.lost[job.task.id])
+
+    def _lost(self, job: Job, error: FsqueueError) -> None:
+        if self._limits.kills_lost:
+            self._say("lost", f"task {job.task.id} was lost, its work is stopped: {error}", task=job.task.id)
+            self._doom(job, "lost")
+        else:
+            self._say("lost", f"task {job.task.id} was lost; its work goes on: {error}", task=job.task.id)
+            job.settled = "lost"
+
+    # -- the end
+
+    def _end(self, why: str, text: str) -> None:
+        """Take no more tasks, and put back what is not begun."""
+        if not self._ending:
+            self._ending = self._report.ended = why
+            if text:
+                self._say("ending", text, why=why)
+        self._feeder.close()
+        self.returned(self._doer.take_back(), "")
+        self._put_back_untouched()
+
+    def _give_up(self, error: Exception) -> None:
+        """Take no more tasks, and raise `error` once everything at work has ended."""
+        self._error = self._error or error
+        self._end("error", "")
+
+    def _stop(self, number: int) -> None:
+        """A signal: the first lets finish what may fit into the grace, the second puts back, the third just leaves."""
+        self._signals += 1
+        at_work = self._doer.at_work()
+        if self._signals == 1:
+            self._report.signal = number
+            if at_work:
+                grace = f"{self._limits.grace_s:g} s"
+                self._say(
+                    "stopping",
+                    f"stopping: {len(at_work)} task(s) at work have {grace} to end; a second signal puts them back now",
+                )
+            self._end("signal", "")
+            self._report.ended = "signal"
+            self._wind_up()
+        else:
+            self._settler.hurry()
+            for job in at_work:
+                self._doom(job, "stop", signal.SIGKILL)
+
+    def _wind_up(self) -> None:
+        """Let what is at work end, as far as it can be done within the grace."""
+        now, mean_s = self._now(), self._pace.mean_s
+        self._doer.stopping()
+        self._grace_until = min(self._grace_until, now + self._limits.grace_s)
+        for job in self._doer.at_work():
+            if mean_s - (now - job.began) > self._limits.grace_s:  # not if nothing was measured: then it is nan
+                self._doom(job, "stop")
+
+    def _doom(self, job: Job, why: str, number: int = signal.SIGTERM) -> None:
+        job.doomed = job.doomed or why
+        job.kill_at = min(job.kill_at, math.inf if number == signal.SIGKILL else self._now() + self._kill_s)
+        self._doer.end(job, number)
+
+    def _close(self) -> None:
+        """Leave nothing behind, also after an error in the loop itself."""
+        self._feeder.close()
+        held = [job.task for job in (*self._ahead, *self._doer.held())]
+        self._doer.close()
+        if self._signals <= 2:
+            for task in held:
+                try:
+                    task.release()
+                except FsqueueError:
+                    pass  # it comes back by itself when the lease runs out
+        self._settler.close()
+        self._keeper.close()
+        self.outlet.close()
+        self.mailbox.close()
+
+    def _trouble(self, what: str, error: FsqueueError) -> None:
+        self._say("storage", f"{what}: {error} Trying again.")

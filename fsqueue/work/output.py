@@ -1,0 +1,172 @@
+"""What commands and functions print: passed on as it comes, its tail remembered, all of it kept where asked for.
+
+Our own standard output and error may be stuck (a full pipe, a stopped terminal, a file on a server that is away), and
+so may the directory of kept output. So a thread of its own writes, and as long as too much lies before it the loop
+reads nothing more: those who print have to wait, and nobody else.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+
+from fsqueue.filesystem import append_to
+from fsqueue.work.events import Mailbox
+
+TAIL_BYTES = 4096
+"""How much of what was printed is kept as the reason of a failure."""
+CHUNK_BYTES = 1 << 16
+BACKLOG_BYTES_MAX = 1 << 20
+"""When so much waits to be written, nothing more is read."""
+CLOSE_S = 2.0
+"""How long the end waits for what is still to be written."""
+
+
+class Outlet(threading.Thread):
+    """Writes in the order in which it is told to. What cannot be written is dropped: no task must suffer for it."""
+
+    def __init__(self) -> None:
+        super().__init__(name="fsqueue-output", daemon=True)
+        self._jobs: SimpleQueue[tuple[Callable[[], object], int] | None] = SimpleQueue()
+        self._backlog = 0
+        self._mutex = threading.Lock()
+        self._resumed: list[Callable[[], object]] = []
+
+    def do(self, action: Callable[[], object], size: int = 0) -> None:
+        """Have `action` called, which writes so many bytes."""
+        with self._mutex:
+            self._backlog += size
+        self._jobs.put((action, size))
+
+    def write(self, fd: int, data: bytes) -> None:
+        """Write to our own standard output or error."""
+        self.do(lambda: write_all(fd, data), len(data))
+
+    def keep(self, path: str, data: bytes) -> None:
+        """Append to a file."""
+        self.do(lambda: append_to(path, data), len(data))
+
+    def is_full(self, resume: Callable[[], object]) -> bool:
+        """Whether nothing more should come; then `resume` is called, in this thread, when that is over."""
+        with self._mutex:
+            full = self._backlog > BACKLOG_BYTES_MAX
+            if full:
+                self._resumed.append(resume)
+        return full
+
+    def close(self, patience_s: float = CLOSE_S) -> None:
+        """End after what was told so far."""
+        self._jobs.put(None)
+        self.join(patience_s)
+
+    def run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            action, size = job
+            try:
+                action()
+            except Exception:  # a full disk, a closed pipe: said on nobody's account
+                pass
+            with self._mutex:
+                self._backlog -= size
+                waiting = self._resumed if self._backlog <= BACKLOG_BYTES_MAX // 2 else []
+                if waiting:
+                    self._resumed = []
+            for resume in waiting:
+                resume()
+
+
+class Stream:
+    """A pipe that somebody prints into. The loop reads it; it ends with the end of the pipe or by `close`."""
+
+    def __init__(self, mailbox: Mailbox, outlet: Outlet, ours: int) -> None:
+        self._mailbox, self._outlet, self._ours = mailbox, outlet, ours
+        self.tail = b""
+        self.head = b""
+        """The beginning, up to `head_bytes_max` bytes."""
+        self.head_bytes_max = 0
+        self.keep_in: str | None = None
+        """The file that everything is appended to, too."""
+        self._fd, self.write_end = os.pipe()
+        os.set_blocking(self._fd, False)
+        self._watched = True
+        mailbox.watch(self._fd, self.read)
+
+    def started(self) -> None:
+        """Whoever prints has its end now: give ours up."""
+        os.close(self.write_end)
+        self.write_end = -1
+
+    def read(self) -> None:
+        """Read what is there, a bounded piece of it."""
+        if self._fd < 0:
+            return
+        if self._outlet.is_full(lambda: self._mailbox.post(self._resume)):
+            self._pause()
+            return
+        try:
+            chunk = os.read(self._fd, CHUNK_BYTES)
+        except BlockingIOError:
+            return
+        if not chunk:
+            self.close()
+            return
+        self.tail = (self.tail + chunk)[-TAIL_BYTES:]
+        if len(self.head) < self.head_bytes_max:
+            self.head += chunk[: self.head_bytes_max - len(self.head)]
+        if self.keep_in is not None:
+            self._outlet.keep(self.keep_in, chunk)
+        if (sys.__stdout__, sys.__stderr__)[self._ours - 1] is not None:  # None: closed when this process began
+            self._outlet.write(self._ours, chunk)
+
+    def drain(self) -> None:
+        """Read all that was printed so far, unless the outlet is full."""
+        while self._watched and self._fd >= 0:
+            before = self.tail
+            self.read()
+            if self.tail is before:
+                return
+
+    @property
+    def is_open(self) -> bool:
+        """Whether somebody may still print."""
+        return self._fd >= 0
+
+    def fresh(self) -> None:
+        """Forget what was printed: what follows belongs to another task."""
+        self.tail = self.head = b""
+
+    def close(self) -> None:
+        """Read no more."""
+        if self._fd >= 0:
+            self._pause()
+            os.close(self._fd)
+            self._fd = -1
+        if self.write_end >= 0:
+            self.started()
+
+    def _pause(self) -> None:
+        if self._watched:
+            self._mailbox.forget(self._fd)
+            self._watched = False
+
+    def _resume(self) -> None:
+        if self._fd >= 0 and not self._watched:
+            self._mailbox.watch(self._fd, self.read)
+            self._watched = True
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Write all of `data`; OSError."""
+    while data:
+        data = data[os.write(fd, data) :]
+
+
+def reason(headline: str, *tails: bytes) -> str:
+    """Why something failed: the headline with the last line of the first tail that has any, then the tails."""
+    texts = [text for tail in tails if (text := tail.decode(errors="replace").strip())]
+    if not texts:
+        return headline
+    return f"{headline}: {texts[0].rpartition(chr(10))[2].strip()[:200]}\n" + "\n".join(texts)

@@ -1,0 +1,269 @@
+"""Python functions in child processes: nothing that they do can keep the worker from renewing its leases.
+
+A child is at the first task that it was given and has not answered, or at none: what it has not read can be taken
+back at any time. So a child that dies takes one task with it at most, and that is the one to blame.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from fsqueue.clock import Clock
+from fsqueue.queue import Queue
+from fsqueue.work import output, wire
+from fsqueue.work.events import Mailbox
+from fsqueue.work.jobs import Done, Job, kept_name
+from fsqueue.work.output import Outlet, Stream
+from fsqueue.work.spawning import Process, describe
+
+SENT_MAX = 128
+"""So many tasks lie at most in a child's socket."""
+UNREADY_MAX = 3
+"""So many children in a row may die before they have found their handler."""
+CLOSE_S = 5.0
+"""How long a child that has nothing to do may take to end."""
+
+
+class _Child:
+    """A child process, and what it was given."""
+
+    def __init__(self, family: Children) -> None:
+        self.family = family
+        self.given: deque[Job] = deque()
+        self.is_ready = False
+        self.answered_at = 0.0
+        mailbox, outlet = family.mailbox, family.outlet
+        self.end, self.theirs = wire.pair()
+        self.streams = [Stream(mailbox, outlet, 1), Stream(mailbox, outlet, 2)]
+        source = os.memfd_create("nothing")
+        handed = [self.theirs.fileno(), family.flag]
+        try:
+            self.process = Process(
+                mailbox,
+                [sys.executable, "-m", "fsqueue.work.child", *map(str, handed)],
+                os.environ,
+                [source, *(stream.write_end for stream in self.streams)],
+                self._ended,
+                inherited=handed,
+            )
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            os.close(source)
+        for stream in self.streams:
+            stream.started()
+        mailbox.watch(self.end.fileno(), self.read)
+        wire.send(self.end, family.setup)
+
+    def give(self, job: Job, now: float) -> bool:
+        task = job.task
+        data = wire.encode_task(task.id, task.attempt, self.family.number_of[id(task.queue)], task.payload)
+        try:
+            wire.send(self.end, data, socket.MSG_DONTWAIT)
+        except OSError:
+            return False  # no room; or the child has just died, which will be heard of
+        if not self.given:
+            self._begin(job, now)
+        self.given.append(job)
+        return True
+
+    def _begin(self, job: Job, now: float) -> None:
+        job.began = now
+        if self.family.keep_output is not None:
+            for stream in self.streams:
+                stream.keep_in = kept_name(self.family.keep_output, job.task)
+        for stream in self.streams:
+            stream.fresh()
+
+    def read(self) -> None:
+        """Take in the answers that are there."""
+        for _ in range(SENT_MAX):
+            try:
+                data = wire.receive(self.end, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return
+            except OSError:
+                return  # it has died, which will be heard of
+            if not data:
+                return
+            answer = orjson.loads(data)
+            if not self.is_ready:
+                self.family.found(self, answer)
+                continue
+            self._answered(answer)
+
+    def _answered(self, answer: tuple[str, Any, float]) -> None:
+        verb, value, seconds = answer
+        job = self.given.popleft()
+        if self.family.keep_output is not None:
+            for stream in self.streams:
+                stream.drain()
+        if self.given:
+            self._begin(self.given[0], self.family.now())
+        self.family.done(job, verb, value, seconds)
+
+    def take_back(self) -> list[Job]:
+        count = 0
+        while True:
+            try:
+                if not wire.receive(self.theirs, socket.MSG_DONTWAIT):
+                    break
+            except OSError:
+                break
+            count += 1
+        return [self.given.pop() for _ in range(count)][::-1]
+
+    def _ended(self) -> None:
+        """It has exited: settle what it did, and blame what it was at."""
+        self.read()
+        left = self.take_back() if self.is_ready else []
+        for stream in self.streams:
+            stream.drain()
+        if self.given and self.given[0].doomed:
+            self.process.kill(signal.SIGKILL)  # what is left of its process group
+        self.process.reap()
+        self.close()
+        tails = [stream.tail for stream in reversed(self.streams)]
+        blamed = self.given.popleft() if self.given else None
+        said = (
+            blamed.why if blamed is not None else ""
+        ) or f"the handler's process ended: {describe(self.process.status)}"
+        self.family.lost(self, blamed, output.reason(said, *tails), left)
+
+    def close(self) -> None:
+        """Close our side of it."""
+        for stream in self.streams:
+            stream.close()
+        if self.end.fileno() >= 0:
+            self.family.mailbox.forget(self.end.fileno())
+        self.end.close()
+        self.theirs.close()
+
+
+class Children:
+    """Runs a handler in `slots` child processes.
+
+    `broken` is called with a sentence when no child can find the handler; `replaced` when one that died is replaced,
+    and `returned` with the tasks that it had not begun.
+    """
+
+    def __init__(
+        self,
+        handler: Mapping[str, Any],
+        queues: Sequence[Queue],
+        slots: int,
+        mailbox: Mailbox,
+        outlet: Outlet,
+        done: Done,
+        broken: Callable[[str], object],
+        returned: Callable[[list[Job], str], object],
+        *,
+        keep_output: str | None = None,
+    ) -> None:
+        self.slots = slots
+        self.mailbox, self.outlet, self.keep_output, self.done = mailbox, outlet, keep_output, done
+        self.number_of = {id(queue): number for number, queue in enumerate(queues)}
+        self.now = Clock().monotonic
+        self._broken, self._returned = broken, returned
+        self._children: list[_Child] = []
+        self._unready = 0
+        self._closing = False
+        self.flag = os.memfd_create("stopping")
+        os.pwrite(self.flag, b"\0", 0)
+        self.setup = orjson.dumps(
+            {
+                "parent": os.getpid(),
+                "path": [os.path.abspath(entry) for entry in sys.path],
+                "argv": sys.argv,
+                "handler": dict(handler),
+                "queues": [os.path.abspath(queue.store.path) for queue in queues],
+            }
+        )
+
+    def start(self) -> None:
+        for _ in range(self.slots):
+            self._children.append(_Child(self))
+
+    def is_ready(self) -> bool:
+        return any(child.is_ready for child in self._children)
+
+    def room(self, each: int) -> int:
+        each = 1 if self.keep_output is not None else min(each, SENT_MAX)
+        return sum(max(0, each - len(child.given)) for child in self._children if child.is_ready)
+
+    def give(self, job: Job) -> bool:
+        ready = [child for child in self._children if child.is_ready]
+        return bool(ready) and min(ready, key=lambda child: len(child.given)).give(job, self.now())
+
+    def at_work(self) -> list[Job]:
+        return [child.given[0] for child in self._children if child.given]
+
+    def held(self) -> list[Job]:
+        return [job for child in self._children for job in child.given]
+
+    def take_back(self, slower_than_s: float = -1.0) -> list[Job]:
+        now = self.now()
+        slow = [
+            child for child in self._children if len(child.given) > 1 and now - child.given[0].began > slower_than_s
+        ]
+        return [job for child in slow for job in child.take_back()]
+
+    def end(self, job: Job, number: int) -> None:
+        child = next((child for child in self._children if child.given and child.given[0] is job), None)
+        if child is None:
+            return
+        # What it has not read goes back first: else it might have ended this task, and be killed at the next.
+        left = child.take_back()
+        if left:
+            self._returned(left, "")
+        child.read()
+        if child.given and child.given[0] is job:
+            child.process.kill(number)
+
+    def stopping(self) -> None:
+        os.pwrite(self.flag, b"\1", 0)
+
+    def close(self) -> None:
+        self._closing = True
+        deadline = self.now() + CLOSE_S
+        for child in self._children:
+            child.end.shutdown(socket.SHUT_WR)
+        while self._children and self.now() < deadline:
+            self.mailbox.wait(deadline - self.now())
+        for child in list(self._children):
+            child.process.kill(signal.SIGKILL)
+            child.process.reap()
+            child.close()
+        os.close(self.flag)
+
+    def found(self, child: _Child, error: str) -> None:
+        """A child has found its handler, or says why not."""
+        if error:
+            self._broken(error)
+        else:
+            child.is_ready = True
+            self._unready = 0
+
+    def lost(self, child: _Child, blamed: Job | None, why: str, left: list[Job]) -> None:
+        """A child has died: tell, and replace it."""
+        self._children.remove(child)
+        if blamed is not None:
+            self.done(blamed, "fail", why, max(0.0, self.now() - blamed.began))
+        self._returned(left, "" if self._closing or blamed is not None else why)
+        if self._closing:
+            return
+        if not child.is_ready:
+            self._unready += 1
+            if self._unready >= UNREADY_MAX:
+                self._broken(why)
+                return
+        self._children.append(_Child(self))

@@ -1,0 +1,60 @@
+"""What a worker did, and the words in which it tells of it on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from fsqueue.task import LeasedTask
+
+
+@dataclass
+class WorkerReport:
+    """What became of the tasks of one run, and why it ended."""
+
+    completed: int = 0
+    failed: int = 0
+    """Attempts that failed, timed out, or were buried; a task retried here counts each time."""
+    released: int = 0
+    """Put back after they were begun: the run was told to stop, or the task asked for it."""
+    lost: int = 0
+    """Taken over, purged or cancelled while they ran: the results were dropped."""
+    signal: int | None = None
+    """The number of the signal that ended the run, if one did."""
+    ended: str = ""
+    """Why it ended: drained, signal, max-tasks, max-runtime, job-end, idle, failures, excluded."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields by name."""
+        return dict(vars(self))
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened to a worker. `text` is a sentence for people, or empty where they need none."""
+
+    kind: str
+    text: str
+    fields: dict[str, Any]
+
+
+Tell = Callable[[Event], object]
+"""What a worker is given to be heard. It is called in a thread of its own, one event at a time."""
+
+
+class Teller:
+    """Makes events of what happens. `do` has an action done, in a thread that may be kept waiting."""
+
+    def __init__(self, do: Callable[[Callable[[], object]], object], tell: Tell) -> None:
+        self._do, self._tell = do, tell
+
+    def say(self, kind: str, text: str, **fields: Any) -> None:
+        """A sentence for people, with fields for programs."""
+        event = Event(kind, text, fields)
+        self._do(lambda: self._tell(event))
+
+    def note(self, kind: str, task: LeasedTask, seconds: float, **fields: Any) -> None:
+        """What became of an attempt at a task, for programs."""
+        where = {"task": task.id, "attempt": task.attempt, "queue": task.queue.store.path}
+        self.say(kind, "", **where, seconds=round(seconds, 6), **fields)

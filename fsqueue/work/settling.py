@@ -1,0 +1,275 @@
+"""What the queues have to be told: how tasks ended, and that leases go on. Threads of their own tell it.
+
+A file server that is away blocks whoever asks it, or fails, for minutes. So the loop never asks: it hands outcomes to
+a `Settler`, which tells them in bulk and, while telling fails, tells them again; and leases to a `Keeper`, which
+renews them. A lease that has run out may still be ours, as long as nobody took the task: its work goes on, and
+completing it counts.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from typing import Any, Literal
+
+from fsqueue import errors
+from fsqueue.clock import Clock
+from fsqueue.errors import FsqueueError
+from fsqueue.nodes import Streak
+from fsqueue.queue import Queue
+from fsqueue.task import LeasedTask
+
+RETRY_S = (1.0, 15.0)
+"""First and longest pause before a verb that met a failing filesystem is repeated."""
+HOPELESS_S = 15.0
+"""How long an error is waited for that does not look as if it would pass."""
+FLUSH_S = 0.1
+"""Completions are told at once; those that follow sooner than this are told together."""
+
+LOST = (errors.LeaseLost, errors.TaskNotFound, errors.QueueNotFound)
+BROKEN = (errors.StorageError, errors.StorageFull)
+_HOPELESS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO)
+COUNTED_AS = {"complete": "completed", "fail": "failed", "bury": "failed", "release": "released"}
+
+Verb = Literal["complete", "fail", "bury", "release"]
+
+
+def patience_with(error: FsqueueError, patience_s: float) -> float:
+    """For how many seconds to go on trying."""
+    number = error.__cause__.errno if isinstance(error.__cause__, OSError) else None
+    return min(patience_s, HOPELESS_S) if number in _HOPELESS else patience_s
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a queue has to be told about a task."""
+
+    task: LeasedTask
+    verb: Verb
+    reason: str = ""
+    result: Any = None
+    delay_s: float | None = None
+    begun: bool = True
+    """Whether the task was at work; else it is put back untouched, and counts nowhere."""
+
+
+@dataclass(slots=True)
+class Settled:
+    """How telling went: what became of each outcome, those still to be told, and why."""
+
+    counted: list[tuple[Outcome, str, str]] = field(default_factory=list)
+    """Outcome, what it counts as, and what to say of it, if anything."""
+    error: FsqueueError | None = None
+
+
+class Settler(threading.Thread):
+    """Tells outcomes, in bulk. `report(Settled)` is called in this thread after each round; `trouble(error)` when the
+    filesystem fails for the first time in a row."""
+
+    def __init__(
+        self,
+        patience_s: float,
+        exclude_after: int | None,
+        report: Callable[[Settled], object],
+        trouble: Callable[[FsqueueError], object],
+    ) -> None:
+        super().__init__(name="fsqueue-settler", daemon=True)
+        self._patience_s, self._report, self._trouble = patience_s, report, trouble
+        self._exclude_after = exclude_after
+        self._streaks: dict[int, Streak] = {}
+        self._inbox: SimpleQueue[list[Outcome] | None] = SimpleQueue()
+        self._hurry = threading.Event()
+        self._now = Clock().monotonic
+
+    def tell(self, outcomes: list[Outcome]) -> None:
+        """Have the queues told."""
+        self._inbox.put(outcomes)
+
+    def hurry(self) -> None:
+        """Do not wait for more to come, nor long between tries."""
+        self._hurry.set()
+
+    def close(self) -> None:
+        """End. What is not told by then is dropped."""
+        self._hurry.set()
+        self._inbox.put(None)
+
+    def run(self) -> None:
+        failing_since, pause_s = math.inf, RETRY_S[0]
+        open_: list[Outcome] = []
+        told_at = -math.inf
+        while True:
+            wait_s = None if not open_ else pause_s
+            closing = not self._gather(open_, wait_s, told_at)
+            if closing:
+                return
+            settled, open_ = self._round(open_)
+            told_at = now = self._now()
+            if settled.error is None:
+                failing_since, pause_s = math.inf, RETRY_S[0]
+            else:
+                if failing_since == math.inf:
+                    failing_since = now
+                    self._trouble(settled.error)
+                else:
+                    pause_s = min(2 * pause_s, RETRY_S[1])
+                if now - failing_since < patience_with(settled.error, self._patience_s):
+                    settled.error = None
+                else:
+                    settled.counted += [(outcome, "lost", "") for outcome in open_]
+                    open_ = []
+            self._report(settled)
+
+    def _gather(self, into: list[Outcome], wait_s: float | None, told_at: float) -> bool:
+        """Wait for outcomes (in vain: to try again), and for those that come right after. False: closed."""
+        try:
+            got = self._inbox.get(timeout=wait_s)
+        except Empty:
+            return True
+        if got is None:
+            return False
+        into += got
+        left = told_at + FLUSH_S - self._now()
+        if left > 0:
+            self._hurry.wait(left)
+        while not self._inbox.empty():
+            got = self._inbox.get()
+            if got is None:
+                return False
+            into += got
+        return True
+
+    def _round(self, outcomes: list[Outcome]) -> tuple[Settled, list[Outcome]]:
+        """Tell each once; returns how it went, and what is still to be told."""
+        settled, again = Settled(), []
+        for queue, verb, delay_s, mine in _grouped(outcomes):
+            try:
+                lost = _tell(queue, verb, delay_s, mine)
+            except BROKEN as error:
+                settled.error = error
+                again += mine
+                continue
+            except FsqueueError as error:  # this one outcome is what is wrong, not the filesystem
+                lost = {outcome.task.id: error for outcome in mine}
+            for outcome in mine:
+                counted, said = COUNTED_AS[verb], ""
+                if outcome.task.id in lost:
+                    counted = own_outcome(outcome.task) or "lost"
+                    if counted == "lost" and outcome.begun:
+                        said = f"task {outcome.task.id} was lost, its result is dropped: {lost[outcome.task.id]}"
+                settled.counted.append((outcome, counted, said))
+                if self._exclude_after is not None and outcome.begun:
+                    self._count_in_a_row(outcome, counted, self._exclude_after)
+        return settled, again
+
+    def _count_in_a_row(self, outcome: Outcome, counted: str, after: int) -> None:
+        """For all workers on this node."""
+        store = outcome.task.queue.store
+        streak = self._streaks.setdefault(id(store), Streak(store, after))
+        if counted == "completed":
+            streak.succeeded()
+        elif counted == "failed":
+            streak.failed(outcome.reason.partition("\n")[0])
+
+
+def _grouped(outcomes: Sequence[Outcome]) -> Iterable[tuple[Queue, Verb, float | None, list[Outcome]]]:
+    """Outcomes that one call can tell. Those with something of their own to say are told one by one."""
+    bulk: dict[tuple[int, str, float | None], list[Outcome]] = {}
+    for outcome in outcomes:
+        if outcome.verb == "release" or (outcome.verb == "complete" and outcome.result is None):
+            bulk.setdefault((id(outcome.task.queue), outcome.verb, outcome.delay_s), []).append(outcome)
+        else:
+            yield outcome.task.queue, outcome.verb, outcome.delay_s, [outcome]
+    for mine in bulk.values():
+        yield mine[0].task.queue, mine[0].verb, mine[0].delay_s, mine
+
+
+def _tell(queue: Queue, verb: Verb, delay_s: float | None, mine: list[Outcome]) -> dict[str, FsqueueError]:
+    """The verb for outcomes that one call can tell; the tasks that were lost."""
+    tasks = [outcome.task for outcome in mine]
+    try:
+        if verb == "release":
+            queue.release(tasks, delay_s or 0)
+        elif verb == "fail":
+            tasks[0].fail(mine[0].reason, delay_s)
+        elif verb == "bury":
+            tasks[0].bury(mine[0].reason)
+        elif len(tasks) == 1:
+            tasks[0].complete(mine[0].result)
+        else:
+            queue.complete(tasks)
+    except LOST as error:
+        named = (isinstance(error, errors.LeaseLost) and error.tasks) or [task.id for task in tasks]
+        return dict.fromkeys(named, error)
+    return {}
+
+
+def own_outcome(task: LeasedTask) -> str | None:
+    """How this very lease ended already: by the command, through FSQUEUE_TOKEN, or by a try that seemed to fail."""
+    lease = task.token.rpartition("@")[2]
+    try:
+        moves = task.queue.history(task.id)
+    except FsqueueError:
+        return None
+    return next((COUNTED_AS[move.op] for move in moves if move.lease == lease and move.op in COUNTED_AS), None)
+
+
+@dataclass(slots=True)
+class Renewed:
+    """How a renewal went: the tasks that are lost, and those that their commands have settled themselves."""
+
+    lost: dict[str, FsqueueError] = field(default_factory=dict)
+    settled: dict[str, str] = field(default_factory=dict)
+    error: FsqueueError | None = None
+
+
+class Keeper(threading.Thread):
+    """Renews leases, one request at a time; each is answered by `report(Renewed)`, called in this thread."""
+
+    def __init__(self, lease_s: float | None, report: Callable[[Renewed], object]) -> None:
+        super().__init__(name="fsqueue-keeper", daemon=True)
+        self._lease_s, self._report = lease_s, report
+        self._inbox: SimpleQueue[list[LeasedTask] | None] = SimpleQueue()
+
+    def renew(self, tasks: list[LeasedTask]) -> None:
+        """Renew the leases of these tasks, all of one length."""
+        self._inbox.put(tasks)
+
+    def close(self) -> None:
+        """End, after what is under way."""
+        self._inbox.put(None)
+
+    def run(self) -> None:
+        while (tasks := self._inbox.get()) is not None:
+            answer = Renewed()
+            queues: dict[int, list[LeasedTask]] = {}
+            for task in tasks:
+                queues.setdefault(id(task.queue), []).append(task)
+            for mine in queues.values():
+                self._renew(mine, answer)
+            self._report(answer)
+
+    def _renew(self, tasks: list[LeasedTask], answer: Renewed) -> None:
+        try:
+            tasks[0].queue.renew(tasks, self._lease_s)
+        except errors.LeaseExpired:
+            pass  # too late, but nobody has taken them: what is finished still counts
+        except LOST as error:
+            if isinstance(error, errors.LeaseLost) and len(tasks) > 1:
+                lost = set(error.tasks)
+                for task in tasks:  # taken over, or only late? One by one they tell
+                    if task.id in lost:
+                        self._renew([task], answer)
+                return
+            for task in tasks:
+                own = own_outcome(task)
+                if own is None:
+                    answer.lost[task.id] = error
+                else:
+                    answer.settled[task.id] = own
+        except FsqueueError as error:
+            answer.error = error

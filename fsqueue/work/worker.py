@@ -1,0 +1,207 @@
+"""The worker as users hold it: arguments checked, the loop built and run."""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from fsqueue.arguments import whole
+from fsqueue.clock import duration_ms
+from fsqueue.errors import InvalidArgument
+from fsqueue.queue import Queue
+from fsqueue.work import handlers
+from fsqueue.work.commands import Commands
+from fsqueue.work.jobs import Doer
+from fsqueue.work.limits import Limits
+from fsqueue.work.loop import Loop
+from fsqueue.work.processes import Children
+from fsqueue.work.report import Event, Tell, WorkerReport
+from fsqueue.work.threads import WARNING, Threads
+
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+"""What asks a worker to end. Slurm sends SIGTERM, and with --signal whatever was asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class _How:
+    """How the tasks are done."""
+
+    command: list[str]
+    handler: dict[str, Any]
+    function: Callable[..., Any] | None
+    slots: int
+    sysexits: bool
+    keep_output: str | None
+    result_from_stdout: bool
+
+
+class Worker:
+    """Does the tasks of one or several queues, by a Python function or a command, until they are drained.
+
+    ``Worker(queue, handler).run()``: `handler(payload)` or `handler(payload, task)` returns a JSON value that is kept
+    with the task, or None. An exception fails the task, to be tried again later; `fsqueue.Retry` puts it back without
+    blame, `fsqueue.Bury` gives it up. It is a function at the top of a module, or its name, "package.module:function".
+    Instead of it, `load` names modules with registered functions (`fsqueue.task`), or `command` a program with its
+    arguments, run once a task: `{}` in an argument stands for the payload, `{field}` for a field of it.
+
+    processes: how many tasks are done at a time, each in a process of its own.
+    threads: so many threads of this process instead; see the warning that it tells.
+    lease_s: seconds; each queue's own if None. Leases are renewed after each third of it.
+    timeout_s: a task that takes longer is ended, and fails.
+    grace_s: how long tasks at work may go on when the worker is told to stop.
+    until: "drained" ends when nothing is waiting, delayed or leased in any queue; "forever" when stopped.
+    prefetch: tasks leased at a time for each process; chosen by how long tasks take if None.
+    max_tasks, max_runtime_s, idle_timeout_s: end after so many tasks, so long, or so long without any.
+    stop_after_failures: end when so many attempts in a row have failed.
+    exclude_after: keep workers with this option off a node on which so many attempts in a row have failed.
+    on_lease_lost: what is done about work whose task was taken over: "kill" it or let it "finish".
+    sysexits: commands that exit with 75 are put back without blame, with 65 buried at once.
+    keep_output: a directory for all that is printed, a file for each task and attempt.
+    result_from_stdout: a command's result is its standard output, instead of what it writes to the file FSQUEUE_RESULT.
+    patience_s: how long a failing filesystem is waited for.
+    tell: called with an `Event` for whatever may be of interest.
+
+    Raises InvalidArgument.
+    """
+
+    def __init__(
+        self,
+        queues: Queue | Sequence[Queue],
+        handler: Callable[..., Any] | str | None = None,
+        *,
+        command: Sequence[str] = (),
+        load: Sequence[str] = (),
+        processes: int = 1,
+        threads: int | None = None,
+        lease_s: float | None = None,
+        timeout_s: float | None = None,
+        grace_s: float = 10.0,
+        until: Literal["drained", "forever"] = "drained",
+        prefetch: int | None = None,
+        max_tasks: int | None = None,
+        max_runtime_s: float | None = None,
+        idle_timeout_s: float | None = None,
+        stop_after_failures: int | None = None,
+        exclude_after: int | None = None,
+        on_lease_lost: Literal["kill", "finish"] = "kill",
+        sysexits: bool = False,
+        keep_output: str | Path | None = None,
+        result_from_stdout: bool = False,
+        patience_s: float = 600.0,
+        tell: Tell = lambda event: None,
+    ) -> None:
+        self._queues = [queues] if isinstance(queues, Queue) else list(queues)
+        if not self._queues or not all(isinstance(queue, Queue) for queue in self._queues):
+            raise InvalidArgument(f"A worker takes a Queue, or several in a list, not {queues!r}.")
+        if (handler is not None) + bool(command) + bool(load) != 1:
+            raise InvalidArgument("A worker needs exactly one of a handler, a command, and modules to load.")
+        if until not in ("drained", "forever"):
+            raise InvalidArgument(f"until must be 'drained' or 'forever', not {until!r}.")
+        if on_lease_lost not in ("kill", "finish"):
+            raise InvalidArgument(f"on_lease_lost must be 'kill' or 'finish', not {on_lease_lost!r}.")
+        for name, value in {
+            "prefetch": prefetch, "max_tasks": max_tasks, "stop_after_failures": stop_after_failures,
+            "exclude_after": exclude_after, "threads": threads,
+        }.items():  # fmt: skip
+            if value is not None:
+                whole(name, value)
+        whole("processes", processes)
+        if threads is not None and (command or timeout_s is not None or keep_output is not None):
+            raise InvalidArgument("Threads cannot be ended, nor their output told apart: a command, a timeout and "
+                                  "kept output need processes.")  # fmt: skip
+        function = None
+        if threads is not None:
+            function = (
+                handler
+                if callable(handler)
+                else handlers.find({"load": list(load)} if load else handlers.name_of(handler))
+            )
+            handlers.takes_task(function)
+        self._how = _How(
+            command=list(command),
+            handler={"load": list(load)} if load else {} if command or function else handlers.name_of(handler),
+            function=function,
+            slots=processes if threads is None else threads,
+            sysexits=sysexits,
+            keep_output=None if keep_output is None else str(Path(keep_output).absolute()),
+            result_from_stdout=result_from_stdout,
+        )
+        leases_s = [queue.settings.lease_s if lease_s is None else lease_s for queue in self._queues]
+        self._limits = Limits(
+            lease_s=min(duration_ms(one, "lease_s", 0.001) / 1000 for one in leases_s),
+            timeout_s=_seconds("timeout_s", timeout_s),
+            grace_s=duration_ms(grace_s, "grace_s") / 1000,
+            forever=until == "forever",
+            prefetch=prefetch,
+            max_tasks=math.inf if max_tasks is None else max_tasks,
+            max_runtime_s=_seconds("max_runtime_s", max_runtime_s),
+            idle_timeout_s=_seconds("idle_timeout_s", idle_timeout_s),
+            failures_max=math.inf if stop_after_failures is None else stop_after_failures,
+            exclude_after=exclude_after,
+            kills_lost=on_lease_lost == "kill",
+            patience_s=duration_ms(patience_s, "patience_s") / 1000,
+        )
+        self._lease_s, self._tell = lease_s, tell
+        self._loop = Loop(self._queues, self._lease_s, self._limits, self._make_doer, tell)
+
+    def stop(self) -> None:
+        """End the run as SIGTERM does, from any thread; a second call puts back at once what is at work."""
+        self._loop.stop(signal.SIGTERM)
+
+    def run(self) -> WorkerReport:
+        """Work until there is nothing left to do, or until stopped. To be called once.
+
+        In the main thread signals stop it: the first lets finish what fits into `grace_s`, the second puts back
+        what is at work. Raises what keeps it from going on (QueueNotFound, StorageError; InvalidArgument for a
+        command or handler that cannot be found), after what is at work has ended and is settled.
+        """
+        if handlers.is_loading:
+            raise InvalidArgument(
+                "A worker was started while a child process imports its script. Put what starts it under "
+                "if __name__ == '__main__':"
+            )
+        if self._how.function is not None:
+            self._tell(Event("warning", WARNING, {}))
+        with _signals(self._loop.stop):
+            return self._loop.run()
+
+    def _make_doer(self, loop: Loop) -> Doer:
+        how, slots = self._how, self._how.slots
+        if how.function is not None:
+            return Threads(how.function, slots, loop.mailbox, loop.done)
+        if how.command:
+            return Commands(
+                how.command, slots, loop.mailbox, loop.outlet, loop.done, loop.refused,
+                sysexits=how.sysexits, keep_output=how.keep_output, result_from_stdout=how.result_from_stdout,
+            )  # fmt: skip
+        return Children(
+            how.handler, self._queues, slots, loop.mailbox, loop.outlet, loop.done, loop.refused, loop.returned,
+            keep_output=how.keep_output,
+        )  # fmt: skip
+
+
+def _seconds(name: str, value: float | None) -> float:
+    return math.inf if value is None else duration_ms(value, name, 0.001) / 1000
+
+
+@contextmanager
+def _signals(stop: Callable[[int], object]) -> Iterator[None]:
+    """In the main thread, have signals reported to `stop`. Those that are ignored (nohup) stay ignored."""
+    before: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in STOPPING:
+            if signal.getsignal(number) != signal.SIG_IGN:
+                before[number] = signal.signal(number, lambda number, frame: stop(number))
+        if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:  # inherited; it would hide every exit status
+            before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        for changed, handler in before.items():
+            signal.signal(changed, handler)
