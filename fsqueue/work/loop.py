@@ -27,6 +27,8 @@ from fsqueue.work.settling import RETRY_S, Keeper, Outcome, Renewed, Settled, Se
 
 STALL_S = 1.0
 """What was leased ahead and is not begun after so long is given to others."""
+UNTOLD_MAX = 256
+"""With so many outcomes before it that the queues have not been told, a worker takes nothing more."""
 PAUSE_S = (1.0, 60.0)
 """The first and the longest pause of a task that asks to be put back without saying for how long."""
 
@@ -127,12 +129,13 @@ class Loop:
         slots, each = self._doer.slots, self._each()
         if not self._may_begin():
             return
-        held = len(self._ahead) + len(self._doer.held())
-        few = held <= slots * each // 2 or len(self._doer.at_work()) < slots
+        held, at_work = len(self._ahead) + len(self._doer.held()), len(self._doer.at_work())
+        few = held <= slots * each // 2 or at_work < slots
         left = self._limits.max_tasks - self._taken
         if left <= 0:
-            self._end("max-tasks", f"{self._taken:,} task(s) were taken, as many as asked for")
-        elif few and held < slots * each and len(self._untold) <= 2 * slots * each:
+            if held == at_work:
+                self._end("max-tasks", f"{self._taken:,} task(s) were taken, as many as asked for")
+        elif few and held < slots * each and len(self._untold) <= slots * each + UNTOLD_MAX:
             self._asked = int(min(slots * each - held, left))
             self._feeder.ask(self._asked)
 

@@ -1,0 +1,90 @@
+"""Handlers for the tests of workers, which children import by name."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import fsqueue
+
+NUMBER = 7
+
+
+def nothing(payload: Any) -> None:
+    pass
+
+
+def double(payload: Any) -> Any:
+    return {"double": payload * 2}
+
+
+def about(payload: Any, task: Any) -> Any:
+    return {"id": task.id, "attempt": task.attempt, "queue": task.queue, "stop": task.should_stop(), "pid": os.getpid()}
+
+
+def obey(payload: Any) -> Any:
+    """Do what the payload says: {"do": …, …}."""
+    match payload["do"]:
+        case "return":
+            return payload.get("value")
+        case "raise":
+            raise ValueError(payload["text"])
+        case "exit":
+            sys.exit(3)
+        case "vanish":
+            print("going", file=sys.stderr, flush=True)
+            os._exit(5)
+        case "segfault":
+            ctypes.string_at(0)
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "hold":  # the interpreter's lock, in C
+            ctypes.PyDLL(None).usleep(int(payload["s"] * 1e6))
+        case "sleep":
+            time.sleep(payload["s"])
+        case "touch":
+            Path(payload["path"]).touch()
+            time.sleep(payload.get("s", 0))
+        case "retry":
+            raise fsqueue.Retry(payload.get("delay_s"))
+        case "bury":
+            raise fsqueue.Bury(payload.get("why", ""))
+        case "print":
+            print(payload["text"])
+            print(payload["text"], file=sys.stderr)
+        case "fork":
+            os.fork()
+        case "unprintable":
+            return object()
+        case "large":
+            return "x" * 100_000
+        case "until":
+            while not Path(payload["path"]).exists():
+                time.sleep(0.01)
+    return None
+
+
+def note(payload: Any) -> None:
+    """Append who did what to a file."""
+    with open(payload["log"], "a") as file:
+        file.write(f"{payload['n']} {os.getpid()}\n")
+
+
+def until_told(payload: Any, task: Any) -> None:
+    Path(payload["began"]).touch()
+    while not task.should_stop():
+        time.sleep(0.01)
+    raise fsqueue.Retry(0)
+
+
+async def later(payload: Any) -> None:
+    pass
+
+
+def no_argument() -> None:
+    pass
