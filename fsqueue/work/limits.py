@@ -1,4 +1,4 @@
-"""The options that the loop of a worker keeps to."""
+"""What the loop of a worker keeps to: its options, and what is the same for all."""
 
 from __future__ import annotations
 
@@ -10,6 +10,12 @@ from fsqueue.clock import Clock
 
 KILL_S = 5.0
 """How long after SIGTERM SIGKILL follows; the grace, if that is shorter."""
+STALL_S = 1.0
+"""What was leased ahead and is not begun after so long is given to others."""
+UNTOLD_MAX = 256
+"""With so many outcomes before it that the queues have not been told, a worker takes nothing more."""
+PAUSE_S = (1.0, 60.0)
+"""The first and the longest pause of a task that asks to be put back without saying for how long."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,26 +11,21 @@ import math
 import signal
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from fsqueue.clock import Clock, Entropy
 from fsqueue.errors import FsqueueError, InvalidArgument
 from fsqueue.queue import Queue
+from fsqueue.task import LeasedTask
 from fsqueue.work.events import Mailbox
 from fsqueue.work.feeding import Fed, Feeder
 from fsqueue.work.jobs import Doer, Job
-from fsqueue.work.limits import KILL_S, Limits, stop_time
+from fsqueue.work.limits import KILL_S, PAUSE_S, STALL_S, UNTOLD_MAX, Limits, stop_time
 from fsqueue.work.output import Outlet
 from fsqueue.work.pace import Pace
 from fsqueue.work.report import Tell, Teller, WorkerReport
 from fsqueue.work.settling import RETRY_S, Keeper, Outcome, Renewed, Settled, Settler
-
-STALL_S = 1.0
-"""What was leased ahead and is not begun after so long is given to others."""
-UNTOLD_MAX = 256
-"""With so many outcomes before it that the queues have not been told, a worker takes nothing more."""
-PAUSE_S = (1.0, 60.0)
-"""The first and the longest pause of a task that asks to be put back without saying for how long."""
 
 
 class Loop:
@@ -142,6 +137,8 @@ class Loop:
     def _each(self) -> int:
         """How many tasks each slot may hold."""
         each = self._pace.ahead(self._slowest_s())
+        if self._limits.failures_max < math.inf:  # what fails is to be noticed before more is begun
+            each = max(1, min(each, int(self._limits.failures_max) - self._failures))
         likely_s = self._pace.likely_s
         if self._stop_at < math.inf and likely_s:
             each = min(each, max(1, int((self._stop_at - self._now()) / likely_s)))
@@ -235,10 +232,27 @@ class Loop:
             if len(fed.tasks) == self._asked:
                 self._pace.grow()
             now = self._now()
-            self._ahead.extend(Job(task) for task in fed.tasks)
+            self._ahead.extend(Job(task) for task in self._adopted(fed.tasks))
             self._ahead_since = now
             self._look_at = min(self._look_at, now + STALL_S)
             self._renew_at = min(self._renew_at, now + self._limits.lease_s / 3)
+
+    def _adopted(self, tasks: list[LeasedTask]) -> list[LeasedTask]:
+        """Those of `tasks` that are new here. What had run out while we were at it, and nobody took, is ours again."""
+        held = {job.task.id: job for job in (*self._ahead, *self._doer.held())}
+        told = {outcome.task.id: outcome for outcome in (*self._untold.values(), *self._outbox) if outcome.begun}
+        new = []
+        for task in tasks:
+            if task.id in held:
+                held[task.id].task = task
+                self._taken -= 1
+            elif task.id in told and told[task.id].verb != "release":
+                self._outbox.append(replace(told[task.id], task=task))
+                told[task.id].begun = False  # under the lease before it is lost, which is no loss
+                self._taken -= 1
+            else:
+                new.append(task)
+        return new
 
     def returned(self, jobs: list[Job], why: str) -> None:
         """A doer gives back tasks that it has not begun; `why` it cannot do them, if that is worth a word."""
@@ -353,11 +367,12 @@ class Loop:
                 self._lost(job, renewed.lost[job.task.id])
 
     def _lost(self, job: Job, error: FsqueueError) -> None:
-        if self._limits.kills_lost:
-            self._say("lost", f"task {job.task.id} was lost, its work is stopped: {error}", task=job.task.id)
+        kills = self._limits.kills_lost
+        what = "its work is stopped" if kills else "its work goes on"
+        self._say("lost", f"task {job.task.id} was lost, {what}: {error}", task=job.task.id)
+        if kills:
             self._doom(job, "lost")
         else:
-            self._say("lost", f"task {job.task.id} was lost; its work goes on: {error}", task=job.task.id)
             job.settled = "lost"
 
     # -- the end
@@ -380,11 +395,10 @@ class Loop:
     def _stop(self, number: int) -> None:
         """A signal: the first lets finish what may fit into the grace, the second puts back, the third just leaves."""
         self._signals += 1
-        at_work = self._doer.at_work()
+        at_work, grace = self._doer.at_work(), f"{self._limits.grace_s:g} s"
         if self._signals == 1:
             self._report.signal = number
             if at_work:
-                grace = f"{self._limits.grace_s:g} s"
                 self._say(
                     "stopping",
                     f"stopping: {len(at_work)} task(s) at work have {grace} to end; a second signal puts them back now",

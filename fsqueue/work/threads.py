@@ -36,8 +36,8 @@ class Threads:
         self._mailbox, self._done = mailbox, done
         self._now = Clock().monotonic
         self._waiting: SimpleQueue[Job | None] = SimpleQueue()
-        self._given: dict[Job, None] = {}
-        """The jobs that are not done, in order."""
+        self._given: set[Job] = set()
+        """The jobs that are not done."""
         self._answers: deque[tuple[Job, str, Any, float]] = deque()
         self._is_stopping = False
 
@@ -52,7 +52,7 @@ class Threads:
         return self.slots * each - len(self._given)
 
     def give(self, job: Job) -> bool:
-        self._given[job] = None
+        self._given.add(job)
         self._waiting.put(job)
         return True
 
@@ -73,12 +73,13 @@ class Threads:
             except Empty:
                 return back
             if job is not None:
-                del self._given[job]
+                self._given.remove(job)
                 back.append(job)
 
     def end(self, job: Job, number: int) -> None:
         """A thread cannot be ended: instead of killing, its task is done with, and what it returns will be dropped."""
-        if number == signal.SIGKILL and self._given.pop(job, None) is not None:
+        if number == signal.SIGKILL and job in self._given:
+            self._given.remove(job)
             self._done(job, "release", 0, 0.0)
 
     def stopping(self) -> None:
@@ -105,5 +106,6 @@ class Threads:
     def _take_in(self) -> None:
         while self._answers:
             job, verb, value, seconds = self._answers.popleft()
-            if self._given.pop(job, None) is not None:
+            if job in self._given:
+                self._given.remove(job)
                 self._done(job, verb, value, seconds)

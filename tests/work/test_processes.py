@@ -228,7 +228,7 @@ def test_a_child_killed_from_outside_costs_one_attempt_at_most(
     thread, reports = in_background(Worker(queue, tasks.note, processes=2, prefetch=prefetch))
     killed = set()
     for _ in range(5):
-        wait_for(lambda: log.exists() and set(log.read_text().split()[1::2]) - killed or not thread.is_alive())
+        wait_for(lambda: (log.exists() and set(log.read_text().split()[1::2]) - killed) or not thread.is_alive())
         for pid in set(log.read_text().split()[1::2]) - killed:
             killed.add(pid)
             try:
