@@ -258,7 +258,8 @@ def test_a_function_that_is_not_found_exits_with_2(spawn: Spawn, queue: Queue) -
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["--call", "a:b", "--", "true"], ["--call", "a:b", "--load", "c"], ["--call", "a"], ["--threads", "2", "--", "true"],
+    [[], ["--call", "a:b", "--", "true"], ["--call", "a:b", "--load", "c"], ["--call", "a"],
+     ["--threads", "2", "--", "true"],
      ["--max-tasks", "0", "--", "true"], ["--on-lease-lost", "shrug", "--", "true"]],
 )  # fmt: skip
 def test_contradictions_are_usage_errors(fsqueue_cli: Run, queue: Queue, arguments: list[str]) -> None:
