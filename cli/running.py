@@ -106,8 +106,8 @@ def run(
     SIGTERM, and are put back; a second signal puts them back at once. Under Slurm, and with --max-runtime, nothing is
     begun that by the time measured so far would not end before the job does.
 
-    A worker that has nothing to do looks for tasks less and less often: a task inserted then starts within about
-    six seconds.
+    A worker that has nothing to do looks for tasks less and less often: a task inserted then starts within
+    eight seconds; it ends at most half a minute after others have drained the queue.
 
     Exit codes: 0 drained, or stopped as asked for (--max-tasks, --max-runtime, --idle-timeout, the job's end); 9
     drained, but there are dead letters; 11 stopped by --stop-after-failures; 12 by --exclude-after; 2 COMMAND or the

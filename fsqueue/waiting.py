@@ -7,7 +7,7 @@ from collections.abc import Callable
 from fsqueue.leasing import Leaser
 from fsqueue.task import LeasedTask
 
-BELL_S = (0.1, 5.0)
+BELL_S = (0.1, 6.0)
 """Shortest and longest pause between two readings of the doorbell."""
 SWEEP_S = 600.0
 """After so long an idle worker lists everything although nobody rang (the bell is a hint)."""

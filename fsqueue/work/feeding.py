@@ -17,7 +17,7 @@ from fsqueue.task import LeasedTask
 from fsqueue.waiting import BELL_S, Vigil
 from fsqueue.work.settling import BROKEN, RETRY_S, patience_with
 
-DRAIN_CHECK_S = 10.0
+DRAIN_CHECK_S = 30.0
 """How often, at most, a worker that waits long asks whether all is done: that costs a listing and a look into a log."""
 
 
