@@ -28,10 +28,21 @@ class Look:
     status: fsqueue.Status
     activity: fsqueue.Activity | None = None
     error: fsqueue.FsqueueError | None = None
+    parts: Sequence[Look] = ()
+    """What this is the sum of."""
 
     @property
     def left(self) -> fsqueue.TimeLeft | None:
-        """When it will be drained."""
+        """When it will be drained. Of several queues it is the last that counts, if each has workers of its own."""
+        each = [part.left for part in self.parts if part.status.remaining]
+        known = [left for left in each if left is not None]
+        if each and len(known) == len(each):
+            most = [left.most_s for left in known if left.most_s is not None]
+            return fsqueue.TimeLeft(
+                max(left.likely_s for left in known),
+                max(left.least_s for left in known),
+                max(most) if len(most) == len(known) else None,
+            )
         return self.activity.left(self.status.remaining) if self.activity is not None else None
 
 
@@ -125,26 +136,24 @@ def progress_line(look: Look, named: bool = False) -> str:
     return f"{look.name}: {line}" if named else line
 
 
-def rates(pen: Pen, found: fsqueue.Activity, remaining: int) -> list[str]:
+def rates(pen: Pen, look: Look, found: fsqueue.Activity) -> list[str]:
     """The rates, the time left, the average lease: a line each."""
     lines = []
-    known = [
-        f"{name} {pen.rate(rate)}"
-        for name, rate in (("inserted", found.inserted), ("leased", found.leased), ("completed", found.completed))
-        if rate is not None
-    ]
+    known = [f"inserted {number(found.inserted.per_s)}"] if found.inserted is not None else []
+    known += [f"leased {pen.rate(found.leased)}"] if found.leased is not None else []
+    known += [f"completed {pen.rate(found.completed)}"] if found.completed is not None else []
     if found.completed is not None:
         sampled = f", sampled ({found.share:.0%})" if found.share < 1 else ""
         known.append(f"over {duration(found.completed.over_s)}{sampled}")
     lines += [f"per second  {', '.join(known)}"] if known else []
-    left = found.left(remaining)
-    lines += [f"time left   {time_left(left).replace(' left', '', 1)}"] if left is not None and remaining else []
+    left = look.left if look.status.remaining else None
+    lines += [f"time left   {time_left(left).replace(' left', '', 1)}"] if left is not None else []
     if found.lease_s is not None:
         lines.append(f"a lease     {duration(found.lease_s)} on average, of {found.measured:,} completed tasks")
     return lines
 
 
-def failures(pen: Pen, found: fsqueue.Activity, rows: int) -> list[str]:
+def failures(found: fsqueue.Activity, rows: int) -> list[str]:
     """Failures by reason: a heading, and as many as there is room for."""
     if not found.failures or rows < 2:
         return []
@@ -158,7 +167,7 @@ def failures(pen: Pen, found: fsqueue.Activity, rows: int) -> list[str]:
     return lines
 
 
-def oldest(pen: Pen, found: fsqueue.Activity, rows: int) -> list[str]:
+def oldest(found: fsqueue.Activity, rows: int) -> list[str]:
     """The slowest leased tasks: a heading, and as many as there is room for."""
     if not found.oldest or rows < 2:
         return []
@@ -169,11 +178,14 @@ def oldest(pen: Pen, found: fsqueue.Activity, rows: int) -> list[str]:
     return lines
 
 
-def details(pen: Pen, found: fsqueue.Activity, remaining: int, rows: int) -> list[str]:
+def details(pen: Pen, look: Look, rows: int) -> list[str]:
     """Rates, failures and the slowest, in so many rows."""
-    lines = rates(pen, found, remaining)[:rows]
+    found = look.activity
+    if found is None:
+        return []
+    lines = rates(pen, look, found)[:rows]
     room = rows - len(lines)
-    reasons, slowest = failures(pen, found, room), oldest(pen, found, room)
+    reasons, slowest = failures(found, room), oldest(found, room)
     share = max(room // 2, room - len(slowest))
     reasons = reasons[:share] if share > 1 else []
     return lines + reasons + slowest[: room - len(reasons)]
@@ -214,9 +226,7 @@ def _one(pen: Pen, look: Look) -> list[str]:
         count = getattr(look.status, name)
         share = count / look.status.inserted if look.status.inserted else 0.0
         lines.append(f"{name:<10}{pen.bar(share, width)}{count:>15,}{share:>8.1%}")
-    if look.activity is not None:
-        lines += details(pen, look.activity, look.status.remaining, pen.rows - len(lines))
-    return lines
+    return lines + details(pen, look, pen.rows - len(lines))
 
 
 def _several(pen: Pen, looks: Sequence[Look]) -> list[str]:
@@ -224,15 +234,13 @@ def _several(pen: Pen, looks: Sequence[Look]) -> list[str]:
     lines = [_heading(pen, f"{len(looks)} queues")]
     room = max(3, pen.rows - 3 - 6)  # for rates, failures and the slowest
     shown = sorted(looks, key=lambda look: look.status.drained and look.error is None)[:room]
-    widest = min(NAME_COLUMNS_MAX, max(8, pen.columns - 66), max(len(pen.text(look.name)) for look in shown))
+    widest = min(NAME_COLUMNS_MAX, max(8, pen.columns - 66), max(len(pen.text(look.name)) for look in [*shown, whole]))
     lines.append(_row(pen, widest, "", "", "done", "waiting", "leased", "dead", "per s", "left"))
     lines += [_row_of(pen, widest, look) for look in sorted(shown, key=lambda look: look.name)]
     if len(shown) < len(looks):
         lines.append(f"and {len(looks) - len(shown):,} more")
     lines.append(_row_of(pen, widest, whole))
-    if whole.activity is not None:
-        lines += details(pen, whole.activity, whole.status.remaining, pen.rows - len(lines))
-    return lines
+    return lines + details(pen, whole, pen.rows - len(lines))
 
 
 def total(looks: Sequence[Look]) -> Look:
@@ -243,6 +251,7 @@ def total(looks: Sequence[Look]) -> Look:
         "",
         fsqueue.Status(*(sum(getattr(look.status, name) for look in looks) for name in STATES)),
         together(known) if known else None,
+        parts=looks,
     )
 
 

@@ -158,6 +158,8 @@ class Screen:
 
 def as_json(look: Look) -> dict[str, object]:
     """All that is known of a queue. Rates are tasks a second, times seconds; null: not known."""
+    if look.error is not None:
+        return {"queue": look.path, "at": time.time(), "error": str(look.error)}
     left, found = look.left, look.activity
     return look.status.as_dict() | {
         "queue": look.path,
@@ -167,7 +169,6 @@ def as_json(look: Look) -> dict[str, object]:
         "left_least_s": left.least_s if left is not None else None,
         "left_most_s": left.most_s if left is not None else None,
         "activity": found.as_dict() if found is not None else None,
-        "error": str(look.error) if look.error is not None else None,
     }
 
 
@@ -210,7 +211,7 @@ def _once(watching: Watching, fast: bool, json: bool) -> None:
     stuck = {path: [] if fast else one.queue.stuck() for path, one in watching.watched.items()}
     if json:
         for look in looks:
-            print_json(as_json(look) | {"stuck": [lock.as_dict() for lock in stuck.get(look.path, [])]})
+            print_json(as_json(look) | {"stuck": [lock.as_dict() for lock in stuck.get(look.path, ())]})
         return
     sound = [look for look in looks if look.error is None]
     if len(looks) == 1:
@@ -218,10 +219,8 @@ def _once(watching: Watching, fast: bool, json: bool) -> None:
             click.echo(f"{name:<10}{getattr(looks[0].status, name):>16,}")
     else:
         print_table(_table(sound), (20, 12, 12, 12, 12, 12))
-    whole = total(sound)
-    if not fast and whole.activity is not None:
-        for line in details(Pen(), whole.activity, whole.status.remaining, 1 << 16):
-            click.echo(plain(line))
+    for line in details(Pen(), total(sound), 1 << 16) if not fast else ():
+        click.echo(plain(line))
     for locks in stuck.values():
         for lock in locks:
             click.echo(f"stuck lock, last written to {moment(lock.written)}: {plain(str(lock))}")
@@ -268,7 +267,9 @@ sbatch --dependency=afterok:$(sbatch --parsable --wrap 'fsqueue wait /scratch/me
 @click.option("--timeout", "timeout_s", type=seconds, help="Seconds to wait at most.")
 @json_option
 def wait(queues: tuple[str, ...], timeout_s: float | None, as_json: bool) -> None:
-    """Wait until Q is drained: nothing is waiting, delayed or leased. Of several queues, until all are at once.
+    """Wait until Q is drained: nothing is waiting, delayed or leased.
+
+    Q is a queue, or a directory of queues: those that are in it now, until all of them are drained at once.
 
     Progress is shown on a terminal. Elsewhere waiting costs the file server a few calls a minute, and the end is
     noticed within a tenth of the time waited, 20 s at most.

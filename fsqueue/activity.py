@@ -22,7 +22,8 @@ from fsqueue.store import Store
 from fsqueue.task import DeadLetter
 
 WINDOWS_S = (60.0, 3600.0)
-"""What rates are averages over, unless the caller says: the second where too little was finished in the first."""
+"""What rates are averages over, unless the caller says: the second where work goes on, but too little was finished in
+the first."""
 FEW = 30
 """So many finished tasks are enough."""
 LEAST_S = 1.0
@@ -191,7 +192,7 @@ def _sum(rates: Sequence[Rate | None]) -> Rate | None:
 
 def _activity(store: Store, window_ms: int | None) -> Activity:
     survey = _Survey(store, round(WINDOWS_S[0] * 1000) if window_ms is None else window_ms)
-    if window_ms is None and survey.is_touched and survey.finished() < FEW:
+    if window_ms is None and survey.is_at_work() and survey.finished() < FEW:
         survey = _Survey(store, round(WINDOWS_S[1] * 1000))
     letters, whole = deadletters.latest(store, LETTERS_BYTES_MAX)
     lease_s, lease_error, measured = survey.lease()
@@ -264,7 +265,6 @@ class _Survey:
         self.read: set[str] = set()
         shards = inspection.shards(store)
         self.parts = (self._names(shards), self._logs(shards), self._history())
-        self.is_touched = any(part.units for part in self.parts[1:])
 
     def _names(self, shards: list[str]) -> _Part:
         part = _Part(1)
@@ -354,6 +354,10 @@ class _Survey:
     def finished(self) -> float:
         """How many tasks were finished in the window."""
         return sum(sum(unit.events[FINISHED].values()) * part.scale for part in self.parts for unit in part.units)
+
+    def is_at_work(self) -> bool:
+        """Whether somebody holds tasks, or has just finished some: of others the time before tells nothing."""
+        return bool(self.held or self.finished())
 
     def work_since(self) -> int:
         """When work began, if that was in the window: a rate over a time before that would be nobody's."""

@@ -48,6 +48,8 @@ def wait(
 def _wait(stores: list[Store], timeout_s: float, poll: Callable[[list[Status]], object] | None) -> list[Status]:
     clock, entropy = stores[0].clock, stores[0].entropy
     checks = [inspection.DrainCheck(store) for store in stores]
+    for store in stores:
+        store.refresh(now=True)
     generations = [store.fate.generation for store in stores]
     begin = clock.monotonic()
     while True:

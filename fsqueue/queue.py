@@ -324,7 +324,7 @@ class Queue:
     def activity(self, window_s: float | None = None) -> Activity:
         """Rates over the last `window_s` seconds, the average lease, the oldest leases, failures by reason.
 
-        Without `window_s` over a minute, or an hour if little was finished in that. Cheap, and bounded: see `Activity`.
+        Without `window_s` over a minute, or an hour if tasks take long. Cheap, and bounded: see `Activity`.
         """
         return activity(self.store, None if window_s is None else duration_ms(window_s, "window_s", LEAST_S))
 

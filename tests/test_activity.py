@@ -101,6 +101,7 @@ def test_where_little_happens_the_window_is_an_hour(q: Queue, clock: ManualClock
     q.insert_many(range(300))
     clock.advance(10_000)
     work(q, clock, 200, lease_s=30)
+    q.lease()
     found = q.activity()
     assert found.completed is not None
     assert found.completed.over_s == 3600
@@ -108,6 +109,18 @@ def test_where_little_happens_the_window_is_an_hour(q: Queue, clock: ManualClock
     short = q.activity(window_s=60).completed
     assert short is not None
     assert short.over_s == 60
+
+
+def test_when_work_has_stopped_what_was_done_an_hour_ago_promises_nothing(q: Queue, clock: ManualClock) -> None:
+    q.insert_many(range(100))
+    work(q, clock, 50, lease_s=1)
+    clock.advance(200)
+    found = q.activity()
+    assert found.finished == Rate(0.0, 1 / 60, 60.0)
+    assert found.left(50) is None
+    q.lease()  # somebody is at work again, and nobody knows yet how fast
+    clock.advance(70)
+    assert q.activity().left(50) is not None
 
 
 def test_a_queue_in_which_nothing_happens_has_rates_of_zero_and_no_end(q: Queue, clock: ManualClock) -> None:

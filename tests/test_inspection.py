@@ -414,6 +414,14 @@ def test_several_queues_are_waited_for_until_all_are_drained_at_once(
     assert fsqueue.wait([]) == []
 
 
+def test_what_was_purged_before_is_not_waited_for(q: Queue, clock: ManualClock) -> None:
+    q.insert("x")
+    other = Queue(q.path, clock=clock)
+    other.purge()
+    other.insert("y")
+    assert q.wait(timeout_s=1) == Status(waiting=1)
+
+
 @pytest.mark.parametrize("end", ["purge", "delete"])
 @pytest.mark.parametrize("with_poll", [False, True])
 def test_waiting_for_what_is_purged_or_deleted_ends_with_an_error(

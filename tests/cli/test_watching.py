@@ -345,6 +345,21 @@ def test_what_a_screen_says() -> None:
     assert "failures by reason (of the latest dead letters)" in lines
 
 
+@pytest.mark.once
+def test_several_queues_are_done_when_the_last_is() -> None:
+    slow = Activity(0, None, None, None, Rate(1, 0.1, 60), None, None, 0, 1.0)
+    fast = Activity(0, None, None, None, Rate(100, 1, 60), None, None, 0, 1.0)
+    looks = [Look("a", "/a", Status(waiting=50), slow), Look("b", "/b", Status(waiting=50), fast)]
+    left = drawing.total(looks).left
+    assert left is not None
+    assert left == looks[0].left
+    looks.append(Look("c", "/c", Status(waiting=1)))
+    pooled = drawing.total(looks).left
+    assert pooled is not None
+    assert pooled.likely_s == pytest.approx(1.0)
+    assert drawing.total([]).left is None
+
+
 def test_rates_from_one_status_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(watching.time, "monotonic", lambda: now[0])
