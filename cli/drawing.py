@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from heapq import nlargest
 from typing import Any
 
 import fsqueue
@@ -15,6 +16,8 @@ from .common import duration, plain
 
 STATES = ("waiting", "delayed", "leased", "completed", "dead")
 NAME_COLUMNS_MAX = 40
+OLDEST = 10
+"""So many of the slowest are shown at most."""
 LEAST_ROWS, LEAST_COLUMNS, TABLE_COLUMNS = 10, 50, 70
 """On less than this only the numbers are shown; the last for several queues."""
 
@@ -167,14 +170,20 @@ def failures(found: fsqueue.Activity, rows: int) -> list[str]:
     return lines
 
 
-def oldest(found: fsqueue.Activity, rows: int) -> list[str]:
+def oldest(look: Look, rows: int) -> list[str]:
     """The slowest leased tasks: a heading, and as many as there is room for."""
-    if not found.oldest or rows < 2:
+    known = [
+        (found.at - held.since, held, f"  {one.name}" if look.parts else "")
+        for one in look.parts or [look]
+        if (found := one.activity) is not None
+        for held in found.oldest
+    ]
+    if not known or rows < 2:
         return []
     lines = ["slowest leased"]
-    for held in found.oldest[: rows - 1]:
+    for age_s, held, queue in nlargest(rows - 1, known, key=lambda each: each[0]):
         more = f" and {held.tasks - 1:,} more" if held.tasks > 1 else ""
-        lines.append(f"  {duration(max(0.0, found.at - held.since)):>12}  {who(held.worker)}  {held.id}{more}")
+        lines.append(f"  {duration(max(0.0, age_s)):>12}{queue}  {who(held.worker)}  {held.id}{more}")
     return lines
 
 
@@ -185,7 +194,7 @@ def details(pen: Pen, look: Look, rows: int) -> list[str]:
         return []
     lines = rates(pen, look, found)[:rows]
     room = rows - len(lines)
-    reasons, slowest = failures(found, room), oldest(found, room)
+    reasons, slowest = failures(found, room), oldest(look, min(room, OLDEST + 1))
     share = max(room // 2, room - len(slowest))
     reasons = reasons[:share] if share > 1 else []
     return lines + reasons + slowest[: room - len(reasons)]

@@ -125,12 +125,18 @@ class Activity:
     whole_reasons: bool = True
 
     def left(self, remaining: int) -> TimeLeft | None:
-        """When `remaining` tasks will be finished, if things go on and nothing is added; None: not known."""
+        """When `remaining` tasks will be finished, if things go on and nothing is added; None: not known.
+
+        What is to come varies as what has been: over a time of so many windows, by the error over the root of those.
+        """
         if self.finished is None or not self.finished.per_s:
             return None
-        rate, spread = self.finished.per_s, QUANTILE * self.finished.error
-        most = remaining / (rate - spread) if rate > spread else None
-        return TimeLeft(remaining / rate, remaining / (rate + spread), most if remaining else 0.0)
+        if not remaining:
+            return TimeLeft(0.0, 0.0, 0.0)
+        rate = self.finished.per_s
+        likely_s = remaining / rate
+        spread = QUANTILE * self.finished.error * math.sqrt(1 + self.finished.over_s / likely_s)
+        return TimeLeft(likely_s, remaining / (rate + spread), remaining / (rate - spread) if rate > spread else None)
 
     def as_dict(self) -> dict[str, Any]:
         """All of it, ready for JSON."""
@@ -215,7 +221,7 @@ def _activity(store: Store, window_ms: int | None) -> Activity:
 INSERTED, LEASES, COMPLETIONS, FINISHED = range(4)
 
 
-class _Unit:
+class Unit:
     """What happened to the batches of one file. Times are milliseconds."""
 
     def __init__(self) -> None:
@@ -225,12 +231,12 @@ class _Unit:
         """When a task was completed, and how long it had been leased."""
 
 
-class _Part:
+class Part:
     """Files of one kind, of which some were read: `units`, drawn at random out of `frame`."""
 
     def __init__(self, frame: int) -> None:
         self.frame = frame
-        self.units: list[_Unit] = []
+        self.units: list[Unit] = []
 
     @property
     def scale(self) -> float:
@@ -266,52 +272,53 @@ class _Survey:
         shards = inspection.shards(store)
         self.parts = (self._names(shards), self._logs(shards), self._history())
 
-    def _names(self, shards: list[str]) -> _Part:
-        part = _Part(1)
-        part.units.append(_Unit())
+    def _names(self, shards: list[str]) -> Part:
+        part = Part(1)
+        part.units.append(Unit())
         for shard in shards:
             for batch, name in inspection.task_files(self.store, shard).items():
                 self._insert(part.units[0], batch, name.count)
         return part
 
-    def _logs(self, shards: list[str]) -> _Part:
+    def _logs(self, shards: list[str]) -> Part:
         store = self.store
         logs = [batch for shard in shards for batch in inspection.logs(store, shard)]
-        part, size = _Part(len(logs)), 0
+        part, size = Part(len(logs)), 0
         for batch in nsmallest(LOGS_MAX, logs, key=lambda _: store.entropy.random()):
             if size >= LOGS_BYTES_MAX:
                 break
             content, ledger = inspection.read_log(store, batch), Ledger()
             ledger.fold(content, 0)
             size += len(content)
-            part.units.append(_Unit())
-            self._add(part.units[-1], batch, ledger)
+            part.units.append(Unit())
+            if ledger.count:  # else it has just finished, and is in the history
+                self._add(part.units[-1], batch, ledger)
         return part
 
-    def _history(self) -> _Part:
+    def _history(self) -> Part:
         store, size = self.store, 0
         kept = history.recent_files(store, self.asked)
         known = sorted(kept.keys() & set(names.all_shards(store.layout.shards)))
-        part = _Part(len(known))
+        part = Part(len(known))
         for shard in sorted(known, key=lambda _: store.entropy.random()):
             if size >= HISTORY_BYTES_MAX:
                 break
             recent = history.recent(store, shard, kept[shard], self.asked, HISTORY_BYTES_MAX)
             size += recent.bytes
             self.since = max(self.since, recent.since)
-            part.units.append(_Unit())
+            part.units.append(Unit())
             for batch, records in recent.batches:
                 if batch not in self.read:
                     self._add(part.units[-1], batch, history.replay(records))
         return part
 
-    def _insert(self, unit: _Unit, batch: str, tasks: int) -> None:
+    def _insert(self, unit: Unit, batch: str, tasks: int) -> None:
         birth = names.birth_ms(batch)
         if birth >= self.asked and batch not in self.young:
             self.young.add(batch)
             unit.events[INSERTED][birth] += tasks
 
-    def _add(self, unit: _Unit, batch: str, ledger: Ledger) -> None:
+    def _add(self, unit: Unit, batch: str, ledger: Ledger) -> None:
         """What a ledger tells of the window, and of now."""
         self.read.add(batch)
         self._insert(unit, batch, ledger.count)
@@ -380,22 +387,27 @@ class _Survey:
 
     def rate(self, kind: int, begin: int) -> Rate | None:
         """How often something happened from `begin` (ms) on."""
-        over_s = (self.now - begin) / 1000
-        if over_s < LEAST_S or not self.store.settings.keep_history:
-            return None
-        pieces, variance = [0.0] * PIECES, 0.0
-        for part in self.parts:
-            numbers = []
-            for unit in part.units:
-                found = [(at, tasks) for at, tasks in unit.events[kind].items() if at >= begin]
-                numbers.append(sum(tasks for _, tasks in found))
-                for at, tasks in found:
-                    at = min(at, self.now - 1)  # other hosts' clocks differ
-                    pieces[(at - begin) * PIECES // (self.now - begin)] += tasks * part.scale
-            variance += part.sampling_variance(numbers)
-        if not any(pieces):
-            return Rate(0.0, 1 / over_s, over_s)  # as after one
-        return Rate(sum(pieces) / over_s, math.sqrt(_variance(pieces) * PIECES + variance) / over_s, over_s)
+        return rate_of(self.parts, kind, begin, self.now) if self.store.settings.keep_history else None
+
+
+def rate_of(parts: Iterable[Part], kind: int, begin: int, now: int) -> Rate | None:
+    """How often something happened from `begin` until `now` (ms), by the files that were read."""
+    over_s = (now - begin) / 1000
+    if over_s < LEAST_S:
+        return None
+    pieces, variance = [0.0] * PIECES, 0.0
+    for part in parts:
+        numbers = []
+        for unit in part.units:
+            found = [(at, tasks) for at, tasks in unit.events[kind].items() if at >= begin]
+            numbers.append(sum(tasks for _, tasks in found))
+            for at, tasks in found:
+                at = min(at, now - 1)  # other hosts' clocks differ
+                pieces[(at - begin) * PIECES // (now - begin)] += tasks * part.scale
+        variance += part.sampling_variance(numbers)
+    if not any(pieces):
+        return Rate(0.0, 1 / over_s, over_s)  # as after one
+    return Rate(sum(pieces) / over_s, math.sqrt(_variance(pieces) * PIECES + variance) / over_s, over_s)
 
 
 def _variance(values: Sequence[float]) -> float:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import random
-from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from fsqueue import InvalidArgument, Queue, activity, deadletters, history, names
+from fsqueue import InvalidArgument, Queue, activity, deadletters, history, inspection, names
 from fsqueue.activity import Activity, Rate
 from fsqueue.clock import ManualClock
+from fsqueue.store import Store
 from tests.conftest import QueueFactory
 from tests.support import base_of, calls, task_file_names
 
@@ -153,27 +154,33 @@ def test_what_finished_just_before_midnight_is_in_the_window(q: Queue, clock: Ma
 # -- time left -------------------------------------------------------------------------------
 
 
-def test_the_interval_of_the_time_left_holds_the_truth_nineteen_times_of_twenty() -> None:
-    """Work of random lengths, many times over: how often the end comes within what was foretold after a minute."""
+@pytest.mark.once
+@pytest.mark.parametrize("length", ["random", "constant", "mixed"])
+def test_the_interval_of_the_time_left_holds_the_truth_about_nineteen_times_of_twenty(length: str) -> None:
+    """Four workers, many times over: how often the end comes within what was foretold after a minute."""
     dice = random.Random(20)
-    hits, runs = 0, 400
+    draw = {
+        "random": lambda: dice.expovariate(1 / 2),
+        "constant": lambda: 2.0,
+        "mixed": lambda: 0.5 if dice.random() < 0.8 else 8.0,
+    }[length]
+    hits, runs = 0, 300
     for _ in range(runs):
-        ends: list[float] = []
-        for _ in range(4):  # workers
-            now = dice.random()
-            while now < 400:
-                now += dice.expovariate(1 / 2.0)
-                ends.append(now)
+        ends = []
+        for _ in range(4):
+            now = dice.random() * 2
+            while now < 500:
+                ends.append(now := now + draw())
         ends.sort()
-        done = [at for at in ends if at <= 60]
-        pieces = Counter(int(at / 6) for at in done)
-        error = (sum((pieces[n] - len(done) / 10) ** 2 for n in range(10)) / 9 * 10) ** 0.5 / 60
-        rate = Rate(len(done) / 60, error, 60.0)
-        left = Activity(60, rate, rate, rate, rate, None, None, 0, 1.0).left(400)
+        part = activity.Part(1)
+        part.units.append(activity.Unit())
+        part.units[0].events[activity.FINISHED].update(int(at * 1000) for at in ends if at <= 60)
+        rate = activity.rate_of([part], activity.FINISHED, 0, 60_000)
+        left = Activity(60, None, None, None, rate, None, None, 0, 1.0).left(400)
         assert left is not None
-        truth = ends[len(done) + 400 - 1] - 60
-        hits += left.least_s <= truth <= (left.most_s or float("inf"))
-    assert 0.88 <= hits / runs <= 1.0, f"{hits} of {runs}"
+        truth = ends[sum(at <= 60 for at in ends) + 400 - 1] - 60
+        hits += left.least_s <= truth <= (left.most_s or math.inf)
+    assert hits >= 0.92 * runs, f"{hits} of {runs}"
 
 
 def test_the_less_steady_the_work_the_wider_the_interval(q: Queue, clock: ManualClock) -> None:
@@ -187,7 +194,7 @@ def test_the_less_steady_the_work_the_wider_the_interval(q: Queue, clock: Manual
     assert steady is not None
     assert bursts is not None
     assert steady.likely_s == pytest.approx(100)
-    assert steady.most_s == pytest.approx(100, rel=0.07)
+    assert steady.most_s == pytest.approx(100, rel=0.1)
     assert bursts.least_s < 70
     assert bursts.most_s is None
 
@@ -389,6 +396,27 @@ def test_a_purge_meanwhile_is_no_error(q: Queue, clock: ManualClock, monkeypatch
 
     monkeypatch.setattr(history, "recent_files", purging)
     assert q.activity().oldest == []
+
+
+def test_a_batch_that_finishes_meanwhile_is_counted_once(
+    q: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q.insert_many(range(4), batch_tasks=2)
+    clock.advance(10)
+    tasks = q.lease(4)
+    clock.advance(10)
+    q.complete(tasks[:1])
+    read_log = inspection.read_log
+
+    def finishing(store: Store, batch: str) -> bytes:
+        q.complete(task for task in tasks if not task.done)  # between the listing and this look
+        return read_log(store, batch)
+
+    monkeypatch.setattr(inspection, "read_log", finishing)
+    found = q.activity(window_s=60)
+    assert found.measured == 4
+    assert found.inserted is not None
+    assert found.inserted.per_s * 60 == pytest.approx(4)
 
 
 def test_strays_in_the_history_are_passed_by(q: Queue, clock: ManualClock) -> None:
