@@ -205,6 +205,8 @@ def details(pen: Pen, look: Look, rows: int) -> list[str]:
 
 def screen(pen: Pen, looks: Sequence[Look]) -> list[str]:
     """A screen of at most `pen.rows` lines, each of at most `pen.columns` columns."""
+    if not looks:
+        return []
     if pen.rows < LEAST_ROWS or pen.columns < (LEAST_COLUMNS if len(looks) == 1 else TABLE_COLUMNS):
         lines = _numbers(pen, looks)
     elif len(looks) == 1:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import pairwise
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 from urllib.parse import unquote
 
 import click
@@ -19,6 +19,9 @@ import fsqueue
 
 from .common import example, json_option, moment, plain, print_json, print_table, queues_argument, seconds
 from .drawing import STATES, Look, Pen, details, progress_line, screen, total
+
+if TYPE_CHECKING:
+    from fsqueue.stuck import StuckLock
 
 WINDOW_S = 60.0
 """What a rate is an average over that comes from one look after another."""
@@ -61,15 +64,25 @@ class Pace:
         return fsqueue.Rate(per_s, (spread * pieces / (pieces - 1)) ** 0.5 / over_s, over_s)
 
 
+def queues_at(paths: tuple[str, ...]) -> list[str]:
+    """The queues at some paths, each a queue or a directory of queues; each queue once."""
+    return list(dict.fromkeys(path for given in paths for path in fsqueue.queues(given)))
+
+
+def name_of(path: str) -> str:
+    """A queue's name in its directory."""
+    return plain(unquote(path.rpartition("/")[2])) or path
+
+
 class Watched:
     """One queue that is looked at."""
 
     def __init__(self, path: str, fast: bool = False, window_s: float | None = None) -> None:
-        self.path = path
-        self.name = plain(unquote(path.rpartition("/")[2])) or path
+        self.path, self.name = path, name_of(path)
         self.queue = fsqueue.Queue(path)
         self.fast, self.window_s = fast, window_s
         self.pace = Pace()
+        self.last: Look | None = None
 
     def look(self) -> Look:
         """Its status, and what went on."""
@@ -83,6 +96,13 @@ class Watched:
             found = replace(found, inserted=pace.inserted, completed=pace.completed, finished=pace.finished)
         return Look(self.name, self.path, status, found)
 
+    def stuck(self) -> list[StuckLock]:
+        """The locks that stay taken; of a queue that was just deleted none matters any more."""
+        try:
+            return self.queue.stuck()
+        except fsqueue.QueueNotFound:
+            return []
+
 
 class Watching:
     """The queues at some paths, each a queue or a directory of queues, which may come and go."""
@@ -92,26 +112,40 @@ class Watching:
         self.fast, self.window_s = fast, window_s
         self.watched: dict[str, Watched] = {}
         self.errors: dict[str, fsqueue.FsqueueError] = {}
+        """What is wrong with queues that cannot be looked at at all."""
 
     def looks(self) -> list[Look]:
-        """A look at each. An error with a queue that was named ends it; one in a directory is shown."""
+        """A look at each. An error with a queue that was named ends it; one in a directory is shown.
+
+        So is what the filesystem says of a queue that could be looked at before: it may work again.
+        """
         self.errors.clear()
-        looks = []
-        for given in self.paths:
-            found = fsqueue.queues(given)
-            for path in found:
-                try:
-                    if path not in self.watched:
-                        self.watched[path] = Watched(path, self.fast, self.window_s)
-                    looks.append(self.watched[path].look())
-                except fsqueue.FsqueueError as error:
-                    self.watched.pop(path, None)
-                    if len(found) == 1 and len(self.paths) == 1:
-                        raise
-                    if not isinstance(error, fsqueue.QueueNotFound):  # else it was deleted just now
-                        self.errors[path] = error
-                        looks.append(Look(plain(unquote(path.rpartition("/")[2])), path, fsqueue.Status(), error=error))
-        return looks
+        try:
+            paths = queues_at(self.paths)
+        except fsqueue.StorageError:
+            if not self.watched:
+                raise
+            paths = list(self.watched)
+        looks = [self._look(path, alone=len(paths) == 1) for path in paths]
+        return [look for look in looks if look is not None]
+
+    def _look(self, path: str, alone: bool) -> Look | None:
+        one = None
+        try:
+            one = self.watched.get(path) or Watched(path, self.fast, self.window_s)
+            self.watched[path] = one
+            one.last = one.look()
+            return one.last
+        except fsqueue.FsqueueError as error:
+            if isinstance(error, fsqueue.StorageError) and one is not None and one.last is not None:
+                return replace(one.last, error=error)
+            self.watched.pop(path, None)
+            if alone:
+                raise
+            if isinstance(error, fsqueue.QueueNotFound):
+                return None  # it was deleted just now
+            self.errors[path] = error
+            return Look(name_of(path), path, fsqueue.Status(), error=error)
 
     def close(self) -> None:
         """Close the queues."""
@@ -208,7 +242,7 @@ def status(
 
 def _once(watching: Watching, fast: bool, json: bool) -> None:
     looks = watching.looks()
-    stuck = {path: [] if fast else one.queue.stuck() for path, one in watching.watched.items()}
+    stuck = {} if fast else {path: one.stuck() for path, one in watching.watched.items()}
     if json:
         for look in looks:
             print_json(as_json(look) | {"stuck": [lock.as_dict() for lock in stuck.get(look.path, ())]})
@@ -250,7 +284,7 @@ def _watch(watching: Watching, interval_s: float, json: bool) -> None:
                 for look in looks:
                     click.echo(plain(progress_line(look, named=several)))
             sys.stdout.flush()
-            if all(look.status.drained for look in looks):
+            if looks and all(look.status.drained for look in looks):
                 return
             time.sleep(max(interval_s, took_s * (1 / LOOK_SHARE - 1)))
     finally:
@@ -279,7 +313,7 @@ def wait(queues: tuple[str, ...], timeout_s: float | None, as_json: bool) -> Non
     """
     surface = Screen(sys.stderr)
     with ExitStack() as closing:
-        watched = [Watched(path) for given in queues for path in fsqueue.queues(given)]
+        watched = [Watched(path) for path in queues_at(queues)]
         for one in watched:
             closing.enter_context(one.queue)
 

@@ -14,7 +14,7 @@ import pytest
 from fsqueue_cli import drawing, watching
 from fsqueue_cli.drawing import Look, Pen
 
-from fsqueue import Activity, Failure, Held, NotAQueue, Queue, Rate, Status
+from fsqueue import Activity, Failure, Held, NotAQueue, Queue, Rate, Status, StorageError
 from tests.cli.conftest import Run, Spawn
 from tests.cli.terminal import Terminal
 from tests.conftest import QueueFactory
@@ -197,6 +197,32 @@ def test_watch_goes_on_after_a_purge(spawn: Spawn, queue: Queue) -> None:
     looks = [json.loads(line) for line in process.stdout]
     assert looks[-1]["inserted"] == 0
     assert process.wait(60) == 0
+
+
+@pytest.mark.once
+def test_watch_outlives_a_filesystem_that_fails_for_a_while(
+    fsqueue_cli: Run, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = [Status(waiting=2), StorageError("The filesystem failed."), Status(completed=2)]
+
+    def status(self: Queue, exact: bool = True) -> Status:
+        answer = answers.pop(0)
+        if isinstance(answer, StorageError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(Queue, "status", status)
+    lines = fsqueue_cli("status", queue.path, "--watch", "--interval", "0").stdout.splitlines()
+    assert [line.partition(",")[0] for line in lines] == [
+        "completed 0 of 2 (0.0%)", "The filesystem failed.", "completed 2 of 2 (100.0%)",
+    ]  # fmt: skip
+    answers[:] = [StorageError("The filesystem failed.")]
+    fsqueue_cli("status", queue.path, "--watch", code=1)
+
+
+def test_a_queue_that_is_named_twice_is_counted_once(fsqueue_cli: Run, group: Path) -> None:
+    assert len(fsqueue_cli("status", group, group / "a", "--json").stdout.splitlines()) == 3
+    assert len(fsqueue_cli("wait", group / "a", group / "a", "--timeout", "0", code=124).stdout.splitlines()) == 1
 
 
 @pytest.mark.once
