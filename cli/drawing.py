@@ -7,10 +7,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import nlargest
-from typing import Any
 
 import fsqueue
 from fsqueue.activity import together
+from fsqueue.identity import describe
 
 from .common import duration, plain
 
@@ -105,16 +105,6 @@ def time_left(left: fsqueue.TimeLeft) -> str:
     return f"{duration(left.likely_s)} left" + (f" ({least} to {most})" if least != most else "")
 
 
-def who(worker: dict[str, Any] | None) -> str:
-    """Where a worker is, as it said itself."""
-    if not worker:
-        return "unknown worker"
-    job = f", Slurm job {worker['slurm_job']}" if "slurm_job" in worker else ""
-    job += f"[{worker['slurm_index']}]" if job and "slurm_index" in worker else ""
-    name = f"{worker['name']} on " if "name" in worker else ""
-    return f"{name}{worker.get('host', '?')}, process {worker.get('pid', '?')}{job}"
-
-
 # -- lines ----------------------------------------------------------------------------------------
 
 
@@ -183,7 +173,7 @@ def oldest(look: Look, rows: int) -> list[str]:
     lines = ["slowest leased"]
     for age_s, held, queue in nlargest(rows - 1, known, key=lambda each: each[0]):
         more = f" and {held.tasks - 1:,} more" if held.tasks > 1 else ""
-        lines.append(f"  {duration(max(0.0, age_s)):>12}{queue}  {who(held.worker)}  {held.id}{more}")
+        lines.append(f"  {duration(max(0.0, age_s)):>12}{queue}  {describe(held.worker)}  {held.id}{more}")
     return lines
 
 

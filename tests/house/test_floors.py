@@ -128,6 +128,7 @@ def test_the_command_line_uses_public_modules_only() -> None:
         "fsqueue",
         "fsqueue.activity",
         "fsqueue.errors",
+        "fsqueue.identity",
         "fsqueue.work",
         "fsqueue.upkeep",
         "fsqueue.nodes",
