@@ -394,6 +394,33 @@ def test_modules_that_cannot_be_loaded_are_said_before_any_task_is_touched(
         functions.handler(modules)
 
 
+# -- in a worker
+
+
+@pytest.mark.parametrize("how", [{"processes": 2}, {"threads": 2}])
+def test_a_worker_runs_calls_and_buries_what_is_none(tiles: Any, queue: Queue, how: dict[str, int]) -> None:
+    good = queue.insert(tiles.render.call(3, zoom=2))
+    queue.insert_many([{"call": "tiles:rendr"}, {"tile": 3}, {"call": "tiles:render", "kwargs": {"title": 3}}, b"x"])
+    report = fsqueue.Worker(queue, load=["tiles"], **how).run()
+    assert (report.completed, report.failed) == (1, 4)
+    assert queue.task(good.id).result == [3, 2, [], None, {}]
+    reasons = sorted(letter.reason.split(":")[0] for letter in queue.dead())
+    assert reasons == [
+        "the payload is no call of a function",
+        "the payload is no call of a function",
+        "this worker has no function 'tiles",
+        "tiles",
+    ]
+    assert all(letter.attempt == 1 for letter in queue.dead())
+
+
+def test_a_worker_that_cannot_load_its_module_touches_no_task(tiles: Any, queue: Queue) -> None:
+    queue.insert(tiles.render.call(3))
+    with pytest.raises(InvalidArgument, match="no module 'tilez'"):
+        fsqueue.Worker(queue, load=["tilez"]).run()
+    assert [(task.state, task.attempt) for task in queue.tasks()] == [("waiting", 0)]
+
+
 # -- scripts
 
 SCRIPT = """
