@@ -145,6 +145,7 @@ class Commands:
         if job.doomed:
             running.process.kill(signal.SIGKILL)  # what is left of its process group
         running.process.reap()
+        job.killed = (running.process.status or 0) < 0
         for stream in running.streams:
             stream.drain()
         verb, value = self._judge(running, running.process.status)

@@ -35,12 +35,17 @@ class Mailbox:
 
     def wait(self, seconds: float | None) -> None:
         """Wait until something has come, at most so long, and act on all of it."""
-        for key, _ in self._selector.select(0 if self._posts else seconds):
+        found = self._selector.select(0 if self._posts else seconds)
+        self._act()  # first of all: what a signal ended as well is judged knowing of the signal
+        for key, _ in found:
             ready: Any = key.data
             if ready is None:
                 os.eventfd_read(self._bell)
             elif self._selector.get_map().get(key.fd) is key:  # else one that was ready before it has ended its watch
                 ready()
+        self._act()
+
+    def _act(self) -> None:
         for _ in range(len(self._posts)):
             self._posts.popleft()()
 

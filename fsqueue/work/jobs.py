@@ -14,7 +14,7 @@ from fsqueue.task import LeasedTask
 class Job:
     """A task that this worker holds. Times are of the monotonic clock."""
 
-    __slots__ = ("began", "doomed", "kill_at", "settled", "task", "why")
+    __slots__ = ("began", "doomed", "kill_at", "killed", "settled", "task", "why")
 
     def __init__(self, task: LeasedTask) -> None:
         self.task = task
@@ -28,6 +28,8 @@ class Job:
         """What became of it, if its command told the queue itself."""
         self.kill_at = math.inf
         """When SIGKILL is due."""
+        self.killed = False
+        """Whether a signal ended its process, from whomever."""
 
 
 Done = Callable[[Job, str, Any, float], object]

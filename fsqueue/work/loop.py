@@ -291,7 +291,7 @@ class Loop:
         if job.settled or job.doomed == "lost":
             self._count(job.settled or "lost")
             return
-        if job.doomed == "stop":
+        if job.doomed == "stop" or (job.killed and self._signals):  # Slurm's signals reach all processes of a job
             self._outbox.append(Outcome(task, "release"))
         elif job.doomed == "timeout":
             self._failed(Outcome(task, "fail", value if verb == "fail" and value else job.why), seconds)

@@ -134,6 +134,8 @@ class _Child:
         self.close()
         tails = [stream.tail for stream in reversed(self.streams)]
         blamed = self.given.popleft() if self.given else None
+        if blamed is not None:
+            blamed.killed = (self.process.status or 0) < 0
         said = (
             blamed.why if blamed is not None else ""
         ) or f"the handler's process ended: {describe(self.process.status)}"

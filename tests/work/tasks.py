@@ -48,7 +48,7 @@ def obey(payload: Any) -> Any:
         case "sleep":
             time.sleep(payload["s"])
         case "touch":
-            Path(payload["path"]).touch()
+            Path(payload["path"]).write_text(str(os.getpid()))
             time.sleep(payload.get("s", 0))
         case "retry":
             raise fsqueue.Retry(payload.get("delay_s"))

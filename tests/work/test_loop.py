@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from pathlib import Path
@@ -247,6 +248,25 @@ def test_signals_are_heard_while_the_server_is_away(
     assert not thread.is_alive()
     server.there.set()
     assert reports[0].completed == 0
+
+
+@pytest.mark.parametrize("kind", ["command", "function"])
+def test_what_the_signal_that_ends_the_worker_ends_too_is_put_back_without_blame(
+    queue: Queue, tmp_path: Path, kind: str
+) -> None:
+    """Slurm sends its signals to all processes of a job."""
+    path = tmp_path / "began"
+    queue.insert({"do": "touch", "path": str(path), "s": 1000})
+    command = ["sh", "-c", f"echo $$ >{path}; exec sleep 1000"]
+    worker = Worker(queue, command=command) if kind == "command" else Worker(queue, tasks.obey)
+    thread, reports = in_background(worker)
+    wait_for(lambda: path.exists() and path.stat().st_size)
+    worker.stop()
+    os.kill(int(path.read_text()), signal.SIGTERM)
+    thread.join(30)
+    assert (reports[0].failed, reports[0].released) == (0, 1)
+    [task] = queue.tasks()
+    assert (task.state, task.attempt) == ("waiting", 0)
 
 
 @pytest.mark.once
