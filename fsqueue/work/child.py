@@ -18,6 +18,7 @@ from typing import Any
 
 import orjson
 
+from fsqueue.errors import FsqueueError
 from fsqueue.work import handlers, wire
 
 _PR_SET_PDEATHSIG = 1
@@ -38,7 +39,7 @@ def main() -> None:
         handler = handlers.find(setup["handler"])
         wants_task = handlers.takes_task(handler)
     except BaseException as error:
-        wire.send(end, orjson.dumps(handlers.describe(error)))
+        wire.send(end, orjson.dumps(str(error) if isinstance(error, FsqueueError) else handlers.describe(error)))
         return
     handlers.is_loading = False
     wire.send(end, orjson.dumps(""))
