@@ -119,8 +119,9 @@ def slurm(ctx: click.Context, only_print: bool, allow_empty: bool, as_json: bool
     Options that 'fsqueue run' knows go to the workers; all others to sbatch, as they are. Have more tasks than
     elements: a worker takes one task after the other, and begins none that would not end before its job does.
 
-    Unless --signal says otherwise, workers get SIGTERM 30 s and their --grace before the time limit. At that, at
-    'scancel', preemption and requeueing they put back what they cannot finish; nothing has to run afterwards.
+    Unless --signal says otherwise, workers get SIGUSR1 30 s and their --grace before the time limit: what they cannot
+    finish within the grace they put back. At SIGTERM (scancel, preemption, requeueing, the limit itself) they put
+    everything back at once, since Slurm sends that to the commands, too. Nothing has to run afterwards.
 
     A dependent job should wait with 'fsqueue wait', as below: elements of the array may end early, or find others'
     dead letters (exit code 9), which Slurm calls failed. 'afterok' would wait for ever then.
@@ -158,7 +159,7 @@ def _defaults(given: list[str], path: str, options: dict[str, Any]) -> list[str]
         defaults.append(f"--job-name=fsqueue-{name[:NAME_CHARS_MAX]}")
     if "--signal" not in names:
         early = min(int(options.get("grace_s") or 0) + SPARE_S, SIGNAL_S_MAX)
-        defaults.append(f"--signal=B:TERM@{early}")
+        defaults.append(f"--signal=B:USR1@{early}")
     return defaults
 
 

@@ -18,6 +18,11 @@ ASK_S = 5.0
 """How long a question to Slurm may take, in seconds: its own commands try for minutes while the controller is away."""
 
 
+def in_job() -> bool:
+    """Whether a node of Slurm has started this process (or what started it), so that the end of a job ends it."""
+    return bool(os.environ.get("SLURM_JOB_ID")) and bool(os.environ.get("SLURMD_NODENAME"))
+
+
 @cache
 def job_end() -> float | None:
     """When this process's Slurm job ends, in Unix seconds on this host's clock; None if there is none or it is unknown.

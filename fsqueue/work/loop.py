@@ -18,6 +18,7 @@ from fsqueue.clock import Clock, Entropy
 from fsqueue.errors import FsqueueError, InvalidArgument
 from fsqueue.queue import Queue
 from fsqueue.task import LeasedTask
+from fsqueue.work.doubts import Doubts
 from fsqueue.work.events import Mailbox
 from fsqueue.work.feeding import Fed, Feeder
 from fsqueue.work.jobs import Doer, Job
@@ -69,6 +70,7 @@ class Loop:
         self._outbox: list[Outcome] = []
         self._untold: dict[int, Outcome] = {}
         """What the settler was told and has not answered, by identity."""
+        self._doubts = Doubts()
         self._report = WorkerReport()
         self._asked = 0
         self._taken = 0  # tasks leased and not put back untouched
@@ -114,8 +116,8 @@ class Loop:
     def _is_finished(self) -> bool:
         if self._signals > 2:  # whoever asks thrice does not want to wait for a file server that is away
             return True
-        busy = self._ahead or self._outbox or self._untold or self._feeder.is_busy or self._doer.held()
-        return bool(self._ending) and not busy
+        told = not (self._outbox or self._doubts or self._untold)
+        return bool(self._ending) and told and not (self._ahead or self._feeder.is_busy or self._doer.held())
 
     def _ask(self) -> None:
         """Have the feeder lease what is to be done next."""
@@ -130,7 +132,7 @@ class Loop:
         if left <= 0:
             if held == at_work:
                 self._end("max-tasks", f"{self._taken:,} task(s) were taken, as many as asked for")
-        elif few and held < slots * each and len(self._untold) <= slots * each + UNTOLD_MAX:
+        elif few and held < slots * each and len(self._untold) + len(self._doubts) <= slots * each + UNTOLD_MAX:
             self._asked = int(min(slots * each - held, left))
             self._feeder.ask(self._asked)
 
@@ -173,6 +175,7 @@ class Loop:
                 break
 
     def _send(self) -> None:
+        self._outbox += self._doubts.ripe(self._now())
         if self._outbox:
             self._untold.update((id(outcome), outcome) for outcome in self._outbox)
             self._settler.tell(self._outbox)
@@ -180,10 +183,11 @@ class Loop:
 
     def _due_s(self) -> float | None:
         """How long to wait for news, before time itself asks for something."""
-        due = min(self._renew_at, self._grace_until, self._look_at, self._idle_at(), self._stop_at)
-        timeout_s = self._limits.timeout_s
+        due = min(
+            self._renew_at, self._grace_until, self._look_at, self._idle_at(), self._stop_at, self._doubts.due_at()
+        )
         for job in self._doer.at_work():
-            due = min(due, job.kill_at if job.doomed else job.began + timeout_s)
+            due = min(due, job.kill_at if job.doomed else job.began + self._limits.timeout_s)
         return None if due == math.inf else max(0.0, due - self._now())
 
     def _idle_at(self) -> float:
@@ -307,7 +311,7 @@ class Loop:
             self._failed(Outcome(task, "bury" if verb == "bury" else "fail", value), seconds)
 
     def _failed(self, outcome: Outcome, seconds: float) -> None:
-        self._outbox.append(outcome)
+        self._doubts.add(outcome, self._now())
         self._failures += 1
         self._note("failed", outcome.task, seconds, reason=outcome.reason)
         if self._failures >= self._limits.failures_max:
@@ -395,14 +399,14 @@ class Loop:
     def _stop(self, number: int) -> None:
         """A signal: the first lets finish what may fit into the grace, the second puts back, the third just leaves."""
         self._signals += 1
-        at_work, grace = self._doer.at_work(), f"{self._limits.grace_s:g} s"
+        self._doubts.hear(number)
+        at_work = self._doer.at_work()
         if self._signals == 1:
             self._report.signal = number
             if at_work:
-                self._say(
-                    "stopping",
-                    f"stopping: {len(at_work)} task(s) at work have {grace} to end; a second signal puts them back now",
-                )
+                left = f"have {self._limits.grace_s:g} s to end; a second signal puts them back now"
+                what = "are put back: the job is ended" if self._doubts.is_over else left
+                self._say("stopping", f"stopping: {len(at_work)} task(s) at work {what}")
             self._end("signal", "")
             self._report.ended = "signal"
             self._wind_up()
@@ -412,12 +416,13 @@ class Loop:
                 self._doom(job, "stop", signal.SIGKILL)
 
     def _wind_up(self) -> None:
-        """Let what is at work end, as far as it can be done within the grace."""
-        now, mean_s = self._now(), self._pace.mean_s
+        """Let what is at work end, as far as it can be done within the grace; none where Slurm ends it anyway."""
         self._doer.stopping()
-        self._grace_until = min(self._grace_until, now + self._limits.grace_s)
+        now, mean_s = self._now(), self._pace.mean_s
+        grace_s = 0.0 if self._doubts.is_over else self._limits.grace_s
+        self._grace_until = min(self._grace_until, now + grace_s)
         for job in self._doer.at_work():
-            if mean_s - (now - job.began) > self._limits.grace_s:  # not if nothing was measured: then it is nan
+            if mean_s - (now - job.began) > grace_s:  # not if nothing was measured: then it is nan
                 self._doom(job, "stop")
 
     def _doom(self, job: Job, why: str, number: int = signal.SIGTERM) -> None:

@@ -57,7 +57,7 @@ def test_sbatch_s_options_and_those_of_workers(fsqueue_cli: Run, busy: Queue, sb
     words = ["--array", "0-99%20", "-j", "4", "-t", "1:00:00", "--mem=4G", "--requeue", "--timeout=60", "-N1", "-j2"]
     assert fsqueue_cli("slurm", busy.path, *words, "--", "./process", "{}").output == "4711\n"
     assert given(sbatch) == [
-        *("--parsable", "--job-name=fsqueue-q", "--signal=B:TERM@40"),
+        *("--parsable", "--job-name=fsqueue-q", "--signal=B:USR1@40"),
         *("--array", "0-99%20", "-t", "1:00:00", "--mem=4G", "--requeue", "-N1"),
     ]
     assert worker_of(sbatch)[4:] == [
@@ -67,11 +67,11 @@ def test_sbatch_s_options_and_those_of_workers(fsqueue_cli: Run, busy: Queue, sb
 
 def test_workers_hear_of_the_end_in_time_for_their_grace(fsqueue_cli: Run, busy: Queue, sbatch: Path) -> None:
     fsqueue_cli("slurm", busy.path, "--grace", "300", "--", "true")
-    assert "--signal=B:TERM@330" in given(sbatch)
+    assert "--signal=B:USR1@330" in given(sbatch)
     fsqueue_cli("slurm", busy.path, "--grace", "1e9", "--", "true")
-    assert "--signal=B:TERM@65535" in given(sbatch)
-    fsqueue_cli("slurm", busy.path, "--signal", "B:USR1@60", "-J", "mine", "--", "true")
-    assert given(sbatch) == ["--parsable", "--signal", "B:USR1@60", "-J", "mine"]
+    assert "--signal=B:USR1@65535" in given(sbatch)
+    fsqueue_cli("slurm", busy.path, "--signal", "B:TERM@60", "-J", "mine", "--", "true")
+    assert given(sbatch) == ["--parsable", "--signal", "B:TERM@60", "-J", "mine"]
 
 
 def test_any_argument_arrives_as_it_is(fsqueue_cli: Run, busy: Queue, sbatch: Path) -> None:

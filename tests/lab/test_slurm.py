@@ -94,23 +94,24 @@ def prepare(cluster: Cluster, name: str, tasks: int) -> Queue:
     return queue
 
 
-def submit(cluster: Cluster, name: str, *options: str, tasks: int = 3, command: tuple[str, ...] = LONG) -> Job:
+def submit(
+    cluster: Cluster, name: str, *options: str, tasks: int = 3, command: tuple[str, ...] = LONG, **environment: str
+) -> Job:
     queue = prepare(cluster, name, tasks)
-    return Job(cluster, queue, cluster.fsqueue("slurm", queue.path, *options, "--", *command).strip())
+    return Job(cluster, queue, cluster.fsqueue("slurm", queue.path, *options, "--", *command, **environment).strip())
 
 
 @pytest.fixture(scope="module")
 def jobs(cluster: Cluster) -> dict[str, Job]:
     """Every job, the slow ones first."""
     plain = prepare(cluster, "limit", 3)
-    worker = " ".join((*FSQUEUE, "run", str(plain.path), "--", "sleep", "600"))
+    worker = " ".join(("exec", *FSQUEUE, "run", str(plain.path), "--", "sleep", "600"))
+    sbatch = ("sbatch", "--parsable", "-t", "1", "-x", "n3,n4", "--wrap", worker)
+    unaware = {"SLURM_JOB_END_TIME": "9999999999"}  # as if nobody knew when they end
     found = {
-        "limit": Job(
-            cluster,
-            plain,
-            cluster.run("sbatch", "--parsable", "-t", "1", "-x", "n3,n4", "--wrap", f"exec {worker}").strip(),
-        ),
-        "signal": submit(cluster, "signal", "-x", "n3,n4", "-t", "1", "--signal=B:TERM@10"),
+        "limit": Job(cluster, plain, cluster.run(*sbatch, **unaware).strip()),
+        "signal": submit(cluster, "signal", "-x", "n3,n4", "-t", "1", "--signal=B:USR1@10", **unaware),
+        "end": submit(cluster, "end", "-x", "n3,n4", "-t", "1"),
         "crash": submit(cluster, "crash", "-w", "n4", "--requeue"),
         "daemon": submit(cluster, "daemon", "-w", "n3", command=("sh", "-c", "until [ -e go ]; do sleep 0.1; done")),
         "requeue": submit(cluster, "requeue", "-x", "n3,n4", "--requeue", "--array=5"),
@@ -231,8 +232,14 @@ def held_s(job: Job) -> float:
     return release.at - job.moves("lease")[0].at
 
 
+def test_a_worker_that_knows_the_end_of_its_job_comes_before_it(jobs: dict[str, Job]) -> None:
+    assert held_s(jobs["end"]) < 55
+    jobs["end"].cluster.until("it ends well", lambda: jobs["end"].state() == "COMPLETED", SOON_S)
+
+
 def test_the_signal_before_the_time_limit_is_heeded(jobs: dict[str, Job]) -> None:
     assert held_s(jobs["signal"]) < 60
+    assert jobs["signal"].state() != "TIMEOUT"
 
 
 def test_at_the_time_limit_itself_tasks_are_put_back_too(jobs: dict[str, Job]) -> None:
