@@ -13,8 +13,14 @@ from fsqueue.clock import ManualClock
 from fsqueue.errors import InvalidArgument
 from fsqueue.nodes import Streak, admit, failing
 from fsqueue.upkeep import NODE_AGE_S
+from tests.support import QueueFactory, crashes
 
 pytestmark = pytest.mark.once
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
 
 
 @pytest.fixture
@@ -109,6 +115,31 @@ def test_a_death_between_the_steps_leaves_nothing_that_misleads(used: Queue) -> 
     assert streak.excluded()
     streak.succeeded()
     assert failing(used.store) == []
+
+
+def test_a_death_at_any_step_leaves_a_count_that_the_next_success_ends(
+    queue_factory: QueueFactory, clock: ManualClock
+) -> None:
+    def build(number: int) -> Queue:
+        q = queue_factory(f"q{number}")
+        q.insert("x")
+        return q
+
+    def act(worker: Queue) -> None:
+        streak = Streak(worker.store, 2)
+        streak.failed()
+        streak.succeeded()
+        streak.failed()
+
+    for where, q in crashes(build, act, clock):
+        streak = Streak(q.store, 2)
+        assert streak.excluded() is None, where
+        streak.failed()
+        streak.failed()
+        assert streak.excluded(), where
+        streak.succeeded()
+        assert failing(q.store) == [], where
+        assert list(q.fsck()) == [], where
 
 
 def test_a_failure_waits_for_a_success_and_is_counted_anew(used: Queue) -> None:

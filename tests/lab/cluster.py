@@ -10,13 +10,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.lab.guests import DIES_WITH_US, LAB
+from tests.lab.guests import DIES_WITH_US, LAB, why_not
 
 START_S = 90.0
 """How long a cluster may take until it is ready, on a busy machine."""
 PATIENCE_S = 120.0
 """How long anything may take in it: time limits are looked at every 30 s."""
 FSQUEUE = (sys.executable, "-m", "fsqueue_cli")
+
+
+def why_no_cluster() -> str:
+    """What a cluster lacks on this machine; "" if it can be had."""
+    made = subprocess.run(
+        ["unshare", "--mount", "--net", "--uts", "--pid", "--fork", "true"], capture_output=True, text=True, check=False
+    )
+    return why_not() or (f"no namespaces can be made here: {made.stderr.strip()}" if made.returncode else "")
 
 
 class Cluster:

@@ -17,8 +17,7 @@ import pytest
 
 from fsqueue import Queue
 from fsqueue.task import Movement, TaskInfo
-from tests.lab.cluster import FSQUEUE, Cluster
-from tests.lab.guests import why_not
+from tests.lab.cluster import FSQUEUE, Cluster, why_no_cluster
 
 pytestmark = [pytest.mark.once, pytest.mark.slow]
 
@@ -81,7 +80,7 @@ Submit = Callable[..., Job]
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    if lacking := why_not():
+    if lacking := why_no_cluster():
         pytest.skip(lacking)
     cluster = Cluster(tmp_path_factory.mktemp("slurm") / "lab", NODES="4", CPUS="4", SLURMD_TIMEOUT_S="15")
     yield cluster
