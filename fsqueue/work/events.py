@@ -8,6 +8,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+WAIT_S_MAX = 86_400.0
+"""The system takes no more than 24 days at once; jobs may last longer."""
+
 Ready = Callable[[], object]
 
 
@@ -35,7 +38,8 @@ class Mailbox:
 
     def wait(self, seconds: float | None) -> None:
         """Wait until something has come, at most so long, and act on all of it."""
-        found = self._selector.select(0 if self._posts else seconds)
+        longest = None if seconds is None else min(seconds, WAIT_S_MAX)
+        found = self._selector.select(0 if self._posts else longest)
         self._act()  # first of all: what a signal ended as well is judged knowing of the signal
         for key, _ in found:
             ready: Any = key.data

@@ -103,14 +103,20 @@ def submit(
 @pytest.fixture(scope="module")
 def jobs(cluster: Cluster) -> dict[str, Job]:
     """Every job, the slow ones first."""
-    plain = prepare(cluster, "limit", 3)
-    worker = " ".join(("exec", *FSQUEUE, "run", str(plain.path), "--", "sleep", "600"))
-    sbatch = ("sbatch", "--parsable", "-t", "1", "-x", "n3,n4", "--wrap", worker)
-    unaware = {"SLURM_JOB_END_TIME": "9999999999"}  # as if nobody knew when they end
+    # As if workers did not know when their job ends:
+    unaware = {"SLURM_JOB_END_TIME": str(int(time.time()) + 100 * 86_400)}
+
+    def plain(name: str, **environment: str) -> Job:
+        """As submitted by hand."""
+        queue = prepare(cluster, name, 3)
+        worker = " ".join(("exec", *FSQUEUE, "run", str(queue.path), "--", "sleep", "600"))
+        sbatch = ("sbatch", "--parsable", "-t", "1", "-x", "n3,n4", "--wrap", worker)
+        return Job(cluster, queue, cluster.run(*sbatch, **environment).strip())
+
     found = {
-        "limit": Job(cluster, plain, cluster.run(*sbatch, **unaware).strip()),
+        "limit": plain("limit", **unaware),
         "signal": submit(cluster, "signal", "-x", "n3,n4", "-t", "1", "--signal=B:USR1@10", **unaware),
-        "end": submit(cluster, "end", "-x", "n3,n4", "-t", "1"),
+        "end": plain("end"),
         "crash": submit(cluster, "crash", "-w", "n4", "--requeue"),
         "daemon": submit(cluster, "daemon", "-w", "n3", command=("sh", "-c", "until [ -e go ]; do sleep 0.1; done")),
         "requeue": submit(cluster, "requeue", "-x", "n3,n4", "--requeue", "--array=5"),

@@ -40,6 +40,11 @@ def test_max_runtime_puts_back_what_does_not_end_in_time(queue: Queue) -> None:
     assert queue.status().waiting == 3
 
 
+def test_a_time_that_is_years_away_is_waited_for(queue: Queue) -> None:
+    queue.insert("x")
+    assert Worker(queue, tasks.nothing, max_runtime_s=1e9, idle_timeout_s=1e9).run() == drained(completed=1)
+
+
 def test_nothing_is_begun_that_would_not_end_in_time(queue: Queue, told: list[str]) -> None:
     queue.insert_many([{"do": "sleep", "s": 1.0}] * 20)
     began = time.monotonic()
