@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -248,21 +248,19 @@ class Queue:
                 if task.poll is None or not task.poll.complete(task):
                     transitions.complete_one(self.store, task)
             else:
-                data = batch.encode_json(result, "result")
-                if len(data) > RESULT_BYTES_MAX:
-                    raise InvalidArgument(
-                        f"The result takes {len(data):,} bytes; {RESULT_BYTES_MAX:,} are kept with a task. "
-                        "Store it in a file and give its path."
-                    )
-                transitions.complete(self.store, [task], data)
+                transitions.complete(self.store, [task], {(task.batch, task.index): _encoded(result)})
         except OSError as error:
             raise self.store.explain(error, "completing") from error
         task.done = True
 
     @verb("completing")
-    def complete(self, tasks: Iterable[LeasedTask]) -> None:
-        """Report tasks as done, one record a batch. LeaseLost.tasks names those that are lost; the rest is done."""
-        self._end(tasks, lambda mine: transitions.complete(self.store, mine, None))
+    def complete(self, tasks: Iterable[LeasedTask], results: Mapping[str, Any] | None = None) -> None:
+        """Report tasks as done, one write a batch. LeaseLost.tasks names those that are lost; the rest is done.
+
+        `results`: small JSON values to keep, by task id.
+        """
+        encoded = {names.parse_task_id(id): _encoded(value) for id, value in (results or {}).items()}
+        self._end(tasks, lambda mine: transitions.complete(self.store, mine, encoded))
 
     @verb("renewing")
     def renew(self, tasks: Iterable[LeasedTask], lease_s: float | None = None) -> None:
@@ -431,3 +429,13 @@ class Queue:
         nothing that may be needed is removed: see `.quarantine`. `progress(done, steps)` is called now and then.
         """
         return translated(self.store, fsck(self.store, repair, progress), "checking the queue")
+
+
+def _encoded(result: Any) -> bytes:
+    data = batch.encode_json(result, "result")
+    if len(data) > RESULT_BYTES_MAX:
+        raise InvalidArgument(
+            f"The result takes {len(data):,} bytes; {RESULT_BYTES_MAX:,} are kept with a task. "
+            "Store it in a file and give its path."
+        )
+    return data

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from fsqueue import finishing, history, movements, names, taskfiles
@@ -215,17 +215,25 @@ def _in_batch(
     return losses
 
 
-def complete(
-    store: Store, tasks: Sequence[LeasedTask], result: bytes | None = None, uncertain: OSError | None = None
-) -> None:
-    """Record completions: one record a lease and batch. LeaseLost names those that did not hold. `result` is JSON.
+Results = Mapping[tuple[str, int], bytes]
+"""JSON by batch and index."""
 
-    `uncertain`: the error that left it open whether they are recorded already.
+
+def complete(
+    store: Store, tasks: Sequence[LeasedTask], results: Results | None = None, uncertain: OSError | None = None
+) -> None:
+    """Record completions: a record a lease and batch, and one for each task with a result, in one write a lease.
+
+    LeaseLost names those that did not hold. `uncertain`: the error that left it open whether they are recorded.
     """
     losses = Losses()
 
     def act(log: Log, lease: str, held: list[int], at: int) -> None:
-        log.write(movements.complete(at, lease, to_ranges(held), result))
+        own = {index: results[log.batch, index] for index in held if (log.batch, index) in results} if results else {}
+        rest = [index for index in held if index not in own] if own else held
+        records = [movements.complete(at, lease, to_ranges(rest))] if rest else []
+        records += [movements.complete(at, lease, [(index, index + 1)], data) for index, data in own.items()]
+        log.write(b"".join(records))
 
     each(store, tasks, losses, act, completed_by, uncertain=uncertain)
     losses.check()

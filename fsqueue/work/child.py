@@ -1,4 +1,4 @@
-"""A child of a worker: runs the handler, one task after the other, and nothing else (python -m fsqueue.work.child).
+"""A child of a worker: runs the handler, one task after the other, and nothing else.
 
 It knows no queue and holds no lease. Its first message says where the handler is; it answers whether it has found
 it, and then each task with one message. Its arguments are two descriptors: its end of the socket, and a byte that says
@@ -32,7 +32,6 @@ def main() -> None:
     end = socket.socket(fileno=ours)
     setup = orjson.loads(wire.receive(end))
     _die_with(setup["parent"])
-    sys.path[:] = setup["path"]
     sys.argv[:] = setup["argv"]
     handlers.is_loading = True
     try:
@@ -78,7 +77,3 @@ def _die_with(parent: int) -> None:
         pass  # not Linux: the end of the messages tells
     if os.getppid() != parent:
         os._exit(1)
-
-
-if __name__ == "__main__":
-    main()

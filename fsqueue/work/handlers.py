@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from fsqueue import batch, functions
+from fsqueue.clock import duration_ms
 from fsqueue.errors import Bury, InvalidArgument, InvalidTask, Retry
 
 TRACEBACK_CHARS = 4000
@@ -143,7 +144,10 @@ def call(handler: Callable[..., Any], arguments: Sequence[Any]) -> Result:
             )
         return "complete", result
     except Retry as retry:
-        return "release", retry.delay_s
+        try:
+            return "release", None if retry.delay_s is None else duration_ms(retry.delay_s, "delay_s") / 1000
+        except InvalidArgument as error:
+            return "fail", f"fsqueue.Retry: {error}"
     except Bury as given_up:
         return "bury", str(given_up) or "given up by its handler"
     except InvalidTask as error:

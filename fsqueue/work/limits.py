@@ -47,3 +47,9 @@ def stop_time(limits: Limits, began: float) -> tuple[float, str]:
         if clock.monotonic() + left_s < at:
             at, why = clock.monotonic() + left_s, "job-end"
     return at, why
+
+
+def pause_s(in_a_row: int, random: float) -> float:
+    """How long to put a task back for that asks for it, after so many in a row. `random` is in [0, 1)."""
+    least, most = PAUSE_S
+    return min(most, least * 2.0 ** min(in_a_row - 1, 30)) * (0.75 + random / 2)

@@ -11,6 +11,7 @@ import math
 import signal
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +23,7 @@ from fsqueue.work.doubts import Doubts
 from fsqueue.work.events import Mailbox
 from fsqueue.work.feeding import Fed, Feeder
 from fsqueue.work.jobs import Doer, Job
-from fsqueue.work.limits import KILL_S, PAUSE_S, STALL_S, UNTOLD_MAX, Limits, stop_time
+from fsqueue.work.limits import KILL_S, STALL_S, UNTOLD_MAX, Limits, pause_s, stop_time
 from fsqueue.work.output import Outlet
 from fsqueue.work.pace import Pace
 from fsqueue.work.report import Tell, Teller, WorkerReport
@@ -42,10 +43,11 @@ class Loop:
     ) -> None:
         self._limits = limits
         self.mailbox, self.outlet = Mailbox(), Outlet()
-        teller = Teller(self.outlet.do, tell)
-        self._say, self._note = teller.say, teller.note
-        self._now, self._random = Clock().monotonic, Entropy().random
         post = self.mailbox.post
+        self._teller = Teller(self.outlet.do, tell)
+        self._say, self._note = self._teller.say, self._teller.note
+        self.outlet.trouble = lambda error: post(lambda: self._say("output", f"what is printed cannot be kept: {error}"))
+        self._now, self._random = Clock().monotonic, Entropy().random
         self._settler = Settler(
             limits.patience_s,
             limits.exclude_after,
@@ -72,17 +74,15 @@ class Loop:
         """What the settler was told and has not answered, by identity."""
         self._doubts = Doubts()
         self._report = WorkerReport()
-        self._asked = 0
-        self._taken = 0  # tasks leased and not put back untouched
+        self._asked = self._taken = 0  # taken: leased, and not put back untouched
         self._failures = self._pauses = 0  # in a row
+        self._failures_noted = min(limits.failures_max, limits.exclude_after or math.inf)
         self._is_renewing, self._renewal_failed = False, False
-        self._renew_at = self._grace_until = math.inf
-        self._look_at = math.inf  # when to look for what is stuck behind slow tasks
-        self._ending = ""
-        self._signals = 0
+        self._renew_at = self._grace_until = self._look_at = math.inf  # the last: for what is stuck behind slow tasks
+        self._signals, self._ending = 0, ""
         self._error: Exception | None = None
         self._kill_s = min(KILL_S, limits.grace_s)
-        self._idle_since = self._began = self._now()
+        self._idle_since, self._began = math.inf, self._now()
         self._stop_at, self._stop_why = math.inf, ""
 
     # -- from outside, also from signal handlers
@@ -93,7 +93,7 @@ class Loop:
 
     def run(self) -> WorkerReport:
         """Work until there is nothing left to do, or until stopped; then raise what kept it from going on."""
-        self._began = self._idle_since = self._now()
+        self._began = self._now()
         self._stop_at, self._stop_why = stop_time(self._limits, self._began)
         for thread in (self.outlet, self._settler, self._keeper, self._feeder):
             thread.start()
@@ -123,34 +123,35 @@ class Loop:
         """Have the feeder lease what is to be done next."""
         if self._ending or self._feeder.is_busy or not self._doer.is_ready():
             return
-        slots, each = self._doer.slots, self._each()
-        if not self._may_begin():
+        if not self._may_begin() or (self._failures >= self._failures_noted and (self._untold or self._doubts)):
             return
+        most = self._capacity(self._each())
         held, at_work = len(self._ahead) + len(self._doer.held()), len(self._doer.at_work())
-        few = held <= slots * each // 2 or at_work < slots
+        few = held <= most // 2 or at_work < self._doer.slots
         left = self._limits.max_tasks - self._taken
         if left <= 0:
             if held == at_work:
                 self._end("max-tasks", f"{self._taken:,} task(s) were taken, as many as asked for")
-        elif few and held < slots * each and len(self._untold) + len(self._doubts) <= slots * each + UNTOLD_MAX:
-            self._asked = int(min(slots * each - held, left))
+        elif few and held < most and len(self._untold) + len(self._doubts) <= most + UNTOLD_MAX:
+            self._asked = int(min(most - held, left))
             self._feeder.ask(self._asked)
+            self._idle_since = min(self._idle_since, self._now())
 
     def _each(self) -> int:
         """How many tasks each slot may hold."""
-        each = self._pace.ahead(self._slowest_s())
-        if self._limits.failures_max < math.inf:  # what fails is to be noticed before more is begun
-            each = max(1, min(each, int(self._limits.failures_max) - self._failures))
+        each = self._pace.each()
+        if self._failures_noted < math.inf:  # what fails is to be noticed before more is begun
+            each = max(1, min(each, int(self._failures_noted) - self._failures))
         likely_s = self._pace.likely_s
         if self._stop_at < math.inf and likely_s:
             each = min(each, max(1, int((self._stop_at - self._now()) / likely_s)))
         return each
 
-    def _slowest_s(self) -> float:
-        """How long the slowest task is at work by now; 0 if that is nothing unusual."""
-        began = min((job.began for job in self._doer.at_work()), default=math.inf)
-        seconds = self._now() - began
-        return seconds if seconds > STALL_S else 0.0
+    def _capacity(self, each: int) -> int:
+        """How many tasks may be held when each slot may hold so many: one that is at a slow task, that one only."""
+        late = self._now() - STALL_S
+        slow = sum(job.began < late for job in self._doer.at_work())
+        return each * (self._doer.slots - slow) + slow
 
     def _may_begin(self) -> bool:
         """Whether a task that begins now is likely to end before the worker has to. If not, that is the end."""
@@ -175,6 +176,7 @@ class Loop:
                 break
 
     def _send(self) -> None:
+        self._teller.flush()
         self._outbox += self._doubts.ripe(self._now())
         if self._outbox:
             self._untold.update((id(outcome), outcome) for outcome in self._outbox)
@@ -191,7 +193,7 @@ class Loop:
         return None if due == math.inf else max(0.0, due - self._now())
 
     def _idle_at(self) -> float:
-        if self._ending or self._limits.idle_timeout_s == math.inf or self._ahead or self._untold or self._doer.held():
+        if self._ending or self._ahead or self._untold or self._doer.held() or not self._doer.is_ready():
             return math.inf
         return self._idle_since + self._limits.idle_timeout_s
 
@@ -218,25 +220,25 @@ class Loop:
             self._wind_up()
         if now >= self._idle_at():
             self._end("idle", f"there was nothing to do for {self._limits.idle_timeout_s:g} s")
-        if self._doer.held() or self._ahead or self._untold:
+        if self._doer.held() or self._ahead or self._untold or not self._doer.is_ready():
             self._idle_since = now
 
     # -- tasks come
 
     def _fed(self, fed: Fed) -> None:
         self._feeder.is_busy = False
-        if fed.error is not None:
+        if fed.error is not None and not self._ending:
             self._give_up(fed.error)
         if fed.excluded:
             self._end("excluded", fed.excluded)
         if fed.drained:
             self._end("drained", "")
         if fed.tasks:
-            self._taken += len(fed.tasks)
             if len(fed.tasks) == self._asked:
                 self._pace.grow()
-            now = self._now()
-            self._ahead.extend(Job(task) for task in self._adopted(fed.tasks))
+            now, new = self._now(), self._adopted(fed.tasks)
+            self._taken += len(new)
+            self._ahead.extend(map(Job, new))
             self._ahead_since = now
             self._look_at = min(self._look_at, now + STALL_S)
             self._renew_at = min(self._renew_at, now + self._limits.lease_s / 3)
@@ -247,13 +249,14 @@ class Loop:
         told = {outcome.task.id: outcome for outcome in (*self._untold.values(), *self._outbox) if outcome.begun}
         new = []
         for task in tasks:
-            if task.id in held:
-                held[task.id].task = task
-                self._taken -= 1
+            job = held.get(task.id)
+            if job is not None and (job.doomed or job.settled):
+                self._outbox.append(Outcome(task, "release", begun=False))  # its work is being ended
+            elif job is not None:
+                job.task = task
             elif task.id in told and told[task.id].verb != "release":
                 self._outbox.append(replace(told[task.id], task=task))
                 told[task.id].begun = False  # under the lease before it is lost, which is no loss
-                self._taken -= 1
             else:
                 new.append(task)
         return new
@@ -275,7 +278,7 @@ class Loop:
         self._look_at = now + STALL_S if self._ahead or self._doer.held() else math.inf
         self.returned(self._doer.take_back(slower_than_s=STALL_S), "")
         if self._limits.prefetch is None and self._ahead and now - self._ahead_since > STALL_S:
-            spare = len(self._ahead) + len(self._doer.at_work()) - self._each() * self._doer.slots
+            spare = len(self._ahead) + len(self._doer.at_work()) - self._capacity(self._each())
             if spare > 0:
                 self._put_back_untouched(spare)
 
@@ -293,7 +296,7 @@ class Loop:
         if not job.doomed and verb in ("complete", "fail", "bury"):
             self._pace.took(seconds)
         if job.settled or job.doomed == "lost":
-            self._count(job.settled or "lost")
+            self._report.count(job.settled or "lost")
             return
         if job.doomed == "stop" or (job.killed and self._signals):  # Slurm's signals reach all processes of a job
             self._outbox.append(Outcome(task, "release"))
@@ -305,7 +308,9 @@ class Loop:
             self._note("completed", task, seconds)
         elif verb == "release":
             self._pauses += value is None
-            self._outbox.append(Outcome(task, "release", delay_s=self._pause_s() if value is None else value))
+            self._outbox.append(
+                Outcome(task, "release", delay_s=pause_s(self._pauses, self._random()) if value is None else value)
+            )
             self._note("put-back", task, seconds)
         else:
             self._failed(Outcome(task, "bury" if verb == "bury" else "fail", value), seconds)
@@ -314,29 +319,22 @@ class Loop:
         self._doubts.add(outcome, self._now())
         self._failures += 1
         self._note("failed", outcome.task, seconds, reason=outcome.reason)
+        if self._failures >= self._failures_noted:  # the node may be excluded: nothing more before that is known
+            self.returned(self._doer.take_back(), "")
+            self._put_back_untouched()
         if self._failures >= self._limits.failures_max:
             headline = outcome.reason.partition("\n")[0]
-            self._end(
-                "failures",
-                f"{self._failures} attempts in a row have failed, the last one: {headline}. Nothing more is taken.",
-            )
-
-    def _pause_s(self) -> float:
-        least, most = PAUSE_S
-        return min(most, least * 2.0 ** min(self._pauses - 1, 30)) * (0.75 + self._random() / 2)
+            self._end("failures", f"{self._failures} attempts in a row have failed, the last one: {headline}")
 
     def _settled(self, settled: Settled) -> None:
         for outcome, counted, said in settled.counted:
             self._untold.pop(id(outcome), None)
             if outcome.begun:
-                self._count(counted)
+                self._report.count(counted)
             if said:
                 self._say("lost", said, task=outcome.task.id)
         if settled.error is not None:
             self._give_up(settled.error)
-
-    def _count(self, what: str) -> None:
-        setattr(self._report, what, getattr(self._report, what) + 1)
 
     # -- leases
 
@@ -345,12 +343,16 @@ class Loop:
         held = [job.task for job in (*self._ahead, *self._doer.held()) if job.doomed != "lost" and not job.settled]
         held += [outcome.task for outcome in (*self._untold.values(), *self._outbox)]
         self._renew_at = self._now() + self._limits.lease_s / 3 if held else math.inf
-        if held and not self._is_renewing:
+        if self._is_renewing:
+            self._renew_at = math.inf  # it is late: the next follows at once
+        elif held:
             self._is_renewing = True
             self._keeper.renew(held)
 
     def _renewed(self, renewed: Renewed) -> None:
         self._is_renewing = False
+        if self._renew_at == math.inf:
+            self._renew_at = self._now()
         if renewed.error is not None:
             self._renew_at = min(self._renew_at, self._now() + min(RETRY_S[0], self._limits.lease_s / 3))
             if not self._renewal_failed:
@@ -361,9 +363,8 @@ class Loop:
         gone = renewed.lost.keys() | renewed.settled.keys()
         if any(job.task.id in gone for job in self._doer.held() if job.began == math.inf):
             self.returned(self._doer.take_back(), "")
-        self._ahead = deque(
-            job for job in self._ahead if job.task.id not in gone
-        )  # somebody else's, and not begun here
+        # What is not begun here is somebody else's now.
+        self._ahead = deque(job for job in self._ahead if job.task.id not in gone)
         for job in self._doer.at_work():
             if job.task.id in renewed.settled:
                 job.settled = renewed.settled[job.task.id]  # it may go on: the task is not our concern any more
@@ -437,12 +438,11 @@ class Loop:
         self._doer.close()
         if self._signals <= 2:
             for task in held:
-                try:
+                with suppress(FsqueueError):  # it comes back by itself when the lease runs out
                     task.release()
-                except FsqueueError:
-                    pass  # it comes back by itself when the lease runs out
         self._settler.close()
         self._keeper.close()
+        self._teller.flush()
         self.outlet.close()
         self.mailbox.close()
 

@@ -34,6 +34,9 @@ class Outlet(threading.Thread):
         self._backlog = 0
         self._mutex = threading.Lock()
         self._resumed: list[Callable[[], object]] = []
+        self.trouble: Callable[[OSError], object] = lambda error: None
+        """What is called, once, when something cannot be kept."""
+        self._has_trouble = False
 
     def do(self, action: Callable[[], object], size: int = 0) -> None:
         """Have `action` called, which writes so many bytes."""
@@ -47,7 +50,15 @@ class Outlet(threading.Thread):
 
     def keep(self, path: str, data: bytes) -> None:
         """Append to a file."""
-        self.do(lambda: append_to(path, data), len(data))
+        self.do(lambda: self._keep(path, data), len(data))
+
+    def _keep(self, path: str, data: bytes) -> None:
+        try:
+            append_to(path, data)
+        except OSError as error:
+            if not self._has_trouble:
+                self._has_trouble = True
+                self.trouble(error)
 
     def is_full(self, resume: Callable[[], object]) -> bool:
         """Whether nothing more should come; then `resume` is called, in this thread, when that is over."""

@@ -40,14 +40,13 @@ class Pace:
         """How long a task may well take; None before any was measured."""
         return None if math.isnan(self.mean_s) else self.mean_s + SPREAD * self._deviation_s
 
-    def ahead(self, running_s: float) -> int:
-        """How many tasks each may hold, the one at work included. `running_s`: for how long the slowest is at work."""
+    def each(self) -> int:
+        """How many tasks each that does them may hold, the one at work included."""
         if self._prefetch is not None:
             return self._prefetch
         if math.isnan(self.mean_s):
             return 1
-        wanted = self._aim_s / max(self.mean_s, running_s, 1e-9)
-        return max(1, min(self._most, AHEAD_MAX, int(wanted)))
+        return max(1, min(self._most, AHEAD_MAX, int(self._aim_s / max(self.mean_s, 1e-9))))
 
     def grow(self) -> None:
         """What was asked for has come: twice as much may be asked for next."""

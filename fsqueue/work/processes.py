@@ -21,6 +21,7 @@ from fsqueue.queue import Queue
 from fsqueue.work import output, wire
 from fsqueue.work.events import Mailbox
 from fsqueue.work.jobs import Done, Job, kept_name
+from fsqueue.work.limits import STALL_S
 from fsqueue.work.output import Outlet, Stream
 from fsqueue.work.spawning import Process, describe
 
@@ -48,7 +49,7 @@ class _Child:
         try:
             self.process = Process(
                 mailbox,
-                [sys.executable, "-m", "fsqueue.work.child", *map(str, handed)],
+                [sys.executable, "-c", family.program, *map(str, handed)],
                 os.environ,
                 [source, *(stream.write_end for stream in self.streams)],
                 self._ended,
@@ -181,17 +182,15 @@ class Children:
         self._closing = False
         self.flag = os.memfd_create("stopping")
         os.pwrite(self.flag, b"\0", 0)
-        self.setup = orjson.dumps(
-            {
-                "parent": os.getpid(),
-                "path": [os.path.abspath(entry) for entry in sys.path],
-                "argv": sys.argv,
-                "handler": dict(handler),
-                "queues": [os.path.abspath(queue.store.path) for queue in queues],
-            }
-        )
+        path = [os.path.abspath(entry) for entry in sys.path]
+        self.program = f"import sys; sys.path[:] = {path!r}; from fsqueue.work import child; child.main()"
+        self._handler = dict(handler)
+        self._queues = [os.path.abspath(queue.store.path) for queue in queues]
+        self.setup = b""
 
     def start(self) -> None:
+        setup = {"parent": os.getpid(), "argv": sys.argv, "handler": self._handler, "queues": self._queues}
+        self.setup = orjson.dumps(setup)
         for _ in range(self.slots):
             self._children.append(_Child(self))
 
@@ -200,11 +199,18 @@ class Children:
 
     def room(self, each: int) -> int:
         each = 1 if self.keep_output is not None else min(each, SENT_MAX)
-        return sum(max(0, each - len(child.given)) for child in self._children if child.is_ready)
+        return sum(max(0, each - len(child.given)) for child in self._open())
 
     def give(self, job: Job) -> bool:
-        ready = [child for child in self._children if child.is_ready]
-        return bool(ready) and min(ready, key=lambda child: len(child.given)).give(job, self.now())
+        child = min(self._open(), key=lambda child: len(child.given), default=None)
+        return child is not None and child.give(job, self.now())
+
+    def _open(self) -> list[_Child]:
+        """The children to give something to: not those that are at a slow task."""
+        late = self.now() - STALL_S
+        return [
+            child for child in self._children if child.is_ready and (not child.given or child.given[0].began > late)
+        ]
 
     def at_work(self) -> list[Job]:
         return [child.given[0] for child in self._children if child.given]
@@ -238,7 +244,7 @@ class Children:
         self._closing = True
         deadline = self.now() + CLOSE_S
         for child in self._children:
-            child.end.shutdown(socket.SHUT_WR)
+            child.end.shutdown(socket.SHUT_WR)  # that is the end of its messages
         while self._children and self.now() < deadline:
             self.mailbox.wait(deadline - self.now())
         for child in list(self._children):

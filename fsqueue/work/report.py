@@ -25,6 +25,10 @@ class WorkerReport:
     ended: str = ""
     """Why it ended: drained, signal, max-tasks, max-runtime, job-end, idle, failures, excluded."""
 
+    def count(self, what: str) -> None:
+        """One more is completed, failed, released or lost."""
+        setattr(self, what, getattr(self, what) + 1)
+
     def as_dict(self) -> dict[str, Any]:
         """The fields by name."""
         return dict(vars(self))
@@ -48,11 +52,17 @@ class Teller:
 
     def __init__(self, do: Callable[[Callable[[], object]], object], tell: Tell) -> None:
         self._do, self._tell = do, tell
+        self._events: list[Event] = []
 
     def say(self, kind: str, text: str, **fields: Any) -> None:
         """A sentence for people, with fields for programs."""
-        event = Event(kind, text, fields)
-        self._do(lambda: self._tell(event))
+        self._events.append(Event(kind, text, fields))
+
+    def flush(self) -> None:
+        """Have told what was said so far."""
+        if self._events:
+            events, self._events = self._events, []
+            self._do(lambda: [self._tell(event) for event in events])
 
     def note(self, kind: str, task: LeasedTask, seconds: float, **fields: Any) -> None:
         """What became of an attempt at a task, for programs."""

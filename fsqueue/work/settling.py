@@ -30,6 +30,9 @@ HOPELESS_S = 15.0
 FLUSH_S = 0.1
 """Completions are told at once; those that follow sooner than this are told together."""
 
+TOGETHER_MAX = 512
+"""So many outcomes, with results of up to 64 KiB, go into one call."""
+
 LOST = (errors.LeaseLost, errors.TaskNotFound, errors.QueueNotFound)
 BROKEN = (errors.StorageError, errors.StorageFull)
 _HOPELESS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO)
@@ -180,12 +183,13 @@ def _grouped(outcomes: Sequence[Outcome]) -> Iterable[tuple[Queue, Verb, float |
     """Outcomes that one call can tell. Those with something of their own to say are told one by one."""
     bulk: dict[tuple[int, str, float | None], list[Outcome]] = {}
     for outcome in outcomes:
-        if outcome.verb == "release" or (outcome.verb == "complete" and outcome.result is None):
+        if outcome.verb in ("release", "complete"):
             bulk.setdefault((id(outcome.task.queue), outcome.verb, outcome.delay_s), []).append(outcome)
         else:
             yield outcome.task.queue, outcome.verb, outcome.delay_s, [outcome]
     for mine in bulk.values():
-        yield mine[0].task.queue, mine[0].verb, mine[0].delay_s, mine
+        for first in range(0, len(mine), TOGETHER_MAX):
+            yield mine[0].task.queue, mine[0].verb, mine[0].delay_s, mine[first : first + TOGETHER_MAX]
 
 
 def _tell(queue: Queue, verb: Verb, delay_s: float | None, mine: list[Outcome]) -> dict[str, FsqueueError]:
@@ -198,10 +202,8 @@ def _tell(queue: Queue, verb: Verb, delay_s: float | None, mine: list[Outcome]) 
             tasks[0].fail(mine[0].reason, delay_s)
         elif verb == "bury":
             tasks[0].bury(mine[0].reason)
-        elif len(tasks) == 1:
-            tasks[0].complete(mine[0].result)
         else:
-            queue.complete(tasks)
+            queue.complete(tasks, {outcome.task.id: outcome.result for outcome in mine if outcome.result is not None})
     except LOST as error:
         named = (isinstance(error, errors.LeaseLost) and error.tasks) or [task.id for task in tasks]
         return dict.fromkeys(named, error)

@@ -337,7 +337,7 @@ def test_all_output_is_kept_a_file_an_attempt(spawn: Spawn, queue_factory: Queue
 
 def test_max_runtime_and_idle_timeout_are_no_failures(spawn: Spawn, queue: Queue) -> None:
     queue.insert_many([1] * 5)
-    process = spawn("run", queue.path, "--json", "--max-runtime", 1, "--grace", "0.2", "--", "sleep", "1000")
+    process = spawn("run", queue.path, "--json", "--max-runtime", 3, "--grace", "0.2", "--", "sleep", "1000")
     out, _ = process.communicate(timeout=60)
     assert (process.returncode, json.loads(out)["ended"]) == (0, "max-runtime")
     process = spawn("run", queue.path, "--json", "--forever", "--idle-timeout", "0.3", "--", "true")

@@ -35,7 +35,7 @@ def test_max_tasks(queue: Queue, processes: int) -> None:
 
 def test_max_runtime_puts_back_what_does_not_end_in_time(queue: Queue) -> None:
     queue.insert_many([{"do": "sleep", "s": 1000}] * 3)
-    report = Worker(queue, tasks.obey, max_runtime_s=1, grace_s=0.3).run()
+    report = Worker(queue, tasks.obey, max_runtime_s=4, grace_s=0.3).run()
     assert (report.completed, report.released, report.ended) == (0, 1, "max-runtime")
     assert queue.status().waiting == 3
 
@@ -48,7 +48,7 @@ def test_a_time_that_is_years_away_is_waited_for(queue: Queue) -> None:
 def test_nothing_is_begun_that_would_not_end_in_time(queue: Queue, told: list[str]) -> None:
     queue.insert_many([{"do": "sleep", "s": 1.0}] * 20)
     began = time.monotonic()
-    worker = Worker(queue, tasks.obey, max_runtime_s=5, grace_s=100, tell=lambda event: told.append(event.text))
+    worker = Worker(queue, tasks.obey, max_runtime_s=8, grace_s=100, tell=lambda event: told.append(event.text))
     report = worker.run()
     assert report.completed >= 1
     assert (report.released, report.ended) == (0, "max-runtime")
@@ -58,7 +58,7 @@ def test_nothing_is_begun_that_would_not_end_in_time(queue: Queue, told: list[st
 
 def test_the_end_of_the_slurm_job_is_kept(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     queue.insert_many([{"do": "sleep", "s": 1000}] * 3)
-    monkeypatch.setattr(limits.slurm, "job_end", lambda: time.time() + 12)
+    monkeypatch.setattr(limits.slurm, "job_end", lambda: time.time() + 15)
     report = Worker(queue, tasks.obey, grace_s=1).run()
     assert (report.released, report.ended) == (1, "job-end")
     assert queue.status().waiting == 3
