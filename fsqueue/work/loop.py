@@ -46,7 +46,7 @@ class Loop:
         post = self.mailbox.post
         self._teller = Teller(self.outlet.do, tell)
         self._say, self._note = self._teller.say, self._teller.note
-        self.outlet.trouble = lambda error: post(lambda: self._say("output", f"what is printed cannot be kept: {error}"))
+        self.outlet.trouble = lambda error: post(lambda: self._say("output", f"what is printed is not kept: {error}"))
         self._now, self._random = Clock().monotonic, Entropy().random
         self._settler = Settler(
             limits.patience_s,
@@ -82,7 +82,7 @@ class Loop:
         self._signals, self._ending = 0, ""
         self._error: Exception | None = None
         self._kill_s = min(KILL_S, limits.grace_s)
-        self._idle_since, self._began = math.inf, self._now()
+        self._idle_since = self._began = self._now()
         self._stop_at, self._stop_why = math.inf, ""
 
     # -- from outside, also from signal handlers
@@ -135,7 +135,7 @@ class Loop:
         elif few and held < most and len(self._untold) + len(self._doubts) <= most + UNTOLD_MAX:
             self._asked = int(min(most - held, left))
             self._feeder.ask(self._asked)
-            self._idle_since = min(self._idle_since, self._now())
+            self._idle_since = self._now()
 
     def _each(self) -> int:
         """How many tasks each slot may hold."""
@@ -193,7 +193,7 @@ class Loop:
         return None if due == math.inf else max(0.0, due - self._now())
 
     def _idle_at(self) -> float:
-        if self._ending or self._ahead or self._untold or self._doer.held() or not self._doer.is_ready():
+        if self._ending or self._ahead or self._untold or self._doubts or self._doer.held() or not self._feeder.is_busy:
             return math.inf
         return self._idle_since + self._limits.idle_timeout_s
 
@@ -220,7 +220,7 @@ class Loop:
             self._wind_up()
         if now >= self._idle_at():
             self._end("idle", f"there was nothing to do for {self._limits.idle_timeout_s:g} s")
-        if self._doer.held() or self._ahead or self._untold or not self._doer.is_ready():
+        if self._doer.held() or self._ahead or self._untold:
             self._idle_since = now
 
     # -- tasks come
