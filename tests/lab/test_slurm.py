@@ -23,6 +23,8 @@ pytestmark = [pytest.mark.once, pytest.mark.slow]
 
 SOON_S = 30.0
 """How long anything may take that happens at once."""
+OTHERS = "n3,n4,n5"
+"""Nodes that a scenario has for itself."""
 LONG = ("sh", "-c", "exec sleep 600")
 
 
@@ -82,7 +84,7 @@ Submit = Callable[..., Job]
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     if lacking := why_no_cluster():
         pytest.skip(lacking)
-    cluster = Cluster(tmp_path_factory.mktemp("slurm") / "lab", NODES="4", CPUS="4", SLURMD_TIMEOUT_S="15")
+    cluster = Cluster(tmp_path_factory.mktemp("slurm") / "lab", NODES="5", CPUS="4", SLURMD_TIMEOUT_S="15")
     yield cluster
     cluster.close()
 
@@ -110,19 +112,20 @@ def jobs(cluster: Cluster) -> dict[str, Job]:
         """As submitted by hand."""
         queue = prepare(cluster, name, 3)
         worker = " ".join(("exec", *FSQUEUE, "run", str(queue.path), "--", "sleep", "600"))
-        sbatch = ("sbatch", "--parsable", "-t", "1", "-x", "n3,n4", "--wrap", worker)
+        sbatch = ("sbatch", "--parsable", "-t", "1", "-x", OTHERS, "--wrap", worker)
         return Job(cluster, queue, cluster.run(*sbatch, **environment).strip())
 
     found = {
         "limit": plain("limit", **unaware),
-        "signal": submit(cluster, "signal", "-x", "n3,n4", "-t", "1", "--signal=B:USR1@10", **unaware),
+        "signal": submit(cluster, "signal", "-x", OTHERS, "-t", "1", "--signal=B:USR1@10", **unaware),
         "end": plain("end"),
         "crash": submit(cluster, "crash", "-w", "n4", "--requeue"),
+        "preempt": submit(cluster, "preempt", "-p", "low", "-w", "n5", "--exclusive", "--requeue"),
         "daemon": submit(cluster, "daemon", "-w", "n3", command=("sh", "-c", "until [ -e go ]; do sleep 0.1; done")),
-        "requeue": submit(cluster, "requeue", "-x", "n3,n4", "--requeue", "--array=5"),
+        "requeue": submit(cluster, "requeue", "-x", OTHERS, "--requeue", "--array=5"),
     }
-    found |= {name: submit(cluster, name, "-x", "n3,n4") for name in ("cancel", "kill")}
-    found["array"] = submit(cluster, "array", "-x", "n3,n4", "--array=0-1,7", tasks=9)
+    found |= {name: submit(cluster, name, "-x", OTHERS) for name in ("cancel", "kill")}
+    found["array"] = submit(cluster, "array", "-x", OTHERS, "--array=0-1,7", tasks=9)
     found["drain"] = submit(
         cluster, "drain", "--array=0-3", "--time=10", tasks=40, command=("sh", "-c", 'echo "$1" >>done', "x", "{}")
     )
@@ -145,7 +148,7 @@ def test_a_dependent_job_waits_for_the_queue(jobs: dict[str, Job]) -> None:
     job = jobs["drain"]
     made = job.cluster.directory / "assembled"
     wrap = f"{' '.join(FSQUEUE)} wait {job.path} && touch {made}"
-    job.cluster.run("sbatch", f"--dependency=afterany:{job.id}", "-x", "n3,n4", "--wrap", wrap)
+    job.cluster.run("sbatch", f"--dependency=afterany:{job.id}", "-x", OTHERS, "--wrap", wrap)
     job.cluster.until("the dependent job has run", made.exists)
 
 
@@ -173,6 +176,14 @@ def test_a_requeued_job_puts_back_and_goes_on_later(jobs: dict[str, Job]) -> Non
     assert (after.worker["slurm_job"], after.worker["slurm_index"]) == (job.id, "5")
     assert after.worker["slurm_restart"] == "1"
     assert [worker["life"] for worker in job.workers()["workers"]] == ["alive"]
+
+
+def test_a_preempted_job_puts_back_for_whoever_comes_first(jobs: dict[str, Job]) -> None:
+    job = jobs["preempt"]
+    job.works()
+    job.cluster.run("srun", "-p", "main", "-w", "n5", "--exclusive", "true")
+    job.puts_back(3)
+    assert len(job.moves("release")) == 1
 
 
 def test_release_all_of_an_array_job_takes_the_leases_of_all_its_elements(jobs: dict[str, Job]) -> None:
@@ -254,7 +265,7 @@ def test_at_the_time_limit_itself_tasks_are_put_back_too(jobs: dict[str, Job]) -
 
 def test_a_job_knows_its_end(cluster: Cluster) -> None:
     asking = "import time; from fsqueue.slurm import job_end; end = job_end(); print(end and round(end - time.time()))"
-    command = ["srun", "-x", "n3,n4", *FSQUEUE[:1], "-c", asking]
+    command = ["srun", "-x", OTHERS, *FSQUEUE[:1], "-c", asking]
     assert 200 < int(cluster.run(*command[:1], "-t", "5", *command[1:])) <= 300
     assert cluster.run(*command) == "None\n"
     assert cluster.run(*command[3:]) == "None\n"
