@@ -419,6 +419,26 @@ def test_a_batch_that_finishes_meanwhile_is_counted_once(
     assert found.inserted.per_s * 60 == pytest.approx(4)
 
 
+@pytest.mark.batched
+def test_what_was_read_in_a_log_is_not_read_in_the_history_again(
+    q: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q.insert_many(range(2), batch_tasks=2)
+    one, two = q.lease(2)
+    clock.advance(10)
+    one.complete()
+    read_log = inspection.read_log
+
+    def finishing(store: Store, batch: str) -> bytes:
+        content = read_log(store, batch)
+        two.complete()
+        return content
+
+    monkeypatch.setattr(inspection, "read_log", finishing)
+    assert q.activity(window_s=60).measured == 1
+    assert q.activity(window_s=60).measured == 2
+
+
 def test_strays_in_the_history_are_passed_by(q: Queue, clock: ManualClock) -> None:
     q.insert("x")
     day = base_of(q) / "history" / history.day_of(clock.now_ms())
