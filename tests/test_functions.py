@@ -124,6 +124,7 @@ def twice(function):
     @functools.wraps(function)
     def both(*args, **kwargs):
         return [function(*args, **kwargs), function(*args, **kwargs)]
+    both.name = both.call = "attributes of its own"
     return both
 
 @fsqueue.task
