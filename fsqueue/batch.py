@@ -25,12 +25,17 @@ def encode_task(payload: Any, bytes_max: int, index: int | None = None) -> bytes
     else:
         line = b'{"payload":' + encode_json(payload, "payload", index) + b"}\n"
     if len(line) > bytes_max:
-        raise TaskTooLarge(
-            f"{_where(index)} takes {len(line):,} bytes; this queue accepts up to {bytes_max:,}. "
-            "Store the data in a file and queue its path, or create the queue with a larger task_bytes_max.",
-            index,
-        )
+        raise too_large(len(line), bytes_max, index)
     return line
+
+
+def too_large(size: int, bytes_max: int, index: int | None) -> TaskTooLarge:
+    """The error that says by how much a task's line is too long, and what to do."""
+    return TaskTooLarge(
+        f"{_where(index)} takes {size:,} bytes; this queue accepts up to {bytes_max:,}. "
+        "Store the data in a file and queue its path, or create the queue with a larger task_bytes_max.",
+        index,
+    )
 
 
 def encode_json(value: Any, what: str, index: int | None = None) -> bytes:

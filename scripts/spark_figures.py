@@ -102,13 +102,11 @@ def drop(df: Any) -> None:
 def publish(path: Path, df: Any, best: Best) -> None:
     """The commit alone: what is staged is published."""
     from fsqueue import Queue
-    from fsqueue.spark import encoding, options
+    from fsqueue.spark import options
     from fsqueue.spark.writing import FsqueueWriter
 
     queue = Queue.create(path)
-    wanted = options.writing({"path": str(path), "encoded": "true", "commit": "a"})
-    lines = df.select(encoding.line_of(options.writing({"path": str(path)}), df.schema).alias(encoding.LINE))
-    writer = FsqueueWriter(wanted, lines.schema, False)
+    writer = FsqueueWriter(options.writing({"path": str(path), "commit": "a"}), df.schema, False)
 
     def stage(batches: Any) -> Any:
         import pyarrow as pa
@@ -119,7 +117,7 @@ def publish(path: Path, df: Any, best: Best) -> None:
 
     from fsqueue.task import CommitPart
 
-    staged = lines.mapInArrow(stage, "part STRING").collect()
+    staged = df.mapInArrow(stage, "part STRING").collect()
     parts = [CommitPart(**json.loads(row[0])) for row in staged]
     measured(best, "publish", writer.commit_.publish, parts)
     queue.delete(wait=True)

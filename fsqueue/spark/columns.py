@@ -1,7 +1,7 @@
 """From rows to Arrow record batches with the columns that were asked for, a bounded number of rows at a time.
 
 The untouched batches of the view `tasks`, which are most of a large queue, take a short cut: their files are not
-decoded task by task; the payloads are cut out of the lines, or parsed in the mass by Arrow.
+decoded task by task; the payloads are cut out of the lines, or parsed in the mass.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import numpy
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
@@ -18,7 +19,7 @@ from pyspark.sql.types import StringType, StructType
 from fsqueue import names
 from fsqueue.errors import InvalidArgument
 from fsqueue.names import TaskFileName
-from fsqueue.spark import schemas, views
+from fsqueue.spark import schemas, uniform, views
 from fsqueue.spark.views import Row
 
 ROWS_MAX = 4096
@@ -28,6 +29,7 @@ BYTES_MAX = 8 << 20
 INDICES = pa.array([str(index) for index in range(names.BATCH_TASKS_MAX)])
 PREFIX, SUFFIX = b'{"payload":', b"}\n"
 """What stands before and after a payload in a task file's line, where it stands alone."""
+NEWLINE = ord("\n")
 
 
 class Columns:
@@ -70,8 +72,17 @@ class Columns:
     def _wanted(self) -> list[tuple[list[Any], int]]:
         return [(values, self.places[name]) for name, values in self.values.items() if name in self.places]
 
-    def untouched(self, name: TaskFileName, state: str, content: bytes, lines: pa.Array) -> Iterator[pa.RecordBatch]:
-        """Take all tasks of a batch that nobody has touched: its file's content, which is these lines."""
+    def untouched(self, name: TaskFileName, state: str, content: bytes) -> list[pa.RecordBatch] | None:
+        """Take all tasks of a batch that nobody has touched; gives the record batch that is full, if one is.
+
+        None: its file's content has to be looked at line by line; nothing was taken.
+        """
+        lines = None
+        if self.is_parsed and "payload_bytes" not in self.schema.names:
+            if not are_lines(content, name.count):
+                return None
+        elif (lines := lines_of(content, name.count)) is None:
+            return None
         self._seal()
         since = views.moment(name.available_at or names.birth_ms(name.batch))
         same = {
@@ -95,8 +106,7 @@ class Columns:
         self.count += name.count
         self.sealed = self.count
         self.size += len(content)
-        if self.is_full:
-            yield self._batch()
+        return [self._batch()] if self.is_full else []
 
     def _seal(self) -> None:
         """Make arrays of what was taken row by row."""
@@ -134,6 +144,23 @@ class Columns:
         return batch
 
 
+def are_lines(content: bytes, count: int) -> bool:
+    """Whether this is so many whole lines of text, whatever stands in them."""
+    ends = numpy.count_nonzero(numpy.frombuffer(content, numpy.uint8) == NEWLINE)
+    return content.endswith(SUFFIX) and ends == count and is_text(content)
+
+
+def is_text(content: bytes) -> bool:
+    """Whether it is UTF-8."""
+    if content.isascii():
+        return True
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 def lines_of(content: bytes, count: int) -> pa.Array | None:
     """The lines, without their ends, of a task file with so many tasks, each a payload and nothing else; else None."""
     if not content.endswith(SUFFIX):
@@ -159,7 +186,9 @@ def parse(lines: list[bytes], kind: pa.DataType, count: int) -> pa.Array:
     """
     content = b"".join(lines)
     try:
-        found = _parse(content, kind)
+        found = uniform.parse(content, kind, count)
+        if found is None:
+            found = _parse(content, kind)
         if len(found) == count:
             return found
     except pa.ArrowNotImplementedError as error:

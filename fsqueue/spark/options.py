@@ -13,7 +13,7 @@ from fsqueue.task import DELAYED, LEASED, WAITING
 
 IF_EXISTS = ("append", "create", "error", "ignore")
 READ = ("path", "view", "state", "shards", "partitions", "pushdown")
-WRITE = ("path", "commit", "ifexists", "payload", "payloadformat", "delay_s", "batch_tasks", "encoded")
+WRITE = ("path", "commit", "ifexists", "payload", "payloadformat", "delay_s", "batch_tasks")
 LATER = ("key", "priority")
 """Refused by name until the queue has them."""
 OTHERS = ("checkpointlocation", "queryname", "outputmode", "includeheader")
@@ -43,7 +43,6 @@ class WriteOptions:
     is_json: bool = False
     delay_s: str | None = None
     batch_tasks: int | None = None
-    encoded: bool = False
 
 
 def reading(options: Mapping[str, str]) -> ReadOptions:
@@ -92,7 +91,6 @@ def writing(options: Mapping[str, str]) -> WriteOptions:
         is_json=form == "json",
         delay_s=given.get("delay_s"),
         batch_tasks=_whole(given, "batch_tasks"),
-        encoded=_flag(given, "encoded"),
     )
 
 

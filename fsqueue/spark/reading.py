@@ -17,7 +17,7 @@ from fsqueue import deadletters, history, inspection, names
 from fsqueue.discovery import queues_in
 from fsqueue.errors import InvalidArgument, StorageError
 from fsqueue.spark import schemas, views
-from fsqueue.spark.columns import Columns, lines_of
+from fsqueue.spark.columns import Columns
 from fsqueue.spark.options import ReadOptions
 from fsqueue.store import Store
 from fsqueue.task import DELAYED, WAITING
@@ -146,9 +146,9 @@ class FsqueueReader(DataSourceReader):  # type: ignore[misc]
             state = DELAYED if name.available_at > now else WAITING
             if state in states:
                 content = views.content_of(store, name)
-                lines = None if content is None else lines_of(content, name.count)
-                if content is not None and lines is not None:
-                    yield from columns.untouched(name, state, content, lines)
+                full = None if content is None else columns.untouched(name, state, content)
+                if full is not None:
+                    yield from full
                 else:  # renamed, finished, or with lines that need to be looked at one by one
                     yield from columns.rows(views.tasks(store, name, states))
         for name in touched:

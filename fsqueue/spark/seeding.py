@@ -1,4 +1,4 @@
-"""Seeding a queue from a DataFrame by the fastest correct route: JSON is made in the JVM, and written as it comes."""
+"""Seeding a queue from a DataFrame: the columns that are needed go to the data source, and what it inserted is told."""
 
 from __future__ import annotations
 
@@ -61,24 +61,23 @@ def seed(
     name = commit or f"spark-{uuid4()}"
     if commit is not None and (known := _committed(wanted.path, commit)) is not None:
         return SeedReport.of(known, True)
-    line = encoding.line_of(wanted, df.schema).alias(encoding.LINE)
-    columns = [line]
-    writer_options = {"encoded": "true", "commit": name, "ifExists": if_exists}
-    if encoding.is_number(wanted.delay_s) and wanted.delay_s not in df.columns:
-        from pyspark.sql import functions as F
-
-        columns.append(F.lit(float(wanted.delay_s or 0)).alias(encoding.DELAY))
-    elif wanted.delay_s is not None:
-        columns.append(df[encoding.quoted(wanted.delay_s)].alias(encoding.DELAY))
-    if batch_tasks is not None:
-        writer_options["batch_tasks"] = str(batch_tasks)
-    writer = df.select(*columns).write.format("fsqueue").mode("append").options(**writer_options)
+    given["commit"] = name
+    needed = df
+    if payload is not None:
+        columns = [column for column in df.columns if column in (payload, wanted.delay_s)]
+        needed = df.select(*(df[_quoted(column)] for column in columns))
+    writer = needed.write.format("fsqueue").mode("append").options(**given)
     with spark_errors():
-        writer.save(path)
+        writer.save()
     known = _committed(wanted.path, name)
     if known is None:  # the queue was there, and was to be left alone
         return SeedReport(name, 0, 0, 0, False)
     return SeedReport.of(known, False)
+
+
+def _quoted(name: str) -> str:
+    """A column's name as Spark takes it, dots and all."""
+    return "`" + name.replace("`", "``") + "`"
 
 
 def _committed(path: str, name: str) -> CommitReport | None:

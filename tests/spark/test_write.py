@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fsqueue import InvalidArgument, Queue, QueueExists, QueueNotFound
+from fsqueue import InvalidArgument, InvalidTask, Queue, QueueExists, QueueNotFound
 from tests.support import QueueFactory, leftovers
 
 pytest.importorskip("pyspark", reason="PySpark is not installed: pip install 'fsqueue[spark]'")
@@ -138,11 +138,28 @@ SHAPES = {
 @pytest.mark.parametrize("kind", SHAPES)
 def test_numbers_that_json_does_not_have_are_refused(spark: SparkSession, queue: Queue, kind: str) -> None:
     df = spark.createDataFrame([(1, None), (2, SHAPES[kind])], f"n INT, x {kind}")
-    with pytest.raises(PySparkException, match="which JSON does not have"):
+    with pytest.raises(InvalidTask, match=r"Task number 1: the payload contains .*, which JSON does not have"):
         seed(df, str(queue.path))
     if kind == "DOUBLE":
         with pytest.raises(PySparkException, match="which JSON does not have"):
             write(df, queue)
+    assert queue.status().inserted == 0
+
+
+def test_times_are_utc_whatever_the_sessions_zone_is(spark: SparkSession, queue: Queue) -> None:
+    spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
+    try:
+        df = spark.createDataFrame([(AT, {"a": AT})], "at TIMESTAMP, more MAP<STRING, TIMESTAMP>")
+        write(df, queue)
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+    assert payloads(queue) == [{"at": JSON["at"], "more": {"a": JSON["at"]}}]
+
+
+def test_text_that_is_no_utf8_is_refused(spark: SparkSession, queue: Queue) -> None:
+    df = spark.sql("SELECT CAST(X'61FF' AS STRING) AS a")
+    with pytest.raises(InvalidTask, match="no UTF-8"):
+        seed(df, str(queue.path))
     assert queue.status().inserted == 0
 
 
@@ -188,7 +205,6 @@ def test_a_delay_that_is_none_is_refused(spark: SparkSession, queue: Queue) -> N
         ("a INT", {"ifExists": "maybe"}, "`ifExists` is one of append, create, error, ignore"),
         ("a INT", {"commit": "a/b"}, "(?i)commit"),
         ("a INT", {"batch_tasks": "0"}, "`batch_tasks` is a whole number"),
-        ("a INT", {"encoded": "true"}, "fsqueue.spark.seed"),
     ],
 )
 def test_what_cannot_be_written_is_refused_by_name(
