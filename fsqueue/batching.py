@@ -46,6 +46,10 @@ class Encoded:
         self.size += len(piece)
         self.tasks += tasks
 
+    def content(self) -> bytes | memoryview:
+        """What the file holds, copied only if it is in several pieces."""
+        return self.pieces[0] if len(self.pieces) == 1 else b"".join(self.pieces)
+
 
 NOW: When = (True, 0)
 

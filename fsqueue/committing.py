@@ -198,7 +198,7 @@ class _Stager:
             name = names.TaskFileName(at, names.successor(self.first, self.files), sealed.tasks)
             self.opened.append(fs.create(f"{self.directory}/{name}"))
             self.files += 1
-            fs.write_all(self.opened[-1], b"".join(sealed.pieces))
+            fs.write_all(self.opened[-1], sealed.content())
             if store.sync_inserts:
                 fs.begin_writing(self.opened[-1])
             self.tasks += sealed.tasks

@@ -96,7 +96,7 @@ class Filesystem:
         self.is_locked: Callable[[int], bool] = locks.is_locked
         self.close: Callable[[int], None] = locks.close
         self.pread: Callable[[int, int, int], bytes] = os.pread
-        self.write: Callable[[int, bytes], int] = os.write
+        self.write: Callable[[int, bytes | memoryview], int] = os.write
         self.pwrite: Callable[[int, bytes, int], int] = os.pwrite
         self.fsync: Callable[[int], None] = os.fsync
         self.fstat: Callable[[int], os.stat_result] = os.fstat
@@ -191,7 +191,7 @@ class Filesystem:
             chunks.append(chunk)
         return b"".join(chunks)
 
-    def write_all(self, fd: int, data: bytes) -> None:
+    def write_all(self, fd: int, data: bytes | memoryview) -> None:
         """Write everything, or raise the error that stopped it (part of it may be there then)."""
         written = self.write(fd, data)
         while written < len(data):

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 QUOTE, BACKSLASH, SPACE = ord('"'), b"\\", ord(" ")
 OPEN, CLOSE = b'{"payload":{', b"}}\n"
 NUMBER = r"^-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]{1,2})?$"
-"""JSON's numbers (RFC 8259, section 6), but for large exponents, of which Arrow's parser refuses some: it casts more."""
+"""JSON's numbers (RFC 8259, section 6), but for large exponents, of which Arrow's parser refuses some."""
 
 
 class Slot(NamedTuple):
