@@ -22,8 +22,8 @@ from fsqueue.names import TaskFileName
 from fsqueue.spark import schemas, uniform, views
 from fsqueue.spark.views import Row
 
-ROWS_MAX = 4096
-"""A record batch has about so many rows (parsing them costs least while they are in the processor's cache), ..."""
+ROWS_MAX = 8192
+"""A record batch has about so many rows (fewer cost more calls, more no longer fit the processor's cache), ..."""
 BYTES_MAX = 8 << 20
 """... or about so many bytes of payload (the largest task more)."""
 INDICES = pa.array([str(index) for index in range(names.BATCH_TASKS_MAX)])

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 QUOTE, BACKSLASH, SPACE = ord('"'), b"\\", ord(" ")
 OPEN, CLOSE = b'{"payload":{', b"}}\n"
-NUMBER = r"^-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]{1,2})?$"
+NUMBER = r"^-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]{1,2})?$"
 """JSON's numbers (RFC 8259, section 6), but for large exponents, of which Arrow's parser refuses some."""
 
 
@@ -113,8 +113,8 @@ def _stands(data: np.ndarray, at: np.ndarray, text: bytes) -> bool:
     """Whether a text stands at all these places."""
     if at[0] < 0 or at.max() + len(text) > len(data):
         return False
-    there = np.lib.stride_tricks.sliding_window_view(data, len(text))[at]
-    return bool(there.tobytes() == text * len(at))
+    windows = np.ndarray((len(data) - len(text) + 1, len(text)), np.uint8, data, strides=(1, 1))
+    return bool(windows[at].tobytes() == text * len(at))
 
 
 def _column(content: bytes, begin: np.ndarray, end: np.ndarray, slot: Slot, kind: pa.DataType) -> pa.Array | None:
