@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-import time
+from pathlib import Path
 
 import pytest
 
@@ -24,7 +24,6 @@ def in_job(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 DIES = python("import os, signal; os.kill(os.getpid(), signal.SIGTERM)")
-SLEEPS = python("import time; time.sleep(1000)")
 
 
 @pytest.mark.usefixtures("in_job")
@@ -50,27 +49,30 @@ def test_a_failure_that_no_signal_explains_counts(queue: Queue) -> None:
 
 
 @pytest.mark.usefixtures("in_job")
-def test_sigterm_in_a_job_puts_back_at_once_whatever_the_grace(queue: Queue) -> None:
+def test_sigterm_in_a_job_puts_back_at_once_whatever_the_grace(queue: Queue, tmp_path: Path) -> None:
     queue.insert_many(range(2))
-    worker = Worker(queue, command=SLEEPS, processes=2, grace_s=1000)
+    command = ["sh", "-c", 'touch "$1"; exec sleep 1000', "sh", f"{tmp_path}/began-{{}}"]
+    worker = Worker(queue, command=command, processes=2, grace_s=1000)
     thread, reports = in_background(worker)
-    wait_for(lambda: queue.status().leased == 2)
+    wait_for(lambda: len(list(tmp_path.glob("began-*"))) == 2)
     worker.stop()
     thread.join(60)
     assert (reports[0].released, reports[0].failed) == (2, 0)
     assert [(info.state, info.attempt) for info in queue.tasks()] == [("waiting", 0)] * 2
 
 
-def test_another_signal_and_sigterm_elsewhere_leave_the_grace(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_signal_and_sigterm_elsewhere_leave_the_grace(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     for number, job in ((signal.SIGUSR1, "4711"), (signal.SIGTERM, "")):
         monkeypatch.setenv("SLURM_JOB_ID", job)
         monkeypatch.setenv("SLURMD_NODENAME", "n1")
         monkeypatch.setenv("SLURM_JOB_END_TIME", "none")
-        queue.insert({"do": "sleep", "s": 1.0})
+        began = tmp_path / f"began-{number}"
+        queue.insert({"do": "touch", "path": str(began), "s": 1.0})
         worker = Worker(queue, tasks.obey, grace_s=1000)
         thread, reports = in_background(worker)
-        wait_for(lambda: queue.status().leased == 1)
-        time.sleep(0.2)  # it is at work, and not only leased
+        wait_for(began.exists)
         worker._loop.stop(number)
         thread.join()
         assert reports[0].completed == 1
