@@ -141,7 +141,15 @@ def test_what_others_wrote_does_not_drive_the_terminal(fsqueue_cli: Run, queue: 
     (base_of(queue) / EVIL).touch()
     ids = [task.id for task in leased.values()]
     shown = []
-    for command in (["status"], ["ls"], ["ls", "--state", "completed"], ["dead", "list"], ["fsck"], ["doctor"]):
+    for command in (
+        ["status"],
+        ["workers"],
+        ["ls"],
+        ["ls", "--state", "completed"],
+        ["dead", "list"],
+        ["fsck"],
+        ["doctor"],
+    ):
         shown.append(
             fsqueue_cli(
                 *command[:2] if command[0] == "dead" else command[:1],
