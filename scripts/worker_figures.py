@@ -227,7 +227,7 @@ def main() -> None:
     figures: dict[str, Callable[[Path], dict[str, Any]]] = {
         "commands": lambda place: commands(place, 50 if quick else 1000, 1 if quick else 5),
         "handlers": lambda place: handlers(place, 1000 if quick else 50_000, 1 if quick else 3),
-        "idle": lambda place: idle(place, 4 if quick else 200, 1 if quick else 40, 2 if quick else 60),
+        "idle": lambda place: idle(place, 4 if quick else 200, 1 if quick else 60, 2 if quick else 60),
         "killed": lambda place: killed(place, 2 if quick else 10),
         "once": lambda place: once(place, 1000 if quick else 100_000),
     }
