@@ -67,6 +67,9 @@ fsqueue run Q1 Q2 -j 8 --call mypackage.tiles:render --max-runtime 3500"""
 @click.option(
     "--grace", "grace_s", type=seconds, default=10.0, help="Seconds that tasks at work get when it has to stop [10]."
 )
+@click.option(
+    "--patience", "patience_s", type=seconds, default=600.0, help="Seconds to wait for a filesystem that fails [600]."
+)
 @click.option("--keep-output", type=click.Path(file_okay=False), metavar="DIR",
               help="Keep all that is printed, a file a task and attempt.")  # fmt: skip
 @click.option("--result-stdout", is_flag=True, help="Keep what a command prints on standard output as its result.")

@@ -56,7 +56,7 @@ def test_every_command_on_a_full_disk(fsqueue_cli: Run, tmp_path: Path, kind: st
         said(FULL, "create", disk / "other")
         said(FULL, "insert", path, input='"new"\n')
         said(FULL, "lease", path)
-        said(FULL, "run", path, "--", "true")
+        said(FULL, "run", path, "--patience", "1", "--", "true")
         said(FULL, "cancel", path, waiting[0], "--yes")
         said(FULL, "dead", "retry", path)
         said(FULL, "bench", disk, "--tasks", "10")
