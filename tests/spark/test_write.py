@@ -301,7 +301,9 @@ def test_no_rows_are_a_commit_too(spark: SparkSession, queue: Queue) -> None:
 
 
 def test_a_job_that_fails_leaves_nothing(spark: SparkSession, queue: Queue) -> None:
-    bad = rows(spark, 30_000).withColumn("n", F.when(F.col("n") < 29_999, F.col("n")).otherwise(F.raise_error("boom")))
+    """All of it in one Spark task: what another still writes when a job is given up is reaped by `gc`, by its age."""
+    last_fails = F.when(F.col("n") < 29_999, F.col("n")).otherwise(F.raise_error("boom"))
+    bad = rows(spark, 30_000).coalesce(1).withColumn("n", last_fails)
     with pytest.raises(PySparkException, match="boom"):
         seed(bad, str(queue.path), commit="c")
     assert queue.status().inserted == 0
