@@ -33,7 +33,7 @@ def wait_for(condition: Callable[[], object], timeout_s: float = 30) -> None:
 def in_background(worker: Worker) -> tuple[threading.Thread, list[WorkerReport]]:
     """Run a worker in a thread; its report comes into the list."""
     reports: list[WorkerReport] = []
-    thread = threading.Thread(target=lambda: reports.append(worker.run()))
+    thread = threading.Thread(target=lambda: reports.append(worker.run()), daemon=True)
     thread.start()
     return thread, reports
 

@@ -142,16 +142,17 @@ def test_what_lies_behind_a_slow_task_is_put_back_for_others(queue: Queue, tmp_p
     queue.insert_many(
         [*({"do": "return"} for _ in range(500)), slow, *({"do": "return"} for _ in range(500))], total=2000
     )
-    first = Worker(queue, tasks.obey)
-    thread, reports = in_background(first)
+    thread, reports = in_background(Worker(queue, tasks.obey))
     others = Queue(queue.path)
-    wait_for(lambda: others.status().leased == 1)
-    left = others.status().waiting
-    assert Worker(others, tasks.obey, max_tasks=left, until="forever").run().completed == left if left else True
-    (tmp_path / "go").touch()
-    thread.join(30)
-    assert reports[0].lost == reports[0].failed == reports[0].released == 0
-    assert queue.status().completed == 1001
+    try:
+        wait_for(lambda: others.status().completed)
+        second = Worker(others, tasks.obey, until="forever", idle_timeout_s=6).run()
+        assert others.status().as_dict() | {"completed": 1000, "leased": 1, "waiting": 0} == others.status().as_dict()
+    finally:
+        (tmp_path / "go").touch()
+        thread.join(30)
+    assert reports[0].completed + second.completed == 1001
+    assert reports[0].lost == reports[0].failed == reports[0].released == second.lost == 0
 
 
 # -- threads
