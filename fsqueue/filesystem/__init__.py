@@ -6,6 +6,6 @@ failing, lying or crashing one in its place. Nothing here knows what a queue is.
 
 from fsqueue.filesystem.door import LOST, NOT_FILES, Filesystem
 from fsqueue.filesystem.mounts import Mount, beegfs_setting, mount_of
-from fsqueue.filesystem.plain import append_to
+from fsqueue.filesystem.plain import append_to, write_all
 
-__all__ = ["LOST", "NOT_FILES", "Filesystem", "Mount", "append_to", "beegfs_setting", "mount_of"]
+__all__ = ["LOST", "NOT_FILES", "Filesystem", "Mount", "append_to", "beegfs_setting", "mount_of", "write_all"]

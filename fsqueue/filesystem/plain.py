@@ -16,7 +16,12 @@ def append_to(path: str, data: bytes) -> None:
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
         fd = os.open(path, flags, FILE_MODE)
     try:
-        while data:
-            data = data[os.write(fd, data) :]
+        write_all(fd, data)
     finally:
         os.close(fd)
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Write all of `data` into a file, or into what else can be written to: standard output, memory. OSError."""
+    while data:
+        data = data[os.write(fd, data) :]

@@ -13,6 +13,7 @@ import orjson
 
 from fsqueue.batch import RESULT_BYTES_MAX
 from fsqueue.clock import Clock
+from fsqueue.filesystem import write_all
 from fsqueue.task import LeasedTask
 from fsqueue.work import output
 from fsqueue.work.events import Mailbox
@@ -42,7 +43,7 @@ class _Running:
         self.streams: list[Stream] = []
         source = os.memfd_create("payload")  # unlike a pipe it is never full and never breaks
         try:
-            output.write_all(source, stdin)
+            write_all(source, stdin)
             os.lseek(source, 0, os.SEEK_SET)
             self.streams = [Stream(mailbox, outlet, 1), Stream(mailbox, outlet, 2)]
             # A session of its own: Ctrl-C at the terminal reaches the worker only, and a kill all of the command.

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 
-from fsqueue.filesystem import append_to
+from fsqueue.filesystem import append_to, write_all
 from fsqueue.work.events import Mailbox
 
 TAIL_BYTES = 4096
@@ -167,12 +167,6 @@ class Stream:
         if self._fd >= 0 and not self._watched:
             self._mailbox.watch(self._fd, self.read)
             self._watched = True
-
-
-def write_all(fd: int, data: bytes) -> None:
-    """Write all of `data`; OSError."""
-    while data:
-        data = data[os.write(fd, data) :]
 
 
 def reason(headline: str, *tails: bytes) -> str:

@@ -46,8 +46,8 @@ CHILDREN = {
     "posix_spawnp", "POSIX_SPAWN_DUP2", "set_inheritable", "pidfd_open", "killpg", "waitid", "waitpid",
     "waitstatus_to_exitcode", "P_PID", "WEXITED", "WNOHANG", "WNOWAIT", "_exit",
     # to talk with them: through pipes, and files in memory
-    "pipe", "set_blocking", "read", "write", "close", "memfd_create", "fdopen", "fstat", "lseek", "SEEK_SET", "pread",
-    "pwrite", "eventfd", "eventfd_read", "eventfd_write", "EFD_CLOEXEC", "EFD_NONBLOCK", "fsencode", "fsdecode",
+    "pipe", "set_blocking", "read", "close", "memfd_create", "fdopen", "fstat", "lseek", "SEEK_SET", "pread",
+    "pwrite", "eventfd", "eventfd_read", "eventfd_write", "EFD_CLOEXEC", "EFD_NONBLOCK",
 }  # fmt: skip
 """What fsqueue/work also needs, to run commands and children and to talk with them; it touches no file."""
 
