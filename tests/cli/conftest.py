@@ -12,6 +12,9 @@ import pytest
 from click.testing import CliRunner, Result
 from fsqueue_cli.main import cli
 
+from fsqueue import Queue
+from tests.conftest import QueueFactory
+
 Run = Callable[..., Result]
 Spawn = Callable[..., "subprocess.Popen[str]"]
 
@@ -52,3 +55,15 @@ def spawn() -> Iterator[Spawn]:
         for pipe in (process.stdin, process.stdout, process.stderr):  # not read to the end: its commands may live on
             if pipe is not None:
                 pipe.close()
+
+
+@pytest.fixture
+def mixed(queue_factory: QueueFactory) -> Queue:
+    """Five waiting, one delayed, two leased, three completed, one dead."""
+    queue = queue_factory()
+    queue.insert_many(range(11))
+    queue.insert("later", delay_s=3600)
+    tasks = queue.lease(6)
+    queue.complete(tasks[:3])
+    tasks[3].bury("broken 17\nin detail: \x1b[31mred")
+    return queue

@@ -8,19 +8,6 @@ import pytest
 
 from fsqueue import Queue
 from tests.cli.conftest import Run
-from tests.conftest import QueueFactory
-
-
-@pytest.fixture
-def mixed(queue_factory: QueueFactory) -> Queue:
-    """Five waiting, one delayed, two leased, three completed, one dead."""
-    queue = queue_factory()
-    queue.insert_many(range(11))
-    queue.insert("later", delay_s=3600)
-    tasks = queue.lease(6)
-    queue.complete(tasks[:3])
-    tasks[3].bury("broken\nin detail: \x1b[31mred")
-    return queue
 
 
 def test_ls(fsqueue_cli: Run, mixed: Queue) -> None:

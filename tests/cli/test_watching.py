@@ -37,18 +37,6 @@ def terminal() -> Iterator[Terminals]:
         one.close()
 
 
-@pytest.fixture
-def mixed(queue_factory: QueueFactory) -> Queue:
-    """Five waiting, one delayed, two leased, three completed, one dead."""
-    queue = queue_factory()
-    queue.insert_many(range(11))
-    queue.insert("later", delay_s=3600)
-    tasks = queue.lease(6)
-    queue.complete(tasks[:3])
-    tasks[3].bury("broken 17\nin detail: \x1b[31mred")
-    return queue
-
-
 # -- status -----------------------------------------------------------------------------------
 
 
