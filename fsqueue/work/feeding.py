@@ -15,6 +15,7 @@ from fsqueue.nodes import Streak
 from fsqueue.queue import Queue
 from fsqueue.task import LeasedTask
 from fsqueue.waiting import BELL_S, Vigil
+from fsqueue.work.limits import Limits
 from fsqueue.work.settling import BROKEN, RETRY_S, patience_with
 
 DRAIN_CHECK_S = 30.0
@@ -52,24 +53,25 @@ class Feeder(threading.Thread):
 
     Queues are asked in turn, the next one first that follows the one which gave something last. With nothing to be
     had, pauses grow to `BELL_S[1]` seconds, with jitter, and a look costs the reading of one small file a queue.
+    `taking` is held from the start of a look until the loop has been told what it found: see `settling`.
     """
 
     def __init__(
         self,
         queues: Sequence[Queue],
         lease_s: float | None,
-        ends: bool,
-        patience_s: float,
-        exclude_after: int | None,
+        limits: Limits,
+        taking: threading.Lock,
         report: Callable[[Fed], object],
         trouble: Callable[[FsqueueError], object],
     ) -> None:
         super().__init__(name="fsqueue-feeder", daemon=True)
         self.is_busy = False
         """Whether an answer is to come. The loop's."""
-        self._queues, self._lease_s, self._ends = list(queues), lease_s, ends
-        self._patience_s, self._report, self._trouble = patience_s, report, trouble
-        self._streaks = [Streak(queue.store, exclude_after) for queue in queues] if exclude_after is not None else []
+        self._queues, self._lease_s, self._ends = list(queues), lease_s, not limits.forever
+        self._patience_s, self._taking, self._report, self._trouble = limits.patience_s, taking, report, trouble
+        after = limits.exclude_after
+        self._streaks = [] if after is None else [Streak(queue.store, after) for queue in queues]
         self._requests: SimpleQueue[int] = SimpleQueue()
         self._closed = threading.Event()
         self._now, self._random = Clock().monotonic, Entropy().random
@@ -95,9 +97,11 @@ class Feeder(threading.Thread):
                 answer = Fed(error=error)
             except Exception as error:  # whatever it is, the loop must hear of it, or it would wait for ever
                 answer = Fed(error=FsqueueError(f"Leasing failed: {type(error).__name__}: {error}."))
-            self._report(answer)
+            if answer is not None:
+                self._report(answer)
 
-    def _feed(self, n: int) -> Fed:
+    def _feed(self, n: int) -> Fed | None:
+        """What to answer; None if that was done."""
         failing_since, pause_s = math.inf, RETRY_S[0]
         while True:
             try:
@@ -112,18 +116,21 @@ class Feeder(threading.Thread):
                 self._closed.wait(pause_s)
                 pause_s = min(2 * pause_s, RETRY_S[1])
 
-    def _wait(self, n: int) -> Fed:
-        """Look, in turn, until something is there, or nothing more can come, or `close`."""
+    def _wait(self, n: int) -> Fed | None:
+        """Look, in turn, until something is there and reported, or nothing more can come, or `close`."""
         pause, checked = BELL_S[0], -math.inf
         while True:
             if excluded := next(filter(None, (streak.excluded() for streak in self._streaks)), None):
                 return Fed(excluded=excluded)
             for vigil in list(self._vigils):
-                got = vigil.look(n)
+                with self._taking:
+                    got = vigil.look(n)
+                    if got:
+                        self._report(Fed(got))
                 if got:
                     self._vigils.remove(vigil)
                     self._vigils.append(vigil)
-                    return Fed(got)
+                    return None
             if self._closed.is_set():
                 return Fed()
             now = self._now()

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from threading import Lock
 from typing import Any
 
 from fsqueue.clock import Clock, Entropy
@@ -48,26 +49,25 @@ class Loop:
         self._say, self._note = self._teller.say, self._teller.note
         self.outlet.trouble = lambda error: post(lambda: self._say("output", f"what is printed is not kept: {error}"))
         self._now, self._random = Clock().monotonic, Entropy().random
+        taking = Lock()
         self._settler = Settler(
-            limits.patience_s,
-            limits.exclude_after,
+            limits,
+            taking,
             lambda settled: post(lambda: self._settled(settled)),
             lambda error: post(lambda: self._trouble("outcomes cannot be told", error)),
         )
-        self._keeper = Keeper(lease_s, lambda renewed: post(lambda: self._renewed(renewed)))
+        self._keeper = Keeper(lease_s, taking, lambda renewed: post(lambda: self._renewed(renewed)))
         self._feeder = Feeder(
             queues,
             lease_s,
-            not limits.forever,
-            limits.patience_s,
-            limits.exclude_after,
+            limits,
+            taking,
             lambda fed: post(lambda: self._fed(fed)),
             lambda error: post(lambda: self._trouble("tasks cannot be leased", error)),
         )
         self._doer = make_doer(self)
         self._pace = Pace(limits.lease_s, limits.prefetch)
-        self._ahead: deque[Job] = deque()
-        """Leased, and not given to the doer."""
+        self._ahead: deque[Job] = deque()  # leased, and not given to the doer
         self._ahead_since = math.inf
         self._outbox: list[Outcome] = []
         self._untold: dict[int, Outcome] = {}
@@ -331,8 +331,8 @@ class Loop:
             self._untold.pop(id(outcome), None)
             if outcome.begun:
                 self._report.count(counted)
-            if said:
-                self._say("lost", said, task=outcome.task.id)
+                if said:
+                    self._say("lost", said, task=outcome.task.id)
         if settled.error is not None:
             self._give_up(settled.error)
 
@@ -361,15 +361,15 @@ class Loop:
         if not renewed.lost and not renewed.settled:
             return
         gone = renewed.lost.keys() | renewed.settled.keys()
-        if any(job.task.id in gone for job in self._doer.held() if job.began == math.inf):
+        if any(job.task.token in gone for job in self._doer.held() if job.began == math.inf):
             self.returned(self._doer.take_back(), "")
         # What is not begun here is somebody else's now.
-        self._ahead = deque(job for job in self._ahead if job.task.id not in gone)
+        self._ahead = deque(job for job in self._ahead if job.task.token not in gone)
         for job in self._doer.at_work():
-            if job.task.id in renewed.settled:
-                job.settled = renewed.settled[job.task.id]  # it may go on: the task is not our concern any more
-            elif job.task.id in renewed.lost and not job.doomed:
-                self._lost(job, renewed.lost[job.task.id])
+            if job.task.token in renewed.settled:
+                job.settled = renewed.settled[job.task.token]  # it may go on: the task is not our concern any more
+            elif job.task.token in renewed.lost and not job.doomed:
+                self._lost(job, renewed.lost[job.task.token])
 
     def _lost(self, job: Job, error: FsqueueError) -> None:
         kills = self._limits.kills_lost

@@ -3,7 +3,8 @@
 A file server that is away blocks whoever asks it, or fails, for minutes. So the loop never asks: it hands outcomes to
 a `Settler`, which tells them in bulk and, while telling fails, tells them again; and leases to a `Keeper`, which
 renews them. A lease that has run out may still be ours, as long as nobody took the task: its work goes on, and
-completing it counts.
+completing it counts. If we take it again ourselves, the loop goes on under the new lease: so a loss is only spoken of
+when the feeder is not in the middle of taking something (`taking`); what it took is known to the loop by then.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from fsqueue.errors import FsqueueError
 from fsqueue.nodes import Streak
 from fsqueue.queue import Queue
 from fsqueue.task import LeasedTask
+from fsqueue.work.limits import Limits
 
 RETRY_S = (1.0, 15.0)
 """First and longest pause before a verb that met a failing filesystem is repeated."""
@@ -65,7 +67,7 @@ class Settled:
     """How telling went: what became of each outcome, those still to be told, and why."""
 
     counted: list[tuple[Outcome, str, str]] = field(default_factory=list)
-    """Outcome, what it counts as, and what to say of it, if anything."""
+    """Outcome, what it counts as, and what to say of it, if anything. All for tasks that were begun only."""
     error: FsqueueError | None = None
 
 
@@ -75,14 +77,14 @@ class Settler(threading.Thread):
 
     def __init__(
         self,
-        patience_s: float,
-        exclude_after: int | None,
+        limits: Limits,
+        taking: threading.Lock,
         report: Callable[[Settled], object],
         trouble: Callable[[FsqueueError], object],
     ) -> None:
         super().__init__(name="fsqueue-settler", daemon=True)
-        self._patience_s, self._report, self._trouble = patience_s, report, trouble
-        self._exclude_after = exclude_after
+        self._patience_s, self._exclude_after = limits.patience_s, limits.exclude_after
+        self._taking, self._report, self._trouble = taking, report, trouble
         self._streaks: dict[int, Streak] = {}
         self._inbox: SimpleQueue[list[Outcome] | None] = SimpleQueue()
         self._hurry = threading.Event()
@@ -158,11 +160,13 @@ class Settler(threading.Thread):
                 continue
             except FsqueueError as error:  # this one outcome is what is wrong, not the filesystem
                 lost = {outcome.task.id: error for outcome in mine}
+            if lost:
+                _let_pass(self._taking)
             for outcome in mine:
                 counted, said = COUNTED_AS[verb], ""
                 if outcome.task.id in lost:
                     counted = own_outcome(outcome.task) or "lost"
-                    if counted == "lost" and outcome.begun:
+                    if counted == "lost":
                         said = f"task {outcome.task.id} was lost, its result is dropped: {lost[outcome.task.id]}"
                 settled.counted.append((outcome, counted, said))
                 if self._exclude_after is not None and outcome.begun:
@@ -210,6 +214,12 @@ def _tell(queue: Queue, verb: Verb, delay_s: float | None, mine: list[Outcome]) 
     return {}
 
 
+def _let_pass(taking: threading.Lock) -> None:
+    """Wait until what the feeder takes at this moment, which may be what was lost, is known to the loop."""
+    with taking:
+        pass
+
+
 def own_outcome(task: LeasedTask) -> str | None:
     """How this very lease ended already: by the command, through FSQUEUE_TOKEN, or by a try that seemed to fail."""
     lease = task.token.rpartition("@")[2]
@@ -222,7 +232,7 @@ def own_outcome(task: LeasedTask) -> str | None:
 
 @dataclass(slots=True)
 class Renewed:
-    """How a renewal went: the tasks that are lost, and those that their commands have settled themselves."""
+    """How a renewal went: the leases that are lost, and those that their commands have ended themselves, by token."""
 
     lost: dict[str, FsqueueError] = field(default_factory=dict)
     settled: dict[str, str] = field(default_factory=dict)
@@ -232,9 +242,9 @@ class Renewed:
 class Keeper(threading.Thread):
     """Renews leases, one request at a time; each is answered by `report(Renewed)`, called in this thread."""
 
-    def __init__(self, lease_s: float | None, report: Callable[[Renewed], object]) -> None:
+    def __init__(self, lease_s: float | None, taking: threading.Lock, report: Callable[[Renewed], object]) -> None:
         super().__init__(name="fsqueue-keeper", daemon=True)
-        self._lease_s, self._report = lease_s, report
+        self._lease_s, self._taking, self._report = lease_s, taking, report
         self._inbox: SimpleQueue[list[LeasedTask] | None] = SimpleQueue()
 
     def renew(self, tasks: list[LeasedTask]) -> None:
@@ -253,6 +263,8 @@ class Keeper(threading.Thread):
                 queues.setdefault(id(task.queue), []).append(task)
             for mine in queues.values():
                 self._renew(mine, answer)
+            if answer.lost:
+                _let_pass(self._taking)
             self._report(answer)
 
     def _renew(self, tasks: list[LeasedTask], answer: Renewed) -> None:
@@ -270,8 +282,8 @@ class Keeper(threading.Thread):
             for task in tasks:
                 own = own_outcome(task)
                 if own is None:
-                    answer.lost[task.id] = error
+                    answer.lost[task.token] = error
                 else:
-                    answer.settled[task.id] = own
+                    answer.settled[task.token] = own
         except FsqueueError as error:
             answer.error = error

@@ -13,7 +13,7 @@ import pytest
 
 from fsqueue import InvalidArgument, Queue, Worker
 from fsqueue.filesystem import Filesystem
-from fsqueue.work import limits
+from fsqueue.work import feeding, limits
 from tests.support import QueueFactory
 from tests.work import tasks
 from tests.work.support import drained, in_background, wait_for
@@ -236,6 +236,37 @@ def test_work_is_finished_and_kept_while_the_server_is_away_for_longer_than_a_le
     (tmp_path / "two").touch()
     thread.join(30)
     assert reports == [drained(completed=2)]
+
+
+def test_a_worker_that_takes_its_own_task_again_does_not_take_it_for_lost(
+    queue_factory: QueueFactory, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: list[str]
+) -> None:
+    """Also when the loss is found, by telling an outcome or by renewing, before what was taken is known."""
+    monkeypatch.setattr("fsqueue.work.settling.RETRY_S", (0.4, 0.4))
+    look = feeding._Watch.look
+
+    def look_slowly(watch: Any, n: int) -> Any:
+        got = look(watch, n)
+        time.sleep(1 if got else 0)
+        return got
+
+    queue = queue_factory(lease_s=1.5)
+    queue.insert_many([{"do": "until", "path": str(tmp_path / name)} for name in ("one", "two")])
+    worker = Worker(queue, tasks.obey, processes=2, tell=lambda event: told.append(event.text))
+    thread, reports = in_background(worker)
+    wait_for(lambda: queue.status().leased == 2)
+    server.error = OSError(5, "Input/output error")
+    queue.close()
+    monkeypatch.setattr(feeding._Watch, "look", look_slowly)
+    (tmp_path / "one").touch()
+    time.sleep(2.5)
+    server.error = None
+    time.sleep(2)
+    (tmp_path / "two").touch()
+    thread.join(30)
+    assert reports == [drained(completed=2)]
+    assert not [text for text in told if "was lost" in text]
+    assert [[move.op for move in queue.history(task.id)].count("lease") for task in queue.tasks("completed")] == [2, 2]
 
 
 def test_signals_are_heard_while_the_server_is_away(
