@@ -58,10 +58,24 @@ class Clock:
         return min(max(2 * self.error_ms, least), most)
 
     def learn(self, server_ms: float, before_ms: float, after_ms: float) -> None:
-        """Take over what one probe told: the server's stamp, between two readings of the local clock."""
-        self.offset_ms = round(server_ms - (before_ms + after_ms) / 2)
-        self.error_ms = math.ceil((after_ms - before_ms) / 2) + 1
+        """Take over what one probe told: the server's stamp, between two readings of the local clock.
+
+        A probe that took longer than those before, the server being away for half a minute perhaps, tells little:
+        what is known already is changed only as far as it cannot be true any more.
+        """
+        offset_ms = round(server_ms - (before_ms + after_ms) / 2)
+        error_ms = math.ceil((after_ms - before_ms) / 2) + 1
+        if self.measured == -math.inf or error_ms <= self.error_ms:
+            self.offset_ms, self.error_ms = offset_ms, error_ms
+        elif (apart := abs(self.offset_ms - offset_ms)) > error_ms:
+            self.offset_ms = offset_ms + (error_ms if self.offset_ms > offset_ms else -error_ms)
+            if apart > self.error_ms + error_ms:  # a clock was set meanwhile
+                self.error_ms = 2 * error_ms
         self.measured = self.monotonic()
+
+    def is_vague(self) -> bool:
+        """Whether the offset may be wrong by more than the margin makes up for."""
+        return 2 * self.error_ms > MARGIN_MS[1]
 
     def is_stale(self) -> bool:
         """Whether the offset was measured too long ago (or never)."""

@@ -31,6 +31,9 @@ BUSY_S, BUSY_WAIT_S = 10.0, 0.02
 """How long a shared file counts as stuck after a vain wait, and how long it is waited for meanwhile."""
 BELL_BYTES = 16
 """What the doorbell holds."""
+PROBES = 3
+"""So often, at most, the clock is measured at a time."""
+
 OPEN_LOGS_MAX = 128
 """How many logs a process keeps open."""
 
@@ -255,13 +258,20 @@ class Store:
         return discard(self.fs, path, self.layout.trash, self.entropy)
 
     def compare_clock(self) -> None:
-        """Measure the file server's clock again, if that was long ago. Lustre stamps with the client's own."""
-        if self.clock.is_stale() and mount_of(self.path).kind != "lustre":
+        """Measure the file server's clock again, if that was long ago. Lustre stamps with the client's own.
+
+        Several times, if need be: the server may be slow for a moment, and how long it took is the error.
+        """
+        if not self.clock.is_stale() or mount_of(self.path).kind == "lustre":
+            return
+        for _ in range(PROBES):
             probe = f"{self.layout.staging}/{self.entropy.hex16()}.probe"
             try:
-                self.making_generation(lambda: self.fs.compare_clock(self.clock, probe))
+                self.making_generation(lambda: self.fs.compare_clock(self.clock, probe))  # noqa: B023 - called at once
             except (OSError, FsqueueError):
-                pass  # a queue that one may only read: the local clock will do
+                return  # a queue that one may only read: the local clock will do
+            if not self.clock.is_vague():
+                return
 
     def ring(self) -> None:
         """Tell idle workers that there may be tasks. A hint: no harm is done when it is lost."""

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fsqueue import Queue
 from fsqueue.clock import MARGIN_MS, MS_MAX, Clock, Entropy, ManualClock, duration_ms
 from fsqueue.errors import InvalidArgument
 from fsqueue.filesystem import Filesystem
@@ -42,6 +43,43 @@ def test_the_true_time_is_within_the_error_wherever_the_stamp_was_taken() -> Non
         assert abs(clock.offset_ms - 1_000_000) <= clock.error_ms
 
 
+def test_a_slow_probe_does_not_spoil_what_is_known() -> None:
+    """The server was away for 40 seconds in the middle of it."""
+    clock = ManualClock(1000.0)
+    clock.learn(server_ms=1_000_000 + 5_000, before_ms=1_000_000 - 2, after_ms=1_000_000 + 2)
+    known = clock.offset_ms, clock.error_ms
+    for stamped_after in (0, 100, 39_900, 40_000):
+        clock.learn(server_ms=1_100_000 + stamped_after + 5_000, before_ms=1_100_000, after_ms=1_140_000)
+        assert (clock.offset_ms, clock.error_ms) == known
+    assert not clock.is_stale()
+
+
+def test_a_clock_that_was_set_is_followed_as_far_as_a_slow_probe_proves_it() -> None:
+    clock = ManualClock(1000.0)
+    clock.learn(server_ms=1_000_000, before_ms=1_000_000 - 1, after_ms=1_000_000 + 1)
+    clock.learn(server_ms=1_060_000, before_ms=1_000_000, after_ms=1_020_000)  # by 40 to 60 seconds
+    assert 40_000 - 1 <= clock.offset_ms <= 60_000
+    assert abs(clock.offset_ms - 60_000) <= clock.error_ms
+    assert clock.is_vague()
+    clock.learn(server_ms=1_060_000, before_ms=1_000_000 - 1, after_ms=1_000_000 + 1)
+    assert (clock.offset_ms, clock.is_vague()) == (60_000, False)
+
+
+@given(
+    st.integers(-10_000_000, 10_000_000),
+    st.lists(st.tuples(st.integers(0, 100_000), st.floats(0, 1)), min_size=1),
+)
+def test_the_true_offset_is_within_the_error_after_any_probes(offset: int, probes: list[tuple[int, float]]) -> None:
+    clock = ManualClock(1000.0)
+    errors = []
+    for took, share in probes:
+        before = 1_000_000_000
+        clock.learn(before + took * share + offset, before, before + took)
+        assert abs(clock.offset_ms - offset) <= clock.error_ms
+        errors.append(clock.error_ms)
+    assert errors == sorted(errors, reverse=True)
+
+
 def test_the_margin_is_twice_the_error_within_bounds() -> None:
     clock = Clock()
     least, most = MARGIN_MS
@@ -63,6 +101,22 @@ def test_the_file_server_s_stamp_is_compared_with_the_local_clock(tmp_path: Path
     Filesystem(str(tmp_path), shared=False).compare_clock(clock, f"{tmp_path}/.staging/probe")
     assert abs(clock.offset_ms - 3_600_000) < 5_000
     assert os.listdir(tmp_path / ".staging") == []
+
+
+def test_the_clock_is_measured_again_while_the_server_is_slow(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    took_ms = [40_000, 2_000, 10, 10]
+
+    def compare(_: Filesystem, clock: Clock, probe: str) -> None:
+        took = took_ms.pop(0)
+        clock.learn(clock.local_ms() + took, clock.local_ms(), clock.local_ms() + took)
+
+    monkeypatch.setattr(Filesystem, "compare_clock", compare)
+    clock = queue.store.clock = Clock()
+    queue.store.compare_clock()
+    assert took_ms == [10]
+    assert (abs(clock.offset_ms) <= 10, clock.is_stale()) == (True, False)
 
 
 def test_monotonic_time_does_not_follow_the_wall_clock(monkeypatch: pytest.MonkeyPatch) -> None:

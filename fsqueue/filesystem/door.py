@@ -427,9 +427,9 @@ class Filesystem:
 
     def compare_clock(self, clock: Clock, probe: str) -> None:
         """Teach `clock` the file server's time, from the stamp of a probe file made at the path `probe`."""
-        before = clock.local_ms()
         fd = self.create(probe)
         try:
+            before = clock.local_ms()
             self.write_all(fd, b"\n")
             if self.shared:
                 self.fsync(fd)

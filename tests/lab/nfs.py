@@ -57,17 +57,21 @@ def explained(name: str) -> Iterator[None]:
     try:
         yield
     except (AssertionError, TimeoutError) as error:
-        raise AssertionError(f"{error}\n{situation(name)}") from error
+        raise AssertionError(f"{as_seen(name)}\n{error}\n{situation(name)}") from error
+
+
+def as_seen(name: str) -> str:
+    """What a queue looks like on the server's disk and from each client."""
+    queues = [Queue(place) for place in (SERVER / name, at(1, name), at(2, name))]
+    return "\n".join(f"{queue.path}: {queue.status()}; {queue.stuck()=}" for queue in queues)
 
 
 def situation(name: str) -> str:
     """What there is of a queue on the server's disk and as each client sees it, and which locks the server knows."""
     told = []
     for place in (SERVER / name, at(1, name), at(2, name)):
-        queue = Queue(place)
-        base = base_of(queue)
-        there = [str(path.relative_to(base)) for part in PARTS for path in (base / part).rglob("*")]
-        told += [f"{place}: {queue.status()}; {queue.stuck()=}", *there]
+        base = base_of(Queue(place))
+        told += [str(place), *(str(path.relative_to(base)) for part in PARTS for path in (base / part).rglob("*"))]
         if place.is_relative_to(SERVER):
             told += [f"{path.name}: {path.read_text()[-1500:]}" for path in (base / "movements").rglob("*.jsonl")][:5]
     return "\n".join([*told, lab("state")])
