@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import click
@@ -156,3 +158,11 @@ def _word(line: str, number: int) -> str:
     if not isinstance(word, str):
         raise click.UsageError(f"Standard input, line {number}, has neither a token nor an id. Nothing was done.")
     return word
+
+
+def search_working_directory() -> None:
+    """Have modules found where the user is, as `python -m` does. Processes started later inherit the way."""
+    with suppress(OSError):  # it may have been removed
+        here = os.getcwd()
+        if here not in sys.path:
+            sys.path.insert(0, here)

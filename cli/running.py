@@ -10,7 +10,7 @@ import click
 import fsqueue
 from fsqueue.work import Event
 
-from .common import example, json_option, print_json, queues_argument, seconds, worker_option
+from .common import example, json_option, print_json, queues_argument, search_working_directory, seconds, worker_option
 from .main import complain
 
 FAILURES, EXCLUDED = 11, 12
@@ -103,7 +103,8 @@ def run(
     Exit status 0 completes the task; anything else fails it, with the end of what it printed as the reason, and it is
     tried again after a growing pause, up to the queue's number of attempts. A function is called as f(payload) or
     f(payload, task); what it returns is the result, an exception fails the task, fsqueue.Retry puts it back,
-    fsqueue.Bury gives it up. It runs in processes of its own, whose end by itself fails one task only.
+    fsqueue.Bury gives it up. It runs in processes of its own, whose end by itself fails one task only. Modules are
+    looked for in the working directory first.
 
     SIGTERM, SIGUSR1, SIGHUP or Ctrl-C: nothing more is begun, tasks at work have --grace seconds to end, then get
     SIGTERM, and are put back; a second signal puts them back at once. Under Slurm, and with --max-runtime, nothing is
@@ -121,6 +122,8 @@ def run(
         raise click.UsageError("Give either a command after '--', or --call, or --load.")
     if command and "{" not in command[0] and shutil.which(command[0]) is None:
         raise click.UsageError(f"The command '{command[0]}' was not found, or is not executable. No task was touched.")
+    if not command:
+        search_working_directory()
     opened = [fsqueue.Queue(queue, worker) for queue in dict.fromkeys(queues)]
     report = fsqueue.Worker(
         opened,

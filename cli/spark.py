@@ -9,7 +9,18 @@ from typing import Any, TypeVar
 
 import click
 
-from .common import confirm, example, json_option, plain, print_json, print_table, queue_argument, seconds, yes_option
+from .common import (
+    confirm,
+    example,
+    json_option,
+    plain,
+    print_json,
+    print_table,
+    queue_argument,
+    search_working_directory,
+    seconds,
+    yes_option,
+)
 
 FINDINGS_EXIT = 10
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -210,7 +221,7 @@ def _function(name: str) -> Callable[[Any], Any]:
     module, _, attribute = name.partition(":")
     from importlib import import_module
 
-    sys.path.insert(0, os.getcwd())
+    search_working_directory()
     try:
         found = getattr(import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:

@@ -233,8 +233,8 @@ def _load(module: object) -> None:
     except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
             raise InvalidArgument(
-                f"This Python finds no module {error.name!r}. Name it as in an import, without .py; install it, or put "
-                "its directory on PYTHONPATH."
+                f"This Python finds no module {error.name!r}. Name it as in an import, without .py; install it, be in "
+                "its directory, or put that on PYTHONPATH."
             ) from None
         place = traceback.extract_tb(error.__traceback__)[-1]
         why = f"{type(error).__name__}: {error} ({place.filename}:{place.lineno})"

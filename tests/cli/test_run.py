@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -245,6 +246,20 @@ def test_calls_a_function_of_several_queues(spawn: Spawn, queue_factory: QueueFa
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out, err) == (0, "", "fsqueue: 6 completed\n")
     assert sorted(task.result["double"] for task in queues[0].tasks("completed")) == [0, 2, 4]
+
+
+@pytest.mark.parametrize("how", [["--load", "tiles"], ["--call", "tiles:render_one"]])
+def test_modules_in_the_working_directory_are_found(queue: Queue, tmp_path: Path, how: list[str]) -> None:
+    """By the installed command, too, which Python starts without that directory in its path."""
+    (tmp_path / "tiles.py").write_text(
+        "import fsqueue\n@fsqueue.task\ndef render(n):\n    return n + 1\n"
+        "def render_one(payload):\n    return render(*payload['args'])\n"
+    )
+    queue.insert({"call": "tiles:render", "args": [1]})
+    command = [sys.executable, "-P", "-m", "fsqueue_cli", "run", str(queue.path), *how]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "fsqueue: 1 completed\n")
+    assert [task.result for task in queue.tasks("completed")] == [2]
 
 
 def test_a_function_that_is_not_found_exits_with_2(spawn: Spawn, queue: Queue) -> None:
