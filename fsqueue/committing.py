@@ -200,7 +200,7 @@ class _Stager:
             self.files += 1
             fs.write_all(self.opened[-1], sealed.content())
             if store.sync_inserts:
-                fs.begin_writing(self.opened[-1])
+                fs.drop_cached(self.opened[-1])  # write now: else each sync waits for a commit of the journal
             self.tasks += sealed.tasks
             self.bytes += sealed.size
         self._sync(before)

@@ -30,7 +30,7 @@ def there(store: Store, layout: Layout, batch: str, number: str, offset: int, co
     if count <= 0 or number not in NUMBERS or offset > OFFSET_MAX:
         return 0  # what a log says may come from anybody: nothing but the queue's own counters is looked at
     try:
-        fd = store.fs.look(layout.counter(number))
+        fd = store.fs.look_anew(layout.counter(number))
     except FileNotFoundError:
         return 0
     try:

@@ -113,7 +113,7 @@ def _opened(store: Store, layout: Layout, only: str | None = None) -> Iterator[t
     """The files there are (or that of one shard, if it is there), opened one after the other."""
     for shard in _shards(store, layout) if only is None else [only]:
         try:
-            fd = store.fs.look(layout.dead(shard))
+            fd = store.fs.look_anew(layout.dead(shard))
         except FileNotFoundError:
             continue
         try:

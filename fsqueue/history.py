@@ -127,7 +127,7 @@ def recent(store: Store, shard: str, days: list[str], since: int, bytes_max: int
     earliest = since - LATE_MS
     for day in days:
         try:
-            fd = store.fs.look(store.layout.history(day, shard))
+            fd = store.fs.look_anew(store.layout.history(day, shard))
             try:
                 if not _recent(store, fd, earliest, bytes_max, found):
                     break
@@ -209,7 +209,7 @@ _DECODER = json.JSONDecoder()
 
 def _lines(store: Store, path: str) -> Iterator[bytes]:
     try:
-        fd = store.fs.look(path)
+        fd = store.fs.look_anew(path)
     except FileNotFoundError:
         return
     try:

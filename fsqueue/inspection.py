@@ -6,6 +6,7 @@ because *inserted* is their sum, and no completion is counted both from a log an
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from typing import Any
@@ -153,9 +154,11 @@ class _Seen:
     def sum_up(self, store: Store) -> Status:
         """The numbers."""
         now = store.clock.now_ms()
-        waiting = sum(name.count for name in self.files.values() if name.available_at <= now)
-        delayed = sum(name.count for name in self.files.values()) - waiting
         sizes, dead = self.counted[0], set(self.dead)
+        # A batch that finished between the listing of its file and that of its log had left its letters before.
+        lettered = Counter(batch for one in dead | self.settled if (batch := one.partition(".")[0]) in self.files)
+        waiting = sum(name.count - lettered[name.batch] for name in self.files.values() if name.available_at <= now)
+        delayed = sum(name.count - lettered[name.batch] for name in self.files.values()) - waiting
         leased, completed = 0, sum(sizes.values())
         for batch, ledger in self.ledgers.items():
             for index, (state, since) in enumerate(zip(ledger.state, ledger.since, strict=True)):

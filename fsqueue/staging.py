@@ -57,7 +57,7 @@ def stage(store: Store, layout: Layout, pieces: Sequence[bytes | memoryview], ta
             raise FileNotFoundError(errno.ENOENT, "the staged file was taken for an orphan before it was locked", path)
         fs.write_all(fd, b"".join(pieces))
         if store.sync_inserts:
-            fs.begin_writing(fd)
+            fs.drop_cached(fd)  # write now: else the sync of each of many waits for a commit of the journal
     except BaseException:
         staged.close(store)
         fs.unlink(path)

@@ -39,7 +39,7 @@ class FakeDoor(Filesystem):
         self.fsync = os.fsync
         self.fstat = os.fstat
 
-    def begin_writing(self, fd: int) -> None:
+    def drop_cached(self, fd: int) -> None:
         """What the fake has not."""
 
     @staticmethod

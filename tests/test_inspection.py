@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import fsqueue
-from fsqueue import InvalidArgument, Queue, QueueNotFound, QueuePurged, Status, TaskNotFound
+from fsqueue import InvalidArgument, Queue, QueueNotFound, QueuePurged, Status, TaskNotFound, inspection
 from fsqueue.clock import ManualClock
 from fsqueue.filesystem import Filesystem
 from tests.concurrency.trapped import Trapped, trapped
@@ -50,6 +50,25 @@ def every_state(q: Queue) -> dict[str, str]:
 
 
 # -- status --------------------------------------------------------------------
+
+
+@pytest.mark.batched
+def test_a_batch_that_finishes_between_two_listings_is_not_counted_twice(
+    q: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q.insert_many(range(2), batch_tasks=2)
+    [task] = q.lease()
+    task.bury("no good")
+    [last] = [info.id for info in q.tasks("waiting")]
+    logs = inspection.logs
+
+    def finish_first(store: Any, shard: str) -> list[str]:
+        q.cancel([last])
+        return logs(store, shard)
+
+    monkeypatch.setattr(inspection, "logs", finish_first)
+    assert numbers(q) == (2, 1, 0, 0, 0, 1)  # as it was when the file was listed
+    assert numbers(q) == (1, 0, 0, 0, 0, 1)
 
 
 def test_a_new_queue_is_drained(q: Queue) -> None:

@@ -4,7 +4,8 @@ Everything that fsqueue does on disk goes through one `Filesystem` object, so th
 failing, lying or crashing one in its place. Nothing here knows what a queue is.
 """
 
-from fsqueue.filesystem.door import LOST, NOT_FILES, Filesystem
+from fsqueue.filesystem.answers import LOST, NOT_FILES
+from fsqueue.filesystem.door import Filesystem
 from fsqueue.filesystem.mounts import Mount, beegfs_setting, mount_of
 from fsqueue.filesystem.plain import append_to, write_all
 

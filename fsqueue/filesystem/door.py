@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from fsqueue.clock import Clock, Entropy
 from fsqueue.filesystem import trees
+from fsqueue.filesystem.answers import asking_again
 from fsqueue.filesystem.locks import DescriptionLocks, ProcessLocks, description_locks_work
 from fsqueue.filesystem.trees import DIRECTORY_FLAGS
 
@@ -26,14 +27,6 @@ FILE_MODE, DIRECTORY_MODE = 0o666, 0o777
 
 LOCAL_PAUSES_S, SHARED_PAUSES_S = (0.00005, 0.001), (0.0005, 0.02)
 """Shortest and longest pause between two tries for a busy lock: a matter of fairness here, of a server's load there."""
-
-NOT_FILES = (errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.ESPIPE, errno.ENOTDIR, errno.ENODEV)
-"""What the system says of directories, links and pipes where a file should be: strays, passed by."""
-
-LOST = (errno.ESTALE, errno.EIO, errno.EBADF)
-"""What a network filesystem says of an open file that was removed elsewhere, or whose lock the server knows no longer,
-because it has restarted or this host was cut off (EBADF: nor that the file was open). Opened anew, the file tells what
-became of it. A broken disk says so every time."""
 
 SMALL_READ_BYTES, READ_BYTES = 1 << 16, 1 << 20
 """Most files are small, and a large buffer is not for free; only what goes on is read in large pieces."""
@@ -52,20 +45,6 @@ def open_at(directory: int, name: str, flags: int) -> int:
         if not stat.S_ISREG(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode):
             raise
         return os.open(name, (flags | LOOK_FLAGS) & ~os.O_NONBLOCK, FILE_MODE, dir_fd=directory)
-
-
-def asking_again(action: Callable[[], T]) -> T:
-    """Do `action`; at ESTALE once more, by the path anew.
-
-    Of a directory that is gone the system says "missing" then. Who still gets ESTALE knows nothing: least of all
-    that the name is gone.
-    """
-    try:
-        return action()
-    except OSError as error:
-        if error.errno != errno.ESTALE:
-            raise
-        return action()
 
 
 class Filesystem:
@@ -130,6 +109,18 @@ class Filesystem:
             return fd
         raise AssertionError("unreachable")
 
+    def look_anew(self, path: str) -> int:
+        """Open `path` by a fresh look, to read what others may have appended.
+
+        While a process on this host has a file open for writing, be it one that stands still, an NFS client believes
+        what it has cached of it: of what other hosts have appended since it serves zeros (Linux 6.1). Locking makes
+        it ask, too; but who only looks takes no lock.
+        """
+        fd = self.look(path)
+        if self.shared:
+            self.drop_cached(fd)
+        return fd
+
     def _vet(self, directory: str) -> None:
         """NotADirectoryError if a directory below the root, or one on the way to it, is a symbolic link."""
         now = time.monotonic()
@@ -171,7 +162,7 @@ class Filesystem:
         """The content of `path`, by a fresh look; FileNotFoundError when it is gone, be it while it is read (NFS 3)."""
 
         def from_the_start() -> bytes:
-            fd = self.look(path)
+            fd = self.look_anew(path)
             try:
                 return self.read_from(fd, 0)
             finally:
@@ -208,8 +199,8 @@ class Filesystem:
         finally:
             self.close(fd)
 
-    def begin_writing(self, fd: int) -> None:
-        """Let the system begin to write a file: else the sync of each of many waits for a commit of the journal."""
+    def drop_cached(self, fd: int) -> None:
+        """Have the system forget what it has cached of an open file, and begin to write what it has not written yet."""
         with suppress(OSError, AttributeError):  # the second: macOS has none
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 

@@ -296,7 +296,7 @@ def lines(store: Store, repair: Repair, path: str, is_sound: Callable[[bytes], b
         return {kind: count for kind, count in (("damaged-line", len(bad)), ("torn-line", torn)) if count}
 
     def unlocked() -> dict[str, int]:
-        fd = store.fs.look(path)
+        fd = store.fs.look_anew(path)
         try:
             return look(fd)
         finally:

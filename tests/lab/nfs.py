@@ -250,6 +250,30 @@ def first_seen_late() -> dict[str, Any]:
     return {"before": before, "mine": len(mine), "dead": len(list(queue.dead())), "status": queue.status().dead}
 
 
+def seen_beside_one_who_stands_still() -> dict[str, Any]:
+    """A worker has a log open and stands still; what the other client appends is seen at his client all the same."""
+    name = "beside"
+    queue, other, ready = Queue.create(at(1, name)), Queue(at(2, name)), Path("/tmp") / name
+    queue.insert_many(range(10), batch_tasks=10)
+
+    def lease_and_stand_still() -> None:
+        Queue(at(1, name)).lease(3, lease_s=600)
+        ready.touch()
+        time.sleep(600)
+
+    with children((lease_and_stand_still,)) as [child]:
+        until = time.monotonic() + 30
+        while not ready.exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        before = queue.status().as_dict()  # the log is in this client's cache now
+        tasks = other.lease(5, lease_s=600)
+        other.complete(tasks[:4])
+        tasks[4].bury("no good")
+        after, moves = queue.status().as_dict(), [move.op for move in queue.history(tasks[0].id)]
+        child.kill()
+    return {"before": before, "after": after, "truth": Queue(SERVER / name).status().as_dict(), "moves": moves}
+
+
 def one_waits_for_the_other() -> dict[str, Any]:
     """An idle worker at one client hears of what the other inserts."""
     queue = Queue.create(at(1, "bell"))

@@ -50,6 +50,15 @@ def test_fsqueue_run_on_two_clients_one_of_them_killed(nfs: Guest) -> None:
     assert found["hosts"] == 2
 
 
+def test_a_worker_that_stands_still_does_not_blind_its_host(nfs: Guest) -> None:
+    """Of a file that a process has open for writing, an NFS client serves zeros where others have appended."""
+    found = nfs.call(SCENARIOS, "seen_beside_one_who_stands_still")
+    assert (found["before"]["leased"], found["before"]["waiting"]) == (3, 7)
+    assert found["after"] == found["truth"]
+    assert [found["after"][state] for state in ("waiting", "leased", "completed", "dead")] == [2, 3, 4, 1]
+    assert found["moves"] == ["insert", "lease", "complete"]
+
+
 def test_a_killed_worker_s_task_is_had_by_the_other_client_when_its_lease_ends(nfs: Guest) -> None:
     found = nfs.call(SCENARIOS, "lease_of_a_killed_worker")
     assert found["early"] == 0

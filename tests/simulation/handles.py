@@ -32,11 +32,12 @@ class Stat:
 class Opened:
     """An open file description. Locks belong to it; a forked child shares it."""
 
-    __slots__ = ("append", "host", "lost", "name", "node", "shared_by")
+    __slots__ = ("append", "host", "lost", "name", "node", "shared_by", "writes")
 
     def __init__(self, node: Node, flags: int, host: Host, name: str) -> None:
         self.node = node
         self.append = flags & os.O_APPEND
+        self.writes = flags & (os.O_WRONLY | os.O_RDWR)
         self.host = host
         self.name = name
         self.lost = False

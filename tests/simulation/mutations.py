@@ -293,6 +293,12 @@ MUTATIONS = [
           "            fd = os.open(path, flags | LOOK_FLAGS, FILE_MODE)\n"),),
     ),
     Mutation(
+        "who only looks reads what is cached",
+        "a client serves zeros for what others have appended, while a process on it has the file open for writing",
+        "beside",
+        (("filesystem.door:Filesystem.look_anew", "    if self.shared:\n        self.drop_cached(fd)\n", "    pass\n"),),
+    ),
+    Mutation(
         "a log made anew is believed",
         "opening the log of a batch that finished after it was listed makes an empty one: everything is available again",
         ("local", "lease", "poll", "on"),

@@ -2,8 +2,9 @@
 
 After what was measured with Linux clients of NFS 4.2. Opening a directory revalidates the names in it; names that
 are used on the way to somewhere may be a minute old, in both directions. Opening a file and taking its lock
-revalidate its pages. Writes are buffered until fsync, unlock or close. Exclusive create, rename, link, unlink
-and mkdir ask the server. The read of an unlinked file that another host removed is ESTALE; what this host
+revalidate its pages; but while a process of the host has the file open for writing, opening only tells how long
+it is: what others have appended reads as zeros, unless one drops what is cached first. Writes are buffered until
+fsync, unlock or close. Exclusive create, rename, link, unlink and mkdir ask the server. The read of an unlinked file that another host removed is ESTALE; what this host
 has open lives on as `.nfs…` until it is closed.
 """
 
@@ -19,6 +20,7 @@ from tests.simulation.kernel import Process
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
+PAGE_BYTES = 4096
 STALE_S = 60.0
 """The longest time for which a cached name or size is believed."""
 
@@ -36,12 +38,14 @@ class Names:
 class Pages:
     """What a client remembers of a file, and what it has not written back yet."""
 
-    __slots__ = ("at", "dirty", "version", "view")
+    __slots__ = ("at", "deferred", "dirty", "version", "view")
 
     def __init__(self) -> None:
         self.view = bytearray()
         self.version = -1
         self.at = 0.0
+        self.deferred = False
+        """Whether what is cached is to be read anew as soon as nobody here has the file open for writing."""
         self.dirty: list[tuple[Opened, int, bytes]] = []
 
 
@@ -55,6 +59,8 @@ class Client(Host):
         self.pages: dict[File, Pages] = {}
         self.open: dict[File, int] = {}
         """How many descriptions of a file this host has."""
+        self.writers: dict[File, int] = {}
+        """How many of them are for writing."""
         self.listed: dict[Directory, tuple[list[str], float] | None] = {}
         """The last listing of each directory, and its time; None after a stale one was served."""
         self.silly: dict[File, tuple[Directory, str]] = {}
@@ -102,7 +108,7 @@ class NfsProcess(Process):
 
     def opening(self, node: Node) -> None:
         if isinstance(node, File):
-            self.revalidate(node)
+            self.revalidate(node, unless_written=True)
         elif self.host.stale:
             known = self.host.directories.get(node)
             if known is not None and known.version != node.version:
@@ -128,6 +134,8 @@ class NfsProcess(Process):
     def _opened(self, opened: Opened) -> int:
         if isinstance(opened.node, File):
             self.host.open[opened.node] = self.host.open.get(opened.node, 0) + 1
+            if opened.writes:
+                self.host.writers[opened.node] = self.host.writers.get(opened.node, 0) + 1
         return super()._opened(opened)
 
     def pages(self, file: File) -> Pages:
@@ -136,9 +144,19 @@ class NfsProcess(Process):
             found = self.host.pages[file] = Pages()
         return found
 
-    def revalidate(self, file: File) -> None:
-        """Ask the server what the file holds; what is buffered stays on top."""
+    def revalidate(self, file: File, unless_written: bool = False) -> None:
+        """Ask the server what the file holds; what is buffered stays on top. `unless_written`: only how long it is,
+        if a process of this host has it open for writing.
+        """
         pages = self.pages(file)
+        if unless_written and self.host.writers.get(file) and pages.version not in (-1, file.version):
+            self.reach(file)
+            end = -(-len(pages.view) // PAGE_BYTES) * PAGE_BYTES
+            pages.view.extend(bytes(max(0, min(end, len(file.data)) - len(pages.view))))
+            pages.view += file.data[len(pages.view) :]
+            pages.version, pages.deferred = file.version, True
+        if pages.deferred and not unless_written:
+            pages.version, pages.deferred = -1, False
         voided = any(opened.lost for opened, _, _ in pages.dirty)  # is not to be seen by others on this host
         if pages.version != file.version or voided:
             self.reach(file)
@@ -158,7 +176,7 @@ class NfsProcess(Process):
         pages = self.pages(file)
         if pages.version < 0 or self.world.now - pages.at > STALE_S:
             if not opened.lost:
-                self.revalidate(file)
+                self.revalidate(file, unless_written=True)
             elif pages.version != file.version:
                 raise failure(errno.EIO)  # the server does not know the lock that this reading goes by
         return pages.view
@@ -216,14 +234,25 @@ class NfsProcess(Process):
         else:
             self.pages(file).dirty.clear()
         if not opened.shared_by:
-            self._last_closed(file)
+            self._last_closed(opened, file)
 
-    def _last_closed(self, file: File) -> None:
+    def _last_closed(self, opened: Opened, file: File) -> None:
+        if opened.writes:
+            self.host.writers[file] -= 1
+            pages = self.pages(file)
+            if pages.deferred and not self.host.writers[file]:
+                pages.version, pages.deferred = -1, False
         left = self.host.open[file] = self.host.open[file] - 1
         if not left:
             silly = self.host.silly.pop(file, None)
             if silly is not None and silly[0].entries.get(silly[1]) is file:
                 self.disk.put([(*silly, None)])
+
+    def posix_fadvise(self, fd: int, offset: int, length: int, advice: int) -> None:
+        """What is not buffered is forgotten."""
+        opened, file = self._file(fd)
+        if not self.pages(file).dirty and not opened.lost:
+            self.pages(file).version = -1
 
     def locked(self, opened: Opened, file: File) -> None:
         """Before it takes a lock, a client writes back what it has buffered of the file, whoever wrote it.

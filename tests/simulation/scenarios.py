@@ -34,6 +34,7 @@ SCENARIOS = {
         Scenario("skew", actions=WORK, faults=("delay", "kill"), skew_s=300.0),
         Scenario("skew-measured", actions=WORK, faults=("delay", "kill"), skew_s=300.0, compare_clocks=True),
         Scenario("power-purge", shared=False, hosts=1, actions=PURGES, faults=("power", "kill"), lossy=True),
+        Scenario("beside", actions={"consume": 6.0, "status": 4.0, "insert_many": 1.0}, workers=4, tasks_before=20),
         Scenario("stale-purge", actions=PURGES, stale=0.9),
         Scenario("first", actions=WORK | {"status": 4.0, "is_drained": 3.0}, stale=0.95, tasks_before=0),
         Scenario("home", actions={"insert": 3.0, "consume": 2.0, "is_drained": 6.0}, stale=0.2, stale_listings=0.5),

@@ -1,0 +1,31 @@
+"""What systems answer that is no failure: of strays, and of what a network filesystem has forgotten."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+NOT_FILES = (errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.ESPIPE, errno.ENOTDIR, errno.ENODEV)
+"""What the system says of directories, links and pipes where a file should be: strays, passed by."""
+
+LOST = (errno.ESTALE, errno.EIO, errno.EBADF)
+"""What a network filesystem says of an open file that was removed elsewhere, or whose lock the server knows no longer,
+because it has restarted or this host was cut off (EBADF: nor that the file was open). Opened anew, the file tells what
+became of it. A broken disk says so every time."""
+
+
+def asking_again(action: Callable[[], T]) -> T:
+    """Do `action`; at ESTALE once more, by the path anew.
+
+    Of a directory that is gone the system says "missing" then. Who still gets ESTALE knows nothing: least of all
+    that the name is gone.
+    """
+    try:
+        return action()
+    except OSError as error:
+        if error.errno != errno.ESTALE:
+            raise
+        return action()
