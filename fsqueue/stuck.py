@@ -111,7 +111,7 @@ def _is_suspect(store: Store, path: str) -> bool:
 def _describe(store: Store, what: str, path: str) -> StuckLock | None:
     fs = store.fs
     try:
-        fd = fs.look(path)
+        fd = fs.look_anew(path)
     except OSError:
         return None
     try:

@@ -4,8 +4,8 @@ After what was measured with Linux clients of NFS 4.2. Opening a directory reval
 are used on the way to somewhere may be a minute old, in both directions. Opening a file and taking its lock
 revalidate its pages; but while a process of the host has the file open for writing, opening only tells how long
 it is: what others have appended reads as zeros, unless one drops what is cached first. Writes are buffered until
-fsync, unlock or close. Exclusive create, rename, link, unlink and mkdir ask the server. The read of an unlinked file that another host removed is ESTALE; what this host
-has open lives on as `.nfs…` until it is closed.
+fsync, unlock or close. Exclusive create, rename, link, unlink and mkdir ask the server. The read of an unlinked
+file that another host removed is ESTALE; what this host has open lives on as `.nfs…` until it is closed.
 """
 
 from __future__ import annotations
