@@ -6,7 +6,6 @@ because *inserted* is their sum, and no completion is counted both from a log an
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from typing import Any
@@ -99,7 +98,7 @@ def _status(store: Store, exact: bool) -> Status:
     for _ in range(ROUNDS):
         seen = _look(store, exact)
         counted = seen.counted == _counted(store) or (before is not None and before.batches() <= seen.batches())
-        if counted and seen.decided == commits.decided(store):
+        if counted and seen.is_sure and seen.decided == commits.decided(store):
             return seen.sum_up(store)
         before = seen
     with ExitStack() as holding:  # batches finish faster than they can be looked at: keep them from being counted
@@ -134,9 +133,11 @@ class _Seen:
     """One look at everything. What finished batches left (`counted`, `dead`) was read before the batches themselves.
 
     So a batch that was there is counted by what its files say, unless its log announced bytes that
-    were in the counters already. What a look misses is a batch that was counted and vanished in between:
-    then `counted` has changed since, and a batch of the look before is missing. Of what was committed while it
-    was read it may have seen a part only: then `decided` has changed since.
+    were in the counters already. The logs of a shard are listed before its task files: so a batch of which only the
+    task file is there was untouched at that moment, and no letter or counter knows of it. And after them: a file that
+    is just being renamed may be missing in a listing, but then it has a log. What a look misses is a batch that was
+    counted and vanished in between: then `counted` has changed since, and a batch of the look before is missing. Of
+    what was committed while it was read it may have seen a part only: then `decided` has changed since.
     """
 
     def __init__(self, counted: Counted, decided: set[str], letters: deadletters.Ids) -> None:
@@ -144,6 +145,8 @@ class _Seen:
         self.decided = decided
         self.dead = letters.dead
         self.settled = letters.settled
+        self.is_sure = True
+        """Whether no batch lost its log and its file between the listing and the reading."""
         self.files: dict[str, TaskFileName] = {}
         self.ledgers: dict[str, Ledger] = {}
 
@@ -154,11 +157,9 @@ class _Seen:
     def sum_up(self, store: Store) -> Status:
         """The numbers."""
         now = store.clock.now_ms()
+        waiting = sum(name.count for name in self.files.values() if name.available_at <= now)
+        delayed = sum(name.count for name in self.files.values()) - waiting
         sizes, dead = self.counted[0], set(self.dead)
-        # A batch that finished between the listing of its file and that of its log had left its letters before.
-        lettered = Counter(batch for one in dead | self.settled if (batch := one.partition(".")[0]) in self.files)
-        waiting = sum(name.count - lettered[name.batch] for name in self.files.values() if name.available_at <= now)
-        delayed = sum(name.count - lettered[name.batch] for name in self.files.values()) - waiting
         leased, completed = 0, sum(sizes.values())
         for batch, ledger in self.ledgers.items():
             for index, (state, since) in enumerate(zip(ledger.state, ledger.since, strict=True)):
@@ -185,11 +186,16 @@ def _look(store: Store, exact: bool) -> _Seen:
     seen.files.update({name.batch: name for name in retried})  # as good as published, ...
     seen.files.update(commits.waiting(store))  # ... as these are
     for shard in shards(store):
+        touched = set(logs(store, shard)) if exact else set()
         files = task_files(store, shard)
-        for batch in logs(store, shard) if exact else ():
+        if exact:
+            touched.update(logs(store, shard))
+        for batch in touched:
             ledger = read_ledger(store, batch)
             if ledger is not None:
                 seen.ledgers[batch] = ledger
+            elif batch in files and not store.fs.exists(store.layout.task_file(files[batch])):
+                seen.is_sure = False  # it has finished since, or somebody has just begun with it
         seen.files.update(files)
     for batch in seen.ledgers:
         seen.files.pop(batch, None)

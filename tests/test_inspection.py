@@ -53,21 +53,23 @@ def every_state(q: Queue) -> dict[str, str]:
 
 
 @pytest.mark.batched
+@pytest.mark.parametrize("after", ["logs", "task_files"])
 def test_a_batch_that_finishes_between_two_listings_is_not_counted_twice(
-    q: Queue, monkeypatch: pytest.MonkeyPatch
+    q: Queue, monkeypatch: pytest.MonkeyPatch, after: str
 ) -> None:
     q.insert_many(range(2), batch_tasks=2)
     [task] = q.lease()
     task.bury("no good")
     [last] = [info.id for info in q.tasks("waiting")]
-    logs = inspection.logs
+    assert numbers(q) == (2, 1, 0, 0, 0, 1)
+    listing = getattr(inspection, after)
 
-    def finish_first(store: Any, shard: str) -> list[str]:
+    def finish_then(store: Any, shard: str) -> Any:
+        found = listing(store, shard)
         q.cancel([last])
-        return logs(store, shard)
+        return found
 
-    monkeypatch.setattr(inspection, "logs", finish_first)
-    assert numbers(q) == (2, 1, 0, 0, 0, 1)  # as it was when the file was listed
+    monkeypatch.setattr(inspection, after, finish_then)
     assert numbers(q) == (1, 0, 0, 0, 0, 1)
 
 

@@ -30,6 +30,8 @@ LOCAL_PAUSES_S, SHARED_PAUSES_S = (0.00005, 0.001), (0.0005, 0.02)
 
 SMALL_READ_BYTES, READ_BYTES = 1 << 16, 1 << 20
 """Most files are small, and a large buffer is not for free; only what goes on is read in large pieces."""
+LOOKS = 4
+"""How often a name is opened that others remove and make again."""
 VETTED_S = 1.0
 """How long a directory is trusted to be no symbolic link, once it was looked at."""
 LOOK_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -90,23 +92,25 @@ class Filesystem:
         """
         directory, _, name = path.rpartition("/")
         self._vet(directory)
-        for last in (False, True):
+        for left in reversed(range(LOOKS)):
+            fd = -1
             try:
                 within = os.open(directory, DIRECTORY_FLAGS)
                 try:
                     fd = open_at(within, name, flags)
                 finally:
                     os.close(within)
+                mode = os.fstat(fd).st_mode
+                if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # a pipe, or a device that can be read for ever
+                    raise OSError(errno.ENXIO, os.strerror(errno.ENXIO))
+                return fd
             except OSError as error:
-                if error.errno == errno.ESTALE and not last:
+                if fd >= 0:
+                    os.close(fd)
+                if error.errno == errno.ESTALE and left:
                     continue
                 code = errno.ENOENT if error.errno == errno.ESTALE else error.errno
                 raise OSError(code, os.strerror(code or 0), path) from None
-            mode = os.fstat(fd).st_mode
-            if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # a pipe, or a device that can be read for ever
-                os.close(fd)
-                raise OSError(errno.ENXIO, os.strerror(errno.ENXIO), path)
-            return fd
         raise AssertionError("unreachable")
 
     def look_anew(self, path: str) -> int:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -55,6 +56,13 @@ def spawn() -> Iterator[Spawn]:
         for pipe in (process.stdin, process.stdout, process.stderr):  # not read to the end: its commands may live on
             if pipe is not None:
                 pipe.close()
+
+
+def catches(pid: int, number: int) -> bool:
+    """Whether a process has a handler for a signal by now."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    [caught] = [line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")]
+    return bool(int(caught, 16) >> (number - 1) & 1)
 
 
 @pytest.fixture

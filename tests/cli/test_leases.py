@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from fsqueue import Queue
-from tests.cli.conftest import Run, Spawn
+from tests.cli.conftest import Run, Spawn, catches
 from tests.conftest import QueueFactory
+from tests.work.support import wait_for
 
 
 def leased(run: Run, queue: Queue, *options: Any) -> list[dict[str, Any]]:
@@ -161,7 +162,7 @@ def test_a_task_whose_line_cannot_be_written_is_put_back(spawn: Spawn, queue: Qu
 @pytest.mark.once
 def test_a_waiting_lease_can_be_interrupted(spawn: Spawn, queue: Queue) -> None:
     process = spawn("lease", queue.path, "--wait-s", 300)
-    time.sleep(1)
+    wait_for(lambda: catches(process.pid, signal.SIGTERM))
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=20)
     assert process.returncode == 143

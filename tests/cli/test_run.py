@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fsqueue import Queue
-from tests.cli.conftest import Run, Spawn
+from tests.cli.conftest import Run, Spawn, catches
 from tests.conftest import QueueFactory
 
 pytestmark = pytest.mark.once
@@ -111,13 +111,6 @@ def test_stopped_by_a_signal_it_puts_back_what_it_holds(
     assert not any(map(is_alive, pids(tmp_path)))
     assert all((task.state, task.attempt) == ("waiting", 0) for task in queue.tasks())
     assert queue.status().waiting == 5
-
-
-def catches(pid: int, number: int) -> bool:
-    """Whether a process has a handler for a signal by now."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    [caught] = [line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")]
-    return bool(int(caught, 16) >> (number - 1) & 1)
 
 
 def test_stopped_while_idle(spawn: Spawn, queue: Queue) -> None:
