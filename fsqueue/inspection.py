@@ -186,11 +186,10 @@ def _look(store: Store, exact: bool) -> _Seen:
     seen.files.update({name.batch: name for name in retried})  # as good as published, ...
     seen.files.update(commits.waiting(store))  # ... as these are
     for shard in shards(store):
-        touched = set(logs(store, shard)) if exact else set()
+        touched = logs(store, shard) if exact else []
         files = task_files(store, shard)
-        if exact:
-            touched.update(logs(store, shard))
-        for batch in touched:
+        touched += logs(store, shard) if exact else []
+        for batch in dict.fromkeys(touched):
             ledger = read_ledger(store, batch)
             if ledger is not None:
                 seen.ledgers[batch] = ledger
