@@ -193,7 +193,7 @@ def _look(store: Store, exact: bool) -> _Seen:
             ledger = read_ledger(store, batch)
             if ledger is not None:
                 seen.ledgers[batch] = ledger
-            elif batch in files and not store.fs.exists(store.layout.task_file(files[batch])):
+            elif batch in files and batch not in task_files(store, shard):
                 seen.is_sure = False  # it has finished since, or somebody has just begun with it
         seen.files.update(files)
     for batch in seen.ledgers:
