@@ -57,6 +57,24 @@ def test_a_stale_handle_means_gone_after_some_looks(fs: Filesystem, monkeypatch:
         fs.look(f"{fs.root}/file")
 
 
+def test_a_file_that_is_replaced_between_opening_and_asking_what_it_is_is_opened_anew(
+    fs: Filesystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fs.close(fs.create(f"{fs.root}/file"))
+    before, real, asked = len(os.listdir("/proc/self/fd")), os.fstat, [0]
+
+    def asking(fd: int) -> os.stat_result:
+        asked[0] += 1
+        if asked[0] == 1:
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return real(fd)
+
+    monkeypatch.setattr(os, "fstat", asking)
+    fs.close(fs.look(f"{fs.root}/file"))
+    assert asked[0] == 2
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 def test_a_file_that_is_removed_while_it_is_read_is_gone(fs: Filesystem) -> None:
     path = f"{fs.root}/file"
     Path(path).write_text("content")
