@@ -20,6 +20,9 @@ MS_MAX = 9_999_999_999_999
 MARGIN_MS = (50, 500)
 """Least and greatest safety margin kept around a lease's end."""
 
+DRIFT_MS = 0.1
+"""How far two clocks may drift apart in a second: what is known of an offset gets worse by that with time."""
+
 REMEASURE_S = 60.0
 """How often, at most, the file server's clock is compared anew."""
 
@@ -65,13 +68,16 @@ class Clock:
         """
         offset_ms = round(server_ms - (before_ms + after_ms) / 2)
         error_ms = math.ceil((after_ms - before_ms) / 2) + 1
+        now = self.monotonic()
+        if self.measured > -math.inf:
+            self.error_ms += math.ceil((now - self.measured) * DRIFT_MS)
         if self.measured == -math.inf or error_ms <= self.error_ms:
             self.offset_ms, self.error_ms = offset_ms, error_ms
         elif (apart := abs(self.offset_ms - offset_ms)) > error_ms:
             self.offset_ms = offset_ms + (error_ms if self.offset_ms > offset_ms else -error_ms)
             if apart > self.error_ms + error_ms:  # a clock was set meanwhile
                 self.error_ms = 2 * error_ms
-        self.measured = self.monotonic()
+        self.measured = now
 
     def is_vague(self) -> bool:
         """Whether the offset may be wrong by more than the margin makes up for."""

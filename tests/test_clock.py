@@ -80,6 +80,17 @@ def test_the_true_offset_is_within_the_error_after_any_probes(offset: int, probe
     assert errors == sorted(errors, reverse=True)
 
 
+def test_the_error_covers_the_drift_of_a_day_of_slow_probes() -> None:
+    clock, offset = ManualClock(1000.0), 0.0
+    clock.learn(server_ms=1_000_000, before_ms=1_000_000 - 1, after_ms=1_000_000 + 1)
+    for _ in range(24 * 60):
+        clock.advance(60)
+        offset += 60 * 0.05  # 50 parts in a million
+        now = clock.local_ms()
+        clock.learn(server_ms=now + offset, before_ms=now, after_ms=now + 400)
+        assert abs(clock.offset_ms - offset) <= clock.error_ms <= 210
+
+
 def test_the_margin_is_twice_the_error_within_bounds() -> None:
     clock = Clock()
     least, most = MARGIN_MS
