@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,15 +15,9 @@ import pytest
 from fsqueue import Queue
 from tests.cli.conftest import Run, Spawn, catches
 from tests.conftest import QueueFactory
+from tests.work.support import wait_for
 
 pytestmark = pytest.mark.once
-
-
-def wait_for(condition: Callable[[], object], timeout_s: float = 30) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
 
 
 def is_alive(pid: int) -> bool:
