@@ -12,7 +12,7 @@ from fsqueue.fsck import attempts
 from fsqueue.fsck.access import guarded
 from fsqueue.fsck.findings import Suspect, found
 from fsqueue.fsck.repair import Repair, held
-from fsqueue.layout import DOCTOR, read_fate
+from fsqueue.layout import is_doctors, read_fate
 from fsqueue.store import Store
 from fsqueue.task import GcReport
 
@@ -71,7 +71,7 @@ class _Places:
             path = f"{top}/{name}"
             if name in ("queue.jsonl", "doorbell"):
                 yield from self._kind(path, kind, "file")
-            elif name in (".trash", ".quarantine", DOCTOR, self.store.fate.directory):
+            elif is_doctors(name) or name in (".trash", ".quarantine", self.store.fate.directory):
                 yield from self._kind(path, kind, "directory")
             elif name.startswith(".trash-") and kind == "directory":
                 trash.append(path)
