@@ -113,6 +113,8 @@ class Store:
         except NotADirectoryError:
             raise NotAQueue(f"{self.path} is a file (or lies below one), not a queue's directory. Check it.") from None
         fate = read_fate(content, self.path)
+        if not self.fs.is_in_place():  # on a full disk a queue is deleted without the mark that says so
+            raise QueueNotFound(f"The queue {self.path} was deleted, or its directory moved away. Open it anew.")
         if fate.closed:
             raise QueueClosed(f"The queue {self.path} has been deleted.")
         old: Fate | None = getattr(self, "fate", None)

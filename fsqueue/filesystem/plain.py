@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from fsqueue.filesystem.door import FILE_MODE
+from fsqueue.filesystem.rooted import FILE_MODE
 
 
 def append_to(path: str, data: bytes) -> None:

@@ -289,8 +289,9 @@ MUTATIONS = [
         "no fresh look",
         "a client believes for a minute what it remembers of a name: a log that is gone, or that is not there yet",
         "revoke",
-        (("filesystem.door:Filesystem.look", "            within = os.open(directory, DIRECTORY_FLAGS)\n            try:\n                fd = open_at(within, name, flags)\n            finally:\n                os.close(within)\n",
-          "            fd = os.open(path, flags | LOOK_FLAGS, FILE_MODE)\n"),),
+        (("filesystem.door:Filesystem._open_anew",
+          "    within = self._open_directory(directory)\n    try:\n        return open_at(within, name, flags)\n    finally:\n        os.close(within)\n",
+          "    return self._open(path, flags | LOOK_FLAGS)\n"),),
     ),
     Mutation(
         "who only looks reads what is cached",

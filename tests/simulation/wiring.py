@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 from unittest import mock
 
 import filelock
@@ -22,8 +22,11 @@ import filelock
 from fsqueue import administration, store, upkeep
 from fsqueue.clock import Clock, Entropy
 from fsqueue.filesystem import Filesystem, Mount, door
+from fsqueue.filesystem.beneath import DIRECTORY_FLAGS
+from tests.simulation.disk import Directory
 from tests.simulation.kernel import Process
 
+T = TypeVar("T")
 SHARED, LOCAL = Mount("nfs4", "/", "rw"), Mount("ext4", "/", "rw")
 
 
@@ -39,9 +42,57 @@ class SimFilesystem(Filesystem):
         self.pauses_s = PAUSES_S
         self.try_lock, self.unlock, self.close = process.try_lock, process.unlock, process.close
         self.is_locked = process.is_locked
+        self._process = process
+        self._top: Directory | None = None
 
-    def _vet(self, directory: str) -> None:
-        """There are no symbolic links here."""
+    def _forget_root(self) -> None:
+        self._top = None
+
+    def is_in_place(self) -> bool:
+        try:
+            return self._process.directory(self.root) is self._directory(self.root)
+        except OSError:
+            return False
+
+    def _directory(self, path: str) -> Directory:
+        """The directory at a path, from that of the root on which the first use found."""
+        inside = self._inside(path)
+        if self._top is None:
+            self._top = self._process.directory(self.root)
+        return self._process.directory(inside, self._top) if inside else self._top
+
+    def _open(self, path: str, flags: int) -> int:
+        inside = self._inside(path)
+        return self._within(self.root, lambda fd: self._process.open(inside, flags, dir_fd=fd))
+
+    def _within(self, directory: str, action: Callable[[int], T]) -> T:
+        fd = self._process.hold(self._directory(directory))
+        try:
+            return action(fd)
+        finally:
+            self._process.let_go(fd)
+
+    @contextmanager
+    def _holder(self, path: str) -> Iterator[tuple[int, str]]:  # type: ignore[override]
+        directory, _, name = path.rpartition("/")
+        fd = self._process.hold(self._directory(directory))
+        try:
+            yield fd, name
+        finally:
+            self._process.let_go(fd)
+
+    def _list(self, directory: str) -> list[str]:
+        return self._within(directory, self._process.listdir)
+
+    def _walk_to(self, path: str) -> int:
+        within = self._open(self.root, DIRECTORY_FLAGS)
+        for name in self._inside(path).split("/"):
+            try:
+                inner = self._process.open(name, DIRECTORY_FLAGS, dir_fd=within)
+            finally:
+                self._process.close(within)
+            within = inner
+        return within
 
     def may_move(self, path: str) -> bool:
         """All is one user's here."""
