@@ -105,6 +105,8 @@ class Store:
             # Of a queue that was open, what is left is what its reaper has not removed yet, under a name that an NFS
             # client remembers.
             opened = hasattr(self, "fate")
+            if opened and not self.fs.is_in_place():
+                raise self._moved() from None
             if not opened and not all(map(is_passing, self.fs.names(self.path))):
                 raise NotAQueue(f"{self.path} is a directory without a queue in it. Check the path.") from None
             raise QueueNotFound(
@@ -114,7 +116,7 @@ class Store:
             raise NotAQueue(f"{self.path} is a file (or lies below one), not a queue's directory. Check it.") from None
         fate = read_fate(content, self.path)
         if not self.fs.is_in_place():  # on a full disk a queue is deleted without the mark that says so
-            raise QueueNotFound(f"The queue {self.path} was deleted, or its directory moved away. Open it anew.")
+            raise self._moved()
         if fate.closed:
             raise QueueClosed(f"The queue {self.path} has been deleted.")
         old: Fate | None = getattr(self, "fate", None)
@@ -128,6 +130,13 @@ class Store:
             return False
         self.layout = Layout(self.path, fate.directory, fate.settings.shards)
         return old is not None
+
+    def _moved(self) -> QueueNotFound:
+        """Return the error for a queue whose directory is not at its path any more."""
+        return QueueNotFound(
+            f"The queue {self.path} was deleted (perhaps with another created in its place), or its directory was "
+            "moved. Nothing was done. If there is a queue at that path, open it again with Queue(path)."
+        )
 
     def is_fresh(self) -> bool:
         """Whether `queue.jsonl` was read within the last second."""
