@@ -1,6 +1,6 @@
 """What it costs to resolve paths from an open directory: `scripts/bench-paths`.
 
-Each operation is done by bare calls with the whole path (the floor: they follow links), by a Filesystem with openat2(2),
+Each operation is done by bare calls with the whole path (the floor: they follow links), by a Filesystem with openat2(2)
 and by one that goes component by component, by turns in one run. The figure of each is the least of its rounds.
 """
 
