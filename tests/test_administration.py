@@ -394,7 +394,7 @@ def test_who_is_late_does_nothing_to_the_queue_in_place_of_a_deleted_one(tmp_pat
             refused = raised(FsqueueError, lambda: LATE[late](mine))
         assert fs.made or refused is None
         if not fs.made:
-            assert number > 5
+            assert number > (2 if late == 6 else 5)  # what `delete` does under the lock nobody can come between
             return
         after = Queue(before.path)
         assert (after.status().inserted, after.status().waiting) == (2, 2)

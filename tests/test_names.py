@@ -150,8 +150,8 @@ def test_malformed_token_is_an_invalid_argument(text: str) -> None:
 
 
 def test_day() -> None:
-    assert names.is_day("2026-11-21")
-    assert not any(map(names.is_day, ["2026-11-2", "2026-11-211", "x", ".nfs", "2026_11_21"]))
+    assert names.parse_day("2026-11-21") == "2026-11-21"
+    assert not any(map(names.parse_day, ["2026-11-2", "2026-11-211", "x", ".nfs", "2026_11_21"]))
 
 
 def test_queue_path_takes_paths_and_urls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,6 @@ from fsqueue import FsqueueError, Queue, Status, names
 from fsqueue.clock import ManualClock
 from fsqueue.errors import InvalidArgument
 from fsqueue.filesystem import Filesystem
-from fsqueue.upkeep import reap_trash
 from tests.support import QueueFactory, base_of, files_below, leftovers, log_files
 
 EVIL_IDS = [
@@ -98,14 +97,14 @@ def test_links_in_the_tree_lead_nowhere(queue_factory: QueueFactory, outside: Pa
 
 
 def test_reaping_follows_no_links(queue: Queue, outside: Path) -> None:
-    trash = queue.path / ".trash"
-    (trash / "tree").mkdir(parents=True)
-    (trash / "link").symlink_to(outside)
-    (trash / "tree" / "link").symlink_to(outside)
-    (queue.path / ".trash-beside").symlink_to(outside)
-    reap_trash(Filesystem(str(queue.path), shared=False), str(trash))
+    trash, ours = queue.path / ".trash", [f"{base_of(queue, n).name}-{n:016x}" for n in (1, 2, 3)]
+    (trash / ours[0]).mkdir(parents=True)
+    (trash / ours[1]).symlink_to(outside)
+    (trash / ours[0] / "link").symlink_to(outside)
+    (queue.path / f".trash-{ours[2]}").symlink_to(outside)
+    queue.gc()
     assert untouched(outside)
-    assert os.listdir(trash) == []
+    assert os.listdir(trash) == [ours[1]]
 
 
 def test_deleting_where_the_trash_is_a_link(queue: Queue, outside: Path) -> None:

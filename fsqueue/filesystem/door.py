@@ -18,7 +18,7 @@ from fsqueue.clock import Clock, Entropy
 from fsqueue.filesystem import trees
 from fsqueue.filesystem.answers import asking_again
 from fsqueue.filesystem.locks import DescriptionLocks, ProcessLocks, description_locks_work
-from fsqueue.filesystem.trees import DIRECTORY_FLAGS
+from fsqueue.filesystem.trees import DIRECTORY_FLAGS, Proof
 
 T = TypeVar("T")
 
@@ -388,11 +388,16 @@ class Filesystem:
         """How much room there is on the filesystem of `path`, in blocks and inodes (statvfs(3))."""
         return os.statvfs(path)
 
-    def remove_tree(self, path: str) -> int:
-        """Remove a directory and all below it, in one pass, however deep; the number of names removed.
+    def remove_tree(
+        self, path: str, proof: Proof | None = None, last: str | None = None, most: int | None = None
+    ) -> int:
+        """Remove a directory and all below it, in one pass, however deep; return the number of names removed.
 
-        A link that somebody puts in a directory's place is removed, and not followed. What one may not remove does
-        not keep the rest: the error is raised at the end.
+        With a `proof` nothing goes unless `path` is a directory and the proof holds for the very directory that is
+        open. The file `last` in it goes after the rest; `most`: stop after so many names (see `trees.remove`).
+
+        A link that somebody puts in a directory's place is removed, and not followed; no other filesystem that is
+        mounted there is entered. What one may not remove does not keep the rest: the error is raised at the end.
         """
         holder, _, name = path.rpartition("/")
         self._vet(holder)
@@ -401,7 +406,7 @@ class Filesystem:
         except FileNotFoundError:
             return 0
         try:
-            return trees.remove(name, within)
+            return trees.remove(name, within, proof, last, most)
         finally:
             os.close(within)
 

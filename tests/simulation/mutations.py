@@ -345,7 +345,7 @@ MUTATIONS = [
         "a queue made in place",
         "a crash leaves a `queue.jsonl` with nothing in it, or half of it",
         ("local", "create-anew", "", "killed"),
-        (("administration:create", '    fresh = f"{path}/.new-{entropy.hex16()}"\n', "    fresh = layout.settings_file(path)\n"),
+        (("administration:create", '    fresh = f"{path}/{names.fresh(entropy.hex16())}"\n', "    fresh = layout.settings_file(path)\n"),
          ("administration:create", "        fs.link(fresh, layout.settings_file(path))\n", ""),
          ("administration:create", "        fs.unlink(fresh)\n", "")),
     ),
@@ -365,7 +365,7 @@ MUTATIONS = [
         "deleted without the mark",
         "who has the queue open, or its path cached, inserts into the trash",
         ("nfs", "insert-twice", "delete", "on"),
-        (("administration:delete", "                jsonl.append(store.fs, fd, layout.closed_record(store.clock.now_ms()), True)\n", "                pass\n"),),
+        (("administration:_mark", "        jsonl.append(fs, fd, mark, True)\n", "        pass\n"),),
     ),
     Mutation(
         "generations of all queues have the same names",
