@@ -161,9 +161,9 @@ def delete(store: Store, wait: bool) -> None:
 
 
 _NOT_YOURS = (
-    "The queue {path} cannot be deleted by this user, who may not rename its directory. Nothing was changed. Somebody "
-    "has to do it who may write to {parent} and, if that has the sticky bit, owns the queue's directory or {parent}. "
-    "What is in the queue can be dropped with purge."
+    "Permission denied while deleting the queue {path}: this user may not rename its directory. Nothing was changed. "
+    "Somebody has to do it who may write to {parent} and, if that has the sticky bit, owns the queue's directory or "
+    "{parent}. What is in the queue can be dropped with purge."
 )
 
 

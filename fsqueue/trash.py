@@ -8,6 +8,7 @@ what it finds, and the tree is gone after the last.
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -132,7 +133,8 @@ def reap_tree(fs: Filesystem, path: str, queue_id: QueueId | None, found: Reapin
             why.append("another process is removing it, or has files in it open")
             found.unfinished.append(path)
     except OSError as error:
-        why.append(f"{error.strerror or error}: its owner, or that of the directory, has to remove it")
+        refused = ": its owner has to remove it" if error.errno in (errno.EACCES, errno.EPERM) else ""
+        why.append(f"it could not be removed ({error.strerror or error}){refused}")
         logger.warning("%s could not be reaped (%s); 'fsqueue gc --trash' will try again", path, error)
     if why:
         found.left[path] = why[0]

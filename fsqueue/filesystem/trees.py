@@ -17,8 +17,8 @@ CHANGED = (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST, errno.EISDIR, errno.ESTA
 """Somebody else removes, or still adds to it (or an open file lingers, on NFS): the next reaping takes the rest."""
 REFUSED = (errno.EACCES, errno.EPERM)
 NO_DIRECTORY = (errno.ENOTDIR, errno.ELOOP)
-PROOF_BYTES_MAX = 64 << 20
-"""A larger file proves nothing."""
+PROOF_BYTES_MAX, READ_BYTES = 64 << 20, 1 << 20
+"""A larger file proves nothing; how much is read at a time."""
 
 
 class OpenTree:
@@ -40,11 +40,13 @@ class OpenTree:
             if error.errno in (errno.ENOENT, errno.ENXIO, *NO_DIRECTORY):
                 return None
             raise
-        with os.fdopen(fd, "rb") as file:
+        try:
             found = os.fstat(fd)
             if not stat.S_ISREG(found.st_mode) or found.st_size > PROOF_BYTES_MAX:
                 return None
-            return file.read(PROOF_BYTES_MAX)
+            return b"".join(iter(lambda: os.read(fd, READ_BYTES), b""))
+        finally:
+            os.close(fd)
 
 
 Proof = Callable[[OpenTree], bool]
