@@ -371,7 +371,7 @@ MUTATIONS = [
         "generations of all queues have the same names",
         "who is late in a deleted queue counts, or writes letters, in one that was created in its place",
         ("local", "complete", "replace", "on"),
-        (("names:generation", 'return f"{number}-{queue_id}"', 'return f"{number}-{0:016x}"'),),
+        (("names:generation", 'f"{number}-{queue_id}"', 'f"{number}-{0:016x}"'),),
     ),
     Mutation(
         "status looks at letters and tasks, and not at what lies between",
