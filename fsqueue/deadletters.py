@@ -6,7 +6,6 @@ line counts, and a second `dead` is dropped (docs/format.md, "Dead letters").
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -16,6 +15,7 @@ from fsqueue import batch, jsonl, names, staging
 from fsqueue.layout import Layout
 from fsqueue.ledger import Ledger
 from fsqueue.logs import Log
+from fsqueue.names import Shard
 from fsqueue.store import Store
 from fsqueue.task import DeadLetter
 
@@ -104,12 +104,12 @@ def _parse(line: bytes) -> dict[str, Any] | None:
     return None
 
 
-def _shards(store: Store, layout: Layout) -> list[str]:
-    found = {name.removesuffix(".jsonl") for name in store.fs.names(os.path.dirname(layout.dead("")))}
-    return sorted(found & set(names.all_shards(layout.shards)))
+def _shards(store: Store, layout: Layout) -> list[Shard]:
+    found = (names.parse_shard_file(name, layout.shards) for name in store.fs.names(layout.dead_letters))
+    return sorted(shard for shard in found if shard is not None)
 
 
-def _opened(store: Store, layout: Layout, only: str | None = None) -> Iterator[tuple[str, int]]:
+def _opened(store: Store, layout: Layout, only: Shard | None = None) -> Iterator[tuple[Shard, int]]:
     """The files there are (or that of one shard, if it is there), opened one after the other."""
     for shard in _shards(store, layout) if only is None else [only]:
         try:
@@ -166,12 +166,12 @@ def known(store: Store, shard: str) -> set[str]:
     return found
 
 
-def sizes(store: Store) -> dict[str, int]:
+def sizes(store: Store) -> dict[Shard, int]:
     """The size of each file of letters in bytes: changed, if anything was appended."""
     return {shard: store.fs.fstat(fd).st_size for shard, fd in _opened(store, store.layout)}
 
 
-def letters(store: Store, only: str | None = None) -> Iterator[DeadLetter]:
+def letters(store: Store, only: Shard | None = None) -> Iterator[DeadLetter]:
     """All dead letters, shard by shard, or those of one; memory is bounded by a shard's ids."""
     for _, fd in _opened(store, store.layout, only):
         yield from _letters(store, fd)

@@ -14,7 +14,7 @@ from fsqueue.errors import FsqueueError
 from fsqueue.filesystem import LOST, NOT_FILES
 from fsqueue.identity import describe
 from fsqueue.logs import Log
-from fsqueue.names import TaskFileName
+from fsqueue.names import Batch, TaskFileName
 from fsqueue.selection import Selection
 from fsqueue.store import Store
 from fsqueue.task import LeasedTask
@@ -57,7 +57,7 @@ class Leaser:
         self.store = store
         self.generation = store.fate.generation
         self.selection = Selection(store)
-        self.current: str | None = None
+        self.current: Batch | None = None
         """The batch this thread stays with while it has tasks for it."""
         self._damaged: list[LeasedTask] = []
         self._unreadable: OSError | None = None
@@ -112,7 +112,7 @@ class Leaser:
         That nothing at all is there is proven by two fruitless sweeps in a row.
         """
         store, selection = self.store, self.selection
-        busy: dict[str, TaskFileName] = {}
+        busy: dict[Batch, TaskFileName] = {}
         fruitless, anew = 0, LOOKS_ANEW
         self._unreadable = None
         while len(held) < n:
@@ -141,7 +141,7 @@ class Leaser:
         if not held and self._unreadable is not None:
             raise self._unreadable  # "empty" would be a lie
 
-    def _wait_for(self, busy: dict[str, TaskFileName], n: int, lease_ms: int) -> list[LeasedTask]:
+    def _wait_for(self, busy: dict[Batch, TaskFileName], n: int, lease_ms: int) -> list[LeasedTask]:
         """Busy is not empty: try the batches that others had locked until one gives something or time is up."""
         store = self.store
         until, (pause, longest) = store.clock.monotonic() + BUSY_WAIT_S, store.fs.pauses_s
@@ -164,7 +164,7 @@ class Leaser:
     # -- one batch --------------------------------------------------------------------------------
 
     def _from_batch(
-        self, batch: str, name: TaskFileName | None, most: int, asked: int, lease_ms: int, solo: bool = True
+        self, batch: Batch, name: TaskFileName | None, most: int, asked: int, lease_ms: int, solo: bool = True
     ) -> Got:
         """Claim up to `most` tasks of a batch. `name` where it was just listed."""
         again = False
@@ -192,7 +192,7 @@ class Leaser:
             return got
 
     def _try_batch(
-        self, batch: str, name: TaskFileName | None, most: int, asked: int, lease_ms: int, solo: bool
+        self, batch: Batch, name: TaskFileName | None, most: int, asked: int, lease_ms: int, solo: bool
     ) -> Got:
         store = self.store
         while True:

@@ -293,7 +293,7 @@ class Queue:
     @verb("cancelling")
     def cancel(self, ids: Iterable[str]) -> int:
         """Take out tasks that nobody holds, by id; returns how many. What is leased or finished is left alone."""
-        grouped: dict[str, list[int]] = {}
+        grouped: dict[names.Batch, list[int]] = {}
         for task_id in task_ids(ids) or ():
             batch_id, index = names.parse_task_id(task_id)
             grouped.setdefault(batch_id, []).append(index)

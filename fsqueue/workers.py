@@ -102,7 +102,7 @@ def _key(worker: dict[str, Any] | None) -> bytes:
     return orjson.dumps(worker or {}, option=orjson.OPT_SORT_KEYS)
 
 
-def _add(store: Store, batch: str, found: dict[bytes, Worker]) -> None:
+def _add(store: Store, batch: names.Batch, found: dict[bytes, Worker]) -> None:
     """Who holds what of a batch."""
     content, ledger = inspection.read_log(store, batch), Ledger()
     ledger.fold(content, 0)

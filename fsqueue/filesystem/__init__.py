@@ -8,5 +8,16 @@ from fsqueue.filesystem.answers import LOST, NOT_FILES
 from fsqueue.filesystem.door import Filesystem
 from fsqueue.filesystem.mounts import Mount, beegfs_setting, mount_of
 from fsqueue.filesystem.plain import append_to, write_all
+from fsqueue.filesystem.trees import OpenTree
 
-__all__ = ["LOST", "NOT_FILES", "Filesystem", "Mount", "append_to", "beegfs_setting", "mount_of", "write_all"]
+__all__ = [
+    "LOST",
+    "NOT_FILES",
+    "Filesystem",
+    "Mount",
+    "OpenTree",
+    "append_to",
+    "beegfs_setting",
+    "mount_of",
+    "write_all",
+]

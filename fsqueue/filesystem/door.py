@@ -19,6 +19,7 @@ from fsqueue.filesystem.answers import asking_again
 from fsqueue.filesystem.beneath import DIRECTORY_FLAGS
 from fsqueue.filesystem.locks import DescriptionLocks, ProcessLocks, description_locks_work
 from fsqueue.filesystem.rooted import DIRECTORY_MODE, FILE_MODE, Rooted
+from fsqueue.filesystem.trees import Proof
 
 T = TypeVar("T")
 
@@ -50,9 +51,7 @@ class Filesystem(Rooted):
     `shared` tells whether other hosts may work on the same files: then every append is synced,
     because nothing else reports a lost lock or a full disk there. `lists_by_time`: see `Mount`.
     Missing directories on the way to a file are made below `root`, but never `root` itself nor, unless hidden, one
-    right in it: neither a deleted queue nor an earlier generation must come back to life.
-
-    Paths are resolved as `Rooted` says: from a descriptor of `root`, following no link.
+    right in it: neither a deleted queue nor an earlier generation must come back to life. For paths see `Rooted`.
     """
 
     def __init__(
@@ -387,15 +386,17 @@ class Filesystem(Rooted):
         """How much room there is on the filesystem of `path`, in blocks and inodes (statvfs(3))."""
         return os.statvfs(path)
 
-    def remove_tree(self, path: str) -> int:
-        """Remove a directory and all below it, in one pass, however deep; the number of names removed.
+    def remove_tree(
+        self, path: str, proof: Proof | None = None, last: str | None = None, most: int | None = None
+    ) -> int:
+        """Remove a directory and all below it, however deep; return the number of names removed. See `trees.remove`.
 
-        A link that somebody puts in a directory's place is removed, and not followed. What one may not remove does
-        not keep the rest: the error is raised at the end.
+        A link that somebody puts in a directory's place is removed, and not followed; no other filesystem that is
+        mounted there is entered. What one may not remove does not keep the rest: the error is raised at the end.
         """
         try:
             with self._holder(path) as (within, name):
-                return trees.remove(name, within)
+                return trees.remove(name, within, proof, last, most)
         except FileNotFoundError:
             return 0
 

@@ -45,6 +45,7 @@ FLOORS = {
     "leasing": 3,
     "arguments": 3,
     "waiting": 3,
+    "trash": 3,
     "queue": 4,
     "poll": 4,
     "administration": 4,

@@ -1,6 +1,6 @@
 """The real code, wired to a simulated world: the door's own functions over another `os`.
 
-What the package asks of the machine besides files (mounts, host names, reaper threads, the file lock of upkeep)
+What the package asks of the machine besides files (mounts, host names, reaper threads)
 is answered for the process that is acting.
 """
 
@@ -17,12 +17,11 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 from unittest import mock
 
-import filelock
-
-from fsqueue import administration, store, upkeep
+from fsqueue import administration, store
 from fsqueue.clock import Clock, Entropy
-from fsqueue.filesystem import Filesystem, Mount, door
+from fsqueue.filesystem import Filesystem, Mount, OpenTree, door
 from fsqueue.filesystem.beneath import DIRECTORY_FLAGS
+from fsqueue.filesystem.trees import Proof
 from tests.simulation.disk import Directory
 from tests.simulation.kernel import Process
 
@@ -98,13 +97,26 @@ class SimFilesystem(Filesystem):
         """All is one user's here."""
         return True
 
-    def remove_tree(self, path: str) -> int:
+    def remove_tree(
+        self, path: str, proof: Proof | None = None, last: str | None = None, most: int | None = None
+    ) -> int:
         """By paths: nobody plants links here."""
         removed = 0
         try:
+            if proof is not None and not proof(_PathTree(self, path)):
+                return 0
             with door.os.scandir(path) as entries:
                 for entry in entries:
-                    removed += self.remove_tree(entry.path) if entry.is_dir() else self.unlink(entry.path)
+                    if most is not None and removed >= most:
+                        return removed
+                    if entry.is_dir():
+                        removed += self.remove_tree(entry.path, most=None if most is None else most - removed)
+                    elif entry.name != last:
+                        removed += self.unlink(entry.path)
+            if most is not None and removed >= most:
+                return removed
+            if last is not None and self.names(path) == [last]:
+                removed += self.unlink(f"{path}/{last}")
             door.os.rmdir(path)
             return removed + 1
         except FileNotFoundError:
@@ -113,6 +125,22 @@ class SimFilesystem(Filesystem):
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ESTALE):
                 return removed
             raise
+
+
+class _PathTree(OpenTree):
+    """A directory by its path, for a look before it is removed."""
+
+    def __init__(self, fs: Filesystem, path: str) -> None:
+        self._fs, self._path = fs, path
+
+    def names(self) -> list[str]:
+        return self._fs.names(self._path)
+
+    def read(self, name: str) -> bytes | None:
+        try:
+            return self._fs.read(f"{self._path}/{name}")
+        except FileNotFoundError:
+            return None
 
 
 class Persona:
@@ -162,26 +190,6 @@ def acting(persona: Persona) -> Iterator[None]:
         take_stage(before)
 
 
-class _FileLock:
-    """What upkeep uses of filelock."""
-
-    def __init__(self, path: str, timeout: float = 0) -> None:
-        self._path, self._fd = path, -1
-
-    def acquire(self) -> None:
-        process = me().process
-        fd = process.open(self._path, process.O_RDWR | process.O_CREAT)
-        if not process.try_lock(fd):
-            process.close(fd)
-            raise filelock.Timeout(self._path)
-        self._fd = fd
-
-    def release(self) -> None:
-        if self._fd >= 0:
-            me().process.close(self._fd)
-            self._fd = -1
-
-
 class _NoThread:
     """A reaper that dies before it begins: what it leaves is `gc`'s."""
 
@@ -208,7 +216,6 @@ _MACHINE: list[tuple[Any, str, Callable[..., Any] | object]] = [
     (store, "Clock", lambda: me().clock),
     (store, "Entropy", lambda: me().entropy),
     (store, "worker_of_this_process", lambda name=None: me().worker),
-    (upkeep, "filelock", SimpleNamespace(FileLock=_FileLock, Timeout=filelock.Timeout)),
     (administration, "mount_of", _mount),
     (administration, "Filesystem", _filesystem),
     (administration, "Clock", lambda: me().clock),
