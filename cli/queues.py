@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 import fsqueue
-from fsqueue.trash import Reaping, reap
+from fsqueue.upkeep import Reaping, reap
 
 from .common import (
     confirm,

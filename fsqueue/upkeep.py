@@ -288,3 +288,14 @@ def _history(store: Store, keep_days: int, report: GcReport) -> None:
     for day in history.days(store):
         if day < oldest and to_trash(store, store.layout.history_days, day):
             report.history_days_removed += 1
+
+
+Reaping = trash.Reaping
+
+
+def reap(path: object) -> Reaping:
+    """Remove what deleted queues left in a directory, each after its proof, and say what was left alone and why.
+
+    If the directory is a queue itself, what is in its own trash goes, too.
+    """
+    return trash.reap(path)
