@@ -1,0 +1,157 @@
+"""Files into which commands write their results: each attempt has a path of its own, which is never used again.
+
+A process that a command leaves behind may write late. By then its directory has another name, so that it finds
+nothing there. What it writes through a descriptor goes into a file that has no name any more.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import secrets
+import stat
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass
+
+from fsqueue.filesystem import trees
+from fsqueue.filesystem.beneath import DIRECTORY_FLAGS
+
+PREFIX = "fsqueue-results-"
+"""How the private directory of a worker is named."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResultFile:
+    """Where one attempt may leave its result. Both names are random, and belong to this attempt alone."""
+
+    path: str
+    """The file. It is not there before the command makes it."""
+    directory: str
+    """The name of its directory, in the private one."""
+    name: str
+    """Its name in there."""
+
+
+class ResultFiles:
+    """Hand out the paths of results, in a private directory (mode 0700) that is made in `parent`.
+
+    `parent` is the system's directory for temporary files by default. Not thread-safe.
+
+    A directory that is clean after an attempt is renamed, for the next one: on some disks making a directory takes a
+    hundred times longer. A worker that is killed leaves its private directory behind: a few small files, which no
+    other worker touches, since nothing would prove that no command still writes there.
+    """
+
+    def __init__(self, parent: str | None = None) -> None:
+        self.parent = parent
+        self._root, self._fd = "", -1
+        self._spare: list[str] = []
+        """The names of clean directories. No process has been told of any of them."""
+
+    def open(self) -> None:
+        """Make the private directory. OSError if that is refused, or if it would not be private."""
+        root = tempfile.mkdtemp(prefix=PREFIX, dir=self.parent)
+        fd = os.open(root, DIRECTORY_FLAGS | os.O_NOFOLLOW)
+        try:
+            found = os.fstat(fd)
+            if found.st_uid != os.geteuid() or found.st_mode & 0o077:
+                raise PermissionError(errno.EPERM, "What is made there is not this user's alone", root)
+            with suppress(OSError):
+                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # keeps systemd-tmpfiles from clearing it away
+        except BaseException:
+            os.close(fd)
+            raise
+        self.close()
+        self._root, self._fd = os.path.abspath(root), fd
+
+    def new(self) -> ResultFile:
+        """Return the path for an attempt. OSError if its directory cannot be made."""
+        try:
+            directory = self._clean_directory()
+        except FileNotFoundError:  # the user, or a cleaner, has removed the private directory
+            self.open()
+            directory = self._clean_directory()
+        # Random, too: a process that still works in the directory must not meet the next attempt's file.
+        name = secrets.token_hex(8)
+        return ResultFile(os.path.join(self._root, directory, name), directory, name)
+
+    def _clean_directory(self) -> str:
+        """Return the name of a directory that no command has been told of."""
+        if self._spare:
+            os.stat(self._spare[-1], dir_fd=self._fd, follow_symlinks=False)
+            return self._spare.pop()
+        directory = secrets.token_hex(16)
+        os.mkdir(directory, 0o700, dir_fd=self._fd)
+        return directory
+
+    def read(self, result: ResultFile, bytes_max: int) -> bytes:
+        """Return the first `bytes_max` bytes of a result; b"" if there is none.
+
+        The command may have put another file there by renaming. OSError (ELOOP, ENXIO, EISDIR, EACCES, …) if that
+        cannot be read, or is no regular file.
+        """
+        try:
+            # Opening the directory first makes an NFS client ask the server which file has that name by now.
+            within = self._enter(result.directory)
+        except FileNotFoundError:
+            return b""
+        try:
+            fd = os.open(result.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=within)
+        except FileNotFoundError:
+            return b""
+        finally:
+            os.close(within)
+        try:
+            mode = os.fstat(fd).st_mode
+            if not stat.S_ISREG(mode):
+                code = errno.EISDIR if stat.S_ISDIR(mode) else errno.ENXIO
+                raise OSError(code, os.strerror(code), result.path)
+            parts = []
+            while bytes_max > 0 and (part := os.read(fd, bytes_max)):
+                parts.append(part)
+                bytes_max -= len(part)
+            return b"".join(parts)
+        finally:
+            os.close(fd)
+
+    def discard(self, result: ResultFile) -> None:
+        """End the life of a path: whatever is there goes, and nothing that opens it later finds its directory."""
+        directory = secrets.token_hex(16)
+        try:
+            within = self._enter(result.directory)
+        except OSError:
+            return  # the command has removed it, or put something else there: the path is not used again
+        try:
+            with suppress(FileNotFoundError):
+                os.unlink(result.name, dir_fd=within)
+            is_clean = not os.listdir(within)
+            os.rename(result.directory, directory, src_dir_fd=self._fd, dst_dir_fd=self._fd)
+            is_ours = os.path.samestat(os.fstat(within), os.stat(directory, dir_fd=self._fd, follow_symlinks=False))
+        except OSError:
+            return  # what is left goes at the end
+        finally:
+            os.close(within)
+        if is_clean and is_ours:
+            self._spare.append(directory)
+        elif is_ours:
+            with suppress(OSError):
+                trees.remove(directory, self._fd)
+
+    def _enter(self, directory: str) -> int:
+        return os.open(directory, DIRECTORY_FLAGS | os.O_NOFOLLOW, dir_fd=self._fd)
+
+    def close(self) -> None:
+        """Remove the private directory with all that commands have left in it."""
+        if self._fd < 0:
+            return
+        with suppress(OSError):
+            for name in os.listdir(self._fd):
+                with suppress(OSError):
+                    trees.remove(name, self._fd)
+        with suppress(OSError):
+            if os.path.samestat(os.fstat(self._fd), os.stat(self._root, follow_symlinks=False)):
+                os.rmdir(self._root)
+        os.close(self._fd)
+        self._root, self._fd, self._spare = "", -1, []
