@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -22,7 +23,7 @@ COUNTERS = 16
 
 SETTINGS_FILE = "queue.jsonl"
 DOCTOR = ".fsqueue-doctor"
-"""Where the doctor works, in the directory that it examines."""
+"""Where two doctors meet in a directory that they examine; with `-` and 16 digits, where one of them works."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,12 +236,20 @@ class Layout:
         return f"{self.commits}/{names.record_file(commit)}"
 
 
+def is_doctors(name: str) -> bool:
+    """Tell whether a name in a directory is that of a place where doctors work."""
+    return _DOCTORS.fullmatch(name) is not None
+
+
+_DOCTORS = re.compile(rf"{re.escape(DOCTOR)}(?:-[0-9a-f]{{16}})?")
+
+
 def is_passing(name: str) -> bool:
     """Whether a name in a directory without a queue is in nobody's way.
 
     It comes from making one, from a doctor, or from somebody who was still at work in a queue that was deleted.
     """
-    return name.startswith(".new-") or name in (DOCTOR, ".trash", "doorbell")
+    return name.startswith(".new-") or is_doctors(name) or name in (".trash", "doorbell")
 
 
 def settings_file(queue: str) -> str:

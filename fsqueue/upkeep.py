@@ -13,6 +13,7 @@ import time
 from fsqueue import (
     commits,
     deadletters,
+    doctorplaces,
     finishing,
     history,
     inspection,
@@ -25,7 +26,8 @@ from fsqueue import (
 )
 from fsqueue.errors import FULL, LockTimeout, StorageError
 from fsqueue.filesystem import NOT_FILES, Filesystem
-from fsqueue.layout import DOCTOR
+from fsqueue.filesystem.held import Held
+from fsqueue.layout import is_doctors
 from fsqueue.ledger import DEAD, Ledger
 from fsqueue.logs import Log
 from fsqueue.names import Batch, Day, Generation, TaskFileName
@@ -269,18 +271,19 @@ def to_trash(store: Store, holder: str, tree: Generation | Day) -> bool:
 
 
 def reap_doctors(fs: Filesystem, directory: str, now_s: float) -> int:
-    """Remove what killed doctors left in `directory` a day ago; how many names went."""
-    removed = 0
-    for place in (f"{directory}/{DOCTOR}/join", f"{directory}/{DOCTOR}"):
-        for name in fs.names(place):
-            path = f"{place}/{name}"
-            try:
-                if name != "join" and fs.stat(path).st_mtime < now_s - STAGED_AGE_S:
-                    removed += fs.remove_tree(path) if fs.is_directory(path) else fs.unlink(path)
-            except FileNotFoundError:
-                pass
-        fs.remove_directory(place)
-    return removed
+    """Remove what killed doctors of this user left in `directory` a day ago; how many of their places and files went.
+
+    What proves that is said in `doctorplaces.reap`.
+    """
+    found = [name for name in fs.names(directory) if is_doctors(name)]
+    if not found:
+        return 0
+    try:
+        with Held.at(directory) as held:
+            return doctorplaces.reap(held, found, now_s)
+    except OSError as error:
+        logger.warning("what killed doctors left in %s could not be reaped: %s", directory, error)
+        return 0
 
 
 def _history(store: Store, keep_days: int, report: GcReport) -> None:

@@ -13,7 +13,7 @@ from fsqueue.fsck import attempts
 from fsqueue.fsck.access import guarded
 from fsqueue.fsck.findings import Suspect, found
 from fsqueue.fsck.repair import Repair, held
-from fsqueue.layout import DOCTOR, read_fate
+from fsqueue.layout import is_doctors, read_fate
 from fsqueue.store import Store
 from fsqueue.task import GcReport
 
@@ -73,7 +73,11 @@ class _Places:
             path = f"{top}/{name}"
             if name in ("queue.jsonl", "doorbell"):
                 yield from self._kind(path, kind, "file")
-            elif name in (trash.OWN, ".quarantine", DOCTOR, self.store.fate.directory) or self._is_beside(name):
+            elif (
+                is_doctors(name)
+                or name in (trash.OWN, ".quarantine", self.store.fate.directory)
+                or self._is_beside(name)
+            ):
                 yield from self._kind(path, kind, "directory")
             elif names.is_fresh(name) and kind == "file":
                 yield from self._old(path, "new-file", partial(fs.unlink, path))

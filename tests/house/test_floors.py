@@ -16,6 +16,7 @@ FLOORS = {
     "filesystem": 1,
     "names": 1,
     "layout": 1,
+    "doctorplaces": 1,
     "identity": 1,
     "slurm": 1,
     "task": 2,
