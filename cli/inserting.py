@@ -392,6 +392,8 @@ def _decode_json(line: bytes) -> Any:
     try:
         payload = orjson.loads(line)
     except orjson.JSONDecodeError as error:
+        if "depth" in error.msg or "ecursion" in error.msg:
+            raise BadLine("nests too deep: flatten it, or store it in a file and give its path") from None
         hint = " (for plain lines use --lines)" if error.pos == 0 else ""
         raise BadLine(f"is not JSON: {error}{hint}") from None
     if _LONG_NUMBER.search(line):
