@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 _DRIVING = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters, what turns the direction of text, and bytes that are no text (as surrogates)."""
-_DRIVING_OR_LAYOUT = re.compile(_DRIVING.pattern.replace(r"\x00-\x1f", r"\x00-\x08\x0b-\x1f"))
-"""The same, but for newlines and tabs: our own text has these."""
+_DRIVING_WITHIN_LINES = re.compile(_DRIVING.pattern.replace(r"\x00-\x1f", r"\x00-\x09\x0b-\x1f"))
+"""The same, but for newlines."""
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 
 
@@ -175,7 +175,7 @@ class _Guarded:
         self.bare = stream
 
     def write(self, text: str) -> int:
-        self.bare.write(_DRIVING_OR_LAYOUT.sub(_escaped, text))
+        self.bare.write(_DRIVING_WITHIN_LINES.sub(_escaped, text))
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
@@ -196,7 +196,7 @@ def _bare(stream: Any) -> Any:
 def guarded() -> Iterator[None]:
     """Escape everything that this process writes to its standard streams meanwhile, whoever writes it.
 
-    Newlines and tabs pass. What is no text in the stream's encoding is escaped, too.
+    Newlines pass. What is no text in the stream's encoding is escaped, too.
     """
     before = sys.stdout, sys.stderr
     for stream in before:  # a file name may hold bytes that are no text: show them, don't stumble
