@@ -18,11 +18,11 @@ from .common import (
     example,
     json_option,
     optional_queue_argument,
-    print_json,
     queue_argument,
     seconds,
     yes_option,
 )
+from .printing import complain, print_json, say
 
 REAP_TRIES, REAP_PAUSE_S = 20, 0.5
 
@@ -121,7 +121,7 @@ def gc(queue: str | None, touch: bool, history_days: int | None, trash: Path | N
         if as_json:
             report["left"] = done.left
         for path, why in done.left.items() if not as_json else ():
-            click.echo(f"{path} was left alone: {why}.")
+            say(f"{path} was left alone: {why}.")
     else:
         with fsqueue.Queue(queue) as q:
             report = q.gc(touch=touch, history_days=history_days).as_dict()
@@ -129,7 +129,7 @@ def gc(queue: str | None, touch: bool, history_days: int | None, trash: Path | N
         print_json(report)
     else:
         for name, value in report.items():
-            click.echo(f"{name.replace('_', ' '):<20} {value}")
+            say(f"{name.replace('_', ' '):<20} {value}")
 
 
 def _inventory(q: fsqueue.Queue) -> str:
@@ -163,4 +163,4 @@ def _reap_in_background(directory: Path) -> None:
             start_new_session=True,
         )
     except OSError as error:
-        click.echo(f"fsqueue: its files stay until 'fsqueue gc --trash {directory}': {error}", err=True)
+        complain(f"its files stay until 'fsqueue gc --trash {directory}': {error}")

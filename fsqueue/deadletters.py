@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from fsqueue import batch, jsonl, names, staging
+from fsqueue import batch, jsonl, names, nesting, staging
 from fsqueue.layout import Layout
 from fsqueue.ledger import Ledger
 from fsqueue.logs import Log
@@ -91,11 +91,13 @@ def _lines(store: Store, fd: int) -> Iterator[dict[str, Any]]:
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
-    """A line that makes sense."""
+    """Return a line that makes sense, without the fields that nest too deep; None for any other."""
     try:
         record = orjson.loads(line)
     except orjson.JSONDecodeError:
         return None
+    if isinstance(record, dict) and len(line) > batch.SHALLOW_BYTES and nesting.is_deeper(line):
+        record = nesting.trimmed(record)
     if isinstance(record, dict) and (
         (record.get("op") == "dead" and isinstance(record.get("id"), str))
         or (record.get("op") in SETTLED and isinstance(record.get("ids"), list))

@@ -197,10 +197,12 @@ def parse(line: bytes) -> tuple[Batch, Records] | None:
         at = _BLANK.match(text, 0).end()  # type: ignore[union-attr]
         while text[at] != "]":
             _, end = _DECODER.raw_decode(text, at)
-            records.append((at, orjson.loads(line[begin + at : begin + end])))
+            record = movements.parse(line[begin + at : begin + end])
+            if record is not None:
+                records.append((at, record))
             at = _BLANK.match(text, end).end()  # type: ignore[union-attr]
         return (batch, records) if batch is not None else None
-    except (ValueError, KeyError, TypeError, IndexError):
+    except (ValueError, KeyError, TypeError, IndexError, RecursionError):
         return None
 
 

@@ -137,8 +137,8 @@ def read_fate(content: bytes, path: str) -> Fate:
                         fate = replace(fate, generation=number)
                 case {"op": "closed"} if fate is not None:
                     fate = replace(fate, closed=True)
-        except (orjson.JSONDecodeError, InvalidArgument, TypeError):
-            continue
+        except (orjson.JSONDecodeError, InvalidArgument, TypeError, RecursionError):
+            continue  # a RecursionError: from the text of an InvalidArgument about a deep value
     if fate is None:
         raise NotAQueue(
             f"{path} holds a queue.jsonl that is empty or damaged. Restore it from a backup, or use another path."

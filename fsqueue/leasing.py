@@ -301,9 +301,12 @@ class Leaser:
         tasks: list[LeasedTask] = []
         for index in given:
             try:
-                record = loads(lines[index])
+                line = lines[index]
+                record = loads(line)
                 if "payload" not in record:
-                    record = batches.decode_task(lines[index])
+                    record = batches.decode_task(line)
+                elif len(line) > batches.SHALLOW_BYTES:
+                    batches.check_depth(line)
             except (ValueError, IndexError, TypeError):
                 self._damaged.append(LeasedTask(queue, batch, index, lease, None, 0, offset, until, generation))
                 continue
