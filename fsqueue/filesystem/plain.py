@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 from contextlib import suppress
 
 from fsqueue.filesystem.beneath import DIRECTORY_FLAGS
@@ -37,7 +36,7 @@ class KeptOutput:
         """Open the directory, which is made if it is missing, and try to make a file in it. OSError."""
         os.makedirs(self.path, exist_ok=True)
         self._fd = os.open(self.path, DIRECTORY_FLAGS)
-        trial = f".fsqueue-{secrets.token_hex(8)}"
+        trial = f".fsqueue-{os.urandom(8).hex()}"
         try:
             os.close(os.open(trial, NEW_FILE_FLAGS, FILE_MODE, dir_fd=self._fd))
             os.unlink(trial, dir_fd=self._fd)

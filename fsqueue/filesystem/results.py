@@ -9,11 +9,9 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import secrets
 import stat
-import tempfile
 from contextlib import suppress
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from fsqueue.filesystem import trees
 from fsqueue.filesystem.beneath import DIRECTORY_FLAGS
@@ -22,8 +20,7 @@ PREFIX = "fsqueue-results-"
 """How the private directory of a worker is named."""
 
 
-@dataclass(frozen=True, slots=True)
-class ResultFile:
+class ResultFile(NamedTuple):
     """Where one attempt may leave its result. Both names are random, and belong to this attempt alone."""
 
     path: str
@@ -52,6 +49,8 @@ class ResultFiles:
 
     def open(self) -> None:
         """Make the private directory. OSError if that is refused, or if it would not be private."""
+        import tempfile  # which loads much that no other command needs
+
         root = tempfile.mkdtemp(prefix=PREFIX, dir=self.parent)
         fd = os.open(root, DIRECTORY_FLAGS | os.O_NOFOLLOW)
         try:
@@ -74,35 +73,41 @@ class ResultFiles:
             self.open()
             directory = self._clean_directory()
         # Random, too: a process that still works in the directory must not meet the next attempt's file.
-        name = secrets.token_hex(8)
-        return ResultFile(os.path.join(self._root, directory, name), directory, name)
+        name = os.urandom(8).hex()
+        return ResultFile(f"{self._root}/{directory}/{name}", directory, name)
 
     def _clean_directory(self) -> str:
         """Return the name of a directory that no command has been told of."""
         if self._spare:
             os.stat(self._spare[-1], dir_fd=self._fd, follow_symlinks=False)
             return self._spare.pop()
-        directory = secrets.token_hex(16)
+        directory = os.urandom(16).hex()
         os.mkdir(directory, 0o700, dir_fd=self._fd)
         return directory
 
-    def read(self, result: ResultFile, bytes_max: int) -> bytes:
-        """Return the first `bytes_max` bytes of a result; b"" if there is none.
+    def take(self, result: ResultFile, bytes_max: int) -> bytes:
+        """Return the first `bytes_max` bytes of a result, b"" if there is none, and end the life of its path.
 
         The command may have put another file there by renaming. OSError (ELOOP, ENXIO, EISDIR, EACCES, …) if that
-        cannot be read, or is no regular file.
+        cannot be read, or is no regular file. Whatever is there goes; who opens the path later finds no directory.
         """
         try:
             # Opening the directory first makes an NFS client ask the server which file has that name by now.
-            within = self._enter(result.directory)
-        except FileNotFoundError:
-            return b""
+            within = os.open(result.directory, DIRECTORY_FLAGS | os.O_NOFOLLOW, dir_fd=self._fd)
+        except OSError:
+            return b""  # the command has removed it, or put something else there
+        found = ["?"]
         try:
-            fd = os.open(result.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=within)
-        except FileNotFoundError:
-            return b""
+            found = os.listdir(within)
+            return self._read(result, within, bytes_max) if result.name in found else b""
         finally:
-            os.close(within)
+            try:
+                self._discard(result, within, found)
+            finally:
+                os.close(within)
+
+    def _read(self, result: ResultFile, within: int, bytes_max: int) -> bytes:
+        fd = os.open(result.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=within)
         try:
             mode = os.fstat(fd).st_mode
             if not stat.S_ISREG(mode):
@@ -116,31 +121,20 @@ class ResultFiles:
         finally:
             os.close(fd)
 
-    def discard(self, result: ResultFile) -> None:
-        """End the life of a path: whatever is there goes, and nothing that opens it later finds its directory."""
-        directory = secrets.token_hex(16)
+    def _discard(self, result: ResultFile, within: int, found: list[str]) -> None:
+        """Empty a directory, and keep it for another attempt, under a name that nobody was told."""
+        spare = os.urandom(16).hex()
         try:
-            within = self._enter(result.directory)
-        except OSError:
-            return  # the command has removed it, or put something else there: the path is not used again
-        try:
-            with suppress(FileNotFoundError):
+            if found == [result.name]:
                 os.unlink(result.name, dir_fd=within)
-            is_clean = not os.listdir(within)
-            os.rename(result.directory, directory, src_dir_fd=self._fd, dst_dir_fd=self._fd)
-            is_ours = os.path.samestat(os.fstat(within), os.stat(directory, dir_fd=self._fd, follow_symlinks=False))
+                found = os.listdir(within)  # NFS keeps a file that is open under another name
+            os.rename(result.directory, spare, src_dir_fd=self._fd, dst_dir_fd=self._fd)
+            if not found:
+                self._spare.append(spare)
+            elif os.path.samestat(os.fstat(within), os.stat(spare, dir_fd=self._fd, follow_symlinks=False)):
+                trees.remove(spare, self._fd)
         except OSError:
-            return  # what is left goes at the end
-        finally:
-            os.close(within)
-        if is_clean and is_ours:
-            self._spare.append(directory)
-        elif is_ours:
-            with suppress(OSError):
-                trees.remove(directory, self._fd)
-
-    def _enter(self, directory: str) -> int:
-        return os.open(directory, DIRECTORY_FLAGS | os.O_NOFOLLOW, dir_fd=self._fd)
+            pass  # what is left goes at the end
 
     def close(self) -> None:
         """Remove the private directory with all that commands have left in it."""

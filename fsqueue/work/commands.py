@@ -11,6 +11,7 @@ from typing import Any
 
 import orjson
 
+from fsqueue import nesting
 from fsqueue.batch import RESULT_BYTES_MAX
 from fsqueue.clock import Clock
 from fsqueue.errors import FsqueueError, InvalidArgument
@@ -119,7 +120,7 @@ class Commands:
         try:
             running = _Running(self, job, result)
         except (OSError, ValueError) as error:
-            self._results.discard(result)
+            self._taken(result)
             self._refuse(job, error)
             return True
         self._running[job] = running
@@ -169,33 +170,38 @@ class Commands:
         job.killed = (running.process.status or 0) < 0
         for stream in running.streams:
             stream.drain()
-        verb, value = self._judge(running, running.process.status)
+        verb, value = self._judge(running, running.process.status, self._taken(running.result))
         self._finish(running)
         self._done(job, verb, value, seconds)
 
     def _finish(self, running: _Running) -> None:
         del self._running[running.job]
-        self._results.discard(running.result)
         self._streams = {stream for stream in self._streams if stream.is_open}
         self._streams.update(stream for stream in running.streams if stream.is_open)
 
-    def _judge(self, running: _Running, status: int | None) -> tuple[str, Any]:
+    def _taken(self, result: ResultFile) -> bytes | OSError:
+        """Return what an attempt has left in its result file, or why that cannot be read, and give the file up."""
+        try:
+            return self._results.take(result, RESULT_BYTES_MAX + 1)
+        except OSError as error:
+            return error
+
+    def _judge(self, running: _Running, status: int | None, written: bytes | OSError) -> tuple[str, Any]:
         out, err = running.streams
         if status == 0 and not running.job.doomed:
-            return self._result_of(running)
+            return self._result_of(running, written)
         if self._sysexits and status == EX_TEMPFAIL and not running.job.doomed:
             return "release", None
         verb = "bury" if self._sysexits and status == EX_DATAERR else "fail"
         return verb, output.reason(running.job.why or describe(status), err.tail, out.tail)
 
-    def _result_of(self, running: _Running) -> tuple[str, Any]:
+    def _result_of(self, running: _Running, written: bytes | OSError) -> tuple[str, Any]:
         if self._result_from_stdout:
             data, where = running.streams[0].head, "standard output"
+        elif isinstance(written, OSError):
+            return "fail", f"its result (FSQUEUE_RESULT) cannot be read as a file: {written.strerror}"
         else:
-            try:
-                data, where = self._results.read(running.result, RESULT_BYTES_MAX + 1), "FSQUEUE_RESULT"
-            except OSError as error:
-                return "fail", f"its result (FSQUEUE_RESULT) cannot be read as a file: {error.strerror}"
+            data, where = written, "FSQUEUE_RESULT"
         if len(data) > RESULT_BYTES_MAX:
             return (
                 "fail",
@@ -204,9 +210,12 @@ class Commands:
         if not data.strip():
             return "complete", None
         try:
-            return "complete", orjson.loads(data)
+            result = orjson.loads(data)
         except orjson.JSONDecodeError:
-            return "complete", data.decode(errors="replace").rstrip("\n")
+            result = data.decode(errors="replace").rstrip("\n")
+        if data.lstrip()[:1] in (b"[", b"{") and nesting.is_deeper(data):
+            return "fail", f"its result ({where}) nests more than {nesting.NESTING_MAX} levels deep: it cannot be kept"
+        return "complete", result
 
     def _refuse(self, job: Job, error: OSError | ValueError) -> None:
         """A command could not be started: for this payload, or for all?"""

@@ -70,6 +70,8 @@ class Feeder(BackgroundThread):
         super().__init__("feeder", died)
         self.is_busy = False
         """Whether an answer is to come. The loop's."""
+        self._untaken: list[LeasedTask] = []
+        """What was reported, and the loop has not taken in."""
         self._has_fed = False
         """Whether tasks were ever leased."""
         self._queues, self._lease_s, self._ends = list(queues), lease_s, not limits.forever
@@ -84,6 +86,15 @@ class Feeder(BackgroundThread):
         """Request up to `n` tasks. The answer comes when there are some, or when there is no point in waiting."""
         self.is_busy = True
         self._requests.put(n)
+
+    def taken(self) -> None:
+        """Note that the loop has taken in the answer."""
+        self.is_busy, self._untaken = False, []
+
+    def untaken(self) -> list[LeasedTask]:
+        """Return what the loop will not take in any more, once this thread has ended: `close` comes before."""
+        self.join()
+        return self._untaken
 
     def close(self) -> None:
         """Wait no longer. What was asked for is still answered."""
@@ -130,7 +141,7 @@ class Feeder(BackgroundThread):
                 with self._taking:
                     got = vigil.look(n)
                     if got:
-                        self._has_fed = True
+                        self._has_fed, self._untaken = True, got
                         self._report(Fed(got))
                 if got:
                     self._vigils.remove(vigil)

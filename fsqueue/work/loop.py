@@ -224,7 +224,7 @@ class Loop:
     # -- tasks come
 
     def _fed(self, fed: Fed) -> None:
-        self._feeder.is_busy = False
+        self._feeder.taken()
         if fed.error is not None and not self._ending:
             self._give_up(fed.error)
         if fed.excluded:
@@ -438,9 +438,9 @@ class Loop:
         finally:
             self._settler.close()
             self._keeper.close()
-            if left and not self._is_leaving():
+            if (left or self._feeder.is_busy) and not self._is_leaving():
                 enough = max(2, self._heard + 1)
-                give_back(left, lambda: self._heard >= enough)
+                give_back(left, self._feeder.untaken, lambda: self._heard >= enough)
             self._teller.flush()
             self.outlet.close()
             self._report.unkept = self.outlet.unkept

@@ -252,15 +252,22 @@ def adopt(
     return new, outcomes
 
 
-def give_back(outcomes: Sequence[Outcome], is_hurried: Callable[[], bool]) -> None:
-    """Tell outcomes once, in a thread that is waited for until `is_hurried`, at most GIVE_BACK_S seconds.
+def give_back(
+    outcomes: Sequence[Outcome], untaken: Callable[[], list[LeasedTask]], is_hurried: Callable[[], bool]
+) -> None:
+    """Tell outcomes once, and put back what is `untaken`, in a thread that is waited for until `is_hurried`.
 
     For a worker that has to end, and cannot rely on its settler. An outcome that cannot be told becomes a release; if
-    that fails, too, the lease runs out by itself. What was told before is told in vain.
+    that fails, too, the lease runs out by itself. What was told before is told in vain. Nothing is waited for longer
+    than GIVE_BACK_S seconds.
     """
 
-    def tell() -> None:
-        for queue, verb, delay_s, mine in _grouped(outcomes):
+    def tell_all() -> None:
+        tell(outcomes)
+        tell([Outcome(task, "release", begun=False) for task in untaken()])
+
+    def tell(some: Sequence[Outcome]) -> None:
+        for queue, verb, delay_s, mine in _grouped(some):
             try:
                 _tell(queue, verb, delay_s, mine)
             except Exception as error:  # whatever is wrong with one of them, the others have to be given back
@@ -269,7 +276,7 @@ def give_back(outcomes: Sequence[Outcome], is_hurried: Callable[[], bool]) -> No
                     with suppress(Exception):
                         outcome.task.release()
 
-    thread = threading.Thread(target=tell, name="fsqueue-last", daemon=True)
+    thread = threading.Thread(target=tell_all, name="fsqueue-last", daemon=True)
     thread.start()
     now = Clock().monotonic
     until = now() + GIVE_BACK_S
