@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 from typing import Any
 
@@ -10,8 +12,8 @@ import click
 import fsqueue
 from fsqueue.work import Event
 
-from .common import example, json_option, print_json, queues_argument, search_working_directory, seconds, worker_option
-from .main import complain
+from .common import brief, example, json_option, queues_argument, search_working_directory, seconds, worker_option
+from .printing import complain, print_json, unguarded
 
 FAILURES, EXCLUDED = 11, 12
 """Exit codes of its own: too many failures in a row; this node takes no more tasks."""
@@ -39,6 +41,7 @@ number = click.IntRange(min=1)
         """fsqueue run Q -- ./process {}
 fsqueue run Q -j 4 --timeout 600 -- convert {input} -resize 50% {output}
 fsqueue run Q -- sh -c 'jq -r .name | xargs ./process'     # the payload on standard input
+fsqueue run Q -- sh -c './process "$1" | gzip >"$2"' sh {input} {output}
 fsqueue run Q1 Q2 -j 8 --call mypackage.tiles:render --max-runtime 3500"""
     ),
 )
@@ -71,12 +74,15 @@ fsqueue run Q1 Q2 -j 8 --call mypackage.tiles:render --max-runtime 3500"""
     "--patience", "patience_s", type=seconds, default=600.0, help="Seconds to wait for a filesystem that fails [600]."
 )
 @click.option("--keep-output", type=click.Path(file_okay=False), metavar="DIR",
-              help="Keep all that is printed, a file a task and attempt.")  # fmt: skip
+              help="Keep all that is printed, a new file a task and attempt.")  # fmt: skip
+@click.option("--result-dir", type=click.Path(file_okay=False), metavar="DIR",
+              help="Where the files FSQUEUE_RESULT are; for srun, where all nodes see it [TMPDIR]")  # fmt: skip
 @click.option("--result-stdout", is_flag=True, help="Keep what a command prints on standard output as its result.")
 @worker_option
 @click.option("--log-json", is_flag=True, help="Say what happens in JSON, a line each, on standard error.")
 @json_option
 @click.pass_context
+@unguarded()  # functions may run in threads of this process, and print what they like
 def run(
     ctx: click.Context,
     /,
@@ -97,8 +103,11 @@ def run(
     '{}' in an argument of COMMAND stands for the payload, '{field}' for a field of it (only where the payload is an
     object that has the field): strings as they are, all else as JSON. No shell is involved. The command also finds the
     payload as JSON on standard input, and FSQUEUE_PAYLOAD (if at most 100 kB), FSQUEUE_TASK_ID, FSQUEUE_ATTEMPT,
-    FSQUEUE_QUEUE and FSQUEUE_TOKEN in its environment. Small JSON that it writes to the file FSQUEUE_RESULT is kept
-    in the history.
+    FSQUEUE_QUEUE and FSQUEUE_TOKEN in its environment. Small JSON that it writes to the file FSQUEUE_RESULT, which is
+    not there before, is kept in the history. Of the caller's open files it inherits none.
+
+    In 'sh -c SCRIPT' a placeholder becomes part of the script, and a payload can be a command: write
+    sh -c 'cmd "$1"' sh {field} instead. A payload may also begin with '-'.
 
     Exit status 0 completes the task; anything else fails it, with the end of what it printed as the reason, and it is
     tried again after a growing pause, up to the queue's number of attempts. A function is called as f(payload) or
@@ -122,6 +131,13 @@ def run(
         raise click.UsageError("Give either a command after '--', or --call, or --load.")
     if command and "{" not in command[0] and shutil.which(command[0]) is None:
         raise click.UsageError(f"The command '{command[0]}' was not found, or is not executable. No task was touched.")
+    script = exposed_script(command)
+    if script is not None:
+        text = (
+            f"hint: in the script {brief(script, 40)!r} each payload becomes part of the program, whatever it holds. "
+            "Safer: sh -c 'cmd \"$1\"' sh {field}"
+        )
+        (_log_json if log_json else _say)(Event("hint", text, {}))
     if not command:
         search_working_directory()
     opened = [fsqueue.Queue(queue, worker) for queue in dict.fromkeys(queues)]
@@ -151,6 +167,29 @@ def run(
         raise click.exceptions.Exit(code)
 
 
+SHELLS = ("sh", "bash", "dash", "ash", "ksh", "zsh")
+"""Programs that take a script as the argument after `-c`."""
+EXPOSED = re.compile(r"(?<!\$)\{(?:[A-Za-z_]\w*)?\}")
+"""What is meant as a payload or a field of it in a script, most likely: `${name}` and `{ …; }` are the shell's."""
+
+
+def exposed_script(command: list[str]) -> str | None:
+    """Return the script of a shell in `command` that payloads become part of, if there is one."""
+    for at, word in enumerate(command):
+        rest = iter(command[at + 1 :] if os.path.basename(word) in SHELLS else ())
+        for option in rest:
+            if option in ("-o", "+o", "-O", "+O"):
+                next(rest, None)  # its argument
+            elif option.startswith("-") and not option.startswith("--") and "c" in option:
+                script = next(rest, "")
+                if EXPOSED.search(script):
+                    return script
+                break
+            elif not option.startswith(("-", "+")):
+                break
+    return None
+
+
 def _say(event: Event) -> None:
     if event.text:
         complain(event.text)
@@ -159,11 +198,9 @@ def _say(event: Event) -> None:
 def _log_json(event: Event) -> None:
     import time
 
-    import orjson
-
     line = {"at": round(time.time(), 3), "event": event.kind, **({"text": event.text} if event.text else {})}
     try:
-        click.echo(orjson.dumps(line | event.fields), err=True)
+        print_json(line | event.fields, err=True)
     except OSError:
         pass
 
@@ -171,6 +208,8 @@ def _log_json(event: Event) -> None:
 def _summarise(report: fsqueue.WorkerReport, dead: int, queues: tuple[str, ...]) -> None:
     counts = {name: getattr(report, name) for name in ("completed", "failed", "released", "lost")}
     parts = [f"{value:,} {name}" for name, value in counts.items() if value]
+    if report.unkept:
+        parts.append(f"the output of {report.unkept:,} not kept, or not all of it")
     complain(", ".join(parts) or "there was nothing to do")
     if dead:
         complain(f"{dead:,} dead letter(s) in the queue: 'fsqueue dead list {queues[0]}' says why")

@@ -14,7 +14,7 @@ from fsqueue.errors import FsqueueError
 from fsqueue.filesystem import LOST, NOT_FILES
 from fsqueue.identity import describe
 from fsqueue.logs import Log
-from fsqueue.names import TaskFileName
+from fsqueue.names import Batch, TaskFileName
 from fsqueue.selection import Selection
 from fsqueue.store import Store
 from fsqueue.task import LeasedTask
@@ -36,6 +36,8 @@ MUTEX_WAIT_S = 0.05
 
 UNREADABLE = (errno.EACCES, errno.EPERM, errno.EIO)
 """What it says of a single file that cannot be read: passed by as long as there is other work."""
+WARN_AGAIN_S = 600.0
+"""For so long no more is said of batches that are passed over for the same reason."""
 
 
 class _No:
@@ -57,11 +59,13 @@ class Leaser:
         self.store = store
         self.generation = store.fate.generation
         self.selection = Selection(store)
-        self.current: str | None = None
+        self.current: Batch | None = None
         """The batch this thread stays with while it has tasks for it."""
         self._damaged: list[LeasedTask] = []
-        self._unreadable: OSError | None = None
-        """What the system said of a batch that was passed over because its files cannot be read."""
+        self._passed_over: dict[int, tuple[int, OSError]] = {}
+        """By the number of the error: how many batches were passed over and not warned of yet, and the first error."""
+        self._warned: dict[int, float] = {}
+        """When a warning was last logged, by the error's number."""
 
     def begin(self, now: bool = False) -> bool:
         """Look whether the queue was purged meanwhile; then nothing that was seen holds, and True is returned."""
@@ -92,6 +96,9 @@ class Leaser:
         except BaseException:
             self._put_back(held)
             raise
+        finally:
+            if self._passed_over:
+                self._warn()
         if not held and self.begin(now=True):
             return self.lease(n, lease_ms, strict)  # what was found empty had been purged a moment ago
         return held
@@ -112,9 +119,8 @@ class Leaser:
         That nothing at all is there is proven by two fruitless sweeps in a row.
         """
         store, selection = self.store, self.selection
-        busy: dict[str, TaskFileName] = {}
+        busy: dict[Batch, TaskFileName] = {}
         fruitless, anew = 0, LOOKS_ANEW
-        self._unreadable = None
         while len(held) < n:
             name = selection.next(store.clock.now_ms(), strict)
             if name is None:
@@ -138,10 +144,10 @@ class Leaser:
                     break
         if not held and busy:
             held += self._wait_for(busy, n, lease_ms)
-        if not held and self._unreadable is not None:
-            raise self._unreadable  # "empty" would be a lie
+        if not held:
+            self._raise_unreadable()
 
-    def _wait_for(self, busy: dict[str, TaskFileName], n: int, lease_ms: int) -> list[LeasedTask]:
+    def _wait_for(self, busy: dict[Batch, TaskFileName], n: int, lease_ms: int) -> list[LeasedTask]:
         """Busy is not empty: try the batches that others had locked until one gives something or time is up."""
         store = self.store
         until, (pause, longest) = store.clock.monotonic() + BUSY_WAIT_S, store.fs.pauses_s
@@ -164,7 +170,7 @@ class Leaser:
     # -- one batch --------------------------------------------------------------------------------
 
     def _from_batch(
-        self, batch: str, name: TaskFileName | None, most: int, asked: int, lease_ms: int, solo: bool = True
+        self, batch: Batch, name: TaskFileName | None, most: int, asked: int, lease_ms: int, solo: bool = True
     ) -> Got:
         """Claim up to `most` tasks of a batch. `name` where it was just listed."""
         again = False
@@ -176,8 +182,7 @@ class Leaser:
                     again = True
                     continue
                 if error.errno in NOT_FILES or (error.errno in UNREADABLE and name is not None):
-                    logger.warning("batch %s of %s was passed over: %s", batch, self.store.path, error)
-                    self._unreadable = self._unreadable if error.errno in NOT_FILES else error
+                    self._pass_over(batch, error)
                     got = NOTHING
                 else:
                     raise
@@ -191,8 +196,31 @@ class Leaser:
                 self.current = None
             return got
 
+    def _pass_over(self, batch: str, error: OSError) -> None:
+        """Remember that a batch was passed over: a user who may only read would get a warning for each."""
+        logger.debug("batch %s of %s is passed over: %s", batch, self.store.path, error)
+        count, first = self._passed_over.get(error.errno or 0, (0, error))
+        self._passed_over[error.errno or 0] = count + 1, first
+
+    def _raise_unreadable(self) -> None:
+        """Raise what the system said of batches that cannot be read, if there were any: "empty" would be a lie."""
+        found = [self._passed_over.pop(code)[1] for code in UNREADABLE if code in self._passed_over]
+        if found:
+            raise found[0]
+
+    def _warn(self) -> None:
+        """Log what was passed over: a line for each kind of error, and again after WARN_AGAIN_S at the earliest."""
+        passed_over, self._passed_over = self._passed_over, {}
+        now = self.store.clock.monotonic()
+        for code, (count, first) in passed_over.items():
+            if now - self._warned.get(code, -WARN_AGAIN_S) >= WARN_AGAIN_S:
+                self._warned[code] = now
+                logger.warning(
+                    "%d batch(es) of %s were passed over; the first because of: %s", count, self.store.path, first
+                )
+
     def _try_batch(
-        self, batch: str, name: TaskFileName | None, most: int, asked: int, lease_ms: int, solo: bool
+        self, batch: Batch, name: TaskFileName | None, most: int, asked: int, lease_ms: int, solo: bool
     ) -> Got:
         store = self.store
         while True:
@@ -301,9 +329,12 @@ class Leaser:
         tasks: list[LeasedTask] = []
         for index in given:
             try:
-                record = loads(lines[index])
+                line = lines[index]
+                record = loads(line)
                 if "payload" not in record:
-                    record = batches.decode_task(lines[index])
+                    record = batches.decode_task(line)
+                elif len(line) > batches.SHALLOW_BYTES:
+                    batches.check_depth(line)
             except (ValueError, IndexError, TypeError):
                 self._damaged.append(LeasedTask(queue, batch, index, lease, None, 0, offset, until, generation))
                 continue
@@ -397,4 +428,6 @@ class Leaser:
                 return got
             if got is BUSY:
                 self.selection.expect(name.batch, self.store.clock.now_ms() + BUSY_AGAIN_MS)
+        if self._passed_over:
+            self._warn()
         return []

@@ -7,6 +7,23 @@ failing, lying or crashing one in its place. Nothing here knows what a queue is.
 from fsqueue.filesystem.answers import LOST, NOT_FILES
 from fsqueue.filesystem.door import Filesystem
 from fsqueue.filesystem.mounts import Mount, beegfs_setting, mount_of
-from fsqueue.filesystem.plain import append_to, write_all
+from fsqueue.filesystem.plain import KeptFile, KeptOutput, write_all
+from fsqueue.filesystem.processes import inheritable_descriptors
+from fsqueue.filesystem.results import ResultFile, ResultFiles
+from fsqueue.filesystem.trees import OpenTree
 
-__all__ = ["LOST", "NOT_FILES", "Filesystem", "Mount", "append_to", "beegfs_setting", "mount_of", "write_all"]
+__all__ = [
+    "LOST",
+    "NOT_FILES",
+    "Filesystem",
+    "KeptFile",
+    "KeptOutput",
+    "Mount",
+    "OpenTree",
+    "ResultFile",
+    "ResultFiles",
+    "beegfs_setting",
+    "inheritable_descriptors",
+    "mount_of",
+    "write_all",
+]

@@ -1,24 +1,107 @@
-"""Files that are no part of a queue: what a worker keeps of what its tasks print."""
+"""Files that are no part of a queue: what a worker keeps of what its tasks print, for its user to read.
+
+Others may write in the directory that the user names, and may know how the files will be called. So each file is made
+anew, never opened by a name that was there before, and its name is never looked up again.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
+from contextlib import suppress
 
-from fsqueue.filesystem.door import FILE_MODE
+from fsqueue.filesystem.beneath import DIRECTORY_FLAGS
+from fsqueue.filesystem.rooted import FILE_MODE
+
+NEW_FILE_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+"""With O_EXCL the system follows no link, opens no pipe and no file of somebody else: it makes a regular file."""
+NAMES_MAX = 99
+"""So many names are tried for a file: `NAME`, then `NAME-2` and so on."""
 
 
-def append_to(path: str, data: bytes) -> None:
-    """Append to a file, which is made if need be, and its directory, too. OSError."""
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-    try:
-        fd = os.open(path, flags, FILE_MODE)
-    except FileNotFoundError:
-        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-        fd = os.open(path, flags, FILE_MODE)
-    try:
-        write_all(fd, data)
-    finally:
-        os.close(fd)
+class KeptOutput:
+    """A directory with a file for each attempt. Links on the way to it are followed: it is the user's word.
+
+    `open_max`: so many files are open at a time; the one that was written to least recently is closed for another.
+    One thread uses it at a time.
+    """
+
+    def __init__(self, path: str, open_max: int) -> None:
+        self.path, self._open_max = path, open_max
+        self._fd = -1
+        self._open: dict[KeptFile, None] = {}
+        """The open files, the one that was written to last at the end."""
+
+    def open(self) -> None:
+        """Open the directory, which is made if it is missing, and try to make a file in it. OSError."""
+        os.makedirs(self.path, exist_ok=True)
+        self._fd = os.open(self.path, DIRECTORY_FLAGS)
+        trial = f".fsqueue-{os.urandom(8).hex()}"
+        try:
+            os.close(os.open(trial, NEW_FILE_FLAGS, FILE_MODE, dir_fd=self._fd))
+            os.unlink(trial, dir_fd=self._fd)
+        except OSError:
+            self.close()
+            raise
+
+    def file(self, name: str) -> KeptFile:
+        """Return the file for an attempt. It is made when something is written to it."""
+        return KeptFile(self, name)
+
+    def make(self, file: KeptFile) -> int:
+        """Make a file under the first name that is free. FileExistsError if too many are taken; OSError."""
+        while len(self._open) >= self._open_max:
+            next(iter(self._open)).close()
+        while file.names_used < NAMES_MAX:
+            file.names_used += 1
+            name = file.name if file.names_used == 1 else f"{file.name}-{file.names_used}"
+            with suppress(FileExistsError):
+                return os.open(name, NEW_FILE_FLAGS, FILE_MODE, dir_fd=self._fd)
+        raise FileExistsError(errno.EEXIST, f"All of its {NAMES_MAX} names are taken", file.name)
+
+    def used(self, file: KeptFile) -> None:
+        """Note that a file is open, and was written to."""
+        self._open.pop(file, None)
+        self._open[file] = None
+
+    def closed(self, file: KeptFile) -> None:
+        """Note that a file is closed."""
+        self._open.pop(file, None)
+
+    def close(self) -> None:
+        """Close the directory and all files."""
+        for file in list(self._open):
+            file.close()
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class KeptFile:
+    """What is kept of one attempt. After `close` it goes on under another name, in a new file."""
+
+    def __init__(self, directory: KeptOutput, name: str) -> None:
+        self.name = name
+        self.names_used = 0
+        self.writers = 0
+        """How many streams end in it. The loop counts them."""
+        self.is_incomplete = False
+        """Whether something of it was not kept."""
+        self._directory, self._fd = directory, -1
+
+    def append(self, data: bytes) -> None:
+        """Append to it. OSError."""
+        if self._fd < 0:
+            self._fd = self._directory.make(self)
+        self._directory.used(self)
+        write_all(self._fd, data)
+
+    def close(self) -> None:
+        """Close it."""
+        if self._fd >= 0:
+            self._directory.closed(self)
+            os.close(self._fd)
+            self._fd = -1
 
 
 def write_all(fd: int, data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Whether a process that wrote its identity down is still the one with its number (Linux: /proc)."""
+"""Whether a process that wrote its identity down is still the one with its number (Linux: /proc); what one inherits."""
 
 from __future__ import annotations
 
@@ -48,6 +48,25 @@ def is_alive(pid: int, identity: str) -> bool | None:
     if len(fields) <= 19:
         return None  # hidden from us, or just gone
     return identity == f"{place}.{fields[19]}" and fields[0] not in ("Z", "X")
+
+
+def inheritable_descriptors() -> list[int]:
+    """Return the descriptors above standard error that programs started from here would inherit.
+
+    Python opens none of that kind: they came from the process that started this one, or from a library.
+    """
+    try:
+        numbers = [int(name) for name in os.listdir("/proc/self/fd")]
+    except OSError:
+        return []
+    found = []
+    for number in numbers:
+        try:
+            if number > 2 and os.get_inheritable(number):
+                found.append(number)
+        except OSError:
+            pass  # the listing's own, which is closed by now
+    return found
 
 
 def _fields(pid: int) -> list[str]:

@@ -11,13 +11,17 @@ from typing import Any
 
 import orjson
 
+from fsqueue import nesting
 from fsqueue.batch import RESULT_BYTES_MAX
 from fsqueue.clock import Clock
-from fsqueue.filesystem import write_all
+from fsqueue.errors import FsqueueError, InvalidArgument
+from fsqueue.filesystem import KeptOutput, ResultFile, ResultFiles, inheritable_descriptors, write_all
 from fsqueue.task import LeasedTask
 from fsqueue.work import output
+from fsqueue.work.directories import no_results, open_directories
 from fsqueue.work.events import Mailbox
 from fsqueue.work.jobs import Done, Job, kept_name
+from fsqueue.work.limits import KILLED_S
 from fsqueue.work.output import Outlet, Stream
 from fsqueue.work.spawning import Process, describe
 
@@ -34,12 +38,11 @@ _NO_COMMAND = (errno.ENOENT, errno.EACCES, errno.ENOTDIR, errno.ENOEXEC, errno.E
 class _Running:
     """A command at work."""
 
-    def __init__(self, commands: Commands, job: Job) -> None:
-        self.job = job
+    def __init__(self, commands: Commands, job: Job, result: ResultFile) -> None:
+        self.job, self.result = job, result
         mailbox, outlet = commands.mailbox, commands.outlet
         argv, environment, stdin = commands.invocation(job.task)
-        self.result = os.memfd_create("result")
-        environment["FSQUEUE_RESULT"] = f"/proc/{os.getpid()}/fd/{self.result}"
+        environment["FSQUEUE_RESULT"] = result.path
         self.streams: list[Stream] = []
         source = os.memfd_create("payload")  # unlike a pipe it is never full and never breaks
         try:
@@ -48,17 +51,19 @@ class _Running:
             self.streams = [Stream(mailbox, outlet, 1), Stream(mailbox, outlet, 2)]
             # A session of its own: Ctrl-C at the terminal reaches the worker only, and a kill all of the command.
             ends = [stream.write_end for stream in self.streams]
-            self.process = Process(mailbox, argv, environment, [source, *ends], lambda: commands.ended(self))
+            self.process = Process(
+                mailbox, argv, environment, [source, *ends], lambda: commands.ended(self), closed=commands.foreign
+            )
         except BaseException:
             for stream in self.streams:
                 stream.close()
-            os.close(self.result)
             raise
         finally:
             os.close(source)
+        kept = None if commands.keep_output is None else commands.keep_output.file(kept_name(job.task))
         for stream in self.streams:
             stream.started()
-            stream.keep_in = kept_name(commands.keep_output, job.task)
+            stream.keep_in(kept)
 
 
 class Commands:
@@ -74,15 +79,18 @@ class Commands:
         mailbox: Mailbox,
         outlet: Outlet,
         done: Done,
-        refused: Callable[[str], object],
+        refused: Callable[[FsqueueError], object],
+        results: ResultFiles,
         *,
         sysexits: bool = False,
-        keep_output: str | None = None,
+        keep_output: KeptOutput | None = None,
         result_from_stdout: bool = False,
     ) -> None:
         self.slots = slots
         self.mailbox, self.outlet, self.keep_output = mailbox, outlet, keep_output
-        self._argv, self._done, self._refused = list(argv), done, refused
+        self._argv, self._done, self._refused, self._results = list(argv), done, refused, results
+        self.foreign: list[int] = []
+        """Descriptors that commands would inherit from what started this process."""
         self._sysexits, self._result_from_stdout = sysexits, result_from_stdout
         self._is_fixed = PLACEHOLDER.search(argv[0]) is None  # else each payload names its own program
         self._environment = {key: value for key, value in os.environ.items() if key != "FSQUEUE_PAYLOAD"}
@@ -92,7 +100,9 @@ class Commands:
         self._now = Clock().monotonic
 
     def start(self) -> None:
-        """Nothing is to be made ready."""
+        """Make the directories that are needed, or try whether they can be used. InvalidArgument if not."""
+        self.foreign = inheritable_descriptors()
+        open_directories(self.keep_output, self._results)
 
     def is_ready(self) -> bool:
         return True
@@ -103,8 +113,14 @@ class Commands:
     def give(self, job: Job) -> bool:
         job.began = self._now()
         try:
-            running = _Running(self, job)
+            result = self._results.new()
+        except OSError as error:
+            self._cannot(job, no_results(self._results, error))
+            return True
+        try:
+            running = _Running(self, job, result)
         except (OSError, ValueError) as error:
+            self._taken(result)
             self._refuse(job, error)
             return True
         self._running[job] = running
@@ -132,12 +148,17 @@ class Commands:
         """Commands are told by SIGTERM, when their time is over."""
 
     def close(self) -> None:
-        for running in list(self._running.values()):
+        for running in self._running.values():
             running.process.kill(signal.SIGKILL)
-            running.process.reap()
+        deadline = self._now() + KILLED_S
+        for running in list(self._running.values()):
+            running.process.reap(deadline)
             self._finish(running)
         for stream in self._streams:
             stream.close()
+        self._results.close()
+        if self.keep_output is not None:
+            self.outlet.do(self.keep_output.close)
 
     def ended(self, running: _Running) -> None:
         """A command has exited: judge it."""
@@ -149,33 +170,38 @@ class Commands:
         job.killed = (running.process.status or 0) < 0
         for stream in running.streams:
             stream.drain()
-        verb, value = self._judge(running, running.process.status)
+        verb, value = self._judge(running, running.process.status, self._taken(running.result))
         self._finish(running)
         self._done(job, verb, value, seconds)
 
     def _finish(self, running: _Running) -> None:
         del self._running[running.job]
-        os.close(running.result)
         self._streams = {stream for stream in self._streams if stream.is_open}
         self._streams.update(stream for stream in running.streams if stream.is_open)
 
-    def _judge(self, running: _Running, status: int | None) -> tuple[str, Any]:
+    def _taken(self, result: ResultFile) -> bytes | OSError:
+        """Return what an attempt has left in its result file, or why that cannot be read, and give the file up."""
+        try:
+            return self._results.take(result, RESULT_BYTES_MAX + 1)
+        except OSError as error:
+            return error
+
+    def _judge(self, running: _Running, status: int | None, written: bytes | OSError) -> tuple[str, Any]:
         out, err = running.streams
         if status == 0 and not running.job.doomed:
-            return self._result_of(running)
+            return self._result_of(running, written)
         if self._sysexits and status == EX_TEMPFAIL and not running.job.doomed:
             return "release", None
         verb = "bury" if self._sysexits and status == EX_DATAERR else "fail"
         return verb, output.reason(running.job.why or describe(status), err.tail, out.tail)
 
-    def _result_of(self, running: _Running) -> tuple[str, Any]:
+    def _result_of(self, running: _Running, written: bytes | OSError) -> tuple[str, Any]:
         if self._result_from_stdout:
             data, where = running.streams[0].head, "standard output"
+        elif isinstance(written, OSError):
+            return "fail", f"its result (FSQUEUE_RESULT) cannot be read as a file: {written.strerror}"
         else:
-            size = os.fstat(running.result).st_size
-            if not size:
-                return "complete", None
-            data, where = os.pread(running.result, RESULT_BYTES_MAX + 1, 0), "FSQUEUE_RESULT"
+            data, where = written, "FSQUEUE_RESULT"
         if len(data) > RESULT_BYTES_MAX:
             return (
                 "fail",
@@ -184,9 +210,12 @@ class Commands:
         if not data.strip():
             return "complete", None
         try:
-            return "complete", orjson.loads(data)
+            result = orjson.loads(data)
         except orjson.JSONDecodeError:
-            return "complete", data.decode(errors="replace").rstrip("\n")
+            result = data.decode(errors="replace").rstrip("\n")
+        if data.lstrip()[:1] in (b"[", b"{") and nesting.is_deeper(data):
+            return "fail", f"its result ({where}) nests more than {nesting.NESTING_MAX} levels deep: it cannot be kept"
+        return "complete", result
 
     def _refuse(self, job: Job, error: OSError | ValueError) -> None:
         """A command could not be started: for this payload, or for all?"""
@@ -198,10 +227,14 @@ class Commands:
             why = f"the command cannot be executed: {error.strerror}: {error.filename}"
         else:
             what = f"The command {self._argv[0]!r} could not be executed: {error.strerror or error}."
-            self._refused(f"{what} Its task was put back.")
-            self._done(job, "release", 0, 0.0)
+            self._cannot(job, InvalidArgument(f"{what} Its task was put back."))
             return
         self._done(job, "fail", why, 0.0)
+
+    def _cannot(self, job: Job, error: FsqueueError) -> None:
+        """No task can be done here: put this one back, and say why."""
+        self._refused(error)
+        self._done(job, "release", 0, 0.0)
 
     def invocation(self, task: LeasedTask) -> tuple[list[str], dict[str, str], bytes]:
         """The command line, the environment and the standard input for `task`."""

@@ -47,6 +47,10 @@ class Doubts:
             told.append(replace(failure, verb="release", delay_s=0) if self.is_over else failure)
         return told
 
+    def left(self) -> list[Outcome]:
+        """Return the failures that are not told yet."""
+        return [failure for _, failure in self._waiting]
+
     def hear(self, number: int) -> None:
         """A signal has come."""
         self.is_over = self.is_over or (number == signal.SIGTERM and self._wait_s > 0)

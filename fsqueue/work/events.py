@@ -6,11 +6,12 @@ import os
 import selectors
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 WAIT_S_MAX = 86_400.0
 """The system takes no more than 24 days at once; jobs may last longer."""
 
+T = TypeVar("T")
 Ready = Callable[[], object]
 
 
@@ -27,6 +28,10 @@ class Mailbox:
         """Have the loop call `action`."""
         self._posts.append(action)
         os.eventfd_write(self._bell, 1)
+
+    def posted(self, action: Callable[[T], object]) -> Callable[[T], None]:
+        """Return a function, for threads to call, that has the loop call `action` with its argument."""
+        return lambda value: self.post(lambda: action(value))
 
     def watch(self, fd: int, ready: Ready) -> None:
         """Have the loop call `ready` whenever there is something to read from `fd`, or its other end is closed."""

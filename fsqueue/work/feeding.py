@@ -15,8 +15,9 @@ from fsqueue.nodes import Streak
 from fsqueue.queue import Queue
 from fsqueue.task import LeasedTask
 from fsqueue.waiting import BELL_S, Vigil
+from fsqueue.work.background import BackgroundThread, Died
 from fsqueue.work.limits import Limits
-from fsqueue.work.settling import BROKEN, RETRY_S, patience_with
+from fsqueue.work.settling import BROKEN, RETRY_S, is_hopeless, patience_with
 
 DRAIN_CHECK_S = 30.0
 """How often, at most, a worker that waits long asks whether all is done: that costs a listing and a look into a log."""
@@ -48,7 +49,7 @@ class _Watch:
             raise self._store.explain(error, "leasing") from error
 
 
-class Feeder(threading.Thread):
+class Feeder(BackgroundThread):
     """Waits for tasks on behalf of the loop, one request at a time; each is answered with one `Fed`.
 
     Queues are asked in turn, the next one first that follows the one which gave something last. With nothing to be
@@ -64,10 +65,15 @@ class Feeder(threading.Thread):
         taking: threading.Lock,
         report: Callable[[Fed], object],
         trouble: Callable[[FsqueueError], object],
+        died: Died,
     ) -> None:
-        super().__init__(name="fsqueue-feeder", daemon=True)
+        super().__init__("feeder", died)
         self.is_busy = False
         """Whether an answer is to come. The loop's."""
+        self._untaken: list[LeasedTask] = []
+        """What was reported, and the loop has not taken in."""
+        self._has_fed = False
+        """Whether tasks were ever leased."""
         self._queues, self._lease_s, self._ends = list(queues), lease_s, not limits.forever
         self._patience_s, self._taking, self._report, self._trouble = limits.patience_s, taking, report, trouble
         after = limits.exclude_after
@@ -81,13 +87,22 @@ class Feeder(threading.Thread):
         self.is_busy = True
         self._requests.put(n)
 
+    def taken(self) -> None:
+        """Note that the loop has taken in the answer."""
+        self.is_busy, self._untaken = False, []
+
+    def untaken(self) -> list[LeasedTask]:
+        """Return what the loop will not take in any more, once this thread has ended: `close` comes before."""
+        self.join()
+        return self._untaken
+
     def close(self) -> None:
         """Wait no longer. What was asked for is still answered."""
         if not self._closed.is_set():
             self._closed.set()
             self._requests.put(0)
 
-    def run(self) -> None:
+    def work(self) -> None:
         self._vigils = [_Watch(queue, self._lease_s) for queue in self._queues]
         self._undrained = [DrainCheck(queue.store) for queue in self._queues]
         while n := self._requests.get():
@@ -95,8 +110,6 @@ class Feeder(threading.Thread):
                 answer = self._feed(n)
             except FsqueueError as error:
                 answer = Fed(error=error)
-            except Exception as error:  # whatever it is, the loop must hear of it, or it would wait for ever
-                answer = Fed(error=FsqueueError(f"Leasing failed: {type(error).__name__}: {error}."))
             if answer is not None:
                 self._report(answer)
 
@@ -107,6 +120,8 @@ class Feeder(threading.Thread):
             try:
                 return self._wait(n)
             except BROKEN as error:
+                if is_hopeless(error) and not self._has_fed:
+                    raise  # most likely this user may not work here at all: said once, and at once
                 now = self._now()
                 if failing_since == math.inf:
                     failing_since = now
@@ -126,6 +141,7 @@ class Feeder(threading.Thread):
                 with self._taking:
                     got = vigil.look(n)
                     if got:
+                        self._has_fed, self._untaken = True, got
                         self._report(Fed(got))
                 if got:
                     self._vigils.remove(vigil)
@@ -145,7 +161,11 @@ class Feeder(threading.Thread):
     def _is_drained(self) -> bool:
         """Whether all queues are. The one with something left is asked first the next time."""
         for index, is_drained in enumerate(self._undrained):
-            if not is_drained():
+            try:
+                drained = is_drained()
+            except OSError as error:
+                raise is_drained.store.explain(error, "looking whether the queue is drained") from error
+            if not drained:
                 self._undrained.insert(0, self._undrained.pop(index))
                 return False
         return True

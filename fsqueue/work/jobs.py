@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from fsqueue.task import LeasedTask
+from fsqueue.work.limits import STALL_S
 
 
 class Job:
@@ -73,10 +73,12 @@ class Doer(Protocol):
         """Leave nothing behind."""
 
 
-def kept_name(directory: str | None, task: LeasedTask) -> str | None:
-    """The file for what is printed during an attempt at a task."""
-    return (
-        None
-        if directory is None
-        else os.path.join(directory, f"{re.sub('[^0-9A-Za-z.~-]', '_', task.id)}.{task.attempt}")
-    )
+def capacity(doer: Doer, each: int, now: float) -> int:
+    """Return how many tasks `doer` may hold when each slot may hold `each`: one at a slow task holds that one only."""
+    slow = sum(job.began < now - STALL_S for job in doer.at_work())
+    return each * (doer.slots - slow) + slow
+
+
+def kept_name(task: LeasedTask) -> str:
+    """Return the name of the file for what is printed during an attempt at a task."""
+    return f"{re.sub('[^0-9A-Za-z.~-]', '_', task.id)}.{task.attempt}"

@@ -10,6 +10,13 @@ from fsqueue.clock import Clock
 
 KILL_S = 5.0
 """How long after SIGTERM SIGKILL follows; the grace, if that is shorter."""
+KILLED_S = 3.0
+"""How long after SIGKILL the end of a process is waited for: the kernel may hold it for as long as a file server is
+away."""
+GIVE_BACK_S = 15.0
+"""How long a worker that ends because of an error of its own tries to put back what it holds."""
+LEAVE_S = 5.0
+"""How long after a second signal the worker stays, at most, to tell what it holds."""
 STALL_S = 1.0
 """What was leased ahead and is not begun after so long is given to others."""
 UNTOLD_MAX = 256

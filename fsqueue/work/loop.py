@@ -11,24 +11,22 @@ import math
 import signal
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import replace
 from threading import Lock
 from typing import Any
 
 from fsqueue.clock import Clock, Entropy
 from fsqueue.errors import FsqueueError, InvalidArgument
 from fsqueue.queue import Queue
-from fsqueue.task import LeasedTask
+from fsqueue.work.background import obituary
 from fsqueue.work.doubts import Doubts
 from fsqueue.work.events import Mailbox
 from fsqueue.work.feeding import Fed, Feeder
-from fsqueue.work.jobs import Doer, Job
-from fsqueue.work.limits import KILL_S, STALL_S, UNTOLD_MAX, Limits, pause_s, stop_time
+from fsqueue.work.jobs import Doer, Job, capacity
+from fsqueue.work.limits import KILL_S, LEAVE_S, STALL_S, UNTOLD_MAX, Limits, pause_s, stop_time
 from fsqueue.work.output import Outlet
 from fsqueue.work.pace import Pace
 from fsqueue.work.report import Tell, Teller, WorkerReport
-from fsqueue.work.settling import RETRY_S, Keeper, Outcome, Renewed, Settled, Settler
+from fsqueue.work.settling import RETRY_S, Keeper, Outcome, Renewed, Settled, Settler, adopt, give_back
 
 
 class Loop:
@@ -43,28 +41,17 @@ class Loop:
         tell: Tell,
     ) -> None:
         self._limits = limits
-        self.mailbox, self.outlet = Mailbox(), Outlet()
-        post = self.mailbox.post
+        self.mailbox = Mailbox()
+        posted = self.mailbox.posted
+        self.outlet = Outlet(self.thread_died, lambda text: self._teller.say_now("output", text))
         self._teller = Teller(self.outlet.do, tell)
         self._say, self._note = self._teller.say, self._teller.note
-        self.outlet.trouble = lambda error: post(lambda: self._say("output", f"what is printed is not kept: {error}"))
         self._now, self._random = Clock().monotonic, Entropy().random
-        taking = Lock()
-        self._settler = Settler(
-            limits,
-            taking,
-            lambda settled: post(lambda: self._settled(settled)),
-            lambda error: post(lambda: self._trouble("outcomes cannot be told", error)),
-        )
-        self._keeper = Keeper(lease_s, taking, lambda renewed: post(lambda: self._renewed(renewed)))
-        self._feeder = Feeder(
-            queues,
-            lease_s,
-            limits,
-            taking,
-            lambda fed: post(lambda: self._fed(fed)),
-            lambda error: post(lambda: self._trouble("tasks cannot be leased", error)),
-        )
+        taking, died = Lock(), self.thread_died
+        untold, unfed = map(self._trouble, ("outcomes cannot be told", "tasks cannot be leased"))
+        self._settler = Settler(limits, taking, posted(self._settled), posted(untold), died)
+        self._keeper = Keeper(lease_s, taking, posted(self._renewed), died)
+        self._feeder = Feeder(queues, lease_s, limits, taking, posted(self._fed), posted(unfed), died)
         self._doer = make_doer(self)
         self._pace = Pace(limits.lease_s, limits.prefetch)
         self._ahead: deque[Job] = deque()  # leased, and not given to the doer
@@ -80,7 +67,11 @@ class Loop:
         self._is_renewing, self._renewal_failed = False, False
         self._renew_at = self._grace_until = self._look_at = math.inf  # the last: for what is stuck behind slow tasks
         self._signals, self._ending = 0, ""
+        self._heard = 0  # as the signals' handler counts them; `_signals`: those that the loop has acted on
+        self._leave_at = math.inf
         self._error: Exception | None = None
+        self._broken: Exception | None = None  # what is wrong with the worker itself: raised in any case
+        self._can_tell = True
         self._kill_s = min(KILL_S, limits.grace_s)
         self._idle_since = self._began = self._now()
         self._stop_at, self._stop_why = math.inf, ""
@@ -89,15 +80,20 @@ class Loop:
 
     def stop(self, number: int) -> None:
         """End as a signal asks for."""
+        self._heard += 1
         self.mailbox.post(lambda: self._stop(number))
+
+    def thread_died(self, name: str, error: BaseException) -> None:
+        """End because a thread has died of what nobody expected. Called in that thread."""
+        self.mailbox.post(lambda: self._thread_died(name, error))
 
     def run(self) -> WorkerReport:
         """Work until there is nothing left to do, or until stopped; then raise what kept it from going on."""
         self._began = self._now()
         self._stop_at, self._stop_why = stop_time(self._limits, self._began)
-        for thread in (self.outlet, self._settler, self._keeper, self._feeder):
-            thread.start()
         try:
+            for thread in (self.outlet, self._settler, self._keeper, self._feeder):
+                thread.start()
             self._doer.start()
             while not self._is_finished():
                 self._ask()
@@ -107,17 +103,24 @@ class Loop:
                 self._keep_time()
         finally:
             self._close()
-        if self._error is not None and self._report.signal is None:
-            raise self._error
+        error = self._broken or (self._error if self._report.signal is None else None)
+        if error is not None:
+            raise error
         return self._report
 
     # -- the loop
 
     def _is_finished(self) -> bool:
-        if self._signals > 2:  # whoever asks thrice does not want to wait for a file server that is away
+        if self._is_leaving():
             return True
+        if not self._can_tell:
+            return not self._feeder.is_busy
         told = not (self._outbox or self._doubts or self._untold)
         return bool(self._ending) and told and not (self._ahead or self._feeder.is_busy or self._doer.held())
+
+    def _is_leaving(self) -> bool:
+        """Whether to end with nothing more told: a file server may be away, and whoever asks again will not wait."""
+        return self._signals > 2 or self._now() >= self._leave_at
 
     def _ask(self) -> None:
         """Have the feeder lease what is to be done next."""
@@ -125,7 +128,7 @@ class Loop:
             return
         if not self._may_begin() or (self._failures >= self._failures_noted and (self._untold or self._doubts)):
             return
-        most = self._capacity(self._each())
+        most = capacity(self._doer, self._each(), self._now())
         held, at_work = len(self._ahead) + len(self._doer.held()), len(self._doer.at_work())
         few = held <= most // 2 or at_work < self._doer.slots
         left = self._limits.max_tasks - self._taken
@@ -146,12 +149,6 @@ class Loop:
         if self._stop_at < math.inf and likely_s:
             each = min(each, max(1, int((self._stop_at - self._now()) / likely_s)))
         return each
-
-    def _capacity(self, each: int) -> int:
-        """How many tasks may be held when each slot may hold so many: one that is at a slow task, that one only."""
-        late = self._now() - STALL_S
-        slow = sum(job.began < late for job in self._doer.at_work())
-        return each * (self._doer.slots - slow) + slow
 
     def _may_begin(self) -> bool:
         """Whether a task that begins now is likely to end before the worker has to. If not, that is the end."""
@@ -186,8 +183,9 @@ class Loop:
     def _due_s(self) -> float | None:
         """How long to wait for news, before time itself asks for something."""
         due = min(
-            self._renew_at, self._grace_until, self._look_at, self._idle_at(), self._stop_at, self._doubts.due_at()
-        )
+            self._renew_at, self._grace_until, self._look_at, self._idle_at(), self._stop_at, self._doubts.due_at(),
+            self._leave_at,
+        )  # fmt: skip
         for job in self._doer.at_work():
             due = min(due, job.kill_at if job.doomed else job.began + self._limits.timeout_s)
         return None if due == math.inf else max(0.0, due - self._now())
@@ -226,7 +224,7 @@ class Loop:
     # -- tasks come
 
     def _fed(self, fed: Fed) -> None:
-        self._feeder.is_busy = False
+        self._feeder.taken()
         if fed.error is not None and not self._ending:
             self._give_up(fed.error)
         if fed.excluded:
@@ -236,30 +234,15 @@ class Loop:
         if fed.tasks:
             if len(fed.tasks) == self._asked:
                 self._pace.grow()
-            now, new = self._now(), self._adopted(fed.tasks)
+            now = self._now()
+            held, told = (*self._ahead, *self._doer.held()), (*self._untold.values(), *self._outbox)
+            new, outcomes = adopt(fed.tasks, held, told)
+            self._outbox += outcomes
             self._taken += len(new)
             self._ahead.extend(map(Job, new))
             self._ahead_since = now
             self._look_at = min(self._look_at, now + STALL_S)
             self._renew_at = min(self._renew_at, now + self._limits.lease_s / 3)
-
-    def _adopted(self, tasks: list[LeasedTask]) -> list[LeasedTask]:
-        """Those of `tasks` that are new here. What had run out while we were at it, and nobody took, is ours again."""
-        held = {job.task.id: job for job in (*self._ahead, *self._doer.held())}
-        told = {outcome.task.id: outcome for outcome in (*self._untold.values(), *self._outbox) if outcome.begun}
-        new = []
-        for task in tasks:
-            job = held.get(task.id)
-            if job is not None and (job.doomed or job.settled):
-                self._outbox.append(Outcome(task, "release", begun=False))  # its work is being ended
-            elif job is not None:
-                job.task = task
-            elif task.id in told and told[task.id].verb != "release":
-                self._outbox.append(replace(told[task.id], task=task))
-                told[task.id].begun = False  # under the lease before it is lost, which is no loss
-            else:
-                new.append(task)
-        return new
 
     def returned(self, jobs: list[Job], why: str) -> None:
         """A doer gives back tasks that it has not begun; `why` it cannot do them, if that is worth a word."""
@@ -269,16 +252,16 @@ class Loop:
         if why:
             self._say("child", f"{why}. It was at no task, and is replaced.")
 
-    def refused(self, why: str) -> None:
+    def refused(self, why: str | FsqueueError) -> None:
         """A doer can do no task at all."""
-        self._give_up(InvalidArgument(why))
+        self._give_up(InvalidArgument(why) if isinstance(why, str) else why)
 
     def _look_for_stuck(self, now: float) -> None:
         """Take back what lies behind slow tasks; what then is more than these allow is for others."""
         self._look_at = now + STALL_S if self._ahead or self._doer.held() else math.inf
         self.returned(self._doer.take_back(slower_than_s=STALL_S), "")
         if self._limits.prefetch is None and self._ahead and now - self._ahead_since > STALL_S:
-            spare = len(self._ahead) + len(self._doer.at_work()) - self._capacity(self._each())
+            spare = len(self._ahead) + len(self._doer.at_work()) - capacity(self._doer, self._each(), now)
             if spare > 0:
                 self._put_back_untouched(spare)
 
@@ -356,7 +339,7 @@ class Loop:
         if renewed.error is not None:
             self._renew_at = min(self._renew_at, self._now() + min(RETRY_S[0], self._limits.lease_s / 3))
             if not self._renewal_failed:
-                self._trouble("leases could not be renewed", renewed.error)
+                self._trouble("leases could not be renewed")(renewed.error)
         self._renewal_failed = renewed.error is not None
         if not renewed.lost and not renewed.settled:
             return
@@ -398,7 +381,8 @@ class Loop:
         self._end("error", "")
 
     def _stop(self, number: int) -> None:
-        """A signal: the first lets finish what may fit into the grace, the second puts back, the third just leaves."""
+        """A signal: the first lets finish what may fit into the grace, the second puts back what it can in LEAVE_S
+        seconds, the third just leaves."""
         self._signals += 1
         self._doubts.hear(number)
         at_work = self._doer.at_work()
@@ -412,8 +396,21 @@ class Loop:
             self._report.ended = "signal"
             self._wind_up()
         else:
+            self._leave_at = min(self._leave_at, self._now() + LEAVE_S)
             self._settler.hurry()
             for job in at_work:
+                self._doom(job, "stop", signal.SIGKILL)
+
+    def _thread_died(self, name: str, error: BaseException) -> None:
+        """Let end within the grace what is at work; nothing, if nobody is there any more to tell how it ended."""
+        self._broken = self._broken or obituary(name, error)
+        if name == self._feeder.name:
+            self._feeder.is_busy = False
+        self._end("error", "")
+        self._wind_up()
+        if name == self._settler.name:
+            self._can_tell = False
+            for job in self._doer.at_work():
                 self._doom(job, "stop", signal.SIGKILL)
 
     def _wind_up(self) -> None:
@@ -432,19 +429,22 @@ class Loop:
         self._doer.end(job, number)
 
     def _close(self) -> None:
-        """Leave nothing behind, also after an error in the loop itself."""
+        """Leave nothing behind, also after an error in the loop itself. Usually nothing is held by then."""
+        left = [Outcome(job.task, "release", begun=False) for job in (*self._ahead, *self._doer.held())]
+        left += (*self._untold.values(), *self._outbox, *self._doubts.left())
         self._feeder.close()
-        held = [job.task for job in (*self._ahead, *self._doer.held())]
-        self._doer.close()
-        if self._signals <= 2:
-            for task in held:
-                with suppress(FsqueueError):  # it comes back by itself when the lease runs out
-                    task.release()
-        self._settler.close()
-        self._keeper.close()
-        self._teller.flush()
-        self.outlet.close()
-        self.mailbox.close()
+        try:
+            self._doer.close()
+        finally:
+            self._settler.close()
+            self._keeper.close()
+            if (left or self._feeder.is_busy) and not self._is_leaving():
+                enough = max(2, self._heard + 1)
+                give_back(left, self._feeder.untaken, lambda: self._heard >= enough)
+            self._teller.flush()
+            self.outlet.close()
+            self._report.unkept = self.outlet.unkept
+            self.mailbox.close()
 
-    def _trouble(self, what: str, error: FsqueueError) -> None:
-        self._say("storage", f"{what}: {error} Trying again.")
+    def _trouble(self, what: str) -> Callable[[FsqueueError], object]:
+        return lambda error: self._say("storage", f"{what}: {error} Trying again.")

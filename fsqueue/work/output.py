@@ -10,10 +10,12 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable
 from queue import SimpleQueue
 
-from fsqueue.filesystem import append_to, write_all
+from fsqueue.filesystem import KeptFile, write_all
+from fsqueue.work.background import BackgroundThread, Died
 from fsqueue.work.events import Mailbox
 
 TAIL_BYTES = 4096
@@ -25,40 +27,53 @@ CLOSE_S = 2.0
 """How long the end waits for what is still to be written."""
 
 
-class Outlet(threading.Thread):
+class Outlet(BackgroundThread):
     """Writes in the order in which it is told to. What cannot be written is dropped: no task must suffer for it."""
 
-    def __init__(self) -> None:
-        super().__init__(name="fsqueue-output", daemon=True)
-        self._jobs: SimpleQueue[tuple[Callable[[], object], int] | None] = SimpleQueue()
+    def __init__(self, died: Died, trouble: Callable[[str], object]) -> None:
+        super().__init__("output", died)
+        self._jobs: SimpleQueue[tuple[Callable[[], object], int, KeptFile | None] | None] = SimpleQueue()
         self._backlog = 0
         self._mutex = threading.Lock()
         self._resumed: list[Callable[[], object]] = []
-        self.trouble: Callable[[OSError], object] = lambda error: None
-        """What is called, once, when something cannot be kept."""
-        self._has_trouble = False
+        self._trouble = trouble
+        """Called in this thread, with a sentence, once for each kind of error that keeps output from being kept."""
+        self._said: set[int | None] = set()
+        self.unkept = 0
+        """The number of attempts whose output was not kept, or not all of it. Final after `close`."""
+        self._unwritten: Counter[KeptFile] = Counter()
+        """How often each file is still to be written to."""
 
-    def do(self, action: Callable[[], object], size: int = 0) -> None:
-        """Have `action` called, which writes so many bytes."""
+    def do(self, action: Callable[[], object], size: int = 0, kept: KeptFile | None = None) -> None:
+        """Have `action` called, which writes so many bytes, into `kept` or elsewhere."""
         with self._mutex:
             self._backlog += size
-        self._jobs.put((action, size))
+            if kept is not None:
+                self._unwritten[kept] += 1
+        self._jobs.put((action, size, kept))
 
     def write(self, fd: int, data: bytes) -> None:
         """Write to our own standard output or error."""
         self.do(lambda: write_all(fd, data), len(data))
 
-    def keep(self, path: str, data: bytes) -> None:
+    def keep(self, file: KeptFile, data: bytes) -> None:
         """Append to a file."""
-        self.do(lambda: self._keep(path, data), len(data))
+        self.do(lambda: self._keep(file, data), len(data), file)
 
-    def _keep(self, path: str, data: bytes) -> None:
+    def _keep(self, file: KeptFile, data: bytes) -> None:
         try:
-            append_to(path, data)
+            file.append(data)
         except OSError as error:
-            if not self._has_trouble:
-                self._has_trouble = True
-                self.trouble(error)
+            self._miss(file)
+            if error.errno not in self._said:
+                self._said.add(error.errno)
+                self._trouble(f"the output of {file.name} is not kept, or not all of it: {error}. The end counts such.")
+
+    def _miss(self, file: KeptFile) -> None:
+        """Count an attempt of which something is not kept."""
+        if not file.is_incomplete:
+            file.is_incomplete = True
+            self.unkept += 1
 
     def is_full(self, resume: Callable[[], object]) -> bool:
         """Whether nothing more should come; then `resume` is called, in this thread, when that is over."""
@@ -69,19 +84,28 @@ class Outlet(threading.Thread):
         return full
 
     def close(self, patience_s: float = CLOSE_S) -> None:
-        """End after what was told so far."""
+        """End after what was told so far, or without it when `patience_s` is over."""
         self._jobs.put(None)
+        if self.ident is None:
+            return  # it was never started
         self.join(patience_s)
+        with self._mutex:
+            for file in self._unwritten:
+                self._miss(file)
 
-    def run(self) -> None:
+    def work(self) -> None:
         while (job := self._jobs.get()) is not None:
-            action, size = job
+            action, size, kept = job
             try:
                 action()
-            except Exception:  # a full disk, a closed pipe: said on nobody's account
+            except OSError:  # a full disk, a closed pipe: said on nobody's account
                 pass
             with self._mutex:
                 self._backlog -= size
+                if kept is not None:
+                    self._unwritten[kept] -= 1
+                    if not self._unwritten[kept]:
+                        del self._unwritten[kept]
                 waiting = self._resumed if self._backlog <= BACKLOG_BYTES_MAX // 2 else []
                 if waiting:
                     self._resumed = []
@@ -98,7 +122,7 @@ class Stream:
         self.head = b""
         """The beginning, up to `head_bytes_max` bytes."""
         self.head_bytes_max = 0
-        self.keep_in: str | None = None
+        self._kept: KeptFile | None = None
         """The file that everything is appended to, too."""
         self._fd, self.write_end = os.pipe()
         os.set_blocking(self._fd, False)
@@ -127,8 +151,8 @@ class Stream:
         self.tail = (self.tail + chunk)[-TAIL_BYTES:]
         if len(self.head) < self.head_bytes_max:
             self.head += chunk[: self.head_bytes_max - len(self.head)]
-        if self.keep_in is not None:
-            self._outlet.keep(self.keep_in, chunk)
+        if self._kept is not None:
+            self._outlet.keep(self._kept, chunk)
         if (sys.__stdout__, sys.__stderr__)[self._ours - 1] is not None:  # None: closed when this process began
             self._outlet.write(self._ours, chunk)
 
@@ -149,8 +173,19 @@ class Stream:
         """Forget what was printed: what follows belongs to another task."""
         self.tail = self.head = b""
 
+    def keep_in(self, file: KeptFile | None) -> None:
+        """Have what is read from now on appended to this file, too. The last stream that leaves a file closes it."""
+        before, self._kept = self._kept, file
+        if file is not None:
+            file.writers += 1
+        if before is not None:
+            before.writers -= 1
+            if not before.writers:
+                self._outlet.do(before.close)
+
     def close(self) -> None:
         """Read no more."""
+        self.keep_in(None)
         if self._fd >= 0:
             self._pause()
             os.close(self._fd)

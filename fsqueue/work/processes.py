@@ -17,11 +17,13 @@ from typing import Any
 import orjson
 
 from fsqueue.clock import Clock
+from fsqueue.filesystem import KeptOutput, inheritable_descriptors
 from fsqueue.queue import Queue
 from fsqueue.work import output, wire
+from fsqueue.work.directories import open_directories
 from fsqueue.work.events import Mailbox
 from fsqueue.work.jobs import Done, Job, kept_name
-from fsqueue.work.limits import STALL_S
+from fsqueue.work.limits import KILLED_S, STALL_S
 from fsqueue.work.output import Outlet, Stream
 from fsqueue.work.spawning import Process, describe
 
@@ -54,6 +56,7 @@ class _Child:
                 [source, *(stream.write_end for stream in self.streams)],
                 self._ended,
                 inherited=handed,
+                closed=family.foreign,
             )
         except BaseException:
             self.close()
@@ -80,8 +83,9 @@ class _Child:
     def _begin(self, job: Job, now: float) -> None:
         job.began = now
         if self.family.keep_output is not None:
+            kept = self.family.keep_output.file(kept_name(job.task))
             for stream in self.streams:
-                stream.keep_in = kept_name(self.family.keep_output, job.task)
+                stream.keep_in(kept)
         for stream in self.streams:
             stream.fresh()
 
@@ -170,7 +174,7 @@ class Children:
         broken: Callable[[str], object],
         returned: Callable[[list[Job], str], object],
         *,
-        keep_output: str | None = None,
+        keep_output: KeptOutput | None = None,
     ) -> None:
         self.slots = slots
         self.mailbox, self.outlet, self.keep_output, self.done = mailbox, outlet, keep_output, done
@@ -187,8 +191,12 @@ class Children:
         self._handler = dict(handler)
         self._queues = [os.path.abspath(queue.store.path) for queue in queues]
         self.setup = b""
+        self.foreign: list[int] = []
+        """Descriptors that children would inherit from what started this process."""
 
     def start(self) -> None:
+        self.foreign = inheritable_descriptors()
+        open_directories(self.keep_output, None)
         setup = {"parent": os.getpid(), "argv": sys.argv, "handler": self._handler, "queues": self._queues}
         self.setup = orjson.dumps(setup)
         for _ in range(self.slots):
@@ -247,11 +255,15 @@ class Children:
             child.end.shutdown(socket.SHUT_WR)  # that is the end of its messages
         while self._children and self.now() < deadline:
             self.mailbox.wait(deadline - self.now())
-        for child in list(self._children):
+        for child in self._children:
             child.process.kill(signal.SIGKILL)
-            child.process.reap()
+        deadline = self.now() + KILLED_S
+        for child in self._children:
+            child.process.reap(deadline)
             child.close()
         os.close(self.flag)
+        if self.keep_output is not None:
+            self.outlet.do(self.keep_output.close)
 
     def found(self, child: _Child, error: str) -> None:
         """A child has found its handler, or says why not."""

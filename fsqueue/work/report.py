@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from fsqueue.task import LeasedTask
+
+logger = logging.getLogger("fsqueue")
 
 
 @dataclass
@@ -20,6 +23,8 @@ class WorkerReport:
     """Put back after they were begun: the run was told to stop, or the task asked for it."""
     lost: int = 0
     """Taken over, purged or cancelled while they ran: the results were dropped."""
+    unkept: int = 0
+    """Attempts whose output was not kept, or not all of it, although `keep_output` asked for it."""
     signal: int | None = None
     """The number of the signal that ended the run, if one did."""
     ended: str = ""
@@ -62,7 +67,18 @@ class Teller:
         """Have told what was said so far."""
         if self._events:
             events, self._events = self._events, []
-            self._do(lambda: [self._tell(event) for event in events])
+            self._do(lambda: self._out(events))
+
+    def say_now(self, kind: str, text: str) -> None:
+        """Tell a sentence at once. To be called in the thread that telling is done in."""
+        self._out([Event(kind, text, {})])
+
+    def _out(self, events: list[Event]) -> None:
+        for event in events:
+            try:
+                self._tell(event)
+            except Exception as error:  # what listens must not end the worker
+                logger.debug("an event could not be told: %s", error, exc_info=True)
 
     def note(self, kind: str, task: LeasedTask, seconds: float, **fields: Any) -> None:
         """What became of an attempt at a task, for programs."""

@@ -10,10 +10,12 @@ when the feeder is not in the middle of taking something (`taking`); what it too
 from __future__ import annotations
 
 import errno
+import logging
 import math
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
 from typing import Any, Literal
 
@@ -23,7 +25,11 @@ from fsqueue.errors import FsqueueError
 from fsqueue.nodes import Streak
 from fsqueue.queue import Queue
 from fsqueue.task import LeasedTask
-from fsqueue.work.limits import Limits
+from fsqueue.work.background import BackgroundThread, Died
+from fsqueue.work.jobs import Job
+from fsqueue.work.limits import GIVE_BACK_S, Limits
+
+logger = logging.getLogger("fsqueue")
 
 RETRY_S = (1.0, 15.0)
 """First and longest pause before a verb that met a failing filesystem is repeated."""
@@ -35,6 +41,9 @@ FLUSH_S = 0.1
 TOGETHER_MAX = 512
 """So many outcomes, with results of up to 64 KiB, go into one call."""
 
+GIVE_BACK_LOOK_S = 0.05
+"""How soon a signal is heard while the last outcomes are told."""
+
 LOST = (errors.LeaseLost, errors.TaskNotFound, errors.QueueNotFound)
 BROKEN = (errors.StorageError, errors.StorageFull)
 _HOPELESS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO)
@@ -43,10 +52,14 @@ COUNTED_AS = {"complete": "completed", "fail": "failed", "bury": "failed", "rele
 Verb = Literal["complete", "fail", "bury", "release"]
 
 
+def is_hopeless(error: FsqueueError) -> bool:
+    """Tell whether an error does not look as if it would pass."""
+    return isinstance(error.__cause__, OSError) and error.__cause__.errno in _HOPELESS
+
+
 def patience_with(error: FsqueueError, patience_s: float) -> float:
     """For how many seconds to go on trying."""
-    number = error.__cause__.errno if isinstance(error.__cause__, OSError) else None
-    return min(patience_s, HOPELESS_S) if number in _HOPELESS else patience_s
+    return min(patience_s, HOPELESS_S) if is_hopeless(error) else patience_s
 
 
 @dataclass(slots=True)
@@ -71,7 +84,7 @@ class Settled:
     error: FsqueueError | None = None
 
 
-class Settler(threading.Thread):
+class Settler(BackgroundThread):
     """Tells outcomes, in bulk. `report(Settled)` is called in this thread after each round; `trouble(error)` when the
     filesystem fails for the first time in a row."""
 
@@ -81,8 +94,9 @@ class Settler(threading.Thread):
         taking: threading.Lock,
         report: Callable[[Settled], object],
         trouble: Callable[[FsqueueError], object],
+        died: Died,
     ) -> None:
-        super().__init__(name="fsqueue-settler", daemon=True)
+        super().__init__("settler", died)
         self._patience_s, self._exclude_after = limits.patience_s, limits.exclude_after
         self._taking, self._report, self._trouble = taking, report, trouble
         self._streaks: dict[int, Streak] = {}
@@ -103,7 +117,7 @@ class Settler(threading.Thread):
         self._hurry.set()
         self._inbox.put(None)
 
-    def run(self) -> None:
+    def work(self) -> None:
         failing_since, pause_s = math.inf, RETRY_S[0]
         open_: list[Outcome] = []
         told_at = -math.inf
@@ -214,6 +228,62 @@ def _tell(queue: Queue, verb: Verb, delay_s: float | None, mine: list[Outcome]) 
     return {}
 
 
+def adopt(
+    tasks: Sequence[LeasedTask], held: Iterable[Job], told: Iterable[Outcome]
+) -> tuple[list[LeasedTask], list[Outcome]]:
+    """Return those of `tasks` that are new here, and what is to be told of the others.
+
+    What had run out while the worker was at it, and nobody else took, is its own again, under the new lease.
+    """
+    at_hand = {job.task.id: job for job in held}
+    on_its_way = {outcome.task.id: outcome for outcome in told if outcome.begun}
+    new, outcomes = [], []
+    for task in tasks:
+        job = at_hand.get(task.id)
+        if job is not None and (job.doomed or job.settled):
+            outcomes.append(Outcome(task, "release", begun=False))  # its work is being ended
+        elif job is not None:
+            job.task = task
+        elif task.id in on_its_way and on_its_way[task.id].verb != "release":
+            outcomes.append(replace(on_its_way[task.id], task=task))
+            on_its_way[task.id].begun = False  # under the lease before it is lost, which is no loss
+        else:
+            new.append(task)
+    return new, outcomes
+
+
+def give_back(
+    outcomes: Sequence[Outcome], untaken: Callable[[], list[LeasedTask]], is_hurried: Callable[[], bool]
+) -> None:
+    """Tell outcomes once, and put back what is `untaken`, in a thread that is waited for until `is_hurried`.
+
+    For a worker that has to end, and cannot rely on its settler. An outcome that cannot be told becomes a release; if
+    that fails, too, the lease runs out by itself. What was told before is told in vain. Nothing is waited for longer
+    than GIVE_BACK_S seconds.
+    """
+
+    def tell_all() -> None:
+        tell(outcomes)
+        tell([Outcome(task, "release", begun=False) for task in untaken()])
+
+    def tell(some: Sequence[Outcome]) -> None:
+        for queue, verb, delay_s, mine in _grouped(some):
+            try:
+                _tell(queue, verb, delay_s, mine)
+            except Exception as error:  # whatever is wrong with one of them, the others have to be given back
+                logger.debug("%d tasks are put back, for they cannot be told of: %s", len(mine), error)
+                for outcome in mine:
+                    with suppress(Exception):
+                        outcome.task.release()
+
+    thread = threading.Thread(target=tell_all, name="fsqueue-last", daemon=True)
+    thread.start()
+    now = Clock().monotonic
+    until = now() + GIVE_BACK_S
+    while thread.is_alive() and not is_hurried() and now() < until:
+        thread.join(GIVE_BACK_LOOK_S)
+
+
 def _let_pass(taking: threading.Lock) -> None:
     """Wait until what the feeder takes at this moment, which may be what was lost, is known to the loop."""
     with taking:
@@ -239,11 +309,13 @@ class Renewed:
     error: FsqueueError | None = None
 
 
-class Keeper(threading.Thread):
+class Keeper(BackgroundThread):
     """Renews leases, one request at a time; each is answered by `report(Renewed)`, called in this thread."""
 
-    def __init__(self, lease_s: float | None, taking: threading.Lock, report: Callable[[Renewed], object]) -> None:
-        super().__init__(name="fsqueue-keeper", daemon=True)
+    def __init__(
+        self, lease_s: float | None, taking: threading.Lock, report: Callable[[Renewed], object], died: Died
+    ) -> None:
+        super().__init__("keeper", died)
         self._lease_s, self._taking, self._report = lease_s, taking, report
         self._inbox: SimpleQueue[list[LeasedTask] | None] = SimpleQueue()
 
@@ -255,7 +327,7 @@ class Keeper(threading.Thread):
         """End, after what is under way."""
         self._inbox.put(None)
 
-    def run(self) -> None:
+    def work(self) -> None:
         while (tasks := self._inbox.get()) is not None:
             answer = Renewed()
             queues: dict[int, list[LeasedTask]] = {}

@@ -6,23 +6,28 @@ it is safe in a process with threads. A pidfd tells of the exit. Kernels before 
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
+from fsqueue.clock import Clock
 from fsqueue.work.events import Mailbox
 
 KEPT_IGNORED = (signal.SIGPIPE, signal.SIGXFSZ)
 """What Python ignores, and what it starts should not."""
+REAP_S = 0.01
+"""How often the end of a process that was killed is looked for."""
 
 
 class Process:
     """A running process, the leader of a session and a process group.
 
     Only the loop signals and reaps it, so that its number never means another process. `files`: what it gets as
-    standard input, output and error; `inherited`: descriptors that it gets under the same numbers. `ended` is
-    called in the loop when it has exited, before it is reaped. OSError or ValueError if it cannot be started.
+    standard input, output and error; `inherited`: descriptors that it gets under the same numbers; `closed`: those
+    that are not to be inherited, although they are inheritable. It gets no others. `ended` is called in the loop when
+    it has exited, before it is reaped. OSError or ValueError if it cannot be started.
     """
 
     def __init__(
@@ -33,11 +38,14 @@ class Process:
         files: Sequence[int],
         ended: Callable[[], object],
         inherited: Sequence[int] = (),
+        closed: Sequence[int] = (),
     ) -> None:
-        self._mailbox, self._ended = mailbox, ended
+        self._mailbox, self._ended, self._clock = mailbox, ended, Clock()
         self.status: int | None = None
         """The exit status; negative: the signal that ended it. None: not known (yet)."""
         self._gone = False
+        actions: list[tuple[int, ...]] = [(os.POSIX_SPAWN_DUP2, ours, theirs) for theirs, ours in enumerate(files)]
+        actions += [(os.POSIX_SPAWN_CLOSE, fd) for fd in closed if fd not in inherited]
         for fd in inherited:
             os.set_inheritable(fd, True)  # only the loop starts processes: no other gets it
         try:
@@ -45,7 +53,7 @@ class Process:
                 argv[0],
                 list(argv),
                 environment,
-                file_actions=[(os.POSIX_SPAWN_DUP2, ours, theirs) for theirs, ours in enumerate(files)],
+                file_actions=actions,
                 setsid=True,
                 setsigdef=KEPT_IGNORED,
             )
@@ -78,18 +86,30 @@ class Process:
         except (ProcessLookupError, PermissionError):
             pass  # they have ended, or run as another user
 
-    def reap(self) -> None:
-        """Wait for the exit, learn its status, and let its number go."""
+    def reap(self, deadline: float = math.inf) -> None:
+        """Wait for the exit, learn its status, and let its number go.
+
+        At `deadline`, of the monotonic clock, it is left alone: what the kernel holds is not ended even by SIGKILL.
+        """
+        while not self._gone and deadline < math.inf and not self.has_exited():
+            if self._clock.monotonic() > deadline:
+                self._let_go()
+                self._gone = True
+                return
+            self._clock.sleep(REAP_S)
         if self._gone:
             return
-        if self._handle >= 0:
-            self._mailbox.forget(self._handle)
-            os.close(self._handle)
+        self._let_go()
         try:
             self.status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         except ChildProcessError:
             pass  # something else in this process has waited for it
         self._gone = True
+
+    def _let_go(self) -> None:
+        if self._handle >= 0:
+            self._mailbox.forget(self._handle)
+            os.close(self._handle)
 
     def _exited(self) -> None:
         if not self._gone:
@@ -98,8 +118,8 @@ class Process:
     def _wait_for_it(self) -> None:
         try:
             os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
-        except ChildProcessError:
-            pass
+        except OSError:
+            pass  # it was waited for elsewhere; whatever it is, the loop must hear of the end
         self._mailbox.post(self._exited)
 
 

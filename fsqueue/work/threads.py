@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from typing import Any
 
 from fsqueue.clock import Clock
 from fsqueue.work import handlers
+from fsqueue.work.background import BackgroundThread, Died
 from fsqueue.work.events import Mailbox
 from fsqueue.work.jobs import Done, Job
 
@@ -27,11 +27,22 @@ WARNING = (
 )
 
 
+class _Server(BackgroundThread):
+    """One of the threads that call the handler."""
+
+    def __init__(self, name: str, died: Died, work: Callable[[], None]) -> None:
+        super().__init__(name, died)
+        self._work = work
+
+    def work(self) -> None:
+        self._work()
+
+
 class Threads:
     """Runs a handler in `slots` threads."""
 
-    def __init__(self, handler: Callable[..., Any], slots: int, mailbox: Mailbox, done: Done) -> None:
-        self.slots = slots
+    def __init__(self, handler: Callable[..., Any], slots: int, mailbox: Mailbox, done: Done, died: Died) -> None:
+        self.slots, self._died = slots, died
         self._handler, self._wants_task = handler, handlers.takes_task(handler)
         self._mailbox, self._done = mailbox, done
         self._now = Clock().monotonic
@@ -43,7 +54,7 @@ class Threads:
 
     def start(self) -> None:
         for number in range(self.slots):
-            threading.Thread(target=self._serve, name=f"fsqueue-handler-{number}", daemon=True).start()
+            _Server(f"handler-{number}", self._died, self._serve).start()
 
     def is_ready(self) -> bool:
         return True

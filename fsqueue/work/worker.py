@@ -14,6 +14,7 @@ from typing import Any, Literal
 from fsqueue.arguments import whole
 from fsqueue.clock import duration_ms
 from fsqueue.errors import InvalidArgument
+from fsqueue.filesystem import KeptOutput, ResultFiles
 from fsqueue.queue import Queue
 from fsqueue.work import handlers
 from fsqueue.work.commands import Commands
@@ -27,6 +28,9 @@ from fsqueue.work.threads import WARNING, Threads
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 """What asks a worker to end. Slurm sends SIGTERM, and with --signal whatever was asked for."""
 
+SPARE_FILES = 32
+"""So many files of kept output are open besides one for each slot: for processes that commands leave behind."""
+
 
 @dataclass(frozen=True, slots=True)
 class _How:
@@ -38,6 +42,7 @@ class _How:
     slots: int
     sysexits: bool
     keep_output: str | None
+    result_dir: str | None
     result_from_stdout: bool
 
 
@@ -62,7 +67,9 @@ class Worker:
     exclude_after: keep workers with this option off a node on which so many attempts in a row have failed.
     on_lease_lost: what is done about work whose task was taken over: "kill" it or let it "finish".
     sysexits: commands that exit with 75 are put back without blame, with 65 buried at once.
-    keep_output: a directory for all that is printed, a file for each task and attempt.
+    keep_output: a directory for all that is printed, a new file for each task and attempt.
+    result_dir: where commands find the file FSQUEUE_RESULT, in a private directory; the system's directory for
+        temporary files if None. One that other nodes share serves commands that run there (srun).
     result_from_stdout: a command's result is its standard output, instead of what it writes to the file FSQUEUE_RESULT.
     patience_s: how long a failing filesystem is waited for.
     tell: called with an `Event` for whatever may be of interest.
@@ -92,6 +99,7 @@ class Worker:
         on_lease_lost: Literal["kill", "finish"] = "kill",
         sysexits: bool = False,
         keep_output: str | Path | None = None,
+        result_dir: str | Path | None = None,
         result_from_stdout: bool = False,
         patience_s: float = 600.0,
         tell: Tell = lambda event: None,
@@ -130,6 +138,7 @@ class Worker:
             slots=processes if threads is None else threads,
             sysexits=sysexits,
             keep_output=None if keep_output is None else str(Path(keep_output).absolute()),
+            result_dir=None if result_dir is None else str(Path(result_dir).absolute()),
             result_from_stdout=result_from_stdout,
         )
         leases_s = [queue.settings.lease_s if lease_s is None else lease_s for queue in self._queues]
@@ -174,15 +183,16 @@ class Worker:
     def _make_doer(self, loop: Loop) -> Doer:
         how, slots = self._how, self._how.slots
         if how.function is not None:
-            return Threads(how.function, slots, loop.mailbox, loop.done)
+            return Threads(how.function, slots, loop.mailbox, loop.done, loop.thread_died)
+        kept = None if how.keep_output is None else KeptOutput(how.keep_output, slots + SPARE_FILES)
         if how.command:
             return Commands(
-                how.command, slots, loop.mailbox, loop.outlet, loop.done, loop.refused,
-                sysexits=how.sysexits, keep_output=how.keep_output, result_from_stdout=how.result_from_stdout,
+                how.command, slots, loop.mailbox, loop.outlet, loop.done, loop.refused, ResultFiles(how.result_dir),
+                sysexits=how.sysexits, keep_output=kept, result_from_stdout=how.result_from_stdout,
             )  # fmt: skip
         return Children(
             how.handler, self._queues, slots, loop.mailbox, loop.outlet, loop.done, loop.refused, loop.returned,
-            keep_output=how.keep_output,
+            keep_output=kept,
         )  # fmt: skip
 
 

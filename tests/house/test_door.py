@@ -12,10 +12,9 @@ from tests.house.source import PACKAGE, TOP, code, imported, parse
 
 BEHIND_THE_DOOR = {
     "fcntl", "shutil", "tempfile", "glob", "fileinput", "mmap", "io", "gzip", "lzma", "bz2", "zipfile", "tarfile",
-    "sqlite3", "dbm", "shelve", "posix",
+    "sqlite3", "dbm", "shelve", "posix", "filelock",
 }  # fmt: skip
-"""Modules that only fsqueue/filesystem may import, because they read or write files. (filelock is for the rare
-administrative exclusion of docs/design.md, section 8: no step of the protocol rests on it.)"""
+"""Modules that only fsqueue/filesystem may import, because they read or write files."""
 
 HARMLESS = {
     # this process and its surroundings

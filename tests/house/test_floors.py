@@ -13,6 +13,7 @@ from tests.house.source import PACKAGE, TOP, files_of, imported, modules
 FLOORS = {
     "errors": 0,
     "clock": 0,
+    "nesting": 0,
     "filesystem": 1,
     "names": 1,
     "layout": 1,
@@ -46,6 +47,7 @@ FLOORS = {
     "leasing": 3,
     "arguments": 3,
     "waiting": 3,
+    "trash": 3,
     "queue": 4,
     "poll": 4,
     "administration": 4,

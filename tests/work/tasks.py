@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -88,3 +89,14 @@ async def later(payload: Any) -> None:
 
 def no_argument() -> None:
     pass
+
+
+def prints(payload: Any) -> None:
+    print("out")
+    print("err", file=sys.stderr)
+
+
+def descriptors(payload: Any) -> Any:
+    """What a program would inherit that is started without closing anything."""
+    listed = subprocess.run(["ls", "/proc/self/fd"], close_fds=False, stdout=subprocess.PIPE, text=True, check=True)
+    return sorted(map(int, listed.stdout.split()))

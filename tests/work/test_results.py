@@ -1,0 +1,303 @@
+"""The files of results: each attempt has its own, and who writes late hits nobody."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import filelock
+import pytest
+
+from fsqueue import InvalidArgument, Queue, Worker
+from fsqueue.filesystem import ResultFiles
+from tests.support import QueueFactory
+from tests.work.support import drained, in_background, wait_for
+
+PATIENTLY = "until [ -e {0} ]; do sleep 0.02; done"
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """Where the workers of a test make their private directories."""
+    (tmp_path / "results").mkdir()
+    return tmp_path / "results"
+
+
+@pytest.fixture
+def run(place: Path) -> Callable[..., Worker]:
+    def make(queue: Queue, script: str, **options: Any) -> Worker:
+        return Worker(queue, command=["sh", "-c", script], result_dir=place, **options)
+
+    return make
+
+
+Make = Callable[..., Worker]
+
+
+@pytest.mark.parametrize(
+    "late",
+    [
+        "echo '\"late\"' >$FSQUEUE_RESULT",
+        "echo '\"late\"' >>$FSQUEUE_RESULT",
+        "echo '\"late\"' >&3",
+        "cd $was && echo '\"late\"' >$name",
+        "cd /proc/self/cwd && echo '\"late\"' >$name",
+        "rm -r $was; mkdir -p $was; echo '\"late\"' >$FSQUEUE_RESULT",
+    ],
+)
+@pytest.mark.parametrize("kind", ["with a result", "without"])
+def test_a_process_that_a_command_leaves_behind_writes_into_no_other_tasks_result(
+    queue: Queue, run: Make, tmp_path: Path, late: str, kind: str
+) -> None:
+    """The first task leaves it behind; while the second is at work it writes what is its own task's, late."""
+    queue.insert_many([1, 2])
+    go, tried = tmp_path / "go", tmp_path / "tried"
+    write = "echo '\"mine\"' >$FSQUEUE_RESULT" if kind == "with a result" else ":"
+    leave = (
+        f"was=$(dirname $FSQUEUE_RESULT); name=$(basename $FSQUEUE_RESULT); cd $was; exec 3>$FSQUEUE_RESULT; "
+        f"({PATIENTLY.format(go)}; {late}; touch {tried}) >/dev/null 2>&1 &"
+    )
+    again = f"touch {go}; {PATIENTLY.format(tried)}; {write}"
+    worker = run(queue, f"if mkdir {tmp_path}/first; then {leave}\nelse {again}; fi")
+    assert worker.run() == drained(completed=2)
+    results = {task.result for task in queue.tasks("completed")}
+    assert results == ({None, "mine"} if kind == "with a result" else {None})
+    assert list(queue.fsck()) == []
+
+
+def test_no_path_is_ever_used_again_and_none_is_left(queue: Queue, run: Make, place: Path, tmp_path: Path) -> None:
+    queue.insert_many(range(40))
+    script = f"echo $FSQUEUE_RESULT >>{tmp_path}/paths; [ $(($FSQUEUE_PAYLOAD % 2)) = 0 ] || echo 1 >$FSQUEUE_RESULT"
+    assert run(queue, script, processes=3).run() == drained(completed=40)
+    paths = (tmp_path / "paths").read_text().split()
+    assert len(set(paths)) == len(paths) == 40
+    assert all(path.startswith(f"{place}/") for path in paths)  # and none names a descriptor of the worker
+    assert list(place.iterdir()) == []
+
+
+def test_other_users_cannot_enter(queue: Queue, run: Make, tmp_path: Path) -> None:
+    queue.insert(1)
+    before = os.umask(0)
+    try:
+        run(queue, f'stat -c "%a %u" "$(dirname "$(dirname "$FSQUEUE_RESULT")")" >{tmp_path}/mode').run()
+    finally:
+        os.umask(before)
+    assert (tmp_path / "mode").read_text().split() == ["700", str(os.geteuid())]
+
+
+@pytest.mark.parametrize(
+    ("script", "result"),
+    [
+        ("echo 5 >$FSQUEUE_RESULT.new; mv $FSQUEUE_RESULT.new $FSQUEUE_RESULT", 5),
+        ("echo 6 >$FSQUEUE_RESULT; echo more >$FSQUEUE_RESULT.tmp; mkdir -p $(dirname $FSQUEUE_RESULT)/a/b", 6),
+        ("set -C; echo 7 >$FSQUEUE_RESULT", 7),
+        ("ln -s $FSQUEUE_RESULT.x $FSQUEUE_RESULT.y", None),
+        ("rm -r $(dirname $FSQUEUE_RESULT)", None),
+        (": >$FSQUEUE_RESULT", None),
+    ],
+)
+def test_however_a_result_gets_there_it_is_kept(
+    queue: Queue, run: Make, place: Path, script: str, result: object
+) -> None:
+    queue.insert_many(range(3))
+    assert run(queue, script).run() == drained(completed=3)
+    assert [task.result for task in queue.tasks("completed")] == [result] * 3
+    assert list(place.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        ("mkfifo $FSQUEUE_RESULT", "cannot be read as a file"),
+        ("ln -s {secret} $FSQUEUE_RESULT", "cannot be read as a file"),
+        ("mkdir $FSQUEUE_RESULT", "cannot be read as a file"),
+        ("head -c 70000 /dev/zero >$FSQUEUE_RESULT", "more than 65,536 bytes"),
+        (f"echo '{'[' * 201}{']' * 201}' >$FSQUEUE_RESULT", "nests more than 200 levels"),
+        (f"echo '{'[' * 1100}{']' * 1100}' >$FSQUEUE_RESULT", "nests more than 200 levels"),
+    ],
+)
+def test_what_is_no_small_file_fails_the_task(
+    queue_factory: QueueFactory, run: Make, place: Path, tmp_path: Path, script: str, why: str
+) -> None:
+    queue = queue_factory(max_attempts=1)
+    queue.insert(1)
+    (tmp_path / "secret").write_text("'a secret'")
+    assert run(queue, script.replace("{secret}", str(tmp_path / "secret"))).run() == drained(failed=1)
+    [letter] = queue.dead()
+    assert why in letter.reason
+    assert (tmp_path / "secret").read_text() == "'a secret'"
+    assert list(place.iterdir()) == []
+
+
+@pytest.mark.once
+def test_links_in_what_a_command_leaves_behind_lead_nowhere(
+    queue: Queue, run: Make, place: Path, tmp_path: Path
+) -> None:
+    queue.insert(1)
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "file").touch()
+    script = "d=$(dirname $FSQUEUE_RESULT); ln -s {0} $d/link; rmdir $d/x 2>/dev/null; ln -s {0} $(dirname $d)/beside"
+    assert run(queue, script.format(precious)).run() == drained(completed=1)
+    assert (precious / "file").exists()
+    assert list(place.iterdir()) == []
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("missing", ["gone", "/proc/version/below"])
+def test_where_no_results_can_be_kept_nothing_is_leased(queue: Queue, tmp_path: Path, missing: str) -> None:
+    queue.insert(1)
+    worker = Worker(queue, command=["true"], result_dir=tmp_path / missing)
+    with pytest.raises(InvalidArgument, match=r"Results cannot be kept in .*--result-dir"):
+        worker.run()
+    assert [(task.state, task.attempt) for task in queue.tasks()] == [("waiting", 0)]
+
+
+@pytest.mark.once
+def test_a_cleaner_that_removes_the_private_directory_costs_no_task(
+    queue: Queue, run: Make, place: Path, tmp_path: Path
+) -> None:
+    queue.insert_many(range(3))
+    script = f"echo $FSQUEUE_RESULT >>{tmp_path}/paths; if mkdir {tmp_path}/first; then rm -r {place}/*; "
+    assert run(queue, f"{script}else echo 8 >$FSQUEUE_RESULT; fi").run() == drained(completed=3)
+    assert sorted(task.result or 0 for task in queue.tasks("completed")) == [0, 8, 8]
+    roots = {Path(path).parent.parent for path in (tmp_path / "paths").read_text().split()}
+    assert len(roots) == 2
+    assert list(place.iterdir()) == []
+
+
+@pytest.mark.once
+def test_no_room_for_results_puts_the_task_back_and_ends_the_worker(queue: Queue, run: Make, place: Path) -> None:
+    queue.insert_many(range(3))
+    worker = run(queue, f"rm -r {place}")
+    with pytest.raises(InvalidArgument, match="Results cannot be kept"):
+        worker.run()
+    assert sorted((task.state, task.attempt) for task in queue.tasks()) == [("waiting", 0)] * 2
+
+
+@pytest.mark.once
+def test_after_a_worker_was_killed_its_command_writes_into_no_other_programs_file(
+    queue_factory: QueueFactory, place: Path, tmp_path: Path
+) -> None:
+    """Once the path named a descriptor of the worker by its process number, which another program may have by then."""
+    queue = queue_factory()
+    queue.insert(1)
+    script = f"echo $FSQUEUE_RESULT >{tmp_path}/n; mv {tmp_path}/n {tmp_path}/name; {PATIENTLY.format(tmp_path / 'go')}"
+    script += f"; echo done >$FSQUEUE_RESULT; touch {tmp_path}/ended"
+    arguments = ["run", str(queue.path), "--result-dir", str(place), "--", "sh", "-c", script]
+    with subprocess.Popen([sys.executable, "-m", "fsqueue_cli", *arguments]) as worker:
+        wait_for((tmp_path / "name").exists)
+        worker.kill()
+    (tmp_path / "go").touch()
+    wait_for((tmp_path / "ended").exists)
+    path = Path((tmp_path / "name").read_text().strip())
+    assert path.read_text() == "done\n"  # its own, to which nothing else will ever lead
+    assert stat.S_ISREG(path.lstat().st_mode)
+    assert path.is_relative_to(place)
+
+
+@pytest.mark.once
+def test_a_container_with_process_numbers_of_its_own_has_results(queue: Queue, run: Make) -> None:
+    inside = "unshare --fork --pid --mount-proc sh -c 'echo $$ >$FSQUEUE_RESULT'"
+    probe = ["unshare", "--fork", "--pid", "--mount-proc", "true"]
+    if os.geteuid() or shutil.which("unshare") is None or subprocess.run(probe, check=False).returncode:
+        pytest.skip("only root can make a PID namespace, and not everywhere")
+    queue.insert(1)
+    assert run(queue, inside).run() == drained(completed=1)
+    assert [task.result for task in queue.tasks("completed")] == [1]
+
+
+@pytest.mark.once
+def test_a_stopped_worker_leaves_no_directory(queue: Queue, run: Make, place: Path) -> None:
+    queue.insert(1)
+    worker = run(queue, "echo 1 >$FSQUEUE_RESULT; sleep 1000", grace_s=0.1)
+    thread, reports = in_background(worker)
+    wait_for(lambda: any(path.is_file() for path in place.rglob("*")))
+    worker.stop()
+    thread.join(30)
+    assert reports[0].released == 1
+    assert list(place.iterdir()) == []
+
+
+@pytest.mark.once
+def test_directories_are_made_for_tasks_at_a_time_and_not_for_each(tmp_path: Path) -> None:
+    """On some disks that takes a millisecond, half of what a command does."""
+    files = ResultFiles(str(tmp_path))
+    files.open()
+    [root] = tmp_path.iterdir()
+    inodes = set()
+    for _ in range(20):
+        first, second = files.new(), files.new()
+        inodes |= {entry.stat().st_ino for entry in root.iterdir() if entry.is_dir()}
+        assert files.take(first, 10) == files.take(second, 10) == b""
+        assert not Path(first.path).parent.exists()
+    assert len(inodes) == 2
+    files.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.once
+def test_a_directory_that_would_not_be_private_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on mounts that show every file with one mode or owner."""
+    files, real = ResultFiles(str(tmp_path)), os.fstat
+
+    def shown(fd: int) -> os.stat_result:
+        found = real(fd)
+        return os.stat_result((found.st_mode | 0o077, *found[1:]))
+
+    monkeypatch.setattr(os, "fstat", shown)
+    with pytest.raises(PermissionError):
+        files.open()
+
+
+def dies_with_a_result_at_work(queue: Queue, place: Path) -> Path:
+    """Kill a worker in the middle of a command; the private directory that it leaves."""
+    queue.insert("killed")
+    arguments = ["run", str(queue.path), "--result-dir", str(place), "--", "sh", "-c"]
+    script = "echo 1 >$FSQUEUE_RESULT; kill -KILL $PPID"
+    worker = subprocess.run([sys.executable, "-m", "fsqueue_cli", *arguments, script], capture_output=True, timeout=60)
+    assert worker.returncode == -signal.SIGKILL
+    [left] = place.iterdir()
+    return left
+
+
+def test_the_next_worker_removes_what_a_killed_one_left(queue: Queue, run: Make, place: Path) -> None:
+    left = dies_with_a_result_at_work(queue, place)
+    queue.release_all()
+    assert run(queue, "true").run() == drained(completed=1)
+    assert not left.exists()
+    assert list(place.iterdir()) == []
+
+
+@pytest.mark.parametrize("why", ["its worker lives", "of another boot", "not private", "no lock in it", "a link"])
+def test_nothing_is_removed_without_proof_that_its_worker_was_killed(
+    queue: Queue, run: Make, place: Path, tmp_path: Path, why: str
+) -> None:
+    left = dies_with_a_result_at_work(queue, place)
+    [lock] = left.glob(".alive-*")
+    (left / "precious").touch()
+    holder = None
+    if why == "its worker lives":
+        holder = filelock.FileLock(lock)
+        holder.acquire()
+    elif why == "of another boot":
+        lock.rename(left / ".alive-0")
+    elif why == "not private":
+        left.chmod(0o755)
+    elif why == "no lock in it":
+        lock.unlink()
+    else:
+        left.rename(tmp_path / "elsewhere")
+        left.symlink_to(tmp_path / "elsewhere")
+    queue.release_all()
+    assert run(queue, "true").run() == drained(completed=1)
+    assert (left / "precious").exists()
+    if holder is not None:
+        holder.release()
