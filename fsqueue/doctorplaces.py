@@ -6,13 +6,12 @@ them by descriptor, and removes nothing but names of its own grammar. Nobody's w
 
 from __future__ import annotations
 
-import os
 import re
 import stat
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
-from fsqueue.filesystem.held import PRIVATE, SHARED, Displaced, Held, Names, is_mine
+from fsqueue.filesystem.held import PRIVATE, SHARED, Displaced, Held, Names, Stat, is_mine
 from fsqueue.layout import DOCTOR
 
 REMNANT_AGE_S = 86_400.0
@@ -189,6 +188,6 @@ def _reap_file(holder: Held, name: str, now_s: float) -> bool:
     return found is not None and stat.S_ISREG(found.st_mode) and _is_remnant(found, now_s) and holder.remove_file(name)
 
 
-def _is_remnant(found: os.stat_result, now_s: float) -> bool:
+def _is_remnant(found: Stat, now_s: float) -> bool:
     """Tell whether it is this user's, and so old that no doctor can be at it."""
     return is_mine(found) and found.st_mtime < now_s - REMNANT_AGE_S

@@ -24,6 +24,7 @@ NOT_FOR_OTHERS = 0o077
 
 Names = Sequence[tuple[str, "Names | None"]]
 """Names that may be removed: patterns of files (None), and of directories, with the names in those."""
+Stat = os.stat_result
 Fresh = Callable[[], str]
 """Returns a name that nobody has used and nobody can foresee."""
 
