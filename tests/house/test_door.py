@@ -20,7 +20,7 @@ HARMLESS = {
     # this process and its surroundings
     "environ", "getpid", "getppid", "getuid", "urandom", "register_at_fork", "cpu_count", "strerror",
     # names, not files
-    "path", "fspath", "PathLike", "fsencode", "fsdecode", "sep", "extsep", "curdir",
+    "path", "fspath", "PathLike", "stat_result", "fsencode", "fsdecode", "sep", "extsep", "curdir",
     # flags that are handed to the door
     "O_RDONLY", "O_WRONLY", "O_RDWR", "O_APPEND", "O_CREAT", "O_EXCL", "O_DIRECTORY", "O_NOFOLLOW", "O_CLOEXEC",
 }  # fmt: skip
@@ -42,8 +42,8 @@ HARMLESS_PATHS = {
 
 CHILDREN = {
     # to start processes and to end them
-    "posix_spawnp", "POSIX_SPAWN_DUP2", "set_inheritable", "pidfd_open", "killpg", "waitid", "waitpid",
-    "waitstatus_to_exitcode", "P_PID", "WEXITED", "WNOHANG", "WNOWAIT", "_exit",
+    "posix_spawnp", "POSIX_SPAWN_DUP2", "POSIX_SPAWN_CLOSE", "set_inheritable", "pidfd_open", "killpg", "waitid",
+    "waitpid", "waitstatus_to_exitcode", "P_PID", "WEXITED", "WNOHANG", "WNOWAIT", "_exit",
     # to talk with them: through pipes, and files in memory
     "pipe", "set_blocking", "read", "close", "memfd_create", "fdopen", "fstat", "lseek", "SEEK_SET", "pread",
     "pwrite", "eventfd", "eventfd_read", "eventfd_write", "EFD_CLOEXEC", "EFD_NONBLOCK",
