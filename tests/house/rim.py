@@ -171,7 +171,10 @@ def _of_call(node: ast.Call, names: dict[str, str]) -> Iterator[str]:
     name = text.rpartition(".")[2]
     handed = " ".join(ast.unparse(argument) for argument in (*node.args, *node.keywords))
     yield from _wrapped(names.get(f"{text}()", ""))  # a function of the same file
-    looks = name == "look" and text.rpartition(".")[0].rpartition(".")[2] in {*RECEIVERS, "self"}
+    looks = name in ("look", "_open", "_open_beneath") and text.rpartition(".")[0].rpartition(".")[2] in {
+        *RECEIVERS,
+        "self",
+    }
     if (looks or text == "os.open") and any(flag in handed for flag in (*WRITING_FLAGS, "flags")):
         yield WRITES  # `flags`: what its caller chooses
     if text == "open":
