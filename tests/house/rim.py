@@ -7,6 +7,7 @@ on as `partial(fs.unlink, path)` is called later.
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -78,6 +79,7 @@ WRAPPERS = {
 }  # fmt: skip
 """Functions of fsqueue whose callers choose a path for them, as the end of their full name."""
 
+READING = {"DIRECTORY_FLAGS", "HOLDER_FLAGS", "LOOK_FLAGS", "FLAGS"}
 WRITING_FLAGS = ("O_WRONLY", "O_RDWR", "O_CREAT", "O_APPEND", "O_TRUNC")
 PRINTING = {"echo", "secho", "print_json", "complain"}
 LOGGING = {"debug", "info", "warning", "error", "exception", "critical"}
@@ -165,6 +167,12 @@ def _wrapped(full: str) -> Iterator[str]:
     return (kind for kind, known in WRAPPERS.items() if any(f".{full}".endswith(f".{end}") for end in known))
 
 
+def _may_write(handed: str) -> bool:
+    """Whether flags say so, or are the caller's to choose (`flags`), or a constant that is not known to read."""
+    constants = set(re.findall(r"\b[A-Z_]*FLAGS\b", handed)) - READING
+    return bool(constants) or any(flag in handed for flag in (*WRITING_FLAGS, "flags"))
+
+
 def _of_call(node: ast.Call, names: dict[str, str]) -> Iterator[str]:
     """What shows in a call alone: flags, modes, keywords."""
     text = ast.unparse(node.func)
@@ -175,8 +183,8 @@ def _of_call(node: ast.Call, names: dict[str, str]) -> Iterator[str]:
         *RECEIVERS,
         "self",
     }
-    if (looks or text == "os.open") and any(flag in handed for flag in (*WRITING_FLAGS, "flags")):
-        yield WRITES  # `flags`: what its caller chooses
+    if (looks or text == "os.open") and _may_write(handed):
+        yield WRITES
     if text == "open":
         mode = next((ast.unparse(each) for each in node.args[1:2]), "'r'")
         if any(letter in mode for letter in "wax+") or not mode.startswith("'"):
