@@ -30,7 +30,8 @@ def main() -> int:
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as base:
             arena, begin = Arena(Path(base) / "arena", options.seed), time.monotonic()
             found = duel(arena, command, options.seconds / len(commands))
-            totals[command] = f"{arena.rounds} rounds in {time.monotonic() - begin:.0f} s, {len(found)} broken"
+            took, ends = time.monotonic() - begin, dict(arena.ends)
+            totals[command] = f"{arena.rounds} rounds in {took:.0f} s, {len(found)} broken (exit codes: {ends})"
             print(f"{command}: {totals[command]}", flush=True)
             print("\n".join(found), flush=True)
             broken += found

@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -84,6 +85,8 @@ class Arena:
         self.queue, self.out = self.project / "q", self.project / "out"
         self.python = interpreter()
         self.rounds = 0
+        self.ends: Counter[int | None] = Counter()
+        """How often commands ended with each exit code: those that were stopped early show less."""
         self._open_up(base)
         self._make_site()
         self._make_home()
@@ -172,6 +175,7 @@ class Arena:
             adversary.close()
             os.close(begin)
             os.close(begun)
+        self.ends[found.code] += 1
         found.acts = os.pread(log, 1 << 20, 0).decode("utf-8", "replace").splitlines()
         os.close(log)
         if adversary.report():
