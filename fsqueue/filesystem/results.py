@@ -92,9 +92,11 @@ class ResultFiles:
 
     def _clean_directory(self) -> str:
         """Return the name of a directory that no command has been told of."""
-        if self._spare:
-            os.stat(self._spare[-1], dir_fd=self._fd, follow_symlinks=False)
-            return self._spare.pop()
+        while self._spare:
+            spare = self._spare.pop()
+            with suppress(FileNotFoundError):
+                os.stat(spare, dir_fd=self._fd, follow_symlinks=False)
+                return spare
         directory = os.urandom(16).hex()
         os.mkdir(directory, 0o700, dir_fd=self._fd)
         return directory
@@ -114,6 +116,8 @@ class ResultFiles:
         try:
             found = os.listdir(within)
             return self._read(result, within, bytes_max) if result.name in found else b""
+        except FileNotFoundError:
+            return b""  # a process that the command left behind has just removed it
         finally:
             try:
                 self._discard(result, within, found)

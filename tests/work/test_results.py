@@ -244,6 +244,23 @@ def test_directories_are_made_for_tasks_at_a_time_and_not_for_each(tmp_path: Pat
 
 
 @pytest.mark.once
+def test_a_spare_directory_that_a_cleaner_removes_costs_nothing_at_work(tmp_path: Path) -> None:
+    files = ResultFiles(str(tmp_path))
+    files.open()
+    first, second = files.new(), files.new()
+    files.take(first, 10)
+    for spare in next(tmp_path.iterdir()).iterdir():
+        if spare != Path(second.path).parent:
+            spare.rmdir()
+    third = files.new()
+    for result in (second, third):
+        Path(result.path).write_text("here")
+    assert files.take(second, 10) == files.take(third, 3) + b"e" == b"here"
+    assert len(list(tmp_path.iterdir())) == 1
+    files.close()
+
+
+@pytest.mark.once
 def test_a_directory_that_would_not_be_private_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on mounts that show every file with one mode or owner."""
     files, real = ResultFiles(str(tmp_path)), os.fstat
