@@ -250,7 +250,7 @@ def test_a_spare_directory_that_a_cleaner_removes_costs_nothing_at_work(tmp_path
     first, second = files.new(), files.new()
     files.take(first, 10)
     for spare in next(tmp_path.iterdir()).iterdir():
-        if spare != Path(second.path).parent:
+        if spare.is_dir() and spare != Path(second.path).parent:
             spare.rmdir()
     third = files.new()
     for result in (second, third):
