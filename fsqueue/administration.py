@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -155,15 +156,23 @@ def delete(store: Store, wait: bool) -> None:
         if moved is not None and not marked:
             _empty_until_marked(fs, fd, mark, outside, moved, fate.id)
     if moved is not None and wait:
-        trash.reap_tree(outside, moved, fate.id, trash.Reaping())
+        _reap(outside, moved, fate.id)
     elif moved is not None:
-        _later(trash.reap_tree, outside, moved, fate.id, trash.Reaping())
+        _later(_reap, outside, moved, fate.id)
+
+
+def _reap(outside: Filesystem, moved: str, queue_id: QueueId) -> None:
+    """Remove a queue that was moved away. What cannot be removed is logged."""
+    found = trash.Reaping()
+    trash.reap_tree(outside, moved, queue_id, found)
+    for path, why in found.left.items():
+        upkeep.logger.warning("%s is left of the deleted queue (%s); 'fsqueue gc --trash' tries again", path, why)
 
 
 _NOT_YOURS = (
     "Permission denied while deleting the queue {path}: this user may not rename its directory. Nothing was changed. "
-    "Somebody has to do it who may write to {parent} and, if that has the sticky bit, owns the queue's directory or "
-    "{parent}. What is in the queue can be dropped with purge."
+    "Ask a user who may write to {parent}; where that is sticky, the user must own the queue's directory or {parent}. "
+    "purge drops what is in the queue."
 )
 
 
@@ -189,6 +198,8 @@ def _mark(fs: Filesystem, fd: int, mark: bytes) -> bool:
 
 def _unmark(fs: Filesystem, path: str, locked: int, mark: bytes) -> None:
     """Blank the mark out of the locked `queue.jsonl`: a queue that could not be deleted is one still."""
+    if not fs.is_in_place():
+        return  # it was moved away after all, and is proven to be trash by its mark
     try:
         fd = fs.look(layout.settings_file(path), os.O_RDWR)  # `locked` can only append
         try:
@@ -198,8 +209,6 @@ def _unmark(fs: Filesystem, path: str, locked: int, mark: bytes) -> None:
                 fs.fsync(fd)
         finally:
             fs.close(fd)
-    except FileNotFoundError:
-        pass  # it was moved away after all
     except OSError as error:
         upkeep.logger.warning("the queue %s counts as deleted, but it is still in place: %s", path, error)
 
@@ -217,8 +226,8 @@ def _move(outside: Filesystem, path: str, queue_id: QueueId, fd: int, entropy: E
     if renamed:
         outside.rename(target, path)
         raise StorageError(
-            f"Something else was put in the place of the queue {path} while it was being deleted. It was left there; "
-            "look where the queue's directory is, and repeat."
+            f"Another directory has the name {path} now. It was not changed. Find the queue's directory, and delete "
+            "that."
         )
     return None
 
@@ -226,7 +235,9 @@ def _move(outside: Filesystem, path: str, queue_id: QueueId, fd: int, entropy: E
 def _holds(outside: Filesystem, directory: str, fd: int) -> bool:
     try:
         return outside.same_file(fd, layout.settings_file(directory))
-    except OSError:
+    except OSError as error:
+        if error.errno not in (errno.ENOTDIR, errno.ELOOP):
+            raise
         return False
 
 

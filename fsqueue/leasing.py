@@ -62,8 +62,8 @@ class Leaser:
         self.current: Batch | None = None
         """The batch this thread stays with while it has tasks for it."""
         self._damaged: list[LeasedTask] = []
-        self._passed_over: dict[int, tuple[int, OSError]] = {}
-        """By the number of the error: how many batches were passed over and not warned of yet, and the first error."""
+        self._passed_over: dict[int, OSError] = {}
+        """The first error of each kind for which batches were passed over, by its number, until it is warned of."""
         self._warned: dict[int, float] = {}
         """When a warning was last logged, by the error's number."""
 
@@ -97,8 +97,7 @@ class Leaser:
             self._put_back(held)
             raise
         finally:
-            if self._passed_over:
-                self._warn()
+            self._warn()
         if not held and self.begin(now=True):
             return self.lease(n, lease_ms, strict)  # what was found empty had been purged a moment ago
         return held
@@ -199,25 +198,24 @@ class Leaser:
     def _pass_over(self, batch: str, error: OSError) -> None:
         """Remember that a batch was passed over: a user who may only read would get a warning for each."""
         logger.debug("batch %s of %s is passed over: %s", batch, self.store.path, error)
-        count, first = self._passed_over.get(error.errno or 0, (0, error))
-        self._passed_over[error.errno or 0] = count + 1, first
+        self._passed_over.setdefault(error.errno or 0, error)
 
     def _raise_unreadable(self) -> None:
         """Raise what the system said of batches that cannot be read, if there were any: "empty" would be a lie."""
-        found = [self._passed_over.pop(code)[1] for code in UNREADABLE if code in self._passed_over]
+        found = [self._passed_over.pop(code) for code in UNREADABLE if code in self._passed_over]
         if found:
             raise found[0]
 
     def _warn(self) -> None:
         """Log what was passed over: a line for each kind of error, and again after WARN_AGAIN_S at the earliest."""
+        if not self._passed_over:
+            return
         passed_over, self._passed_over = self._passed_over, {}
         now = self.store.clock.monotonic()
-        for code, (count, first) in passed_over.items():
+        for code, error in passed_over.items():
             if now - self._warned.get(code, -WARN_AGAIN_S) >= WARN_AGAIN_S:
                 self._warned[code] = now
-                logger.warning(
-                    "%d batch(es) of %s were passed over; the first because of: %s", count, self.store.path, first
-                )
+                logger.warning("batches of %s are passed over, the first because of: %s", self.store.path, error)
 
     def _try_batch(
         self, batch: Batch, name: TaskFileName | None, most: int, asked: int, lease_ms: int, solo: bool
@@ -421,13 +419,14 @@ class Leaser:
         """Look once into these shards only: something in them has come due. [] says nothing of the others."""
         self.begin()
         self.selection.sweep(shards)
-        while (name := self.selection.next(self.store.clock.now_ms(), strict=True)) is not None:
-            got = self._from_batch(name.batch, name, n, n, lease_ms)
-            if isinstance(got, list) and got:
-                self.current = name.batch
-                return got
-            if got is BUSY:
-                self.selection.expect(name.batch, self.store.clock.now_ms() + BUSY_AGAIN_MS)
-        if self._passed_over:
+        try:
+            while (name := self.selection.next(self.store.clock.now_ms(), strict=True)) is not None:
+                got = self._from_batch(name.batch, name, n, n, lease_ms)
+                if isinstance(got, list) and got:
+                    self.current = name.batch
+                    return got
+                if got is BUSY:
+                    self.selection.expect(name.batch, self.store.clock.now_ms() + BUSY_AGAIN_MS)
+            return []
+        finally:
             self._warn()
-        return []

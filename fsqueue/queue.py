@@ -132,7 +132,7 @@ class Queue:
 
     def close(self) -> None:
         """Close what is open. Leases go on; the queue may be used again."""
-        self.store.close_logs()
+        self.store.close()
 
     def __enter__(self) -> Queue:
         return self

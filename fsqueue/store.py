@@ -372,6 +372,12 @@ class Store:
             f"its holder is stopped or cut off.{who} Nothing was done in it; repeat the call."
         )
 
+    def close(self) -> None:
+        """Close everything that is open; what is leased stays leased. The next use proves the queue's id anew."""
+        self.close_logs()
+        self.settings_read = -1e9
+        self.fs.close_root()
+
     def close_logs(self) -> None:
         """Close everything that is open; what is leased stays leased."""
         with self.mutex:

@@ -135,7 +135,6 @@ def reap_tree(fs: Filesystem, path: str, queue_id: QueueId | None, found: Reapin
     except OSError as error:
         refused = ": its owner has to remove it" if error.errno in (errno.EACCES, errno.EPERM) else ""
         why.append(f"it could not be removed ({error.strerror or error}){refused}")
-        logger.warning("%s could not be reaped (%s); 'fsqueue gc --trash' will try again", path, error)
     if why:
         found.left[path] = why[0]
 
@@ -157,7 +156,7 @@ def why_not(tree: OpenTree, queue_id: QueueId | None) -> str:
         return f"its {SETTINGS_FILE} is that of another queue than its name says"
     if not fate.closed:
         return (
-            f"its {SETTINGS_FILE} does not say that the queue is deleted: perhaps the disk was full, and the process "
+            f"its {SETTINGS_FILE} does not say that the queue is deleted. The disk may have been full when the process "
             "died that deleted it. Remove it by hand, or rename it to have the queue back"
         )
     return ""

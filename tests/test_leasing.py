@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fsqueue import InvalidArgument, LeasedTask, Queue, StorageFull
+from fsqueue import InvalidArgument, LeasedTask, Queue, StorageError, StorageFull
 from fsqueue.clock import ManualClock
 from fsqueue.filesystem import Filesystem
 from tests.support import BATCH_TASKS_MAX, QueueFactory, base_of, log_files, task_file_names
@@ -619,3 +621,49 @@ def test_empty_is_not_said_of_a_generation_that_was_purged_a_moment_ago(queue: Q
     other.purge()
     other.insert("after")
     assert [task.payload for task in q.lease()] == ["after"]
+
+
+# -- batches that cannot be taken
+
+
+class Refusing(Filesystem):
+    """Says of some files that this user may not write them, or that they are something else."""
+
+    refuses: Callable[[str], int] = staticmethod(lambda path: 0)
+
+    def open_append(self, path: str) -> int:
+        if code := self.refuses(path):
+            raise OSError(code, os.strerror(code), path)
+        return super().open_append(path)
+
+
+def test_a_queue_of_which_nothing_can_be_written_is_one_error(queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
+    queue.insert_many(range(30), batch_tasks=1)
+    fs = Refusing(str(queue.path), shared=False)
+    fs.refuses = lambda path: errno.EACCES if "/movements/" in path else 0
+    with pytest.raises(StorageError, match="Permission denied"):
+        Queue(queue.path, filesystem=fs).lease()
+    assert caplog.records == []
+
+
+def test_of_batches_that_are_passed_over_a_line_for_each_kind_is_logged(
+    queue: Queue, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = ManualClock()
+    queue.insert_many(range(30), batch_tasks=1)
+    codes = {"0": errno.EACCES, "1": errno.EACCES, "2": errno.EISDIR, "3": errno.EACCES, "4": errno.EISDIR}
+    batches = sorted(name.batch for name in task_file_names(queue))
+    refused = {batch: codes[str(number)] for number, batch in enumerate(batches[:5])}
+    fs = Refusing(str(queue.path), shared=False)
+    fs.refuses = lambda path: refused.get(os.path.basename(path).partition(".")[0], 0)
+    worker = Queue(queue.path, filesystem=fs, clock=clock)
+    for _ in range(3):
+        tasks = worker.lease(30)
+        assert len(tasks) == 25
+        worker.release(tasks)
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 2
+    assert sorted("Permission denied" in line for line in said) == [False, True]
+    clock.advance(601)
+    worker.lease(30)
+    assert len(caplog.records) == 4

@@ -386,7 +386,7 @@ def test_another_directory_in_the_queues_place_is_put_back(queue: Queue, monkeyp
         return real(self, source, target)
 
     monkeypatch.setattr(Filesystem, "rename", swapped)
-    with pytest.raises(StorageError, match="Something else"):
+    with pytest.raises(StorageError, match="Another directory"):
         queue.delete(wait=True)
     assert sorted(os.listdir(path.parent)) == ["aside", path.name]
     assert files_below(path) == ["thesis.tex"]

@@ -44,7 +44,7 @@ def openat2(directory: int, path: str, flags: int, mode: int = 0) -> int:
     """
     if "\0" in path:
         raise ValueError("embedded null byte")
-    encoded, how = path.encode(errors="surrogateescape"), _how(flags, mode)
+    encoded, how = os.fsencode(path), _how(flags, mode)
     while True:
         fd: int = _syscall(OPENAT2, directory, encoded, how, HOW_BYTES)
         if fd >= 0:

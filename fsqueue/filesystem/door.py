@@ -140,7 +140,11 @@ class Filesystem(Rooted):
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         fd = self.making_room(path, lambda: self._open(path, flags), sync)
         if self._is_group_shared:
-            self._share(fd, os.fstat(fd))
+            try:
+                self._share(fd, os.fstat(fd))
+            except BaseException:
+                os.close(fd)
+                raise
         return fd
 
     def making_room(self, path: str, action: Callable[[], T], sync: bool = False) -> T:
@@ -207,17 +211,13 @@ class Filesystem(Rooted):
             with self._holder(path) as (within, name):
                 os.mkdir(name, DIRECTORY_MODE, dir_fd=within)
         except FileExistsError:
-            return
+            sync = False
         except FileNotFoundError:
             self._make_above(path, sync)
             self.make_directory(path, sync)
             return
         if self._is_group_shared:
-            fd = self._open_directory(path)
-            try:
-                self._share(fd, os.fstat(fd))
-            finally:
-                os.close(fd)
+            self._share_directory(path)
         if sync:
             self.sync_directory(os.path.dirname(path))
 
@@ -232,7 +232,7 @@ class Filesystem(Rooted):
     def make_root(self) -> None:
         """Make the root itself, and the directories above it: only when a queue is created."""
         os.makedirs(self.root, DIRECTORY_MODE, exist_ok=True)
-        self._forget_root()
+        self.close_root()
 
     def names(self, directory: str) -> list[str]:
         """The names in a directory, unordered; [] if it does not exist. A listing is a hint."""

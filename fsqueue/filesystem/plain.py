@@ -10,7 +10,7 @@ import errno
 import os
 from contextlib import suppress
 
-from fsqueue.filesystem.beneath import DIRECTORY_FLAGS
+from fsqueue.filesystem.beneath import HOLDER_FLAGS
 from fsqueue.filesystem.rooted import FILE_MODE
 
 NEW_FILE_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -35,7 +35,7 @@ class KeptOutput:
     def open(self) -> None:
         """Open the directory, which is made if it is missing, and try to make a file in it. OSError."""
         os.makedirs(self.path, exist_ok=True)
-        self._fd = os.open(self.path, DIRECTORY_FLAGS)
+        self._fd = os.open(self.path, HOLDER_FLAGS)
         trial = f".fsqueue-{os.urandom(8).hex()}"
         try:
             os.close(os.open(trial, NEW_FILE_FLAGS, FILE_MODE, dir_fd=self._fd))

@@ -1,7 +1,7 @@
 """Files into which commands write their results: each attempt has a path of its own, which is never used again.
 
-A process that a command leaves behind may write late. By then its directory has another name, so that it finds
-nothing there. What it writes through a descriptor goes into a file that has no name any more.
+A process that a command leaves behind may write late. Its directory has been renamed by then, so that a late write by
+path fails. What it writes through a descriptor goes into a file that has no name any more.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ import fcntl
 import os
 import stat
 from contextlib import suppress
-from typing import NamedTuple
-
-import filelock
+from typing import TYPE_CHECKING, NamedTuple
 
 from fsqueue.filesystem import trees
 from fsqueue.filesystem.beneath import DIRECTORY_FLAGS
 from fsqueue.filesystem.holders import boot_id
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
 
 PREFIX = "fsqueue-results-"
 """How the private directory of a worker is named."""
@@ -47,13 +48,15 @@ class ResultFiles:
     def __init__(self, parent: str | None = None) -> None:
         self.parent = parent
         self._root, self._fd = "", -1
-        self._alive: filelock.BaseFileLock | None = None
+        self._alive: BaseFileLock | None = None
         self._spare: list[str] = []
         """The names of clean directories. No process has been told of any of them."""
 
     def open(self) -> None:
         """Make the private directory. OSError if that is refused, or if it would not be private."""
         import tempfile  # which loads much that no other command needs
+
+        from filelock import Timeout
 
         root = tempfile.mkdtemp(prefix=PREFIX, dir=self.parent)
         fd = os.open(root, DIRECTORY_FLAGS | os.O_NOFOLLOW)
@@ -64,6 +67,10 @@ class ResultFiles:
             with suppress(OSError):
                 fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # keeps systemd-tmpfiles from clearing it away
             alive = _lock(fd)
+        except Timeout:  # another worker took it for a dead one's, between the making of the lock and its taking
+            os.close(fd)
+            self.open()
+            return
         except BaseException:
             os.close(fd)
             raise
@@ -85,9 +92,11 @@ class ResultFiles:
 
     def _clean_directory(self) -> str:
         """Return the name of a directory that no command has been told of."""
-        if self._spare:
-            os.stat(self._spare[-1], dir_fd=self._fd, follow_symlinks=False)
-            return self._spare.pop()
+        while self._spare:
+            spare = self._spare.pop()
+            with suppress(FileNotFoundError):
+                os.stat(spare, dir_fd=self._fd, follow_symlinks=False)
+                return spare
         directory = os.urandom(16).hex()
         os.mkdir(directory, 0o700, dir_fd=self._fd)
         return directory
@@ -107,6 +116,8 @@ class ResultFiles:
         try:
             found = os.listdir(within)
             return self._read(result, within, bytes_max) if result.name in found else b""
+        except FileNotFoundError:
+            return b""  # a process that the command left behind has just removed it
         finally:
             try:
                 self._discard(result, within, found)
@@ -163,16 +174,21 @@ class ResultFiles:
 # -- whether the worker of a private directory lives -------------------------------------------------
 
 
-def _lock(directory: int) -> filelock.BaseFileLock | None:
-    """Lock a file in an open private directory for as long as this process lives; None if another has the lock.
+def _lock(directory: int) -> BaseFileLock | None:
+    """Lock a file in an open private directory for as long as this process lives; None where there are no locks.
 
-    Its name tells this boot of this host: a lock on a shared mount need not exclude between hosts. The directory is
-    named by its descriptor, so that nothing that is put in its place is opened.
+    `filelock.Timeout` if another process has the lock. The file's name tells this boot of this host: a lock on a shared
+    mount need not exclude between hosts. The directory is named by its descriptor, so that nothing that is put in its
+    place is opened.
     """
-    lock = filelock.FileLock(f"/proc/self/fd/{directory}/{_lock_name()}", timeout=0)
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(f"/proc/self/fd/{directory}/{_lock_name()}", timeout=0)
     try:
         lock.acquire()
-    except (filelock.Timeout, OSError, NotImplementedError):
+    except Timeout:
+        raise
+    except (OSError, NotImplementedError):
         return None
     return lock
 
@@ -184,14 +200,16 @@ def _lock_name() -> str:
 def _reap(parent: str) -> None:
     """Remove the private directories in `parent` whose workers were killed.
 
-    What proves that of one: it is this user's alone, a worker of this boot of this host has made its lock, and nobody
-    holds that.
+    Three things prove that of one: only this user may enter it, it has a lock file of this boot of this host, and no
+    process holds that lock.
     """
+    from filelock import Timeout
+
     within = os.open(parent, DIRECTORY_FLAGS)
     try:
         for name in os.listdir(within):
             if name.startswith(PREFIX):
-                with suppress(OSError):
+                with suppress(OSError, Timeout):
                     _reap_one(name, within)
     finally:
         os.close(within)

@@ -43,7 +43,8 @@ class Rooted:
 
     The first use opens `root`, which may be reached through links. From then on every path below it is resolved from
     that descriptor, and no symbolic link is followed. A neighbour who puts a link in place of a directory, or another
-    directory in place of `root`, leads nobody out: NotADirectoryError or ELOOP; a listing is empty. A path that is not
+    directory in place of `root`, cannot redirect an operation outside the root: it ends with NotADirectoryError or
+    ELOOP, and a listing is empty. A path that is not
     below `root` is refused: EXDEV.
 
     Where `root` is a directory that a group shares (setgid, and writable by the group), the group may read and write
@@ -79,10 +80,10 @@ class Rooted:
                     self._root_fd = fd
         return self._root_fd
 
-    def _forget_root(self) -> None:
-        """Open the root anew with the next use: it may be another directory by now, which the caller has made."""
-        self._close_root()
+    def close_root(self) -> None:
+        """Close the root; the next use opens it anew, and may find another directory there."""
         self._root_fd = -1
+        self._close_root()
 
     def _open(self, path: str, flags: int) -> int:
         """Open a path below the root, in one step that follows no link. The errors name `path`."""
@@ -107,7 +108,7 @@ class Rooted:
             return error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
 
     def _root_is_gone(self) -> bool:
-        """Return whether the root was removed; what a network filesystem says of it then is ESTALE."""
+        """Return whether the root was removed; a network filesystem reports ESTALE for a removed root."""
         try:
             return os.fstat(self._root()).st_nlink == 0
         except OSError:
@@ -155,6 +156,17 @@ class Rooted:
                 return
             with self._holder(target) as (there, new):
                 yield here, old, there, new
+
+    def _share_directory(self, path: str) -> None:
+        """Do that for a directory, which may be one that this user made and could not share before a crash."""
+        try:
+            fd = self._open_directory(path)
+        except (NotADirectoryError, PermissionError):
+            return  # something else has the name, or another member's directory
+        try:
+            self._share(fd, os.fstat(fd))
+        finally:
+            os.close(fd)
 
     def _share(self, fd: int, found: os.stat_result) -> None:
         """Let the group read and write what this user has just made in a directory that the group shares.

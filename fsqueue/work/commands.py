@@ -11,10 +11,10 @@ from typing import Any
 
 import orjson
 
-from fsqueue import nesting
+from fsqueue import batch
 from fsqueue.batch import RESULT_BYTES_MAX
 from fsqueue.clock import Clock
-from fsqueue.errors import FsqueueError, InvalidArgument
+from fsqueue.errors import FsqueueError, InvalidArgument, InvalidTask
 from fsqueue.filesystem import KeptOutput, ResultFile, ResultFiles, inheritable_descriptors, write_all
 from fsqueue.task import LeasedTask
 from fsqueue.work import output
@@ -210,12 +210,9 @@ class Commands:
         if not data.strip():
             return "complete", None
         try:
-            result = orjson.loads(data)
-        except orjson.JSONDecodeError:
-            result = data.decode(errors="replace").rstrip("\n")
-        if data.lstrip()[:1] in (b"[", b"{") and nesting.is_deeper(data):
-            return "fail", f"its result ({where}) nests more than {nesting.NESTING_MAX} levels deep: it cannot be kept"
-        return "complete", result
+            return "complete", batch.decode_result(data)
+        except InvalidTask as error:
+            return "fail", f"its result ({where}) cannot be kept: {error}"
 
     def _refuse(self, job: Job, error: OSError | ValueError) -> None:
         """A command could not be started: for this payload, or for all?"""

@@ -225,6 +225,12 @@ def _tell(queue: Queue, verb: Verb, delay_s: float | None, mine: list[Outcome]) 
     except LOST as error:
         named = (isinstance(error, errors.LeaseLost) and error.tasks) or [task.id for task in tasks]
         return dict.fromkeys(named, error)
+    except errors.InvalidResult as error:  # the others are completed
+        lost = error.__cause__.tasks if isinstance(error.__cause__, errors.LeaseLost) else []
+        for task in tasks:
+            if task.id in error.tasks:
+                task.fail(str(error))
+        return dict.fromkeys(lost, error)
     return {}
 
 

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from fsqueue_cli.running import exposed_script
 
 from fsqueue import Queue
 from tests.cli.conftest import Run, Spawn, catches
@@ -48,7 +49,7 @@ def test_runs_a_command_a_task_until_drained(spawn: Spawn, queue: Queue) -> None
 def test_dead_letters_exit_with_9_and_keep_the_reason(spawn: Spawn, queue_factory: QueueFactory) -> None:
     queue = queue_factory(max_attempts=2, backoff_s=(0, 0))
     queue.insert_many([0, 1])
-    process = spawn("run", queue.path, "--json", "--", "sh", "-c", "echo trouble >&2; exit {}")
+    process = spawn("run", queue.path, "--json", "--", "sh", "-c", 'echo trouble >&2; exit "$1"', "sh", "{}")
     out, err = process.communicate(timeout=60)
     assert process.returncode == 9
     counts = {"completed": 1, "failed": 2, "released": 0, "lost": 0, "unkept": 0}
@@ -383,3 +384,95 @@ def test_runners_that_are_killed_lose_nothing(spawn: Spawn, queue_factory: Queue
     assert spawn(*arguments).wait(timeout=60) == 0
     assert queue.status().completed == 3000
     assert {int(line.split()[0]) for line in log.read_text().splitlines()} == set(range(3000))
+
+
+# -- hints
+
+
+@pytest.mark.parametrize(
+    ("command", "script"),
+    [
+        (["sh", "-c", "echo {}"], "echo {}"),
+        (["/bin/bash", "-euc", "echo {name}"], "echo {name}"),
+        (["bash", "-o", "pipefail", "-c", "echo {name} | cat"], "echo {name} | cat"),
+        (["bash", "--norc", "-l", "-c", "echo {}"], "echo {}"),
+        (["srun", "-n1", "sh", "-c", "echo {}"], "echo {}"),
+        (["env", "A=b", "timeout", "5", "zsh", "-c", "{}"], "{}"),
+        (["sh", "-c", 'echo "$1"', "sh", "{}"], None),
+        (["sh", "-c", "echo ${name}; { echo x; }; awk '{print $1}'; echo {a,b} {1..3}", "sh", "{}"], None),
+        (["bash", "script.sh", "-c", "{}"], None),
+        (["sh", "-c"], None),
+        (["sh", "-o"], None),
+        (["sh"], None),
+        (["cmd", "-c", "{}"], None),
+        (["grep", "-c", "{}"], None),
+        ([], None),
+    ],
+)
+def test_scripts_that_payloads_become_part_of(command: list[str], script: str | None) -> None:
+    assert exposed_script(command) == script
+
+
+@pytest.mark.parametrize("how", ["text", "json"])
+def test_run_hints_at_what_is_safe(spawn: Spawn, queue: Queue, tmp_path: Path, how: str) -> None:
+    payload = f"; touch {tmp_path}/executed"
+    options = ["--log-json"] if how == "json" else []
+    queue.insert({"name": payload})
+    _, err = spawn("run", queue.path, *options, "--", "sh", "-c", "echo {name}").communicate(timeout=60)
+    first = err.splitlines()[0]
+    said = json.loads(first)["text"] if how == "json" else first
+    assert "hint: in the script" in said
+    assert "sh -c 'cmd \"$1\"' sh {field}" in said
+    assert err.count("hint: ") == 1
+    assert (tmp_path / "executed").exists()  # it was a hint
+    queue.insert({"name": payload + ".2"})
+    out, err = spawn("run", queue.path, "--", "sh", "-c", 'echo "$1"', "sh", "{name}").communicate(timeout=60)
+    assert (out, err) == (f"{payload}.2\n", "fsqueue: 1 completed\n")
+    assert not (tmp_path / "executed.2").exists()
+
+
+def test_payloads_that_begin_with_a_dash_are_arguments_like_others(spawn: Spawn, queue: Queue) -> None:
+    queue.insert("-n")
+    out, _ = spawn("run", queue.path, "--", "printf", "%s\n", "--", "{}").communicate(timeout=60)
+    assert "-n" in out
+
+
+# -- kept output and results, as users ask for them
+
+
+def test_what_is_not_kept_is_in_the_summary(spawn: Spawn, queue: Queue, tmp_path: Path) -> None:
+    task_id = queue.insert(1).id
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    for number in range(1, 100):
+        (kept / (f"{task_id}.1" if number == 1 else f"{task_id}.1-{number}")).touch()
+    process = spawn("run", queue.path, "--keep-output", kept, "--", "echo", "x")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert len(err.splitlines()) == 2
+    assert err.endswith("fsqueue: 1 completed, the output of 1 not kept, or not all of it\n")
+
+
+@pytest.mark.parametrize("options", [["--keep-output", "file/below"], ["--result-dir", "none"]])
+def test_directories_that_cannot_be_used_exit_with_2_and_burn_nothing(
+    fsqueue_cli: Run, queue: Queue, tmp_path: Path, options: list[str]
+) -> None:
+    (tmp_path / "file").touch()
+    queue.insert(1)
+    said = fsqueue_cli("run", queue.path, options[0], tmp_path / options[1], "--", "true", code=2).stderr
+    assert "cannot be kept" in said or "can be kept" in said
+    assert len(said.splitlines()) == 1
+    [task] = queue.tasks()
+    assert (task.state, task.attempt) == ("waiting", 0)
+
+
+def test_a_pipe_in_the_place_of_kept_output_hangs_nothing(spawn: Spawn, queue: Queue, tmp_path: Path) -> None:
+    ids = [queue.insert(number).id for number in range(3)]
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    os.mkfifo(kept / f"{ids[0]}.1")
+    command = ["sh", "-c", 'echo "$1"; head -c 3000000 /dev/zero', "sh", "{}"]
+    process = spawn("run", queue.path, "--keep-output", kept, "--", *command, stdout=subprocess.DEVNULL)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, "fsqueue: 3 completed\n")
+    assert sorted(path.stat().st_size for path in kept.iterdir() if path.is_file()) == [3_000_002] * 3

@@ -44,7 +44,7 @@ class SimFilesystem(Filesystem):
         self._process = process
         self._top: Directory | None = None
 
-    def _forget_root(self) -> None:
+    def close_root(self) -> None:
         self._top = None
 
     def is_in_place(self) -> bool:
