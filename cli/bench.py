@@ -13,7 +13,8 @@ import click
 
 import fsqueue
 
-from .common import example, json_option, print_json, seconds
+from .common import example, json_option, seconds
+from .printing import print_json, say
 
 PAYLOAD = {"input": "x" * 170}
 """About 200 bytes in a file."""
@@ -75,11 +76,11 @@ def bench(directory: Path, tasks: int, seconds: float, allow_unsafe: bool, as_js
     if as_json:
         print_json(figures)
         return
-    click.echo(f"{'':<24}{'tasks/s':>12}{'median':>12}{'p99':>12}{'max':>12}")
+    say(f"{'':<24}{'tasks/s':>12}{'median':>12}{'p99':>12}{'max':>12}")
     for name, row in figures.items():
         rate = f"{row['tasks_per_s']:,.0f}" if row["tasks_per_s"] else "-"
         times = "".join(f"{row[key]:>9,.2f} ms" for key in ("median_ms", "p99_ms", "max_ms"))
-        click.echo(f"{name.replace('_', ' '):<24}{rate:>12}{times}")
+        say(f"{name.replace('_', ' '):<24}{rate:>12}{times}")
 
 
 def _measure(path: Path, tasks: int, seconds: float, allow_unsafe: bool) -> dict[str, dict[str, Any]]:

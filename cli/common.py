@@ -1,18 +1,19 @@
-"""What many commands share: the queue's argument, types of values, printing, asking."""
+"""What many commands share: the queue's argument, types of values, values as text, asking."""
 
 from __future__ import annotations
 
 import math
 import os
-import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
+
+from .printing import ask, complain, json_text, plain
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -48,50 +49,11 @@ def example(text: str) -> str:
     return "\b\nExample:\n" + "\n".join(f"  {line}" for line in text.strip().splitlines())
 
 
-def print_json(value: Any) -> None:
-    """One JSON value on a line of its own."""
-    import orjson
-
-    click.echo(orjson.dumps(value, default=_as_text))
-
-
-def _as_text(value: Any) -> Any:
-    """What JSON has no form for: bytes, as they stand in a task file, and whatever else as text."""
-    if isinstance(value, bytes):
-        import base64
-
-        return {"b64": base64.b64encode(value).decode()}
-    return str(value)
-
-
-def print_table(rows: Iterable[tuple[str, ...]], widths: tuple[int, ...]) -> None:
-    """Rows as they come, in columns of the given least widths (the last is open)."""
-    for row in rows:
-        click.echo(
-            "  ".join(
-                [*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), *row[len(widths) :]]
-            ).rstrip()
-        )
-
-
 def brief(value: Any, chars: int = LINE_CHARS_MAX) -> str:
     """A payload or a text, on one line of at most `chars`, harmless for a terminal."""
-    if isinstance(value, str):
-        text = value
-    else:
-        import orjson
-
-        text = orjson.dumps(value, default=_as_text).decode()
+    text = value if isinstance(value, str) else json_text(value)
     text = plain(text[: chars * 4])
     return text if len(text) <= chars else text[: chars - 1] + "…"
-
-
-def plain(text: str) -> str:
-    """`text` with what drives a terminal escaped: control characters (line ends too), and what turns its direction."""
-    return _DRIVING.sub(lambda match: repr(match[0])[1:-1], text)
-
-
-_DRIVING = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 def moment(at: float | None) -> str:
@@ -123,8 +85,8 @@ def confirm(question: str, yes: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise click.UsageError(f"{question} Standard input is no terminal, so that nobody can answer: add --yes.")
-    if not click.confirm(question, err=True):
-        click.echo("fsqueue: nothing was changed", err=True)
+    if not ask(question):
+        complain("nothing was changed")
         raise click.exceptions.Exit(1)
 
 

@@ -7,6 +7,7 @@ from click.shell_completion import get_completion_class
 
 from .common import example
 from .main import cli
+from .printing import say
 
 
 @click.command(
@@ -21,4 +22,4 @@ def completion(shell: str) -> None:
     """Print a completion script for your shell. Store it as in the example, and start a new shell."""
     kind = get_completion_class(shell)
     assert kind is not None
-    click.echo(kind(cli, {}, "fsqueue", "_FSQUEUE_COMPLETE").source())
+    say(*kind(cli, {}, "fsqueue", "_FSQUEUE_COMPLETE").source().split("\n"))

@@ -18,13 +18,11 @@ from .common import (
     example,
     json_option,
     moment,
-    plain,
-    print_json,
-    print_table,
     queue_argument,
     words,
     yes_option,
 )
+from .printing import plain, print_json, print_table, say
 
 EXAMPLES_MAX = 3
 """Ids shown of a group."""
@@ -138,8 +136,8 @@ def list_(queue: str, conditions: tuple[Condition, ...], each: bool, as_json: bo
                 group.last = max(group.last, letter.at)
                 group.examples += [letter.id] if len(group.examples) < EXAMPLES_MAX else []
             for group in sorted(groups.values(), key=lambda group: -group.count):
-                click.echo(f"{group.count:>9,}  {group.headline}  (last {moment(group.last)})")
-                click.echo(f"{'':>11}{' '.join(group.examples)}{' …' if group.count > len(group.examples) else ''}")
+                say(f"{group.count:>9,}  {group.headline}  (last {moment(group.last)})")
+                say(f"{'':>11}{' '.join(group.examples)}{' …' if group.count > len(group.examples) else ''}")
 
 
 def _headline(letter: fsqueue.DeadLetter) -> str:
@@ -186,4 +184,4 @@ def _print_count(name: str, count: int, as_json: bool) -> None:
     if as_json:
         print_json({name: count})
     else:
-        click.echo(count)
+        say(count)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import shlex
 import signal
-import sys
 
 import click
 
 from fsqueue.doctor import Report, examine, join
 from fsqueue.errors import UnsafeFilesystem
 
-from .common import duration, example, json_option, moment, plain, print_json, seconds
+from .common import duration, example, json_option, moment, seconds
+from .printing import hint, passing, print_json, quoted, say
 
 MARKS = {"ok": "ok", "warning": "WARNING", "unfit": "UNFIT", "untried": "not tried"}
 WIDTHS = (28, 9)
@@ -47,12 +46,11 @@ def doctor(path: str, with_another: bool, timeout_s: float, as_json: bool) -> No
     """
 
     def progress(step: str) -> None:
-        if sys.stderr.isatty():
-            click.echo(f"\r\x1b[K{step} ...", nl=False, err=True)
+        passing(f"{step} ...")
 
     def waiting() -> None:
-        progress("")
-        click.echo(f"Now type on another host:\n\n    fsqueue doctor {shlex.quote(path)} --join\n", err=True)
+        passing("")
+        hint("Now type on another host:", "", f"    fsqueue doctor {quoted(path)} --join", "")
         progress(f"waiting for it, up to {duration(timeout_s)}")
 
     signal.signal(signal.SIGTERM, _end)
@@ -62,8 +60,7 @@ def doctor(path: str, with_another: bool, timeout_s: float, as_json: bool) -> No
         else:
             report = examine(path, progress=progress)
     finally:
-        if sys.stderr.isatty():
-            click.echo("\r\x1b[K", nl=False, err=True)
+        passing("")
     if as_json:
         print_json(report.as_dict())
     else:
@@ -80,14 +77,14 @@ def _end(*_: object) -> None:
 
 
 def _print(report: Report) -> None:
-    click.echo(f"{report.path} on {report.host}" + (f" and {report.partner}" if report.partner else ""))
+    say(f"{report.path} on {report.host}" + (f" and {report.partner}" if report.partner else ""))
     if report.directory != report.path:
-        click.echo(f"(it is not there; {report.directory} was examined)")
+        say(f"(it is not there; {report.directory} was examined)")
     for finding in report.findings:
-        click.echo(f"{finding.probe:<{WIDTHS[0]}}  {MARKS[finding.verdict]:<{WIDTHS[1]}}  {plain(finding.seen)}")
+        say(f"{finding.probe:<{WIDTHS[0]}}  {MARKS[finding.verdict]:<{WIDTHS[1]}}  {finding.seen}")
         if finding.advice:
-            click.echo(f"{'':<{sum(WIDTHS) + 4}}-> {plain(finding.advice)}")
+            say(f"{'':<{sum(WIDTHS) + 4}}-> {finding.advice}")
     for lock in report.stuck:
-        click.echo(f"{'stuck lock':<{WIDTHS[0]}}  {MARKS['warning']:<{WIDTHS[1]}}  {plain(str(lock))}")
-        click.echo(f"{'':<{sum(WIDTHS) + 4}}   {lock.path}, last written to {moment(lock.written)}")
-    click.echo(SENTENCES[report.verdict])
+        say(f"{'stuck lock':<{WIDTHS[0]}}  {MARKS['warning']:<{WIDTHS[1]}}  {lock}")
+        say(f"{'':<{sum(WIDTHS) + 4}}   {lock.path}, last written to {moment(lock.written)}")
+    say(SENTENCES[report.verdict])

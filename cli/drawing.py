@@ -12,7 +12,8 @@ import fsqueue
 from fsqueue.activity import together
 from fsqueue.identity import describe
 
-from .common import duration, plain
+from .common import duration
+from .printing import plain
 
 STATES = ("waiting", "delayed", "leased", "completed", "dead")
 NAME_COLUMNS_MAX = 40

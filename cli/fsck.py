@@ -11,7 +11,8 @@ import click
 
 import fsqueue
 
-from .common import example, json_option, plain, print_json, queue_argument
+from .common import example, json_option, queue_argument
+from .printing import bar, print_json, say
 
 FINDINGS_EXIT = 10
 """Something was found, and is still so."""
@@ -37,9 +38,7 @@ class Bar:
         if not sys.stderr.isatty():
             return
         if self._bar is None:
-            from tqdm import tqdm
-
-            self._bar = tqdm(total=steps, unit=" shards", desc="fsck", leave=False, delay=0.5)
+            self._bar = bar(total=steps, unit=" shards", desc="fsck", leave=False, delay=0.5)
         self._bar.update(done - self._bar.n)
 
 
@@ -65,8 +64,8 @@ def fsck(queue: str, repair: bool, as_json: bool) -> None:
     counts: Counter[str] = Counter()
     left = 0
     explained: set[str] = set()
-    with fsqueue.Queue(queue) as q, Bar() as bar:
-        for finding in q.fsck(repair=repair, progress=bar.show):
+    with fsqueue.Queue(queue) as q, Bar() as progress:
+        for finding in q.fsck(repair=repair, progress=progress.show):
             counts[finding.gravity] += 1
             left += not finding.repaired
             if as_json:
@@ -83,20 +82,20 @@ def fsck(queue: str, repair: bool, as_json: bool) -> None:
 def _show(finding: fsqueue.Finding, repair: bool, explain: bool) -> None:
     """The finding on a line, and, the first time, what its kind means."""
     tasks = f" ({finding.tasks:,} task{'s' if finding.tasks != 1 else ''})" if finding.tasks else ""
-    note = f": {plain(finding.note)}" if finding.note else ""
+    note = f": {finding.note}" if finding.note else ""
     state = "" if not repair else " [repaired]" if finding.repaired else " [NOT repaired]"
-    click.echo(f"{finding.kind:<17} {plain(finding.path)}{tasks}{note}{state}")
+    say(f"{finding.kind:<17} {finding.path}{tasks}{note}{state}")
     if explain:
-        click.echo(f"    {finding.meaning}\n    --repair {finding.repair}.")
+        say(f"    {finding.meaning}", f"    --repair {finding.repair}.")
 
 
 def _sum_up(counts: Counter[str], left: int, repair: bool) -> None:
     total = sum(counts.values())
     if not total:
-        click.echo("nothing was found: all is as it should be")
+        say("nothing was found: all is as it should be")
         return
     kinds = ", ".join(f"{count:,} {gravity}" for gravity, count in counts.most_common())
     if repair:
-        click.echo(f"{total:,} finding(s) ({kinds}); {total - left:,} repaired, {left:,} not")
+        say(f"{total:,} finding(s) ({kinds}); {total - left:,} repaired, {left:,} not")
     else:
-        click.echo(f"{total:,} finding(s) ({kinds}); 'fsqueue fsck --repair' mends what can be mended")
+        say(f"{total:,} finding(s) ({kinds}); 'fsqueue fsck --repair' mends what can be mended")

@@ -20,8 +20,8 @@ import orjson
 
 import fsqueue
 
-from .common import example, json_option, moment, print_json, queue_argument, seconds
-from .main import complain
+from .common import example, json_option, moment, queue_argument, seconds
+from .printing import bar, complain, print_json, say
 
 PROGRESS_AFTER_S = 1.0
 LOOK_EVERY = 256
@@ -103,7 +103,7 @@ def insert(
     if as_json:
         print_json({"inserted": count, "skipped": source.skipped})
     else:
-        click.echo(count)
+        say(count)
     if failure is not None:
         complain(f"{_were_inserted(count)}, the first of the input, before this:")
         raise failure
@@ -144,7 +144,7 @@ def _insert_once(
             }
         )
     else:
-        click.echo(count)
+        say(count)
     if report is not None and report.repeated:
         complain(f"{commit.name} was committed on {moment(report.at)}, with {report.tasks:,} tasks: nothing was added")
     elif report is None:
@@ -360,13 +360,11 @@ class Progress:
             self._bar.update(self._bytes - self._bar.n)
 
     def _start(self) -> Any:
-        from tqdm import tqdm
-
         try:
             sizes = [os.path.getsize(name) for name in self._files]
         except OSError:  # standard input, or no longer there
             sizes = []
-        return tqdm(total=sum(sizes) or None, unit="B", unit_scale=True, desc="insert", miniters=1, leave=False)
+        return bar(total=sum(sizes) or None, unit="B", unit_scale=True, desc="insert", miniters=1, leave=False)
 
     def close(self) -> None:
         if self._bar is not None:
@@ -392,6 +390,8 @@ def _decode_json(line: bytes) -> Any:
     try:
         payload = orjson.loads(line)
     except orjson.JSONDecodeError as error:
+        if "depth" in error.msg or "ecursion" in error.msg:
+            raise BadLine("nests too deep: flatten it, or store it in a file and give its path") from None
         hint = " (for plain lines use --lines)" if error.pos == 0 else ""
         raise BadLine(f"is not JSON: {error}{hint}") from None
     if _LONG_NUMBER.search(line):

@@ -13,8 +13,8 @@ import orjson
 
 import fsqueue
 
-from .common import confirm, example, json_option, print_json, queue_argument, seconds, words, worker_option, yes_option
-from .main import complain
+from .common import confirm, example, json_option, queue_argument, seconds, words, worker_option, yes_option
+from .printing import complain, print_json, say
 
 WAIT_STEP_S = (0.5, 5.0)
 """How long an interrupted `lease --wait-s` may take to notice; longer, the longer it has waited."""
@@ -58,7 +58,7 @@ def lease(queue: str, n: int, lease_s: float | None, wait_s: float, worker: str 
         for position, task in enumerate(tasks):
             try:
                 if tokens_only:
-                    click.echo(task.token)
+                    say(task.token)
                 else:
                     print_json(_as_dict(task))
             except OSError:
@@ -261,4 +261,4 @@ def _print_count(name: str, count: int, as_json: bool) -> None:
     if as_json:
         print_json({name: count})
     else:
-        click.echo(count)
+        say(count)

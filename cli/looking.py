@@ -10,16 +10,8 @@ import click
 
 import fsqueue
 
-from .common import (
-    brief,
-    example,
-    json_option,
-    moment,
-    plain,
-    print_json,
-    print_table,
-    queue_argument,
-)
+from .common import brief, example, json_option, moment, queue_argument
+from .printing import print_json, print_table, say
 
 STATES = ("waiting", "delayed", "leased", "completed", "dead", "cancelled")
 
@@ -75,21 +67,21 @@ def show(queue: str, task: str, as_json: bool) -> None:
     times = ("since", "available_at", "lease_until")
     for name, value in info.as_dict().items():
         if value is not None:
-            click.echo(f"{name.replace('_', ' '):<13} {moment(value) if name in times else _text(value)}")
-    click.echo("history")
+            say(*f"{name.replace('_', ' '):<13} {moment(value) if name in times else _text(value)}".split("\n"))
+    say("history")
     for move in movements:
         rest = {name: value for name, value in move.as_dict().items() if name not in ("op", "at")}
         shown = [
             f"{name} {moment(value) if name in ('until', 'available_at') else _text(value)}"
             for name, value in rest.items()
         ]
-        click.echo(f"  {moment(move.at)}  {move.op:<9} {', '.join(shown)}".rstrip())
+        say(*f"  {moment(move.at)}  {move.op:<9} {', '.join(shown)}".rstrip().split("\n"))
 
 
 def _text(value: Any) -> str:
     """A value in full; of several lines, as of an error, the later ones indented."""
     if isinstance(value, str) and "\n" in value:
-        return "\n    ".join(plain(line) for line in value.splitlines())
+        return "\n    ".join(value.split("\n"))
     if isinstance(value, dict):
         return " ".join(f"{brief(name)}={brief(item)}" for name, item in value.items())
     return brief(value, 10_000)

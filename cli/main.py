@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from . import printing
+from .printing import complain, silence_stdout
+
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
@@ -91,12 +94,16 @@ class LazyGroup(click.Group):
             ctx.fail(f"No such command '{args[0]}'.{hint}")
         return super().resolve_command(ctx, args)
 
+    def main(self, *args: Any, **options: Any) -> Any:
+        if "_FSQUEUE_COMPLETE" in os.environ:  # a shell reads it, and click writes bytes for that
+            return super().main(*args, **options)
+        with printing.guarded():
+            return super().main(*args, **options)
+
     def invoke(self, ctx: click.Context) -> Any:
-        for stream in (sys.stdout, sys.stderr):  # a file name may hold bytes that are no text: show them, don't stumble
-            if hasattr(stream, "reconfigure"):
-                stream.reconfigure(errors="backslashreplace")
         try:
-            result = super().invoke(ctx)
+            with printing.logging_escaped():
+                result = super().invoke(ctx)
             sys.stdout.flush()
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
@@ -138,33 +145,11 @@ def explain(error: Exception) -> tuple[str, int]:
     return f"internal error, please report it: {type(error).__name__}: {error} (FSQUEUE_TRACEBACK=1 shows where)", 1
 
 
-def complain(message: str) -> None:
-    """Say something on standard error, if anybody can hear it. What others wrote may be in it: names, reasons."""
-    from .common import plain
-
-    message = plain(message)
-    try:
-        click.echo(f"fsqueue: {message}", err=True)
-    except OSError:
-        pass
-
-
-def silence_stdout() -> None:
-    """Drop what standard output still buffers and cannot write: the interpreter would try again at its end."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        try:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        except (OSError, ValueError):
-            pass
-
-
 def _print_version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
     if value and not ctx.resilient_parsing:
         import fsqueue
 
-        click.echo(f"fsqueue {fsqueue.__version__}")
+        printing.say(f"fsqueue {fsqueue.__version__}")
         ctx.exit()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
@@ -12,18 +11,18 @@ from typing import Any
 import click
 
 import fsqueue
-from fsqueue.upkeep import reap
+from fsqueue.upkeep import Reaping, reap
 
 from .common import (
     confirm,
     example,
     json_option,
     optional_queue_argument,
-    print_json,
     queue_argument,
     seconds,
     yes_option,
 )
+from .printing import complain, print_json, say
 
 REAP_TRIES, REAP_PAUSE_S = 20, 0.5
 
@@ -117,7 +116,12 @@ def gc(queue: str | None, touch: bool, history_days: int | None, trash: Path | N
         raise click.UsageError("--touch and --history-days need a queue.")
     if queue is None:
         assert trash is not None
-        report: dict[str, Any] = {"reaped": _reap(trash)}
+        done = _reap(trash)
+        report: dict[str, Any] = {"reaped": done.removed}
+        if as_json:
+            report["left"] = done.left
+        for path, why in done.left.items() if not as_json else ():
+            say(f"{path} was left alone: {why}.")
     else:
         with fsqueue.Queue(queue) as q:
             report = q.gc(touch=touch, history_days=history_days).as_dict()
@@ -125,7 +129,7 @@ def gc(queue: str | None, touch: bool, history_days: int | None, trash: Path | N
         print_json(report)
     else:
         for name, value in report.items():
-            click.echo(f"{name.replace('_', ' '):<20} {value}")
+            say(f"{name.replace('_', ' '):<20} {value}")
 
 
 def _inventory(q: fsqueue.Queue) -> str:
@@ -136,23 +140,20 @@ def _inventory(q: fsqueue.Queue) -> str:
     )
 
 
-def _reap(directory: Path) -> int:
-    """Empty the trash of `directory`. While another process is at it (the one that has just deleted), stand by."""
-    count = reap(str(directory))
+def _reap(directory: Path) -> Reaping:
+    """Remove what deleted queues left in `directory`. While another process is at the same, stand by."""
+    done = reap(directory)
     for _ in range(REAP_TRIES):
-        try:
-            left = os.listdir(directory / ".trash")
-        except FileNotFoundError:
-            break
-        if not left:
+        if not done.unfinished:
             break
         time.sleep(REAP_PAUSE_S)
-        count += reap(str(directory))
-    return count
+        before, done = done.removed, reap(directory)
+        done.removed += before
+    return done
 
 
 def _reap_in_background(directory: Path) -> None:
-    """Start a process of its own that empties the trash of `directory`: it outlives this command."""
+    """Start a process of its own that removes what was purged or deleted in `directory`: it outlives this command."""
     try:
         subprocess.Popen(
             [sys.executable, "-P", "-m", __package__ or "fsqueue_cli", "gc", "--trash", str(directory)],
@@ -162,4 +163,4 @@ def _reap_in_background(directory: Path) -> None:
             start_new_session=True,
         )
     except OSError as error:
-        click.echo(f"fsqueue: its files stay in the trash until 'fsqueue gc --trash {directory}': {error}", err=True)
+        complain(f"its files stay until 'fsqueue gc --trash {directory}': {error}")

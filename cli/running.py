@@ -12,17 +12,8 @@ import click
 import fsqueue
 from fsqueue.work import Event
 
-from .common import (
-    brief,
-    example,
-    json_option,
-    print_json,
-    queues_argument,
-    search_working_directory,
-    seconds,
-    worker_option,
-)
-from .main import complain
+from .common import brief, example, json_option, queues_argument, search_working_directory, seconds, worker_option
+from .printing import complain, print_json, unguarded
 
 FAILURES, EXCLUDED = 11, 12
 """Exit codes of its own: too many failures in a row; this node takes no more tasks."""
@@ -91,6 +82,7 @@ fsqueue run Q1 Q2 -j 8 --call mypackage.tiles:render --max-runtime 3500"""
 @click.option("--log-json", is_flag=True, help="Say what happens in JSON, a line each, on standard error.")
 @json_option
 @click.pass_context
+@unguarded()  # functions may run in threads of this process, and print what they like
 def run(
     ctx: click.Context,
     /,
@@ -206,11 +198,9 @@ def _say(event: Event) -> None:
 def _log_json(event: Event) -> None:
     import time
 
-    import orjson
-
     line = {"at": round(time.time(), 3), "event": event.kind, **({"text": event.text} if event.text else {})}
     try:
-        click.echo(orjson.dumps(line | event.fields), err=True)
+        print_json(line | event.fields, err=True)
     except OSError:
         pass
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,8 +12,8 @@ import click
 
 import fsqueue
 
-from .common import example, json_option, print_json
-from .main import complain
+from .common import example, json_option
+from .printing import complain, print_json, quoted, say
 from .running import run
 
 SPARE_S = 30
@@ -147,7 +146,7 @@ def slurm(ctx: click.Context, only_print: bool, allow_empty: bool, as_json: bool
     elif as_json:
         print_json(_described(sbatch, script))
     else:
-        click.echo(f"{' '.join(map(quoted, sbatch))} <<'END'\n{script}END")
+        say(*f"{' '.join(map(quoted, sbatch))} <<'END'\n{script}END".split("\n"))
 
 
 def _defaults(given: list[str], path: str, options: dict[str, Any]) -> list[str]:
@@ -167,21 +166,6 @@ def _script(arguments: list[str]) -> str:
     """The batch script. The worker takes the shell's place, so that Slurm's signals reach it."""
     worker = [sys.executable, "-P", "-m", __package__ or "fsqueue_cli", "run", *arguments]
     return f"#!/bin/bash\nexec {' '.join(map(quoted, worker))}\n"
-
-
-def quoted(word: str) -> str:
-    """A word as bash reads it, on one line: sbatch refuses scripts with carriage returns."""
-    if word.isprintable():
-        return shlex.quote(word)
-    return "$'" + "".join(_escaped(character) for character in word) + "'"
-
-
-def _escaped(character: str) -> str:
-    if character in "\\'":
-        return f"\\{character}"
-    if character.isprintable():
-        return character
-    return "".join(f"\\{byte:03o}" for byte in os.fsencode(character))
 
 
 def _submit(sbatch: list[str], script: str, as_json: bool) -> None:
@@ -206,7 +190,7 @@ def _submit(sbatch: list[str], script: str, as_json: bool) -> None:
         if job and as_json:
             print_json({"job": job, "cluster": cluster or None, **_described(sbatch, script)})
         elif job:
-            click.echo(job)
+            say(job)
         sys.stdout.flush()
         status = process.wait()
     if status and not job:

@@ -13,14 +13,12 @@ from .common import (
     confirm,
     example,
     json_option,
-    plain,
-    print_json,
-    print_table,
     queue_argument,
     search_working_directory,
     seconds,
     yes_option,
 )
+from .printing import print_json, print_table, say
 
 FINDINGS_EXIT = 10
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -119,9 +117,9 @@ def seed(
     if as_json:
         print_json(made.as_dict())
     elif made.repeated:
-        click.echo(f"nothing to do: {made.commit} was committed before, with {made.rows:,} tasks")
+        say(f"nothing to do: {made.commit} was committed before, with {made.rows:,} tasks")
     else:
-        click.echo(f"{made.rows:,} tasks in {made.batches:,} files, {made.bytes:,} bytes, as {made.commit}")
+        say(f"{made.rows:,} tasks in {made.batches:,} files, {made.bytes:,} bytes, as {made.commit}")
 
 
 @spark.command(epilog=example("fsqueue spark audit /scratch/me/tiles --master 'local[8]'"))
@@ -139,13 +137,13 @@ def audit(queue: str, master: str | None, conf: tuple[str, ...], as_json: bool) 
     if as_json:
         print_json(found.as_dict())
     else:
-        click.echo(", ".join(f"{count:,} {state}" for state, count in sorted(found.states.items())))
+        say(", ".join(f"{count:,} {state}" for state, count in sorted(found.states.items())))
         for finding in found.findings:
             where = f"{finding['queue']}: " if "queue" in finding else ""
-            click.echo(
-                f"{finding['kind']:<17} {plain(where + finding['path'])} {plain(finding['note'] or '')}".rstrip()
+            say(
+                f"{finding['kind']:<17} {where}{finding['path']} {finding['note'] or ''}".rstrip()
             )
-        click.echo(f"{sum(found.counts.values()):,} finding(s)" if found.counts else "nothing was found")
+        say(f"{sum(found.counts.values()):,} finding(s)" if found.counts else "nothing was found")
     if not found.is_sound:
         raise click.exceptions.Exit(FINDINGS_EXIT)
 
@@ -167,7 +165,7 @@ def report(queue: str, out: str, master: str | None, conf: tuple[str, ...], as_j
         print_json(made.as_dict())
         return
     print_table([(outcome, f"{count:,}") for outcome, count in made.attempts.items()], (12,))
-    click.echo(f"{made.out}/report.html")
+    say(f"{made.out}/report.html")
 
 
 @spark.command(
@@ -246,4 +244,4 @@ def requeue(queue: str, where: str, yes: bool, master: str | None, conf: tuple[s
     if as_json:
         print_json({"retried": retried})
     else:
-        click.echo(f"{retried:,} tasks were put back")
+        say(f"{retried:,} tasks were put back")

@@ -17,8 +17,9 @@ import click
 
 import fsqueue
 
-from .common import example, json_option, moment, plain, print_json, print_table, queues_argument, seconds
+from .common import example, json_option, moment, queues_argument, seconds
 from .drawing import STATES, Look, Pen, details, progress_line, screen, total
+from .printing import Canvas, plain, print_json, print_table, say
 
 if TYPE_CHECKING:
     from fsqueue.stuck import StuckLock
@@ -153,13 +154,12 @@ class Watching:
             one.queue.close()
 
 
-class Screen:
-    """Lines that are drawn over those before, on a terminal. Nothing is changed there that would have to be undone."""
+class Screen(Canvas):
+    """A terminal, as far as what is drawn there depends on it."""
 
     def __init__(self, stream: TextIO) -> None:
-        self.stream = stream
+        super().__init__(stream)
         self.is_terminal = stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
-        self._drawn = 0
         self._size = DEFAULT_SIZE
 
     def pen(self) -> Pen:
@@ -169,25 +169,10 @@ class Screen:
         except (OSError, ValueError):
             columns, rows = 0, 0
         size = (columns or DEFAULT_SIZE[0], rows or DEFAULT_SIZE[1])
-        if size != self._size and self._drawn:  # the terminal may have broken the lines anew: begin at its top
-            self.stream.write("\x1b[H\x1b[J")
-            self._drawn = 0
+        if size != self._size:
+            self.begin_anew()
         self._size = size
         return Pen(size[0] - 1, size[1], self.stream.encoding)
-
-    def draw(self, lines: list[str]) -> None:
-        """Put these lines in the place of those before."""
-        up = f"\x1b[{self._drawn - 1}A" if self._drawn > 1 else ""
-        self._drawn = len(lines)  # first, since an interruption may come at any moment
-        self.stream.write(f"\r{up}" + "\r\n".join(f"{line}\x1b[K" for line in lines) + "\x1b[J")
-        self.stream.flush()
-
-    def close(self) -> None:
-        """Leave what was drawn, and go to the next line."""
-        if self._drawn:
-            self._drawn = 0
-            self.stream.write("\r\n")
-            self.stream.flush()
 
 
 def as_json(look: Look) -> dict[str, object]:
@@ -250,14 +235,14 @@ def _once(watching: Watching, fast: bool, json: bool) -> None:
     sound = [look for look in looks if look.error is None]
     if len(looks) == 1:
         for name in (*STATES, "inserted"):
-            click.echo(f"{name:<10}{getattr(looks[0].status, name):>16,}")
+            say(f"{name:<10}{getattr(looks[0].status, name):>16,}")
     else:
         print_table(_table(sound), (20, 12, 12, 12, 12, 12))
     for line in details(Pen(), total(sound), 1 << 16) if not fast else ():
-        click.echo(plain(line))
+        say(line)
     for locks in stuck.values():
         for lock in locks:
-            click.echo(f"stuck lock, last written to {moment(lock.written)}: {plain(str(lock))}")
+            say(f"stuck lock, last written to {moment(lock.written)}: {lock}")
 
 
 def _table(looks: list[Look]) -> Iterator[tuple[str, ...]]:
@@ -282,7 +267,7 @@ def _watch(watching: Watching, interval_s: float, json: bool) -> None:
                 surface.draw(screen(surface.pen(), looks))
             else:
                 for look in looks:
-                    click.echo(plain(progress_line(look, named=several)))
+                    say(progress_line(look, named=several))
             sys.stdout.flush()
             if looks and all(look.status.drained for look in looks):
                 return
@@ -333,7 +318,7 @@ def wait(queues: tuple[str, ...], timeout_s: float | None, as_json: bool) -> Non
         if as_json:
             print_json(status.as_dict() | {"queue": one.path})
         else:
-            click.echo(progress_line(Look(one.name, one.path, status), named=len(watched) > 1))
+            say(progress_line(Look(one.name, one.path, status), named=len(watched) > 1))
     if not all(status.drained for status in last):
         raise click.exceptions.Exit(WAIT_TIMEOUT_EXIT)
     if any(status.dead for status in last):

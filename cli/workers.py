@@ -10,7 +10,8 @@ import fsqueue
 from fsqueue import nodes
 from fsqueue import workers as holders
 
-from .common import brief, duration, example, json_option, moment, print_json, print_table, queue_argument
+from .common import brief, duration, example, json_option, moment, queue_argument
+from .printing import print_json, print_table, say
 
 WIDTHS = (24, 12, 12, 6, 19, 10, 10)
 
@@ -54,16 +55,16 @@ def workers(queue: str, release_dead: bool, admit: tuple[str, ...], as_json: boo
         print_json(said)
         return
     for node in admit:
-        click.echo(f"{brief(node)}: {'takes tasks again' if node in admitted else 'no failures are counted there'}")
+        say(f"{brief(node)}: {'takes tasks again' if node in admitted else 'no failures are counted there'}")
     if release_dead:
-        click.echo(f"released {released:,} task(s) of {len(dead):,} dead worker(s)")
+        say(f"released {released:,} task(s) of {len(dead):,} dead worker(s)")
     if found:
         print_table([("WORKER", "JOB", "NODE", "TASKS", "SINCE", "HEARTBEAT", "LEASE", "LIFE")], WIDTHS)
         print_table((_row(worker, now) for worker in found), WIDTHS)
     for node_found in failing:
         excluded = f", excluded from {node_found.after} on" if node_found.is_excluded else ""
         when, why = moment(node_found.last), f" ({node_found.reason})" if node_found.reason else ""
-        click.echo(
+        say(
             brief(f"node {node_found.node}: the last {node_found.failures} task(s) failed{excluded}; {when}{why}", 200)
         )
 

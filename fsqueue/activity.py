@@ -272,7 +272,7 @@ class _Survey:
         shards = inspection.shards(store)
         self.parts = (self._names(shards), self._logs(shards), self._history())
 
-    def _names(self, shards: list[str]) -> Part:
+    def _names(self, shards: list[names.Shard]) -> Part:
         part = Part(1)
         part.units.append(Unit())
         for shard in shards:
@@ -280,7 +280,7 @@ class _Survey:
                 self._insert(part.units[0], batch, name.count)
         return part
 
-    def _logs(self, shards: list[str]) -> Part:
+    def _logs(self, shards: list[names.Shard]) -> Part:
         store = self.store
         logs = [batch for shard in shards for batch in inspection.logs(store, shard)]
         part, size = Part(len(logs)), 0
@@ -298,7 +298,7 @@ class _Survey:
     def _history(self) -> Part:
         store, size = self.store, 0
         kept = history.recent_files(store, self.asked)
-        known = sorted(kept.keys() & set(names.all_shards(store.layout.shards)))
+        known = sorted(kept)
         part = Part(len(known))
         for shard in sorted(known, key=lambda _: store.entropy.random()):
             if size >= HISTORY_BYTES_MAX:

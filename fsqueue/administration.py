@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from fsqueue import inspection, jsonl, layout, names, overwriting, revoking, upkeep
+from fsqueue import inspection, jsonl, layout, names, overwriting, revoking, trash, upkeep
 from fsqueue.clock import Clock, Entropy
-from fsqueue.errors import FULL, FsqueueError, LockTimeout, NotAQueue, QueueExists, UnsafeFilesystem
-from fsqueue.filesystem import Filesystem, Mount, mount_of
+from fsqueue.errors import (
+    FULL,
+    FsqueueError,
+    InvalidArgument,
+    LockTimeout,
+    NotAQueue,
+    QueueExists,
+    StorageError,
+    UnsafeFilesystem,
+)
+from fsqueue.filesystem import Filesystem, Mount, OpenTree, mount_of
 from fsqueue.identity import job_of
 from fsqueue.layout import Fate, Settings
 from fsqueue.ledger import LEASED, Ledger
-from fsqueue.store import Store, discard
+from fsqueue.names import QueueId
+from fsqueue.store import Store
 
 
 def create(path: str, settings: Settings, *, exist_ok: bool, allow_unsafe: bool) -> None:
@@ -52,9 +61,9 @@ def create(path: str, settings: Settings, *, exist_ok: bool, allow_unsafe: bool)
             check(fs, mount, path, clock, entropy)
         except UnsafeFilesystem:
             if is_new:
-                fs.remove_directory(path)
+                _outside_of(fs, path).remove_directory(path)
             raise
-    fresh = f"{path}/.new-{entropy.hex16()}"
+    fresh = f"{path}/{names.fresh(entropy.hex16())}"
     fd = fs.create(fresh)
     try:
         fs.write_all(fd, layout.birth_record(settings, entropy.hex16(), clock.now_ms()))
@@ -107,41 +116,142 @@ def purge(store: Store) -> None:
     with _settings(fs, store.path, store.clock, store.entropy) as (fd, fate):
         if fate == old:  # else somebody else purged or deleted it just now
             begun = fate.generation + 1
-            overwriting.clear(store, f"{store.path}/{names.generation(begun, fate.id)}")
+            overwriting.clear(store, names.generation(begun, fate.id))
             jsonl.append(fs, fd, layout.generation_record(begun, store.clock.now_ms()), True)
     try:
-        upkeep.to_trash(store, f"{store.path}/{old.directory}")
+        upkeep.to_trash(store, store.path, old.directory)
     except OSError as error:  # it is purged all the same
         upkeep.logger.warning("what was purged from %s is still there (%s); 'fsqueue gc' moves it", store.path, error)
     store.refresh(now=True)
     store.ring()
-    reap_later(fs, store.layout.trash)
+    reap_later(store)
 
 
 def delete(store: Store, wait: bool) -> None:
-    """Mark the queue as closed, then rename its directory into the trash beside it, to be reaped.
+    """Delete a queue: mark it as closed and rename its directory, both under the lock of its `queue.jsonl`; then reap.
 
-    A crash after the mark leaves a directory that counts as deleted, and that opening or creating a
-    queue there moves away. Deleting must work on a full disk, too: there the mark may be missing, but
-    nobody can insert anything either.
+    Everything that may refuse this user comes before the mark. Where the system refuses the renaming all the same (a
+    mount point, an attribute), the mark is taken back. A crash after the mark leaves a directory that counts as
+    deleted, and that opening or creating a queue there moves away. Deleting must work on a full disk, too: see
+    `_empty_until_marked`.
     """
     store.refresh(now=True)
-    outside, trash = outside_of(store.fs, store.path)
-    if not outside.may_move(store.path):  # before the mark: else it would be deleted, and stay where it is
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), outside.root)
+    fs, path, mark = store.fs, store.path, layout.closed_record(store.clock.now_ms())
+    outside = _outside_of(fs, path)
+    _refuse_link(outside, path)
+    if not outside.may_move(path):
+        raise StorageError(_NOT_YOURS.format(path=path, parent=outside.root))
+    store.close_logs()
+    with _settings(fs, path, store.clock, store.entropy) as (fd, fate):
+        if fate.id != store.fate.id or not fs.is_in_place():
+            return  # another process deleted it just now, and another queue is there
+        try:
+            marked = fate.closed or _mark(fs, fd, mark)
+            moved = _move(outside, path, fate.id, fd, store.entropy)
+        except BaseException:
+            if not fate.closed:
+                _unmark(fs, path, fd, mark)
+            raise
+        if moved is not None and not marked:
+            _empty_until_marked(fs, fd, mark, outside, moved, fate.id)
+    if moved is not None and wait:
+        trash.reap_tree(outside, moved, fate.id, trash.Reaping())
+    elif moved is not None:
+        _later(trash.reap_tree, outside, moved, fate.id, trash.Reaping())
+
+
+_NOT_YOURS = (
+    "Permission denied while deleting the queue {path}: this user may not rename its directory. Nothing was changed. "
+    "Somebody has to do it who may write to {parent} and, if that has the sticky bit, owns the queue's directory or "
+    "{parent}. What is in the queue can be dropped with purge."
+)
+
+
+def _refuse_link(outside: Filesystem, path: str) -> None:
+    """InvalidArgument if a link leads to the queue: to rename it would leave the queue where it is."""
+    if not outside.is_directory(path):
+        raise InvalidArgument(
+            f"{path} is a symbolic link to the directory of a queue. Nothing was changed. Delete the queue by the path "
+            f"of its directory, which 'readlink -f {path}' tells."
+        )
+
+
+def _mark(fs: Filesystem, fd: int, mark: bytes) -> bool:
+    """Append the mark to the locked `queue.jsonl`; False if there is no room for it."""
     try:
-        with _settings(store.fs, store.path, store.clock, store.entropy) as (fd, fate):
-            if fate.id == store.fate.id and not fate.closed:
-                jsonl.append(store.fs, fd, layout.closed_record(store.clock.now_ms()), True)
+        jsonl.append(fs, fd, mark, True)
+        return True
     except OSError as error:
         if error.errno not in FULL:
             raise
-    store.close_logs()
-    move_away(store.fs, store.path, store.clock, store.entropy, store.fate.id)
-    if wait:
-        upkeep.reap_trash(outside, trash)
-    else:
-        reap_later(outside, trash)
+        return False
+
+
+def _unmark(fs: Filesystem, path: str, locked: int, mark: bytes) -> None:
+    """Blank the mark out of the locked `queue.jsonl`: a queue that could not be deleted is one still."""
+    try:
+        fd = fs.look(layout.settings_file(path), os.O_RDWR)  # `locked` can only append
+        try:
+            content = fs.read_from(fd, 0)
+            if fs.same_file(locked, layout.settings_file(path)) and content.endswith(mark):
+                fs.pwrite(fd, b" " * (len(mark) - 1), len(content) - len(mark))
+                fs.fsync(fd)
+        finally:
+            fs.close(fd)
+    except FileNotFoundError:
+        pass  # it was moved away after all
+    except OSError as error:
+        upkeep.logger.warning("the queue %s counts as deleted, but it is still in place: %s", path, error)
+
+
+def _move(outside: Filesystem, path: str, queue_id: QueueId, fd: int, entropy: Entropy) -> str | None:
+    """Rename a queue's directory to that of a deleted queue; return its path then, or None if somebody else did.
+
+    Under the lock of its `queue.jsonl`, open as `fd`. Where that is afterwards tells what happened: a renaming may be
+    reported as failed on NFS, and another directory may have been put in place of the queue's.
+    """
+    target = f"{outside.root.rstrip('/')}/{names.deleted(queue_id, entropy.hex16())}"
+    renamed = outside.rename(path, target)
+    if _holds(outside, target, fd):
+        return target
+    if renamed:
+        outside.rename(target, path)
+        raise StorageError(
+            f"Something else was put in the place of the queue {path} while it was being deleted. It was left there; "
+            "look where the queue's directory is, and repeat."
+        )
+    return None
+
+
+def _holds(outside: Filesystem, directory: str, fd: int) -> bool:
+    try:
+        return outside.same_file(fd, layout.settings_file(directory))
+    except OSError:
+        return False
+
+
+REAPED_AT_ONCE = 64
+"""On a full disk: so many names are removed before the mark is tried again."""
+
+
+def _empty_until_marked(
+    fs: Filesystem, fd: int, mark: bytes, outside: Filesystem, moved: str, queue_id: QueueId
+) -> None:
+    """Remove files of a queue that was moved away without its mark, until there is room for that, or nothing is left.
+
+    Deleting is how users make room. That this process has moved the directory is the proof, for itself. If it dies
+    before the mark is there, nothing proves any more that the directory is trash: `gc --trash` names it, and leaves it.
+    """
+
+    def is_the_one(tree: OpenTree) -> bool:
+        content = tree.read(layout.SETTINGS_FILE)
+        return content is not None and layout.read_fate(content, moved).id == queue_id
+
+    try:
+        while not _mark(fs, fd, mark) and outside.remove_tree(moved, is_the_one, layout.SETTINGS_FILE, REAPED_AT_ONCE):
+            pass
+    except (OSError, FsqueueError) as error:
+        upkeep.logger.warning("%s is left of the deleted queue: %s", moved, error)
 
 
 def finish_deletion(path: str) -> None:
@@ -152,28 +262,33 @@ def finish_deletion(path: str) -> None:
         upkeep.logger.info("the deleted queue %s is still in place: %s", path, error)
 
 
-def outside_of(fs: Filesystem, path: str) -> tuple[Filesystem, str]:
-    """The directory that holds a queue, and the trash in it."""
-    trash = layout.group_trash(path)
-    return Filesystem(trash.rpartition("/")[0] or "/", shared=fs.shared), trash
-
-
-def move_away(fs: Filesystem, path: str, clock: Clock, entropy: Entropy, queue_id: str | None = None) -> None:
-    """Rename a closed queue's directory into the trash beside it, or that of the queue with this id (a full disk may
-    have no room for the mark). Under the lock of its `queue.jsonl`: else it might be another's that was created since.
-    """
-    outside, trash = outside_of(fs, path)
+def move_away(fs: Filesystem, path: str, clock: Clock, entropy: Entropy) -> None:
+    """Rename a closed queue's directory, under the lock of its `queue.jsonl`: else another might be there since."""
+    outside = _outside_of(fs, path)
+    if names.parse_deleted(path.rpartition("/")[2]) is not None:
+        return  # it was moved away before
+    _refuse_link(outside, path)
     try:
-        with _settings(fs, path, clock, entropy) as (_, fate):
-            if fate.closed or fate.id == queue_id:
-                discard(outside, path, trash, entropy)
+        with _settings(fs, path, clock, entropy) as (fd, fate):
+            if fate.closed and fs.is_in_place():
+                _move(outside, path, fate.id, fd, entropy)
     except FileNotFoundError:
         pass  # somebody else did
 
 
-def reap_later(fs: Filesystem, trash: str) -> None:
-    """Reap a trash in a thread that does not keep the process alive; what it leaves goes with the next reaping."""
-    threading.Thread(target=upkeep.reap_trash, args=(fs, trash), name="fsqueue-reaper", daemon=True).start()
+def _outside_of(fs: Filesystem, path: str) -> Filesystem:
+    """The directory that holds a queue."""
+    return Filesystem(layout.holder_of(path), shared=fs.shared)
+
+
+def reap_later(store: Store) -> None:
+    """Reap a queue's own trash in the background; what it leaves goes with the next reaping."""
+    _later(trash.reap_own, store.fs, store.path, store.fate.id)
+
+
+def _later(action: Callable[..., object], *args: object) -> None:
+    """Do it in a thread that does not keep the process alive."""
+    threading.Thread(target=action, args=args, name="fsqueue-reaper", daemon=True).start()
 
 
 @contextmanager

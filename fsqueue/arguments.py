@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
-from fsqueue import names
-from fsqueue.errors import InvalidArgument
+from fsqueue import batch, names
+from fsqueue.errors import InvalidArgument, InvalidResult, InvalidTask, LeaseLost
+from fsqueue.names import Batch
 from fsqueue.store import Store
 from fsqueue.task import LeasedTask, Task
 
@@ -88,3 +89,26 @@ def leased(tasks: object) -> list[LeasedTask]:
             raise InvalidArgument(f"This verb takes leased tasks, as `lease` returns them, not {task!r}.")
         found.append(task)
     return found
+
+
+def results_of(results: Mapping[str, Any]) -> tuple[dict[tuple[Batch, int], bytes], dict[str, str]]:
+    """Return the results as JSON, by batch and index; and for those that cannot be kept why, by task id."""
+    encoded: dict[tuple[Batch, int], bytes] = {}
+    refused: dict[str, str] = {}
+    for task_id, value in results.items():
+        place = names.parse_task_id(task_id)
+        try:
+            encoded[place] = batch.encode_result(value)
+        except InvalidTask as error:
+            refused[task_id] = str(error)
+    return encoded, refused
+
+
+def refuse(refused: Mapping[str, str], lost: LeaseLost | None = None) -> None:
+    """Raise InvalidResult if there are results that cannot be kept. `lost`: the leases that were lost meanwhile."""
+    if refused:
+        first, why = next(iter(refused.items()))
+        what = f"The task {first} was not completed, its lease goes on. {why}"
+        if len(refused) > 1:
+            what += f" So it is with {len(refused) - 1:,} more."
+        raise InvalidResult(what, [*refused]) from lost

@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 
+from fsqueue import nesting
 from fsqueue.errors import InvalidTask, TaskTooLarge
 
 _OPTIONS = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
@@ -16,6 +17,8 @@ _U = ord("u")
 """Looked for before `null` is, as that takes ten times as long."""
 RESULT_BYTES_MAX = 64 * 1024
 """A result kept with a completed task is not larger than this: it lives in the log and the history."""
+SHALLOW_BYTES = 2 * nesting.NESTING_MAX
+"""What is no longer than this cannot nest too deep."""
 
 
 def encode_task(payload: Any, bytes_max: int, index: int | None = None) -> bytes:
@@ -38,19 +41,60 @@ def too_large(size: int, bytes_max: int, index: int | None) -> TaskTooLarge:
     )
 
 
+def too_deep(what: str, index: int | None) -> InvalidTask:
+    """Return the error for a payload or result that nests too deep."""
+    return InvalidTask(
+        f"{_where(index)}: the {what} nests deeper than {nesting.NESTING_MAX} levels of JSON arrays and objects. "
+        "Flatten it, or store it in a file and give its path.",
+        index,
+    )
+
+
 def encode_json(value: Any, what: str, index: int | None = None) -> bytes:
-    """Strict JSON (no NaN, no silent conversions of dates and dataclasses), or InvalidTask."""
+    """Return strict JSON (no NaN, no silent conversions of dates and dataclasses), or raise InvalidTask."""
     try:
         data = orjson.dumps(value, option=_OPTIONS)
     except (orjson.JSONEncodeError, RecursionError) as error:
+        if isinstance(error, RecursionError) or is_about_depth(error):
+            raise too_deep(what, index) from None
         raise InvalidTask(
             f"{_where(index)}: the {what} is not JSON: {error}. Use only what JSON has (or bytes).", index
         ) from None
+    if len(data) > SHALLOW_BYTES and nesting.is_deeper(data):
+        raise too_deep(what, index)
     if _U in data and b"null" in data and (bad := _not_finite(value)) is not None:
         raise InvalidTask(
             f"{_where(index)}: the {what} contains {bad}, which JSON does not have. Use null or a string.", index
         )
     return data
+
+
+def encode_result(value: Any) -> bytes:
+    """Return a result as JSON; InvalidTask says why it cannot be kept with its task."""
+    data = encode_json(value, "result")
+    if len(data) > RESULT_BYTES_MAX:
+        raise InvalidTask(
+            f"The result takes {len(data):,} bytes; {RESULT_BYTES_MAX:,} are kept with a task. "
+            "Store it in a file and give its path."
+        )
+    return data
+
+
+def decode_result(data: bytes) -> Any:
+    """Return the result that a command has written: JSON, or else text. InvalidTask says why it cannot be kept."""
+    try:
+        value = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        if is_about_depth(error):
+            raise too_deep("result", None) from None
+        value = data.decode(errors="replace").rstrip("\n")
+    encode_result(value)
+    return value
+
+
+def is_about_depth(error: Exception) -> bool:
+    """Return whether orjson has refused something because it nests deeper than orjson goes, not for another reason."""
+    return "depth" in str(error) or "ecursion" in str(error)
 
 
 def _where(index: int | None) -> str:
@@ -78,12 +122,19 @@ def split_lines(content: bytes) -> list[bytes]:
 
 
 def decode_task(line: bytes) -> dict[str, Any]:
-    """A line as {"payload": ..., "key": ..., "priority": ...}; ValueError if it is damaged."""
+    """Return a line as {"payload": ..., "key": ..., "priority": ...}; ValueError if it is damaged or nests too deep."""
     record = orjson.loads(line)
     if not isinstance(record, dict):
         raise ValueError("not an object")
+    check_depth(line)
     record["payload"] = decode_fields(record)
     return record
+
+
+def check_depth(line: bytes) -> None:
+    """Raise ValueError for a line that nests too deep to be a task: nobody could write a dead letter of it."""
+    if len(line) > SHALLOW_BYTES and nesting.is_deeper(line, nesting.LINE_NESTING_MAX):
+        raise ValueError("nested too deep")
 
 
 def decode_fields(record: dict[str, Any]) -> Any:

@@ -26,7 +26,7 @@ def movements_of(store: Store, task_id: str) -> list[Movement]:
     return [birth, *(_movement(record) for record in _applied(records, index))]
 
 
-def records_of(store: Store, batch: str) -> history.Records:
+def records_of(store: Store, batch: names.Batch) -> history.Records:
     """The records in a batch's log, with their offsets; none if there is no log."""
     try:
         content = store.fs.read(store.layout.log(batch))

@@ -19,17 +19,17 @@ from typing import Any
 import orjson
 
 from fsqueue import names, staging
-from fsqueue.errors import CommitLost, FsqueueError, LockTimeout, StorageError
+from fsqueue.errors import CommitLost, FsqueueError, InvalidArgument, LockTimeout, StorageError
 from fsqueue.filesystem import NOT_FILES
 from fsqueue.layout import Layout
-from fsqueue.names import TaskFileName
+from fsqueue.names import Batch, CommitName, TaskFileName, Uuid
 from fsqueue.store import Store
 from fsqueue.task import CommitPart
 
 logger = logging.getLogger("fsqueue")
 
-LOCK, GONE = "lock", ".gone-"
-"""In an attempt's directory: who has it locked proves or reaps it. In `staging/`: how a reaped one's name begins."""
+LOCK = "lock"
+"""In an attempt's directory: who has it locked proves or reaps it."""
 LOCK_S = 30.0
 """How long to wait for that lock: its holder lists the directory, or renames it."""
 REAP_S = 2.0
@@ -45,8 +45,8 @@ FILES_MAX = 1 << 32
 class Part:
     """Files staged in a row by one writer: `files` batches, from `first` on."""
 
-    attempt: str
-    first: str
+    attempt: Uuid
+    first: Batch
     files: int
     tasks: int
     bytes: int
@@ -58,22 +58,25 @@ class Part:
 
     @classmethod
     def of(cls, part: CommitPart) -> Part:
-        """What a record says of what users hold."""
-        return cls(part.attempt, part.first, part.files, part.tasks, part.bytes)
+        """Return what a record says of a part that a user holds (its names become paths); InvalidArgument."""
+        found = _part({name: getattr(part, name) for name in cls.__slots__})
+        if found is None:
+            raise InvalidArgument(f"{part!r} is no part as `stage` returns them. Nothing was done.")
+        return found
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
     """What a commit inserts; proposed, or decided: then it is what `commits/NAME.json` says."""
 
-    id: str
-    name: str
+    id: Uuid
+    name: CommitName
     at: int
     parts: tuple[Part, ...]
 
-    def attempts(self) -> dict[str, list[Part]]:
+    def attempts(self) -> dict[Uuid, list[Part]]:
         """The parts of each attempt, in the order of their names."""
-        found: dict[str, list[Part]] = {}
+        found: dict[Uuid, list[Part]] = {}
         for part in sorted(self.parts, key=lambda one: one.attempt):
             found.setdefault(part.attempt, []).append(part)
         return found
@@ -96,10 +99,11 @@ def parse(content: bytes) -> Record | None:
     except orjson.JSONDecodeError:
         return None
     match line:
-        case {"op": "commit", "id": str(identity), "name": str(name), "at": int(at), "parts": list(given)}:
-            parts = tuple(map(_part, given))
-            sound = names.is_uuid(identity) and names.is_commit(name)
-            return Record(identity, name, at, parts) if sound and None not in parts else None  # type: ignore[arg-type]
+        case {"op": "commit", "id": identity, "name": name, "at": int(at), "parts": list(given)}:
+            known, commit = names.parse_uuid(identity), names.parse_commit(name)
+            parts = [part for part in map(_part, given) if part is not None]
+            if known is not None and commit is not None and len(parts) == len(given):
+                return Record(known, commit, at, tuple(parts))
     return None
 
 
@@ -107,15 +111,16 @@ def _part(line: Any) -> Part | None:
     match line:
         case {"attempt": attempt, "first": first, "files": files, "tasks": tasks, "bytes": size}:
             sound = all(type(number) is int and number >= 0 for number in (files, tasks, size)) and files <= FILES_MAX
-            if sound and names.is_uuid(attempt) and names.is_uuid(first):
-                return Part(attempt, first, files, tasks, size)
+            known, batch = names.parse_uuid(attempt), names.parse_first(first)
+            if sound and known is not None and batch is not None:
+                return Part(known, batch, files, tasks, size)
     return None
 
 
 # -- looking -----------------------------------------------------------------------------------------
 
 
-def find(store: Store, layout: Layout, commit: str) -> Record | None:
+def find(store: Store, layout: Layout, commit: CommitName) -> Record | None:
     """The record that was decided for a name, by a fresh look; None if there is none. StorageError: it is damaged."""
     path = layout.record(commit)
     try:
@@ -130,7 +135,7 @@ def find(store: Store, layout: Layout, commit: str) -> Record | None:
     return record
 
 
-def proposals(store: Store, layout: Layout) -> Iterator[str]:
+def proposals(store: Store, layout: Layout) -> Iterator[Uuid]:
     """The ids of what is proposed, or decided and not known to be applied."""
     for text in store.fs.names(layout.pending):
         identity = names.parse_proposal_file(text)
@@ -138,7 +143,7 @@ def proposals(store: Store, layout: Layout) -> Iterator[str]:
             yield identity
 
 
-def proposed(store: Store, layout: Layout, identity: str) -> Record | None:
+def proposed(store: Store, layout: Layout, identity: Uuid) -> Record | None:
     """What a proposal says; None if it is gone, not written yet, or none."""
     try:
         record = parse(store.fs.read(layout.proposal(identity)))
@@ -169,7 +174,7 @@ def decided(store: Store) -> set[str]:
     return {text for text in store.fs.names(store.layout.commits) if names.parse_record_file(text) is not None}
 
 
-def waiting(store: Store) -> dict[str, TaskFileName]:
+def waiting(store: Store) -> dict[Batch, TaskFileName]:
     """The batches that are decided and still staged: as good as published."""
     layout = store.layout
     return {
@@ -180,7 +185,9 @@ def waiting(store: Store) -> dict[str, TaskFileName]:
     }
 
 
-def staged(store: Store, layout: Layout, attempt: str, commit: str, parts: Iterable[Part]) -> list[TaskFileName]:
+def staged(
+    store: Store, layout: Layout, attempt: Uuid, commit: CommitName, parts: Iterable[Part]
+) -> list[TaskFileName]:
     """The files of these parts that a listing of their attempt shows."""
     known = {part.first[:24]: part for part in parts}
     found = []
@@ -242,7 +249,7 @@ def _proposed(store: Store, layout: Layout, record: Record) -> Iterator[None]:
             fs.close(fd)
 
 
-def prove(store: Store, layout: Layout, commit: str, attempt: str, parts: list[Part], locks: ExitStack) -> None:
+def prove(store: Store, layout: Layout, commit: CommitName, attempt: Uuid, parts: list[Part], locks: ExitStack) -> None:
     """Make sure that all is there that a record names of an attempt. CommitLost if not.
 
     Under the attempt's lock, which `locks` gives back.
@@ -275,7 +282,7 @@ def lost(store: Store, commit: str) -> CommitLost:
     )
 
 
-def _is_whole(store: Store, layout: Layout, attempt: str, commit: str, parts: list[Part]) -> bool:
+def _is_whole(store: Store, layout: Layout, attempt: Uuid, commit: CommitName, parts: list[Part]) -> bool:
     """Whether listings show each file of these parts, with as many tasks as there should be."""
     missing = {part.first[:24]: (part, bytearray(b"\1") * part.files) for part in parts}
     files, tasks = sum(part.files for part in parts), sum(part.tasks for part in parts)
@@ -330,7 +337,7 @@ def apply(store: Store, layout: Layout, record: Record) -> None:
     fs.unlink(layout.proposal(record.id))
 
 
-def _publish(store: Store, layout: Layout, attempt: str, commit: str, parts: list[Part]) -> None:
+def _publish(store: Store, layout: Layout, attempt: Uuid, commit: CommitName, parts: list[Part]) -> None:
     """Rename into their shards whatever listings show, until two of them in a row show nothing."""
     fs, directory, vain = store.fs, layout.attempt(attempt, commit), 0
     for _ in range(ROUNDS):
@@ -384,7 +391,7 @@ def _attending(store: Store, path: str) -> Iterator[None]:
 # -- clearing up -------------------------------------------------------------------------------------
 
 
-def settle(store: Store, layout: Layout, identity: str) -> bool:
+def settle(store: Store, layout: Layout, identity: Uuid) -> bool:
     """Bring a proposal to its end: applied if it was decided, withdrawn if its proposer is dead. False: he lives."""
     path = layout.proposal(identity)
     try:
@@ -401,14 +408,14 @@ def settle(store: Store, layout: Layout, identity: str) -> bool:
     return True
 
 
-def reap(store: Store, layout: Layout, attempt: str, commit: str) -> bool:
+def reap(store: Store, layout: Layout, attempt: Uuid, commit: CommitName) -> bool:
     """Remove what an attempt has staged; if it was decided, publish it instead. False if it is being decided on.
 
     It is renamed first, under its lock: who then proves what he proposed finds nothing, and what is staged under
     its name from then on is safe.
     """
     fs, directory = store.fs, layout.attempt(attempt, commit)
-    gone = f"{layout.staging}/{GONE}{store.entropy.hex16()}"
+    gone = f"{layout.staging}/{names.gone(store.entropy.hex16())}"
     with ExitStack() as stack:
         try:
             stack.enter_context(store.held(f"{directory}/{LOCK}", REAP_S))

@@ -14,6 +14,7 @@ from fsqueue.arguments import payloads_of, verb, whole
 from fsqueue.commits import Part, Record
 from fsqueue.errors import CommitLost, FsqueueError, InvalidArgument, InvalidTask
 from fsqueue.layout import Layout
+from fsqueue.names import CommitName, Generation, Uuid
 from fsqueue.store import Store
 from fsqueue.task import CommitPart, CommitReport
 
@@ -28,7 +29,9 @@ class Commit:
     def __init__(self, store: Store, name: str, attempt: str | None = None) -> None:
         self.store = store
         self.name = names.commit_name(name)
-        self.attempt = attempt or store.entropy.uuid7(store.clock.now_ms())
+        self.attempt = (
+            names.new_uuid(store.entropy, store.clock.now_ms()) if attempt is None else names.attempt_name(attempt)
+        )
         """Tells what this object and its copies stage from what others stage for the same name."""
 
     def __reduce__(self) -> tuple[Callable[..., Commit], tuple[str, str | None, str, str]]:
@@ -73,17 +76,18 @@ class Commit:
         store = self.store
         store.refresh(now=True)
         layout = store.layout
-        given = self._parts(parts)
+        parts = self._parts(parts)
+        given = list(map(Part.of, parts))
         known = commits.find(store, layout, self.name)
         repeated = known is not None
         if known is None:
-            self._refuse_purged(given)
+            self._refuse_purged(parts)
             now = store.clock.now_ms()
-            own = Record(store.entropy.uuid7(now), self.name, now, tuple(map(Part.of, given)))
+            own = Record(names.new_uuid(store.entropy, now), self.name, now, tuple(given))
             known = overwriting.begin(store, own) if overwrite else commits.decide(store, layout, own)
             repeated = known.id != own.id
             if overwrite and not repeated:
-                self._trash(layout)
+                self._trash(layout.directory)
             layout = store.layout if overwrite else layout
         return self._finish(layout, known, {part.attempt for part in given}, repeated)
 
@@ -126,10 +130,10 @@ class Commit:
             given.append(part)
         return list(dict.fromkeys(given))
 
-    def _trash(self, layout: Layout) -> None:
+    def _trash(self, directory: Generation) -> None:
         """Move the generation away that was overwritten; if that cannot be done now, `gc` does it."""
         try:
-            self.store.discard(layout.base)
+            self.store.discard(self.store.path, directory)
         except OSError as error:
             commits.logger.warning("what was overwritten in %s is still there (%s)", self.store.path, error)
 
@@ -140,7 +144,7 @@ class Commit:
                 "Nothing of them is visible; stage them again, and publish that."
             )
 
-    def _finish(self, layout: Layout, record: Record, attempts: set[str], repeated: bool) -> CommitReport:
+    def _finish(self, layout: Layout, record: Record, attempts: set[Uuid], repeated: bool) -> CommitReport:
         """Apply what was decided, drop what was not, and report."""
         store = self.store
         store.refresh(now=True)  # who linked the record into a tree that had been purged before reads so here
@@ -159,12 +163,12 @@ class Commit:
 class _Stager:
     """One part on its way to the disk: files named in a row, in groups of bounded size."""
 
-    def __init__(self, store: Store, name: str, attempt: str) -> None:
+    def __init__(self, store: Store, name: CommitName, attempt: Uuid) -> None:
         self.store = store
         self.layout = store.layout
         self.name, self.attempt = name, attempt
         self.directory = self.layout.attempt(attempt, name)
-        self.first = store.entropy.uuid7(store.clock.now_ms())
+        self.first = names.new_batch(store.entropy, store.clock.now_ms())
         self.files = self.tasks = self.bytes = 0
         self.opened: list[int] = []
         """Written, and perhaps not yet synced: one group's files, or two."""

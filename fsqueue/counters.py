@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import hashlib
 
+from fsqueue import names
 from fsqueue.errors import LockTimeout
 from fsqueue.layout import COUNTERS, Layout
 from fsqueue.logs import Log
+from fsqueue.names import CounterName
 from fsqueue.store import Store
 
 OFFSET_MAX = 1 << 62
 """No counter is ever so large."""
-NUMBERS = [f"{number:02x}" for number in range(COUNTERS)]
+NUMBERS = names.counters(COUNTERS)
 
 
 def mark(batch: str, count: int) -> bytes:
@@ -27,10 +29,11 @@ def mark(batch: str, count: int) -> bytes:
 
 def there(store: Store, layout: Layout, batch: str, number: str, offset: int, count: int) -> int:
     """How many of the bytes that a `count` record announced are in the counter."""
-    if count <= 0 or number not in NUMBERS or offset > OFFSET_MAX:
+    name = names.parse_counter(number)
+    if count <= 0 or name not in NUMBERS or offset > OFFSET_MAX:
         return 0  # what a log says may come from anybody: nothing but the queue's own counters is looked at
     try:
-        fd = store.fs.look_anew(layout.counter(number))
+        fd = store.fs.look_anew(layout.counter(name))
     except FileNotFoundError:
         return 0
     try:
@@ -76,14 +79,13 @@ def add(store: Store, log: Log, completed: int, at: int, wait_s: float) -> None:
         raise LockTimeout(f"All completion counters of {store.path} stayed locked. Counting goes on later.")
 
 
-def sizes(store: Store) -> dict[str, int]:
+def sizes(store: Store) -> dict[CounterName, int]:
     """The size of each counter file in bytes, by a fresh look: that many tasks were completed and counted."""
-    found: dict[str, int] = {}
-    directory = store.layout.counter("")[:-1]
-    for number in store.fs.names(directory):
+    found: dict[CounterName, int] = {}
+    for number in map(names.parse_counter, store.fs.names(store.layout.completions)):
         if number in NUMBERS:
             try:
-                fd = store.fs.look(f"{directory}/{number}")
+                fd = store.fs.look(store.layout.counter(number))
             except FileNotFoundError:
                 continue
             found[number] = store.fs.fstat(fd).st_size

@@ -6,16 +6,16 @@ line counts, and a second `dead` is dropped (docs/format.md, "Dead letters").
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import orjson
 
-from fsqueue import batch, jsonl, names, staging
+from fsqueue import batch, jsonl, names, nesting, staging
 from fsqueue.layout import Layout
 from fsqueue.ledger import Ledger
 from fsqueue.logs import Log
+from fsqueue.names import Shard
 from fsqueue.store import Store
 from fsqueue.task import DeadLetter
 
@@ -91,11 +91,13 @@ def _lines(store: Store, fd: int) -> Iterator[dict[str, Any]]:
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
-    """A line that makes sense."""
+    """Return a line that makes sense, without the fields that nest too deep; None for any other."""
     try:
         record = orjson.loads(line)
     except orjson.JSONDecodeError:
         return None
+    if isinstance(record, dict) and len(line) > batch.SHALLOW_BYTES and nesting.is_deeper(line):
+        record = nesting.trimmed(record)
     if isinstance(record, dict) and (
         (record.get("op") == "dead" and isinstance(record.get("id"), str))
         or (record.get("op") in SETTLED and isinstance(record.get("ids"), list))
@@ -104,12 +106,12 @@ def _parse(line: bytes) -> dict[str, Any] | None:
     return None
 
 
-def _shards(store: Store, layout: Layout) -> list[str]:
-    found = {name.removesuffix(".jsonl") for name in store.fs.names(os.path.dirname(layout.dead("")))}
-    return sorted(found & set(names.all_shards(layout.shards)))
+def _shards(store: Store, layout: Layout) -> list[Shard]:
+    found = (names.parse_shard_file(name, layout.shards) for name in store.fs.names(layout.dead_letters))
+    return sorted(shard for shard in found if shard is not None)
 
 
-def _opened(store: Store, layout: Layout, only: str | None = None) -> Iterator[tuple[str, int]]:
+def _opened(store: Store, layout: Layout, only: Shard | None = None) -> Iterator[tuple[Shard, int]]:
     """The files there are (or that of one shard, if it is there), opened one after the other."""
     for shard in _shards(store, layout) if only is None else [only]:
         try:
@@ -166,12 +168,12 @@ def known(store: Store, shard: str) -> set[str]:
     return found
 
 
-def sizes(store: Store) -> dict[str, int]:
+def sizes(store: Store) -> dict[Shard, int]:
     """The size of each file of letters in bytes: changed, if anything was appended."""
     return {shard: store.fs.fstat(fd).st_size for shard, fd in _opened(store, store.layout)}
 
 
-def letters(store: Store, only: str | None = None) -> Iterator[DeadLetter]:
+def letters(store: Store, only: Shard | None = None) -> Iterator[DeadLetter]:
     """All dead letters, shard by shard, or those of one; memory is bounded by a shard's ids."""
     for _, fd in _opened(store, store.layout, only):
         yield from _letters(store, fd)

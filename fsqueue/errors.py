@@ -10,7 +10,8 @@
     ├── FormatTooNew             written by a newer fsqueue: upgrade this one                          1
     ├── InvalidArgument          an argument is wrong; nothing was done (also a ValueError)            2
     ├── InvalidTask              this task cannot be stored (also a ValueError)                        2
-    │   └── TaskTooLarge         … because of its size
+    │   ├── TaskTooLarge         … because of its size
+    │   └── InvalidResult        a result cannot be kept (also an InvalidArgument): its task is still leased  2
     ├── TaskNotFound             no such task, or it finished and the history no longer knows it       3
     ├── LeaseLost                the lease no longer holds: drop the result, do not retry              4
     │   └── LeaseExpired         … it ran out before it was renewed; nobody has taken the task yet
@@ -87,6 +88,18 @@ class InvalidTask(FsqueueError, ValueError):
 
 class TaskTooLarge(InvalidTask):
     """The task is larger than the queue accepts. Store the data in a file and queue its path."""
+
+
+class InvalidResult(InvalidTask, InvalidArgument):
+    """A result cannot be kept: it is not JSON, or too large, or nests too deep. Its task was not completed.
+
+    `tasks` are the ids concerned: their leases still hold. Of tasks handed in together, the others were dealt with;
+    if leases among those were lost, `__cause__` is the LeaseLost that names them.
+    """
+
+    def __init__(self, message: str, tasks: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.tasks = list(tasks)
 
 
 class TaskNotFound(FsqueueError):

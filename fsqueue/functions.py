@@ -19,7 +19,7 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
-from fsqueue import names
+from fsqueue import names, nesting
 from fsqueue.clock import duration_ms
 from fsqueue.errors import Bury, InvalidArgument, InvalidTask
 from fsqueue.queue import Queue
@@ -32,8 +32,8 @@ Where = Queue | str | os.PathLike[str]
 
 NAME_LENGTH_MAX = 200
 """Characters in a function's name."""
-DEPTH_MAX = 200
-"""Levels of lists and dicts in an argument; orjson gives up not far above."""
+DEPTH_MAX = nesting.NESTING_MAX - 2
+"""Levels of lists and dicts in an argument: the payload around it has two."""
 _FIELDS = {"call", "args", "kwargs"}
 _SCRIPTS = ("__main__", "__mp_main__")
 """What the module of the running script is called, and in its processes that `multiprocessing` spawns."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import re
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -16,17 +15,13 @@ from fsqueue import jsonl, movements, names
 from fsqueue.filesystem import NOT_FILES
 from fsqueue.ledger import Ledger
 from fsqueue.logs import Log
+from fsqueue.names import Batch, Day, Shard, day_of
 from fsqueue.store import Store
 
 PAGE_BYTES = 4096
 """The end of a line, with the record that says when its batch finished, is in so many bytes."""
 LATE_MS = 5_000
 """Lines stand in the order in which batches finished, but for so much: who finishes one waits for the file's lock."""
-
-
-def day_of(at_ms: int) -> str:
-    """The UTC day of a time, as 2026-11-21."""
-    return time.strftime("%Y-%m-%d", time.gmtime(at_ms / 1000))
 
 
 def keep(store: Store, log: Log, at: int, timeout_s: float) -> None:
@@ -38,9 +33,16 @@ def keep(store: Store, log: Log, at: int, timeout_s: float) -> None:
         jsonl.append(store.fs, fd, line, sync)
 
 
-def days(store: Store) -> list[str]:
+def days(store: Store) -> list[Day]:
     """The days that have a history, oldest first."""
-    return sorted(name for name in store.fs.names(store.layout.history_days) if names.is_day(name))
+    found = map(names.parse_day, store.fs.names(store.layout.history_days))
+    return sorted(day for day in found if day is not None)
+
+
+def shards_of(store: Store, day: Day) -> list[Shard]:
+    """The shards that have a history of a day."""
+    found = store.fs.names(f"{store.layout.history_days}/{day}")
+    return [shard for name in found if (shard := names.parse_shard_file(name, store.layout.shards)) is not None]
 
 
 Records = list[tuple[int, dict[str, Any]]]
@@ -57,13 +59,13 @@ def find(store: Store, batch: str) -> Records | None:
     return None
 
 
-def batches(store: Store) -> Iterator[tuple[str, Records]]:
+def batches(store: Store) -> Iterator[tuple[Batch, Records]]:
     """All finished batches that the history keeps, with their records; a repeat of a batch is dropped."""
     for shard in names.all_shards(store.layout.shards):
         yield from batches_of(store, shard)
 
 
-def batches_of(store: Store, shard: str) -> Iterator[tuple[str, Records]]:
+def batches_of(store: Store, shard: Shard) -> Iterator[tuple[Batch, Records]]:
     """Those of one shard. Memory is bounded by the ids of its batches."""
     seen: set[str] = set()
     for day in days(store):
@@ -74,21 +76,20 @@ def batches_of(store: Store, shard: str) -> Iterator[tuple[str, Records]]:
                 yield found
 
 
-def sizes(store: Store) -> dict[str, int]:
+def sizes(store: Store) -> dict[Shard, int]:
     """The bytes of history that each shard has."""
-    found: dict[str, int] = {}
+    found: dict[Shard, int] = {}
     for day in days(store):
-        for name in store.fs.names(f"{store.layout.history_days}/{day}"):
+        for shard in shards_of(store, day):
             try:
-                size = store.fs.stat(f"{store.layout.history_days}/{day}/{name}").st_size
+                size = store.fs.stat(store.layout.history(day, shard)).st_size
             except FileNotFoundError:
                 continue
-            shard = name.removesuffix(".jsonl")
             found[shard] = found.get(shard, 0) + size
     return found
 
 
-def read(store: Store, path: str, batch: str | None = None) -> Iterator[tuple[int, int, str, Records]]:
+def read(store: Store, path: str, batch: str | None = None) -> Iterator[tuple[int, int, Batch, Records]]:
     """Offset, length, batch and records of each sound line of a file, repeats too; of one batch only if asked for."""
     start = b'{"batch":"%s",' % batch.encode() if batch is not None else b""
     offset = 0
@@ -102,22 +103,22 @@ def read(store: Store, path: str, batch: str | None = None) -> Iterator[tuple[in
 class Recent:
     """What finished lately in a shard, the last batch first; all that finished from `since` (ms) on is among it."""
 
-    batches: list[tuple[str, Records]]
+    batches: list[tuple[Batch, Records]]
     since: int
     bytes: int
 
 
-def recent_files(store: Store, since: int) -> dict[str, list[str]]:
+def recent_files(store: Store, since: int) -> dict[Shard, list[Day]]:
     """For each shard the days, latest first, whose files may have batches that finished from `since` (ms) on."""
-    found: dict[str, list[str]] = {}
+    found: dict[Shard, list[Day]] = {}
     for day in reversed(days(store)):
         if day >= day_of(max(0, since - LATE_MS)):
-            for name in store.fs.names(f"{store.layout.history_days}/{day}"):
-                found.setdefault(name.removesuffix(".jsonl"), []).append(day)
+            for shard in shards_of(store, day):
+                found.setdefault(shard, []).append(day)
     return found
 
 
-def recent(store: Store, shard: str, days: list[str], since: int, bytes_max: int) -> Recent:
+def recent(store: Store, shard: Shard, days: list[Day], since: int, bytes_max: int) -> Recent:
     """The batches of a shard that finished from `since` (ms) on, from the ends of the files of these days.
 
     At most the last `bytes_max` bytes of each file are read: where those do not reach back so far, what is returned
@@ -169,7 +170,7 @@ def _finished_at(end: bytes) -> int:
 _FINISH = b'{"op":"finish","at":'
 
 
-def all_lines(store: Store) -> Iterator[tuple[str, Records]]:
+def all_lines(store: Store) -> Iterator[tuple[Batch, Records]]:
     """Batch and records of every line that the history keeps, repeats too."""
     for shard in names.all_shards(store.layout.shards):
         for day in days(store):
@@ -186,20 +187,22 @@ def replay(records: Records) -> Ledger:
     return ledger
 
 
-def parse(line: bytes) -> tuple[str, Records] | None:
+def parse(line: bytes) -> tuple[Batch, Records] | None:
     """Batch and records of a line. The records stand in it as far apart as they stood in the log."""
     begin = line.find(b'"records":[') + len(b'"records":[')
     try:
-        batch = orjson.loads(line)["batch"]
+        batch = names.parse_batch(orjson.loads(line)["batch"])
         text = line[begin:].decode("latin-1")  # one character a byte: only the ends of the records are wanted
         records: Records = []
         at = _BLANK.match(text, 0).end()  # type: ignore[union-attr]
         while text[at] != "]":
             _, end = _DECODER.raw_decode(text, at)
-            records.append((at, orjson.loads(line[begin + at : begin + end])))
+            record = movements.parse(line[begin + at : begin + end])
+            if record is not None:
+                records.append((at, record))
             at = _BLANK.match(text, end).end()  # type: ignore[union-attr]
-        return (batch, records) if names.is_batch(batch) else None
-    except (ValueError, KeyError, TypeError, IndexError):
+        return (batch, records) if batch is not None else None
+    except (ValueError, KeyError, TypeError, IndexError, RecursionError):
         return None
 
 

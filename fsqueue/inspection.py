@@ -15,7 +15,7 @@ from fsqueue import commits, counters, deadletters, history, names, staging, tas
 from fsqueue.errors import LockTimeout, StorageError, TaskNotFound
 from fsqueue.filesystem import NOT_FILES
 from fsqueue.ledger import AVAILABLE, CANCELLED, COMPLETED, DEAD, LEASED, Ledger
-from fsqueue.names import TaskFileName
+from fsqueue.names import Batch, CounterName, Shard, TaskFileName
 from fsqueue.store import Store
 from fsqueue.task import CANCELLED as IS_CANCELLED
 from fsqueue.task import COMPLETED as IS_COMPLETED
@@ -35,7 +35,7 @@ COMMITS_MAX = 10
 """How often it is read once more because something was committed while it was read."""
 
 
-def read_ledger(store: Store, batch: str) -> Ledger | None:
+def read_ledger(store: Store, batch: Batch) -> Ledger | None:
     """The ledger of a batch as it stands, by a fresh look and without a lock; None if nothing has touched it.
 
     (A log may be there all the same: empty, or revived and closed again by somebody who came too late.)
@@ -45,7 +45,7 @@ def read_ledger(store: Store, batch: str) -> Ledger | None:
     return ledger if ledger.count else None
 
 
-def read_log(store: Store, batch: str) -> bytes:
+def read_log(store: Store, batch: Batch) -> bytes:
     """The bytes of a batch's log, by a fresh look; none if it has none."""
     try:
         return store.fs.read(store.layout.log(batch))
@@ -57,22 +57,22 @@ def read_log(store: Store, batch: str) -> bytes:
         return b""  # a directory, link or pipe of that name: a stray
 
 
-def task_files(store: Store, shard: str) -> dict[str, TaskFileName]:
+def task_files(store: Store, shard: Shard) -> dict[Batch, TaskFileName]:
     """The task files of a shard by batch (of two names of one batch, seen during a renaming, one)."""
     found = map(names.parse_task_file, store.fs.names(f"{store.layout.tasks}/{shard}"))
     return {name.batch: name for name in found if name is not None}
 
 
-def logs(store: Store, shard: str) -> list[str]:
+def logs(store: Store, shard: Shard) -> list[Batch]:
     """The batches of a shard that have a log."""
     found = map(names.parse_log_file, store.fs.names(f"{store.layout.logs}/{shard}"))
     return [uuid for uuid in found if uuid is not None]
 
 
-def shards(store: Store) -> list[str]:
+def shards(store: Store) -> list[Shard]:
     """The shards that have task files or logs, or had."""
-    known = set(names.all_shards(store.layout.shards))
-    return sorted(known & (set(store.fs.names(store.layout.tasks)) | set(store.fs.names(store.layout.logs))))
+    found = {*store.fs.names(store.layout.tasks), *store.fs.names(store.layout.logs)}
+    return [shard for shard in names.all_shards(store.layout.shards) if shard in found]
 
 
 # -- status -------------------------------------------------------------------------------------
@@ -121,7 +121,7 @@ def apply_pending(store: Store) -> None:
         commits.apply_pending(store)
 
 
-Counted = tuple[dict[str, int], dict[str, int]]
+Counted = tuple[dict[CounterName, int], dict[Shard, int]]
 """The sizes of the completion counters and of the files of dead letters."""
 
 
@@ -147,8 +147,8 @@ class _Seen:
         self.settled = letters.settled
         self.is_sure = True
         """Whether no batch lost its log and its file between the listing and the reading."""
-        self.files: dict[str, TaskFileName] = {}
-        self.ledgers: dict[str, Ledger] = {}
+        self.files: dict[Batch, TaskFileName] = {}
+        self.ledgers: dict[Batch, Ledger] = {}
 
     def batches(self) -> set[str]:
         """All batches that were there."""
@@ -159,7 +159,7 @@ class _Seen:
         now = store.clock.now_ms()
         waiting = sum(name.count for name in self.files.values() if name.available_at <= now)
         delayed = sum(name.count for name in self.files.values()) - waiting
-        sizes, dead = self.counted[0], set(self.dead)
+        sizes, dead = {str(name): size for name, size in self.counted[0].items()}, set(self.dead)
         leased, completed = 0, sum(sizes.values())
         for batch, ledger in self.ledgers.items():
             for index, (state, since) in enumerate(zip(ledger.state, ledger.since, strict=True)):
@@ -206,7 +206,7 @@ class DrainCheck:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self._hint = ""
+        self._hint: Shard | None = None
 
     def __call__(self) -> bool:
         """Look. A task file means work left, unless all in it is done (its finisher died, or is about to remove it)."""
@@ -227,10 +227,10 @@ class DrainCheck:
             return self()
         return True
 
-    def _is_at_work(self, shard: str) -> bool:
+    def _is_at_work(self, shard: Shard) -> bool:
         return any(self._has_work(batch) for batch in task_files(self.store, shard))
 
-    def _has_work(self, batch: str) -> bool:
+    def _has_work(self, batch: Batch) -> bool:
         ledger = read_ledger(self.store, batch)
         return ledger is None or ledger.left > 0
 
@@ -268,7 +268,7 @@ def tasks(store: Store, state: str | None = None) -> Iterator[TaskInfo]:
                 )
 
 
-def of_batch(store: Store, batch: str, name: TaskFileName) -> Iterator[TaskInfo]:
+def of_batch(store: Store, batch: Batch, name: TaskFileName) -> Iterator[TaskInfo]:
     """The tasks of a batch that has (or had just now) a task file of this name, finished ones too."""
     lines = _lines_of(store, name)  # none, if it was renamed or finished since it was listed
     ledger = read_ledger(store, batch)
@@ -282,7 +282,7 @@ def of_batch(store: Store, batch: str, name: TaskFileName) -> Iterator[TaskInfo]
     yield from _of_ledger(store, batch, ledger, lines)
 
 
-def payload_of(store: Store, batch: str, index: int, ledger: Ledger) -> Any:
+def payload_of(store: Store, batch: Batch, index: int, ledger: Ledger) -> Any:
     """A task's payload; TaskNotFound if the task file cannot be read any more."""
     if index in ledger.payloads:
         return ledger.payloads[index]
@@ -306,7 +306,7 @@ def _lines_of(store: Store, name: TaskFileName) -> list[bytes]:
         return []
 
 
-def _lines_anywhere(store: Store, batch: str, ledger: Ledger) -> list[bytes]:
+def _lines_anywhere(store: Store, batch: Batch, ledger: Ledger) -> list[bytes]:
     """The same, under the names that the log or a listing shows; the log is read anew while others rename the file."""
     for _ in range(LOOKS):
         texts = (*taskfiles.listed(store, store.layout, batch), *reversed(ledger.names))

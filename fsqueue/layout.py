@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -20,8 +21,9 @@ GENERATION_MAX = 10**18 - 1
 COUNTERS = 16
 """Into how many files the completion counter is spread."""
 
+SETTINGS_FILE = "queue.jsonl"
 DOCTOR = ".fsqueue-doctor"
-"""Where the doctor works, in the directory that it examines."""
+"""Where two doctors meet in a directory that they examine; with `-` and 16 digits, where one of them works."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +82,12 @@ class Fate:
     """What `queue.jsonl` says: settings, its own id, the current generation, closed or not."""
 
     settings: Settings
-    id: str
+    id: names.QueueId
     generation: int = 1
     closed: bool = False
 
     @property
-    def directory(self) -> str:
+    def directory(self) -> names.Generation:
         """The directory of the current generation, in the queue's."""
         return names.generation(self.generation, self.id)
 
@@ -126,17 +128,17 @@ def read_fate(content: bytes, path: str) -> Fate:
                     f"The queue {path} has format {wanted}; this fsqueue reads up to {FORMAT}. Upgrade fsqueue."
                 )
             match record:
-                case {"op": "create", "id": str(identity), "settings": dict(given)} if fate is None:
+                case {"op": "create", "id": str(text), "settings": dict(given)} if fate is None:
                     known = {key: given[key] for key in Settings.__dataclass_fields__ if key in given}
-                    if names.is_queue_id(identity):
+                    if (identity := names.parse_queue_id(text)) is not None:
                         fate = Fate(Settings(**known), identity)
                 case {"op": "generation", "generation": int(number)} if fate is not None:
                     if fate.generation < number <= GENERATION_MAX:
                         fate = replace(fate, generation=number)
                 case {"op": "closed"} if fate is not None:
                     fate = replace(fate, closed=True)
-        except (orjson.JSONDecodeError, InvalidArgument, TypeError):
-            continue
+        except (orjson.JSONDecodeError, InvalidArgument, TypeError, RecursionError):
+            continue  # a RecursionError: from the text of an InvalidArgument about a deep value
     if fate is None:
         raise NotAQueue(
             f"{path} holds a queue.jsonl that is empty or damaged. Restore it from a backup, or use another path."
@@ -145,12 +147,19 @@ def read_fate(content: bytes, path: str) -> Fate:
 
 
 class Layout:
-    """The paths of one generation of a queue. Cheap to make; touches nothing."""
+    """The paths of one generation of a queue. Cheap to make; touches nothing.
+
+    It takes names of the types that `names` makes, and no plain strings: each was parsed by the grammar before.
+    """
 
     __slots__ = (
         "base",
         "commits",
+        "completions",
+        "dead_letters",
+        "directory",
         "doorbell",
+        "history_days",
         "logs",
         "nodes",
         "pending",
@@ -163,8 +172,9 @@ class Layout:
         "trash",
     )
 
-    def __init__(self, queue: str, directory: str, shards: int) -> None:
+    def __init__(self, queue: str, directory: names.Generation, shards: int) -> None:
         self.queue = queue
+        self.directory = directory
         self.base = base = f"{queue}/{directory}"
         self.shards = shards
         self.settings_file = settings_file(queue)
@@ -177,8 +187,11 @@ class Layout:
         self.tasks = f"{base}/queue"
         self.logs = f"{base}/movements"
         self.nodes = f"{base}/nodes"
+        self.completions = f"{base}/completions"
+        self.dead_letters = f"{base}/dead"
+        self.history_days = f"{base}/history"
 
-    def shard(self, batch: str) -> str:
+    def shard(self, batch: str) -> names.Shard:
         """The name of a batch's shard."""
         return names.shard_of(batch, self.shards)
 
@@ -186,42 +199,49 @@ class Layout:
         """The path of a published task file."""
         return f"{self.tasks}/{names.shard_of(name.batch, self.shards)}/{name}"
 
-    def log(self, batch: str) -> str:
+    def log(self, batch: names.Batch) -> str:
         """The path of a batch's movement log."""
         return f"{self.logs}/{names.shard_of(batch, self.shards)}/{names.log_file(batch)}"
 
-    def counter(self, number: str) -> str:
+    def staged(self, name: names.TaskFileName) -> str:
+        """The path of a task file that is not published yet."""
+        return f"{self.staging}/{name}"
+
+    def counter(self, name: names.CounterName) -> str:
         """The path of one of the completion counters."""
-        return f"{self.base}/completions/{number}"
+        return f"{self.completions}/{name}"
 
     def node(self, node: str) -> str:
         """The path of a node's failures in a row."""
         return f"{self.nodes}/{names.node_file(node)}"
 
-    def dead(self, shard: str) -> str:
+    def dead(self, shard: names.Shard) -> str:
         """The path of a shard's dead letters."""
-        return f"{self.base}/dead/{shard}.jsonl"
+        return f"{self.dead_letters}/{shard}.jsonl"
 
-    def history(self, day: str, shard: str) -> str:
+    def history(self, day: names.Day, shard: names.Shard) -> str:
         """The path of a day's history of a shard."""
-        return f"{self.base}/history/{day}/{shard}.jsonl"
+        return f"{self.history_days}/{day}/{shard}.jsonl"
 
-    def attempt(self, attempt: str, commit: str) -> str:
+    def attempt(self, attempt: names.Uuid, commit: names.CommitName) -> str:
         """The directory in which an attempt stages what it has for a commit."""
-        return f"{self.staging}/{attempt}-{commit}"
+        return f"{self.staging}/{names.attempt(attempt, commit)}"
 
-    def proposal(self, identity: str) -> str:
+    def proposal(self, identity: names.Uuid) -> str:
         """The path of a record that is proposed, or decided and not applied yet."""
-        return f"{self.pending}/{identity}.json"
+        return f"{self.pending}/{names.proposal_file(identity)}"
 
-    def record(self, commit: str) -> str:
+    def record(self, commit: names.CommitName) -> str:
         """The path of a commit's record."""
-        return f"{self.commits}/{commit}.json"
+        return f"{self.commits}/{names.record_file(commit)}"
 
-    @property
-    def history_days(self) -> str:
-        """The directory of the days."""
-        return f"{self.base}/history"
+
+def is_doctors(name: str) -> bool:
+    """Tell whether a name in a directory is that of a place where doctors work."""
+    return _DOCTORS.fullmatch(name) is not None
+
+
+_DOCTORS = re.compile(rf"{re.escape(DOCTOR)}(?:-[0-9a-f]{{16}})?")
 
 
 def is_passing(name: str) -> bool:
@@ -229,14 +249,14 @@ def is_passing(name: str) -> bool:
 
     It comes from making one, from a doctor, or from somebody who was still at work in a queue that was deleted.
     """
-    return name.startswith(".new-") or name in (DOCTOR, ".trash", "doorbell")
+    return name.startswith(".new-") or is_doctors(name) or name in (".trash", "doorbell")
 
 
 def settings_file(queue: str) -> str:
     """The path of a queue's `queue.jsonl`."""
-    return f"{queue}/queue.jsonl"
+    return f"{queue}/{SETTINGS_FILE}"
 
 
-def group_trash(queue: str) -> str:
-    """Where a deleted queue is moved: the trash of the directory that holds it."""
-    return f"{queue.rpartition('/')[0]}/.trash"
+def holder_of(queue: str) -> str:
+    """The directory that holds a queue's directory."""
+    return queue.rpartition("/")[0] or "/"

@@ -14,7 +14,7 @@ from fsqueue.errors import FsqueueError
 from fsqueue.filesystem import LOST, NOT_FILES
 from fsqueue.identity import describe
 from fsqueue.logs import Log
-from fsqueue.names import TaskFileName
+from fsqueue.names import Batch, TaskFileName
 from fsqueue.selection import Selection
 from fsqueue.store import Store
 from fsqueue.task import LeasedTask
@@ -59,7 +59,7 @@ class Leaser:
         self.store = store
         self.generation = store.fate.generation
         self.selection = Selection(store)
-        self.current: str | None = None
+        self.current: Batch | None = None
         """The batch this thread stays with while it has tasks for it."""
         self._damaged: list[LeasedTask] = []
         self._passed_over: dict[int, OSError] = {}
@@ -118,7 +118,7 @@ class Leaser:
         That nothing at all is there is proven by two fruitless sweeps in a row.
         """
         store, selection = self.store, self.selection
-        busy: dict[str, TaskFileName] = {}
+        busy: dict[Batch, TaskFileName] = {}
         fruitless, anew = 0, LOOKS_ANEW
         while len(held) < n:
             name = selection.next(store.clock.now_ms(), strict)
@@ -146,7 +146,7 @@ class Leaser:
         if not held:
             self._raise_unreadable()
 
-    def _wait_for(self, busy: dict[str, TaskFileName], n: int, lease_ms: int) -> list[LeasedTask]:
+    def _wait_for(self, busy: dict[Batch, TaskFileName], n: int, lease_ms: int) -> list[LeasedTask]:
         """Busy is not empty: try the batches that others had locked until one gives something or time is up."""
         store = self.store
         until, (pause, longest) = store.clock.monotonic() + BUSY_WAIT_S, store.fs.pauses_s
@@ -169,7 +169,7 @@ class Leaser:
     # -- one batch --------------------------------------------------------------------------------
 
     def _from_batch(
-        self, batch: str, name: TaskFileName | None, most: int, asked: int, lease_ms: int, solo: bool = True
+        self, batch: Batch, name: TaskFileName | None, most: int, asked: int, lease_ms: int, solo: bool = True
     ) -> Got:
         """Claim up to `most` tasks of a batch. `name` where it was just listed."""
         again = False
@@ -218,7 +218,7 @@ class Leaser:
                 logger.warning("batches of %s are passed over, the first because of: %s", self.store.path, error)
 
     def _try_batch(
-        self, batch: str, name: TaskFileName | None, most: int, asked: int, lease_ms: int, solo: bool
+        self, batch: Batch, name: TaskFileName | None, most: int, asked: int, lease_ms: int, solo: bool
     ) -> Got:
         store = self.store
         while True:
@@ -327,9 +327,12 @@ class Leaser:
         tasks: list[LeasedTask] = []
         for index in given:
             try:
-                record = loads(lines[index])
+                line = lines[index]
+                record = loads(line)
                 if "payload" not in record:
-                    record = batches.decode_task(lines[index])
+                    record = batches.decode_task(line)
+                elif len(line) > batches.SHALLOW_BYTES:
+                    batches.check_depth(line)
             except (ValueError, IndexError, TypeError):
                 self._damaged.append(LeasedTask(queue, batch, index, lease, None, 0, offset, until, generation))
                 continue

@@ -113,7 +113,7 @@ def _open(ledger: Ledger, record: dict[str, Any], at: int, offset: int) -> bool:
 
 def _insert(ledger: Ledger, record: dict[str, Any], at: int, offset: int) -> bool:
     batch, staged, count = _text(record["batch"]), _text(record["staged"]), _count(record["count"])
-    if ledger.left or batch == ledger.batch or names.parse_task_id(f"{batch}.0") is None:
+    if ledger.left or batch == ledger.batch or names.parse_batch(batch) is None:
         return False
     ledger.begin(count, _time(record.get("available_at", 0)), offset)
     ledger.batch, ledger.staged = batch, staged

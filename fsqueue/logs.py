@@ -16,7 +16,7 @@ from fsqueue.errors import StorageError
 from fsqueue.filesystem import Filesystem
 from fsqueue.layout import Layout
 from fsqueue.ledger import Ledger
-from fsqueue.names import TaskFileName, task_files_of
+from fsqueue.names import Batch, TaskFileName, task_files_of
 
 TAIL_BYTES = 1 << 16
 
@@ -45,7 +45,7 @@ class Log:
         "torn",
     )
 
-    def __init__(self, fs: Filesystem, layout: Layout, batch: str, fd: int, sync: bool) -> None:
+    def __init__(self, fs: Filesystem, layout: Layout, batch: Batch, fd: int, sync: bool) -> None:
         self.fs = fs
         self.layout = layout
         """Of the generation that the batch is in: another thread may have seen a later one."""

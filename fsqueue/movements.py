@@ -11,8 +11,12 @@ from typing import Any
 
 import orjson
 
+from fsqueue import nesting
+
 Range = tuple[int, int]
 
+SHALLOW_BYTES = 2 * nesting.NESTING_MAX
+"""What is no longer than this cannot nest too deep."""
 VOID = b"~\n"
 """What makes a torn tail a line that nobody can parse: what was reported failed stays void."""
 
@@ -70,12 +74,27 @@ def record(op: str, at: int, **fields: Any) -> bytes:
 
 
 def parse(line: bytes) -> dict[str, Any] | None:
-    """The record in a line (without its newline); None if it is none."""
+    """Return the record in a line (without its newline); None if it is none, or nests deeper than any record does.
+
+    A field that nests too deep is left out: the record acts, but what nobody could pass on is not read.
+    """
     try:
         found = orjson.loads(line)
     except orjson.JSONDecodeError:
         return None
-    return found if is_record(found) else None
+    if not is_record(found):
+        return None
+    if len(line) > SHALLOW_BYTES and nesting.is_deeper(line):
+        return None if nesting.is_deeper(line, nesting.RECORD_NESTING_MAX) else _trimmed(found)
+    return found  # type: ignore[no-any-return]
+
+
+def _trimmed(record: dict[str, Any]) -> dict[str, Any]:
+    parts = record.pop("records", None)  # those of a `prepare`: each has room for itself
+    record = nesting.trimmed(record)
+    if type(parts) is list:
+        record["records"] = [nesting.trimmed(part) if type(part) is dict else None for part in parts]
+    return record
 
 
 def is_record(found: object) -> bool:

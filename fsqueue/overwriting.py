@@ -15,6 +15,7 @@ from fsqueue import commits, jsonl, names
 from fsqueue.commits import Record
 from fsqueue.errors import CommitLost
 from fsqueue.layout import Layout, generation_record, read_fate
+from fsqueue.names import Generation
 from fsqueue.store import Store
 
 
@@ -38,10 +39,11 @@ def begin(store: Store, record: Record) -> Record:
         if found is not None:
             return found
         begun = fate.generation + 1
-        following = Layout(store.path, names.generation(begun, fate.id), layout.shards)
-        clear(store, following.base)
+        directory = names.generation(begun, fate.id)
+        following = Layout(store.path, directory, layout.shards)
+        clear(store, directory)
         fs.make_directory(following.base)
-        undo.callback(store.discard, following.base)
+        undo.callback(store.discard, store.path, directory)
         _move(store, layout, following, record, undo)
         _note(store, following, record)
         try:
@@ -55,10 +57,10 @@ def begin(store: Store, record: Record) -> Record:
     return record
 
 
-def clear(store: Store, directory: str) -> None:
+def clear(store: Store, directory: Generation) -> None:
     """Make room for a generation that is about to begin: an overwriting that died may have left something there."""
-    if store.fs.exists(directory):
-        store.discard(directory)
+    if store.fs.exists(f"{store.path}/{directory}"):
+        store.discard(store.path, directory)
 
 
 def _move(store: Store, layout: Layout, following: Layout, record: Record, undo: ExitStack) -> None:

@@ -26,10 +26,10 @@ from fsqueue import (
     waiting,
 )
 from fsqueue.activity import LEAST_S, Activity, activity
-from fsqueue.arguments import leased, payloads_of, task_ids, translated, verb, whole
+from fsqueue.arguments import leased, payloads_of, refuse, results_of, task_ids, translated, verb, whole
 from fsqueue.clock import Clock, Entropy, duration_ms
 from fsqueue.committing import Commit
-from fsqueue.errors import InvalidArgument, from_os_error
+from fsqueue.errors import InvalidArgument, LeaseLost, from_os_error
 from fsqueue.filesystem import Filesystem
 from fsqueue.fsck import Finding, fsck
 from fsqueue.layout import Settings
@@ -248,7 +248,9 @@ class Queue:
                 if task.poll is None or not task.poll.complete(task):
                     transitions.complete_one(self.store, task)
             else:
-                transitions.complete(self.store, [task], {(task.batch, task.index): _encoded(result)})
+                encoded, refused = results_of({task.id: result})
+                refuse(refused)
+                transitions.complete(self.store, [task], encoded)
         except OSError as error:
             raise self.store.explain(error, "completing") from error
         task.done = True
@@ -257,10 +259,17 @@ class Queue:
     def complete(self, tasks: Iterable[LeasedTask], results: Mapping[str, Any] | None = None) -> None:
         """Report tasks as done, one write a batch. LeaseLost.tasks names those that are lost; the rest is done.
 
-        `results`: small JSON values to keep, by task id.
+        `results`: small JSON values to keep, by task id. InvalidResult.tasks names those whose results cannot be
+        kept: they stay leased, and the rest is done.
         """
-        encoded = {names.parse_task_id(id): _encoded(value) for id, value in (results or {}).items()}
-        self._end(tasks, lambda mine: transitions.complete(self.store, mine, encoded))
+        encoded, refused = results_of(results or {})
+        sound = [task for task in leased(tasks) if task.id not in refused]
+        try:
+            self._end(sound, lambda mine: transitions.complete(self.store, mine, encoded))
+        except LeaseLost as lost:
+            refuse(refused, lost)
+            raise
+        refuse(refused)
 
     @verb("renewing")
     def renew(self, tasks: Iterable[LeasedTask], lease_s: float | None = None) -> None:
@@ -293,7 +302,7 @@ class Queue:
     @verb("cancelling")
     def cancel(self, ids: Iterable[str]) -> int:
         """Take out tasks that nobody holds, by id; returns how many. What is leased or finished is left alone."""
-        grouped: dict[str, list[int]] = {}
+        grouped: dict[names.Batch, list[int]] = {}
         for task_id in task_ids(ids) or ():
             batch_id, index = names.parse_task_id(task_id)
             grouped.setdefault(batch_id, []).append(index)
@@ -429,13 +438,3 @@ class Queue:
         nothing that may be needed is removed: see `.quarantine`. `progress(done, steps)` is called now and then.
         """
         return translated(self.store, fsck(self.store, repair, progress), "checking the queue")
-
-
-def _encoded(result: Any) -> bytes:
-    data = batch.encode_json(result, "result")
-    if len(data) > RESULT_BYTES_MAX:
-        raise InvalidArgument(
-            f"The result takes {len(data):,} bytes; {RESULT_BYTES_MAX:,} are kept with a task. "
-            "Store it in a file and give its path."
-        )
-    return data

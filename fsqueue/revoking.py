@@ -7,11 +7,12 @@ from collections.abc import Callable
 from fsqueue.clock import MARGIN_MS
 from fsqueue.ledger import LEASED, Ledger
 from fsqueue.movements import to_ranges
+from fsqueue.names import Batch
 from fsqueue.store import Store
 from fsqueue.transitions import earlier_name, locked, rename_as_recorded
 
 
-def revoke(store: Store, batch: str, chosen: Callable[[Ledger, int], bool], wait_s: float) -> int:
+def revoke(store: Store, batch: Batch, chosen: Callable[[Ledger, int], bool], wait_s: float) -> int:
     """End the leases of a batch's tasks for which `chosen(ledger, index)`; how many. LockTimeout if it stays busy."""
     try:
         with locked(store, batch, wait_s) as log:
@@ -27,7 +28,7 @@ def revoke(store: Store, batch: str, chosen: Callable[[Ledger, int], bool], wait
         return 0
 
 
-def expire(store: Store, batch: str, chosen: Callable[[Ledger, int], bool], wait_s: float) -> int:
+def expire(store: Store, batch: Batch, chosen: Callable[[Ledger, int], bool], wait_s: float) -> int:
     """Have leases run out now, on the tasks for which `chosen(ledger, index)`; how many. LockTimeout if it stays busy.
 
     By renewing each to an end that is past, for every clock's margin: whoever takes such a task over charges what is

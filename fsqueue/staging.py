@@ -45,8 +45,8 @@ def stage(store: Store, layout: Layout, pieces: Sequence[bytes | memoryview], ta
     FileNotFoundError if somebody took it for an orphan before it was locked: repeat.
     """
     fs = store.fs
-    name = TaskFileName(at, store.entropy.uuid7(store.clock.now_ms()), tasks)
-    path = f"{layout.staging}/{name}"
+    name = TaskFileName(at, names.new_batch(store.entropy, store.clock.now_ms()), tasks)
+    path = layout.staged(name)
     began = store.clock.monotonic()
     fd = fs.create(path, store.sync_inserts)
     staged = Staged(fd, path, name, layout)
@@ -131,7 +131,7 @@ def orphans(store: Store, layout: Layout) -> list[str]:
     """The staged task files whose authors live no more (nobody has them locked)."""
     found = []
     for name in files(store, layout):
-        fd = _claimed(store, f"{layout.staging}/{name}")
+        fd = _claimed(store, layout.staged(name))
         if fd is not None:
             found.append(str(name))
             _give_up(store, fd)
@@ -141,9 +141,11 @@ def orphans(store: Store, layout: Layout) -> list[str]:
 def publish_named(store: Store, layout: Layout, staged: str) -> bool:
     """Publish a staged file that a record names, unless its author lives and will do so; whether it was done."""
     name = names.parse_task_file(staged)
-    path = f"{layout.staging}/{staged}"
-    fd = None if name is None else _claimed(store, path)
-    if name is None or fd is None:
+    if name is None:
+        return False
+    path = layout.staged(name)
+    fd = _claimed(store, path)
+    if fd is None:
         return False
     try:
         directory = shard_directory(layout, name)

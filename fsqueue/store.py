@@ -18,8 +18,9 @@ from fsqueue.clock import Clock, Entropy
 from fsqueue.errors import FULL, FsqueueError, LockTimeout, NotAQueue, QueueNotFound, from_os_error
 from fsqueue.filesystem import Filesystem, mount_of
 from fsqueue.identity import describe, worker_of_this_process
-from fsqueue.layout import Fate, Layout, is_passing, read_fate, settings_file
+from fsqueue.layout import COUNTERS, Fate, Layout, is_passing, read_fate, settings_file
 from fsqueue.logs import Log
+from fsqueue.names import Batch, Day, Generation, counters, probe, trashed
 
 T = TypeVar("T")
 
@@ -93,7 +94,7 @@ class Store:
     def _be(self, worker: dict[str, Any]) -> None:
         self.worker = worker
         self.worker_json = orjson.dumps(self.worker).decode()
-        self.counter_number = f"{hash_of(self.worker_json) % 16:02x}"
+        self.counter_number = counters(COUNTERS)[hash_of(self.worker_json) % COUNTERS]
 
     # -- the queue's fate ------------------------------------------------------------------------
 
@@ -105,6 +106,8 @@ class Store:
             # Of a queue that was open, what is left is what its reaper has not removed yet, under a name that an NFS
             # client remembers.
             opened = hasattr(self, "fate")
+            if opened and not self.fs.is_in_place():
+                raise self._moved() from None
             if not opened and not all(map(is_passing, self.fs.names(self.path))):
                 raise NotAQueue(f"{self.path} is a directory without a queue in it. Check the path.") from None
             raise QueueNotFound(
@@ -113,6 +116,8 @@ class Store:
         except NotADirectoryError:
             raise NotAQueue(f"{self.path} is a file (or lies below one), not a queue's directory. Check it.") from None
         fate = read_fate(content, self.path)
+        if not self.fs.is_in_place():  # on a full disk a queue is deleted without the mark that says so
+            raise self._moved()
         if fate.closed:
             raise QueueClosed(f"The queue {self.path} has been deleted.")
         old: Fate | None = getattr(self, "fate", None)
@@ -126,6 +131,13 @@ class Store:
             return False
         self.layout = Layout(self.path, fate.directory, fate.settings.shards)
         return old is not None
+
+    def _moved(self) -> QueueNotFound:
+        """Return the error for a queue whose directory is not at its path any more."""
+        return QueueNotFound(
+            f"The queue {self.path} was deleted (perhaps with another created in its place), or its directory was "
+            "moved. Nothing was done. If there is a queue at that path, open it again with Queue(path)."
+        )
 
     def is_fresh(self) -> bool:
         """Whether `queue.jsonl` was read within the last second."""
@@ -253,9 +265,20 @@ class Store:
             self.make_generation()
             return action()
 
-    def discard(self, path: str) -> bool:
-        """Move a tree of the queue into the queue's trash: instant, whatever its size. False if it is gone already."""
-        return discard(self.fs, path, self.layout.trash, self.entropy)
+    def discard(self, holder: str, tree: Generation | Day) -> bool:
+        """Move a tree of the queue, in the directory `holder`, into the queue's trash: instant, whatever its size.
+
+        It goes beside the trash where a full disk has no room for one, something else is in its place, or another
+        member of the group does not let us write there. False if the tree is gone already.
+        """
+        path, trash, name = f"{holder}/{tree}", self.layout.trash, trashed(tree, self.entropy.hex16())
+        try:
+            self.fs.make_directory(trash)
+            return self.fs.rename(path, f"{trash}/{name}")
+        except OSError as error:
+            if error.errno not in (*FULL, errno.ENOTDIR, errno.ELOOP, errno.EACCES, errno.EPERM):
+                raise
+            return self.fs.rename(path, f"{trash}-{name}")
 
     def compare_clock(self) -> None:
         """Measure the file server's clock again, if that was long ago. Lustre stamps with the client's own.
@@ -265,9 +288,9 @@ class Store:
         if not self.clock.is_stale() or mount_of(self.path).kind == "lustre":
             return
         for _ in range(PROBES):
-            probe = f"{self.layout.staging}/{self.entropy.hex16()}.probe"
+            path = f"{self.layout.staging}/{probe(self.entropy.hex16())}"
             try:
-                self.making_generation(lambda: self.fs.compare_clock(self.clock, probe))  # noqa: B023 - called at once
+                self.making_generation(lambda: self.fs.compare_clock(self.clock, path))  # noqa: B023 - called at once
             except (OSError, FsqueueError):
                 return  # a queue that one may only read: the local clock will do
             if not self.clock.is_vague():
@@ -295,7 +318,7 @@ class Store:
 
     # -- open logs ---------------------------------------------------------------------------------
 
-    def log(self, batch: str, create: bool = False) -> Log:
+    def log(self, batch: Batch, create: bool = False) -> Log:
         """The open log of a batch; opened by a fresh look if need be. FileNotFoundError if there is none."""
         with self.mutex:
             log = self.logs.get(batch)
@@ -385,18 +408,3 @@ def hash_of(text: str) -> int:
     import zlib
 
     return zlib.crc32(text.encode())
-
-
-def discard(fs: Filesystem, path: str, trash: str, entropy: Entropy) -> bool:
-    """Move a tree into a trash, or beside it, where a full disk has no room for one or something is in its place.
-
-    False if the tree is gone already.
-    """
-    target = f"{path.rpartition('/')[2]}-{entropy.hex16()}"
-    try:
-        fs.make_directory(trash)
-        return fs.rename(path, f"{trash}/{target}")
-    except OSError as error:
-        if error.errno not in (*FULL, errno.ENOTDIR):
-            raise
-        return fs.rename(path, f"{trash}-{target}")

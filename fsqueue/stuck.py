@@ -85,8 +85,8 @@ def _files(store: Store) -> Iterator[tuple[str, str]]:
     for identity in commits.proposals(store, layout):
         yield f"proposal of a commit {identity}", layout.proposal(identity)
     for text in fs.names(layout.staging):
-        if names.parse_attempt(text) is not None:
-            yield f"attempt of a commit {text}", f"{layout.staging}/{text}/{commits.LOCK}"
+        if (attempt := names.parse_attempt(text)) is not None:
+            yield f"attempt of a commit {text}", f"{layout.attempt(*attempt)}/{commits.LOCK}"
     for day in fs.names(layout.history_days)[-2:]:
         for name in fs.names(f"{layout.history_days}/{day}"):
             yield f"history {day}/{name}", f"{layout.history_days}/{day}/{name}"

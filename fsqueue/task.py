@@ -6,6 +6,8 @@ from dataclasses import dataclass, fields
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from fsqueue.names import Batch
+
 if TYPE_CHECKING:
     from fsqueue.queue import Queue
 
@@ -65,7 +67,7 @@ class LeasedTask:
     def __init__(
         self,
         queue: Queue,
-        batch: str,
+        batch: Batch,
         index: int,
         lease: str,
         payload: Any,

@@ -13,7 +13,7 @@ from fsqueue.jsonl import LOCK_TIMEOUT_S
 from fsqueue.ledger import AVAILABLE, CANCELLED, COMPLETED, DEAD, LEASED, Ledger
 from fsqueue.logs import Log
 from fsqueue.movements import to_ranges
-from fsqueue.names import TaskFileName, parse_task_file
+from fsqueue.names import Batch, TaskFileName, parse_task_file
 from fsqueue.store import Store
 from fsqueue.task import LeasedTask
 
@@ -22,7 +22,7 @@ ERROR_CHARS_MAX = 8_000
 
 
 @contextmanager
-def locked(store: Store, batch: str, wait_s: float = LOCK_TIMEOUT_S) -> Iterator[Log]:
+def locked(store: Store, batch: Batch, wait_s: float = LOCK_TIMEOUT_S) -> Iterator[Log]:
     """The log of a batch that was touched before, locked and caught up; FileNotFoundError if it is gone.
 
     After an exception inside nothing is believed: the log is closed.
@@ -66,7 +66,7 @@ class Losses:
         self.reasons: set[str] = set()
         self.expired = True
 
-    def add(self, batch: str, indices: Sequence[int], reason: str, expired: bool = False) -> None:
+    def add(self, batch: Batch, indices: Sequence[int], reason: str, expired: bool = False) -> None:
         """Note tasks that were lost."""
         self.tasks += [names.task_id(batch, index) for index in indices]
         self.reasons.add(reason)
@@ -142,8 +142,9 @@ def each(
     Others that are `done` are none. If the lock is lost, the log is opened anew, once, and tells what became of
     the record: then `after_loss` counts instead, if it is given. `uncertain`: why the record may be there already.
     """
-    grouped: dict[str, dict[str, list[int]]] = {}
-    batch = lease = ""
+    grouped: dict[Batch, dict[str, list[int]]] = {}
+    batch: Batch | None = None
+    lease = ""
     run: list[int] = []
     for task in fresh(store, tasks, losses):
         if task.lease != lease or task.batch != batch:
@@ -152,7 +153,7 @@ def each(
         run.append(task.index)
     waiting = sorted(grouped)
 
-    def attempt(batch: str, wait_s: float) -> LockTimeout | None:
+    def attempt(batch: Batch, wait_s: float) -> LockTimeout | None:
         """Do it in one batch; the error, and nothing done, if its lock stays busy for `wait_s` seconds."""
         try:
             try:
@@ -177,7 +178,7 @@ def each(
 
 def _in_batch(
     store: Store,
-    batch: str,
+    batch: Batch,
     leases: dict[str, list[int]],
     act: Transition,
     done: Done,
@@ -215,7 +216,7 @@ def _in_batch(
     return losses
 
 
-Results = Mapping[tuple[str, int], bytes]
+Results = Mapping[tuple[Batch, int], bytes]
 """JSON by batch and index."""
 
 
@@ -384,7 +385,7 @@ def rename_as_recorded(store: Store, log: Log, move: dict[str, str]) -> None:
         taskfiles.rename(store, log, target)
 
 
-def cancel(store: Store, batch: str, indices: list[int]) -> int:
+def cancel(store: Store, batch: Batch, indices: list[int]) -> int:
     """Take waiting tasks of a batch out; how many (0 if the batch has finished)."""
     found = taskfiles.listed(store, store.layout, batch)
     if not found:

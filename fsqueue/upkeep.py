@@ -9,24 +9,33 @@ import errno
 import logging
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
-import filelock
-
-from fsqueue import commits, deadletters, finishing, history, inspection, names, nodes, staging, taskfiles, transitions
+from fsqueue import (
+    commits,
+    deadletters,
+    doctorplaces,
+    finishing,
+    history,
+    inspection,
+    names,
+    nodes,
+    staging,
+    taskfiles,
+    transitions,
+    trash,
+)
 from fsqueue.errors import FULL, LockTimeout, StorageError
-from fsqueue.filesystem import NOT_FILES, Filesystem, mount_of
-from fsqueue.layout import DOCTOR
+from fsqueue.filesystem import NOT_FILES, Filesystem
+from fsqueue.filesystem.held import Held
+from fsqueue.layout import is_doctors
 from fsqueue.ledger import DEAD, Ledger
 from fsqueue.logs import Log
-from fsqueue.names import TaskFileName
+from fsqueue.names import Batch, Day, Generation, TaskFileName
 from fsqueue.store import Store
 from fsqueue.task import GcReport
 
 logger = logging.getLogger("fsqueue")
 
-LOCK = ".lock"
 STAGED_AGE_S = 86_400
 """A staged file is reaped a day after it was written, if nobody has it locked and no record names it."""
 ATTEMPT_AGE_S = 7 * STAGED_AGE_S
@@ -47,7 +56,7 @@ def gc(store: Store, touch: bool = False, history_days: int | None = None) -> Gc
     generations(store, report)
     if history_days is not None:
         _history(store, history_days, report)
-    report.trash_reaped = reap_trash(store.fs, store.layout.trash)
+    report.trash_reaped = trash.reap_own(store.fs, store.path, store.fate.id)
     report.trash_reaped += reap_doctors(store.fs, store.path, store.clock.now_ms() / 1000)
     _staging(store, report)
     nodes.forget(store, NODE_AGE_S)
@@ -127,7 +136,7 @@ def is_late(ledger: Ledger | None, name: TaskFileName) -> bool:
     return due is not None and due < name.available_at
 
 
-def mend(store: Store, batch: str, name: TaskFileName | None, report: GcReport) -> None:
+def mend(store: Store, batch: Batch, name: TaskFileName | None, report: GcReport) -> None:
     """One log with leftovers: unfinished finishing, missing letters, a file that is gone, or nothing in it."""
     try:
         with transitions.locked(store, batch, finishing.WAIT_S) as log:
@@ -187,10 +196,10 @@ def _staging(store: Store, report: GcReport) -> None:
         if is_abandoned(store, layout.proposal(identity)):
             commits.settle(store, layout, identity)
     for text in store.fs.names(layout.staging):
-        if names.parse_attempt(text) or text.startswith(commits.GONE):
+        if names.parse_attempt(text) or names.is_gone(text):
             report.attempts_reaped += reap_attempt(store, text)
         else:
-            report.staged_reaped += reap_staged(store, f"{layout.staging}/{text}")
+            report.staged_reaped += reap_staged(store, text)
 
 
 def reap_attempt(store: Store, text: str) -> bool:
@@ -199,7 +208,7 @@ def reap_attempt(store: Store, text: str) -> bool:
     path = f"{layout.staging}/{text}"
     try:
         if attempt is None:
-            return commits.drop(store, path)
+            return names.is_gone(text) and commits.drop(store, path)
         return is_abandoned(store, path, ATTEMPT_AGE_S) and commits.reap(store, layout, *attempt)
     except (StorageError, FileNotFoundError) as error:  # a lock is busy, a record damaged, or somebody else was at it
         logger.warning("%s is left as it is: %s", path, error)
@@ -214,17 +223,19 @@ def is_abandoned(store: Store, path: str, age_s: float = STAGED_AGE_S) -> bool:
         return False
 
 
-def reap_staged(store: Store, path: str) -> bool:
-    """Reap an old staged file whose writer is dead: lock first, then look whether any record names it."""
-    if not is_abandoned(store, path):
+def reap_staged(store: Store, text: str) -> bool:
+    """Reap an old staged file whose writer is dead: lock first, then look whether any record names it.
+
+    Only task files and probes of the clock are staged as files; what has another name was put there by somebody else.
+    """
+    name, path = names.parse_task_file(text), f"{store.layout.staging}/{text}"
+    if (name is None and not names.is_probe(text)) or not is_abandoned(store, path):
         return False
     try:
         fd = store.fs.look(path, os.O_RDWR)
     except OSError:
         return False
     try:
-        text = path.rpartition("/")[2]
-        name = names.parse_task_file(text)
         if name is not None and inspection.read_ledger(store, name.batch) is not None:
             return False  # it was published once: see `publish_again`
         if store.fs.try_lock(fd) and store.fs.same_file(fd, path) and text not in deadletters.staged_names(store):
@@ -242,108 +253,52 @@ def generations(store: Store, report: GcReport) -> None:
     found = store.fs.names(store.path)
     store.refresh(now=True)
     for text in found:
-        if is_over(store, text):
-            report.generations_trashed += to_trash(store, f"{store.path}/{text}")
+        if (generation := over(store, text)) is not None:
+            report.generations_trashed += to_trash(store, store.path, generation)
 
 
-def is_over(store: Store, name: str) -> bool:
-    """Whether a name in the queue's directory is that of a generation that nobody reads, nor ever will."""
-    number = names.parse_generation(name)
-    return number is not None and number <= store.fate.generation and name != store.fate.directory
+def over(store: Store, name: str) -> Generation | None:
+    """Return a generation of this queue that nobody reads, nor ever will; None if the name is not that of one."""
+    generation = names.parse_generation(name)
+    if generation is None or generation[1] != store.fate.id or generation[0] >= store.fate.generation:
+        return None
+    return names.generation(*generation)
 
 
-def to_trash(store: Store, path: str) -> bool:
-    """Move a tree of the queue into the queue's trash: instant, whatever its size."""
-    return store.discard(path)
+def to_trash(store: Store, holder: str, tree: Generation | Day) -> bool:
+    """Move a tree in the directory `holder` into the queue's trash: instant, whatever its size."""
+    return store.discard(holder, tree)
 
 
 def reap_doctors(fs: Filesystem, directory: str, now_s: float) -> int:
-    """Remove what killed doctors left in `directory` a day ago; how many names went."""
-    removed = 0
-    for place in (f"{directory}/{DOCTOR}/join", f"{directory}/{DOCTOR}"):
-        for name in fs.names(place):
-            path = f"{place}/{name}"
-            try:
-                if name != "join" and fs.stat(path).st_mtime < now_s - STAGED_AGE_S:
-                    removed += fs.remove_tree(path) if fs.is_directory(path) else fs.unlink(path)
-            except FileNotFoundError:
-                pass
-        fs.remove_directory(place)
-    return removed
+    """Remove what killed doctors of this user left in `directory` a day ago; how many of their places and files went.
+
+    What proves that is said in `doctorplaces.reap`.
+    """
+    found = [name for name in fs.names(directory) if is_doctors(name)]
+    if not found:
+        return 0
+    try:
+        with Held.at(directory) as held:
+            return doctorplaces.reap(held, found, now_s)
+    except OSError as error:
+        logger.warning("what killed doctors left in %s could not be reaped: %s", directory, error)
+        return 0
 
 
 def _history(store: Store, keep_days: int, report: GcReport) -> None:
     oldest = time.strftime("%Y-%m-%d", time.gmtime(store.clock.now_ms() / 1000 - keep_days * 86_400))
     for day in history.days(store):
-        if day < oldest and to_trash(store, f"{store.layout.history_days}/{day}"):
+        if day < oldest and to_trash(store, store.layout.history_days, day):
             report.history_days_removed += 1
 
 
-def reap_trash(fs: Filesystem, trash: str) -> int:
-    """Remove everything in a trash directory, and beside it; how many names went.
+Reaping = trash.Reaping
 
-    One process at a time: the others skip it. A tree that cannot be removed does not keep the others.
+
+def reap(path: object) -> Reaping:
+    """Remove what deleted queues left in a directory, each after its proof, and say what was left alone and why.
+
+    If the directory is a queue itself, what is in its own trash goes, too.
     """
-    if not trees(fs, trash):
-        return 0
-    removed = 0
-    try:
-        with _reaper(fs, trash):
-            for tree in trees(fs, trash):
-                try:
-                    removed += fs.remove_tree(tree)
-                except OSError as error:
-                    logger.warning("%s could not be reaped (%s); 'fsqueue gc' will try again", tree, error)
-            fs.unlink(f"{trash}/{LOCK}")
-    except filelock.Timeout:
-        pass
-    except OSError as error:
-        logger.warning("the trash %s could not be reaped (%s); 'fsqueue gc' will try again", trash, error)
-    return removed
-
-
-def is_left_behind(fs: Filesystem, trash: str) -> bool:
-    """Whether there is trash that nobody is reaping."""
-    try:
-        with _reaper(fs, trash):
-            left = bool(trees(fs, trash))
-            fs.unlink(f"{trash}/{LOCK}")
-            return left
-    except filelock.Timeout:
-        return False
-    except OSError:
-        return True
-
-
-@contextmanager
-def _reaper(fs: Filesystem, trash: str) -> Iterator[None]:
-    """Be the only one who reaps; filelock.Timeout if somebody else is at it.
-
-    Where the lock cannot be had (no room for it, no locks at all, another user's left behind) it is done without,
-    which is double work at the worst.
-    """
-    lock = filelock.FileLock(f"{trash}/{LOCK}", timeout=0)
-    try:
-        if fs.is_directory(trash):
-            lock.acquire()
-    except filelock.Timeout:
-        raise
-    except (OSError, NotImplementedError) as error:  # the second: "no locks here", in filelock 3
-        logger.info("the trash %s is reaped without a lock: %s", trash, error)
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-def trees(fs: Filesystem, trash: str) -> list[str]:
-    """What is in a trash, and beside it."""
-    holder, _, name = trash.rpartition("/")
-    found = [f"{trash}/{inside}" for inside in fs.names(trash) if inside != LOCK]
-    return found + [f"{holder}/{beside}" for beside in fs.names(holder) if beside.startswith(f"{name}-")]
-
-
-def reap(path: str) -> int:
-    """Reap the trash of a directory that holds queues: what deleted queues left. Returns how many names went."""
-    directory = names.queue_path(path)
-    return reap_trash(Filesystem(directory, shared=mount_of(directory).shared), f"{directory}/.trash")
+    return trash.reap(path)

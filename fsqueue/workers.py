@@ -7,7 +7,7 @@ from Slurm. Both can prove a death; where neither can, a worker counts as unknow
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import orjson
@@ -54,7 +54,8 @@ class Worker:
 
     def as_dict(self) -> dict[str, Any]:
         """The fields by name, node and job among them."""
-        return asdict(self) | {"node": self.node, "job": self.job}
+        own = {one.name: getattr(self, one.name) for one in fields(self)}
+        return own | {"node": self.node, "job": self.job}
 
 
 def workers(store: Store) -> list[Worker]:
@@ -102,7 +103,7 @@ def _key(worker: dict[str, Any] | None) -> bytes:
     return orjson.dumps(worker or {}, option=orjson.OPT_SORT_KEYS)
 
 
-def _add(store: Store, batch: str, found: dict[bytes, Worker]) -> None:
+def _add(store: Store, batch: names.Batch, found: dict[bytes, Worker]) -> None:
     """Who holds what of a batch."""
     content, ledger = inspection.read_log(store, batch), Ledger()
     ledger.fold(content, 0)

@@ -43,7 +43,7 @@ class CrashingFilesystem(Filesystem):
         self.buried = False
         """... and whether its process is gone, dead or not."""
         self.log: list[str] = []
-        self._open: set[int] = set()
+        self._descriptors: set[int] = set()
         write, pwrite, close, unlock = self.write, self.pwrite, self.close, self.unlock
 
         def dying_write(fd: int, data: bytes) -> int:
@@ -55,8 +55,8 @@ class CrashingFilesystem(Filesystem):
             return pwrite(fd, data, offset)
 
         def counted_close(fd: int) -> None:
-            if fd in self._open:
-                self._open.discard(fd)
+            if fd in self._descriptors:
+                self._descriptors.discard(fd)
                 close(fd)
 
         self.write, self.pwrite, self.close = dying_write, dying_pwrite, counted_close
@@ -76,20 +76,20 @@ class CrashingFilesystem(Filesystem):
     def bury(self) -> None:
         """What the system does for a dead process: close its files, and so give its locks back."""
         self.buried = True
-        for fd in list(self._open):
+        for fd in list(self._descriptors):
             self.close(fd)
 
     def look(self, path: str, flags: int = os.O_RDONLY) -> int:
         if flags & os.O_CREAT and not os.path.exists(path):
             self.change(f"create {path}")
         fd = super().look(path, flags)
-        self._open.add(fd)
+        self._descriptors.add(fd)
         return fd
 
     def create(self, path: str, sync: bool = False) -> int:
         self.change(f"create {path}")
         fd = super().create(path, sync)
-        self._open.add(fd)
+        self._descriptors.add(fd)
         return fd
 
     def make_directory(self, path: str, sync: bool = False) -> None:

@@ -266,12 +266,12 @@ def test_a_generation_s_directory_is_left_to_upkeep_if_it_cannot_be_moved(
 def test_a_deleted_queue_is_gone(q: Queue, wait: bool) -> None:
     q.insert_many(range(10))
     q.lease()
-    trash = q.path.parent / ".trash"
     q.delete(wait=wait)
     assert not q.path.exists()
-    if not wait:
-        wait_until_gone(trash)
-    assert os.listdir(trash) == []
+    deadline = time.monotonic() + 30
+    while not wait and os.listdir(q.path.parent) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert os.listdir(q.path.parent) == []
     for verb in (q.lease, q.status, lambda: q.insert(1), q.purge, q.gc, q.delete, lambda: Queue(q.path)):
         q.store.settings_read = -1e9
         with pytest.raises(QueueNotFound):
@@ -394,7 +394,7 @@ def test_who_is_late_does_nothing_to_the_queue_in_place_of_a_deleted_one(tmp_pat
             refused = raised(FsqueueError, lambda: LATE[late](mine))
         assert fs.made or refused is None
         if not fs.made:
-            assert number > 5
+            assert number > (2 if late == 6 else 5)  # what `delete` does under the lock nobody can come between
             return
         after = Queue(before.path)
         assert (after.status().inserted, after.status().waiting) == (2, 2)

@@ -77,7 +77,7 @@ def test_what_json_does_not_have_is_an_invalid_task(payload: Any) -> None:
 def test_a_cycle_is_an_invalid_task() -> None:
     cycle: list[Any] = []
     cycle.append(cycle)
-    with pytest.raises(InvalidTask, match="The task: the payload is not JSON"):
+    with pytest.raises(InvalidTask, match="The task: the payload nests deeper than 200 levels"):
         batch.encode_task(cycle, 10**6)
 
 

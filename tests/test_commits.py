@@ -621,7 +621,7 @@ parts_ = st.builds(Part, uuids, uuids, st.integers(0, 1 << 32), st.integers(0, 1
 @given(uuids, st.integers(0, (1 << 32) - 1))
 def test_batches_in_a_row(first: str, index: int) -> None:
     batch = names.successor(first, index)
-    assert names.is_uuid(batch)
+    assert names.parse_uuid(batch) == batch
     assert names.distance(first, batch) == index
     assert batch[:24] == first[:24]
 
@@ -652,8 +652,8 @@ def test_records_are_read_as_written(identity: str, name: str, parts: list[Part]
 def test_no_bytes_lead_astray(content: bytes) -> None:
     record = commits.parse(content)
     if record is not None:
-        assert names.is_commit(record.name)
-        assert all(names.is_uuid(part.attempt) and names.is_uuid(part.first) for part in record.parts)
+        assert names.parse_commit(record.name) == record.name
+        assert all(names.parse_uuid(part.attempt) and names.parse_uuid(part.first) for part in record.parts)
 
 
 @pytest.mark.parametrize("field", ["attempt", "first", "files", "tasks", "bytes"])

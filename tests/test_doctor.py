@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fsqueue import FsqueueError, InvalidArgument, NotAQueue, Queue, UnsafeFilesystem
+from fsqueue import FsqueueError, InvalidArgument, NotAQueue, Queue, UnsafeFilesystem, layout
 from fsqueue.doctor import examination as doctor
 from fsqueue.doctor.verdicts import OK, UNFIT, UNTRIED, WARNING, Finding
 from fsqueue.filesystem import Filesystem, Mount
@@ -52,7 +54,8 @@ def test_a_directory_a_queue_and_a_place_that_is_not_there_yet(tmp_path: Path, q
 
 
 def test_a_queue_can_be_made_in_a_directory_that_is_being_examined(tmp_path: Path) -> None:
-    (tmp_path / "q" / ".fsqueue-doctor" / "0123456789abcdef").mkdir(parents=True)
+    (tmp_path / "q" / ".fsqueue-doctor" / "join").mkdir(parents=True)
+    (tmp_path / "q" / ".fsqueue-doctor-0123456789abcdef").mkdir()
     Queue.create(tmp_path / "q").insert("task")
 
 
@@ -77,15 +80,15 @@ def test_the_report_can_be_json(tmp_path: Path) -> None:
 # -- what is wrong --------------------------------------------------------------------------------------------
 
 
-class Broken(Filesystem):
-    """Making directories fails."""
+def examined(directory: Path, made: Callable[[Filesystem], None]) -> doctor.Report:
+    """The report on a directory in which every filesystem is treated by `made`."""
 
-    def __init__(self, root: str, code: int) -> None:
-        super().__init__(root, shared=False)
-        self.code = code
+    def make(root: str, **options: Any) -> Filesystem:
+        fs = Filesystem(root, **options)
+        made(fs)
+        return fs
 
-    def make_directory(self, path: str, sync: bool = False) -> None:
-        raise OSError(self.code, os.strerror(self.code), path)
+    return doctor.Examination(directory, lambda step: None, make).report
 
 
 @pytest.mark.parametrize(
@@ -98,8 +101,14 @@ class Broken(Filesystem):
         (errno.EIO, "fails", "administrator"),
     ],
 )
-def test_where_nothing_can_be_written_it_is_said_why(tmp_path: Path, code: int, seen: str, advice: str) -> None:
-    report = doctor.Examination(tmp_path, lambda step: None, Broken(str(tmp_path), code)).report
+def test_where_nothing_can_be_written_it_is_said_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, seen: str, advice: str
+) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr("fsqueue.filesystem.held.os.mkdir", fail)
+    report = doctor.examine(tmp_path)
     assert report.verdict == UNFIT
     writing = by_probe(report.findings)["writing"]
     assert seen in writing.seen
@@ -108,17 +117,19 @@ def test_where_nothing_can_be_written_it_is_said_why(tmp_path: Path, code: int, 
 
 
 def test_room_that_ends_in_the_middle_is_said(tmp_path: Path) -> None:
-    fs = Filesystem(str(tmp_path), shared=False)
-    fs.write = lambda fd, data: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left on device"))
-    report = doctor.Examination(tmp_path, lambda step: None, fs).report
+    def full(fs: Filesystem) -> None:
+        fs.write = lambda fd, data: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left on device"))
+
+    report = examined(tmp_path, full)
     assert "no room" in by_probe(report.findings)["writing"].seen
     assert os.listdir(tmp_path) == []
 
 
 def test_locks_that_exclude_nobody_make_it_unfit(tmp_path: Path) -> None:
-    fs = Filesystem(str(tmp_path), shared=False)
-    fs.try_lock = lambda fd: True
-    report = doctor.Examination(tmp_path, lambda step: None, fs).report
+    def exclude_nobody(fs: Filesystem) -> None:
+        fs.try_lock = lambda fd: True
+
+    report = examined(tmp_path, exclude_nobody)
     found = by_probe(report.findings)
     assert report.verdict == UNFIT
     assert {name for name in found if found[name].verdict == UNFIT} >= {"locks", "locks between threads"}
@@ -128,7 +139,9 @@ def test_locks_that_exclude_nobody_make_it_unfit(tmp_path: Path) -> None:
 
 def test_an_interrupted_examination_leaves_nothing(tmp_path: Path) -> None:
     def interrupt(step: str) -> None:
-        assert os.listdir(tmp_path) == [".fsqueue-doctor"]
+        [place] = os.listdir(tmp_path)
+        assert layout.is_doctors(place)
+        assert stat.S_IMODE((tmp_path / place).stat().st_mode) == 0o700
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -136,19 +149,93 @@ def test_an_interrupted_examination_leaves_nothing(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
+REMNANTS = (
+    ".fsqueue-doctor-0123456789abcdef/threads/ledger",
+    ".fsqueue-doctor-0123456789abcdef/processes/renamed-7-p2",
+    ".fsqueue-doctor-0123456789abcdef/probe-0123456789abcdef/inner/file",
+    ".fsqueue-doctor/0123456789abcdef/threads/prize-0",  # as earlier versions left it
+    ".fsqueue-doctor/join/0123456789abcdef.place/sights1/listing/gone",
+    ".fsqueue-doctor/join/0123456789abcdef.here",
+    ".fsqueue-doctor/join/0123456789abcdef.fedcba9876543210.000001",
+)
+
+
+def leave(directory: Path, *files: str) -> None:
+    for name in files:
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).touch()
+
+
+def age(directory: Path) -> None:
+    for path in directory.rglob("*"):
+        os.utime(path, (1e9, 1e9), follow_symlinks=False)
+
+
 def test_what_killed_doctors_left_goes_after_a_day(tmp_path: Path, queue: Queue) -> None:
-    for directory, reap in ((tmp_path, lambda: doctor.examine(tmp_path)), (queue.path, queue.gc)):
-        place = directory / ".fsqueue-doctor"
-        for name in ("0123456789abcdef", "join/a.place"):
-            (place / name / "inside").mkdir(parents=True)
-            (place / name / "inside" / "file").touch()
-        (place / "join" / "a.here").touch()
+    for directory, reap in ((tmp_path, lambda: doctor.examine(tmp_path)), (Path(queue.path), queue.gc)):
+        before = everything_below(directory)
+        leave(directory, *REMNANTS)
+        left = everything_below(directory)
         reap()
-        assert len(files_below(place)) == 3  # they may be at work
-        for name in ("0123456789abcdef", "join/a.place", "join/a.here"):
-            os.utime(place / name, (1e9, 1e9))
+        assert everything_below(directory) == left  # they may be at work
+        for place in directory.glob(".fsqueue-doctor*"):
+            age(place)
+            os.utime(place, (1e9, 1e9))
         reap()
-        assert not place.exists()
+        assert everything_below(directory) == before
+
+
+def test_only_what_doctors_make_is_reaped(tmp_path: Path) -> None:
+    """Names that are nearly a doctor's, and a stranger's files in a directory that was given a doctor's name."""
+    place = ".fsqueue-doctor-0123456789abcdef"
+    kept = (
+        f"{place}/thesis",
+        f"{place}/threads/thesis",
+        f"{place}/probe-0123456789abcdef/ledger",
+        ".fsqueue-doctor-0123456789abcdeg/ledger",
+        ".fsqueue-doctor-1/ledger",
+        ".fsqueue-doctor/0123456789abcdef/0123456789abcdef",
+        ".fsqueue-doctor/thesis/ledger",
+        ".fsqueue-doctor/thesis.place/ledger",
+        ".fsqueue-doctor/join/0123456789abcdef.place/thesis",
+        ".fsqueue-doctor/join/0123456789abcdef.thesis",
+        ".fsqueue-doctor/join/thesis",
+    )
+    leave(tmp_path, *kept, f"{place}/ledger")
+    age(tmp_path)
+    doctor.examine(tmp_path)
+    assert files_below(tmp_path) == sorted(kept)
+
+
+def test_reaping_follows_no_links(tmp_path: Path) -> None:
+    outside, inside = tmp_path / "outside", tmp_path / "m"
+    leave(outside, "ledger", "threads/ledger", "join/0123456789abcdef.here", "0123456789abcdef/ledger")
+    inside.mkdir()
+    (inside / ".fsqueue-doctor").symlink_to(outside)
+    (inside / ".fsqueue-doctor-0123456789abcdef").symlink_to(outside)
+    (inside / ".fsqueue-doctor-1123456789abcdef").mkdir()
+    (inside / ".fsqueue-doctor-1123456789abcdef" / "threads").symlink_to(outside / "threads")
+    before = everything_below(tmp_path)
+    age(tmp_path)
+    doctor.examine(inside)
+    assert everything_below(tmp_path) == before
+
+
+def test_a_place_is_left_alone_that_was_exchanged(tmp_path: Path) -> None:
+    """While a doctor works, somebody moves its place away and puts a directory of hers under its name."""
+    leave(tmp_path, "precious/ledger", "precious/threads/ledger")
+
+    def exchange(step: str) -> None:
+        if step == "contests between processes":
+            [place] = tmp_path.glob(".fsqueue-doctor-*")
+            place.rename(tmp_path / "moved")
+            (tmp_path / "precious").rename(place)
+
+    report = doctor.examine(tmp_path, progress=exchange)
+    assert report.verdict in (OK, WARNING)
+    [place] = tmp_path.glob(".fsqueue-doctor-*")
+    assert files_below(place) == ["ledger", "threads/ledger"]
+    assert files_below(tmp_path / "moved") == []
 
 
 # -- mounts and room ------------------------------------------------------------------------------------------
@@ -208,6 +295,35 @@ def test_lfs_is_asked_on_lustre(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert (user.whose, group.whose) == (f"user {os.getuid()}", f"group {os.getgid()}")
     monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
     assert quota_of(Mount("lustre", "/lustre", "rw,flock")) == []
+
+
+def test_a_program_that_a_stranger_put_somewhere_is_not_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A PATH with `.`, an empty entry, a relative one, or a directory where everybody may write."""
+    everybodys = tmp_path / "everybodys"
+    for directory in (tmp_path, everybodys):
+        directory.mkdir(exist_ok=True)
+        (directory / "lfs").write_text(f"#!/bin/sh\necho x >> {tmp_path}/started\n")
+        (directory / "lfs").chmod(0o755)
+    everybodys.chmod(0o1777)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f".::everybodys:{everybodys}")
+    assert quota_of(Mount("lustre", "/lustre", "rw,flock")) == []
+    assert not (tmp_path / "started").exists()
+
+
+def test_processes_of_a_contest_import_nothing_from_where_they_are_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("json", "orjson", "subprocess", "fsqueue", "sitecustomize", "usercustomize", "encodings"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'a').write({name!r})\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", ["", ".", str(tmp_path), *sys.path])
+    monkeypatch.setenv("PYTHONPATH", ":.")
+    report = doctor.examine(tmp_path)
+    assert by_probe(report.findings)["locks between processes"].verdict == OK
+    assert not (tmp_path / "imported").exists()
 
 
 def test_disks_without_quotas_have_none() -> None:

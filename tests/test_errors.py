@@ -23,6 +23,7 @@ EXIT_CODES = {
     "InvalidArgument": 2,
     "InvalidTask": 2,
     "TaskTooLarge": 2,
+    "InvalidResult": 2,
     "TaskNotFound": 3,
     "LeaseLost": 4,
     "LeaseExpired": 4,

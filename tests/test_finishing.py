@@ -43,7 +43,7 @@ def clock() -> ManualClock:
 @pytest.fixture(autouse=True)
 def _reap_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """No threads: a crash must come at the same step every time."""
-    monkeypatch.setattr(administration, "reap_later", lambda fs, trash: None)
+    monkeypatch.setattr(administration, "reap_later", lambda store: None)
 
 
 class Books:

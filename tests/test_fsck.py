@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from fsqueue import Finding, LeaseLost, Queue, Status, commits, counters, finishing, staging, upkeep
+from fsqueue import Finding, LeaseLost, Queue, Status, commits, counters, finishing, names, staging, upkeep
 from fsqueue.clock import ManualClock
 from fsqueue.fsck.findings import KINDS
 from tests.concurrency.processes import Child
@@ -305,14 +305,14 @@ def a_purge_that_died(queue: Queue, clock: ManualClock) -> set[str]:
 
 @damage("trash")
 def trash(queue: Queue, clock: ManualClock) -> set[str]:
-    shutil.copytree(base(queue), queue.path / ".trash" / "1-0123")
-    shutil.copytree(base(queue), queue.path / ".trash-2-0123")
+    shutil.copytree(base(queue), queue.path / ".trash" / names.trashed(base(queue).name, "6" * 16))
+    shutil.copytree(base(queue), queue.path / f".trash-{names.trashed('2026-11-21', '6' * 16)}")
     return set()
 
 
 @damage("new-file")
 def a_creator_that_died(queue: Queue, clock: ManualClock) -> set[str]:
-    path = queue.path / ".new-0123"
+    path = queue.path / names.fresh("6" * 16)
     path.touch()
     os.utime(path, (1, 1))
     return set()
@@ -508,6 +508,8 @@ def strays_everywhere(queue: Queue, clock: ManualClock) -> set[str]:
     for number, place in enumerate(places):
         (place / f"notes {number}\n\udcff").write_text("notes")
     (queue.path / "9").mkdir()
+    (queue.path / ".trash" / "mine").mkdir(parents=True)
+    (queue.path / ".trash-mine").mkdir()
     (base(queue) / "queue" / "zz").mkdir()
     (base(queue) / "history" / "someday").touch()
     (base(queue) / "staging" / "directory").mkdir()

@@ -6,7 +6,6 @@ import itertools
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -372,7 +371,6 @@ def test_an_idle_minute_of_waiting_costs_few_calls(
     queue_factory: QueueFactory, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """docs/status.md says how many; a count of calls, through the door, however many batches there are."""
-    monkeypatch.setattr("fsqueue.filesystem.door.time", SimpleNamespace(monotonic=clock.monotonic))
     costs = []
     for batches in (1, 300):
         q = Queue(queue_factory(f"of-{batches}").path, clock=clock)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
 
 from fsqueue import FsqueueError, Queue, Status, names
 from fsqueue.clock import ManualClock
-from fsqueue.errors import InvalidArgument
-from fsqueue.filesystem import Filesystem
-from fsqueue.upkeep import reap_trash
+from fsqueue.errors import InvalidArgument, StorageError
 from tests.support import QueueFactory, base_of, files_below, leftovers, log_files
 
 EVIL_IDS = [
@@ -98,14 +98,14 @@ def test_links_in_the_tree_lead_nowhere(queue_factory: QueueFactory, outside: Pa
 
 
 def test_reaping_follows_no_links(queue: Queue, outside: Path) -> None:
-    trash = queue.path / ".trash"
-    (trash / "tree").mkdir(parents=True)
-    (trash / "link").symlink_to(outside)
-    (trash / "tree" / "link").symlink_to(outside)
-    (queue.path / ".trash-beside").symlink_to(outside)
-    reap_trash(Filesystem(str(queue.path), shared=False), str(trash))
+    trash, ours = queue.path / ".trash", [f"{base_of(queue, n).name}-{n:016x}" for n in (1, 2, 3)]
+    (trash / ours[0]).mkdir(parents=True)
+    (trash / ours[1]).symlink_to(outside)
+    (trash / ours[0] / "link").symlink_to(outside)
+    (queue.path / f".trash-{ours[2]}").symlink_to(outside)
+    queue.gc()
     assert untouched(outside)
-    assert os.listdir(trash) == []
+    assert os.listdir(trash) == [ours[1]]
 
 
 def test_deleting_where_the_trash_is_a_link(queue: Queue, outside: Path) -> None:
@@ -206,3 +206,64 @@ def test_a_record_that_names_another_batchs_file_moves_nothing(queue_factory: Qu
     fresh.complete(other)
     assert [finding.kind for finding in fresh.fsck(repair=True)] == ["task-file-gone"]
     assert fresh.status() == Status(completed=1, dead=1)
+
+
+EVIL_ATTEMPTS = [
+    "../../../outside", "../../../../outside/deep", "/", ".", "..", "", "a" * 31, "A" * 32, "a" * 32 + "\n", 7,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("attempt", EVIL_ATTEMPTS)
+def test_the_name_of_an_attempt_leads_nowhere(queue: Queue, outside: Path, attempt: str) -> None:
+    """However it comes: as an argument, in a commit that was sent about, or in a part of one."""
+    (outside.parent / "outside-m").mkdir()
+    commit = queue.commit("m")
+    part = commit.stage(range(3))
+    reopen, (path, worker, name, _) = commit.__reduce__()
+    for make in (lambda: queue.commit("m", attempt=attempt), lambda: reopen(path, worker, name, attempt)):
+        with pytest.raises(InvalidArgument, match="Nothing was done"):
+            make()
+    before = files_below(queue.path)
+    changes: list[dict[str, Any]] = [{"attempt": attempt}, {"first": attempt}, {"first": attempt, "files": 0}]
+    for change in changes:
+        with pytest.raises(InvalidArgument):
+            commit.publish([part, replace(part, **change)])
+    assert (outside.parent / "outside-m").is_dir()
+    assert untouched(outside)
+    assert files_below(queue.path) == before
+    assert commit.publish([part]).tasks == 3
+
+
+@pytest.mark.parametrize("change", [{"files": -1}, {"files": "1"}, {"tasks": None}, {"bytes": -1}, {"files": 1 << 40}])
+def test_a_part_with_other_numbers_is_no_part(queue: Queue, change: dict[str, Any]) -> None:
+    part = queue.commit("m").stage(range(3))
+    with pytest.raises(InvalidArgument):
+        queue.commit("m").publish([replace(part, **change)])
+    assert queue.status().inserted == 0
+
+
+def test_a_record_with_other_names_is_damaged(queue: Queue, outside: Path) -> None:
+    commit = queue.commit("m")
+    commit.publish([commit.stage(range(3))])
+    path = base_of(queue) / "commits" / "m.json"
+    record = orjson.loads(path.read_bytes())
+    for change in ({"attempt": "../../../outside"}, {"first": "../../../outside"}):
+        record["parts"] = [record["parts"][0] | change]
+        path.write_bytes(orjson.dumps(record) + b"\n")
+        with pytest.raises(StorageError, match="damaged"):
+            queue.commit("m").committed()
+    assert untouched(outside)
+
+
+def test_a_keyed_log_names_no_other_path(queue_factory: QueueFactory) -> None:
+    """A record `insert` with a batch that is none is void, and stops nobody."""
+    queue = queue_factory(shards=1)
+    queue.insert_many(["a", "b"])
+    [first] = queue.lease()
+    [log] = log_files(queue)
+    at = queue.store.clock.now_ms()
+    append(log, {"op": "insert", "at": at, "batch": "../../x", "count": 1, "staged": "x"})
+    fresh = Queue(queue.path)
+    assert len(list(fresh.tasks())) == 2
+    fresh.complete([first])
+    assert fresh.status().completed == 1

@@ -156,8 +156,16 @@ def hosts(place: str, one: Make, two: Make, clocks: tuple[Clock, Clock] | None =
         meeting = party(place, make(), clock)
         meet(meeting, "host")
         directory = f"{place}/.join/{min(meeting.me, meeting.partner)}.place"
-        findings = twohosts.examine(meeting, Party(meeting.me, make(), directory, clock), lambda step: None)
+
+        def enter() -> Party:
+            fs = make()
+            fs.make_directory(directory)
+            return Party(meeting.me, fs, directory, clock)
+
+        findings = twohosts.examine(meeting, enter, lambda step: None)
         meeting.finish()
+        if meeting.leads:
+            Filesystem(place).remove_tree(directory)
         meeting.close()
         return findings
 
@@ -320,7 +328,7 @@ def test_what_an_old_listing_does_not_show_is_removed_all_the_same(place: str) -
     one = party(place, LateLister(place, shared=False))
     with pytest.raises(PartnerLost):
         meet(one, "one", 0.1)
-    one.partner = "b"
+    one.partner = "b" * 16
     one.send({})
     one.send({})
     one.partner = ""

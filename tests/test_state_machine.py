@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from fsqueue import LeasedTask, LeaseExpired, LeaseLost, Queue, Task, TaskNotFound, administration, upkeep
+from fsqueue import LeasedTask, LeaseExpired, LeaseLost, Queue, Task, TaskNotFound, administration
 from fsqueue.clock import Entropy, ManualClock
 from fsqueue.ledger import Ledger
 from tests.support import BATCH_TASKS_MAX, counted, drain, full_state, leftovers, task_file_names
@@ -404,11 +404,11 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(worker=which)
     @precondition(lambda self: self.step % 5 == 0)
     def purge(self, worker: int) -> None:
-        later, administration.reap_later = administration.reap_later, upkeep.reap_trash
+        later, administration._later = administration._later, lambda action, *args: action(*args)
         try:
             self.queues[worker].purge()
         finally:
-            administration.reap_later = later
+            administration._later = later
         self.tasks.clear()
         self.clock.advance(1.1)  # so long others may not have noticed
 

@@ -9,10 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import filelock
 import pytest
 
-from fsqueue import InvalidArgument, Queue, deadletters, finishing, staging, upkeep
+from fsqueue import InvalidArgument, Queue, deadletters, finishing, staging, trash, upkeep
 from fsqueue.clock import ManualClock
 from fsqueue.filesystem import Filesystem
 from tests.concurrency.trapped import Trapped
@@ -216,10 +215,9 @@ def test_young_staged_files_are_left_alone(q: Queue) -> None:
 def test_other_old_files_in_staging_are_reaped(q: Queue) -> None:
     directory = base_of(q) / "staging"
     directory.mkdir(parents=True)
-    (directory / "0123.probe").touch()
-    (directory / "notes").touch()
+    (directory / f"{'6' * 16}.probe").touch()
     age_staging(q)
-    assert found(q) == {"staged_reaped": 2}
+    assert found(q) == {"staged_reaped": 1}
 
 
 def test_a_recorded_retry_is_published_however_old(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,46 +258,91 @@ def test_earlier_generations_that_were_left_in_place_go(q: Queue) -> None:
     (q.path / "notes").mkdir()
     q.insert("y")
     report = found(q)
-    assert report["generations_trashed"] == 2
-    assert report["trash_reaped"] >= 8
-    assert sorted(name for name in os.listdir(q.path) if not name.startswith(".")) == [
+    assert report["generations_trashed"] == 1
+    assert report["trash_reaped"] >= 4
+    assert {name for name in os.listdir(q.path) if not name.startswith(".")} == {
         base_of(q, 3).name,
+        of_another.name,
         to_come.name,
         "doorbell",
         "notes",
         "queue.jsonl",
-    ]
+    }
     assert q.status().waiting == 1
 
 
-def test_trash_is_reaped_by_one_at_a_time(q: Queue) -> None:
-    trash = q.path / ".trash"
-    (trash / "tree" / "a").mkdir(parents=True)
-    (trash / "tree" / "a" / "file").touch()
-    fs = Filesystem(str(q.path), shared=False)
-    with filelock.FileLock(f"{trash}/{upkeep.LOCK}"):
-        reaped: list[int] = []
-        thread = threading.Thread(target=lambda: reaped.append(upkeep.reap_trash(fs, str(trash))))
+def in_trash(q: Queue, number: int, *inside: str) -> Path:
+    """A tree as a purge moves it into the queue's trash."""
+    tree = q.path / ".trash" / f"{base_of(q, number).name}-{number:016x}"
+    tree.mkdir(parents=True)
+    for name in inside:
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree / name).touch()
+    return tree
+
+
+def test_trash_is_reaped_by_several_at_once(q: Queue) -> None:
+    for number in range(1, 5):
+        in_trash(q, number, *(f"queue/{shard}/{name}" for shard in "abc" for name in range(50)))
+    reaped: list[int] = []
+
+    def reap() -> None:
+        reaped.append(trash.reap_own(Filesystem(str(q.path), shared=False), str(q.path), q.store.fate.id))
+
+    threads = [threading.Thread(target=reap) for _ in range(4)]
+    for thread in threads:
         thread.start()
+    for thread in threads:
         thread.join()
-        assert reaped == [0]
-    assert upkeep.reap_trash(fs, str(trash)) == 3
-    assert upkeep.reap_trash(fs, str(trash)) == 0
-    assert os.listdir(trash) == []
+    reap()
+    assert sum(reaped) == 4 * (3 * 51 + 2)
+    assert os.listdir(q.path / ".trash") == []
 
 
-def test_what_deleted_queues_left_is_reaped_from_outside(queue: Queue) -> None:
-    trash = queue.path.parent / ".trash"
-    (trash / "q-0123" / "1").mkdir(parents=True)
-    assert upkeep.reap(str(queue.path.parent)) == 2
-    assert upkeep.reap(f"fq://{queue.path.parent}") == 0
-    assert queue.status().inserted == 0
+def test_in_a_queues_trash_only_what_the_queue_put_there_is_removed(q: Queue, tmp_path: Path) -> None:
+    """Neither a stranger's files there, nor another queue's, nor what has only nearly the name, nor links."""
+    place = q.path / ".trash"
+    q.insert("x")
+    q.purge()
+    of_another = f"1-{'5' * 16}-{'6' * 16}"
+    kept = [
+        "mine", "1", "1-2", of_another, f"{base_of(q, 1).name}", f"{base_of(q, 1).name}-{'6' * 15}",
+        f"0-{q.store.fate.id}-{'6' * 16}", f"2026-11-2-{'6' * 16}", f"x2026-11-21-{'6' * 16}", ".lock",
+    ]  # fmt: skip
+    beside = [".trash-mine", ".trash-", ".trash.bak", f".trash-{of_another}"]
+    for path in [*(place / name for name in kept), *(q.path / name for name in beside)]:
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "f").touch()
+    file = place / f"{base_of(q, 4).name}-{'6' * 16}"
+    file.touch()
+    link = place / f"{base_of(q, 5).name}-{'6' * 16}"
+    link.symlink_to(tmp_path)
+    ours = [place / f"2026-11-21-{'6' * 16}", q.path / f".trash-{base_of(q, 1).name}-{'7' * 16}", in_trash(q, 7)]
+    for path in ours:
+        path.mkdir(exist_ok=True)
+    q.gc()
+    assert [path for path in ours if path.exists()] == []
+    assert all((place / name / "f").exists() for name in kept)
+    assert all((q.path / name / "f").exists() for name in beside)
+    assert file.exists()
+    assert link.is_symlink()
+
+
+def test_what_a_member_put_into_a_queues_trash_survives_a_purge(q: Queue) -> None:
+    (q.path / ".trash" / "mine").mkdir(parents=True)
+    (q.path / ".trash" / "mine" / "f").touch()
+    q.insert(1)
+    q.purge()
+    for thread in threading.enumerate():
+        if thread.name == "fsqueue-reaper":
+            thread.join()
+    assert files_below(q.path / ".trash") == ["mine/f"]
 
 
 def test_a_trash_that_cannot_be_reaped_is_reported(
     q: Queue, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (q.path / ".trash" / "tree").mkdir(parents=True)
+    in_trash(q, 1)
 
     def failing(path: str) -> int:
         raise PermissionError(13, "Permission denied", path)
@@ -309,34 +352,49 @@ def test_a_trash_that_cannot_be_reaped_is_reported(
     assert "could not be reaped" in caplog.text
 
 
+def test_a_trash_that_one_may_not_look_into_is_reported(
+    q: Queue, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries = q.store.fs.entries
+
+    def refusing(directory: str) -> list[tuple[str, str]]:
+        if directory.endswith(".trash"):
+            raise PermissionError(13, "Permission denied", directory)
+        return entries(directory)
+
+    monkeypatch.setattr(q.store.fs, "entries", refusing)
+    assert found(q) == {}
+    assert "could not be reaped" in caplog.text
+
+
 def test_a_tree_that_cannot_be_reaped_does_not_keep_the_others(
     q: Queue, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("a", "b", "c"):
-        (q.path / ".trash" / name).mkdir(parents=True)
+    _, second, _ = (in_trash(q, number) for number in (1, 2, 3))
     real = q.store.fs.remove_tree
 
     def failing(path: str) -> int:
-        if path.endswith("/b"):
+        if path == str(second):
             raise PermissionError(13, "Permission denied", path)
         return real(path)
 
     monkeypatch.setattr(q.store.fs, "remove_tree", failing)
     assert found(q) == {"trash_reaped": 2}
-    assert os.listdir(q.path / ".trash") == ["b"]
-    assert "/b could not be reaped" in caplog.text
+    assert os.listdir(q.path / ".trash") == [second.name]
+    assert f"{second} could not be reaped" in caplog.text
 
 
-@pytest.mark.parametrize("error", [PermissionError(13, "Permission denied"), NotImplementedError("no flock")])
-def test_where_the_reapers_lock_cannot_be_had_it_is_done_without(
-    q: Queue, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
-    def refuse(self: filelock.FileLock) -> None:
-        raise error
-
-    (q.path / ".trash" / "tree").mkdir(parents=True)
-    monkeypatch.setattr(filelock.FileLock, "acquire", refuse)
-    assert found(q) == {"trash_reaped": 1}
+def test_files_in_staging_that_fsqueue_does_not_stage_stay(q: Queue) -> None:
+    q.insert("x")
+    staging = base_of(q) / "staging"
+    staging.mkdir(exist_ok=True)
+    ours = [staging / f"{'6' * 16}.probe", staging / f"0000000000000-{'0' * 32}-1.jsonl"]
+    theirs = [staging / "mine", staging / f"{'6' * 15}.probe", staging / f"0000000000000-{'0' * 32}-1.jsonl.swp"]
+    for path in ours + theirs:
+        path.touch()
+    age_staging(q)
+    assert q.gc().staged_reaped == 2
+    assert [path.exists() for path in ours + theirs] == [False] * 2 + [True] * 3
 
 
 def test_touching_refreshes_every_file_that_the_queue_needs(queue: Queue) -> None:

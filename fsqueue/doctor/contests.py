@@ -6,7 +6,9 @@ travel as JSON; `judge_...` looks at the reports of all of them, and at what is 
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -28,6 +30,9 @@ TAIL_BYTES = 64
 """More than the longest line that parties append."""
 PROCESSES, ROUNDS, NAMES = 3, 40, 60
 """How many processes of one host contend, how often each locks, and for how many names they race."""
+RACES = ("create", "link", "rename")
+LEDGER_BYTES_MAX = 1 << 22
+"""More than parties can write by turns. What others append without end is not read."""
 PATIENCE_S = 60.0
 """How long processes of this host may take."""
 
@@ -41,6 +46,8 @@ class Party:
     directory: str
     clock: Clock = field(default_factory=Clock)
     entropy: Entropy = field(default_factory=Entropy)
+    owner: int | None = None
+    """Whose the ledger must be, if others may have put something in its place."""
 
     def path(self, name: str) -> str:
         """A file of the contest."""
@@ -71,7 +78,7 @@ def take_turns(party: Party, rounds: int, until_s: float | None = None) -> Took:
     fs, clock, took = party.fs, party.clock, Took(party.name)
     begin = clock.monotonic()
     try:
-        ledger = fs.open_append(party.path("ledger"))
+        ledger = open_ledger(party)
     except OSError as error:
         took.error = error.strerror or str(error)
         return took
@@ -94,6 +101,17 @@ def take_turns(party: Party, rounds: int, until_s: float | None = None) -> Took:
     finally:
         fs.close(ledger)
     return took
+
+
+def open_ledger(party: Party) -> int:
+    """Open the file that parties write by turns. OSError if it is not theirs alone."""
+    ledger = party.fs.open_append(party.path("ledger"))
+    if party.owner is not None:
+        found = party.fs.fstat(ledger)
+        if found.st_uid != party.owner or found.st_nlink != 1:  # else one would append to another file of one's own
+            party.fs.close(ledger)
+            raise OSError(errno.EPERM, "somebody put another file in the ledger's place")
+    return ledger
 
 
 def _last_number(tail: bytes) -> int:
@@ -283,25 +301,38 @@ def judge(party: Party, reports: Sequence[dict[str, Any]], among: str) -> list[F
 
 def written(party: Party) -> bytes:
     """The ledger that parties wrote by turns; nothing, where it is not to be found."""
+    found = bytearray()
     try:
-        return party.fs.read(party.path("ledger"))
+        fd = party.fs.look_anew(party.path("ledger"))
     except FileNotFoundError:
         return b""
+    try:
+        while len(found) < LEDGER_BYTES_MAX and (chunk := party.fs.pread(fd, LEDGER_BYTES_MAX, len(found))):
+            found += chunk
+        return bytes(found)
+    finally:
+        party.fs.close(fd)
 
 
-def among_processes(fs: Filesystem, directory: str) -> list[Finding]:
-    """The contests between processes: this interpreter, started anew a few times."""
+def among_processes(fs: Filesystem, directory: str, inherited: tuple[int, ...] = ()) -> list[Finding]:
+    """The contests between processes: this interpreter, started anew a few times.
+
+    They get the descriptors `inherited`, through which `directory` may lead. They import nothing from the directory in
+    which they are started: a stranger may have put modules there.
+    """
     if not sys.executable:
         return [Finding("locks between processes", UNTRIED, "this program cannot start a Python of its own.")]
     host = Party("p", fs, directory)
     prepare_races(host, NAMES)
-    program = f"import sys; sys.path[:] = {sys.path!r}; from fsqueue.doctor.contests import main; main()"
+    program = f"import sys; sys.path[:] = {safe_path()!r}; from fsqueue.doctor.contests import main; main()"
     started: list[subprocess.Popen[str]] = []
     try:
         for number in range(PROCESSES):
             started.append(
                 subprocess.Popen(
-                    [sys.executable, "-c", program, f"p{number}", directory, fs.root, str(int(fs.shared))],
+                    [sys.executable, "-P", "-c", program, f"p{number}", directory, fs.root, str(int(fs.shared))],
+                    cwd="/",
+                    pass_fds=inherited,
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.DEVNULL,
@@ -323,6 +354,16 @@ def among_processes(fs: Filesystem, directory: str) -> list[Finding]:
             process.kill()
             process.communicate()
     return judge(host, reports, "processes")
+
+
+def safe_path() -> list[str]:
+    """Return where this interpreter finds modules, without the working directory, unless fsqueue itself is there."""
+    home = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    try:
+        here = os.path.abspath(os.curdir)
+    except FileNotFoundError:
+        here = ""  # it was removed
+    return [entry for entry in sys.path if os.path.isabs(entry) and (entry == home or os.path.normpath(entry) != here)]
 
 
 def _report_of(process: subprocess.Popen[str]) -> dict[str, Any]:

@@ -8,26 +8,31 @@ from __future__ import annotations
 import errno
 import os
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fsqueue import names, stuck, upkeep
+from fsqueue import doctorplaces, names, stuck
 from fsqueue.clock import Clock, Entropy
-from fsqueue.doctor import contests, mountadvice, probes, twohosts
+from fsqueue.doctor import contests, messages, mountadvice, probes, twohosts
 from fsqueue.doctor.rendezvous import PartnerLost, Rendezvous
 from fsqueue.doctor.verdicts import OK, UNFIT, UNTRIED, WARNING, Finding, worst
 from fsqueue.errors import FULL, FsqueueError, NotAQueue
 from fsqueue.filesystem import Filesystem, Mount, mount_of
+from fsqueue.filesystem.held import Displaced, Held, is_directory
 from fsqueue.filesystem.holders import boot_id
 from fsqueue.filesystem.quota import quota_of
-from fsqueue.layout import DOCTOR
 
 __all__ = ["Finding", "Report", "examine", "join"]
 
 BYTES_LOW, FILES_LOW = 100 << 20, 10_000
 """Less room than this is worth a warning."""
+
+NAMES_MAX = 100_000
+"""Among so many names in the directory remnants of dead doctors are looked for; strangers may have made any number."""
+MEETINGS = 20
+"""How often to come to a meeting place that others leave, and so remove, at the same moment."""
 
 Progress = Callable[[str], None]
 
@@ -95,25 +100,37 @@ def join(
 
 
 class Examination:
-    """An examination from one host, and the place where it works."""
+    """An examination from one host. It works in places of its own, which it holds by descriptor."""
 
-    def __init__(self, path: str | os.PathLike[str], progress: Progress, fs: Filesystem | None = None) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], progress: Progress, make: Callable[..., Filesystem] = Filesystem
+    ) -> None:
         where = names.queue_path(path)
         self.directory = nearest(where)
         self.mount = mount_of(self.directory)
-        self.fs = fs or Filesystem(self.directory, shared=self.mount.shared)
+        self.make = make
         self.clock, self.entropy = Clock(), Entropy()
         self.progress = progress
         self.report = Report(where, self.directory, socket.gethostname(), self.mount)
         self.report.findings.append(mountadvice.about(self.mount))
         self._look()
 
+    def filesystem(self, place: Held) -> Filesystem:
+        """Return a filesystem whose root is a place. Once nobody uses it any more, the place is let go of.
+
+        Not before: a thread of a contest may still be at work after an interruption, and must not write to whatever
+        gets the descriptor's number next.
+        """
+        fs = self.make(place.path, shared=self.mount.shared)
+        weakref.finalize(fs, place.close)
+        return fs
+
     def _look(self) -> None:
         report = self.report
         try:
-            report.findings.append(space(self.fs, self.directory, self.mount))
-            with workplace(self.fs, self.directory, self.clock, self.entropy) as place:
-                self._probe(place)
+            with Held.at(self.directory) as directory:
+                report.findings.append(space(self.make(self.directory), self.directory, self.mount))
+                self._work(directory)
         except OSError as error:
             report.findings.append(unwritable(error))
         if "scratch" in self.directory.lower():
@@ -132,110 +149,171 @@ class Examination:
             except (FsqueueError, OSError):
                 pass  # no queue, or one that cannot be opened: as the other findings say
 
-    def _probe(self, place: str) -> None:
-        fs, findings = self.fs, self.report.findings
+    def _work(self, directory: Held) -> None:
+        """Try everything in a place of its own, which is removed in the end; remnants of dead doctors go, too."""
+        place = doctorplaces.make_place(directory, self.entropy.hex16)
+        fs = self.filesystem(place)
+        try:
+            try:
+                doctorplaces.reap(directory, directory.names(NAMES_MAX), place.stat().st_mtime)
+            except OSError:
+                pass  # one may write here, and not list
+            self._probe(fs, place)
+        finally:
+            doctorplaces.remove_place(directory, place)
+
+    def _probe(self, fs: Filesystem, place: Held) -> None:
+        findings = self.report.findings
         self.progress("probes")
-        findings += probes.full(probes.Bench(fs, f"{place}/", self.clock, self.entropy))
+        findings += probes.full(probes.Bench(fs, f"{place.path}/probe-", self.clock, self.entropy))
         for kind in ("threads", "processes"):
             self.progress(f"contests between {kind}")
-            inside = f"{place}/{kind}"
+            inside = f"{place.path}/{kind}"
             fs.make_directory(inside)
             if kind == "threads":
                 findings += contests.among_threads(lambda: fs, inside)
             else:
-                findings += contests.among_processes(fs, inside)
+                findings += contests.among_processes(fs, inside, (place.fd,))
+
+    # -- with another host ------------------------------------------------------------------------------
 
     def join(self, timeout_s: float, waiting: Callable[[], None]) -> None:
         """The tests between two hosts, added to the report."""
         findings = self.report.findings
-        directory = f"{self.directory}/{DOCTOR}/join"
-        meeting = Rendezvous(self.fs, directory, self.clock, self.entropy)
         try:
-            there = meeting.meet(self.identity(), timeout_s, waiting)
-            place = f"{directory}/{min(meeting.me, meeting.partner)}.place"
-            party = contests.Party(meeting.me, self.fs, place, self.clock, self.entropy)
-            findings += self.about_partner(there)
-            findings += twohosts.examine(meeting, party, self.progress)
-            meeting.finish()
-            self.report.partner = str(there.get("host"))
+            with Held.at(self.directory) as directory:
+                try:
+                    self._join(directory, timeout_s, waiting)
+                finally:
+                    doctorplaces.leave_meeting_place(directory)
         except PartnerLost as error:
             advice = f"Check that the other host sees {self.directory}, and repeat the command on both."
             findings.append(Finding("two hosts", WARNING, f"The tests were not made to their end. {error}", advice))
+        except doctorplaces.Refused as error:
+            advice = "Ask that user to remove it, or make these tests in a directory of your own on the same mount."
+            findings.append(Finding("two hosts", WARNING, f"The tests were not made: {error.strerror}.", advice))
         except OSError as error:
             findings.append(unwritable(error))
+
+    def _join(self, directory: Held, timeout_s: float, waiting: Callable[[], None]) -> None:
+        identity = self.identity(directory)
+        place, meeting = self._come(directory, identity)
+        try:
+            there = meeting.meet(identity, timeout_s, waiting)
+            host = messages.host(there)
+            self.report.findings += self.about_partner(there, identity)
+            stranger = meeting.is_a_strangers(f"{meeting.partner}.here")
+            if stranger:
+                seen = f"the other party, which calls itself {host}, is another user: what follows rests on its word."
+                advice = "Make these tests in a directory that only you can write in."
+                self.report.findings.append(Finding("two hosts", WARNING, seen, advice))
+            with Contest(self, place, meeting, stranger) as contest:
+                self.report.findings += twohosts.examine(meeting, contest.enter, self.progress)
+                contest.tidy()
+                meeting.finish()
+            self.report.partner = host
         finally:
             try:
                 meeting.close()
             except OSError:
                 pass  # what is left is removed by a later doctor
-            self.fs.remove_directory(directory)
-            self.fs.remove_directory(f"{self.directory}/{DOCTOR}")
+            if meeting.lost:
+                doctorplaces.clear_away(place, meeting.partner)
 
-    def identity(self) -> dict[str, Any]:
+    def _come(self, directory: Held, identity: dict[str, Any]) -> tuple[Held, Rendezvous]:
+        """Come to the meeting place, and say so; then nobody removes it."""
+        for left in reversed(range(MEETINGS)):
+            place = doctorplaces.meeting_place(directory, self.entropy.hex16)
+            meeting = Rendezvous(self.filesystem(place), place.path, self.clock, self.entropy)
+            try:
+                meeting.announce(identity)
+                return place, meeting
+            except FileNotFoundError:  # who was here last has just removed it
+                if not left:
+                    raise
+        raise AssertionError("unreachable")
+
+    def identity(self, directory: Held) -> dict[str, Any]:
         """What the partner is told of this host."""
+        mount = self.report.findings[0]
         return {
-            "host": self.report.host,
+            "host": messages.say(self.report.host, messages.HOST_CHARS_MAX) or "?",
             "boot": boot_id(),
-            "device": self.fs.stat(self.directory).st_dev,
-            "mount": self.report.findings[0].as_dict(),
+            "device": directory.stat().st_dev,
+            "mount": replace(
+                mount,
+                seen=messages.say(mount.seen),
+                figures={name: messages.say(str(figure)) for name, figure in mount.figures.items()},
+            ).as_dict(),
         }
 
-    def about_partner(self, there: dict[str, Any]) -> list[Finding]:
+    def about_partner(self, there: dict[str, Any], mine: dict[str, Any]) -> list[Finding]:
         """The partner's mount; and a warning if it is this host's own."""
-        mount = Finding(**there["mount"])
-        findings = [replace(mount, probe=f"mount of {there['host']}")]
-        mine = self.identity()
-        if (there["boot"], there["device"]) == (mine["boot"], mine["device"]):
+        mount = messages.finding(messages.inner(there, "mount"))
+        findings = [replace(mount, probe=f"mount of {messages.host(there)}")]
+        boot, device = messages.text(there, "boot", messages.WORD_CHARS_MAX), messages.number(there, "device", 0)
+        if (boot, device) == (mine["boot"], mine["device"]):
             seen = "both ends run on the same host and mount: this shows nothing about two."
             findings.append(Finding("two hosts", WARNING, seen, "Type the command on another host."))
         return findings
 
 
+class Contest:
+    """The place of the tests between two: made by the party that leads, closed to others unless the partner is one."""
+
+    def __init__(self, examination: Examination, place: Held, meeting: Rendezvous, stranger: bool) -> None:
+        self.examination, self.place, self.meeting, self.stranger = examination, place, meeting, stranger
+        self.inside: Held | None = None
+        self.fs: Filesystem | None = None
+        """Keeps the place open."""
+
+    def __enter__(self) -> Contest:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.tidy()
+        if self.inside is not None and self.meeting.leads:
+            doctorplaces.remove_place(self.place, self.inside)
+
+    def tidy(self) -> None:
+        """Remove what this party made in the place of another user, who may not do that."""
+        if self.inside is not None and self.stranger and not self.meeting.leads:
+            self.inside.clear(doctorplaces.MADE_BY_DOCTORS)
+
+    def enter(self) -> contests.Party:
+        """Make the place, or open the one that the partner has made."""
+        meeting, entropy = self.meeting, self.examination.entropy
+        try:
+            if meeting.leads:
+                inside = doctorplaces.make_contest(self.place, meeting.me, self.stranger, entropy.hex16)
+            else:
+                inside = doctorplaces.enter_contest(self.place, meeting.partner)
+        except (FileExistsError, FileNotFoundError, NotADirectoryError):
+            raise messages.Nonsense("the place for the tests is not there, or not as it was made") from None
+        self.inside, self.fs = inside, self.examination.filesystem(inside)
+        return contests.Party(meeting.me, self.fs, inside.path, meeting.clock, entropy, inside.stat().st_uid)
+
+
 def nearest(path: str) -> str:
     """`path`, or the nearest directory above it that is there; NotAQueue if that is a file."""
-    fs = Filesystem(path)
     while True:
         try:
-            if not stat_is_directory(fs, path):
+            if not is_directory(path):
                 raise NotAQueue(f"{path} is a file. Give the doctor a directory, or a path where one could be made.")
             return path
-        except FileNotFoundError:
-            path = path.rpartition("/")[0] or "/"
-        except NotADirectoryError:
+        except (FileNotFoundError, NotADirectoryError):
             path = path.rpartition("/")[0] or "/"
         except OSError:
             return path  # it cannot be looked at: the probes will say why
-
-
-def stat_is_directory(fs: Filesystem, path: str) -> bool:
-    """Whether a path, links followed, is a directory."""
-    try:
-        fs.close(fs.look(f"{path}/.", os.O_RDONLY | os.O_DIRECTORY))
-        return True
-    except NotADirectoryError:
-        return False
-
-
-@contextmanager
-def workplace(fs: Filesystem, directory: str, clock: Clock, entropy: Entropy) -> Iterator[str]:
-    """A directory to work in, removed in the end with all that is in it; remnants of dead doctors go, too."""
-    place = f"{directory}/{DOCTOR}/{entropy.hex16()}"
-    try:
-        fs.make_directory(place)
-        upkeep.reap_doctors(fs, directory, fs.stat(place).st_mtime)
-        yield place
-    finally:
-        try:
-            fs.remove_tree(place)
-            fs.remove_directory(f"{directory}/{DOCTOR}")
-        except OSError:
-            pass
 
 
 def unwritable(error: OSError) -> Finding:
     """The finding that says why nothing can be tried."""
     if error.errno == errno.EROFS:
         return Finding("writing", UNFIT, "it is mounted read-only.", "Use a mount that is writable.")
+    if isinstance(error, Displaced):
+        advice = "Examine a directory that strangers cannot write in."
+        return Finding("writing", UNFIT, f"{error.strerror}.", advice)
     if error.errno in (errno.EACCES, errno.EPERM):
         seen = f"this user may not write here: {error.strerror}."
         return Finding("writing", UNFIT, seen, "Ask the owner of the directory for permission to write.")

@@ -3,20 +3,27 @@
 Nothing rests on locks, renaming or exclusive creation, which are what is on trial. A message is a file with a name that
 nobody has used, written once; the reader takes it when what it holds agrees with its digest, and otherwise looks again.
 All names of a party begin with its id, so that it can remove them; upkeep removes those of the dead.
+
+Others may write in the directory, too. So what stands where a message belongs may be anything: a link, a pipe, a file
+without end. Nothing but whole messages is read, and nothing but this party's own is removed.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import orjson
 
+from fsqueue import doctorplaces
 from fsqueue.clock import Clock, Entropy
 from fsqueue.errors import StorageError
-from fsqueue.filesystem import Filesystem
+from fsqueue.filesystem import NOT_FILES, Filesystem
+from fsqueue.filesystem.answers import asking_again
 
 ACCEPT_S, ANSWER_S = 2.0, 5.0
 """How long a party that is there takes at most to accept an invitation, and to answer otherwise."""
@@ -28,6 +35,13 @@ GOODBYE = "goodbye"
 """A message of its own name, since its author may have been interrupted in the middle of another."""
 SILENCE_S = 60.0
 """A partner who says nothing for so long is lost."""
+TESTS_S = 600.0
+"""A partner who drags the tests out for so long is lost, too: they take half a minute."""
+MESSAGE_BYTES_MAX = 1 << 18
+"""No message of a doctor is longer."""
+NO_MESSAGES = (*NOT_FILES, errno.ENOENT, errno.EACCES, errno.EPERM)
+"""What the system says of things that stand where a message could, and are none."""
+HERE = re.compile(rf"({doctorplaces.ID})\.here")
 
 
 class PartnerLost(StorageError):
@@ -43,8 +57,11 @@ class Rendezvous:
         self.clock = clock
         self.me = entropy.hex16()
         self.partner = ""
+        self._until = 0.0
+        """When a partner that was met must have said everything."""
         self._sent = self._read = 0
-        self._lost = self._finished = False
+        self.lost = self._finished = self._announced = False
+        """`lost`: the partner will not come back, and what it wrote can be cleared away."""
         self._answered: set[str] = set()
         """Invitations that were accepted, whatever came of it."""
 
@@ -65,14 +82,35 @@ class Rendezvous:
             self.fs.close(fd)
 
     def _take(self, name: str) -> Any:
-        """The body of a message, or None if it is not there yet, or not whole."""
+        """The body of a message, or None if it is not there yet, not whole, or no message at all."""
         try:
-            digest, _, data = self.fs.read(f"{self.directory}/{name}").partition(b"\n")
-        except FileNotFoundError:
-            return None
+            digest, _, data = self._content(f"{self.directory}/{name}").partition(b"\n")
+        except OSError as error:
+            if error.errno in NO_MESSAGES:
+                return None
+            raise
         if hashlib.blake2b(data, digest_size=16).hexdigest().encode() != digest:
             return None
-        return orjson.loads(data)
+        try:
+            return orjson.loads(data)
+        except orjson.JSONDecodeError:  # whoever wrote it is no doctor
+            return None
+
+    def _content(self, path: str) -> bytes:
+        """What a file holds, as far as a message can be long: others may write into it without end."""
+
+        def from_the_start() -> bytes:
+            fd = self.fs.look_anew(path)
+            try:
+                found = chunk = self.fs.pread(fd, MESSAGE_BYTES_MAX, 0)
+                while chunk and len(found) < MESSAGE_BYTES_MAX:
+                    chunk = self.fs.pread(fd, MESSAGE_BYTES_MAX - len(found), len(found))
+                    found += chunk
+                return found
+            finally:
+                self.fs.close(fd)
+
+        return asking_again(from_the_start)
 
     def _await(self, name: str, timeout_s: float) -> Any:
         """The body of the message `name`, GOODBYE if its author has ended; None if it does not come in time."""
@@ -100,13 +138,17 @@ class Rendezvous:
     def receive(self, timeout_s: float | None = None) -> dict[str, Any]:
         """What the partner said next; PartnerLost if that is nothing, for SILENCE_S seconds or so many."""
         timeout_s = SILENCE_S if timeout_s is None else timeout_s
+        if self._until:
+            timeout_s = min(timeout_s, self._until - self.clock.monotonic())
         self._read += 1
         body = self._await(f"{self.partner}.{self.me}.{self._read:06d}", timeout_s)
         if isinstance(body, dict):
             return body
-        self._lost = True
+        self.lost = True
         if body is None:
-            raise PartnerLost(f"The other host said nothing more for {timeout_s:g} s: it was stopped, or cut off.")
+            raise PartnerLost(
+                f"The other host said nothing more for {max(timeout_s, 0):.3g} s: it was stopped, or cut off."
+            )
         raise PartnerLost("The doctor on the other host was ended.")
 
     def exchange(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -116,13 +158,20 @@ class Rendezvous:
 
     # -- meeting ------------------------------------------------------------------------------------------
 
+    def announce(self, identity: dict[str, Any]) -> None:
+        """Say who is here. From then on the directory is not empty, so that no other party removes it."""
+        self._post("here", identity)
+        self._announced = True
+
     def meet(self, identity: dict[str, Any], timeout_s: float, waiting: Callable[[], None]) -> dict[str, Any]:
         """Find another party, and return its identity; PartnerLost if none comes. `waiting()` is called once.
 
         Of two, the one with the smaller id invites, the other accepts, the first confirms. Who does not answer is
-        passed over for a while: it may be dead, or busy with somebody else.
+        passed over for a while: it may be dead, or busy with somebody else. Parties of this user come first, so that
+        strangers cannot keep them apart.
         """
-        self._post("here", identity)
+        if not self._announced:
+            self.announce(identity)
         self.clock.sleep(POLL_S[0])
         until = self.clock.monotonic() + timeout_s
         again: dict[str, float] = {}
@@ -130,17 +179,18 @@ class Rendezvous:
         told = False
         while self.clock.monotonic() < until:
             names = self.fs.names(self.directory)
-            for name in names:
+            for name in sorted(self._invitations(names), key=self.is_a_strangers):
+                self._answered.add(name)
                 leader, _, rest = name.partition(".")
-                if rest.startswith(f"invite.{self.me}.") and name not in self._answered:
-                    self._answered.add(name)
-                    if self._follow(leader, rest):
-                        return self._identity_of(leader)
-            others = {name.partition(".")[0] for name in names if name.endswith(".here")} - {self.me}
+                if self._follow(leader, rest):
+                    return self._identity_of(leader)
+                if self.clock.monotonic() > until:
+                    break
+            others = {match[1] for name in names if (match := HERE.fullmatch(name))} - {self.me}
             now = self.clock.monotonic()
             free = [other for other in others if self.me < other and again.get(other, 0.0) <= now]
             if free:
-                other = min(free, key=lambda other: tries[other])
+                other = min(free, key=lambda other: (self.is_a_strangers(f"{other}.here"), tries[other]))
                 again[other] = now + AGAIN_S * 2 ** min(tries[other], 4)
                 tries[other] += 1
                 if self._lead(other, tries[other]):
@@ -163,9 +213,20 @@ class Rendezvous:
         return True
 
     def _is_invited(self) -> bool:
-        return any(
-            f".invite.{self.me}." in name and name not in self._answered for name in self.fs.names(self.directory)
-        )
+        return bool(self._invitations(self.fs.names(self.directory)))
+
+    def _invitations(self, names: Iterable[str]) -> list[str]:
+        """The names of invitations that were not answered yet."""
+        mine = re.compile(rf"{doctorplaces.ID}\.invite\.{self.me}\.[1-9][0-9]{{0,5}}")
+        return [name for name in names if mine.fullmatch(name) and name not in self._answered]
+
+    def is_a_strangers(self, name: str) -> bool:
+        """Tell whether a message comes from another user than this party's; True if that cannot be told."""
+        try:
+            theirs, mine = (self.fs.stat(f"{self.directory}/{one}") for one in (name, f"{self.me}.here"))
+        except OSError:
+            return True
+        return theirs.st_uid != mine.st_uid
 
     def _follow(self, leader: str, invitation: str) -> bool:
         number = invitation.rpartition(".")[2]
@@ -178,8 +239,9 @@ class Rendezvous:
 
     def _identity_of(self, other: str) -> dict[str, Any]:
         identity = self._await(f"{other}.here", ANSWER_S)
+        self._until = self.clock.monotonic() + TESTS_S
         if not isinstance(identity, dict):
-            raise PartnerLost("The other host came, and could not be understood.")
+            raise PartnerLost("The other party came, and could not be understood.")
         return identity
 
     # -- cleaning up ------------------------------------------------------------------------------------------
@@ -189,7 +251,7 @@ class Rendezvous:
         if self.leads:
             self.send({"done": True})
             self.receive(ANSWER_S)
-            self._lost = True
+            self.lost = True
         else:
             self.receive()
             self._remove_all(self.me)
@@ -197,31 +259,26 @@ class Rendezvous:
         self._finished = True
 
     def close(self) -> None:
-        """Remove what this party wrote; what a lost partner wrote, too. One that is there is told that this is the end,
-        by a message that is left for it.
+        """Remove what this party wrote; what a lost partner of this user wrote, too. One that is there is told that
+        this is the end, by a message that is left for it.
         """
         if self._finished and not self.leads:
             return
-        if self._lost:
+        if self.lost:
             self._remove_all(self.partner)
         self._remove_all(self.me)
-        if self.partner and not self._lost:
+        if self.partner and not self.lost:
             try:
                 self._post(f"{self.partner}.goodbye", {})
             except OSError:
                 pass
 
     def _remove_all(self, party: str) -> None:
+        """Remove a party's messages: this one's, or those of a partner that belong to this user. Files only."""
         for _ in range(2):  # an NFS 3 client may list what is old; but not after a change of its own
             for name in self.fs.names(self.directory):
-                if name.startswith(f"{party}."):
-                    self._remove(name)
-
-    def _remove(self, name: str) -> None:
-        try:
-            self.fs.unlink(f"{self.directory}/{name}")
-        except OSError:
-            try:
-                self.fs.remove_tree(f"{self.directory}/{name}")
-            except OSError:
-                pass
+                if doctorplaces.is_of(party, name) and (party == self.me or not self.is_a_strangers(name)):
+                    try:
+                        self.fs.unlink(f"{self.directory}/{name}")
+                    except OSError:
+                        pass

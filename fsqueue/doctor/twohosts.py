@@ -6,12 +6,13 @@ Both do the same at the same time, step by step; the leader judges, and both rep
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
-from fsqueue.doctor import contests
-from fsqueue.doctor.contests import Party, Took
+from fsqueue.clock import Clock
+from fsqueue.doctor import contests, messages
+from fsqueue.doctor.contests import Party
 from fsqueue.doctor.probes import SKEW_S
-from fsqueue.doctor.rendezvous import Rendezvous
+from fsqueue.doctor.rendezvous import SILENCE_S, Rendezvous
 from fsqueue.doctor.verdicts import OK, UNFIT, WARNING, Finding
 
 AMONG = "hosts"
@@ -22,6 +23,8 @@ HEAD_START_S, SLOT_S = 1.0, 0.02
 PINGS = 6
 STALE_S, LOOK_PAUSE_S = 10.0, 0.02
 """How long to wait for the other host's change to be seen, and the pause between two looks."""
+AGE_S_MAX = 1e9
+"""No age in seconds that clocks can show is more."""
 FRESH_S = 2.0
 """What a fresh look or a listing shows may not be older than this."""
 
@@ -30,26 +33,33 @@ Ages = dict[str, float | None]
 """By way of looking and kind of change: after how many seconds it was seen; None: not within STALE_S."""
 
 
-def examine(meeting: Rendezvous, party: Party, progress: Progress) -> list[Finding]:
-    """All tests with a partner that was met; PartnerLost if it falls silent. Both work in `party.directory`."""
+def examine(meeting: Rendezvous, enter: Callable[[], Party], progress: Progress) -> list[Finding]:
+    """All tests with a partner that was met; PartnerLost if it falls silent, or talks nonsense.
+
+    `enter()` opens the directory where both work; that of the party that leads makes it first.
+    """
     progress("clocks")
-    ahead_ms, error_ms = compare_clocks(meeting, party)
+    ahead_ms, error_ms = compare_clocks(meeting)
     if meeting.leads:
-        party.fs.make_directory(party.directory)
+        party = enter()
         contests.prepare_races(party, contests.NAMES)
+        party.fs.close(party.fs.create(party.path("ledger")))
     meeting.exchange({"step": "locks"})
+    if not meeting.leads:
+        party = enter()
     progress("locks and appends")
     took = contests.take_turns(party, ROUNDS, TURNS_S)
-    theirs = Took(**meeting.exchange({"took": asdict(took)})["took"])
+    mine = {"took": asdict(replace(took, holds=[], error=messages.say(took.error)))}
+    theirs = messages.took(meeting.exchange(mine), meeting.partner, ROUNDS)
     progress("races")
-    won = contests.race(party, contests.NAMES, agree_on_times(meeting, party, ahead_ms))
-    others = meeting.exchange({"won": won})["won"]
+    won = contests.race(party, contests.NAMES, agree_on_times(meeting, party.clock, ahead_ms))
+    others = messages.won(meeting.exchange({"won": won}))
     progress("what is seen of changes")
     if meeting.leads:
         ages = watch(meeting, party, "1", ahead_ms)
         change(meeting, party, "2")
         progress("judging")
-        ages_there = meeting.receive()["ages"]
+        ages_there = messages.ages(meeting.receive(), ages.keys(), AGE_S_MAX)
         findings = contests.judge_turns([took, theirs], contests.written(party), AMONG, one_clock=False)
         left = party.fs.names(party.directory)
         findings += contests.judge_races([won, others], contests.NAMES, left, AMONG)
@@ -59,47 +69,49 @@ def examine(meeting: Rendezvous, party: Party, progress: Progress) -> list[Findi
     change(meeting, party, "1")
     meeting.send({"ages": watch(meeting, party, "2", ahead_ms)})
     progress("judging")
-    return [Finding(**found) for found in meeting.receive()["findings"]]
+    return messages.findings(meeting.receive())
 
 
-def compare_clocks(meeting: Rendezvous, party: Party) -> tuple[float, float]:
+def compare_clocks(meeting: Rendezvous) -> tuple[float, float]:
     """How many milliseconds the other host's clock is ahead of this one's, and how far that may be wrong.
 
     As NTP does it: the best of a few messages there and back.
     """
-    now = party.clock.local_ms
+    now = meeting.clock.local_ms
     if not meeting.leads:
         for _ in range(PINGS):
             meeting.receive()
             received = now()
             meeting.send({"received": received, "sent": now()})
         told = meeting.receive()
-        return -told["ahead_ms"], told["error_ms"]
+        return -messages.number(told, "ahead_ms"), messages.number(told, "error_ms")
     best = (float("inf"), 0.0)
     for _ in range(PINGS):
         sent = now()
         meeting.send({"ping": sent})
         pong = meeting.receive()
         back = now()
-        error = ((back - sent) - (pong["sent"] - pong["received"])) / 2
-        best = min(best, (error, ((pong["received"] - sent) + (pong["sent"] - back)) / 2))
+        there, from_there = messages.number(pong, "received"), messages.number(pong, "sent")
+        best = min(best, (((back - sent) - (from_there - there)) / 2, ((there - sent) + (from_there - back)) / 2))
     error_ms, ahead_ms = best
     meeting.send({"ahead_ms": ahead_ms, "error_ms": error_ms})
     return ahead_ms, error_ms
 
 
-def agree_on_times(meeting: Rendezvous, party: Party, ahead_ms: float) -> Callable[[int], None]:
+def agree_on_times(meeting: Rendezvous, clock: Clock, ahead_ms: float) -> Callable[[int], None]:
     """What waits until it is time for a name, on both hosts at once: as far as their clocks can be compared."""
     if meeting.leads:
-        begin_ms = party.clock.local_ms() + HEAD_START_S * 1000
+        begin_ms = clock.local_ms() + HEAD_START_S * 1000
         meeting.send({"begin_ms": begin_ms})
     else:
-        begin_ms = meeting.receive()["begin_ms"] - ahead_ms
+        begin_ms = messages.number(meeting.receive(), "begin_ms") - ahead_ms
+        if begin_ms - clock.local_ms() > SILENCE_S * 1000:
+            raise messages.Nonsense("it would begin in more than a minute")
 
     def ready(number: int) -> None:
-        left_ms = begin_ms + number * SLOT_S * 1000 - party.clock.local_ms()
+        left_ms = begin_ms + number * SLOT_S * 1000 - clock.local_ms()
         if left_ms > 0:
-            party.clock.sleep(left_ms / 1000)
+            clock.sleep(left_ms / 1000)
 
     return ready
 
@@ -134,6 +146,7 @@ class Sights:
 
     def make(self) -> None:
         """What is there before the changes."""
+        self.fs.make_directory(self.base)
         for way in WAYS:
             for what in ("gone", "grows"):
                 self.fs.close(self.fs.create(self.path(way, what)))
@@ -202,7 +215,7 @@ def watch(meeting: Rendezvous, party: Party, number: str, ahead_ms: float) -> Ag
         look()
     meeting.send({"step": "watching"})
     seen = sights.watch()
-    changed_ms = meeting.receive()["changed_ms"] - ahead_ms
+    changed_ms = messages.number(meeting.receive(), "changed_ms") - ahead_ms
     return {name: max(0.0, seen[name] - changed_ms) / 1000 if name in seen else None for name in sights.looks()}
 
 

@@ -10,6 +10,7 @@ from fsqueue.filesystem.mounts import Mount, beegfs_setting, mount_of
 from fsqueue.filesystem.plain import KeptFile, KeptOutput, write_all
 from fsqueue.filesystem.processes import inheritable_descriptors
 from fsqueue.filesystem.results import ResultFile, ResultFiles
+from fsqueue.filesystem.trees import OpenTree
 
 __all__ = [
     "LOST",
@@ -18,6 +19,7 @@ __all__ = [
     "KeptFile",
     "KeptOutput",
     "Mount",
+    "OpenTree",
     "ResultFile",
     "ResultFiles",
     "beegfs_setting",

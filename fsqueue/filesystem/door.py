@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
@@ -17,13 +16,12 @@ from typing import TypeVar
 from fsqueue.clock import Clock, Entropy
 from fsqueue.filesystem import trees
 from fsqueue.filesystem.answers import asking_again
+from fsqueue.filesystem.beneath import DIRECTORY_FLAGS
 from fsqueue.filesystem.locks import DescriptionLocks, ProcessLocks, description_locks_work
-from fsqueue.filesystem.trees import DIRECTORY_FLAGS
+from fsqueue.filesystem.rooted import DIRECTORY_MODE, FILE_MODE, Rooted
+from fsqueue.filesystem.trees import Proof
 
 T = TypeVar("T")
-
-FILE_MODE, DIRECTORY_MODE = 0o666, 0o777
-"""Before the umask: a queue shared by a Unix group is a matter of umask and setgid."""
 
 LOCAL_PAUSES_S, SHARED_PAUSES_S = (0.00005, 0.001), (0.0005, 0.02)
 """Shortest and longest pause between two tries for a busy lock: a matter of fairness here, of a server's load there."""
@@ -32,8 +30,6 @@ SMALL_READ_BYTES, READ_BYTES = 1 << 16, 1 << 20
 """Most files are small, and a large buffer is not for free; only what goes on is read in large pieces."""
 LOOKS = 4
 """How often a name is opened that others remove and make again."""
-VETTED_S = 1.0
-"""How long a directory is trusted to be no symbolic link, once it was looked at."""
 LOOK_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 """Links are not followed, and a pipe that somebody planted does not stop anybody."""
 
@@ -49,24 +45,19 @@ def open_at(directory: int, name: str, flags: int) -> int:
         return os.open(name, (flags | LOOK_FLAGS) & ~os.O_NONBLOCK, FILE_MODE, dir_fd=directory)
 
 
-class Filesystem:
+class Filesystem(Rooted):
     """The system calls that fsqueue uses below `root`, on a local or a shared filesystem.
 
     `shared` tells whether other hosts may work on the same files: then every append is synced,
     because nothing else reports a lost lock or a full disk there. `lists_by_time`: see `Mount`.
     Missing directories on the way to a file are made below `root`, but never `root` itself nor, unless hidden, one
-    right in it: neither a deleted queue nor an earlier generation must come back to life.
-
-    Below `root` no symbolic link is followed, whoever planted it: neither in place of a file nor of a
-    directory (NotADirectoryError; a listing of one is empty). `root` itself may be reached through links.
+    right in it: neither a deleted queue nor an earlier generation must come back to life. For paths see `Rooted`.
     """
 
     def __init__(
         self, root: str, *, shared: bool = True, lists_by_time: bool = False, process_locks: bool | None = None
     ) -> None:
-        self.root = root
-        self._below = root.rstrip("/") + "/"
-        self._vetted: dict[str, float] = {}
+        super().__init__(root)
         self.shared, self.lists_by_time = shared, lists_by_time
         self.pauses_s = SHARED_PAUSES_S if shared else LOCAL_PAUSES_S
         if process_locks is None:
@@ -85,24 +76,21 @@ class Filesystem:
     # -- opening -----------------------------------------------------------------------------
 
     def look(self, path: str, flags: int = os.O_RDONLY) -> int:
-        """Open `path` by a fresh look: its directory first, then the name in it (DESIGN section 4).
+        """Open `path` by a revalidating open: its directory first, then the name in it.
 
         An NFS client may answer for a path from its cache for as long as a minute; opening the
         directory makes it ask the server. Symbolic links are not followed. ESTALE means gone.
         """
-        directory, _, name = path.rpartition("/")
-        self._vet(directory)
         for left in reversed(range(LOOKS)):
             fd = -1
             try:
-                within = os.open(directory, DIRECTORY_FLAGS)
-                try:
-                    fd = open_at(within, name, flags)
-                finally:
-                    os.close(within)
-                mode = os.fstat(fd).st_mode
+                fd = self._open_anew(path, flags) if self.shared else self._open_once(path, flags)
+                found = os.fstat(fd)
+                mode = found.st_mode
                 if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # a pipe, or a device that can be read for ever
                     raise OSError(errno.ENXIO, os.strerror(errno.ENXIO))
+                if flags & os.O_CREAT and self._is_group_shared and not found.st_size:
+                    self._share(fd, found)
                 return fd
             except OSError as error:
                 if fd >= 0:
@@ -110,11 +98,29 @@ class Filesystem:
                 if error.errno == errno.ESTALE and left:
                     continue
                 code = errno.ENOENT if error.errno == errno.ESTALE else error.errno
-                raise OSError(code, os.strerror(code or 0), path) from None
+                raise OSError(code, error.strerror if code == error.errno else os.strerror(code or 0), path) from None
         raise AssertionError("unreachable")
 
+    def _open_once(self, path: str, flags: int) -> int:
+        """Open a file on a local disk, which has nothing cached that others have changed."""
+        try:
+            return self._open(path, flags | LOOK_FLAGS)
+        except BlockingIOError:
+            return self._open_anew(path, flags)  # which knows what to do about it
+
+    def _open_anew(self, path: str, flags: int) -> int:
+        """Open a file through its directory, so that a network filesystem's client asks its server for the name."""
+        if path == self.root:
+            return self._open(path, flags | LOOK_FLAGS)
+        directory, _, name = path.rpartition("/")
+        within = self._open_directory(directory)
+        try:
+            return open_at(within, name, flags)
+        finally:
+            os.close(within)
+
     def look_anew(self, path: str) -> int:
-        """Open `path` by a fresh look, to read what others may have appended.
+        """Open `path` by a revalidating open, to read what others may have appended.
 
         While a process on this host has a file open for writing, be it one that stands still, an NFS client believes
         what it has cached of it: of what other hosts have appended since it serves zeros (Linux 6.1). Locking makes
@@ -125,34 +131,17 @@ class Filesystem:
             self.drop_cached(fd)
         return fd
 
-    def _vet(self, directory: str) -> None:
-        """NotADirectoryError if a directory below the root, or one on the way to it, is a symbolic link."""
-        now = time.monotonic()
-        if now - self._vetted.get(directory, -VETTED_S) < VETTED_S or not directory.startswith(self._below):
-            return
-        self._vet(directory.rpartition("/")[0])
-        try:
-            if stat.S_ISLNK(os.lstat(directory).st_mode):
-                raise NotADirectoryError(
-                    errno.ENOTDIR, "A symbolic link, where a directory of the queue belongs", directory
-                )
-        except FileNotFoundError:
-            return
-        self._vetted[directory] = now
-
-    def _vet_path(self, path: str) -> str:
-        """The path, if its directory is to be trusted."""
-        self._vet(path.rpartition("/")[0])
-        return path
-
     def open_append(self, path: str) -> int:
-        """Open for locked appending, by a fresh look; the file and its directories are made if missing."""
+        """Open for locked appending, by a revalidating open; the file and its directories are made if missing."""
         return self.making_room(path, lambda: self.look(path, os.O_RDWR | os.O_APPEND | os.O_CREAT))
 
     def create(self, path: str, sync: bool = False) -> int:
         """Create `path` exclusively (FileExistsError otherwise) for appending; directories as needed."""
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        return self.making_room(path, lambda: os.open(self._vet_path(path), flags, FILE_MODE), sync)
+        fd = self.making_room(path, lambda: self._open(path, flags), sync)
+        if self._is_group_shared:
+            self._share(fd, os.fstat(fd))
+        return fd
 
     def making_room(self, path: str, action: Callable[[], T], sync: bool = False) -> T:
         """Do `action`; if a directory on the way to `path` is missing, make it and do it again."""
@@ -212,17 +201,23 @@ class Filesystem:
 
     def make_directory(self, path: str, sync: bool = False) -> None:
         """Make a directory below the root, and those above it as the class says; FileNotFoundError if one is gone."""
-        if not path.startswith(self._below):
+        if not self._inside(path):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-        self._vet_path(path)
         try:
-            os.mkdir(path, DIRECTORY_MODE)
+            with self._holder(path) as (within, name):
+                os.mkdir(name, DIRECTORY_MODE, dir_fd=within)
         except FileExistsError:
             return
         except FileNotFoundError:
             self._make_above(path, sync)
             self.make_directory(path, sync)
             return
+        if self._is_group_shared:
+            fd = self._open_directory(path)
+            try:
+                self._share(fd, os.fstat(fd))
+            finally:
+                os.close(fd)
         if sync:
             self.sync_directory(os.path.dirname(path))
 
@@ -237,40 +232,26 @@ class Filesystem:
     def make_root(self) -> None:
         """Make the root itself, and the directories above it: only when a queue is created."""
         os.makedirs(self.root, DIRECTORY_MODE, exist_ok=True)
+        self._forget_root()
 
     def names(self, directory: str) -> list[str]:
         """The names in a directory, unordered; [] if it does not exist. A listing is a hint."""
         try:
-            self._before_listing(directory)
-            return asking_again(lambda: os.listdir(directory))
+            return asking_again(lambda: self._list(directory))
         except (FileNotFoundError, NotADirectoryError):
             return self._names_afresh(directory) if self.shared else []
 
-    def _before_listing(self, directory: str) -> None:
-        self._vet(directory)
-        if self.lists_by_time:
-            try:
-                os.utime(directory, follow_symlinks=False)  # now it must ask the server
-            except OSError:
-                pass  # it is not there, or one may only look
+    def _list(self, directory: str) -> list[str]:
+        return _listed(self._open_listing(directory, self.lists_by_time))
 
     def _names_afresh(self, directory: str) -> list[str]:
-        """The same by fresh looks, from the root down.
+        """The same by revalidating opens, from the root down.
 
         An NFS client may call a directory missing for as long as a minute after somebody else has made it: a queue
         in which the first task was inserted would be called empty.
         """
-        if not directory.startswith(self.root + "/"):
-            return []
         try:
-            within = os.open(self.root, DIRECTORY_FLAGS)
-            try:
-                for name in directory[len(self.root) + 1 :].split("/"):
-                    outer, within = within, os.open(name, DIRECTORY_FLAGS | os.O_NOFOLLOW, dir_fd=within)
-                    os.close(outer)
-                return os.listdir(within)
-            finally:
-                os.close(within)
+            return _listed(self._walk_to(directory))
         except (FileNotFoundError, NotADirectoryError):
             return []
 
@@ -281,9 +262,12 @@ class Filesystem:
         """
 
         def scan() -> list[tuple[str, str]]:
-            self._before_listing(directory)
-            with os.scandir(directory) as found:
-                return [(entry.name, _kind(entry)) for entry in found]
+            fd = self._open_listing(directory, self.lists_by_time)
+            try:
+                with os.scandir(fd) as found:
+                    return [(entry.name, _kind(entry)) for entry in found]
+            finally:
+                os.close(fd)
 
         try:
             return asking_again(scan)
@@ -296,23 +280,34 @@ class Filesystem:
         On NFS the result alone proves nothing: look afterwards. A power loss leaves some filesystems (btrfs) with both
         names of a renaming; to repeat it does nothing (POSIX), so the old name is removed.
         """
+
+        def move() -> None:
+            with self._holders(source, target) as (here, old, there, new):
+                os.rename(old, new, src_dir_fd=here, dst_dir_fd=there)
+                with suppress(FileNotFoundError):
+                    if not self.shared and os.path.samestat(_stat(old, here), _stat(new, there)):
+                        os.unlink(old, dir_fd=here)
+
         try:
-            asking_again(lambda: os.rename(self._vet_path(source), self._vet_path(target)))
+            asking_again(move)
         except FileNotFoundError:
             return False
-        with suppress(FileNotFoundError):
-            if not self.shared and os.path.samestat(self.stat(source), self.stat(target)):
-                os.unlink(source)
         return True
 
     def link(self, source: str, target: str) -> None:
         """Make `target` a second name of `source`; FileExistsError if it is taken."""
-        os.link(self._vet_path(source), self._vet_path(target), follow_symlinks=False)
+        with self._holders(source, target) as (here, old, there, new):
+            os.link(old, new, src_dir_fd=here, dst_dir_fd=there, follow_symlinks=False)
 
     def unlink(self, path: str) -> bool:
         """Remove a name; False if it was not there."""
+
+        def remove() -> None:
+            with self._holder(path) as (within, name):
+                os.unlink(name, dir_fd=within)
+
         try:
-            asking_again(lambda: os.unlink(self._vet_path(path)))
+            asking_again(remove)
             return True
         except FileNotFoundError:
             return False
@@ -344,7 +339,8 @@ class Filesystem:
 
     def stat(self, path: str) -> os.stat_result:
         """What the system says of a path, links not followed. May be stale on a network filesystem."""
-        return os.stat(self._vet_path(path), follow_symlinks=False)
+        with self._holder(path) as (within, name):
+            return _stat(name, within)
 
     def is_directory(self, path: str) -> bool:
         """Whether there is a directory (no link to one)."""
@@ -365,12 +361,13 @@ class Filesystem:
 
     def touch(self, path: str) -> None:
         """Set a file's times to now, so that a scratch system's cleaner leaves it alone."""
-        os.utime(self._vet_path(path), follow_symlinks=False)
+        with self._holder(path) as (within, name):
+            os.utime(name, dir_fd=within, follow_symlinks=False)
 
     def sync_directory(self, path: str) -> None:
-        """Make the names in a directory durable."""
-        self._vet(path)
-        fd = os.open(path, DIRECTORY_FLAGS)
+        """Make the names in a directory durable: one below the root, or the directory that holds the root."""
+        holds_root = path == (os.path.dirname(self.root) or "/")
+        fd = os.open(path, DIRECTORY_FLAGS) if holds_root else self._open_directory(path)
         try:
             self.fsync(fd)
         finally:
@@ -379,7 +376,8 @@ class Filesystem:
     def remove_directory(self, path: str) -> bool:
         """Remove an empty directory; False if it is not empty, not there or not ours to remove."""
         try:
-            os.rmdir(path)
+            with self._holder(path) as (within, name):
+                os.rmdir(name, dir_fd=within)
             return True
         except OSError:
             return False
@@ -388,22 +386,19 @@ class Filesystem:
         """How much room there is on the filesystem of `path`, in blocks and inodes (statvfs(3))."""
         return os.statvfs(path)
 
-    def remove_tree(self, path: str) -> int:
-        """Remove a directory and all below it, in one pass, however deep; the number of names removed.
+    def remove_tree(
+        self, path: str, proof: Proof | None = None, last: str | None = None, most: int | None = None
+    ) -> int:
+        """Remove a directory and all below it, however deep; return the number of names removed. See `trees.remove`.
 
-        A link that somebody puts in a directory's place is removed, and not followed. What one may not remove does
-        not keep the rest: the error is raised at the end.
+        A link that somebody puts in a directory's place is removed, and not followed; no other filesystem that is
+        mounted there is entered. What one may not remove does not keep the rest: the error is raised at the end.
         """
-        holder, _, name = path.rpartition("/")
-        self._vet(holder)
         try:
-            within = os.open(holder or "/", DIRECTORY_FLAGS)
+            with self._holder(path) as (within, name):
+                return trees.remove(name, within, proof, last, most)
         except FileNotFoundError:
             return 0
-        try:
-            return trees.remove(name, within)
-        finally:
-            os.close(within)
 
     # -- locks and time ------------------------------------------------------------------------
 
@@ -433,6 +428,18 @@ class Filesystem:
         finally:
             self.close(fd)
             self.unlink(probe)
+
+
+def _listed(fd: int) -> list[str]:
+    """Return the names in an open directory, and close it."""
+    try:
+        return os.listdir(fd)
+    finally:
+        os.close(fd)
+
+
+def _stat(name: str, within: int) -> os.stat_result:
+    return os.stat(name, dir_fd=within, follow_symlinks=False)
 
 
 def _kind(entry: os.DirEntry[str]) -> str:

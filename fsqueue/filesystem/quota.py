@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import shutil
+import stat
 import subprocess
 from dataclasses import dataclass
 
@@ -71,7 +72,7 @@ def _limit(hard: int, soft: int) -> int:
 
 
 def _lustre(mount: Mount) -> list[Quota]:
-    lfs = shutil.which("lfs")
+    lfs = shutil.which("lfs", path=safe_path(os.environ.get("PATH", os.defpath)))
     if lfs is None:
         return []
     found = []
@@ -83,6 +84,8 @@ def _lustre(mount: Mount) -> list[Quota]:
                 text=True,
                 timeout=COMMAND_S,
                 check=False,
+                stdin=subprocess.DEVNULL,
+                cwd="/",
             ).stdout
         except (OSError, subprocess.SubprocessError):
             continue
@@ -90,6 +93,22 @@ def _lustre(mount: Mount) -> list[Quota]:
         if quota is not None:
             found.append(quota)
     return found
+
+
+def safe_path(path: str) -> str:
+    """Return the directories of a PATH in which only their owners, and this user's, can have put a program.
+
+    Left out are relative ones, as `.` in a PATH that grew by accident: they would be those of a scratch directory. And
+    those in which everybody may write.
+    """
+    return os.pathsep.join(entry for entry in path.split(os.pathsep) if os.path.isabs(entry) and _is_kept(entry))
+
+
+def _is_kept(directory: str) -> bool:
+    try:
+        return not os.stat(directory).st_mode & stat.S_IWOTH
+    except OSError:
+        return False
 
 
 def parse_lfs(said: str, whose: str) -> Quota | None:

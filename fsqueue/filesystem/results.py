@@ -13,8 +13,11 @@ import stat
 from contextlib import suppress
 from typing import NamedTuple
 
+import filelock
+
 from fsqueue.filesystem import trees
-from fsqueue.filesystem.trees import DIRECTORY_FLAGS
+from fsqueue.filesystem.beneath import DIRECTORY_FLAGS
+from fsqueue.filesystem.holders import boot_id
 
 PREFIX = "fsqueue-results-"
 """How the private directory of a worker is named."""
@@ -37,13 +40,14 @@ class ResultFiles:
     `parent` is the system's directory for temporary files by default. Not thread-safe.
 
     A directory that is clean after an attempt is renamed, for the next one: on some disks making a directory takes a
-    hundred times longer. A worker that is killed leaves its private directory behind: a few small files, which no
-    other worker touches, since nothing would prove that no command still writes there.
+    hundred times longer. A worker that is killed leaves its private directory behind; the next worker of this user on
+    this host removes it (`_reap`).
     """
 
     def __init__(self, parent: str | None = None) -> None:
         self.parent = parent
         self._root, self._fd = "", -1
+        self._alive: filelock.BaseFileLock | None = None
         self._spare: list[str] = []
         """The names of clean directories. No process has been told of any of them."""
 
@@ -59,11 +63,14 @@ class ResultFiles:
                 raise PermissionError(errno.EPERM, "What is made there is not this user's alone", root)
             with suppress(OSError):
                 fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # keeps systemd-tmpfiles from clearing it away
+            alive = _lock(fd)
         except BaseException:
             os.close(fd)
             raise
         self.close()
-        self._root, self._fd = os.path.abspath(root), fd
+        self._root, self._fd, self._alive = os.path.abspath(root), fd, alive
+        with suppress(OSError):
+            _reap(os.path.dirname(self._root))
 
     def new(self) -> ResultFile:
         """Return the path for an attempt. OSError if its directory cannot be made."""
@@ -152,4 +159,63 @@ class ResultFiles:
             if os.path.samestat(os.fstat(self._fd), os.stat(self._root, follow_symlinks=False)):
                 os.rmdir(self._root)
         os.close(self._fd)
-        self._root, self._fd, self._spare = "", -1, []
+        if self._alive is not None:
+            self._alive.release()
+        self._root, self._fd, self._alive, self._spare = "", -1, None, []
+
+
+# -- whether the worker of a private directory lives -------------------------------------------------
+
+
+def _lock(directory: int) -> filelock.BaseFileLock | None:
+    """Lock a file in an open private directory for as long as this process lives; None if another has the lock.
+
+    Its name tells this boot of this host: a lock on a shared mount need not exclude between hosts. The directory is
+    named by its descriptor, so that nothing that is put in its place is opened.
+    """
+    lock = filelock.FileLock(f"/proc/self/fd/{directory}/{_lock_name()}", timeout=0)
+    try:
+        lock.acquire()
+    except (filelock.Timeout, OSError, NotImplementedError):
+        return None
+    return lock
+
+
+def _lock_name() -> str:
+    return f".alive-{boot_id()}"
+
+
+def _reap(parent: str) -> None:
+    """Remove the private directories in `parent` whose workers were killed.
+
+    What proves that of one: it is this user's alone, a worker of this boot of this host has made its lock, and nobody
+    holds that.
+    """
+    within = os.open(parent, DIRECTORY_FLAGS)
+    try:
+        for name in os.listdir(within):
+            if name.startswith(PREFIX):
+                with suppress(OSError):
+                    _reap_one(name, within)
+    finally:
+        os.close(within)
+
+
+def _reap_one(name: str, within: int) -> None:
+    fd = os.open(name, DIRECTORY_FLAGS | os.O_NOFOLLOW, dir_fd=within)
+    try:
+        found = os.fstat(fd)
+        if found.st_uid != os.geteuid() or found.st_mode & 0o077 or _lock_name() not in os.listdir(fd):
+            return
+        lock = _lock(fd)
+        if lock is None:
+            return
+        try:
+            for inside in os.listdir(fd):
+                trees.remove(inside, fd)
+            if os.path.samestat(found, os.stat(name, dir_fd=within, follow_symlinks=False)):
+                os.rmdir(name, dir_fd=within)
+        finally:
+            lock.release()
+    finally:
+        os.close(fd)

@@ -1,74 +1,168 @@
-"""Removing a tree that others have had a hand in: links, thousands of levels, directories that are moved meanwhile."""
+"""Removing a tree that others have had a hand in: links, thousands of levels, directories that are moved meanwhile.
+
+A tree is opened once, and all that is done to it is done through that descriptor. Where a proof is asked for, it is
+given of the very directory that is open, so that nobody can put another in its place between the look and the removal.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Callable
+from contextlib import suppress
 
-DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+from fsqueue.filesystem.beneath import DIRECTORY_FLAGS
+
 CHANGED = (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST, errno.EISDIR, errno.ESTALE)
 """Somebody else removes, or still adds to it (or an open file lingers, on NFS): the next reaping takes the rest."""
 REFUSED = (errno.EACCES, errno.EPERM)
+NO_DIRECTORY = (errno.ENOTDIR, errno.ELOOP)
+PROOF_BYTES_MAX, READ_BYTES = 64 << 20, 1 << 20
+"""A larger file proves nothing; how much is read at a time."""
 
 
-def remove(name: str, within: int) -> int:
-    """Remove a name in an open directory, and what is below it if it is a directory; how many names went.
+class OpenTree:
+    """An open directory, for a look before it is removed. It must not be used afterwards."""
 
-    What one may not remove does not keep the rest: it is raised at the end.
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def names(self) -> list[str]:
+        """Return the names in it, unordered."""
+        return os.listdir(self._fd)
+
+    def read(self, name: str) -> bytes | None:
+        """Return the content of a file right in it; None if there is none, or no regular file by this name."""
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        try:
+            fd = os.open(name, flags, dir_fd=self._fd)
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENXIO, *NO_DIRECTORY):
+                return None
+            raise
+        try:
+            found = os.fstat(fd)
+            if not stat.S_ISREG(found.st_mode) or found.st_size > PROOF_BYTES_MAX:
+                return None
+            return b"".join(iter(lambda: os.read(fd, READ_BYTES), b""))
+        finally:
+            os.close(fd)
+
+
+Proof = Callable[[OpenTree], bool]
+"""Says of an open directory whether it may be removed."""
+
+
+def remove(name: str, within: int, proof: Proof | None = None, last: str | None = None, most: int | None = None) -> int:
+    """Remove a name in an open directory, and what is below it if it is a directory; return how many names went.
+
+    With a `proof` nothing goes unless the name is a directory (no link) and the proof holds. `last`: the file right in
+    it that the proof rests on. It goes after all the rest, so that what an interrupted removal leaves can be proven
+    again. `most`: stop after so many names. What one may not remove does not keep the rest: it is raised at the end.
     """
-    removal = _Removal(within)
     try:
-        removal.of(name)
+        top = os.open(name, DIRECTORY_FLAGS | os.O_NOFOLLOW, dir_fd=within)
+    except OSError as error:
+        if error.errno in NO_DIRECTORY and proof is None:
+            return _unlink(name, within)
+        if error.errno in (*NO_DIRECTORY, *CHANGED):
+            return 0
+        raise
+    try:
+        if proof is not None and not proof(OpenTree(top)):
+            return 0
+        removal = _Removal(top, most)
+        try:
+            removal.empty(last)
+        finally:
+            os.close(removal.here)
+        if removal.left:
+            removal.end(name, within, top, last)
+        if removal.refused is not None:
+            raise removal.refused
+        return removal.removed
     finally:
-        os.close(removal.here)
-    if removal.refused is not None:
-        raise removal.refused
-    return removal.removed
+        os.close(top)
+
+
+def _unlink(name: str, within: int) -> int:
+    try:
+        os.unlink(name, dir_fd=within)
+        return 1
+    except OSError as error:
+        if error.errno in CHANGED:
+            return 0
+        raise
 
 
 class _Removal:
-    """Goes down and up by descriptors, two at a time and without recursion. No link is followed.
+    """Goes down and up by descriptors, two at a time and without recursion. No link is followed, no mount entered.
 
     The way up is `..`, if that is the directory that it came from; else somebody moves things about, and it ends there.
     """
 
-    def __init__(self, within: int) -> None:
-        self.here = os.dup(within)
+    def __init__(self, top: int, most: int | None) -> None:
+        self.here = os.dup(top)
         self.removed = 0
+        self.left = most if most is not None else -1
+        """How many names may still go; 0: no more, below 0: any number."""
         self.refused: OSError | None = None
+        self._device = os.fstat(top).st_dev
         self._pending: list[str] = []
         """The directories in this one that are left to remove."""
         self._above: list[tuple[str, tuple[int, int], list[str]]] = []
         """How it got here: the name that was entered, what identifies its holder, and what is pending there."""
 
-    def of(self, name: str) -> None:
-        self._enter(name)
-        while self._above:
+    def empty(self, last: str | None) -> None:
+        """Remove everything in the tree but, right in it, the file `last`."""
+        self._clear(last)
+        while self.left:
             if self._pending:
                 self._enter(self._pending.pop())
-            elif not self._leave():
+            elif not self._above or not self._leave():
                 break
 
+    def end(self, name: str, within: int, top: int, last: str | None) -> None:
+        """Remove the file `last` and the directory itself, if nothing else is in it any more."""
+        try:
+            if last is not None and os.listdir(top) == [last]:
+                # Sync before unlinking the proof: a power loss could keep that, and bring back what it proves.
+                with suppress(OSError):
+                    os.fsync(top)
+                self._try(os.unlink, last, top)
+            found = os.stat(name, dir_fd=within, follow_symlinks=False)
+            if (found.st_dev, found.st_ino) == _identity(top):  # else somebody moved it away
+                self._try(os.rmdir, name, within)
+        except OSError as error:
+            self._note(error)
+
     def _enter(self, name: str) -> None:
-        """Go into a directory, and remove what are no directories in it; or remove a name that is none itself."""
+        """Go into a directory, and remove what are no directories in it; or remove a name that is none any more."""
         try:
             inner = os.open(name, DIRECTORY_FLAGS | os.O_NOFOLLOW, dir_fd=self.here)
         except OSError as error:
-            if error.errno in (errno.ENOTDIR, errno.ELOOP):
-                self._try(os.unlink, name)
+            if error.errno in NO_DIRECTORY:
+                self._try(os.unlink, name, self.here)
             else:
                 self._note(error)
+            return
+        if os.fstat(inner).st_dev != self._device:
+            os.close(inner)
+            self.refused = self.refused or OSError(errno.EXDEV, "Another filesystem is mounted there", name)
             return
         self._above.append((name, _identity(self.here), self._pending))
         os.close(self.here)
         self.here, self._pending = inner, []
-        with os.scandir(inner) as entries:
+        self._clear(None)
+
+    def _clear(self, last: str | None) -> None:
+        with os.scandir(self.here) as entries:
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
                     self._pending.append(entry.name)
-                else:
-                    self._try(os.unlink, entry.name)
+                elif entry.name != last and self.left:
+                    self._try(os.unlink, entry.name, self.here)
 
     def _leave(self) -> bool:
         """Go up, and remove the directory that was left; False if it is somewhere else by now."""
@@ -78,13 +172,14 @@ class _Removal:
         self.here = outer
         if _identity(outer) != holder:
             return False
-        self._try(os.rmdir, name)
+        self._try(os.rmdir, name, outer)
         return True
 
-    def _try(self, action: Callable[..., None], name: str) -> None:
+    def _try(self, action: Callable[..., None], name: str, within: int) -> None:
         try:
-            action(name, dir_fd=self.here)
+            action(name, dir_fd=within)
             self.removed += 1
+            self.left -= 1
         except OSError as error:
             self._note(error)
 

@@ -8,6 +8,7 @@ from functools import partial
 from fsqueue import commits, names, upkeep
 from fsqueue.fsck.findings import Suspect, found
 from fsqueue.fsck.repair import Repair, held
+from fsqueue.names import Uuid
 from fsqueue.store import Store
 
 SETTLE_S = 2.0
@@ -33,10 +34,10 @@ def check(store: Store, repair: Repair) -> Iterator[Suspect]:
 
 def is_attempt(name: str) -> bool:
     """Whether a directory in `staging/` belongs to a commit."""
-    return names.parse_attempt(name) is not None or name.startswith(commits.GONE)
+    return names.parse_attempt(name) is not None or names.is_gone(name)
 
 
-def _proposal(store: Store, identity: str) -> Iterator[Suspect]:
+def _proposal(store: Store, identity: Uuid) -> Iterator[Suspect]:
     layout = store.layout
     path, mend = layout.proposal(identity), partial(commits.settle, store, layout, identity)
     record = commits.proposed(store, layout, identity)
@@ -62,7 +63,7 @@ def _stays_pending(store: Store, record: commits.Record) -> bool:
 
 def _attempt(store: Store, name: str) -> Iterator[Suspect]:
     path = f"{store.layout.staging}/{name}"
-    age_s = SETTLE_S if name.startswith(commits.GONE) else upkeep.ATTEMPT_AGE_S  # it changes while it is removed
+    age_s = SETTLE_S if names.is_gone(name) else upkeep.ATTEMPT_AGE_S  # it changes while it is removed
 
     def is_left() -> bool:
         if age_s == SETTLE_S:

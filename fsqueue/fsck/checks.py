@@ -14,7 +14,7 @@ from fsqueue.fsck.access import guarded, no_access
 from fsqueue.fsck.findings import Finding, Suspect, found
 from fsqueue.fsck.repair import Repair, held, unreadable
 from fsqueue.ledger import AVAILABLE, DEAD, LEASED, Ledger
-from fsqueue.names import TaskFileName
+from fsqueue.names import Batch, Shard, TaskFileName
 from fsqueue.store import Store
 from fsqueue.task import GcReport
 
@@ -37,7 +37,7 @@ def is_history(line: bytes) -> bool:
 class BatchLook:
     """One look at a batch: its names, its log, and its task file where that matters."""
 
-    def __init__(self, store: Store, batch: str, there: list[TaskFileName], content: bytes | None) -> None:
+    def __init__(self, store: Store, batch: Batch, there: list[TaskFileName], content: bytes | None) -> None:
         self.store = store
         self.batch = batch
         self.names = there
@@ -105,7 +105,7 @@ class BatchLook:
             yield found(self.store, "missing-letter", self.log, len(missing))
 
 
-def missing_letters(store: Store, batch: str, ledger: Ledger) -> list[int]:
+def missing_letters(store: Store, batch: Batch, ledger: Ledger) -> list[int]:
     """The dead tasks of a batch that have no letter, nor had one."""
     dead = [index for index, state in enumerate(ledger.state) if state == DEAD] if ledger.done[DEAD] else []
     known = deadletters.known(store, store.layout.shard(batch)) if dead else set()
@@ -121,7 +121,7 @@ def brief(indices: list[int]) -> str:
 class ShardCheck:
     """The files of one shard."""
 
-    def __init__(self, store: Store, repair: Repair, shard: str) -> None:
+    def __init__(self, store: Store, repair: Repair, shard: Shard) -> None:
         self.store = store
         self.repair = repair
         self.shard = shard
@@ -139,7 +139,7 @@ class ShardCheck:
 
     def _batches(self) -> Iterator[Suspect]:
         layout = self.store.layout
-        files: dict[str, list[TaskFileName]] = {}
+        files: dict[Batch, list[TaskFileName]] = {}
         for text, kind in self.store.fs.entries(f"{layout.tasks}/{self.shard}"):
             name = names.parse_task_file(text) if kind == "file" else None
             if name is not None and layout.shard(name.batch) == self.shard:
@@ -152,7 +152,7 @@ class ShardCheck:
         for batch in sorted(files.keys() | logs):
             yield from self._batch(batch, files.get(batch, []), batch in logs)
 
-    def _batch(self, batch: str, there: list[TaskFileName], has_log: bool) -> Iterator[Suspect]:
+    def _batch(self, batch: Batch, there: list[TaskFileName], has_log: bool) -> Iterator[Suspect]:
         store = self.store
         path = store.layout.log(batch)
         try:
@@ -174,7 +174,7 @@ class ShardCheck:
                 partial(self._mend, batch, finding, there),
             )
 
-    def _again(self, batch: str, kind: str) -> bool:
+    def _again(self, batch: Batch, kind: str) -> bool:
         """A second look, under the lock of the log if there is one."""
         store = self.store
         path = store.layout.log(batch)
@@ -195,13 +195,13 @@ class ShardCheck:
                 return self._finds(batch, kind, store.fs.read(path))
         return False
 
-    def _finds(self, batch: str, kind: str, content: bytes | None) -> bool:
+    def _finds(self, batch: Batch, kind: str, content: bytes | None) -> bool:
         store = self.store
         texts = {text for _ in range(2) for text in taskfiles.listed(store, store.layout, batch)}
         there = [name for text in sorted(texts) if (name := names.parse_task_file(text)) is not None]
         return any(finding.kind == kind for finding in BatchLook(store, batch, there, content).findings())
 
-    def _mend(self, batch: str, finding: Finding, there: list[TaskFileName]) -> None:
+    def _mend(self, batch: Batch, finding: Finding, there: list[TaskFileName]) -> None:
         store, repair, log = self.store, self.repair, self.store.layout.log(batch)
         match finding.kind:
             case "torn-line":
@@ -254,7 +254,7 @@ class ShardCheck:
             lambda: self.repair.void_line(path, offset, length),
         )
 
-    def _finished(self, path: str, batch: str, ledger: Ledger) -> Iterator[Suspect]:
+    def _finished(self, path: str, batch: Batch, ledger: Ledger) -> Iterator[Suspect]:
         """What must be true of a batch that the history knows as finished."""
         store = self.store
         if batch in self.untouched:
@@ -278,7 +278,7 @@ class ShardCheck:
                 lambda: self.repair.recount(batch),
             )
 
-    def _has_returned(self, batch: str) -> bool:
+    def _has_returned(self, batch: Batch) -> bool:
         store = self.store
         try:
             content = store.fs.read(store.layout.log(batch))

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 
-from fsqueue import counters, deadletters, names, upkeep
+from fsqueue import counters, deadletters, names, trash, upkeep
 from fsqueue.errors import LockTimeout
 from fsqueue.fsck import attempts
 from fsqueue.fsck.access import guarded
 from fsqueue.fsck.findings import Suspect, found
 from fsqueue.fsck.repair import Repair, held
-from fsqueue.layout import DOCTOR, read_fate
+from fsqueue.layout import is_doctors, read_fate
 from fsqueue.store import Store
 from fsqueue.task import GcReport
 
 SETTLE_S = 2.0
 """How long what nobody locks gets to settle before it counts as left behind."""
+TREE_LEVELS = 3
+"""A generation, its parts, their shards."""
 PARTS = ("queue", "movements", "completions", "dead", "history", "commits", "staging", "nodes")
 
 
@@ -52,9 +55,9 @@ class _Places:
 
     def _history(self) -> Iterator[Suspect]:
         days = self.layout.history_days
-        yield from self._walk(days, lambda name: "directory" if names.is_day(name) else None)
+        yield from self._walk(days, lambda name: "directory" if names.parse_day(name) else None)
         for day in self.store.fs.names(days):
-            if names.is_day(day):
+            if names.parse_day(day):
                 yield from self._walk(f"{days}/{day}", self._shard_file)
 
     def _commits(self) -> Iterator[Suspect]:
@@ -66,18 +69,19 @@ class _Places:
 
     def _top(self) -> Iterator[Suspect]:
         fs, top = self.store.fs, self.store.path
-        trash = []
         for name, kind in fs.entries(top):
             path = f"{top}/{name}"
             if name in ("queue.jsonl", "doorbell"):
                 yield from self._kind(path, kind, "file")
-            elif name in (".trash", ".quarantine", DOCTOR, self.store.fate.directory):
+            elif (
+                is_doctors(name)
+                or name in (trash.OWN, ".quarantine", self.store.fate.directory)
+                or self._is_beside(name)
+            ):
                 yield from self._kind(path, kind, "directory")
-            elif name.startswith(".trash-") and kind == "directory":
-                trash.append(path)
-            elif name.startswith(".new-") and kind == "file":
+            elif names.is_fresh(name) and kind == "file":
                 yield from self._old(path, "new-file", partial(fs.unlink, path))
-            elif upkeep.is_over(self.store, name) and kind == "directory":
+            elif upkeep.over(self.store, name) and kind == "directory":
                 yield Suspect(
                     found(self.store, "old-generation", path),
                     partial(self._stays, path),
@@ -91,13 +95,29 @@ class _Places:
                 )
             else:
                 yield from self._kind(path, kind, None)
-        trash += [f"{self.layout.trash}/{name}" for name in fs.names(self.layout.trash) if name != upkeep.LOCK]
-        if trash:
+        yield from self._walk(self.layout.trash, self._in_trash)
+        trees = self._trees()
+        if trees:
             yield Suspect(
-                found(self.store, "trash", self.layout.trash, note=f"{len(trash)} trees"),
+                found(self.store, "trash", self.layout.trash, note=f"{len(trees)} trees"),
                 self._abandoned_trash,
-                lambda: upkeep.reap_trash(fs, self.layout.trash),
+                self._reap,
             )
+
+    def _is_beside(self, name: str) -> bool:
+        return name.startswith(trash.BESIDE) and self._is_trash(name.removeprefix(trash.BESIDE))
+
+    def _in_trash(self, name: str) -> str | None:
+        return "directory" if self._is_trash(name) else "file" if name == trash.LOCK_FORMERLY else None
+
+    def _is_trash(self, name: str) -> bool:
+        return trash.is_ours(name, self.store.fate.id)
+
+    def _trees(self) -> list[str]:
+        return trash.own_trees(self.store.fs, self.store.path, self.store.fate.id)
+
+    def _reap(self) -> None:
+        trash.reap_own(self.store.fs, self.store.path, self.store.fate.id)
 
     def _never_began(self, path: str, kind: str) -> bool:
         """Whether it is no generation, also when nobody is beginning one: an overwriting makes its directory before."""
@@ -112,13 +132,25 @@ class _Places:
 
     def _clear_generations(self) -> None:
         upkeep.generations(self.store, GcReport())
-        upkeep.reap_trash(self.store.fs, self.layout.trash)
+        self._reap()
 
     def _abandoned_trash(self) -> bool:
-        """Whether there is trash that nobody is reaping, nor will in a moment."""
-        fs, trash = self.store.fs, self.layout.trash
+        """Whether there is trash that nobody is reaping: nothing of it goes for a moment."""
+        before = self._traces()
         self.store.clock.sleep(SETTLE_S)
-        return bool(upkeep.trees(fs, trash)) and upkeep.is_left_behind(fs, trash)
+        return bool(before) and self._traces() == before
+
+    def _traces(self) -> dict[str, int]:
+        """When directories of the trees in the trash were last changed, down to where a generation has its files."""
+        fs = self.store.fs
+        traces: dict[str, int] = {}
+        level = self._trees()
+        for _ in range(TREE_LEVELS):
+            for path in level:
+                with suppress(FileNotFoundError):
+                    traces[path] = fs.stat(path).st_mtime_ns
+            level = [f"{path}/{name}" for path in level for name, kind in fs.entries(path) if kind == "directory"]
+        return traces
 
     # -- shards -----------------------------------------------------------------------------------
 
@@ -172,8 +204,10 @@ class _Places:
                     partial(self._is_pending, name),
                     self._publish,
                 )
+            elif names.parse_task_file(name) is None and not names.is_probe(name):
+                yield from self._kind(path, kind, None)
             else:
-                yield from self._old(path, "staged-file", partial(upkeep.reap_staged, self.store, path))
+                yield from self._old(path, "staged-file", partial(upkeep.reap_staged, self.store, name))
 
     def _is_pending(self, name: str) -> bool:
         return name in deadletters.pending(self.store)

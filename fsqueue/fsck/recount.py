@@ -12,8 +12,9 @@ from typing import Any
 
 import orjson
 
-from fsqueue import counters, history, jsonl
+from fsqueue import counters, history, jsonl, names
 from fsqueue.ledger import COMPLETED, Ledger
+from fsqueue.names import Batch, CounterName
 from fsqueue.store import Store
 
 WAIT_S = 2.0
@@ -65,10 +66,10 @@ class Recount:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self._claims: dict[str, list[tuple[int, int, str]]] | None = None
-        self._sizes: dict[str, int] = {}
+        self._claims: dict[str, list[tuple[int, int, Batch]]] | None = None
+        self._sizes: dict[CounterName, int] = {}
 
-    def put_back(self, batch: str) -> None:
+    def put_back(self, batch: Batch) -> None:
         """Under the lock of the batch's history: first in place, then behind everything."""
         store = self.store
         found = known(store, batch)
@@ -80,15 +81,15 @@ class Recount:
             if found is None:
                 return
             ledger = found[1]
-            for count in sorted(ledger.counts):
-                missing = short(store, batch, ledger)
-                if missing and count[0] in counters.NUMBERS:
-                    self._in_place(batch, *count, missing)
+            for text, offset, count in sorted(ledger.counts):
+                missing, number = short(store, batch, ledger), names.parse_counter(text)
+                if missing and number in counters.NUMBERS:
+                    self._in_place(batch, number, offset, count, missing)
             missing = short(store, batch, ledger)
             if missing:
                 self._behind(fd, batch, ledger, missing)
 
-    def _in_place(self, batch: str, number: str, offset: int, count: int, missing: int) -> None:
+    def _in_place(self, batch: Batch, number: CounterName, offset: int, count: int, missing: int) -> None:
         store, fs = self.store, self.store.fs
         path = store.layout.counter(number)
         with store.locked(path, WAIT_S):
@@ -120,7 +121,7 @@ class Recount:
             fs.fsync(fd)
             self._claims = None
 
-    def _is_taken(self, batch: str, number: str, start: int, end: int) -> bool:
+    def _is_taken(self, batch: str, number: CounterName, start: int, end: int) -> bool:
         """Whether another batch's bytes are anywhere between these offsets. Under the counter's lock."""
         store = self.store
         size = store.fs.stat(store.layout.counter(number)).st_size

@@ -18,7 +18,7 @@ from fsqueue.fsck.recount import Recount
 from fsqueue.identity import describe
 from fsqueue.ledger import LEASED, Ledger
 from fsqueue.logs import Log
-from fsqueue.names import TaskFileName
+from fsqueue.names import Batch, TaskFileName
 from fsqueue.store import Store
 
 WAIT_S = 2.0
@@ -117,7 +117,7 @@ class Repair:
 
     # -- batches --------------------------------------------------------------------------------
 
-    def bury_unreadable(self, batch: str) -> None:
+    def bury_unreadable(self, batch: Batch) -> None:
         """Make letters of tasks whose lines cannot be read; the file is kept. StillHeld, if somebody holds some."""
         store = self.store
         with self._batch(batch) as log:
@@ -138,13 +138,13 @@ class Repair:
             if not ledger.left:
                 finishing.try_finish(store, log)
 
-    def check_held(self, batch: str) -> None:
+    def check_held(self, batch: Batch) -> None:
         """StillHeld, if somebody holds tasks of a batch."""
         with transitions.locked(self.store, batch, WAIT_S) as log:
             ledger = log.ledger
             _check_held(ledger, list(range(ledger.count)), max(self.store.clock.now_ms(), ledger.at))
 
-    def right_count(self, batch: str, count: int) -> None:
+    def right_count(self, batch: Batch, count: int) -> None:
         """Give the file a name that tells how many tasks there are."""
         store = self.store
         with self._batch(batch) as log:
@@ -158,7 +158,7 @@ class Repair:
                     log.name = name
                     taskfiles.rename(store, log, target)
 
-    def one_name(self, batch: str) -> None:
+    def one_name(self, batch: Batch) -> None:
         """Of several files of a batch keep the one that its log speaks of last, or else the earliest."""
         store = self.store
         with self._batch(batch) as log:
@@ -169,7 +169,7 @@ class Repair:
                     self.quarantine.move(f"{log.layout.tasks}/{log.layout.shard(batch)}/{text}")
             log.name, log.lines = names.parse_task_file(last), None
 
-    def send_back(self, batch: str) -> None:
+    def send_back(self, batch: Batch) -> None:
         """A finished batch's task file that came back, into quarantine, unless somebody began on it."""
         store = self.store
         with self._batch(batch) as log:
@@ -178,7 +178,7 @@ class Repair:
                     self.quarantine.move(f"{log.layout.tasks}/{log.layout.shard(batch)}/{text}")
                 finishing.farewell(store, log)
 
-    def recount(self, batch: str) -> None:
+    def recount(self, batch: Batch) -> None:
         """Write the bytes that a finished batch lacks in the counters."""
         self._recount.put_back(batch)
 
@@ -198,7 +198,7 @@ class Repair:
                 store.fs.rename(path, target)
                 store.ring()
 
-    def log_to_its_shard(self, path: str, uuid: str) -> None:
+    def log_to_its_shard(self, path: str, uuid: Batch) -> None:
         """The same for a movement log."""
         store, target = self.store, self.store.layout.log(uuid)
         with held(store, path):
@@ -211,7 +211,7 @@ class Repair:
             except FileExistsError:
                 self.quarantine.move(path)
 
-    def _batch(self, batch: str) -> AbstractContextManager[Log]:
+    def _batch(self, batch: Batch) -> AbstractContextManager[Log]:
         """The batch's log, locked; made if it is untouched. FileNotFoundError if it ended just now: repeat."""
         self.store.log(batch, create=True)
         return transitions.locked(self.store, batch, WAIT_S)

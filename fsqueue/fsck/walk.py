@@ -51,7 +51,7 @@ def fsck(store: Store, repair: bool, progress: Progress | None = None) -> Iterat
             return
 
 
-def fsck_part(store: Store, shards: Sequence[str], first: bool) -> Iterator[Finding]:
+def fsck_part(store: Store, shards: Sequence[names.Shard], first: bool) -> Iterator[Finding]:
     """What is wrong in some shards and, in the `first` part, in what belongs to none: to be checked by many at once.
 
     Nothing is mended. A purge meanwhile leaves nothing to find.

@@ -14,6 +14,7 @@ from fsqueue.batching import Encoded
 from fsqueue.clock import duration_ms
 from fsqueue.errors import InvalidArgument
 from fsqueue.layout import Settings
+from fsqueue.nesting import NESTING_MAX
 from fsqueue.spark.options import WriteOptions
 
 if TYPE_CHECKING:
@@ -66,16 +67,19 @@ def payload_fields(options: WriteOptions, schema: types.StructType) -> list[type
     return [field for field in schema.fields if field.name != options.delay_s]
 
 
-def _check_type(kind: types.DataType, where: str) -> None:
+def _check_type(kind: types.DataType, where: str, level: int = 2) -> None:
+    """Refuse types that JSON does not have. `level`: the level of nesting that an array or object here is on."""
     if isinstance(kind, (*_PLAIN, *_DATES)):
         return
+    if level > NESTING_MAX:
+        raise InvalidArgument(f"The column {where[:40]!r}… nests deeper than {NESTING_MAX} levels. Flatten it.")
     if isinstance(kind, types.ArrayType):
-        _check_type(kind.elementType, f"{where}[]")
+        _check_type(kind.elementType, f"{where}[]", level + 1)
     elif isinstance(kind, types.StructType):
         for field in kind.fields:
-            _check_type(field.dataType, f"{where}.{field.name}")
+            _check_type(field.dataType, f"{where}.{field.name}", level + 1)
     elif isinstance(kind, types.MapType) and isinstance(kind.keyType, types.StringType):
-        _check_type(kind.valueType, f"{where}{{}}")
+        _check_type(kind.valueType, f"{where}{{}}", level + 1)
     else:
         if isinstance(kind, types.DecimalType):
             advice = "cast it to string, or to double if that is precise enough"

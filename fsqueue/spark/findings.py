@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from fsqueue.fsck import fsck_part
+from fsqueue.names import Shard
 from fsqueue.spark.views import Row
 from fsqueue.store import Store
 
 
-def findings(store: Store, shards: Sequence[str], first: bool) -> Iterator[Row]:
+def findings(store: Store, shards: Sequence[Shard], first: bool) -> Iterator[Row]:
     """The findings in these shards and, in the first part, in what belongs to no shard."""
     for finding in fsck_part(store, shards, first):
         yield finding.kind, finding.gravity, finding.path, finding.tasks, finding.note, finding.meaning

@@ -96,9 +96,9 @@ class FsqueueReader(DataSourceReader):  # type: ignore[misc]
         store = Store(path)
         deadletters.publish_pending(store)
         inspection.apply_pending(store)
-        known = names.all_shards(store.layout.shards)
-        wanted = known if self.options.shards is None else list(self.options.shards)
-        if odd := set(wanted) - set(known):
+        known, asked = names.all_shards(store.layout.shards), self.options.shards
+        wanted = known if asked is None else [shard for shard in known if shard in asked]
+        if odd := set(asked or ()) - set(known):
             raise InvalidArgument(
                 f"The queue {path} has no shard {min(odd)!r}: its {len(known)} shards are {known[0]} to {known[-1]}."
             )
@@ -126,7 +126,8 @@ class FsqueueReader(DataSourceReader):  # type: ignore[misc]
         if view in views.OF_NO_SHARD:
             yield from columns.rows(views.OF_NO_SHARD[view](store) if piece.first else iter(()))
             return
-        shards = names.all_shards(store.layout.shards) if piece.shards is None else piece.shards
+        known = names.all_shards(store.layout.shards)
+        shards = known if piece.shards is None else [shard for shard in known if shard in piece.shards]
         if view == "findings":
             from fsqueue.spark.findings import findings
 
@@ -138,7 +139,7 @@ class FsqueueReader(DataSourceReader):  # type: ignore[misc]
             else:
                 yield from columns.rows(views.BY_SHARD[view](store, shard))
 
-    def _tasks(self, store: Store, shard: str, columns: Columns) -> Iterator[pa.RecordBatch]:
+    def _tasks(self, store: Store, shard: names.Shard, columns: Columns) -> Iterator[pa.RecordBatch]:
         states = self.options.states
         fresh, touched = views.untouched(store, shard)
         now = store.clock.now_ms()
@@ -184,7 +185,7 @@ def _join(pieces: list[Piece], piece: Piece) -> None:
         pieces.append(piece)
 
 
-def _weigh(store: Store, view: str, shards: Sequence[str]) -> dict[str, float]:
+def _weigh(store: Store, view: str, shards: Sequence[names.Shard]) -> dict[str, float]:
     """How much of a partition each shard is, from names and sizes alone."""
     if view in views.OF_NO_SHARD:
         return {}
@@ -200,7 +201,7 @@ def _weigh(store: Store, view: str, shards: Sequence[str]) -> dict[str, float]:
     }
 
 
-def _weigh_tasks(store: Store, shard: str) -> float:
+def _weigh_tasks(store: Store, shard: names.Shard) -> float:
     """By the tasks that the names tell, or by their bytes, as far as one file tells the size of all."""
     files = list(inspection.task_files(store, shard).values())
     count = sum(name.count for name in files)

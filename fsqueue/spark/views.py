@@ -14,7 +14,7 @@ import orjson
 
 from fsqueue import biography, commits, counters, deadletters, history, inspection, movements, names
 from fsqueue.ledger import CANCELLED, COMPLETED, DEAD, LEASED, Ledger
-from fsqueue.names import TaskFileName
+from fsqueue.names import Shard, TaskFileName
 from fsqueue.spark.attempts import attempts_of
 from fsqueue.store import Store
 from fsqueue.task import CANCELLED as IS_CANCELLED
@@ -57,7 +57,7 @@ def payload(value: Any) -> tuple[str | None, bytes | None]:
 # -- unfinished tasks ----------------------------------------------------------------------------------
 
 
-def untouched(store: Store, shard: str) -> tuple[list[TaskFileName], list[TaskFileName]]:
+def untouched(store: Store, shard: Shard) -> tuple[list[TaskFileName], list[TaskFileName]]:
     """The batches of a shard that nobody has touched, and the others, oldest first.
 
     The logs are listed after the task files: what is called untouched was so when its file was seen.
@@ -91,7 +91,7 @@ def tasks(store: Store, name: TaskFileName, states: tuple[str, ...]) -> Iterator
 # -- logs ----------------------------------------------------------------------------------------------
 
 
-def ledgers(store: Store, shard: str) -> Iterator[tuple[str, Ledger]]:
+def ledgers(store: Store, shard: Shard) -> Iterator[tuple[str, Ledger]]:
     """The batches at work in a shard."""
     for batch in inspection.logs(store, shard):
         ledger = inspection.read_ledger(store, batch)
@@ -99,7 +99,7 @@ def ledgers(store: Store, shard: str) -> Iterator[tuple[str, Ledger]]:
             yield batch, ledger
 
 
-def leases(store: Store, shard: str) -> Iterator[Row]:
+def leases(store: Store, shard: Shard) -> Iterator[Row]:
     """The tasks that somebody holds, in time or not."""
     now = store.clock.now_ms()
     for batch, ledger in ledgers(store, shard):
@@ -121,7 +121,7 @@ def leases(store: Store, shard: str) -> Iterator[Row]:
                 )
 
 
-def records(store: Store, shard: str) -> Iterator[tuple[str, history.Records, bool]]:
+def records(store: Store, shard: Shard) -> Iterator[tuple[str, history.Records, bool]]:
     """Every batch of a shard that was ever touched, with its records and whether it has finished."""
     seen: set[str] = set()
     for batch in inspection.logs(store, shard):
@@ -134,7 +134,7 @@ def records(store: Store, shard: str) -> Iterator[tuple[str, history.Records, bo
             yield batch, found, True
 
 
-def all_movements(store: Store, shard: str) -> Iterator[Row]:
+def all_movements(store: Store, shard: Shard) -> Iterator[Row]:
     """The records of all logs, as they stand; what does not apply is among them."""
     for batch, found, finished in records(store, shard):
         for version, record in found:
@@ -177,7 +177,7 @@ def _ranges(tasks: Any) -> list[dict[str, int]] | None:
     return found if all(type(n) is int and 0 <= n < 2**31 for one in found for n in one.values()) else None
 
 
-def finished(store: Store, shard: str) -> Iterator[Row]:
+def finished(store: Store, shard: Shard) -> Iterator[Row]:
     """The tasks that have an outcome, as far as logs and history know them."""
     for batch, found, _ in records(store, shard):
         ledger = history.replay(found)
@@ -197,7 +197,7 @@ def finished(store: Store, shard: str) -> Iterator[Row]:
                 )
 
 
-def all_attempts(store: Store, shard: str) -> Iterator[Row]:
+def all_attempts(store: Store, shard: Shard) -> Iterator[Row]:
     """Every lease of every task, with how it ended."""
     now = store.clock.now_ms()
     for batch, found, _ in records(store, shard):
@@ -218,7 +218,7 @@ def all_attempts(store: Store, shard: str) -> Iterator[Row]:
 # -- letters, counters, findings -------------------------------------------------------------------------
 
 
-def dead(store: Store, shard: str) -> Iterator[Row]:
+def dead(store: Store, shard: Shard) -> Iterator[Row]:
     """The dead letters that nobody dealt with."""
     for letter in deadletters.letters(store, shard):
         yield (
@@ -247,7 +247,7 @@ def committed(store: Store) -> Iterator[Row]:
 
 OF_NO_SHARD: dict[str, Callable[[Store], Iterator[Row]]] = {"counters": counted, "commits": committed}
 """The views that tell of the queue as a whole."""
-BY_SHARD: dict[str, Callable[[Store, str], Iterator[Row]]] = {
+BY_SHARD: dict[str, Callable[[Store, Shard], Iterator[Row]]] = {
     "leases": leases,
     "dead": dead,
     "movements": all_movements,

@@ -73,7 +73,7 @@ class FsqueueWriter(DataSourceArrowWriter):  # type: ignore[misc]
         if self.is_needed:
             self.commit_.publish(parts_of(messages), overwrite=self.overwrite)
             if self.overwrite:
-                administration.reap_later(self.commit_.store.fs, self.commit_.store.layout.trash)
+                administration.reap_later(self.commit_.store)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Remove what was staged. What was published before something else failed stays: it is decided."""

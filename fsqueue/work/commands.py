@@ -11,9 +11,10 @@ from typing import Any
 
 import orjson
 
+from fsqueue import batch
 from fsqueue.batch import RESULT_BYTES_MAX
 from fsqueue.clock import Clock
-from fsqueue.errors import FsqueueError, InvalidArgument
+from fsqueue.errors import FsqueueError, InvalidArgument, InvalidTask
 from fsqueue.filesystem import KeptOutput, ResultFile, ResultFiles, inheritable_descriptors, write_all
 from fsqueue.task import LeasedTask
 from fsqueue.work import output
@@ -209,9 +210,9 @@ class Commands:
         if not data.strip():
             return "complete", None
         try:
-            return "complete", orjson.loads(data)
-        except orjson.JSONDecodeError:
-            return "complete", data.decode(errors="replace").rstrip("\n")
+            return "complete", batch.decode_result(data)
+        except InvalidTask as error:
+            return "fail", f"its result ({where}) cannot be kept: {error}"
 
     def _refuse(self, job: Job, error: OSError | ValueError) -> None:
         """A command could not be started: for this payload, or for all?"""

@@ -109,6 +109,8 @@ def test_nobody_may_write_there(fsqueue_cli: Run, queue: Queue, monkeypatch: pyt
     """As a mount that is read-only says it, whoever runs the test."""
     import errno
 
+    from fsqueue.filesystem import beneath
+
     def refuse(*arguments: object, **options: object) -> int:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(queue.path))
 
@@ -120,6 +122,7 @@ def test_nobody_may_write_there(fsqueue_cli: Run, queue: Queue, monkeypatch: pyt
             refuse()
         return real(path, flags, *arguments, **options)  # type: ignore[arg-type]
 
+    monkeypatch.setattr(beneath, "openat2_works", lambda: False)
     monkeypatch.setattr(os, "open", open_to_read)
     for name in ("rename", "unlink", "link", "mkdir"):
         monkeypatch.setattr(os, name, refuse)

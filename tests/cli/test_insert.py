@@ -79,8 +79,10 @@ BAD = {
     b'{"n": [-9223372036854775809]}': "beyond 64 bits",
     b"1" * 5000: "is not JSON",
     b"[" * 1000 + b"-" + b"1" * 30 + b"]" * 1000: "beyond 64 bits",
-    b"[" * 100_000: "is not JSON",
-    b"[" * 2000 + b"]" * 2000: "is not JSON",
+    b"[" * 100_000: "nests too deep",
+    b"[" * 2000 + b"]" * 2000: "nests too deep",
+    b"[" * 201 + b"]" * 201: "nests deeper than 200 levels",
+    b'{"a":' * 254 + b"1" + b"}" * 254: "nests deeper than 200 levels",
     b"[" * 500 + b"]" * 500: "is no task for this queue",
 }
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fsqueue import Queue
+from fsqueue import Queue, names
 from tests.cli.conftest import Run
 
 
@@ -58,14 +58,14 @@ def test_delete_returns_and_the_files_go_in_the_background(fsqueue_cli: Run, que
     queue.insert_many(range(1000), batch_tasks=1)
     fsqueue_cli("delete", queue.path, "--yes")
     assert not queue.path.exists()
-    wait_until_empty(queue.path.parent / ".trash")
+    wait_until_empty(queue.path.parent)
 
 
 def test_delete_and_wait(fsqueue_cli: Run, queue: Queue) -> None:
     queue.insert_many(range(100), batch_tasks=1)
     fsqueue_cli("delete", queue.path, "--wait", "--yes")
     assert not queue.path.exists()
-    assert list((queue.path.parent / ".trash").iterdir()) == []
+    assert list(queue.path.parent.iterdir()) == []
 
 
 @pytest.mark.once
@@ -79,7 +79,7 @@ def test_the_background_process_outlives_the_command(queue: Queue) -> None:
         check=True,
     )
     assert (done.stdout, done.stderr) == ("", "")
-    wait_until_empty(queue.path.parent / ".trash")
+    wait_until_empty(queue.path.parent)
 
 
 def wait_until_empty(trash: Path) -> None:
@@ -94,7 +94,45 @@ def test_gc(fsqueue_cli: Run, queue: Queue) -> None:
     report = json.loads(fsqueue_cli("gc", queue.path, "--touch", "--history-days", "30", "--json").stdout)
     assert report["touched"] >= 1
     assert "touched" in fsqueue_cli("gc", queue.path).stdout
-    assert json.loads(fsqueue_cli("gc", "--trash", queue.path.parent, "--json").stdout) == {"reaped": 0}
+    assert json.loads(fsqueue_cli("gc", "--trash", queue.path.parent, "--json").stdout) == {"reaped": 0, "left": {}}
+
+
+def test_gc_says_what_it_left_alone_and_why(fsqueue_cli: Run, queue: Queue) -> None:
+    parent = queue.path.parent
+    left, mine = parent / names.deleted(queue.store.fate.id, "0" * 16), parent / ".trash" / "mine"
+    left.mkdir()
+    mine.mkdir(parents=True)
+    (left / "thesis.tex").touch()
+    said = fsqueue_cli("gc", "--trash", parent).stdout
+    assert f"{left} was left alone: no queue.jsonl in it proves that it was a queue." in said
+    assert "reaped               0" in said
+    assert "mine" not in said
+    told = json.loads(fsqueue_cli("gc", "--trash", parent, "--json").stdout)
+    assert told == {"reaped": 0, "left": {str(left): "no queue.jsonl in it proves that it was a queue"}}
+    assert (left / "thesis.tex").exists()
+    assert mine.exists()
+
+
+def test_a_queue_is_not_deleted_through_a_link(fsqueue_cli: Run, queue: Queue) -> None:
+    link = queue.path.parent / "link"
+    link.symlink_to(queue.path)
+    queue.insert(1)
+    said = fsqueue_cli("delete", link, "--yes", code=2).stderr
+    assert "symbolic link" in said
+    assert "readlink -f" in said
+    assert queue.status().waiting == 1
+    fsqueue_cli("purge", link, "--yes")
+    assert queue.status().inserted == 0
+
+
+@pytest.mark.parametrize("url", ["file:///x", "s3://x/y", "hdfs://name/x"])
+def test_other_urls_make_no_directory(
+    fsqueue_cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for command in (["create", url], ["status", url], ["ls", url], ["gc", "--trash", url]):
+        assert "mounted filesystem" in fsqueue_cli(*command, code=2).stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_gc_needs_one_thing_to_clean(fsqueue_cli: Run, queue: Queue, tmp_path: Path) -> None:

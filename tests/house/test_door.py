@@ -12,16 +12,15 @@ from tests.house.source import PACKAGE, TOP, code, imported, parse
 
 BEHIND_THE_DOOR = {
     "fcntl", "shutil", "tempfile", "glob", "fileinput", "mmap", "io", "gzip", "lzma", "bz2", "zipfile", "tarfile",
-    "sqlite3", "dbm", "shelve", "posix",
+    "sqlite3", "dbm", "shelve", "posix", "filelock",
 }  # fmt: skip
-"""Modules that only fsqueue/filesystem may import, because they read or write files. (filelock is for the rare
-administrative exclusion of docs/design.md, section 8: no step of the protocol rests on it.)"""
+"""Modules that only fsqueue/filesystem may import, because they read or write files."""
 
 HARMLESS = {
     # this process and its surroundings
     "environ", "getpid", "getppid", "getuid", "urandom", "register_at_fork", "cpu_count", "strerror",
     # names, not files
-    "path", "fspath", "PathLike", "fsencode", "fsdecode", "sep", "extsep", "curdir",
+    "path", "fspath", "PathLike", "stat_result", "fsencode", "fsdecode", "sep", "extsep", "curdir",
     # flags that are handed to the door
     "O_RDONLY", "O_WRONLY", "O_RDWR", "O_APPEND", "O_CREAT", "O_EXCL", "O_DIRECTORY", "O_NOFOLLOW", "O_CLOEXEC",
 }  # fmt: skip
@@ -44,8 +43,7 @@ HARMLESS_PATHS = {
 CHILDREN = {
     # to start processes and to end them
     "posix_spawnp", "POSIX_SPAWN_DUP2", "POSIX_SPAWN_CLOSE", "set_inheritable", "pidfd_open", "killpg", "waitid",
-    "waitpid",
-    "waitstatus_to_exitcode", "P_PID", "WEXITED", "WNOHANG", "WNOWAIT", "_exit",
+    "waitpid", "waitstatus_to_exitcode", "P_PID", "WEXITED", "WNOHANG", "WNOWAIT", "_exit",
     # to talk with them: through pipes, and files in memory
     "pipe", "set_blocking", "read", "close", "memfd_create", "fdopen", "fstat", "lseek", "SEEK_SET", "pread",
     "pwrite", "eventfd", "eventfd_read", "eventfd_write", "EFD_CLOEXEC", "EFD_NONBLOCK",

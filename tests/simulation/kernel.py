@@ -68,7 +68,7 @@ class Process:
         self.answer: int | None = None
         """The error that the next call is to answer after it has happened."""
         self.fds: dict[int, Opened] = {}
-        self._resolved: dict[str, Directory] = {}
+        self._resolved: dict[tuple[Directory | None, str], Directory] = {}
         self._resolved_at = 0
 
     def enter(self, name: str, args: tuple[Any, ...]) -> None:
@@ -102,14 +102,14 @@ class Process:
 
     # -- paths -----------------------------------------------------------------------------------
 
-    def directory(self, path: str) -> Directory:
-        """The directory at a path."""
+    def directory(self, path: str, below: Directory | None = None) -> Directory:
+        """The directory at a path, or at a path below a directory that is open."""
         if self._resolved_at != self.disk.moved_directories:
             self._resolved.clear()
             self._resolved_at = self.disk.moved_directories
-        found = self._resolved.get(path)
+        found = self._resolved.get((below, path))
         if found is None:
-            node: Node | None = self.disk.root
+            node: Node | None = below or self.disk.root
             for part in path.split("/"):
                 if part:
                     if not isinstance(node, Directory):
@@ -119,16 +119,32 @@ class Process:
                         raise failure(errno.ENOENT, path)
             if not isinstance(node, Directory):
                 raise failure(errno.ENOTDIR, path)
-            found = self._resolved[path] = node
+            found = self._resolved[below, path] = node
         return found
 
     def lookup(self, directory: Directory, name: str) -> Node | None:
         """What a name means, as far as this host knows."""
         return directory.entries.get(name)
 
-    def parent(self, path: str) -> tuple[Directory, str]:
+    def parent(self, path: str, dir_fd: int | None = None) -> tuple[Directory, str]:
+        """The directory that holds a path, and the name in it: from the top, or from an open directory on."""
         directory, _, name = path.rpartition("/")
-        return self.directory(directory), name
+        return self.directory(directory, None if dir_fd is None else self._directory_of(dir_fd)), name
+
+    def _directory_of(self, fd: int) -> Directory:
+        within = self.fds[fd].node
+        assert isinstance(within, Directory)
+        return within
+
+    def hold(self, directory: Directory) -> int:
+        """A descriptor by which names in a directory are named (O_PATH): nothing is asked, and it is no step."""
+        fd = self.world.next_fd()
+        self.fds[fd] = Opened(directory, 0, self.host, "")
+        return fd
+
+    def let_go(self, fd: int) -> None:
+        """Close one of those, unless the process has died."""
+        self.fds.pop(fd, None)
 
     def changed(self, directory: Directory, name: str, node: Node | None) -> None:
         """This host has changed a name, or learnt of it."""
@@ -137,14 +153,12 @@ class Process:
 
     @call
     def open(self, path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
-        if dir_fd is not None:
-            within = self.fds[dir_fd].node
-            assert isinstance(within, Directory)
-            directory, name = within, path
-        elif path == "/":
+        if path == "/":
             return self._opened(Opened(self.disk.root, flags, self.host, path))
-        else:
-            directory, name = self.parent(path)
+        directory, name = self.parent(path, dir_fd)
+        if not name:
+            self.opening(directory)
+            return self._opened(Opened(directory, flags, self.host, path))
         exclusive = flags & os.O_EXCL
         node = directory.entries.get(name) if exclusive else self.lookup(directory, name)
         if node is None:
@@ -275,16 +289,16 @@ class Process:
     # -- names -----------------------------------------------------------------------------------------
 
     @call
-    def stat(self, path: str, *, follow_symlinks: bool = True) -> Stat:
-        directory, name = self.parent(path)
+    def stat(self, path: str, *, dir_fd: int | None = None, follow_symlinks: bool = True) -> Stat:
+        directory, name = self.parent(path, dir_fd)
         node = self.lookup(directory, name)
         if node is None:
             raise failure(errno.ENOENT, path)
         return Stat(node, 4096 if isinstance(node, Directory) else len(node.data), node.mtime)
 
     @call
-    def utime(self, path: str, *, follow_symlinks: bool = True) -> None:
-        directory, name = self.parent(path)
+    def utime(self, path: str, *, dir_fd: int | None = None, follow_symlinks: bool = True) -> None:
+        directory, name = self.parent(path, dir_fd)
         node = directory.entries.get(name)
         if node is None:
             raise failure(errno.ENOENT, path)
@@ -292,11 +306,7 @@ class Process:
 
     @call
     def listdir(self, path: str | int) -> list[str]:
-        if isinstance(path, int):
-            directory = self.fds[path].node
-            assert isinstance(directory, Directory)
-        else:
-            directory = self.directory(path)
+        directory = self._directory_of(path) if isinstance(path, int) else self.directory(path)
         self.opening(directory)
         return self.listing(directory)
 
@@ -304,14 +314,14 @@ class Process:
         return self.world.listing(self, directory)
 
     @contextmanager
-    def scandir(self, path: str) -> Iterator[Iterator[Entry]]:
+    def scandir(self, path: str | int) -> Iterator[Iterator[Entry]]:
         self.enter("scandir", (path,))
-        directory = self.directory(path)
-        yield iter([Entry(path, name, node) for name, node in list(directory.entries.items())])
+        directory = self._directory_of(path) if isinstance(path, int) else self.directory(path)
+        yield iter([Entry(str(path), name, node) for name, node in list(directory.entries.items())])
 
     @call
-    def mkdir(self, path: str, mode: int = 0o777) -> None:
-        directory, name = self.parent(path)
+    def mkdir(self, path: str, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
+        directory, name = self.parent(path, dir_fd)
         if name in directory.entries:
             self.changed(directory, name, directory.entries[name])
             raise failure(errno.EEXIST, path)
@@ -328,8 +338,8 @@ class Process:
                     raise
 
     @call
-    def rmdir(self, path: str) -> None:
-        directory, name = self.parent(path)
+    def rmdir(self, path: str, *, dir_fd: int | None = None) -> None:
+        directory, name = self.parent(path, dir_fd)
         node = directory.entries.get(name)
         if node is None:
             raise failure(errno.ENOENT, path)
@@ -342,9 +352,11 @@ class Process:
         self.changed(directory, name, None)
 
     @call
-    def rename(self, source: str, target: str) -> None:
-        here, old = self.parent(source)
-        there, new = self.parent(target)
+    def rename(
+        self, source: str, target: str, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None
+    ) -> None:
+        here, old = self.parent(source, src_dir_fd)
+        there, new = self.parent(target, dst_dir_fd)
         node = here.entries.get(old)
         if node is None:
             raise failure(errno.ENOENT, source)
@@ -360,9 +372,17 @@ class Process:
         self.changed(there, new, node)
 
     @call
-    def link(self, source: str, target: str, *, follow_symlinks: bool = True) -> None:
-        here, old = self.parent(source)
-        there, new = self.parent(target)
+    def link(
+        self,
+        source: str,
+        target: str,
+        *,
+        src_dir_fd: int | None = None,
+        dst_dir_fd: int | None = None,
+        follow_symlinks: bool = True,
+    ) -> None:
+        here, old = self.parent(source, src_dir_fd)
+        there, new = self.parent(target, dst_dir_fd)
         node = here.entries.get(old)
         if node is None:
             raise failure(errno.ENOENT, source)
@@ -372,8 +392,8 @@ class Process:
         self.changed(there, new, node)
 
     @call
-    def unlink(self, path: str) -> None:
-        directory, name = self.parent(path)
+    def unlink(self, path: str, *, dir_fd: int | None = None) -> None:
+        directory, name = self.parent(path, dir_fd)
         node = directory.entries.get(name)
         if node is None:
             self.changed(directory, name, None)

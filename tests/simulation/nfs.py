@@ -76,10 +76,10 @@ class NfsProcess(Process):
 
     # -- names -------------------------------------------------------------------------------------
 
-    def directory(self, path: str) -> Directory:
+    def directory(self, path: str, below: Directory | None = None) -> Directory:
         if self.host.stale:
             self._resolved.clear()  # what it means depends on what this host has cached
-        return super().directory(path)
+        return super().directory(path, below)
 
     def lookup(self, directory: Directory, name: str) -> Node | None:
         host = self.host

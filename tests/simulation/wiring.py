@@ -1,6 +1,6 @@
 """The real code, wired to a simulated world: the door's own functions over another `os`.
 
-What the package asks of the machine besides files (mounts, host names, reaper threads, the file lock of upkeep)
+What the package asks of the machine besides files (mounts, host names, reaper threads)
 is answered for the process that is acting.
 """
 
@@ -14,16 +14,18 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 from unittest import mock
 
-import filelock
-
-from fsqueue import administration, store, upkeep
+from fsqueue import administration, store
 from fsqueue.clock import Clock, Entropy
-from fsqueue.filesystem import Filesystem, Mount, door
+from fsqueue.filesystem import Filesystem, Mount, OpenTree, door
+from fsqueue.filesystem.beneath import DIRECTORY_FLAGS
+from fsqueue.filesystem.trees import Proof
+from tests.simulation.disk import Directory
 from tests.simulation.kernel import Process
 
+T = TypeVar("T")
 SHARED, LOCAL = Mount("nfs4", "/", "rw"), Mount("ext4", "/", "rw")
 
 
@@ -39,21 +41,82 @@ class SimFilesystem(Filesystem):
         self.pauses_s = PAUSES_S
         self.try_lock, self.unlock, self.close = process.try_lock, process.unlock, process.close
         self.is_locked = process.is_locked
+        self._process = process
+        self._top: Directory | None = None
 
-    def _vet(self, directory: str) -> None:
-        """There are no symbolic links here."""
+    def _forget_root(self) -> None:
+        self._top = None
+
+    def is_in_place(self) -> bool:
+        try:
+            return self._process.directory(self.root) is self._directory(self.root)
+        except OSError:
+            return False
+
+    def _directory(self, path: str) -> Directory:
+        """The directory at a path, from that of the root on which the first use found."""
+        inside = self._inside(path)
+        if self._top is None:
+            self._top = self._process.directory(self.root)
+        return self._process.directory(inside, self._top) if inside else self._top
+
+    def _open(self, path: str, flags: int) -> int:
+        inside = self._inside(path)
+        return self._within(self.root, lambda fd: self._process.open(inside, flags, dir_fd=fd))
+
+    def _within(self, directory: str, action: Callable[[int], T]) -> T:
+        fd = self._process.hold(self._directory(directory))
+        try:
+            return action(fd)
+        finally:
+            self._process.let_go(fd)
+
+    @contextmanager
+    def _holder(self, path: str) -> Iterator[tuple[int, str]]:  # type: ignore[override]
+        directory, _, name = path.rpartition("/")
+        fd = self._process.hold(self._directory(directory))
+        try:
+            yield fd, name
+        finally:
+            self._process.let_go(fd)
+
+    def _list(self, directory: str) -> list[str]:
+        return self._within(directory, self._process.listdir)
+
+    def _walk_to(self, path: str) -> int:
+        within = self._open(self.root, DIRECTORY_FLAGS)
+        for name in self._inside(path).split("/"):
+            try:
+                inner = self._process.open(name, DIRECTORY_FLAGS, dir_fd=within)
+            finally:
+                self._process.close(within)
+            within = inner
+        return within
 
     def may_move(self, path: str) -> bool:
         """All is one user's here."""
         return True
 
-    def remove_tree(self, path: str) -> int:
+    def remove_tree(
+        self, path: str, proof: Proof | None = None, last: str | None = None, most: int | None = None
+    ) -> int:
         """By paths: nobody plants links here."""
         removed = 0
         try:
+            if proof is not None and not proof(_PathTree(self, path)):
+                return 0
             with door.os.scandir(path) as entries:
                 for entry in entries:
-                    removed += self.remove_tree(entry.path) if entry.is_dir() else self.unlink(entry.path)
+                    if most is not None and removed >= most:
+                        return removed
+                    if entry.is_dir():
+                        removed += self.remove_tree(entry.path, most=None if most is None else most - removed)
+                    elif entry.name != last:
+                        removed += self.unlink(entry.path)
+            if most is not None and removed >= most:
+                return removed
+            if last is not None and self.names(path) == [last]:
+                removed += self.unlink(f"{path}/{last}")
             door.os.rmdir(path)
             return removed + 1
         except FileNotFoundError:
@@ -62,6 +125,22 @@ class SimFilesystem(Filesystem):
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ESTALE):
                 return removed
             raise
+
+
+class _PathTree(OpenTree):
+    """A directory by its path, for a look before it is removed."""
+
+    def __init__(self, fs: Filesystem, path: str) -> None:
+        self._fs, self._path = fs, path
+
+    def names(self) -> list[str]:
+        return self._fs.names(self._path)
+
+    def read(self, name: str) -> bytes | None:
+        try:
+            return self._fs.read(f"{self._path}/{name}")
+        except FileNotFoundError:
+            return None
 
 
 class Persona:
@@ -111,26 +190,6 @@ def acting(persona: Persona) -> Iterator[None]:
         take_stage(before)
 
 
-class _FileLock:
-    """What upkeep uses of filelock."""
-
-    def __init__(self, path: str, timeout: float = 0) -> None:
-        self._path, self._fd = path, -1
-
-    def acquire(self) -> None:
-        process = me().process
-        fd = process.open(self._path, process.O_RDWR | process.O_CREAT)
-        if not process.try_lock(fd):
-            process.close(fd)
-            raise filelock.Timeout(self._path)
-        self._fd = fd
-
-    def release(self) -> None:
-        if self._fd >= 0:
-            me().process.close(self._fd)
-            self._fd = -1
-
-
 class _NoThread:
     """A reaper that dies before it begins: what it leaves is `gc`'s."""
 
@@ -157,7 +216,6 @@ _MACHINE: list[tuple[Any, str, Callable[..., Any] | object]] = [
     (store, "Clock", lambda: me().clock),
     (store, "Entropy", lambda: me().entropy),
     (store, "worker_of_this_process", lambda name=None: me().worker),
-    (upkeep, "filelock", SimpleNamespace(FileLock=_FileLock, Timeout=filelock.Timeout)),
     (administration, "mount_of", _mount),
     (administration, "Filesystem", _filesystem),
     (administration, "Clock", lambda: me().clock),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import filelock
 import pytest
 
 from fsqueue import InvalidArgument, Queue, Worker
@@ -117,6 +119,8 @@ def test_however_a_result_gets_there_it_is_kept(
         ("ln -s {secret} $FSQUEUE_RESULT", "cannot be read as a file"),
         ("mkdir $FSQUEUE_RESULT", "cannot be read as a file"),
         ("head -c 70000 /dev/zero >$FSQUEUE_RESULT", "more than 65,536 bytes"),
+        (f"echo '{'[' * 201}{']' * 201}' >$FSQUEUE_RESULT", "200 levels"),
+        (f"echo '{'[' * 1100}{']' * 1100}' >$FSQUEUE_RESULT", "200 levels"),
     ],
 )
 def test_what_is_no_small_file_fails_the_task(
@@ -125,7 +129,7 @@ def test_what_is_no_small_file_fails_the_task(
     queue = queue_factory(max_attempts=1)
     queue.insert(1)
     (tmp_path / "secret").write_text("'a secret'")
-    assert run(queue, script.format(secret=tmp_path / "secret")).run() == drained(failed=1)
+    assert run(queue, script.replace("{secret}", str(tmp_path / "secret"))).run() == drained(failed=1)
     [letter] = queue.dead()
     assert why in letter.reason
     assert (tmp_path / "secret").read_text() == "'a secret'"
@@ -161,8 +165,8 @@ def test_a_cleaner_that_removes_the_private_directory_costs_no_task(
     queue: Queue, run: Make, place: Path, tmp_path: Path
 ) -> None:
     queue.insert_many(range(3))
-    script = f"echo $FSQUEUE_RESULT >>{tmp_path}/paths; [ $FSQUEUE_PAYLOAD != 1 ] || rm -r {place}/*; "
-    assert run(queue, f"{script}[ $FSQUEUE_PAYLOAD = 1 ] || echo 8 >$FSQUEUE_RESULT").run() == drained(completed=3)
+    script = f"echo $FSQUEUE_RESULT >>{tmp_path}/paths; if mkdir {tmp_path}/first; then rm -r {place}/*; "
+    assert run(queue, f"{script}else echo 8 >$FSQUEUE_RESULT; fi").run() == drained(completed=3)
     assert sorted(task.result or 0 for task in queue.tasks("completed")) == [0, 8, 8]
     roots = {Path(path).parent.parent for path in (tmp_path / "paths").read_text().split()}
     assert len(roots) == 2
@@ -231,7 +235,7 @@ def test_directories_are_made_for_tasks_at_a_time_and_not_for_each(tmp_path: Pat
     inodes = set()
     for _ in range(20):
         first, second = files.new(), files.new()
-        inodes |= {entry.stat().st_ino for entry in root.iterdir()}
+        inodes |= {entry.stat().st_ino for entry in root.iterdir() if entry.is_dir()}
         assert files.take(first, 10) == files.take(second, 10) == b""
         assert not Path(first.path).parent.exists()
     assert len(inodes) == 2
@@ -246,7 +250,7 @@ def test_a_spare_directory_that_a_cleaner_removes_costs_nothing_at_work(tmp_path
     first, second = files.new(), files.new()
     files.take(first, 10)
     for spare in next(tmp_path.iterdir()).iterdir():
-        if spare != Path(second.path).parent:
+        if spare.is_dir() and spare != Path(second.path).parent:
             spare.rmdir()
     third = files.new()
     for result in (second, third):
@@ -268,3 +272,49 @@ def test_a_directory_that_would_not_be_private_is_refused(tmp_path: Path, monkey
     monkeypatch.setattr(os, "fstat", shown)
     with pytest.raises(PermissionError):
         files.open()
+
+
+def dies_with_a_result_at_work(queue: Queue, place: Path) -> Path:
+    """Kill a worker in the middle of a command; the private directory that it leaves."""
+    queue.insert("killed")
+    arguments = ["run", str(queue.path), "--result-dir", str(place), "--", "sh", "-c"]
+    script = "echo 1 >$FSQUEUE_RESULT; kill -KILL $PPID"
+    worker = subprocess.run([sys.executable, "-m", "fsqueue_cli", *arguments, script], capture_output=True, timeout=60)
+    assert worker.returncode == -signal.SIGKILL
+    [left] = place.iterdir()
+    return left
+
+
+def test_the_next_worker_removes_what_a_killed_one_left(queue: Queue, run: Make, place: Path) -> None:
+    left = dies_with_a_result_at_work(queue, place)
+    queue.release_all()
+    assert run(queue, "true").run() == drained(completed=1)
+    assert not left.exists()
+    assert list(place.iterdir()) == []
+
+
+@pytest.mark.parametrize("why", ["its worker lives", "of another boot", "not private", "no lock in it", "a link"])
+def test_nothing_is_removed_without_proof_that_its_worker_was_killed(
+    queue: Queue, run: Make, place: Path, tmp_path: Path, why: str
+) -> None:
+    left = dies_with_a_result_at_work(queue, place)
+    [lock] = left.glob(".alive-*")
+    (left / "precious").touch()
+    holder = None
+    if why == "its worker lives":
+        holder = filelock.FileLock(lock)
+        holder.acquire()
+    elif why == "of another boot":
+        lock.rename(left / ".alive-0")
+    elif why == "not private":
+        left.chmod(0o755)
+    elif why == "no lock in it":
+        lock.unlink()
+    else:
+        left.rename(tmp_path / "elsewhere")
+        left.symlink_to(tmp_path / "elsewhere")
+    queue.release_all()
+    assert run(queue, "true").run() == drained(completed=1)
+    assert (left / "precious").exists()
+    if holder is not None:
+        holder.release()

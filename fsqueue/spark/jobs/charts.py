@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from fsqueue.history import day_of
+from fsqueue.names import day_of
 
 if TYPE_CHECKING:
     from fsqueue.spark.jobs.report import Report

@@ -8,6 +8,7 @@ from typing import Any
 
 import fsqueue
 from benchmarks.systems import Payload
+from fsqueue.names import parse_deleted
 
 
 class Adapter:
@@ -59,8 +60,8 @@ class Adapter:
         self._queue.delete()
 
     def gone(self) -> bool:
-        trash = os.path.join(os.path.dirname(self._path), ".trash")
-        return not os.path.exists(self._path) and not (os.path.isdir(trash) and os.listdir(trash))
+        beside = os.listdir(os.path.dirname(self._path))
+        return not any(name == os.path.basename(self._path) or parse_deleted(name) for name in beside)
 
 
 def batch_of(task: Any) -> str:

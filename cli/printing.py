@@ -1,0 +1,271 @@
+"""Everything that the command line prints, on standard output and standard error (docs/sharing.md, "What is printed").
+
+File names, host names, reasons and payloads that others wrote may hold what drives a terminal: move the cursor, set a
+title, answer as if the user had typed. All of it is escaped here. tests/house/test_printing.py finds what goes past.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import ContextDecorator, contextmanager
+from typing import TYPE_CHECKING, Any, TextIO
+
+import click
+
+if TYPE_CHECKING:
+    import logging
+    from types import TracebackType
+
+_DRIVING = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters, what turns the direction of text, and bytes that are no text (as surrogates)."""
+_DRIVING_WITHIN_LINES = re.compile(_DRIVING.pattern.replace(r"\x00-\x1f", r"\x00-\x09\x0b-\x1f"))
+"""The same, but for newlines."""
+_NOT_ASCII = re.compile(r"[^\x00-\x7f]")
+
+
+def plain(text: str) -> str:
+    """Return `text` on one line with what drives a terminal escaped, as Python writes it: \\x1b, \\n, \\u202e."""
+    return _DRIVING.sub(_escaped, text)
+
+
+def _escaped(match: re.Match[str]) -> str:
+    return repr(match[0])[1:-1]
+
+
+# -- lines ------------------------------------------------------------------------------------------------
+
+
+def say(*lines: object) -> None:
+    """Print lines on standard output. A line stays one line, whatever is in it."""
+    for line in lines or ("",):
+        click.echo(plain(str(line)))
+
+
+def complain(message: str) -> None:
+    """Print a line on standard error, if anybody can hear it."""
+    hint(f"fsqueue: {message}")
+
+
+def hint(*lines: str) -> None:
+    """Print lines on standard error, without our name before them, if anybody can hear it."""
+    try:
+        for line in lines:
+            click.echo(plain(line), err=True)
+    except OSError:
+        pass
+
+
+def print_table(rows: Iterable[tuple[str, ...]], widths: tuple[int, ...]) -> None:
+    """Print rows as they come, in columns of the given least widths (the last is open)."""
+    for row in rows:
+        cells = [plain(cell) for cell in row]
+        filled = [cell.ljust(width) for cell, width in zip(cells, widths, strict=False)]
+        say("  ".join([*filled, *cells[len(widths) :]]).rstrip())
+
+
+def print_json(value: Any, err: bool = False) -> None:
+    """Print one JSON value on a line of its own: UTF-8, and escaped also where JSON would not ask for it."""
+    text = json_text(value)
+    stream = sys.stderr if err else sys.stdout
+    if (getattr(stream, "encoding", None) or "").lower().replace("-", "") != "utf8":
+        text = _NOT_ASCII.sub(_json_escaped, text)
+    click.echo(text, err=err)
+
+
+def json_text(value: Any) -> str:
+    """Return a value as JSON. U+007F to U+009F and what turns the direction of text become \\uXXXX: still JSON."""
+    import orjson
+
+    try:
+        data = orjson.dumps(value, default=_as_json)
+    except TypeError:  # text that is no Unicode, such as a path of any bytes
+        data = orjson.dumps(_as_unicode(value), default=_as_json)
+    return _DRIVING.sub(_json_escaped, data.decode())
+
+
+def _json_escaped(match: re.Match[str]) -> str:
+    import json
+
+    return "\\u007f" if match[0] == "\x7f" else json.dumps(match[0])[1:-1]
+
+
+def _as_json(value: Any) -> Any:
+    """What JSON has no form for: bytes, as they stand in a task file, and whatever else as text."""
+    if isinstance(value, bytes):
+        import base64
+
+        return {"b64": base64.b64encode(value).decode()}
+    return _as_unicode(str(value))
+
+
+def _as_unicode(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_as_unicode(key): _as_unicode(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_as_unicode(item) for item in value]
+    return value
+
+
+# -- questions --------------------------------------------------------------------------------------------
+
+
+def ask(question: str) -> bool:
+    """Ask on standard error, and return whether the answer is yes."""
+    return click.confirm(plain(question), err=True)
+
+
+# -- terminals --------------------------------------------------------------------------------------------
+
+
+class Canvas:
+    """Lines that are drawn over those before, on a terminal. Nothing is changed there that would have to be undone."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = _bare(stream)
+        self._drawn = 0
+
+    def draw(self, lines: list[str]) -> None:
+        """Put these lines in the place of those before."""
+        up = f"\x1b[{self._drawn - 1}A" if self._drawn > 1 else ""
+        self._drawn = len(lines)  # first, since an interruption may come at any moment
+        self.stream.write(f"\r{up}" + "\r\n".join(f"{plain(line)}\x1b[K" for line in lines) + "\x1b[J")
+        self.stream.flush()
+
+    def begin_anew(self) -> None:
+        """Begin at the top: the terminal may have broken the lines anew."""
+        if self._drawn:
+            self.stream.write("\x1b[H\x1b[J")
+            self._drawn = 0
+
+    def close(self) -> None:
+        """Leave what was drawn, and go to the next line."""
+        if self._drawn:
+            self._drawn = 0
+            self.stream.write("\r\n")
+            self.stream.flush()
+
+
+def passing(text: str) -> None:
+    """Show, on standard error if that is a terminal, what goes on just now, in the place of what was shown before."""
+    if sys.stderr.isatty():
+        stream = _bare(sys.stderr)
+        stream.write(f"\r\x1b[K{plain(text)}")
+        stream.flush()
+
+
+def bar(**options: Any) -> Any:
+    """Return tqdm's bar on standard error. Nothing that others wrote belongs into its texts."""
+    from tqdm import tqdm
+
+    return tqdm(file=_bare(sys.stderr), **options)
+
+
+# -- what goes past the above -----------------------------------------------------------------------------
+
+
+class _Guarded:
+    """A text stream, as far as what writes to it without our knowing needs one: click's own messages, tracebacks."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.bare = stream
+
+    def write(self, text: str) -> int:
+        self.bare.write(_DRIVING_WITHIN_LINES.sub(_escaped, text))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("buffer", "detach"):  # the way round
+            raise AttributeError(name)
+        return getattr(self.bare, name)
+
+
+def _bare(stream: Any) -> Any:
+    return stream.bare if isinstance(stream, _Guarded) else stream
+
+
+@contextmanager
+def guarded() -> Iterator[None]:
+    """Escape everything that this process writes to its standard streams meanwhile, whoever writes it.
+
+    Newlines pass. What is no text in the stream's encoding is escaped, too.
+    """
+    before = sys.stdout, sys.stderr
+    for stream in before:  # a file name may hold bytes that are no text: show them, don't stumble
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    sys.stdout, sys.stderr = _Guarded(before[0]), _Guarded(before[1])
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+
+
+class unguarded(ContextDecorator):
+    """End that for a while: for the code of users that runs in this process, and prints what it likes."""
+
+    def __enter__(self) -> None:
+        self._before = sys.stdout, sys.stderr
+        sys.stdout, sys.stderr = (_bare(stream) for stream in self._before)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        sys.stdout, sys.stderr = self._before
+
+
+@contextmanager
+def logging_escaped() -> Iterator[None]:
+    """Escape what the queue logs meanwhile, whoever prints it: the names in it come from directories of others."""
+    import logging
+
+    logger = logging.getLogger("fsqueue")
+    logger.addFilter(_escape_record)
+    try:
+        yield
+    finally:
+        logger.removeFilter(_escape_record)
+
+
+def _escape_record(record: logging.LogRecord) -> bool:
+    record.msg, record.args = plain(record.getMessage()), None
+    return True
+
+
+def silence_stdout() -> None:
+    """Drop what standard output still buffers and cannot write: the interpreter would try again at its end."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        try:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        except (OSError, ValueError):
+            pass
+
+
+# -- shells -----------------------------------------------------------------------------------------------
+
+
+def quoted(word: str) -> str:
+    """Return a word as bash reads it, on one line of printable characters."""
+    import shlex
+
+    if word.isprintable():
+        return shlex.quote(word)
+    return "$'" + "".join(_escaped_for_bash(character) for character in word) + "'"
+
+
+def _escaped_for_bash(character: str) -> str:
+    if character in "\\'":
+        return f"\\{character}"
+    if character.isprintable():
+        return character
+    return "".join(f"\\{byte:03o}" for byte in os.fsencode(character))

@@ -1,0 +1,206 @@
+"""Directories that are held by descriptor, in places where strangers may rename, replace and plant.
+
+What a name led to a moment ago proves nothing. A `Held` directory stays the one that was opened, wherever it is moved
+and whatever is put in its place; everything in it is reached from its descriptor, and no link in it is followed.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import islice
+from types import TracebackType
+
+WITHOUT_READING = getattr(os, "O_PATH", os.O_RDONLY)
+"""A directory in which one may write can be held even if one may not list it."""
+FLAGS = os.O_DIRECTORY | os.O_CLOEXEC
+PRIVATE, SHARED = 0o700, 0o1777
+"""Modes, before the umask. SHARED is sticky: strangers can add names, and cannot take away those of others."""
+NOT_FOR_OTHERS = 0o077
+
+Names = Sequence[tuple[str, "Names | None"]]
+"""Names that may be removed: patterns of files (None), and of directories, with the names in those."""
+Stat = os.stat_result
+Fresh = Callable[[], str]
+"""Returns a name that nobody has used and nobody can foresee."""
+
+
+class Displaced(OSError):
+    """Something else was found where a directory had just been made: somebody else is at work there."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(errno.EPERM, "somebody put something else in place of a directory that was just made", path)
+
+
+class Held:
+    """A directory, open. Close it, or use it in a `with` statement.
+
+    `path` leads to this very directory, whatever becomes of its name (through /proc; where there is none, by name).
+    `name` is what it was called in the directory that it was reached from.
+    """
+
+    def __init__(self, fd: int, name: str) -> None:
+        self.fd, self.name = fd, name
+        through = f"/proc/self/fd/{fd}"
+        self.path = through if os.path.isdir(through) else name
+
+    @classmethod
+    def at(cls, path: str) -> Held:
+        """Open a directory that the caller named: links on the way to it are followed. OSError."""
+        return cls(os.open(path, WITHOUT_READING | FLAGS), path)
+
+    def close(self) -> None:
+        """Let go of it; harmless if that was done."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __enter__(self) -> Held:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def stat(self) -> os.stat_result:
+        """Return what the system says of the directory itself."""
+        return os.fstat(self.fd)
+
+    def names(self, most: int | None = None) -> list[str]:
+        """List it, or so many of its names. OSError if this user may not."""
+        fd = os.open(".", os.O_RDONLY | FLAGS, dir_fd=self.fd)
+        try:
+            with os.scandir(fd) as entries:
+                return [entry.name for entry in islice(entries, most)]
+        finally:
+            os.close(fd)
+
+    # -- ways in -----------------------------------------------------------------------------------
+
+    def enter(self, name: str) -> Held:
+        """Open a directory in this one. OSError (ENOTDIR) if it is a link, or anything else."""
+        _check(name)
+        return Held(os.open(name, WITHOUT_READING | FLAGS | os.O_NOFOLLOW, dir_fd=self.fd), name)
+
+    def make(self, name: str, mode: int, fresh: Fresh) -> Held:
+        """Make a directory in this one, and open it. FileExistsError if the name is taken.
+
+        Displaced if what is opened then cannot be the one that was made: that one belongs to this user, and lets in
+        nobody whom `mode` keeps out; if it is PRIVATE, it is empty.
+        """
+        _check(name)
+        os.mkdir(name, mode, dir_fd=self.fd)
+        try:
+            made = self.enter(name)
+        except (FileNotFoundError, NotADirectoryError):
+            raise Displaced(name) from None
+        try:
+            if not self._is_as_made(made, mode, fresh):
+                raise Displaced(name)
+        except BaseException:
+            made.close()
+            raise
+        return made
+
+    def make_or_enter(self, name: str, mode: int, fresh: Fresh) -> Held:
+        """Open a directory in this one, which is made if it is not there."""
+        try:
+            return self.make(name, mode, fresh)
+        except FileExistsError:
+            return self.enter(name)
+
+    def _is_as_made(self, made: Held, mode: int, fresh: Fresh) -> bool:
+        """Tell whether a directory looks like one that this process has just made with `mode`."""
+        found = made.stat()
+        loose = found.st_mode & NOT_FOR_OTHERS & ~mode
+        if found.st_uid != os.geteuid() or loose:
+            owner, allowed = self.as_made(fresh())
+            if found.st_uid != owner or loose & ~allowed:
+                return False
+        return mode != PRIVATE or made.names() == []
+
+    def as_made(self, name: str) -> tuple[int, int]:
+        """Return owner and mode that the filesystem gives to what this user makes here; `name` is a fresh one.
+
+        They are not always those that were asked for: NFS makes root nobody, SMB and FAT know no modes.
+        """
+        _check(name)
+        fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self.fd)
+        try:
+            found = os.fstat(fd)
+            return found.st_uid, found.st_mode
+        finally:
+            os.close(fd)
+            self.remove_file(name)
+
+    # -- removal -------------------------------------------------------------------------------------
+
+    def look(self, name: str) -> os.stat_result | None:
+        """Return what a name in this directory is, links not followed; None if it is gone, or cannot be told."""
+        _check(name)
+        try:
+            return os.stat(name, dir_fd=self.fd, follow_symlinks=False)
+        except OSError:
+            return None
+
+    def remove_file(self, name: str) -> bool:
+        """Remove a name that is no directory; False if that was not possible."""
+        _check(name)
+        try:
+            os.unlink(name, dir_fd=self.fd)
+            return True
+        except OSError:
+            return False
+
+    def remove_directory(self, name: str) -> bool:
+        """Remove an empty directory; False if that was not possible."""
+        _check(name)
+        try:
+            os.rmdir(name, dir_fd=self.fd)
+            return True
+        except OSError:
+            return False
+
+    def remove(self, inner: Held, names: Names) -> bool:
+        """Remove a directory in this one: of what is in it, `names` only; so it stays if anything else is there."""
+        inner.clear(names)
+        found, mine = self.look(inner.name), inner.stat()
+        if found is None or (found.st_dev, found.st_ino) != (mine.st_dev, mine.st_ino):
+            return False  # it was moved away: what bears its name now is somebody else's
+        return self.remove_directory(inner.name)
+
+    def clear(self, names: Names) -> int:
+        """Remove what is called as `names` say, and nothing else; how many names went. Never raises."""
+        removed = 0
+        with suppress(OSError):
+            for name in self.names():
+                for pattern, inside in names:
+                    if re.fullmatch(pattern, name):
+                        removed += self.remove_file(name) if inside is None else self._remove_inner(name, inside)
+        return removed
+
+    def _remove_inner(self, name: str, names: Names) -> bool:
+        try:
+            with self.enter(name) as inner:
+                return self.remove(inner, names)
+        except OSError:
+            return False
+
+
+def _check(name: str) -> None:
+    """Refuse what is no single name: it would lead out of the directory. ValueError."""
+    if not name or "/" in name or "\0" in name or name in (".", ".."):
+        raise ValueError(f"{name!r} is no name of a file in a directory")
+
+
+def is_mine(found: os.stat_result) -> bool:
+    """Tell whether a file belongs to the user as whom this process acts."""
+    return found.st_uid == os.geteuid()
+
+
+def is_directory(path: str) -> bool:
+    """Tell whether a path that the caller named is a directory, links followed. OSError if it cannot be told."""
+    return stat.S_ISDIR(os.stat(path).st_mode)

@@ -1,0 +1,169 @@
+"""Paths below one directory, resolved from its open descriptor."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from fsqueue.filesystem import beneath
+from fsqueue.filesystem.beneath import DIRECTORY_FLAGS, HOLDER_FLAGS
+
+FILE_MODE, DIRECTORY_MODE = 0o666, 0o777
+"""Before the umask: a queue shared by a Unix group is a matter of umask and setgid."""
+
+GROUP_SHARED = stat.S_ISGID | stat.S_IWGRP
+"""The mode of a directory that a group shares."""
+FILE_BITS, DIRECTORY_BITS = 0o060, 0o070
+"""What the group may do with a file and a directory below it."""
+
+
+class Holder:
+    """An open directory and a name in it; leaving the context closes the directory. (A class, since it is cheap.)"""
+
+    __slots__ = ("is_owned", "name", "within")
+
+    def __init__(self, within: int, name: str, is_owned: bool = True) -> None:
+        self.within, self.name, self.is_owned = within, name, is_owned
+
+    def __enter__(self) -> tuple[int, str]:
+        return self.within, self.name
+
+    def __exit__(self, *_: object) -> None:
+        if self.is_owned:
+            os.close(self.within)
+
+
+class Rooted:
+    """Opens what lies below `root`, and nothing else.
+
+    The first use opens `root`, which may be reached through links. From then on every path below it is resolved from
+    that descriptor, and no symbolic link is followed. A neighbour who puts a link in place of a directory, or another
+    directory in place of `root`, leads nobody out: NotADirectoryError or ELOOP; a listing is empty. A path that is not
+    below `root` is refused: EXDEV.
+
+    Where `root` is a directory that a group shares (setgid, and writable by the group), the group may read and write
+    what is made below it, whatever the umask of the member who makes it.
+    """
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self._below = root.rstrip("/") + "/"
+        self._root_fd = -1
+        self._close_root: Callable[[], object] = lambda: None
+        self._opening = threading.Lock()
+        self._is_group_shared = False
+        self._open_beneath = beneath.openat2 if beneath.openat2_works() else beneath.walk
+
+    def _inside(self, path: str) -> str:
+        """Return `path` relative to the root: "" for the root itself. OSError (EXDEV) if it is outside."""
+        if path.startswith(self._below):
+            return path[len(self._below) :]
+        if path + "/" == self._below or path == self.root:
+            return ""
+        raise OSError(errno.EXDEV, f"Not below {self.root}", path)
+
+    def _root(self) -> int:
+        """Return the descriptor of the root, which the first use opens."""
+        if self._root_fd < 0:
+            with self._opening:
+                if self._root_fd < 0:
+                    fd = os.open(self.root, HOLDER_FLAGS)
+                    self._close_root = weakref.finalize(self, os.close, fd)
+                    mode = os.fstat(fd).st_mode
+                    self._is_group_shared = mode & GROUP_SHARED == GROUP_SHARED
+                    self._root_fd = fd
+        return self._root_fd
+
+    def _forget_root(self) -> None:
+        """Open the root anew with the next use: it may be another directory by now, which the caller has made."""
+        self._close_root()
+        self._root_fd = -1
+
+    def _open(self, path: str, flags: int) -> int:
+        """Open a path below the root, in one step that follows no link. The errors name `path`."""
+        inside = self._inside(path)
+        root = self._root()
+        try:
+            return self._open_beneath(root, inside or ".", flags, FILE_MODE)
+        except OSError as error:
+            code = error.errno
+            if code == errno.ESTALE and self._root_is_gone():
+                code = errno.ENOENT
+            raise OSError(code, os.strerror(code or 0), path) from None
+
+    def is_in_place(self) -> bool:
+        """Return whether the root's path still names the directory that is open: neither moved, removed nor replaced.
+
+        On a network filesystem an answer may be a minute old.
+        """
+        try:
+            return os.path.samestat(os.stat(self.root), os.fstat(self._root()))
+        except OSError as error:
+            return error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
+
+    def _root_is_gone(self) -> bool:
+        """Return whether the root was removed; what a network filesystem says of it then is ESTALE."""
+        try:
+            return os.fstat(self._root()).st_nlink == 0
+        except OSError:
+            return True
+
+    def _open_directory(self, path: str, flags: int = DIRECTORY_FLAGS) -> int:
+        """Open a directory below the root. NotADirectoryError also where a link leads to one."""
+        try:
+            return self._open(path, flags)
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+            raise NotADirectoryError(
+                errno.ENOTDIR, "A symbolic link, where a directory of the queue belongs", path
+            ) from None
+
+    def _open_listing(self, path: str, touched: bool) -> int:
+        """Open a directory to list it. `touched`: first change its time, so that a client asks its server for it."""
+        fd = self._open_directory(path)
+        if touched:
+            try:
+                os.utime(fd)
+            except OSError:
+                pass  # one may only look
+        return fd
+
+    def _walk_to(self, path: str) -> int:
+        """Open a directory below the root, asking a file server for each one on the way."""
+        return beneath.walk(self._root(), self._inside(path), DIRECTORY_FLAGS, way=DIRECTORY_FLAGS)
+
+    def _holder(self, path: str) -> Holder:
+        """Open the directory that holds `path`: yield its descriptor, and the name in it ("." for the root itself)."""
+        if path == self.root:
+            return Holder(self._root(), ".", False)
+        directory, _, name = path.rpartition("/")
+        return Holder(self._open_directory(directory, HOLDER_FLAGS), name)
+
+    @contextmanager
+    def _holders(self, source: str, target: str) -> Iterator[tuple[int, str, int, str]]:
+        """Open the directories that hold two paths: once, if it is the same one."""
+        directory, _, name = target.rpartition("/")
+        with self._holder(source) as (here, old):
+            if source.rpartition("/")[0] == directory:
+                yield here, old, here, name
+                return
+            with self._holder(target) as (there, new):
+                yield here, old, there, new
+
+    def _share(self, fd: int, found: os.stat_result) -> None:
+        """Let the group read and write what this user has just made in a directory that the group shares.
+
+        A member with a tight umask would otherwise make logs that keep everybody else from working. `found`: what
+        fstat says of it. A file with a second name is left alone: a neighbour may have linked it from elsewhere.
+        """
+        is_directory = stat.S_ISDIR(found.st_mode)
+        bits = DIRECTORY_BITS if is_directory else FILE_BITS
+        is_mine = found.st_uid == os.geteuid() and (is_directory or found.st_nlink == 1)
+        if is_mine and found.st_mode & bits != bits:
+            os.fchmod(fd, stat.S_IMODE(found.st_mode) | bits)
