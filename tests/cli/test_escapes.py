@@ -37,6 +37,7 @@ USER = 64_003
 
 DRIVER = r"""
 import importlib, json, os, signal, sys, tempfile, types
+import filelock  # before it becomes another user, who may not read all of this Python
 from unittest import mock
 from fsqueue_cli.main import COMMANDS, main
 for module, _ in COMMANDS.values():
