@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from fsqueue.errors import (
     LockTimeout,
     NotAQueue,
     QueueExists,
+    QueueNotFound,
     StorageError,
     UnsafeFilesystem,
 )
@@ -27,6 +29,13 @@ from fsqueue.ledger import LEASED, Ledger
 from fsqueue.names import QueueId
 from fsqueue.store import Store
 
+CREATE_TRIES = 10
+"""How often a queue is made whose directory others move away meanwhile."""
+
+
+class _Moved(Exception):
+    """The directory in which a queue is being made was moved away."""
+
 
 def create(path: str, settings: Settings, *, exist_ok: bool, allow_unsafe: bool) -> None:
     """Make a queue: a complete `queue.jsonl` is written aside and linked to its name, which decides.
@@ -34,8 +43,26 @@ def create(path: str, settings: Settings, *, exist_ok: bool, allow_unsafe: bool)
     A crash before the link leaves an empty directory, or one with a leftover that starts with
     `.new-`; creating again goes on from there. A deleted queue that is still in place is moved away.
     """
-    mount = mount_of(path)
-    fs = Filesystem(path, shared=mount.shared)
+    for _ in range(CREATE_TRIES):
+        mount = mount_of(path)
+        fs = Filesystem(path, shared=mount.shared)
+        try:
+            return _create(fs, mount, path, settings, exist_ok, allow_unsafe)
+        except _Moved:
+            continue
+        except UnsafeFilesystem:
+            raise
+        except (OSError, FsqueueError):
+            if not fs.is_open() or fs.is_in_place():
+                raise
+    raise StorageError(
+        f"Other processes delete the queue {path} as often as this one creates it. Nothing was created. Repeat."
+    )
+
+
+def _create(
+    fs: Filesystem, mount: Mount, path: str, settings: Settings, exist_ok: bool, allow_unsafe: bool
+) -> None:
     clock, entropy = Clock(), Entropy()
     try:
         is_new = not fs.exists(path)
@@ -57,10 +84,17 @@ def create(path: str, settings: Settings, *, exist_ok: bool, allow_unsafe: bool)
         raise NotAQueue(
             f"{path} is not empty ({present[0]!r} is in it) and holds no queue. Choose a new path; nothing was changed."
         )
+    if not is_new and fs.stat(path).st_uid not in (0, os.geteuid()):
+        raise NotAQueue(
+            f"{path} is an empty directory of another user, who could read and replace what is put there. Nothing was "
+            "changed. Choose a new path, or have its owner create the queue."
+        )
     if not allow_unsafe:
         try:
             check(fs, mount, path, clock, entropy)
         except UnsafeFilesystem:
+            if not fs.is_in_place():
+                raise _Moved from None
             if is_new:
                 _outside_of(fs, path).remove_directory(path)
             raise
@@ -70,6 +104,9 @@ def create(path: str, settings: Settings, *, exist_ok: bool, allow_unsafe: bool)
         fs.write_all(fd, layout.birth_record(settings, entropy.hex16(), clock.now_ms()))
         fs.fsync(fd)
         fs.link(fresh, layout.settings_file(path))
+        if not fs.is_in_place():
+            fs.unlink(layout.settings_file(path))  # nobody knows of it yet
+            raise _Moved
     except FileExistsError:
         if not exist_ok:
             raise QueueExists(
@@ -178,7 +215,11 @@ _NOT_YOURS = (
 
 def _refuse_link(outside: Filesystem, path: str) -> None:
     """InvalidArgument if a link leads to the queue: to rename it would leave the queue where it is."""
-    if not outside.is_directory(path):
+    try:
+        is_directory = stat.S_ISDIR(outside.stat(path).st_mode)
+    except FileNotFoundError:
+        raise QueueNotFound(f"There is no queue at {path} any more: it was deleted, or moved.") from None
+    if not is_directory:
         raise InvalidArgument(
             f"{path} is a symbolic link to the directory of a queue. Nothing was changed. Delete the queue by the path "
             f"of its directory, which 'readlink -f {path}' tells."

@@ -28,6 +28,7 @@ def locked(
     """Open `path` for appending (it is made if missing) and hold its lock; LockTimeout when it stays busy."""
     fd = fs.open_append(path)
     try:
+        must_have_one_name(fs, fd, path)
         if not fs.lock(fd, clock, entropy, timeout_s):
             raise LockTimeout(
                 f"{path} has been locked for {timeout_s:g} s by a process that is stopped or cut off. Repeat."
@@ -38,6 +39,15 @@ def locked(
             fs.unlock(fd)  # closing alone would not: a child that was forked meanwhile has it open, too
     finally:
         fs.close(fd)
+
+
+def must_have_one_name(fs: Filesystem, fd: int, path: str) -> None:
+    """Refuse to write into an open file that has a second name. OSError (ELOOP).
+
+    A neighbour may have linked another file of this user to the place where one of the queue belongs.
+    """
+    if fs.fstat(fd).st_nlink > 1:
+        raise OSError(errno.ELOOP, "It has a second name, which may lie outside of the queue", path)
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from urllib.parse import unquote
 
 from fsqueue.clock import MS_MAX, Entropy
 from fsqueue.errors import InvalidArgument
+from fsqueue.filesystem.mounts import without_dots
 
 QueueId = NewType("QueueId", str)
 """16 hexadecimal digits that tell a queue from every other."""
@@ -392,4 +393,4 @@ def queue_path(path: object) -> str:
             "Give its path, as /scratch/me/tiles or fq:///scratch/me/tiles (a directory whose name ends in a colon: "
             "as ./name:/tiles)."
         )
-    return os.path.abspath(os.path.expanduser(text))
+    return without_dots(os.path.expanduser(text))

@@ -328,12 +328,13 @@ class Store:
         layout = self.layout
         path = layout.log(batch)
         fd = self.fs.open_append(path) if create else self.fs.look(path, os.O_RDWR | os.O_APPEND)
-        if create and self.sync_movements:
-            try:
+        try:
+            jsonl.must_have_one_name(self.fs, fd, path)
+            if create and self.sync_movements:
                 self.secure(fd, path)
-            except BaseException:
-                self.fs.close(fd)
-                raise
+        except BaseException:
+            self.fs.close(fd)
+            raise
         log = Log(self.fs, layout, batch, fd, self.sync_movements)
         old: list[Log] = []
         with self.mutex:

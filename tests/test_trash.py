@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ import pytest
 
 from fsqueue import FsqueueError, Queue, QueueNotFound, StorageError, administration, layout, names, trash
 from fsqueue.errors import InvalidArgument
-from fsqueue.filesystem import Filesystem
+from fsqueue.filesystem import Filesystem, beneath
 from tests.concurrency.processes import Child
 from tests.support import Crash, base_of, files_below
 
@@ -266,11 +267,35 @@ def test_no_filesystem_that_is_mounted_in_a_tree_is_entered(queue: Queue, monkey
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fstat", fstat)
+        patch.setattr(beneath, "openat2_works", lambda: False)
         done = trash.reap(parent)
-    assert "Another filesystem" in done.left[str(tree)]
+    assert "mounted there" in done.left[str(tree)]
     assert sorted(files_below(tree)) == ["mounted/precious", "queue.jsonl"]
     trash.reap(parent)
     assert not tree.exists()
+
+
+@needs_root
+@pytest.mark.parametrize("kind", ["another filesystem", "another directory of the same one"])
+def test_what_is_mounted_in_a_tree_is_not_emptied(queue: Queue, tmp_path: Path, kind: str) -> None:
+    queue.insert(1)
+    precious = tmp_path / "outside"
+    precious.mkdir()
+    inside = Path(next(queue.path.glob("1-*"))) / "staging" / "mounted"
+    inside.mkdir(parents=True)
+    options = ["-t", "tmpfs", "none"] if kind == "another filesystem" else ["--bind", str(precious)]
+    subprocess.run(["mount", *options, str(inside)], check=True)
+    mounted = inside
+    try:
+        (inside / "precious").write_text("precious")
+        queue.purge()
+        queue.gc()
+        [mounted] = queue.path.glob(".trash/*/staging/mounted")
+        assert (mounted / "precious").read_text() == "precious"
+    finally:
+        subprocess.run(["umount", str(mounted)], check=True)
+    queue.gc()
+    assert files_below(queue.path / ".trash") == []
 
 
 def test_the_reaping_of_a_queue_takes_what_it_purged(queue: Queue) -> None:

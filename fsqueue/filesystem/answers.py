@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -29,3 +30,12 @@ def asking_again(action: Callable[[], T]) -> T:
         if error.errno != errno.ESTALE:
             raise
         return action()
+
+
+def kind_of(entry: os.DirEntry[str]) -> str:
+    """Return what a listing says an entry is: "file", "directory", "link" or "other"."""
+    if entry.is_symlink():
+        return "link"
+    if entry.is_dir(follow_symlinks=False):
+        return "directory"
+    return "file" if entry.is_file(follow_symlinks=False) else "other"

@@ -26,10 +26,14 @@ RESOLVE = 0x04 | 0x08
 HOW_BYTES = 24
 
 
+NO_MOUNTS = 0x01
+"""RESOLVE_NO_XDEV: EXDEV where something is mounted, be it another directory of the same filesystem."""
+
+
 @cache
-def _how(flags: int, mode: int) -> bytes:
+def _how(flags: int, mode: int, resolve: int) -> bytes:
     """Return `struct open_how`."""
-    return struct.pack("=QQQ", flags, mode if flags & os.O_CREAT else 0, RESOLVE)
+    return struct.pack("=QQQ", flags, mode if flags & os.O_CREAT else 0, resolve)
 
 
 _syscall = ctypes.CDLL(None, use_errno=True).syscall
@@ -37,14 +41,14 @@ _syscall.argtypes = (ctypes.c_long, ctypes.c_int, ctypes.c_char_p, ctypes.c_char
 _syscall.restype = ctypes.c_long
 
 
-def openat2(directory: int, path: str, flags: int, mode: int = 0) -> int:
+def openat2(directory: int, path: str, flags: int, mode: int = 0, resolve: int = RESOLVE) -> int:
     """Open `path` below an open directory, in one system call.
 
     OSError as open(2) says, and ELOOP for a symbolic link anywhere in `path`, EXDEV for a path that leads outside.
     """
     if "\0" in path:
         raise ValueError("embedded null byte")
-    encoded, how = os.fsencode(path), _how(flags, mode)
+    encoded, how = os.fsencode(path), _how(flags, mode, resolve)
     while True:
         fd: int = _syscall(OPENAT2, directory, encoded, how, HOW_BYTES)
         if fd >= 0:
@@ -52,6 +56,20 @@ def openat2(directory: int, path: str, flags: int, mode: int = 0) -> int:
         code = ctypes.get_errno()
         if code != errno.EINTR:
             raise OSError(code, os.strerror(code), path)
+
+
+def enter(directory: int, name: str) -> int:
+    """Open a directory in an open one. OSError: EXDEV if something is mounted there, ENOTDIR or ELOOP for a link.
+
+    Where openat2 is missing, only another filesystem is noticed, not another directory of the same one.
+    """
+    if openat2_works():
+        return openat2(directory, name, DIRECTORY_FLAGS, resolve=RESOLVE | NO_MOUNTS)
+    fd = os.open(name, DIRECTORY_FLAGS | os.O_NOFOLLOW, dir_fd=directory)
+    if os.fstat(fd).st_dev != os.fstat(directory).st_dev:
+        os.close(fd)
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), name)
+    return fd
 
 
 def walk(directory: int, path: str, flags: int, mode: int = 0, way: int = HOLDER_FLAGS) -> int:

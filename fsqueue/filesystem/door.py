@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from fsqueue.clock import Clock, Entropy
 from fsqueue.filesystem import trees
-from fsqueue.filesystem.answers import asking_again
+from fsqueue.filesystem.answers import asking_again, kind_of
 from fsqueue.filesystem.beneath import DIRECTORY_FLAGS
 from fsqueue.filesystem.locks import DescriptionLocks, ProcessLocks, description_locks_work
 from fsqueue.filesystem.rooted import DIRECTORY_MODE, FILE_MODE, Rooted
@@ -39,10 +39,15 @@ def open_at(directory: int, name: str, flags: int) -> int:
     try:
         return os.open(name, flags | LOOK_FLAGS, FILE_MODE, dir_fd=directory)
     except BlockingIOError:
-        # On the file server's own disk, a delegation of the file to an NFS client has to be called back first.
-        if not stat.S_ISREG(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode):
-            raise
-        return os.open(name, (flags | LOOK_FLAGS) & ~os.O_NONBLOCK, FILE_MODE, dir_fd=directory)
+        # On the file server's own disk, a delegation of the file to an NFS client has to be called back first. The file
+        # is waited for by what is proven to be one: by its name, it could be a pipe by now.
+        fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+        try:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise
+            return os.open(f"/proc/self/fd/{fd}", (flags | os.O_CLOEXEC) & ~(os.O_CREAT | os.O_EXCL))
+        finally:
+            os.close(fd)
 
 
 class Filesystem(Rooted):
@@ -192,6 +197,8 @@ class Filesystem(Rooted):
         """Put `data` at the start of an existing or new file, in place (for hints; not atomic)."""
         fd = self.making_room(path, lambda: self.look(path, os.O_WRONLY | os.O_CREAT))
         try:
+            if os.fstat(fd).st_nlink > 1:
+                raise OSError(errno.ELOOP, "It has a second name, which may lie elsewhere", path)
             self.pwrite(fd, data, 0)
         finally:
             self.close(fd)
@@ -265,7 +272,7 @@ class Filesystem(Rooted):
             fd = self._open_listing(directory, self.lists_by_time)
             try:
                 with os.scandir(fd) as found:
-                    return [(entry.name, _kind(entry)) for entry in found]
+                    return [(entry.name, kind_of(entry)) for entry in found]
             finally:
                 os.close(fd)
 
@@ -440,11 +447,3 @@ def _listed(fd: int) -> list[str]:
 
 def _stat(name: str, within: int) -> os.stat_result:
     return os.stat(name, dir_fd=within, follow_symlinks=False)
-
-
-def _kind(entry: os.DirEntry[str]) -> str:
-    if entry.is_symlink():
-        return "link"
-    if entry.is_dir(follow_symlinks=False):
-        return "directory"
-    return "file" if entry.is_file(follow_symlinks=False) else "other"

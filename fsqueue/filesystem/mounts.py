@@ -72,6 +72,20 @@ _ESCAPED = re.compile(r"\\([0-7]{3})")
 """Blanks and the like in a mount point; all are ASCII."""
 
 
+def without_dots(path: str) -> str:
+    """Return a path as an absolute one without "." and "..", as the system resolves it.
+
+    `a/link/..` is the directory that holds what the link leads to, which need not be `a`. Other links stay as they are.
+    """
+    found = "/"
+    for part in (path if os.path.isabs(path) else os.path.join(os.getcwd(), path)).split("/"):
+        if part == "..":
+            found = os.path.dirname(os.path.realpath(found))
+        elif part not in ("", "."):
+            found = os.path.join(found, part)
+    return found
+
+
 def mount_of(path: str) -> Mount:
     """The mount that holds `path`, which need not exist. Linux; elsewhere the type is "unknown"."""
     try:

@@ -11,14 +11,13 @@ import fcntl
 import os
 import stat
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+
+from filelock import BaseFileLock, FileLock, Timeout
 
 from fsqueue.filesystem import trees
 from fsqueue.filesystem.beneath import DIRECTORY_FLAGS
 from fsqueue.filesystem.holders import boot_id
-
-if TYPE_CHECKING:
-    from filelock import BaseFileLock
 
 PREFIX = "fsqueue-results-"
 """How the private directory of a worker is named."""
@@ -56,12 +55,12 @@ class ResultFiles:
         """Make the private directory. OSError if that is refused, or if it would not be private."""
         import tempfile  # which loads much that no other command needs
 
-        from filelock import Timeout
-
         root = tempfile.mkdtemp(prefix=PREFIX, dir=self.parent)
         fd = os.open(root, DIRECTORY_FLAGS | os.O_NOFOLLOW)
         try:
             found = os.fstat(fd)
+            if os.listdir(fd):
+                raise FileExistsError(errno.EEXIST, "Another directory was put in place of the one just made", root)
             if found.st_uid != os.geteuid() or found.st_mode & 0o077:
                 raise PermissionError(errno.EPERM, "What is made there is not this user's alone", root)
             with suppress(OSError):
@@ -181,8 +180,6 @@ def _lock(directory: int) -> BaseFileLock | None:
     mount need not exclude between hosts. The directory is named by its descriptor, so that nothing that is put in its
     place is opened.
     """
-    from filelock import FileLock, Timeout
-
     lock = FileLock(f"/proc/self/fd/{directory}/{_lock_name()}", timeout=0)
     try:
         lock.acquire()
@@ -203,8 +200,6 @@ def _reap(parent: str) -> None:
     Three things prove that of one: only this user may enter it, it has a lock file of this boot of this host, and no
     process holds that lock.
     """
-    from filelock import Timeout
-
     within = os.open(parent, DIRECTORY_FLAGS)
     try:
         for name in os.listdir(within):

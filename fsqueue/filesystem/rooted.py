@@ -97,6 +97,10 @@ class Rooted:
                 code = errno.ENOENT
             raise OSError(code, os.strerror(code or 0), path) from None
 
+    def is_open(self) -> bool:
+        """Return whether the root was opened."""
+        return self._root_fd >= 0
+
     def is_in_place(self) -> bool:
         """Return whether the root's path still names the directory that is open: neither moved, removed nor replaced.
 

@@ -12,7 +12,7 @@ import stat
 from collections.abc import Callable
 from contextlib import suppress
 
-from fsqueue.filesystem.beneath import DIRECTORY_FLAGS
+from fsqueue.filesystem.beneath import DIRECTORY_FLAGS, enter
 
 CHANGED = (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST, errno.EISDIR, errno.ESTALE)
 """Somebody else removes, or still adds to it (or an open file lingers, on NFS): the next reaping takes the rest."""
@@ -108,7 +108,6 @@ class _Removal:
         self.left = most if most is not None else -1
         """How many names may still go; 0: no more, below 0: any number."""
         self.refused: OSError | None = None
-        self._device = os.fstat(top).st_dev
         self._pending: list[str] = []
         """The directories in this one that are left to remove."""
         self._above: list[tuple[str, tuple[int, int], list[str]]] = []
@@ -140,16 +139,14 @@ class _Removal:
     def _enter(self, name: str) -> None:
         """Go into a directory, and remove what are no directories in it; or remove a name that is none any more."""
         try:
-            inner = os.open(name, DIRECTORY_FLAGS | os.O_NOFOLLOW, dir_fd=self.here)
+            inner = enter(self.here, name)
         except OSError as error:
             if error.errno in NO_DIRECTORY:
                 self._try(os.unlink, name, self.here)
+            elif error.errno == errno.EXDEV:
+                self.refused = self.refused or OSError(errno.EXDEV, "Something is mounted there", name)
             else:
                 self._note(error)
-            return
-        if os.fstat(inner).st_dev != self._device:
-            os.close(inner)
-            self.refused = self.refused or OSError(errno.EXDEV, "Another filesystem is mounted there", name)
             return
         self._above.append((name, _identity(self.here), self._pending))
         os.close(self.here)

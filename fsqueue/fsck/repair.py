@@ -9,8 +9,8 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 from fsqueue import batch as batches
 from fsqueue import finishing, history, jsonl, layout, movements, names, taskfiles, transitions
@@ -85,7 +85,7 @@ class Repair:
     def close_off(self, path: str) -> None:
         """Void a torn last line, as the next append would."""
         fs = self.store.fs
-        with held(self.store, path) as fd:
+        with held_to_write(self.store, path) as fd:
             size = fs.fstat(fd).st_size
             if size and fs.pread(fd, 1, size - 1) != b"\n":
                 fs.pwrite(fd, movements.VOID, size)
@@ -97,7 +97,7 @@ class Repair:
         Nothing else moves: readers that have read the file go on, and versions (offsets) stay.
         """
         fs = self.store.fs
-        with held(self.store, path) as fd:
+        with held_to_write(self.store, path) as fd:
             bad, _ = jsonl.unsound(fs, fd, is_sound)
             while bad:
                 copy = b"".join(b"%s\n" % fs.pread(fd, length, offset) for offset, length in bad)
@@ -110,7 +110,7 @@ class Repair:
     def void_line(self, path: str, offset: int, length: int) -> None:
         """Mark one line as void, if one ends there."""
         fs = self.store.fs
-        with held(self.store, path) as fd:
+        with held_to_write(self.store, path) as fd:
             if fs.pread(fd, 2, offset + length - 1) == b"}\n":
                 fs.pwrite(fd, b"~", offset + length - 1)
                 fs.fsync(fd)
@@ -201,7 +201,7 @@ class Repair:
     def log_to_its_shard(self, path: str, uuid: Batch) -> None:
         """The same for a movement log."""
         store, target = self.store, self.store.layout.log(uuid)
-        with held(store, path):
+        with held(store, path) as fd:
             store.fs.make_directory(os.path.dirname(target))
             try:
                 if history.find(store, uuid) is not None:
@@ -209,7 +209,10 @@ class Repair:
                 store.fs.link(path, target)
                 store.fs.unlink(path)
             except FileExistsError:
-                self.quarantine.move(path)
+                if store.fs.same_file(fd, target):
+                    store.fs.unlink(path)  # a repair died after its link; a log with two names is not written to
+                else:
+                    self.quarantine.move(path)
 
     def _batch(self, batch: Batch) -> AbstractContextManager[Log]:
         """The batch's log, locked; made if it is untouched. FileNotFoundError if it ended just now: repeat."""
@@ -220,6 +223,15 @@ class Repair:
 def held(store: Store, path: str) -> AbstractContextManager[int]:
     """An existing file, open for writing in place, and locked; FileNotFoundError if it is gone."""
     return store.held(path, WAIT_S)
+
+
+@contextmanager
+def held_to_write(store: Store, path: str) -> Iterator[int]:
+    """Hold a file of lines to change its bytes; OSError if it has a second name (`jsonl.must_have_one_name`)."""
+    with held(store, path) as fd:
+        if path != store.layout.settings_file:  # a creator that died has left it with two
+            jsonl.must_have_one_name(store.fs, fd, path)
+        yield fd
 
 
 def _check_held(ledger: Ledger, tasks: list[int], at: int) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import resource
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -45,7 +46,12 @@ class Process:
         """The exit status; negative: the signal that ended it. None: not known (yet)."""
         self._gone = False
         actions: list[tuple[int, ...]] = [(os.POSIX_SPAWN_DUP2, ours, theirs) for theirs, ours in enumerate(files)]
-        actions += [(os.POSIX_SPAWN_CLOSE, fd) for fd in closed if fd not in inherited]
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        for fd in closed:
+            if fd >= most:  # posix_spawn would fail; it is nobody's but this process's from now on
+                os.set_inheritable(fd, False)
+            elif fd not in inherited:
+                actions.append((os.POSIX_SPAWN_CLOSE, fd))
         for fd in inherited:
             os.set_inheritable(fd, True)  # only the loop starts processes: no other gets it
         try:

@@ -47,6 +47,9 @@ class SimFilesystem(Filesystem):
     def close_root(self) -> None:
         self._top = None
 
+    def is_open(self) -> bool:
+        return self._top is not None
+
     def is_in_place(self) -> bool:
         try:
             return self._process.directory(self.root) is self._directory(self.root)

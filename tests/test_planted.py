@@ -1,0 +1,175 @@
+"""What neighbours plant at the rim: links to private files, directories in place of others, misleading paths."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fsqueue import FsqueueError, Queue, QueueNotFound, StorageError
+from fsqueue.errors import NotAQueue
+from fsqueue.filesystem import Filesystem, ResultFiles, door
+from tests.support import QueueFactory, base_of, log_files
+
+pytestmark = pytest.mark.once
+
+STRANGER = 64_010
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory to another user")
+
+
+@pytest.fixture
+def private(tmp_path: Path) -> Iterator[Path]:
+    """A private file of this user, outside of every queue."""
+    path = tmp_path / "private"
+    path.write_text("secret\n" * 5)
+    path.chmod(0o600)
+    yield path
+    assert path.read_text() == "secret\n" * 5
+
+
+@pytest.mark.parametrize("place", ["log", "doorbell", "dead", "completions"])
+def test_a_private_file_that_is_linked_into_the_queue_is_not_written_to(
+    queue_factory: QueueFactory, private: Path, place: str
+) -> None:
+    queue = queue_factory(shards=1)
+    queue.insert_many(range(4), batch_tasks=2)
+    queue.complete(queue.lease(1))
+    queue.close()
+    base = base_of(queue)
+    paths = {
+        "log": log_files(queue)[:1],
+        "doorbell": [queue.path / "doorbell"],
+        "dead": [base / "dead" / "00.jsonl"],
+        "completions": [base / "completions" / f"{number:02x}" for number in range(16)],
+    }
+    for path in paths[place]:
+        path.parent.mkdir(exist_ok=True)
+        path.unlink(missing_ok=True)
+        os.link(private, path)
+    queue = Queue(queue.path)
+    for verb in (
+        lambda: queue.insert("x"),
+        lambda: [task.bury("no") for task in queue.lease(1)],
+        lambda: queue.complete(queue.lease(3)),
+        lambda: queue.gc(),
+        lambda: list(queue.fsck(repair=True)),
+    ):
+        try:
+            verb()
+        except FsqueueError:
+            pass
+    assert not any("secret" in copy.read_text() for copy in queue.path.glob(".quarantine/**/*lines-from*"))
+
+
+def test_a_path_with_dots_after_a_link_means_what_the_system_says(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b" / "c").mkdir(parents=True)
+    (tmp_path / "a" / "link").symlink_to("../b/c")
+    Queue.create(tmp_path / "a" / "q").insert("of a")
+    Queue.create(tmp_path / "b" / "q").insert("of b")
+    path = f"{tmp_path}/a/link/../q"
+    assert [task.payload for task in Queue(path).tasks()] == ["of b"]
+    Queue(path).delete(wait=True)
+    assert [task.payload for task in Queue(tmp_path / "a" / "q").tasks()] == ["of a"]
+    with pytest.raises(QueueNotFound):
+        Queue(tmp_path / "b" / "q")
+
+
+def test_dots_at_the_beginning_are_those_of_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Queue.create(tmp_path / "q").insert("here")
+    (tmp_path / "below").mkdir()
+    monkeypatch.chdir(tmp_path / "below")
+    assert [task.payload for task in Queue("../q").tasks()] == ["here"]
+    assert [task.payload for task in Queue("./../below/..//q/").tasks()] == ["here"]
+
+
+@needs_root
+def test_a_directory_that_a_stranger_made_is_not_made_a_queue(tmp_path: Path) -> None:
+    planted = tmp_path / "q"
+    planted.mkdir()
+    os.chown(planted, STRANGER, STRANGER)
+    planted.chmod(0o2777)
+    with pytest.raises(NotAQueue, match="another user"):
+        Queue.create(planted)
+    assert list(planted.iterdir()) == []
+
+
+def test_create_and_delete_at_once_leave_nothing_behind(tmp_path: Path) -> None:
+    errors: list[Exception] = []
+
+    def play() -> None:
+        for _ in range(15):
+            try:
+                Queue.create(tmp_path / "q", exist_ok=True, durability="none").delete(wait=True)
+            except (QueueNotFound, StorageError):
+                pass  # another was faster
+            except Exception as error:
+                errors.append(error)
+
+    players = [threading.Thread(target=play) for _ in range(3)]
+    for player in players:
+        player.start()
+    for player in players:
+        player.join()
+    assert errors == []
+    Queue.create(tmp_path / "q", exist_ok=True).delete(wait=True)
+    assert [path for path in tmp_path.iterdir() if any(path.iterdir())] == []
+
+
+def test_a_directory_in_place_of_the_one_just_made_for_results_is_not_adopted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    private = tmp_path / "private"
+    private.mkdir(0o700)
+    (private / "diary").write_text("mine")
+    import tempfile
+
+    monkeypatch.setattr(tempfile, "mkdtemp", lambda **_: str(private))
+    files = ResultFiles(str(tmp_path))
+    with pytest.raises(FileExistsError):
+        files.open()
+    files.close()
+    assert [path.name for path in private.iterdir()] == ["diary"]
+
+
+def test_a_pipe_in_place_of_a_file_that_was_waited_for_stops_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first open says "try again", as for a file with a lease; then a neighbour swaps the file for a pipe."""
+    (tmp_path / "file").touch()
+    fs, real, tried = Filesystem(str(tmp_path), shared=True), os.open, [0]
+
+    def opening(name: str, flags: int, *args: int, **kwargs: int) -> int:
+        if name == "file" and not tried[0]:
+            tried[0] = 1
+            os.unlink(tmp_path / "file")
+            os.mkfifo(tmp_path / "file")
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return real(name, flags, *args, **kwargs)
+
+    monkeypatch.setattr(door.os, "open", opening)
+    with pytest.raises(OSError):
+        fs.look(f"{tmp_path}/file")
+
+
+def test_descriptors_above_the_limit_stop_no_command(queue: Queue, tmp_path: Path) -> None:
+    import resource
+
+    from fsqueue import Worker
+
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    high = fcntl.fcntl(0, fcntl.F_DUPFD, 900)
+    queue.insert(1)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (500, limits[1]))
+        assert Worker(queue, command=["true"], result_dir=tmp_path).run().completed == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        os.close(high)
