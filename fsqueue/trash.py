@@ -32,7 +32,7 @@ LOCK_FORMERLY = ".lock"
 
 @dataclass(slots=True)
 class Reaping:
-    """What a reaping did: `removed` names went; `left` says of what looked like trash why it is still there."""
+    """What a reaping did. `removed`: how many names went. `left`: path to reason, for what was kept."""
 
     removed: int = 0
     left: dict[str, str] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class Reaping:
 
 
 def is_ours(name: str, queue_id: QueueId) -> bool:
-    """Whether the queue with this id gives such a name to a tree in its trash."""
+    """Return whether the queue with this id gives such a name to a tree in its trash."""
     tree = names.parse_trashed_generation(name)
     return (tree is not None and tree[1] == queue_id) or names.parse_trashed_day(name) is not None
 
@@ -98,7 +98,7 @@ def reap_deleted(fs: Filesystem, directory: str) -> Reaping:
 
 
 def deleted_in(fs: Filesystem, directory: str) -> Iterator[tuple[str, QueueId | None]]:
-    """What the names in a directory call deleted queues, which is no proof: path, and id where the name tells it.
+    """Yield the directories named like deleted queues: path, and id where the name tells it. A hint: prove each.
 
     Older versions moved them to `.trash/NAME-HEX16` or `.trash-NAME-HEX16`.
     """

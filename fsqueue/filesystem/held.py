@@ -1,6 +1,6 @@
 """Directories that are held by descriptor, in places where strangers may rename, replace and plant.
 
-What a name led to a moment ago proves nothing. A `Held` directory stays the one that was opened, wherever it is moved
+A name may lead elsewhere a moment later. A `Held` directory stays the one that was opened, wherever it is moved
 and whatever is put in its place; everything in it is reached from its descriptor, and no link in it is followed.
 """
 
