@@ -48,7 +48,7 @@ def openat2(directory: int, path: str, flags: int, mode: int = 0, resolve: int =
     """
     if "\0" in path:
         raise ValueError("embedded null byte")
-    encoded, how = os.fsencode(path), _how(flags, mode, resolve)
+    encoded, how = path.encode() if path.isascii() else os.fsencode(path), _how(flags, mode, resolve)
     while True:
         fd: int = _syscall(OPENAT2, directory, encoded, how, HOW_BYTES)
         if fd >= 0:

@@ -249,7 +249,8 @@ class Filesystem(Rooted):
             return self._names_afresh(directory) if self.shared else []
 
     def _list(self, directory: str) -> list[str]:
-        return _listed(self._open_listing(directory, self.lists_by_time))
+        by_time = self.lists_by_time
+        return _listed(self._open_listing(directory, True) if by_time else self._open_directory(directory))
 
     def _names_afresh(self, directory: str) -> list[str]:
         """The same by revalidating opens, from the root down.

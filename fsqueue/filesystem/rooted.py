@@ -87,8 +87,9 @@ class Rooted:
 
     def _open(self, path: str, flags: int) -> int:
         """Open a path below the root, in one step that follows no link. The errors name `path`."""
-        inside = self._inside(path)
-        root = self._root()
+        below = self._below
+        inside = path[len(below) :] if path.startswith(below) else self._inside(path)
+        root = self._root_fd if self._root_fd >= 0 else self._root()
         try:
             return self._open_beneath(root, inside or ".", flags, FILE_MODE)
         except OSError as error:
