@@ -156,6 +156,13 @@ def test_what_is_missing_is_said_as_open_says_it(fs: Filesystem) -> None:
             fs.look(f"{fs.root}/{path}")
 
 
+def test_errors_name_the_whole_path(fs: Filesystem) -> None:
+    for verb, path in ((fs.stat, "a/b/missing"), (fs.touch, "a/missing")):
+        with pytest.raises(FileNotFoundError) as caught:
+            verb(f"{fs.root}/{path}")
+        assert caught.value.filename == f"{fs.root}/{path}"
+
+
 def test_no_swap_between_two_steps_leads_out(fs: Filesystem, outside: Path) -> None:
     """A neighbour swaps the directory for a link and back, as fast as he can."""
     root = Path(fs.root)

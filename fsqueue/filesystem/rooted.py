@@ -23,19 +23,24 @@ FILE_BITS, DIRECTORY_BITS = 0o060, 0o070
 
 
 class Holder:
-    """An open directory and a name in it; leaving the context closes the directory. (A class, since it is cheap.)"""
+    """An open directory and a name in it; leaving the context closes the directory. (A class, since it is cheap.)
 
-    __slots__ = ("is_owned", "name", "within")
+    An error of the system names the whole path.
+    """
 
-    def __init__(self, within: int, name: str, is_owned: bool = True) -> None:
-        self.within, self.name, self.is_owned = within, name, is_owned
+    __slots__ = ("is_owned", "name", "path", "within")
+
+    def __init__(self, within: int, name: str, path: str, is_owned: bool = True) -> None:
+        self.within, self.name, self.path, self.is_owned = within, name, path, is_owned
 
     def __enter__(self) -> tuple[int, str]:
         return self.within, self.name
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: object, at: object) -> None:
         if self.is_owned:
             os.close(self.within)
+        if isinstance(error, OSError) and error.filename in (None, self.name):
+            error.filename = self.path
 
 
 class Rooted:
@@ -147,9 +152,9 @@ class Rooted:
     def _holder(self, path: str) -> Holder:
         """Open the directory that holds `path`: yield its descriptor, and the name in it ("." for the root itself)."""
         if path == self.root:
-            return Holder(self._root(), ".", False)
+            return Holder(self._root(), ".", path, False)
         directory, _, name = path.rpartition("/")
-        return Holder(self._open_directory(directory, HOLDER_FLAGS), name)
+        return Holder(self._open_directory(directory, HOLDER_FLAGS), name, path)
 
     @contextmanager
     def _holders(self, source: str, target: str) -> Iterator[tuple[int, str, int, str]]:
