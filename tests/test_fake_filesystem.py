@@ -14,7 +14,7 @@ import pytest
 
 from fsqueue import Queue, layout, movements
 from fsqueue.clock import ManualClock
-from fsqueue.filesystem import Filesystem
+from fsqueue.filesystem import Filesystem, beneath
 from fsqueue.filesystem.beneath import DIRECTORY_FLAGS, walk
 from fsqueue.layout import Settings
 
@@ -71,6 +71,12 @@ def tree(root: str = ROOT) -> list[str]:
     for directory, _, names in os.walk(root):
         found += [f"{directory}/{name}".removeprefix(f"{root}/") for name in names]
     return sorted(found)
+
+
+@pytest.fixture(autouse=True)
+def no_openat2(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system call knows nothing of the fake."""
+    monkeypatch.setattr(beneath, "openat2_works", lambda: False)
 
 
 @pytest.fixture(autouse=True)
