@@ -346,9 +346,9 @@ MUTATIONS = [
         "a queue made in place",
         "a crash leaves a `queue.jsonl` with nothing in it, or half of it",
         ("local", "create-anew", "", "killed"),
-        (("administration:create", '    fresh = f"{path}/{names.fresh(entropy.hex16())}"\n', "    fresh = layout.settings_file(path)\n"),
-         ("administration:create", "        fs.link(fresh, layout.settings_file(path))\n", ""),
-         ("administration:create", "        fs.unlink(fresh)\n", "")),
+        (("administration:_create", '    fresh = f"{path}/{names.fresh(entropy.hex16())}"\n', "    fresh = layout.settings_file(path)\n"),
+         ("administration:_create", "        fs.link(fresh, layout.settings_file(path))\n", ""),
+         ("administration:_create", "        fs.unlink(fresh)\n", "")),
     ),
     Mutation(
         "a new generation is believed before it is on disk",
