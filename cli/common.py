@@ -1,4 +1,4 @@
-"""What many commands share: the queue's argument, types of values, values as text, asking."""
+"""Share among commands: the argument for a queue, types of values, values as text, questions to the user."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _DRIVING = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters, what turns the direction of text, and bytes that are no text (as surrogates)."""
 _DRIVING_WITHIN_LINES = re.compile(_DRIVING.pattern.replace(r"\x00-\x1f", r"\x00-\x09\x0b-\x1f"))
-"""The same, but for newlines."""
+"""Like the pattern above, without newlines."""
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 
 
@@ -93,7 +93,7 @@ def _json_escaped(match: re.Match[str]) -> str:
 
 
 def _as_json(value: Any) -> Any:
-    """What JSON has no form for: bytes, as they stand in a task file, and whatever else as text."""
+    """Return what JSON has no form for: bytes as they stand in a task file, all else as text."""
     if isinstance(value, bytes):
         import base64
 

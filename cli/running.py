@@ -170,7 +170,7 @@ def run(
 SHELLS = ("sh", "bash", "dash", "ash", "ksh", "zsh")
 """Programs that take a script as the argument after `-c`."""
 EXPOSED = re.compile(r"(?<!\$)\{(?:[A-Za-z_]\w*)?\}")
-"""What is meant as a payload or a field of it in a script, most likely: `${name}` and `{ …; }` are the shell's."""
+"""Matches what is most likely a payload or a field of it in a script: `${name}` and `{ …; }` belong to the shell."""
 
 
 def exposed_script(command: list[str]) -> str | None:
