@@ -6,7 +6,8 @@ import multiprocessing
 import multiprocessing.pool
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from tests.simulation.scenarios import SCENARIOS
@@ -65,6 +66,27 @@ def shares(names: list[str], first: int, count: int) -> Iterator[tuple[str, int,
             yield name, seeds, size
             count -= size
         seeds += SHARE
+
+
+@contextmanager
+def pooled(names: list[str], first: int, each: int, jobs: int) -> Iterator[Callable[[str], Told]]:
+    """So many stories of each scenario, told by several processes: gives what waits for those of one scenario."""
+    with multiprocessing.get_context("forkserver").Pool(jobs) as pool:
+        under_way = {
+            name: [
+                pool.apply_async(tell_share, ((name, seed, min(SHARE, first + each - seed)),))
+                for seed in range(first, first + each, SHARE)
+            ]
+            for name in names
+        }
+
+        def told_of(name: str) -> Told:
+            total = Told()
+            for result in under_way[name]:
+                total.add(result.get())
+            return total
+
+        yield told_of
 
 
 def tell_many(names: list[str], first: int, count: int, jobs: int, minutes: float | None = None) -> Iterator[Told]:

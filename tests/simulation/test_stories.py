@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.simulation.runner import Told, replay_command, tell_many
+from tests.simulation.runner import Told, pooled, replay_command
 from tests.simulation.scenarios import SCENARIOS
 from tests.simulation.stories import tell
 from tests.simulation.wiring import simulated_machine
@@ -16,18 +17,27 @@ from tests.simulation.wiring import simulated_machine
 pytestmark = pytest.mark.once
 
 SCHEDULES = int(os.environ.get("FSQUEUE_SIMULATION_SCHEDULES", "100000"))
+EACH = -(-SCHEDULES // len(SCENARIOS))
+"""Stories of one scenario."""
+
+
+@pytest.fixture(scope="module")
+def told_of(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Told]]:
+    """What became of the stories of a scenario: of all that the selected tests ask for, told side by side."""
+    wanted = [item.callspec.params["name"] for item in request.session.items
+              if item.path == request.path and item.originalname == test_many_stories_end_well.__name__]  # fmt: skip
+    with pooled(wanted, first=0, each=EACH, jobs=os.cpu_count() or 1) as told_of:
+        yield told_of
 
 
 @pytest.mark.slow
-def test_many_stories_end_well() -> None:
-    total = Told()
-    for told in tell_many(list(SCENARIOS), 0, SCHEDULES, jobs=os.cpu_count() or 1):
-        total.add(told)
-    found = [f"{replay_command(name, seed)}\n    {wrong[0]}" for name, seed, wrong in total.wrong]
+@pytest.mark.parametrize("name", sorted(SCENARIOS))
+def test_many_stories_end_well(told_of: Callable[[str], Told], name: str) -> None:
+    told = told_of(name)
+    found = [f"{replay_command(name, seed)}\n    {wrong[0]}" for _, seed, wrong in told.wrong]
     assert found == [], "\n".join(found)
-    assert total.stories == SCHEDULES
-    for scenario in SCENARIOS.values():
-        assert set(scenario.faults) <= total.faults.keys()
+    assert told.stories == EACH
+    assert set(SCENARIOS[name].faults) <= told.faults.keys()
 
 
 def test_a_seed_replays_exactly_in_another_process() -> None:
