@@ -444,6 +444,36 @@ def test_a_partner_who_drags_it_out_is_given_up(tmp_path: Path, monkeypatch: pyt
         one.receive()
 
 
+@pytest.mark.parametrize("there", [False, True], ids=["no place", "an empty place"])
+def test_a_leader_that_is_interrupted_is_not_taken_for_nonsense(tmp_path: Path, there: bool) -> None:
+    """It removes the place of the tests, with what the follower looks for in it, before it says goodbye."""
+    examination = Evil(str(tmp_path), lambda step: None)  # an honest one, but quicker
+    with Held.at(str(tmp_path)) as held:
+        doctorplaces.meeting_place(held, Entropy().hex16).close()
+    place = str(tmp_path / doctorplaces.DOCTOR / doctorplaces.JOIN)
+    leader = Rendezvous(Filesystem(place, shared=False), place, Clock(), Entropy())
+    leader.me = "0" * 16
+
+    def lead() -> None:
+        with Held.at(str(tmp_path)) as held:
+            identity = examination.identity(held)
+        leader.meet(identity, 30, lambda: None)
+        twohosts.compare_clocks(leader)
+        if there:
+            Path(place, f"{leader.me}.place").mkdir(0o700)
+        leader.exchange({"step": "locks"})
+        time.sleep(0.3)
+        leader.close()
+
+    with ThreadPoolExecutor(1) as pool:
+        led = pool.submit(lead)
+        examination.join(30, lambda: None)
+        led.result()
+    assert rendezvous.ENDED in examination.report.findings[-1].seen
+    left = [path.name for path in Path(place).glob("*")]
+    assert left == []
+
+
 def test_places_are_closed_to_others_unless_one_of_them_takes_part(tmp_path: Path) -> None:
     with Held.at(str(tmp_path)) as held:
         token = Entropy().hex16

@@ -208,7 +208,11 @@ class Examination:
                 advice = "Make these tests in a directory that only you can write in."
                 self.report.findings.append(Finding("two hosts", WARNING, seen, advice))
             with Contest(self, place, meeting, stranger) as contest:
-                self.report.findings += twohosts.examine(meeting, contest.enter, self.progress)
+                try:
+                    self.report.findings += twohosts.examine(meeting, contest.enter, self.progress)
+                except OSError:
+                    meeting.heed_goodbye()
+                    raise
                 contest.tidy()
                 meeting.finish()
             self.report.partner = host
@@ -289,6 +293,7 @@ class Contest:
             else:
                 inside = doctorplaces.enter_contest(self.place, meeting.partner)
         except (FileExistsError, FileNotFoundError, NotADirectoryError):
+            meeting.heed_goodbye()
             raise messages.Nonsense("the place for the tests is not there, or not as it was made") from None
         self.inside, self.fs = inside, self.examination.filesystem(inside)
         return contests.Party(meeting.me, self.fs, inside.path, meeting.clock, entropy, inside.stat().st_uid)

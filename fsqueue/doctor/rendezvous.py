@@ -39,6 +39,7 @@ TESTS_S = 600.0
 """A partner who drags the tests out for so long is lost, too: they take half a minute."""
 MESSAGE_BYTES_MAX = 1 << 18
 """No message of a doctor is longer."""
+ENDED = "The doctor on the other host was ended."
 NO_MESSAGES = (*NOT_FILES, errno.ENOENT, errno.EACCES, errno.EPERM)
 """What the system says of things that stand where a message could, and are none."""
 HERE = re.compile(rf"({doctorplaces.ID})\.here")
@@ -149,7 +150,16 @@ class Rendezvous:
             raise PartnerLost(
                 f"The other host said nothing more for {max(timeout_s, 0):.3g} s: it was stopped, or cut off."
             )
-        raise PartnerLost("The doctor on the other host was ended.")
+        raise PartnerLost(ENDED)
+
+    def heed_goodbye(self) -> None:
+        """Raise PartnerLost if the partner that leads says goodbye within ANSWER_S; for whoever misses a file of it.
+
+        A leader that is interrupted first removes the place of the tests, and then says so.
+        """
+        if not self.leads and self._await(f"{self.partner}.{self.me}.no-message", ANSWER_S) == GOODBYE:
+            self.lost = True
+            raise PartnerLost(ENDED)
 
     def exchange(self, body: dict[str, Any]) -> dict[str, Any]:
         """Say something to the partner, and hear what it says at the same point."""
