@@ -98,10 +98,10 @@ class Rooted:
         try:
             return self._open_beneath(root, inside or ".", flags, FILE_MODE)
         except OSError as error:
-            code = error.errno
-            if code == errno.ESTALE and self._root_is_gone():
-                code = errno.ENOENT
-            raise OSError(code, os.strerror(code or 0), path) from None
+            if error.errno == errno.ESTALE and self._root_is_gone():
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path) from None
+            error.filename = path
+            raise
 
     def is_open(self) -> bool:
         """Return whether the root was opened."""
