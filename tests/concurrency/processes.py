@@ -23,7 +23,7 @@ from typing import Any
 
 _libc = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 """No child of these tests has a reason to live longer."""
 _TELL = signal.SIGUSR2
 """What a child answers with its Python stacks."""
@@ -84,7 +84,7 @@ class Child:
                 self.status = os.waitstatus_to_exitcode(status)
         return self.status is None
 
-    def wait_stopped(self, timeout_s: float = 10.0) -> None:
+    def wait_stopped(self, timeout_s: float = PATIENCE_S) -> None:
         """Return when it has stopped itself (SIGSTOP)."""
         pause_s = 0.001
         for _ in range(int(timeout_s / pause_s)):

@@ -12,7 +12,7 @@ from typing import Any
 
 from fsqueue import Commit, CommitLost, CommitPart, FsqueueError, Queue
 from tests.concurrency.books import Diary, check_drained, diaries
-from tests.concurrency.processes import Child, children
+from tests.concurrency.processes import PATIENCE_S, Child, children
 
 TASKS = 40
 
@@ -45,7 +45,7 @@ def check_after_cut(queue: Queue, lines: list[list[str]]) -> dict[str, int]:
     assert queue.status().inserted == TASKS * len(known), f"{queue.status()}, but {len(known)} commits of {TASKS} tasks"
     there: dict[str, Counter[str]] = defaultdict(Counter)
     authors: dict[str, set[str]] = defaultdict(set)
-    until = time.monotonic() + 60
+    until = time.monotonic() + PATIENCE_S
     while not queue.status().drained:
         for task in queue.lease(100, wait_s=1):
             name, _, rest = task.payload.partition("/")

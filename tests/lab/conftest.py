@@ -99,7 +99,7 @@ def power(
             guest.begin(
                 "tests.lab.power",
                 "cuts",
-                timeout_s=60.0 * CUTS,
+                timeout_s=180.0 * CUTS,
                 seed=SEED,
                 count=CUTS,
                 style=style,
@@ -110,7 +110,7 @@ def power(
 
     def result(case: tuple[str, str, str]) -> dict[str, int]:
         guest, number = begun[case]
-        return guest.result(number, BOOT_S + 60.0 * CUTS * len(wanted))
+        return guest.result(number, BOOT_S + 180.0 * CUTS * len(wanted))
 
     yield result
     for guest in guests:

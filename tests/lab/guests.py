@@ -16,7 +16,7 @@ LAB = TOP / "scripts" / "lab"
 DIES_WITH_US = ("setpriv", "--pdeathsig", "KILL")
 BOOT_S = 120.0
 """How long a guest may take until it answers, on a busy machine."""
-PATIENCE_S = 300.0
+PATIENCE_S = 500.0
 """How long a call may take: longer than what it waits for itself, so that it can tell what it waited for."""
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from fsqueue import FsqueueError, LeaseLost, Queue, QueueNotFound
 from tests.concurrency.books import Diary
-from tests.concurrency.processes import Child, children
+from tests.concurrency.processes import PATIENCE_S, Child, children
 from tests.concurrency.rounds import Plan, check, prepare, produce, stop_for_a_while, work
 from tests.concurrency.trapped import Trapped
 from tests.support import base_of
@@ -79,7 +79,7 @@ def situation(name: str) -> str:
 
 def complete_all(queue: Queue, diary: Diary) -> None:
     """Complete all there is and all that comes back."""
-    until = time.monotonic() + 60
+    until = time.monotonic() + PATIENCE_S
     while not queue.status().drained:
         for task in queue.lease(50, lease_s=30, wait_s=5):
             diary.note("try", task.id, task.payload)
@@ -95,7 +95,7 @@ def settle(name: str, notes: Path, cut_short: int = 0) -> dict[str, int]:
             complete_all(Queue(at(2, name)), diary)
         found, truth = check(Queue(SERVER / name), notes, cut_short), str(Queue(SERVER / name).status())
         for client in (1, 2):
-            until = time.monotonic() + 10
+            until = time.monotonic() + 60
             while (seen := str(Queue(at(client, name)).status())) != truth:  # a client's news may be seconds old
                 assert time.monotonic() < until, f"client {client} sees {seen}, not {truth}"
                 time.sleep(0.1)
@@ -178,12 +178,12 @@ def drain_with_commands(seed: int) -> dict[str, int]:
         for number, client in enumerate((1, 2, 1, 2))
     ]
     try:
-        until = time.monotonic() + 60
+        until = time.monotonic() + PATIENCE_S
         while sum(path.stat().st_size > 0 for path in output.iterdir()) < 2 and time.monotonic() < until:
             time.sleep(0.02)
         os.killpg(runners[0].pid, signal.SIGKILL)
         for runner in runners[1:]:
-            assert runner.wait(60) == 0, f"fsqueue run ended with {runner.returncode}"
+            assert runner.wait(PATIENCE_S) == 0, f"fsqueue run ended with {runner.returncode}"
     finally:
         for runner in runners:
             if runner.poll() is None:
@@ -262,7 +262,7 @@ def seen_beside_one_who_stands_still() -> dict[str, Any]:
         time.sleep(600)
 
     with children((lease_and_stand_still,)) as [child]:
-        until = time.monotonic() + 30
+        until = time.monotonic() + PATIENCE_S
         while not ready.exists() and time.monotonic() < until:
             time.sleep(0.05)
         before = queue.status().as_dict()  # the log is in this client's cache now
@@ -482,13 +482,13 @@ def cut() -> dict[str, dict[str, Any]]:
                 for what, name in names.items()
             }
             for what, child in others.items():
-                found[what]["after_s"] = child.result(90)
+                found[what]["after_s"] = child.result()
         finally:
             lab("join", 1)
         for child in stopped.values():
             child.signal(signal.SIGCONT)
         for what, child in stopped.items():
-            found[what]["told"] = child.result(90)
+            found[what]["told"] = child.result()
     for what, name in names.items():
         try:
             found[what] |= settle(name, diaries[what], cut_short=1)

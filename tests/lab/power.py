@@ -226,7 +226,7 @@ def ready_and_at_work(crew: list[Child], notes: Path) -> None:
 def drain(queue: Queue) -> Counter[str]:
     """Complete all that is there; how often each payload was."""
     found: Counter[str] = Counter()
-    until = time.monotonic() + 60
+    until = time.monotonic() + PATIENCE_S
     while not queue.status().drained:
         for task in queue.lease(100, wait_s=1):
             found[task.payload] += 1
