@@ -1,17 +1,22 @@
 """Python functions in child processes: nothing that they do can keep the worker from renewing its leases.
 
-A child is at the first task that it was given and has not answered, or at none: what it has not read can be taken
+A child is at the first task that it was given and has not answered, or at none: what it has not received can be taken
 back at any time. So a child that dies takes one task with it at most, and that is the one to blame.
+
+Each giving of a task has a number. The child's answer names it, and so does the message that the parent takes back.
+A child that answers for anything but the task that it is at is ended: nothing it says is believed any more.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import socket
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from itertools import count
 from typing import Any
 
 import orjson
@@ -42,7 +47,8 @@ class _Child:
         self.family = family
         self.given: deque[Job] = deque()
         self.is_ready = False
-        self.answered_at = 0.0
+        self.distrusted = ""
+        """Why nothing that it says is believed any more; it is being killed then."""
         mailbox, outlet = family.mailbox, family.outlet
         self.end, self.theirs = wire.pair()
         self.streams = [Stream(mailbox, outlet, 1), Stream(mailbox, outlet, 2)]
@@ -66,13 +72,14 @@ class _Child:
         for stream in self.streams:
             stream.started()
         mailbox.watch(self.end.fileno(), self.read)
-        wire.send(self.end, family.setup)
+        wire.send(self.end, 0, "", family.setup)
 
     def give(self, job: Job, now: float) -> bool:
         task = job.task
-        data = wire.encode_task(task.id, task.attempt, self.family.number_of[id(task.queue)], task.payload)
+        body = wire.encode_task(task.attempt, self.family.number_of[id(task.queue)], task.payload)
+        job.number = next(self.family.numbers)
         try:
-            wire.send(self.end, data, socket.MSG_DONTWAIT)
+            wire.send(self.end, job.number, task.id, body, socket.MSG_DONTWAIT)
         except OSError:
             return False  # no room; or the child has just died, which will be heard of
         if not self.given:
@@ -93,22 +100,44 @@ class _Child:
         """Take in the answers that are there."""
         for _ in range(SENT_MAX):
             try:
-                data = wire.receive(self.end, socket.MSG_DONTWAIT)
+                message = wire.receive(self.end, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return
             except OSError:
                 return  # it has died, which will be heard of
-            if not data:
-                return
-            answer = orjson.loads(data)
-            if not self.is_ready:
-                self.family.found(self, answer)
+            except wire.Garbled as error:
+                self._distrust(f"it sent what is no answer ({error})")
                 continue
-            self._answered(answer)
+            if message is None:
+                return
+            if self.distrusted:
+                continue
+            if self.is_ready:
+                self._answered(message)
+            else:
+                self._found(message)
 
-    def _answered(self, answer: tuple[str, Any, float]) -> None:
-        verb, value, seconds = answer
-        job = self.given.popleft()
+    def _found(self, message: wire.Message) -> None:
+        if message.number or message.body is None:
+            self._distrust("it answered for a task before it had found its handler")
+        else:
+            self.family.found(self, orjson.loads(message.body))
+
+    def _answered(self, message: wire.Message) -> None:
+        job = self.given[0] if self.given else None
+        if job is None or (job.number, job.task.id) != (message.number, message.task):
+            self._distrust(f"it answered for task {message.task or 'none'}, which it was not at")
+            return
+        if message.body is None:
+            why = "its answer was lost: the worker had no file descriptor free to receive it"
+            verb, value, seconds = "fail", why, max(0.0, self.family.now() - job.began)
+        else:
+            try:
+                verb, value, seconds = wire.decode_answer(message.body)
+            except wire.Garbled as error:
+                self._distrust(f"it sent what is no answer ({error})")
+                return
+        self.given.popleft()
         if self.family.keep_output is not None:
             for stream in self.streams:
                 stream.drain()
@@ -117,15 +146,30 @@ class _Child:
         self.family.done(job, verb, value, seconds)
 
     def take_back(self) -> list[Job]:
-        count = 0
+        """Return what it has not received, in order. The child may be receiving meanwhile, any of it."""
+        numbers = set()
         while True:
             try:
-                if not wire.receive(self.theirs, socket.MSG_DONTWAIT):
-                    break
+                message = wire.receive(self.theirs, socket.MSG_DONTWAIT)
             except OSError:
                 break
-            count += 1
-        return [self.given.pop() for _ in range(count)][::-1]
+            if message is None:
+                break
+            numbers.add(message.number)
+        back = [job for job in self.given if job.number in numbers]
+        self.given = deque(job for job in self.given if job.number not in numbers)
+        if self.given and self.given[0].began == math.inf:  # the one before it came back, and the child took this
+            self._begin(self.given[0], self.family.now())
+        return back
+
+    def _distrust(self, why: str) -> None:
+        """End it. Nothing can be known of the tasks that it has received: they fail when it has exited."""
+        if self.distrusted:
+            return
+        self.distrusted = f"the handler's process was ended, for {why}"
+        left = self.take_back() if self.is_ready else []
+        self.process.kill(signal.SIGKILL)
+        self.family.returned(left, "")
 
     def _ended(self) -> None:
         """It has exited: settle what it did, and blame what it was at."""
@@ -138,13 +182,14 @@ class _Child:
         self.process.reap()
         self.close()
         tails = [stream.tail for stream in reversed(self.streams)]
-        blamed = self.given.popleft() if self.given else None
-        if blamed is not None:
-            blamed.killed = (self.process.status or 0) < 0
-        said = (
-            blamed.why if blamed is not None else ""
-        ) or f"the handler's process ended: {describe(self.process.status)}"
-        self.family.lost(self, blamed, output.reason(said, *tails), left)
+        blamed = list(self.given)  # one at most, as long as it is trusted
+        self.given.clear()
+        why = self.distrusted
+        for job in blamed:
+            job.killed = (self.process.status or 0) < 0
+            why = why or job.why
+        why = why or f"the handler's process ended: {describe(self.process.status)}"
+        self.family.lost(self, blamed, output.reason(why, *tails), left)
 
     def close(self) -> None:
         """Close our side of it."""
@@ -180,7 +225,9 @@ class Children:
         self.mailbox, self.outlet, self.keep_output, self.done = mailbox, outlet, keep_output, done
         self.number_of = {id(queue): number for number, queue in enumerate(queues)}
         self.now = Clock().monotonic
-        self._broken, self._returned = broken, returned
+        self.numbers = count(1)
+        """Of the givings of tasks to children."""
+        self._broken, self.returned = broken, returned
         self._children: list[_Child] = []
         self._unready = 0
         self._closing = False
@@ -217,7 +264,11 @@ class Children:
         """The children to give something to: not those that are at a slow task."""
         late = self.now() - STALL_S
         return [
-            child for child in self._children if child.is_ready and (not child.given or child.given[0].began > late)
+            child
+            for child in self._children
+            if child.is_ready
+            and not child.distrusted
+            and (not child.given or (child.given[0].began > late and not child.given[0].doomed))
         ]
 
     def at_work(self) -> list[Job]:
@@ -237,12 +288,18 @@ class Children:
         child = next((child for child in self._children if child.given and child.given[0] is job), None)
         if child is None:
             return
-        # What it has not read goes back first: else it might have ended this task, and be killed at the next.
+        # What it has not received goes back first: else it might have ended this task, and be killed at the next.
         left = child.take_back()
         if left:
-            self._returned(left, "")
+            self.returned(left, "")
+        if not any(job is one for one in child.given):
+            return  # nobody has begun it: it has come back, too
+        doomed = job.doomed
+        if doomed != "lost":
+            job.doomed = ""  # an answer that is there already counts for what it says
         child.read()
         if child.given and child.given[0] is job:
+            job.doomed = doomed
             child.process.kill(number)
 
     def stopping(self) -> None:
@@ -252,6 +309,8 @@ class Children:
         self._closing = True
         deadline = self.now() + CLOSE_S
         for child in self._children:
+            if child.is_ready:
+                child.take_back()  # the loop gives these back: nobody may begin them any more
             child.end.shutdown(socket.SHUT_WR)  # that is the end of its messages
         while self._children and self.now() < deadline:
             self.mailbox.wait(deadline - self.now())
@@ -273,12 +332,12 @@ class Children:
             child.is_ready = True
             self._unready = 0
 
-    def lost(self, child: _Child, blamed: Job | None, why: str, left: list[Job]) -> None:
+    def lost(self, child: _Child, blamed: list[Job], why: str, left: list[Job]) -> None:
         """A child has died: tell, and replace it."""
         self._children.remove(child)
-        if blamed is not None:
-            self.done(blamed, "fail", why, max(0.0, self.now() - blamed.began))
-        self._returned(left, "" if self._closing or blamed is not None else why)
+        for job in blamed:
+            self.done(job, "fail", why, max(0.0, self.now() - job.began))
+        self.returned(left, "" if self._closing or blamed else why)
         if self._closing:
             return
         if not child.is_ready:
