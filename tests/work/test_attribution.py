@@ -24,7 +24,7 @@ from tests.work.support import drained, in_background, wait_for
 
 pytestmark = pytest.mark.once
 
-STORM_ROUNDS = int(os.environ.get("FSQUEUE_TEST_STORM_ROUNDS", "6"))
+STORM_ROUNDS = int(os.environ.get("FSQUEUE_TEST_STORM_ROUNDS", "4"))
 """How many workers go through the storm, each until it is stopped."""
 
 
