@@ -16,7 +16,7 @@ import errno
 import logging
 import math
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
@@ -180,7 +180,7 @@ class Settler(BackgroundThread):
             if lost:
                 _let_pass(self._taking)
             for outcome in mine:
-                counted, said = COUNTED_AS[verb], ""
+                counted, said = COUNTED_AS[outcome.verb], ""  # a completion may have become a failure
                 if outcome.task.id in lost:
                     counted = own_outcome(outcome.task) or "lost"
                     if counted == "lost":
@@ -229,12 +229,24 @@ def _tell(queue: Queue, verb: Verb, delay_s: float | None, mine: list[Outcome]) 
         named = (isinstance(error, errors.LeaseLost) and error.tasks) or [task.id for task in tasks]
         return dict.fromkeys(named, error)
     except errors.InvalidResult as error:  # the others are completed
-        lost = error.__cause__.tasks if isinstance(error.__cause__, errors.LeaseLost) else []
-        for task in tasks:
-            if task.id in error.tasks:
-                task.fail(str(error))
-        return dict.fromkeys(lost, error)
+        cause = error.__cause__
+        lost = dict.fromkeys(cause.tasks, cause) if isinstance(cause, errors.LeaseLost) else {}
+        return lost | _fail_refused(queue, mine, error.reasons)
     return {}
+
+
+def _fail_refused(queue: Queue, mine: list[Outcome], reasons: Mapping[str, str]) -> dict[str, FsqueueError]:
+    """Fail those of `mine` whose results cannot be kept, each for its own reason; the tasks that were lost.
+
+    First all of them become failures: if the filesystem fails on the way, those are what is told again.
+    """
+    refused = [outcome for outcome in mine if outcome.task.id in reasons]
+    for outcome in refused:
+        outcome.verb, outcome.reason, outcome.result = "fail", reasons[outcome.task.id], None
+    lost: dict[str, FsqueueError] = {}
+    for outcome in refused:
+        lost |= _tell(queue, "fail", None, [outcome])
+    return lost
 
 
 def adopt(

@@ -25,6 +25,11 @@ def double(payload: Any) -> Any:
     return {"double": payload * 2}
 
 
+def large_if_bad(payload: Any) -> Any:
+    """A result that is small in characters, and too large as JSON."""
+    return "\x01" * 30_000 if payload == "bad" else 1
+
+
 def about(payload: Any, task: Any) -> Any:
     return {"id": task.id, "attempt": task.attempt, "queue": task.queue, "stop": task.should_stop(), "pid": os.getpid()}
 
