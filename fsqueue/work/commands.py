@@ -141,6 +141,9 @@ class Commands:
                 if error.errno not in _NO_DESCRIPTORS or not self._left.give_up():
                     raise
 
+    def prepare(self, waiting: int) -> None:
+        """All that is needed is there."""
+
     def at_work(self) -> list[Job]:
         return list(self._running)
 

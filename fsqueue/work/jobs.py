@@ -55,8 +55,9 @@ Done = Callable[[Job, str, Any, float], object]
 class Doer(Protocol):
     """Something that does tasks, some at a time. Everything happens in the loop's thread."""
 
-    slots: int
-    """How many tasks can be at work at a time."""
+    @property
+    def slots(self) -> int:
+        """How many tasks can be at work at a time. It may grow."""
 
     def start(self) -> None:
         """Make ready."""
@@ -69,6 +70,9 @@ class Doer(Protocol):
 
     def give(self, job: Job) -> bool:
         """Have a task done; False if there was no room after all."""
+
+    def prepare(self, waiting: int) -> None:
+        """Get ready for more, as far as can be done at once: there was no room for so many tasks."""
 
     def at_work(self) -> list[Job]:
         """The tasks that are at work."""

@@ -166,6 +166,7 @@ class Loop:
             if not self._doer.give(job):
                 self._ahead.appendleft(job)
                 break
+        self._doer.prepare(len(self._ahead))
 
     def _send(self) -> None:
         self._teller.flush()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import os
+import resource
 import signal
 import socket
 import sys
@@ -36,6 +37,12 @@ SENT_MAX = 128
 """So many tasks lie at most in a child's socket."""
 UNREADY_MAX = 3
 """So many children in a row may die before they have found their handler."""
+STARTING_MAX = os.cpu_count() or 1
+"""So many children are started at a time: a signal, and the ends of tasks, are noticed between them."""
+FILES_EACH = 5
+"""The descriptors that the worker has open for a child: two of a socket, two pipes, and one that tells of its end."""
+FILES_SPARE = 256
+"""So many descriptors, or a quarter of all if that is less, are left for the files of the queues."""
 CLOSE_S = 5.0
 """How long a child that has nothing to do may take to end."""
 
@@ -51,10 +58,14 @@ class _Child:
         """Why nothing that it says is believed any more; it is being killed then."""
         mailbox, outlet = family.mailbox, family.outlet
         self.end, self.theirs = wire.pair()
-        self.streams = [Stream(mailbox, outlet, 1), Stream(mailbox, outlet, 2)]
-        source = os.memfd_create("nothing")
+        self.streams: list[Stream] = []
+        self.is_watched = False
+        source = -1
         handed = [self.theirs.fileno(), family.flag]
         try:
+            for ours in (1, 2):
+                self.streams.append(Stream(mailbox, outlet, ours))
+            source = os.memfd_create("nothing")
             self.process = Process(
                 mailbox,
                 [sys.executable, "-c", family.program, *map(str, handed)],
@@ -68,10 +79,12 @@ class _Child:
             self.close()
             raise
         finally:
-            os.close(source)
+            if source >= 0:
+                os.close(source)
         for stream in self.streams:
             stream.started()
         mailbox.watch(self.end.fileno(), self.read)
+        self.is_watched = True
         wire.send(self.end, 0, "", family.setup)
 
     def give(self, job: Job, now: float) -> bool:
@@ -195,15 +208,18 @@ class _Child:
         """Close our side of it."""
         for stream in self.streams:
             stream.close()
-        if self.end.fileno() >= 0:
+        if self.is_watched:
+            self.is_watched = False
             self.family.mailbox.forget(self.end.fileno())
         self.end.close()
         self.theirs.close()
 
 
 class Children:
-    """Runs a handler in `slots` child processes.
+    """Runs a handler in up to `most` child processes, which are started as tasks wait for them.
 
+    The first one is started at once, for it tells whether the handler can be found. Where the system allows no further
+    process or descriptor, those that there are go on.
     `broken` is called with a sentence when no child can find the handler; `replaced` when one that died is replaced,
     and `returned` with the tasks that it had not begun.
     """
@@ -212,7 +228,7 @@ class Children:
         self,
         handler: Mapping[str, Any],
         queues: Sequence[Queue],
-        slots: int,
+        most: int,
         mailbox: Mailbox,
         outlet: Outlet,
         done: Done,
@@ -221,7 +237,7 @@ class Children:
         *,
         keep_output: KeptOutput | None = None,
     ) -> None:
-        self.slots = slots
+        self._most = most
         self.mailbox, self.outlet, self.keep_output, self.done = mailbox, outlet, keep_output, done
         self.number_of = {id(queue): number for number, queue in enumerate(queues)}
         self.now = Clock().monotonic
@@ -246,8 +262,33 @@ class Children:
         open_directories(self.keep_output, None)
         setup = {"parent": os.getpid(), "argv": sys.argv, "handler": self._handler, "queues": self._queues}
         self.setup = orjson.dumps(setup)
-        for _ in range(self.slots):
-            self._children.append(_Child(self))
+        self._children.append(_Child(self))
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        if limit != resource.RLIM_INFINITY:
+            self._keep_to(max(1, (limit - min(FILES_SPARE, limit // 4)) // FILES_EACH), "of open files (ulimit -n)")
+
+    def _keep_to(self, most: int, of_what: str) -> None:
+        """Start no more than so many children."""
+        if most < self._most:
+            self.outlet.say(
+                f"{most:,} process(es) work instead of {self._most:,}: the system's limit {of_what} allows no more."
+            )
+            self._most = most
+
+    @property
+    def slots(self) -> int:
+        """How many tasks can be at work: in the children that there are, and in those that may be started now."""
+        return min(self._most, len(self._children) + STARTING_MAX)
+
+    def prepare(self, waiting: int) -> None:
+        wanted = min(self._most, waiting + sum(len(child.given) for child in self._children))
+        starting = sum(not child.is_ready for child in self._children)
+        for _ in range(min(wanted - len(self._children), STARTING_MAX - starting)):
+            try:
+                self._children.append(_Child(self))
+            except OSError as error:  # EAGAIN, ENOMEM, EMFILE
+                self._keep_to(len(self._children), f"({error.strerror or error})")
+                return
 
     def is_ready(self) -> bool:
         return any(child.is_ready for child in self._children)
@@ -311,6 +352,8 @@ class Children:
         for child in self._children:
             if child.is_ready:
                 child.take_back()  # the loop gives these back: nobody may begin them any more
+            else:
+                child.process.kill(signal.SIGTERM)  # it is still importing: nothing of it is needed
             child.end.shutdown(socket.SHUT_WR)  # that is the end of its messages
         while self._children and self.now() < deadline:
             self.mailbox.wait(deadline - self.now())
@@ -345,4 +388,5 @@ class Children:
             if self._unready >= UNREADY_MAX:
                 self._broken(why)
                 return
-        self._children.append(_Child(self))
+        if not self._children:  # others are replaced when tasks wait for them
+            self._children.append(_Child(self))
