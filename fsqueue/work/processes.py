@@ -246,7 +246,7 @@ class Children:
         self._broken, self.returned = broken, returned
         self._children: list[_Child] = []
         self._unready = 0
-        self._closing = False
+        self._closing = self._is_stopping = False
         self.flag = os.memfd_create("stopping")
         os.pwrite(self.flag, b"\0", 0)
         path = [os.path.abspath(entry) for entry in sys.path]
@@ -344,6 +344,7 @@ class Children:
             child.process.kill(number)
 
     def stopping(self) -> None:
+        self._is_stopping = True
         os.pwrite(self.flag, b"\1", 0)
 
     def close(self) -> None:
@@ -388,5 +389,5 @@ class Children:
             if self._unready >= UNREADY_MAX:
                 self._broken(why)
                 return
-        if not self._children:  # others are replaced when tasks wait for them
+        if not self._children and not self._is_stopping:  # others are replaced when tasks wait for them
             self._children.append(_Child(self))
