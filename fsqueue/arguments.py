@@ -111,4 +111,4 @@ def refuse(refused: Mapping[str, str], lost: LeaseLost | None = None) -> None:
         what = f"The task {first} was not completed, its lease goes on. {why}"
         if len(refused) > 1:
             what += f" So it is with {len(refused) - 1:,} more."
-        raise InvalidResult(what, [*refused]) from lost
+        raise InvalidResult(what, refused) from lost

@@ -30,7 +30,7 @@ The last column is the exit code of the command line.
 from __future__ import annotations
 
 import errno
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -93,13 +93,18 @@ class TaskTooLarge(InvalidTask):
 class InvalidResult(InvalidTask, InvalidArgument):
     """A result cannot be kept: it is not JSON, or too large, or nests too deep. Its task was not completed.
 
-    `tasks` are the ids concerned: their leases still hold. Of tasks handed in together, the others were dealt with;
-    if leases among those were lost, `__cause__` is the LeaseLost that names them.
+    `tasks` are the ids concerned, `reasons` says of each why: their leases still hold. Of tasks handed in together, the
+    others were dealt with; if leases among those were lost, `__cause__` is the LeaseLost that names them.
     """
 
-    def __init__(self, message: str, tasks: Sequence[str] = ()) -> None:
+    def __init__(self, message: str, reasons: Mapping[str, str] | None = None) -> None:
         super().__init__(message)
-        self.tasks = list(tasks)
+        self.reasons = dict(reasons or {})
+
+    @property
+    def tasks(self) -> list[str]:
+        """The ids of the tasks whose results cannot be kept."""
+        return list(self.reasons)
 
 
 class TaskNotFound(FsqueueError):

@@ -416,7 +416,10 @@ class Leaser:
             self.selection.expect(log.batch, due + store.clock.margin_ms())
 
     def from_shards(self, shards: list[str], n: int, lease_ms: int) -> list[LeasedTask]:
-        """Look once into these shards only: something in them has come due. [] says nothing of the others."""
+        """Look once into these shards only: something in them has come due. [] says nothing of the others.
+
+        After an error only a look at everything finds what was due: the times that were known are forgotten.
+        """
         self.begin()
         self.selection.sweep(shards)
         try:
@@ -427,6 +430,7 @@ class Leaser:
                     return got
                 if got is BUSY:
                     self.selection.expect(name.batch, self.store.clock.now_ms() + BUSY_AGAIN_MS)
+            self._raise_unreadable()
             return []
         finally:
             self._warn()

@@ -19,32 +19,33 @@ class Vigil:
     def __init__(self, leaser: Leaser, lease_ms: int, strict: bool = False) -> None:
         self._leaser, self._lease_ms, self._strict = leaser, lease_ms, strict
         self._idle = False
-        """Whether the last look was in vain."""
-        self._heard = b""
+        """Whether the last look found nothing, and did not fail."""
+        self._acted_on = (0, b"")
+        """The generation, and what its doorbell said, before the last look at everything that did not fail."""
         self._swept = 0.0
 
     def look(self, n: int) -> list[LeasedTask]:
         """Up to `n` tasks. The first [] says that nothing was available; those after it, that nothing told of more.
 
-        QueueNotFound if the queue was deleted meanwhile.
+        QueueNotFound if the queue was deleted meanwhile. After an error the next look is one at everything: a
+        notification is used up only by a look that has acted on it, and so is a time at which something comes due.
         """
         leaser, store = self._leaser, self._leaser.store
-        if self._idle:
-            now, ring = store.clock.monotonic(), store.heard()
-            if not ring:
-                leaser.begin(now=True)  # nobody ever rang; or the queue was deleted
-            if ring == self._heard and now - self._swept <= SWEEP_S * (0.75 + store.entropy.random() / 2):
-                due = leaser.selection.due(store.clock.now_ms())
-                got = leaser.from_shards(due, n, self._lease_ms) if due else []
-            else:
-                self._heard, self._swept = ring, now
-                got = leaser.lease(n, self._lease_ms, self._strict)
-        else:
+        idle, self._idle = self._idle, False  # and stays False if this look fails
+        if not idle:
             got = leaser.lease(n, self._lease_ms, self._strict)
-            if not got:
-                self._heard = store.heard()  # and look again, for what came between the look and the bell
-                got = leaser.lease(n, self._lease_ms, self._strict)
-                self._swept = store.clock.monotonic()
+            if got:
+                return got
+        now, ring = store.clock.monotonic(), store.heard()
+        if idle and not ring:
+            leaser.begin(now=True)  # nobody ever rang; or the queue was deleted
+        told = (leaser.generation, ring)
+        if idle and told == self._acted_on and now - self._swept <= SWEEP_S * (0.75 + store.entropy.random() / 2):
+            due = leaser.selection.due(store.clock.now_ms())
+            got = leaser.from_shards(due, n, self._lease_ms) if due else []
+        else:  # if not idle, for what came between the look above and the reading of the bell
+            got = leaser.lease(n, self._lease_ms, self._strict)
+            self._acted_on, self._swept = told, now
         self._idle = not got
         return got
 

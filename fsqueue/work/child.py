@@ -1,14 +1,15 @@
 """A child of a worker: runs the handler, one task after the other, and nothing else.
 
 It knows no queue and holds no lease. Its first message says where the handler is; it answers whether it has found
-it, and then each task with one message. Its arguments are two descriptors: its end of the socket, and a byte that says
-whether the worker is stopping. It ends with its parent: by the signal that the kernel sends, or by the end of the
-messages.
+it, and then each task with one message that names the task. Its arguments are two descriptors: its end of the socket,
+and a byte that says whether the worker is stopping. It ends with its parent: by the signal that the kernel sends, or by
+the end of the messages.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import signal
 import socket
@@ -30,7 +31,10 @@ def main() -> None:
     for fd in (ours, flag):
         os.set_inheritable(fd, False)  # what the handler starts must not keep them
     end = socket.socket(fileno=ours)
-    setup = orjson.loads(wire.receive(end))
+    first = wire.receive(end)
+    if first is None or first.body is None:
+        return  # the parent is gone
+    setup = orjson.loads(first.body)
     _die_with(setup["parent"])
     sys.argv[:] = setup["argv"]
     handlers.is_loading = True
@@ -38,10 +42,11 @@ def main() -> None:
         handler = handlers.find(setup["handler"])
         wants_task = handlers.takes_task(handler)
     except BaseException as error:
-        wire.send(end, orjson.dumps(str(error) if isinstance(error, FsqueueError) else handlers.describe(error)))
+        why = str(error) if isinstance(error, FsqueueError) else handlers.describe(error)
+        wire.send(end, 0, "", orjson.dumps(why))
         return
     handlers.is_loading = False
-    wire.send(end, orjson.dumps(""))
+    wire.send(end, 0, "", orjson.dumps(""))
     _serve(end, flag, handler, wants_task, setup["queues"])
 
 
@@ -51,11 +56,13 @@ def _serve(end: socket.socket, flag: int, handler: Any, wants_task: bool, queues
     def should_stop() -> bool:
         return os.pread(flag, 1, 0) != b"\0"
 
-    while data := wire.receive(end):
-        task_id, attempt, queue, payload = wire.decode_task(data)
+    while message := wire.receive(end):
+        if message.body is None:  # end: the parent replaces this process by one that has descriptors again
+            raise OSError(errno.EMFILE, "the payload could not be received: too many files are open in this process")
+        attempt, queue, payload = wire.decode_task(message.body)
         arguments = [payload]
         if wants_task:
-            arguments.append(handlers.TaskAtHand(task_id, attempt, queues[queue], should_stop))
+            arguments.append(handlers.TaskAtHand(message.task, attempt, queues[queue], should_stop))
         began = clock()
         verb, value = handlers.call(handler, arguments)
         seconds = clock() - began
@@ -66,7 +73,7 @@ def _serve(end: socket.socket, flag: int, handler: Any, wants_task: bool, queues
                 stream.flush()
             except (OSError, ValueError, AttributeError):
                 pass  # closed, or replaced by the handler
-        wire.send(end, orjson.dumps([verb, value, seconds]))
+        wire.send(end, message.number, message.task, wire.encode_answer(verb, value, seconds))
 
 
 def _die_with(parent: int) -> None:

@@ -7,7 +7,7 @@ import os
 import re
 import signal
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 
@@ -21,9 +21,12 @@ from fsqueue.work import output
 from fsqueue.work.directories import no_results, open_directories
 from fsqueue.work.events import Mailbox
 from fsqueue.work.jobs import Done, Job, kept_name
+from fsqueue.work.leftovers import Leftovers
 from fsqueue.work.limits import KILLED_S
 from fsqueue.work.output import Outlet, Stream
 from fsqueue.work.spawning import Process, describe
+
+T = TypeVar("T")
 
 ENVIRONMENT_BYTES_MAX = 100_000
 """A larger payload stays out of the environment: Linux takes 128 KiB a variable."""
@@ -32,6 +35,7 @@ EX_DATAERR, EX_TEMPFAIL = 65, 75
 
 PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 """`{}`: the payload; `{field}`: a field of it."""
+_NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 _NO_COMMAND = (errno.ENOENT, errno.EACCES, errno.ENOTDIR, errno.ENOEXEC, errno.ENAMETOOLONG)
 
 
@@ -48,7 +52,8 @@ class _Running:
         try:
             write_all(source, stdin)
             os.lseek(source, 0, os.SEEK_SET)
-            self.streams = [Stream(mailbox, outlet, 1), Stream(mailbox, outlet, 2)]
+            self.streams.append(Stream(mailbox, outlet, 1))
+            self.streams.append(Stream(mailbox, outlet, 2))
             # A session of its own: Ctrl-C at the terminal reaches the worker only, and a kill all of the command.
             ends = [stream.write_end for stream in self.streams]
             self.process = Process(
@@ -95,8 +100,7 @@ class Commands:
         self._is_fixed = PLACEHOLDER.search(argv[0]) is None  # else each payload names its own program
         self._environment = {key: value for key, value in os.environ.items() if key != "FSQUEUE_PAYLOAD"}
         self._running: dict[Job, _Running] = {}
-        self._streams: set[Stream] = set()
-        """Those of commands that have ended and left somebody behind who may still print."""
+        self._left = Leftovers(outlet)
         self._now = Clock().monotonic
 
     def start(self) -> None:
@@ -113,12 +117,12 @@ class Commands:
     def give(self, job: Job) -> bool:
         job.began = self._now()
         try:
-            result = self._results.new()
+            result = self._having_descriptors(self._results.new)
         except OSError as error:
             self._cannot(job, no_results(self._results, error))
             return True
         try:
-            running = _Running(self, job, result)
+            running = self._having_descriptors(lambda: _Running(self, job, result))
         except (OSError, ValueError) as error:
             self._taken(result)
             self._refuse(job, error)
@@ -127,6 +131,18 @@ class Commands:
         for stream in running.streams:
             stream.head_bytes_max = RESULT_BYTES_MAX + 1 if self._result_from_stdout else 0
         return True
+
+    def _having_descriptors(self, action: Callable[[], T]) -> T:
+        """Do `action`. As long as it fails for want of descriptors, close what ended commands have left open."""
+        while True:
+            try:
+                return action()
+            except OSError as error:
+                if error.errno not in _NO_DESCRIPTORS or not self._left.give_up():
+                    raise
+
+    def prepare(self, waiting: int) -> None:
+        """All that is needed is there."""
 
     def at_work(self) -> list[Job]:
         return list(self._running)
@@ -154,8 +170,7 @@ class Commands:
         for running in list(self._running.values()):
             running.process.reap(deadline)
             self._finish(running)
-        for stream in self._streams:
-            stream.close()
+        self._left.close()
         self._results.close()
         if self.keep_output is not None:
             self.outlet.do(self.keep_output.close)
@@ -176,8 +191,7 @@ class Commands:
 
     def _finish(self, running: _Running) -> None:
         del self._running[running.job]
-        self._streams = {stream for stream in self._streams if stream.is_open}
-        self._streams.update(stream for stream in running.streams if stream.is_open)
+        self._left.add(running.streams)
 
     def _taken(self, result: ResultFile) -> bytes | OSError:
         """Return what an attempt has left in its result file, or why that cannot be read, and give the file up."""

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+import orjson
+
 from fsqueue import batch, functions
 from fsqueue.clock import duration_ms
 from fsqueue.errors import Bury, InvalidArgument, InvalidTask, Retry
@@ -142,7 +144,7 @@ def call(handler: Callable[..., Any], arguments: Sequence[Any]) -> Result:
                 f"the result takes {len(data):,} bytes; {batch.RESULT_BYTES_MAX:,} are kept with a task: "
                 "store it in a file and return its path"
             )
-        return "complete", result
+        return "complete", orjson.loads(data)  # what was judged: the handler's threads may go on changing `result`
     except Retry as retry:
         try:
             return "release", None if retry.delay_s is None else duration_ms(retry.delay_s, "delay_s") / 1000

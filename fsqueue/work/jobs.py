@@ -14,10 +14,15 @@ from fsqueue.work.limits import STALL_S
 class Job:
     """A task that this worker holds. Times are of the monotonic clock."""
 
-    __slots__ = ("began", "doomed", "kill_at", "killed", "settled", "task", "why")
+    __slots__ = ("began", "begun_under", "doomed", "kill_at", "killed", "number", "settled", "task", "why")
 
     def __init__(self, task: LeasedTask) -> None:
         self.task = task
+        """The task under the lease that holds it now."""
+        self.begun_under = task
+        """The task under the lease that it was handed out with: that lease's attempt is the one at work."""
+        self.number = 0
+        """Which giving of a task to a child process this is; 0: none. No two givings have the same number."""
         self.began = math.inf
         """When the work on it began, as far as is known."""
         self.doomed = ""
@@ -31,6 +36,17 @@ class Job:
         self.killed = False
         """Whether a signal ended its process, from whomever."""
 
+    @property
+    def gone(self) -> str:
+        """As what the task counts that is not ours any more, so that nothing is to be told; "" if it is ours."""
+        return self.settled or ("lost" if self.doomed == "lost" else "")
+
+    def untouched(self) -> Job:
+        """Return this job, which has come back unbegun, without what was meant for the work on it."""
+        self.began = self.kill_at = math.inf
+        self.doomed = self.why = ""
+        return self
+
 
 Done = Callable[[Job, str, Any, float], object]
 """How the loop is told: the job, a verb of `settling`, its result, reason or delay, and the seconds it took."""
@@ -39,8 +55,9 @@ Done = Callable[[Job, str, Any, float], object]
 class Doer(Protocol):
     """Something that does tasks, some at a time. Everything happens in the loop's thread."""
 
-    slots: int
-    """How many tasks can be at work at a time."""
+    @property
+    def slots(self) -> int:
+        """How many tasks can be at work at a time. It may grow."""
 
     def start(self) -> None:
         """Make ready."""
@@ -53,6 +70,9 @@ class Doer(Protocol):
 
     def give(self, job: Job) -> bool:
         """Have a task done; False if there was no room after all."""
+
+    def prepare(self, waiting: int) -> None:
+        """Get ready for more, as far as can be done at once: there was no room for so many tasks."""
 
     def at_work(self) -> list[Job]:
         """The tasks that are at work."""

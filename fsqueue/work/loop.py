@@ -12,7 +12,7 @@ import signal
 from collections import deque
 from collections.abc import Callable, Sequence
 from threading import Lock
-from typing import Any
+from typing import Any, Literal
 
 from fsqueue.clock import Clock, Entropy
 from fsqueue.errors import FsqueueError, InvalidArgument
@@ -26,7 +26,7 @@ from fsqueue.work.limits import KILL_S, LEAVE_S, STALL_S, UNTOLD_MAX, Limits, pa
 from fsqueue.work.output import Outlet
 from fsqueue.work.pace import Pace
 from fsqueue.work.report import Tell, Teller, WorkerReport
-from fsqueue.work.settling import RETRY_S, Keeper, Outcome, Renewed, Settled, Settler, adopt, give_back
+from fsqueue.work.settling import RETRY_S, Keeper, Outcome, Renewed, Settled, Settler, adopt, failure, give_back
 
 
 class Loop:
@@ -141,14 +141,8 @@ class Loop:
             self._idle_since = self._now()
 
     def _each(self) -> int:
-        """How many tasks each slot may hold."""
-        each = self._pace.each()
-        if self._failures_noted < math.inf:  # what fails is to be noticed before more is begun
-            each = max(1, min(each, int(self._failures_noted) - self._failures))
-        likely_s = self._pace.likely_s
-        if self._stop_at < math.inf and likely_s:
-            each = min(each, max(1, int((self._stop_at - self._now()) / likely_s)))
-        return each
+        """How many tasks each slot may hold: what fails is to be noticed before more is begun."""
+        return self._pace.each_within(self._failures_noted - self._failures, self._stop_at - self._now())
 
     def _may_begin(self) -> bool:
         """Whether a task that begins now is likely to end before the worker has to. If not, that is the end."""
@@ -168,9 +162,11 @@ class Loop:
         while self._ahead and room > 0:  # none is left when the command turns out to be none
             room -= 1
             job = self._ahead.popleft()
+            job.begun_under = job.task
             if not self._doer.give(job):
                 self._ahead.appendleft(job)
                 break
+        self._doer.prepare(len(self._ahead))
 
     def _send(self) -> None:
         self._teller.flush()
@@ -246,9 +242,11 @@ class Loop:
 
     def returned(self, jobs: list[Job], why: str) -> None:
         """A doer gives back tasks that it has not begun; `why` it cannot do them, if that is worth a word."""
-        for job in jobs:
-            job.began = math.inf
-        self._ahead.extendleft(reversed(jobs))
+        for job in reversed(jobs):
+            if job.gone:  # to begin it would be a second execution
+                self._report.count(job.gone)
+            else:
+                self._ahead.appendleft(job.untouched())
         if why:
             self._say("child", f"{why}. It was at no task, and is replaced.")
 
@@ -278,13 +276,13 @@ class Loop:
         task = job.task
         if not job.doomed and verb in ("complete", "fail", "bury"):
             self._pace.took(seconds)
-        if job.settled or job.doomed == "lost":
-            self._report.count(job.settled or "lost")
+        if job.gone:
+            self._report.count(job.gone)
             return
         if job.doomed == "stop" or (job.killed and self._signals):  # Slurm's signals reach all processes of a job
             self._outbox.append(Outcome(task, "release"))
         elif job.doomed == "timeout":
-            self._failed(Outcome(task, "fail", value if verb == "fail" and value else job.why), seconds)
+            self._failed(job, "fail", value if verb == "fail" and value else job.why, seconds)
         elif verb == "complete":
             self._failures = self._pauses = 0
             self._outbox.append(Outcome(task, "complete", result=value))
@@ -296,9 +294,11 @@ class Loop:
             )
             self._note("put-back", task, seconds)
         else:
-            self._failed(Outcome(task, "bury" if verb == "bury" else "fail", value), seconds)
+            self._failed(job, "bury" if verb == "bury" else "fail", value, seconds)
 
-    def _failed(self, outcome: Outcome, seconds: float) -> None:
+    def _failed(self, job: Job, verb: Literal["fail", "bury"], reason: str, seconds: float) -> None:
+        outcome, others = failure(job, verb, reason)
+        self._outbox += others
         self._doubts.add(outcome, self._now())
         self._failures += 1
         self._note("failed", outcome.task, seconds, reason=outcome.reason)
@@ -341,8 +341,6 @@ class Loop:
             if not self._renewal_failed:
                 self._trouble("leases could not be renewed")(renewed.error)
         self._renewal_failed = renewed.error is not None
-        if not renewed.lost and not renewed.settled:
-            return
         gone = renewed.lost.keys() | renewed.settled.keys()
         if any(job.task.token in gone for job in self._doer.held() if job.began == math.inf):
             self.returned(self._doer.take_back(), "")
@@ -424,6 +422,8 @@ class Loop:
                 self._doom(job, "stop")
 
     def _doom(self, job: Job, why: str, number: int = signal.SIGTERM) -> None:
+        if not any(job is one for one in self._doer.at_work()):
+            return  # the end of another has brought it back: it is not begun
         job.doomed = job.doomed or why
         job.kill_at = min(job.kill_at, math.inf if number == signal.SIGKILL else self._now() + self._kill_s)
         self._doer.end(job, number)

@@ -23,6 +23,8 @@ TAIL_BYTES = 4096
 CHUNK_BYTES = 1 << 16
 BACKLOG_BYTES_MAX = 1 << 20
 """When so much waits to be written, nothing more is read."""
+DRAIN_READS_MAX = 32
+"""So often a pipe is read to get what was printed so far. Who prints without end must not hold the loop up."""
 CLOSE_S = 2.0
 """How long the end waits for what is still to be written."""
 
@@ -37,7 +39,7 @@ class Outlet(BackgroundThread):
         self._mutex = threading.Lock()
         self._resumed: list[Callable[[], object]] = []
         self._trouble = trouble
-        """Called in this thread, with a sentence, once for each kind of error that keeps output from being kept."""
+        """Called in this thread, with a sentence: once for each kind of error that keeps output from being kept."""
         self._said: set[int | None] = set()
         self.unkept = 0
         """The number of attempts whose output was not kept, or not all of it. Final after `close`."""
@@ -59,6 +61,19 @@ class Outlet(BackgroundThread):
     def keep(self, file: KeptFile, data: bytes) -> None:
         """Append to a file."""
         self.do(lambda: self._keep(file, data), len(data), file)
+
+    def say(self, text: str) -> None:
+        """Have the worker's user told a sentence about outputs."""
+        self.do(lambda: self._trouble(text))
+
+    def cut(self, file: KeptFile, note: bytes) -> None:
+        """Append a note that nothing more follows, although there might have been more."""
+
+        def end() -> None:
+            self._keep(file, note)
+            self._miss(file)
+
+        self.do(end, len(note), file)
 
     def _keep(self, file: KeptFile, data: bytes) -> None:
         try:
@@ -122,8 +137,8 @@ class Stream:
         self.head = b""
         """The beginning, up to `head_bytes_max` bytes."""
         self.head_bytes_max = 0
-        self._kept: KeptFile | None = None
-        """The file that everything is appended to, too."""
+        self.kept: KeptFile | None = None
+        """The file that everything is appended to, too. Set by `keep_in`."""
         self._fd, self.write_end = os.pipe()
         os.set_blocking(self._fd, False)
         self._watched = True
@@ -151,16 +166,17 @@ class Stream:
         self.tail = (self.tail + chunk)[-TAIL_BYTES:]
         if len(self.head) < self.head_bytes_max:
             self.head += chunk[: self.head_bytes_max - len(self.head)]
-        if self._kept is not None:
-            self._outlet.keep(self._kept, chunk)
+        if self.kept is not None:
+            self._outlet.keep(self.kept, chunk)
         if (sys.__stdout__, sys.__stderr__)[self._ours - 1] is not None:  # None: closed when this process began
             self._outlet.write(self._ours, chunk)
 
     def drain(self) -> None:
         """Read all that was printed so far, unless the outlet is full."""
-        while self._watched and self._fd >= 0:
+        for _ in range(DRAIN_READS_MAX):
             before = self.tail
-            self.read()
+            if self._watched and self._fd >= 0:
+                self.read()
             if self.tail is before:
                 return
 
@@ -175,7 +191,7 @@ class Stream:
 
     def keep_in(self, file: KeptFile | None) -> None:
         """Have what is read from now on appended to this file, too. The last stream that leaves a file closes it."""
-        before, self._kept = self._kept, file
+        before, self.kept = self.kept, file
         if file is not None:
             file.writers += 1
         if before is not None:

@@ -48,6 +48,16 @@ class Pace:
             return 1
         return max(1, min(self._most, AHEAD_MAX, int(self._aim_s / max(self.mean_s, 1e-9))))
 
+    def each_within(self, failures_left: float, left_s: float) -> int:
+        """Return `each`, but no more than failures may follow, nor than are likely to end in `left_s` seconds."""
+        each = self.each()
+        if failures_left < math.inf:
+            each = max(1, min(each, int(failures_left)))
+        likely_s = self.likely_s
+        if left_s < math.inf and likely_s:
+            each = min(each, max(1, int(left_s / likely_s)))
+        return each
+
     def grow(self) -> None:
         """What was asked for has come: twice as much may be asked for next."""
         self._most = min(2 * self._most, AHEAD_MAX)

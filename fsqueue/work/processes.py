@@ -1,17 +1,23 @@
 """Python functions in child processes: nothing that they do can keep the worker from renewing its leases.
 
-A child is at the first task that it was given and has not answered, or at none: what it has not read can be taken
+A child is at the first task that it was given and has not answered, or at none: what it has not received can be taken
 back at any time. So a child that dies takes one task with it at most, and that is the one to blame.
+
+Each giving of a task has a number. The child's answer names it, and so does the message that the parent takes back.
+A child that answers for anything but the task that it is at is ended: nothing it says is believed any more.
 """
 
 from __future__ import annotations
 
+import math
 import os
+import resource
 import signal
 import socket
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from itertools import count
 from typing import Any
 
 import orjson
@@ -31,6 +37,12 @@ SENT_MAX = 128
 """So many tasks lie at most in a child's socket."""
 UNREADY_MAX = 3
 """So many children in a row may die before they have found their handler."""
+STARTING_MAX = os.cpu_count() or 1
+"""So many children are started at a time: a signal, and the ends of tasks, are noticed between them."""
+FILES_EACH = 5
+"""The descriptors that the worker has open for a child: two of a socket, two pipes, and one that tells of its end."""
+FILES_SPARE = 256
+"""So many descriptors, or a quarter of all if that is less, are left for the files of the queues."""
 CLOSE_S = 5.0
 """How long a child that has nothing to do may take to end."""
 
@@ -42,13 +54,18 @@ class _Child:
         self.family = family
         self.given: deque[Job] = deque()
         self.is_ready = False
-        self.answered_at = 0.0
+        self.distrusted = ""
+        """Why nothing that it says is believed any more; it is being killed then."""
         mailbox, outlet = family.mailbox, family.outlet
         self.end, self.theirs = wire.pair()
-        self.streams = [Stream(mailbox, outlet, 1), Stream(mailbox, outlet, 2)]
-        source = os.memfd_create("nothing")
+        self.streams: list[Stream] = []
+        self.is_watched = False
+        source = -1
         handed = [self.theirs.fileno(), family.flag]
         try:
+            for ours in (1, 2):
+                self.streams.append(Stream(mailbox, outlet, ours))
+            source = os.memfd_create("nothing")
             self.process = Process(
                 mailbox,
                 [sys.executable, "-c", family.program, *map(str, handed)],
@@ -62,17 +79,20 @@ class _Child:
             self.close()
             raise
         finally:
-            os.close(source)
+            if source >= 0:
+                os.close(source)
         for stream in self.streams:
             stream.started()
         mailbox.watch(self.end.fileno(), self.read)
-        wire.send(self.end, family.setup)
+        self.is_watched = True
+        wire.send(self.end, 0, "", family.setup)
 
     def give(self, job: Job, now: float) -> bool:
         task = job.task
-        data = wire.encode_task(task.id, task.attempt, self.family.number_of[id(task.queue)], task.payload)
+        body = wire.encode_task(task.attempt, self.family.number_of[id(task.queue)], task.payload)
+        job.number = next(self.family.numbers)
         try:
-            wire.send(self.end, data, socket.MSG_DONTWAIT)
+            wire.send(self.end, job.number, task.id, body, socket.MSG_DONTWAIT)
         except OSError:
             return False  # no room; or the child has just died, which will be heard of
         if not self.given:
@@ -93,22 +113,44 @@ class _Child:
         """Take in the answers that are there."""
         for _ in range(SENT_MAX):
             try:
-                data = wire.receive(self.end, socket.MSG_DONTWAIT)
+                message = wire.receive(self.end, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return
             except OSError:
                 return  # it has died, which will be heard of
-            if not data:
-                return
-            answer = orjson.loads(data)
-            if not self.is_ready:
-                self.family.found(self, answer)
+            except wire.Garbled as error:
+                self._distrust(f"it sent what is no answer ({error})")
                 continue
-            self._answered(answer)
+            if message is None:
+                return
+            if self.distrusted:
+                continue
+            if self.is_ready:
+                self._answered(message)
+            else:
+                self._found(message)
 
-    def _answered(self, answer: tuple[str, Any, float]) -> None:
-        verb, value, seconds = answer
-        job = self.given.popleft()
+    def _found(self, message: wire.Message) -> None:
+        if message.number or message.body is None:
+            self._distrust("it answered for a task before it had found its handler")
+        else:
+            self.family.found(self, orjson.loads(message.body))
+
+    def _answered(self, message: wire.Message) -> None:
+        job = self.given[0] if self.given else None
+        if job is None or (job.number, job.task.id) != (message.number, message.task):
+            self._distrust(f"it answered for task {message.task or 'none'}, which it was not at")
+            return
+        if message.body is None:
+            why = "its answer was lost: the worker had no file descriptor free to receive it"
+            verb, value, seconds = "fail", why, max(0.0, self.family.now() - job.began)
+        else:
+            try:
+                verb, value, seconds = wire.decode_answer(message.body)
+            except wire.Garbled as error:
+                self._distrust(f"it sent what is no answer ({error})")
+                return
+        self.given.popleft()
         if self.family.keep_output is not None:
             for stream in self.streams:
                 stream.drain()
@@ -117,15 +159,30 @@ class _Child:
         self.family.done(job, verb, value, seconds)
 
     def take_back(self) -> list[Job]:
-        count = 0
+        """Return what it has not received, in order. The child may be receiving meanwhile, any of it."""
+        numbers = set()
         while True:
             try:
-                if not wire.receive(self.theirs, socket.MSG_DONTWAIT):
-                    break
+                message = wire.receive(self.theirs, socket.MSG_DONTWAIT)
             except OSError:
                 break
-            count += 1
-        return [self.given.pop() for _ in range(count)][::-1]
+            if message is None:
+                break
+            numbers.add(message.number)
+        back = [job for job in self.given if job.number in numbers]
+        self.given = deque(job for job in self.given if job.number not in numbers)
+        if self.given and self.given[0].began == math.inf:  # the one before it came back, and the child took this
+            self._begin(self.given[0], self.family.now())
+        return back
+
+    def _distrust(self, why: str) -> None:
+        """End it. Nothing can be known of the tasks that it has received: they fail when it has exited."""
+        if self.distrusted:
+            return
+        self.distrusted = f"the handler's process was ended, for {why}"
+        left = self.take_back() if self.is_ready else []
+        self.process.kill(signal.SIGKILL)
+        self.family.returned(left, "")
 
     def _ended(self) -> None:
         """It has exited: settle what it did, and blame what it was at."""
@@ -138,27 +195,31 @@ class _Child:
         self.process.reap()
         self.close()
         tails = [stream.tail for stream in reversed(self.streams)]
-        blamed = self.given.popleft() if self.given else None
-        if blamed is not None:
-            blamed.killed = (self.process.status or 0) < 0
-        said = (
-            blamed.why if blamed is not None else ""
-        ) or f"the handler's process ended: {describe(self.process.status)}"
-        self.family.lost(self, blamed, output.reason(said, *tails), left)
+        blamed = list(self.given)  # one at most, as long as it is trusted
+        self.given.clear()
+        why = self.distrusted
+        for job in blamed:
+            job.killed = (self.process.status or 0) < 0
+            why = why or job.why
+        why = why or f"the handler's process ended: {describe(self.process.status)}"
+        self.family.lost(self, blamed, output.reason(why, *tails), left)
 
     def close(self) -> None:
         """Close our side of it."""
         for stream in self.streams:
             stream.close()
-        if self.end.fileno() >= 0:
+        if self.is_watched:
+            self.is_watched = False
             self.family.mailbox.forget(self.end.fileno())
         self.end.close()
         self.theirs.close()
 
 
 class Children:
-    """Runs a handler in `slots` child processes.
+    """Runs a handler in up to `most` child processes, which are started as tasks wait for them.
 
+    The first one is started at once, for it tells whether the handler can be found. Where the system allows no further
+    process or descriptor, those that there are go on.
     `broken` is called with a sentence when no child can find the handler; `replaced` when one that died is replaced,
     and `returned` with the tasks that it had not begun.
     """
@@ -167,7 +228,7 @@ class Children:
         self,
         handler: Mapping[str, Any],
         queues: Sequence[Queue],
-        slots: int,
+        most: int,
         mailbox: Mailbox,
         outlet: Outlet,
         done: Done,
@@ -176,14 +237,16 @@ class Children:
         *,
         keep_output: KeptOutput | None = None,
     ) -> None:
-        self.slots = slots
+        self._most = most
         self.mailbox, self.outlet, self.keep_output, self.done = mailbox, outlet, keep_output, done
         self.number_of = {id(queue): number for number, queue in enumerate(queues)}
         self.now = Clock().monotonic
-        self._broken, self._returned = broken, returned
+        self.numbers = count(1)
+        """Of the givings of tasks to children."""
+        self._broken, self.returned = broken, returned
         self._children: list[_Child] = []
         self._unready = 0
-        self._closing = False
+        self._closing = self._is_stopping = False
         self.flag = os.memfd_create("stopping")
         os.pwrite(self.flag, b"\0", 0)
         path = [os.path.abspath(entry) for entry in sys.path]
@@ -199,8 +262,33 @@ class Children:
         open_directories(self.keep_output, None)
         setup = {"parent": os.getpid(), "argv": sys.argv, "handler": self._handler, "queues": self._queues}
         self.setup = orjson.dumps(setup)
-        for _ in range(self.slots):
-            self._children.append(_Child(self))
+        self._children.append(_Child(self))
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        if limit != resource.RLIM_INFINITY:
+            self._keep_to(max(1, (limit - min(FILES_SPARE, limit // 4)) // FILES_EACH), "of open files (ulimit -n)")
+
+    def _keep_to(self, most: int, of_what: str) -> None:
+        """Start no more than so many children."""
+        if most < self._most:
+            self.outlet.say(
+                f"{most:,} process(es) work instead of {self._most:,}: the system's limit {of_what} allows no more."
+            )
+            self._most = most
+
+    @property
+    def slots(self) -> int:
+        """How many tasks can be at work: in the children that there are, and in those that may be started now."""
+        return min(self._most, len(self._children) + STARTING_MAX)
+
+    def prepare(self, waiting: int) -> None:
+        wanted = min(self._most, waiting + sum(len(child.given) for child in self._children))
+        starting = sum(not child.is_ready for child in self._children)
+        for _ in range(min(wanted - len(self._children), STARTING_MAX - starting)):
+            try:
+                self._children.append(_Child(self))
+            except OSError as error:  # EAGAIN, ENOMEM, EMFILE
+                self._keep_to(len(self._children), f"({error.strerror or error})")
+                return
 
     def is_ready(self) -> bool:
         return any(child.is_ready for child in self._children)
@@ -217,7 +305,11 @@ class Children:
         """The children to give something to: not those that are at a slow task."""
         late = self.now() - STALL_S
         return [
-            child for child in self._children if child.is_ready and (not child.given or child.given[0].began > late)
+            child
+            for child in self._children
+            if child.is_ready
+            and not child.distrusted
+            and (not child.given or (child.given[0].began > late and not child.given[0].doomed))
         ]
 
     def at_work(self) -> list[Job]:
@@ -237,21 +329,32 @@ class Children:
         child = next((child for child in self._children if child.given and child.given[0] is job), None)
         if child is None:
             return
-        # What it has not read goes back first: else it might have ended this task, and be killed at the next.
+        # What it has not received goes back first: else it might have ended this task, and be killed at the next.
         left = child.take_back()
         if left:
-            self._returned(left, "")
+            self.returned(left, "")
+        if not any(job is one for one in child.given):
+            return  # nobody has begun it: it has come back, too
+        doomed = job.doomed
+        if doomed != "lost":
+            job.doomed = ""  # an answer that is there already counts for what it says
         child.read()
         if child.given and child.given[0] is job:
+            job.doomed = doomed
             child.process.kill(number)
 
     def stopping(self) -> None:
+        self._is_stopping = True
         os.pwrite(self.flag, b"\1", 0)
 
     def close(self) -> None:
         self._closing = True
         deadline = self.now() + CLOSE_S
         for child in self._children:
+            if child.is_ready:
+                child.take_back()  # the loop gives these back: nobody may begin them any more
+            else:
+                child.process.kill(signal.SIGTERM)  # it is still importing: nothing of it is needed
             child.end.shutdown(socket.SHUT_WR)  # that is the end of its messages
         while self._children and self.now() < deadline:
             self.mailbox.wait(deadline - self.now())
@@ -273,12 +376,12 @@ class Children:
             child.is_ready = True
             self._unready = 0
 
-    def lost(self, child: _Child, blamed: Job | None, why: str, left: list[Job]) -> None:
+    def lost(self, child: _Child, blamed: list[Job], why: str, left: list[Job]) -> None:
         """A child has died: tell, and replace it."""
         self._children.remove(child)
-        if blamed is not None:
-            self.done(blamed, "fail", why, max(0.0, self.now() - blamed.began))
-        self._returned(left, "" if self._closing or blamed is not None else why)
+        for job in blamed:
+            self.done(job, "fail", why, max(0.0, self.now() - job.began))
+        self.returned(left, "" if self._closing or blamed else why)
         if self._closing:
             return
         if not child.is_ready:
@@ -286,4 +389,5 @@ class Children:
             if self._unready >= UNREADY_MAX:
                 self._broken(why)
                 return
-        self._children.append(_Child(self))
+        if not self._children and not self._is_stopping:  # others are replaced when tasks wait for them
+            self._children.append(_Child(self))

@@ -5,6 +5,9 @@ a `Settler`, which tells them in bulk and, while telling fails, tells them again
 renews them. A lease that has run out may still be ours, as long as nobody took the task: its work goes on, and
 completing it counts. If we take it again ourselves, the loop goes on under the new lease: so a loss is only spoken of
 when the feeder is not in the middle of taking something (`taking`); what it took is known to the loop by then.
+
+A failure belongs to the lease that its work was begun under, and is never told of another one: the task may be here
+again only because that failure was told already.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import errno
 import logging
 import math
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
@@ -177,7 +180,7 @@ class Settler(BackgroundThread):
             if lost:
                 _let_pass(self._taking)
             for outcome in mine:
-                counted, said = COUNTED_AS[verb], ""
+                counted, said = COUNTED_AS[outcome.verb], ""  # a completion may have become a failure
                 if outcome.task.id in lost:
                     counted = own_outcome(outcome.task) or "lost"
                     if counted == "lost":
@@ -226,12 +229,24 @@ def _tell(queue: Queue, verb: Verb, delay_s: float | None, mine: list[Outcome]) 
         named = (isinstance(error, errors.LeaseLost) and error.tasks) or [task.id for task in tasks]
         return dict.fromkeys(named, error)
     except errors.InvalidResult as error:  # the others are completed
-        lost = error.__cause__.tasks if isinstance(error.__cause__, errors.LeaseLost) else []
-        for task in tasks:
-            if task.id in error.tasks:
-                task.fail(str(error))
-        return dict.fromkeys(lost, error)
+        cause = error.__cause__
+        lost = dict.fromkeys(cause.tasks, cause) if isinstance(cause, errors.LeaseLost) else {}
+        return lost | _fail_refused(queue, mine, error.reasons)
     return {}
+
+
+def _fail_refused(queue: Queue, mine: list[Outcome], reasons: Mapping[str, str]) -> dict[str, FsqueueError]:
+    """Fail those of `mine` whose results cannot be kept, each for its own reason; the tasks that were lost.
+
+    First all of them become failures: if the filesystem fails on the way, those are what is told again.
+    """
+    refused = [outcome for outcome in mine if outcome.task.id in reasons]
+    for outcome in refused:
+        outcome.verb, outcome.reason, outcome.result = "fail", reasons[outcome.task.id], None
+    lost: dict[str, FsqueueError] = {}
+    for outcome in refused:
+        lost |= _tell(queue, "fail", None, [outcome])
+    return lost
 
 
 def adopt(
@@ -239,10 +254,12 @@ def adopt(
 ) -> tuple[list[LeasedTask], list[Outcome]]:
     """Return those of `tasks` that are new here, and what is to be told of the others.
 
-    What had run out while the worker was at it, and nobody else took, is its own again, under the new lease.
+    What had run out while the worker was at it, and nobody else took, is its own again, under the new lease. So is a
+    task that is done: it cannot be leased once the queue has been told, so the queue has not. A failed one is new: the
+    failure was told, or its lease ran out; the new lease is for another attempt.
     """
     at_hand = {job.task.id: job for job in held}
-    on_its_way = {outcome.task.id: outcome for outcome in told if outcome.begun}
+    on_its_way = {one.task.id: one for one in told if one.begun and one.verb in ("complete", "bury")}
     new, outcomes = [], []
     for task in tasks:
         job = at_hand.get(task.id)
@@ -250,12 +267,24 @@ def adopt(
             outcomes.append(Outcome(task, "release", begun=False))  # its work is being ended
         elif job is not None:
             job.task = task
-        elif task.id in on_its_way and on_its_way[task.id].verb != "release":
+        elif task.id in on_its_way:
             outcomes.append(replace(on_its_way[task.id], task=task))
             on_its_way[task.id].begun = False  # under the lease before it is lost, which is no loss
         else:
             new.append(task)
     return new, outcomes
+
+
+def failure(job: Job, verb: Literal["fail", "bury"], reason: str) -> tuple[Outcome, list[Outcome]]:
+    """Return what is to be told of an attempt that failed, and what besides.
+
+    If the lease ran out during the work, and this worker holds the task under another one, a failure is told of the
+    lease that the work was begun under. Charged to the new lease it would cost an attempt that never ran; that lease
+    is released instead. A task that is given up is given up under whichever lease.
+    """
+    if verb == "bury" or job.begun_under.token == job.task.token:
+        return Outcome(job.task, verb, reason), []
+    return Outcome(job.begun_under, verb, reason), [Outcome(job.task, "release", begun=False)]
 
 
 def give_back(

@@ -67,6 +67,9 @@ class Threads:
         self._waiting.put(job)
         return True
 
+    def prepare(self, waiting: int) -> None:
+        """All that is needed is there."""
+
     def at_work(self) -> list[Job]:
         return [job for job in self._given if job.began != float("inf")]
 

@@ -80,8 +80,8 @@ ALONE = {
 """The faults of one verb."""
 TOGETHER = {"local": ("killed",), "nfs": ("on",)}
 """What becomes of the first of two verbs in each run of the tests."""
-SPARSE = {"fsck": 3, "gc": 2}
-"""These make many calls, of which most only look: in each run of the tests every third, or second, is tried."""
+SPARSE = {"fsck": 3, "gc": 2, "idle-looks": 10}
+"""These make many calls, of which most only look: in each run of the tests every tenth, third or second is tried."""
 TOGETHER_LONG = {
     "local": ("on", "late", "days", "killed", "cut-short", "stopped", "reply-lost"),
     "nfs": ("on", "late", "killed", "cut-short", "stopped", "locks-lost", "reply-lost", "host-lost"),

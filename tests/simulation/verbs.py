@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from unittest import mock
 
-from fsqueue import batching
-from tests.simulation import commit_acts
+from fsqueue import LeasedTask, Queue, batching
+from fsqueue.waiting import Vigil
+from tests.simulation import commit_acts, invariants
 from tests.simulation.acts import ACTS, ask, work_loop
-from tests.simulation.history import Actor
+from tests.simulation.history import DONE, Actor
 
 if TYPE_CHECKING:
     from tests.simulation.stories import Story
@@ -92,6 +93,30 @@ def poll(story: Story, actor: Actor) -> None:
     work_loop(story, actor, prefetch=1, rounds=3)
 
 
+def idle_looks(story: Story, actor: Actor) -> None:
+    """An idle worker, which looks every few seconds. Another inserts a task; leases run out, of which nobody tells."""
+    vigil: Vigil | None = None
+
+    def look(queue: Queue) -> list[LeasedTask]:
+        nonlocal vigil
+        vigil = vigil or Vigil(queue._leaser, queue._lease_ms(None))
+        try:
+            return vigil.look(2)
+        except OSError as error:
+            raise queue.store.explain(error, "leasing") from error
+
+    for number in range(6):
+        actor.took(actor.do("lease", look, n=2) or [])
+        call = actor.last
+        if call.outcome == DONE and not call.result:
+            story.history.wrong += invariants.false_empty(story, call, actor.persona.process)
+        if number == 1:
+            producer = story.actor("producer", story.hosts[0])
+            producer.insert(*story.fresh(1))
+            producer.exit()
+        actor.work(3)
+
+
 def cancel(story: Story, actor: Actor) -> None:
     actor.cancel(story.known)
 
@@ -122,6 +147,7 @@ def _verbs() -> list[Verb]:
 
     return [
         *map(verb, (insert, insert_many, insert_groups, insert_twice, lease, lease_many, poll, cancel, tasks)),
+        verb(idle_looks),
         *(verb(act, LEASE) for act in (complete, complete_each, fail, bury, release, renew)),
         verb(ACTS["retry_dead"], LETTER),
         verb(ACTS["purge_dead"], LETTER),

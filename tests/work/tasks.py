@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -22,6 +23,11 @@ def nothing(payload: Any) -> None:
 
 def double(payload: Any) -> Any:
     return {"double": payload * 2}
+
+
+def large_if_bad(payload: Any) -> Any:
+    """A result that is small in characters, and too large as JSON."""
+    return "\x01" * 30_000 if payload == "bad" else 1
 
 
 def about(payload: Any, task: Any) -> Any:
@@ -64,6 +70,10 @@ def obey(payload: Any) -> Any:
             return object()
         case "large":
             return "x" * 100_000
+        case "exhaust":  # leave no file descriptor free
+            free = os.dup(0)
+            os.close(free)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (free, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
         case "until":
             while not Path(payload["path"]).exists():
                 time.sleep(0.01)
@@ -100,3 +110,41 @@ def descriptors(payload: Any) -> Any:
     """What a program would inherit that is started without closing anything."""
     listed = subprocess.run(["ls", "/proc/self/fd"], close_fds=False, stdout=subprocess.PIPE, text=True, check=True)
     return sorted(map(int, listed.stdout.split()))
+
+
+def gated(payload: Any) -> Any:
+    """Say that task N has begun, wait for its gate (`go-N`, or `go`), and return N."""
+    where, n = Path(payload["where"]), payload["n"]
+    with open(where / "began", "a") as file:
+        file.write(f"{n} {os.getpid()}\n")
+    while not (where / "go").exists() and not (where / f"go-{n}").exists():
+        time.sleep(0.002)
+    if payload.get("fails"):
+        raise ValueError(n)
+    return n
+
+
+def misattributes(payload: Any) -> Any:
+    """Answer as a process would that has lost count of its tasks: for another task than the one at hand."""
+    from fsqueue.work import wire
+
+    real = wire.send
+
+    def send(end: Any, number: int, task: str, body: bytes, flags: int = 0) -> None:
+        real(end, number + payload["off"], task + payload["other"], payload["garbage"].encode() or body, flags)
+
+    wire.send = send
+    return payload["n"]
+
+
+def stormy(payload: Any) -> Any:
+    """Say which task is executed, take a while, and return it."""
+    with open(payload["log"], "a") as file:
+        file.write(f"{payload['n']} {os.getpid()}\n")
+    if payload["s"] > 0.005:
+        time.sleep(payload["s"])
+    else:
+        until = time.perf_counter() + payload["s"]
+        while time.perf_counter() < until:
+            pass
+    return payload["n"]

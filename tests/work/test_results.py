@@ -219,7 +219,7 @@ def test_a_stopped_worker_leaves_no_directory(queue: Queue, run: Make, place: Pa
     queue.insert(1)
     worker = run(queue, "echo 1 >$FSQUEUE_RESULT; sleep 1000", grace_s=0.1)
     thread, reports = in_background(worker)
-    wait_for(lambda: any(path.is_file() for path in place.rglob("*")))
+    wait_for(lambda: any(path.is_file() and path.name[0] != "." for path in place.rglob("*")))
     worker.stop()
     thread.join(30)
     assert reports[0].released == 1
