@@ -18,6 +18,7 @@ FLOORS = {
     "names": 1,
     "layout": 1,
     "doctorplaces": 1,
+    "mountadvice": 1,
     "identity": 1,
     "slurm": 1,
     "task": 2,
