@@ -295,9 +295,17 @@ class Store:
             try:
                 self.making_generation(lambda: self.fs.compare_clock(self.clock, path))  # noqa: B023 - called at once
             except (OSError, FsqueueError):
-                return  # a queue that one may only read: the local clock will do
+                self._compare_clock_by_touch()
+                return
             if not self.clock.is_vague():
                 return
+
+    def _compare_clock_by_touch(self) -> None:
+        """Measure it where no probe can be made: a full disk must not leave this host with a clock of its own."""
+        try:
+            self.fs.compare_clock_by(self.clock, self.layout.settings_file)
+        except (OSError, FsqueueError):
+            pass  # a queue that one may only read: the local clock will do
 
     def ring(self) -> None:
         """Tell idle workers that there may be tasks. A hint: no harm is done when it is lost."""
