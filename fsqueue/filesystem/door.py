@@ -437,13 +437,6 @@ class Filesystem(Rooted):
             self.close(fd)
             self.unlink(probe)
 
-    def compare_clock_by(self, clock: Clock, path: str) -> None:
-        """Teach `clock` the same from a file that is there, by setting its times to now: that needs no room."""
-        before = clock.ticks_ms()
-        self.touch(path)
-        stamp = self.stat(path).st_mtime_ns / 1e6
-        clock.learn(stamp, before, clock.ticks_ms())
-
 
 def _listed(fd: int) -> list[str]:
     """Return the names in an open directory, and close it."""

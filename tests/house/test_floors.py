@@ -28,6 +28,7 @@ FLOORS = {
     "ledger": 2,
     "jsonl": 2,
     "logs": 2,
+    "moments": 2,
     "store": 2,
     "taskfiles": 2,
     "staging": 2,
