@@ -246,7 +246,7 @@ def test_a_log_that_is_closed_while_a_classic_lock_is_taken_stops_nobody(
     first.close(a)
 
 
-def test_two_queues_of_a_process_share_no_task_by_classic_locks(tmp_path: Path) -> None:
+def test_two_queues_of_a_process_exclude_each_other_by_classic_locks(tmp_path: Path) -> None:
     q = Queue.create(tmp_path / "q", shards=1, durability="none")
     q.insert_many(range(4), batch_tasks=4)
     ours, theirs = (
@@ -259,3 +259,14 @@ def test_two_queues_of_a_process_share_no_task_by_classic_locks(tmp_path: Path) 
         assert theirs.store.fs.is_locked(theirs.store.log(log.batch).fd)
         ours.store.fs.unlock(log.fd)
     assert {one.payload for one in theirs.lease(4)} == {1, 2, 3}
+
+
+def test_a_lock_whose_descriptor_was_closed_by_somebody_else_is_free(tmp_path: Path) -> None:
+    """Else the file would stay locked for this process until it ends."""
+    first, second = two_filesystems(tmp_path)
+    a, b = first.open_append(f"{tmp_path}/f"), second.open_append(f"{tmp_path}/f")
+    assert first.try_lock(a)
+    os.close(a)
+    assert not second.is_locked(b)
+    assert second.try_lock(b)
+    second.close(b)

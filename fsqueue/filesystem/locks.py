@@ -95,7 +95,7 @@ class ProcessLocks:
         """Lock the whole file exclusively, without waiting. False: another thread or process has it."""
         with _held.mutex:
             file = self._file(fd)
-            if _held.owners.get(file, fd) != fd:
+            if self._owner(file, fd) != fd:
                 return False
             had = file in _held.owners
             _held.owners[file] = fd  # first: from here on no other descriptor of the file is closed under the lock
@@ -108,6 +108,18 @@ class ProcessLocks:
                     return False
                 raise
             return True
+
+    def _owner(self, file: tuple[int, int], fd: int) -> int:
+        """Return the descriptor that has the file's lock in this process, or `fd` if none has."""
+        owner = _held.owners.get(file, fd)
+        if owner != fd:
+            try:
+                if self._file(owner) == file:
+                    return owner
+            except OSError:
+                pass
+            self._release(file)  # it was closed behind our back, and the kernel has dropped the lock with it
+        return fd
 
     def _release(self, file: tuple[int, int]) -> None:
         _held.owners.pop(file, None)
@@ -125,7 +137,7 @@ class ProcessLocks:
     def is_locked(self, fd: int) -> bool:
         """Whether another thread or process has a lock on the file. Asks without locking."""
         with _held.mutex:
-            if _held.owners.get(self._file(fd), fd) != fd:
+            if self._owner(self._file(fd), fd) != fd:
                 return True
             return _is_taken(fcntl.fcntl(fd, fcntl.F_GETLK, _EXCLUSIVE))
 
@@ -133,8 +145,7 @@ class ProcessLocks:
         """Close the descriptor, at once or when the lock that another of the same file has is given back."""
         with _held.mutex:
             file = self._file(fd)
-            owner = _held.owners.get(file, fd)
-            if owner != fd:
+            if self._owner(file, fd) != fd:
                 _held.closing.setdefault(file, []).append(fd)
                 return
             os.close(fd)
