@@ -60,7 +60,7 @@ fsqueue create /scratch/me/tiles --lease-s 3600 --max-attempts 3"""
 )
 @click.option("--no-history", is_flag=True, help="Forget finished tasks at once.")
 @click.option("--exist-ok", is_flag=True, help="Leave an existing queue as it is, and succeed.")
-@click.option("--allow-unsafe", is_flag=True, help="Create it even on a mount that can't keep the promises.")
+@click.option("--allow-unsafe", is_flag=True, help="Use it even on mounts that can't keep the promises.")
 def create(queue: str, no_history: bool, **settings: Any) -> None:
     """Create the queue Q, a directory. Its settings stay for good."""
     given = {name: value for name, value in settings.items() if value is not None}

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from fsqueue import inspection, jsonl, layout, names, overwriting, revoking, trash, upkeep
+from fsqueue import inspection, jsonl, layout, mountadvice, names, overwriting, revoking, trash, upkeep
 from fsqueue.clock import Clock, Entropy
 from fsqueue.errors import (
     FULL,
@@ -47,7 +47,10 @@ def create(path: str, settings: Settings, *, exist_ok: bool, allow_unsafe: bool)
         mount = mount_of(path)
         fs = Filesystem(path, shared=mount.shared)
         try:
-            return _create(fs, mount, path, settings, exist_ok, allow_unsafe)
+            _create(fs, mount, path, settings, exist_ok, allow_unsafe)
+            if allow_unsafe and mountadvice.is_unfit(mount):
+                _allow_unsafe(fs, path)
+            return
         except _Moved:
             continue
         except UnsafeFilesystem:
@@ -101,7 +104,9 @@ def _create(
     fresh = f"{path}/{names.fresh(entropy.hex16())}"
     fd = fs.create(fresh)
     try:
-        fs.write_all(fd, layout.birth_record(settings, entropy.hex16(), clock.now_ms()))
+        now = clock.now_ms()
+        unsafe = layout.unsafe_record(now) if allow_unsafe and mountadvice.is_unfit(mount) else b""
+        fs.write_all(fd, layout.birth_record(settings, entropy.hex16(), now) + unsafe)
         fs.fsync(fd)
         fs.link(fresh, layout.settings_file(path))
         if not fs.is_in_place():
@@ -127,19 +132,29 @@ def _sync_name(fs: Filesystem, path: str) -> None:
         pass  # the directory that holds the queue is another's matter
 
 
+def _allow_unsafe(fs: Filesystem, path: str) -> None:
+    """Record, once, that a queue may be used where it is known to be unsafe: opening it refuses that otherwise."""
+    clock = Clock()
+    with _settings(fs, path, clock, Entropy()) as (fd, fate):
+        if not fate.allows_unsafe and not fate.closed:
+            jsonl.append(fs, fd, layout.unsafe_record(clock.now_ms()), True)
+
+
 def check(fs: Filesystem, mount: Mount, directory: str, clock: Clock, entropy: Entropy) -> None:
     """Refuse a mount that is known to be unfit, or on which one of the quick probes fails."""
-    from fsqueue.doctor import mountadvice, probes, verdicts
+    from fsqueue.doctor import probes, verdicts
 
-    findings = [mountadvice.about(mount)]
-    if findings[0].verdict != verdicts.UNFIT:
-        findings += probes.quick(probes.Bench(fs, f"{directory}/.new-", clock, entropy))
-    unfit = [finding for finding in findings if finding.verdict == verdicts.UNFIT]
+    verdict, seen, advice = mountadvice.known(mount)
+    unfit = [("mount", seen, advice)]
+    if verdict != mountadvice.UNFIT:
+        findings = probes.quick(probes.Bench(fs, f"{directory}/.new-", clock, entropy))
+        unfit = [(one.probe, one.seen, one.advice) for one in findings if one.verdict == verdicts.UNFIT]
     if unfit:
-        what = " ".join(f"{finding.probe.capitalize()}: {finding.seen} {finding.advice}" for finding in unfit)
-        raise UnsafeFilesystem(
-            f"{mount.point} ({mount.kind}) cannot keep a queue's promises. {what} No queue was created; "
-            f"'fsqueue doctor {directory}' tells more. To create it all the same: allow_unsafe=True, --allow-unsafe."
+        raise mountadvice.refusal(
+            mount,
+            " ".join(mountadvice.words(*one) for one in unfit),
+            f"No queue was created; 'fsqueue doctor {directory}' tells more. To create it all the same: "
+            "allow_unsafe=True, --allow-unsafe.",
         )
 
 

@@ -2,7 +2,8 @@
 
 Protocol times are integer milliseconds since the Unix epoch on the file server's clock; what
 users see are Unix seconds as floats. Durations inside a process come from a clock that does not
-jump and that runs on while the machine is suspended.
+jump and that runs on while the machine is suspended. Where the file server's clock was measured,
+its time is taken from that clock, too: setting this host's clock changes nothing (decision 0017).
 """
 
 from __future__ import annotations
@@ -26,26 +27,38 @@ DRIFT_MS = 0.1
 REMEASURE_S = 60.0
 """How often, at most, the file server's clock is compared anew."""
 
+STEP_MS = 100.0
+"""If this host's clock and its ticks move apart by more, one of them was set: the server's clock is compared anew."""
+
 
 class Clock:
     """The clock of the file server, as this host sees it.
 
-    `offset_ms` is what to add to the local clock; `error_ms` how far that may be wrong. Both are
-    zero where the files are stamped by this host's kernel (local disks).
+    `offset_ms` is what to add to the local clock, as last measured; `error_ms` how far that may be wrong. Both are
+    zero where the files are stamped by this host's kernel (local disks): there the local clock is the server's.
     """
 
     def __init__(self) -> None:
         self.offset_ms = 0
         self.error_ms = 0
         self.measured = -math.inf
+        self._base_ms: int | None = None
+        """What to add to the ticks of this host for the server's time; None: it was not measured."""
+        self._apart_ms = 0.0
+        """How far the local clock was ahead of the ticks when that was measured."""
 
     def now_ms(self) -> int:
         """Milliseconds since the epoch on the file server's clock (an estimate)."""
-        return int(time.time() * 1000) + self.offset_ms
+        base = self._base_ms
+        return int(self.local_ms()) + self.offset_ms if base is None else int(self.ticks_ms()) + base
 
     def local_ms(self) -> float:
-        """Milliseconds since the epoch on this host's own clock."""
+        """Milliseconds since the epoch on this host's own clock, which may be set at any time."""
         return time.time() * 1000
+
+    def ticks_ms(self) -> float:
+        """Milliseconds of `monotonic`, which nobody sets: by these the server's clock is measured."""
+        return self.monotonic() * 1000
 
     def monotonic(self) -> float:
         """Seconds that never jump; they count the time a machine is suspended, too."""
@@ -61,31 +74,38 @@ class Clock:
         return min(max(2 * self.error_ms, least), most)
 
     def learn(self, server_ms: float, before_ms: float, after_ms: float) -> None:
-        """Take over what one probe told: the server's stamp, between two readings of the local clock.
+        """Take over what one probe told: the server's stamp, between two readings of `ticks_ms`.
 
         A probe that took longer than those before, the server being away for half a minute perhaps, tells little:
         what is known already is changed only as far as it cannot be true any more.
         """
-        offset_ms = round(server_ms - (before_ms + after_ms) / 2)
+        base_ms = round(server_ms - (before_ms + after_ms) / 2)
         error_ms = math.ceil((after_ms - before_ms) / 2) + 1
-        now = self.monotonic()
-        if self.measured > -math.inf:
+        now, known_ms = self.monotonic(), self._base_ms
+        if known_ms is not None:
             self.error_ms += math.ceil((now - self.measured) * DRIFT_MS)
-        if self.measured == -math.inf or error_ms <= self.error_ms:
-            self.offset_ms, self.error_ms = offset_ms, error_ms
-        elif (apart := abs(self.offset_ms - offset_ms)) > error_ms:
-            self.offset_ms = offset_ms + (error_ms if self.offset_ms > offset_ms else -error_ms)
-            if apart > self.error_ms + error_ms:  # a clock was set meanwhile
+        if known_ms is None or error_ms <= self.error_ms:
+            self._base_ms, self.error_ms = base_ms, error_ms
+        elif (apart := abs(known_ms - base_ms)) > error_ms:
+            self._base_ms = base_ms + (error_ms if known_ms > base_ms else -error_ms)
+            if apart > self.error_ms + error_ms:  # the server's clock was set, or this machine stood still, unnoticed
                 self.error_ms = 2 * error_ms
-        self.measured = now
+        self.measured, self._apart_ms = now, self.local_ms() - self.ticks_ms()
+        self.offset_ms = round((self._base_ms or 0) - self._apart_ms)
 
     def is_vague(self) -> bool:
         """Whether the offset may be wrong by more than the margin makes up for."""
         return 2 * self.error_ms > MARGIN_MS[1]
 
     def is_stale(self) -> bool:
-        """Whether the offset was measured too long ago (or never)."""
-        return self.monotonic() - self.measured > REMEASURE_S
+        """Tell whether the offset was measured too long ago (or never), or a clock of this host was set since.
+
+        Of a virtual machine that was paused, the ticks have missed the pause: that its clock is set afterwards is the
+        first sign of it. So it is when a forked child enters another time namespace.
+        """
+        if self.monotonic() - self.measured > REMEASURE_S:
+            return True
+        return abs(self.local_ms() - self.ticks_ms() - self._apart_ms) > STEP_MS
 
 
 class ManualClock(Clock):

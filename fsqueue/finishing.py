@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 from contextlib import suppress
 
-from fsqueue import counters, deadletters, history, movements, taskfiles
+from fsqueue import counters, deadletters, history, moments, movements, taskfiles
 from fsqueue.errors import LockTimeout
 from fsqueue.ledger import COMPLETED, DEAD
 from fsqueue.logs import Log
@@ -34,7 +34,7 @@ def finish(store: Store, log: Log) -> None:
     ledger = log.ledger
     if not ledger.count or ledger.left:
         return
-    at = max(store.clock.now_ms(), ledger.at)
+    at = moments.present(store, log)
     if not ledger.finished:
         log.note("finish", at)
     if store.sync_inserts and not log.sync:
@@ -110,7 +110,7 @@ def bury(store: Store, log: Log, tasks: list[int]) -> None:
 def settle_loss(store: Store, log: Log) -> None:
     """The task file is proven absent although tasks have no outcome: bury them, so that nobody waits for ever."""
     ledger = log.ledger
-    at = max(store.clock.now_ms(), ledger.at)
+    at = moments.present(store, log)
     lost = [index for index in range(ledger.count) if ledger.is_free(index, at)]
     if lost:
         log.note(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import orjson
@@ -85,6 +85,8 @@ class Fate:
     id: names.QueueId
     generation: int = 1
     closed: bool = False
+    allows_unsafe: bool = field(default=False, compare=False)
+    """Whether somebody decided to use it on a mount that is known to be unfit."""
 
     @property
     def directory(self) -> names.Generation:
@@ -105,6 +107,11 @@ def generation_record(generation: int, at: int) -> bytes:
 def closed_record(at: int) -> bytes:
     """The line that ends a queue."""
     return _line({"op": "closed", "at": at})
+
+
+def unsafe_record(at: int) -> bytes:
+    """The line by which a queue may be used on a mount that is known to be unfit."""
+    return _line({"op": "allow-unsafe", "at": at})
 
 
 def _line(record: dict[str, Any]) -> bytes:
@@ -135,6 +142,8 @@ def read_fate(content: bytes, path: str) -> Fate:
                 case {"op": "generation", "generation": int(number)} if fate is not None:
                     if fate.generation < number <= GENERATION_MAX:
                         fate = replace(fate, generation=number)
+                case {"op": "allow-unsafe"} if fate is not None:
+                    fate = replace(fate, allows_unsafe=True)
                 case {"op": "closed"} if fate is not None:
                     fate = replace(fate, closed=True)
         except (orjson.JSONDecodeError, InvalidArgument, TypeError, RecursionError):

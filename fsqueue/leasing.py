@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from orjson import loads
 
 from fsqueue import batch as batches
-from fsqueue import commits, deadletters, finishing, movements, taskfiles, transitions
+from fsqueue import commits, deadletters, finishing, moments, movements, taskfiles, transitions
 from fsqueue.errors import FsqueueError
 from fsqueue.filesystem import LOST, NOT_FILES
 from fsqueue.identity import describe
@@ -272,8 +272,7 @@ class Leaser:
         elif not ledger.left:
             finishing.try_finish(store, log)
             return NOTHING
-        now = store.clock.now_ms()
-        at = now if now > ledger.at else ledger.at
+        at = moments.present(store, log)
         choice = ledger.choose(at, most, store.clock.margin_ms(), store.settings.max_attempts, solo)
         if choice.spent:
             self._bury_spent(log, choice.spent, at)
@@ -359,8 +358,7 @@ class Leaser:
             if ledger.gone or not ledger.holds(task.index, task.lease):
                 store.fs.unlock(log.fd)
                 return None
-            now = store.clock.now_ms()
-            at = now if now > ledger.at else ledger.at
+            at = moments.present(store, log)
             record = movements.complete(at, task.lease, [(task.index, task.index + 1)])
             ledger.complete(at, task.lease, [task.index], log.next_offset())
             ledger.at = at

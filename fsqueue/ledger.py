@@ -25,7 +25,7 @@ class Ledger(States):
 
     def __init__(self) -> None:
         self.at = 0
-        """The largest `at` so far: time does not run backwards in a log."""
+        """The largest `at` so far: time does not run backwards in a log, unless a `clock` record sets it right."""
         self.gone = False
         self.batch: str | None = None
         """Of a keyed log: the batch that is alive, and the staged file it comes from."""
@@ -61,7 +61,7 @@ class Ledger(States):
         except (KeyError, TypeError, ValueError):
             applied = False  # a field is missing or of the wrong kind: checked before anything was changed
         if applied:
-            self.at = at
+            self.at = at if record["op"] != "clock" else record["at"]
         for field in ("from", "name"):  # also of a record that does not apply: its author may have renamed all the same
             name = record.get(field)
             if type(name) is str and names.parse_task_file(name) is not None:
@@ -198,6 +198,15 @@ def _move(ledger: Ledger, record: dict[str, Any], at: int, offset: int) -> bool:
     return True
 
 
+def _clock(ledger: Ledger, record: dict[str, Any], at: int, offset: int) -> bool:
+    """Set the time right: the record's own `at` counts, though it is smaller than before."""
+    tasks, since = ledger._tasks(record), record["since"]
+    if type(since) is not list or len(since) != len(tasks) or record["at"] >= ledger.at:
+        raise ValueError
+    ledger.reschedule(record["at"], dict(zip(tasks, map(_time, since), strict=True)))
+    return True
+
+
 def _finish(ledger: Ledger, record: dict[str, Any], at: int, offset: int) -> bool:
     if ledger.left or not ledger.count:
         return False
@@ -239,6 +248,7 @@ _HANDLERS: dict[str, Callable[[Ledger, dict[str, Any], int, int], bool]] = {
     "commit": _commit,
     "abort": _abort,
     "move": _move,
+    "clock": _clock,
     "finish": _finish,
     "count": _counted,
     "gone": _gone,

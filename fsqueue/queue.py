@@ -48,7 +48,8 @@ class Queue:
     """An existing queue at a directory. Safe to use from many threads, and after a fork.
 
     `path` is a directory or `fq://` and a directory; `worker` a name to appear under in logs.
-    QueueNotFound, NotAQueue or FormatTooNew if it cannot be opened; nothing is created.
+    QueueNotFound, NotAQueue or FormatTooNew if it cannot be opened; nothing is created. UnsafeFilesystem if this host's
+    mount is known to break its promises.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class Queue:
 
         QueueExists if there is one (with `exist_ok` it is opened as it is); NotAQueue if the path
         is a file or a directory with something else in it; UnsafeFilesystem if the mount cannot
-        keep the queue's promises, unless `allow_unsafe`.
+        keep the queue's promises, unless `allow_unsafe`, which is recorded: opening refuses such mounts, too.
         """
         settings = Settings(
             shards, batch_tasks_max, task_bytes_max, max_attempts, lease_s, backoff_s, durability, keep_history

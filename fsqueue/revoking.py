@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from fsqueue import moments
 from fsqueue.clock import MARGIN_MS
 from fsqueue.ledger import LEASED, Ledger
 from fsqueue.movements import to_ranges
@@ -17,7 +18,7 @@ def revoke(store: Store, batch: Batch, chosen: Callable[[Ledger, int], bool], wa
     try:
         with locked(store, batch, wait_s) as log:
             ledger = log.ledger
-            at = max(store.clock.now_ms(), ledger.at)
+            at = moments.present(store, log)
             tasks = [index for index in range(ledger.count) if ledger.state[index] == LEASED and chosen(ledger, index)]
             if tasks:
                 move = earlier_name(log, 0)
@@ -37,7 +38,7 @@ def expire(store: Store, batch: Batch, chosen: Callable[[Ledger, int], bool], wa
     try:
         with locked(store, batch, wait_s) as log:
             ledger, ended = log.ledger, 0
-            at = max(store.clock.now_ms(), ledger.at)
+            at = moments.present(store, log)
             held: dict[str, list[int]] = {}
             for index in range(ledger.count):
                 holder = ledger.holder[index]

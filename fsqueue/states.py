@@ -320,6 +320,21 @@ class States:
                 heappush(self._returns, (self.since[index], index))
         return applies
 
+    def reschedule(self, at: int, since: dict[int, int]) -> None:
+        """At `at`, give open tasks new times: from when they are available, or until when they are leased.
+
+        Versions stay: it is still the same task, in the same hands.
+        """
+        for index, time in since.items():
+            lease = self.holder[index]
+            if self.state[index] == AVAILABLE:
+                self.since[index] = time
+                heappush(self._returns, (time, index))
+            elif self.state[index] == LEASED and lease is not None:
+                self.since[index] = time
+                lease.at = min(lease.at, at)
+                self._expects(time, lease)
+
     def _expects(self, until: int, lease: Lease) -> None:
         self._serial += 1  # leases themselves cannot be compared
         heappush(self._expiries, (until, self._serial, lease))

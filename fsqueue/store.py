@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import orjson
 
-from fsqueue import jsonl
+from fsqueue import jsonl, mountadvice
 from fsqueue.clock import Clock, Entropy
 from fsqueue.errors import FULL, FsqueueError, LockTimeout, NotAQueue, QueueNotFound, from_os_error
 from fsqueue.filesystem import Filesystem, mount_of
@@ -46,7 +46,8 @@ class QueueClosed(QueueNotFound):
 class Store:
     """An open queue, before any verb. Safe to share between threads; a forked child starts over.
 
-    QueueNotFound or NotAQueue if there is no queue at `path`; nothing is created.
+    QueueNotFound or NotAQueue if there is no queue at `path`; nothing is created. UnsafeFilesystem if this host has it
+    mounted in a way that is known to be unfit, unless the queue allows that.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class Store:
         entropy: Entropy | None = None,
     ) -> None:
         self.path = path
-        mount = mount_of(path)
+        self.mount = mount = mount_of(path)
         self.fs = fs or Filesystem(path, shared=mount.shared, lists_by_time=mount.lists_by_time)
         self.clock = clock or Clock()
         self.entropy = entropy or Entropy()
@@ -76,6 +77,8 @@ class Store:
         self.fate: Fate
         self.layout: Layout
         self._load()
+        if not self.fate.allows_unsafe:
+            mountadvice.refuse_unfit(mount, path)
         self.settings = self.fate.settings
         self.sync_inserts = self.settings.durability != "none" or self.fs.shared
         self.sync_movements = self.settings.durability == "strict" or self.fs.shared
@@ -285,16 +288,27 @@ class Store:
 
         Several times, if need be: the server may be slow for a moment, and how long it took is the error.
         """
-        if not self.clock.is_stale() or mount_of(self.path).kind == "lustre":
+        if not self.clock.is_stale() or self.mount.kind == "lustre":
             return
         for _ in range(PROBES):
             path = f"{self.layout.staging}/{probe(self.entropy.hex16())}"
             try:
                 self.making_generation(lambda: self.fs.compare_clock(self.clock, path))  # noqa: B023 - called at once
             except (OSError, FsqueueError):
-                return  # a queue that one may only read: the local clock will do
+                self._compare_clock_by_touch()
+                return
             if not self.clock.is_vague():
                 return
+
+    def _compare_clock_by_touch(self) -> None:
+        """Measure it where no probe can be made: a full disk must not leave this host with a clock of its own."""
+        clock, path = self.clock, self.layout.settings_file
+        before = clock.ticks_ms()
+        try:
+            self.fs.touch(path)
+            clock.learn(self.fs.stat(path).st_mtime_ns / 1e6, before, clock.ticks_ms())
+        except (OSError, FsqueueError):
+            pass  # a queue that one may only read: the local clock will do
 
     def ring(self) -> None:
         """Tell idle workers that there may be tasks. A hint: no harm is done when it is lost."""

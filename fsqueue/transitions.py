@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from fsqueue import finishing, history, movements, names, taskfiles
+from fsqueue import finishing, history, moments, movements, names, taskfiles
 from fsqueue.errors import LeaseExpired, LeaseLost, LockTimeout, QueueNotFound
 from fsqueue.filesystem import LOST
 from fsqueue.identity import describe
@@ -193,7 +193,7 @@ def _in_batch(
     try:
         with locked(store, batch, wait_s) as log:
             ledger = log.ledger
-            at = max(store.clock.now_ms(), ledger.at)
+            at = moments.present(store, log)
             for lease, indices in leases.items():
                 held = sorted({index for index in indices if ledger.holds(index, lease)})
                 if len(held) < len(indices):
@@ -266,8 +266,7 @@ def _complete_in(store: Store, log: Log, task: LeasedTask) -> bool:
     ledger, index, lease = log.ledger, task.index, task.lease
     holds = not ledger.gone and ledger.holds(index, lease)
     if holds:
-        now = store.clock.now_ms()
-        at = now if now > ledger.at else ledger.at
+        at = moments.present(store, log)
         offset = log.append(movements.complete(at, lease, [(index, index + 1)]))
         ledger.complete(at, lease, [index], offset)
         ledger.at = at
@@ -399,7 +398,7 @@ def cancel(store: Store, batch: Batch, indices: list[int]) -> int:
                 finishing.farewell(store, log)
                 return 0
             ledger = log.ledger
-            at = max(store.clock.now_ms(), ledger.at)
+            at = moments.present(store, log)
             free = sorted({index for index in indices if index < ledger.count and ledger.is_free(index, at)})
             if free:
                 log.note("cancel", at, tasks=to_ranges(free), versions=[ledger.version[index] for index in free])

@@ -17,6 +17,7 @@ from fsqueue import (
     finishing,
     history,
     inspection,
+    moments,
     names,
     nodes,
     staging,
@@ -115,7 +116,7 @@ def _shard(store: Store, shard: str, report: GcReport) -> list[OSError]:
         try:
             ledger = inspection.read_ledger(store, batch)
             at_work = ledger is not None and ledger.left and batch in files and not ledger.done[DEAD]
-            if not at_work or is_late(ledger, files[batch]):
+            if not at_work or is_late(ledger, files[batch]) or (ledger and moments.is_ahead(store, ledger)):
                 mend(store, batch, files.get(batch), report)
         except LockTimeout:
             report.busy += 1
@@ -142,6 +143,7 @@ def mend(store: Store, batch: Batch, name: TaskFileName | None, report: GcReport
         with transitions.locked(store, batch, finishing.WAIT_S) as log:
             log.name = log.name or name
             ledger = log.ledger
+            moments.set_right(store, log)
             if ledger.count and not ledger.left:
                 finishing.finish(store, log)
                 report.finished += 1
@@ -157,7 +159,7 @@ def mend(store: Store, batch: Batch, name: TaskFileName | None, report: GcReport
                 if name is not None and is_late(ledger, name):
                     target = name.at(ledger.next_time() or 0)
                     log.name = name
-                    log.note("move", max(store.clock.now_ms(), ledger.at), **{"from": str(name), "name": str(target)})
+                    log.note("move", moments.present(store, log), **{"from": str(name), "name": str(target)})
                     report.renamed += taskfiles.rename(store, log, target)
                     store.ring()
     except FileNotFoundError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import time
@@ -121,13 +122,87 @@ def test_the_clock_is_measured_again_while_the_server_is_slow(
 
     def compare(_: Filesystem, clock: Clock, probe: str) -> None:
         took = took_ms.pop(0)
-        clock.learn(clock.local_ms() + took, clock.local_ms(), clock.local_ms() + took)
+        ticks = clock.ticks_ms()
+        clock.learn(clock.local_ms() + took / 2, ticks, ticks + took)
 
     monkeypatch.setattr(Filesystem, "compare_clock", compare)
     clock = queue.store.clock = Clock()
     queue.store.compare_clock()
     assert took_ms == [10]
     assert (abs(clock.offset_ms) <= 10, clock.is_stale()) == (True, False)
+
+
+class SteppedClock(Clock):
+    """The clock of a host that is set while its ticks go on."""
+
+    step_ms = 0.0
+    slept_ms = 0.0
+
+    def local_ms(self) -> float:
+        return super().local_ms() + self.step_ms
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.slept_ms / 1000
+
+
+def set_clock(monkeypatch: pytest.MonkeyPatch, step_ms: int) -> None:
+    """Set this host's clock; the one that stamps its files stays."""
+    wall = time.time
+    monkeypatch.setattr(time, "time", lambda: wall() + step_ms / 1000)
+
+
+@pytest.mark.parametrize("step_ms", [900_000, -900_000])
+def test_setting_the_local_clock_does_not_move_the_server_s_time(step_ms: int) -> None:
+    clock = SteppedClock()
+    ticks = clock.ticks_ms()
+    clock.learn(clock.local_ms() + 7_000, ticks, ticks + 2)
+    before = clock.now_ms()
+    clock.step_ms = step_ms
+    assert 0 <= clock.now_ms() - before < 5_000
+    assert clock.is_stale()  # and it is measured anew, in case that it was the ticks that missed something
+    clock.learn(clock.now_ms(), clock.ticks_ms(), clock.ticks_ms())
+    assert not clock.is_stale()
+    assert abs(clock.offset_ms - 7_000 + step_ms) < 5_000  # of the local clock as it is now
+
+
+def test_time_that_the_machine_was_suspended_counts() -> None:
+    clock = SteppedClock()
+    ticks = clock.ticks_ms()
+    clock.learn(clock.local_ms(), ticks, ticks + 2)
+    before = clock.now_ms()
+    clock.slept_ms = clock.step_ms = 3_600_000
+    assert 3_600_000 <= clock.now_ms() - before < 3_605_000
+
+
+@pytest.mark.parametrize("step_ms", [900_000, -900_000])
+def test_a_step_of_the_local_clock_takes_over_no_live_lease_on_a_shared_mount(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step_ms: int
+) -> None:
+    q = Queue.create(tmp_path / "q", shards=1, lease_s=600)
+    q.insert("t")
+    holder, other = (Queue(q.path, filesystem=Filesystem(str(q.path), shared=True)) for _ in range(2))
+    [held] = holder.lease(1)
+    assert other.lease(1) == []
+    set_clock(monkeypatch, step_ms)
+    assert other.lease(1) == []
+    other.store.refresh(now=True)
+    assert other.lease(1) == []
+    held.renew()
+    held.complete()
+
+
+def test_a_full_disk_does_not_leave_a_host_with_its_own_clock(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No probe can be made; the times of a file that is there can be set."""
+    clock, now_ms = Clock(), time.time() * 1000
+    queue.store.clock = clock
+    set_clock(monkeypatch, 30 * 86_400_000)
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(queue.store.fs, "create", full)
+    queue.store.compare_clock()
+    assert abs(clock.now_ms() - now_ms) < 60_000
 
 
 def test_monotonic_time_does_not_follow_the_wall_clock(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from fsqueue import FsqueueError, InvalidArgument, NotAQueue, Queue, UnsafeFiles
 from fsqueue.doctor import examination as doctor
 from fsqueue.doctor.verdicts import OK, UNFIT, UNTRIED, WARNING, Finding
 from fsqueue.filesystem import Filesystem, Mount
+from fsqueue.filesystem.mounts import mount_among
 from fsqueue.filesystem.quota import Quota, parse_lfs, quota_of
 from tests.support import files_below
 
@@ -253,9 +254,13 @@ def test_scratch_systems_delete_idle_files(tmp_path: Path) -> None:
     assert "--touch" in by_probe(doctor.examine(tmp_path / "scratch").findings)["idle files"].advice
 
 
-def space(bytes_free: int, files_free: int, files: int = 10**6, quotas: list[Quota] | None = None) -> Finding:
+def space(
+    bytes_free: int, files_free: int, files: int = 10**6, quotas: list[Quota] | None = None, blocks: int = 2**40
+) -> Finding:
     fs = SimpleNamespace(
-        space=lambda path: SimpleNamespace(f_bavail=bytes_free // 512, f_frsize=512, f_files=files, f_favail=files_free)
+        space=lambda path: SimpleNamespace(
+            f_blocks=blocks, f_bavail=bytes_free // 512, f_frsize=512, f_files=files, f_favail=files_free
+        )
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(doctor, "quota_of", lambda mount: quotas or [])
@@ -267,6 +272,34 @@ def test_room_is_told_in_bytes_and_files() -> None:
     assert space(2**20, 10**6).verdict == space(2**40, 100).verdict == WARNING
     assert space(0, 10**6).verdict == space(2**40, 0).verdict == UNFIT
     assert space(2**40, 0, files=0).figures == {"bytes_free": 2**40}  # btrfs counts no inodes
+
+
+def test_a_mount_that_tells_no_number_of_blocks_is_not_called_full() -> None:
+    """ramfs, and FUSE systems without statfs."""
+    found = space(0, 0, files=0, blocks=0)
+    assert (found.verdict, found.figures) == (UNTRIED, {})
+    assert "does not tell" in found.seen
+    assert space(0, 0, files=10**6, blocks=0).verdict == UNFIT  # it has no inode left, and says so
+    assert space(0, 100, files=10**6, blocks=0).verdict == WARNING
+
+
+def without_proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no /proc from now on: neither mountinfo, nor a path to an open directory."""
+    is_directory = os.path.isdir
+    monkeypatch.setattr(os.path, "isdir", lambda path: not str(path).startswith("/proc/") and is_directory(path))
+    monkeypatch.setattr(doctor, "mount_of", lambda path: mount_among((), path))
+
+
+def test_without_proc_the_doctor_says_what_it_could_not_examine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_proc(tmp_path, monkeypatch)
+    for report in (doctor.examine(tmp_path), doctor.join(tmp_path, timeout_s=0)):
+        assert report.verdict == WARNING
+        said = [finding.seen for finding in report.findings]
+        assert any("/proc" in seen and "locks" in seen for seen in said)
+        assert "mountinfo is unreadable" in said[0]
+    assert os.listdir(tmp_path) == []
 
 
 def test_a_quota_counts_where_it_leaves_less() -> None:

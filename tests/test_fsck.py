@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from fsqueue import Finding, LeaseLost, Queue, Status, commits, counters, finishing, names, staging, upkeep
+from fsqueue import Finding, LeaseLost, Queue, Status, commits, counters, finishing, movements, names, staging, upkeep
 from fsqueue.clock import ManualClock
 from fsqueue.fsck.findings import KINDS
 from tests.concurrency.processes import Child
@@ -192,6 +192,15 @@ def a_log_that_said_farewell(queue: Queue, clock: ManualClock) -> set[str]:
 def a_name_in_the_future(queue: Queue, clock: ManualClock) -> set[str]:
     path = held_file(queue)
     path.rename(path.with_name(f"9{path.name[1:]}"))
+    return set()
+
+
+@damage("future-time")
+def a_process_with_a_clock_ahead(queue: Queue, clock: ManualClock) -> set[str]:
+    path = held_file(queue)
+    month_ahead = round((clock.now_s + 30 * 86_400) * 1000)
+    with log_of(queue, path).open("ab") as log:
+        log.write(movements.record("move", month_ahead, **{"from": path.name, "name": path.name}))
     return set()
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import fsqueue
+from fsqueue import Queue
 from fsqueue.clock import Entropy, ManualClock
 from fsqueue.filesystem import Filesystem
 from fsqueue.filesystem.locks import DescriptionLocks, ProcessLocks, description_locks_work
@@ -191,3 +192,81 @@ def test_waiting_for_a_lock_gives_up(tmp_path: Path) -> None:
     assert 1.5 <= clock.monotonic() - begun < 1.6
     fs.close(first)
     fs.close(second)
+
+
+# -- classic locks, between objects of one process ----------------------------------------------------------
+
+
+def two_filesystems(root: Path) -> tuple[Filesystem, Filesystem]:
+    first, second = (Filesystem(str(root), shared=False, process_locks=True) for _ in range(2))
+    return first, second
+
+
+def test_two_filesystems_of_a_process_exclude_each_other_by_classic_locks(tmp_path: Path) -> None:
+    first, second = two_filesystems(tmp_path)
+    a, b = first.open_append(f"{tmp_path}/f"), second.open_append(f"{tmp_path}/f")
+    assert first.try_lock(a)
+    assert not second.try_lock(b)
+    assert second.is_locked(b)
+    first.unlock(a)
+    assert second.try_lock(b)
+    second.close(b)
+    first.close(a)
+
+
+def test_closing_in_one_filesystem_keeps_the_classic_lock_that_another_has(tmp_path: Path) -> None:
+    first, second = two_filesystems(tmp_path)
+    a, b = first.open_append(f"{tmp_path}/f"), second.open_append(f"{tmp_path}/f")
+    assert first.try_lock(a)
+    second.close(b)
+    assert not free_for_another_process(ProcessLocks(), f"{tmp_path}/f")
+    first.close(a)
+    assert free_for_another_process(ProcessLocks(), f"{tmp_path}/f")
+
+
+def test_a_log_that_is_closed_while_a_classic_lock_is_taken_stops_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The collector closes a forgotten log in the thread that is just locking the same file."""
+    first, second = two_filesystems(tmp_path)
+    a, b = first.open_append(f"{tmp_path}/f"), second.open_append(f"{tmp_path}/f")
+    lockf = fcntl.lockf
+
+    def collecting(fd: int, how: int) -> None:
+        lockf(fd, how)
+        monkeypatch.undo()
+        second.close(b)
+
+    monkeypatch.setattr(fcntl, "lockf", collecting)
+    thread = threading.Thread(target=first.try_lock, args=(a,), daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert not free_for_another_process(ProcessLocks(), f"{tmp_path}/f")
+    first.close(a)
+
+
+def test_two_queues_of_a_process_exclude_each_other_by_classic_locks(tmp_path: Path) -> None:
+    q = Queue.create(tmp_path / "q", shards=1, durability="none")
+    q.insert_many(range(4), batch_tasks=4)
+    ours, theirs = (
+        Queue(q.path, filesystem=Filesystem(str(q.path), shared=False, process_locks=True)) for _ in range(2)
+    )
+    [task] = ours.lease(1)
+    log = ours.store.logs[task.batch]
+    with log.mutex:
+        assert ours.store.fs.try_lock(log.fd)
+        assert theirs.store.fs.is_locked(theirs.store.log(log.batch).fd)
+        ours.store.fs.unlock(log.fd)
+    assert {one.payload for one in theirs.lease(4)} == {1, 2, 3}
+
+
+def test_a_lock_whose_descriptor_was_closed_by_somebody_else_is_free(tmp_path: Path) -> None:
+    """Else the file would stay locked for this process until it ends."""
+    first, second = two_filesystems(tmp_path)
+    a, b = first.open_append(f"{tmp_path}/f"), second.open_append(f"{tmp_path}/f")
+    assert first.try_lock(a)
+    os.close(a)
+    assert not second.is_locked(b)
+    assert second.try_lock(b)
+    second.close(b)

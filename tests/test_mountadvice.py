@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from fsqueue.doctor import mountadvice
-from fsqueue.doctor.verdicts import OK, UNFIT, WARNING
+from fsqueue import Queue, administration, mountadvice, store
+from fsqueue.doctor.verdicts import OK, UNFIT, WARNING, about
+from fsqueue.errors import QueueNotFound, UnsafeFilesystem
 from fsqueue.filesystem import Mount
 from fsqueue.filesystem.mounts import mount_among
+from tests.support import files_below
 
 pytestmark = pytest.mark.once
 
@@ -71,7 +73,7 @@ def test_each_kind_of_mount_is_told_from_its_line(
     ]
     mount = mount_among(lines, "/data/me/q")
     assert (mount.kind, mount.point, mount.source) == (kind, "/data", source)
-    finding = mountadvice.about(mount)
+    finding = about(mount)
     assert finding.verdict == verdict
     assert asked in finding.advice
     assert (finding.verdict == UNFIT) <= bool(finding.advice)
@@ -99,7 +101,7 @@ def test_of_mounts_upon_each_other_the_last_counts() -> None:
 @pytest.mark.parametrize(("said", "verdict"), [("true", OK), ("1", OK), ("false", UNFIT), (None, WARNING)])
 def test_beegfs_is_asked_for_its_setting(monkeypatch: pytest.MonkeyPatch, said: str | None, verdict: str) -> None:
     monkeypatch.setattr(mountadvice, "beegfs_setting", lambda name: said if name == "tuneUseGlobalFileLocks" else None)
-    finding = mountadvice.about(Mount("beegfs", "/b", "rw"))
+    finding = about(Mount("beegfs", "/b", "rw"))
     assert finding.verdict == verdict
     assert "tuneUseGlobalFileLocks" in finding.seen + finding.advice
 
@@ -114,3 +116,70 @@ def test_beegfs_settings_are_read_where_its_client_shows_them(tmp_path: Path, mo
     monkeypatch.setattr(mounts, "BEEGFS", str(tmp_path))
     assert beegfs_setting("tuneUseGlobalFileLocks") == "true"
     assert beegfs_setting("unheardOf") is None
+
+
+# -- opening a queue on one -----------------------------------------------------------------------------
+
+UNFIT_MOUNTS = [
+    Mount("nfs4", "/n", "rw,vers=4.2,hard,local_lock=all", "srv:/n"),
+    Mount("lustre", "/l", "rw,localflock", "mgs:/l"),
+]
+
+
+def mounted(monkeypatch: pytest.MonkeyPatch, mount: Mount) -> None:
+    """What this host's mountinfo says from now on."""
+    for module in (administration, store):
+        monkeypatch.setattr(module, "mount_of", lambda path: mount)
+
+
+@pytest.mark.parametrize("mount", UNFIT_MOUNTS, ids=lambda mount: mount.kind)
+def test_a_second_host_with_an_unfit_mount_cannot_open_a_queue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mount: Mount
+) -> None:
+    Queue.create(tmp_path / "q").insert("a task")  # on a sound host
+    before = files_below(tmp_path / "q")
+    mounted(monkeypatch, mount)
+    with pytest.raises(UnsafeFilesystem, match=r"The queue .* was not opened") as refused:
+        Queue(tmp_path / "q")
+    seen, advice = about(mount).seen.rpartition("): ")[2], about(mount).advice
+    assert seen in str(refused.value)
+    assert advice in str(refused.value)  # the doctor's own words, and create's
+    with pytest.raises(UnsafeFilesystem) as not_created:
+        Queue.create(tmp_path / "other")
+    assert f"{seen} {advice}" in str(not_created.value)
+    with pytest.raises(UnsafeFilesystem):
+        Queue.create(tmp_path / "q", exist_ok=True)
+    assert files_below(tmp_path / "q") == before
+    with pytest.raises(QueueNotFound):
+        Queue(tmp_path / "elsewhere")  # what is not there is said to be missing, whatever the mount
+
+
+def test_what_was_created_with_allow_unsafe_can_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mounted(monkeypatch, UNFIT_MOUNTS[0])
+    Queue.create(tmp_path / "q", allow_unsafe=True).insert("a task")
+    assert Queue(tmp_path / "q").status().waiting == 1
+    assert (tmp_path / "q" / "queue.jsonl").read_bytes().count(b"allow-unsafe") == 1
+
+
+def test_an_existing_queue_can_be_allowed_on_an_unfit_mount_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Queue.create(tmp_path / "q", allow_unsafe=True).insert("a task")
+    settings = tmp_path / "q" / "queue.jsonl"
+    assert b"allow-unsafe" not in settings.read_bytes()  # the mount was fit: nothing was decided
+    mounted(monkeypatch, UNFIT_MOUNTS[0])
+    with pytest.raises(UnsafeFilesystem, match=r"create .*/q --exist-ok --allow-unsafe"):
+        Queue(tmp_path / "q")
+    for _ in range(2):
+        Queue.create(tmp_path / "q", exist_ok=True, allow_unsafe=True)
+    assert settings.read_bytes().count(b"allow-unsafe") == 1
+    assert [task.payload for task in Queue(tmp_path / "q").lease(2)] == ["a task"]
+
+
+def test_an_open_queue_on_a_local_disk_asks_nothing_of_the_advice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q = Queue.create(tmp_path / "q")
+    mounted(monkeypatch, Mount("ext4", "/", "rw"))
+    monkeypatch.setattr(mountadvice, "known", lambda mount: pytest.fail("it was asked"))
+    Queue(q.path)

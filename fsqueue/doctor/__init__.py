@@ -1,8 +1,8 @@
 """Is this directory fit for queues? `examine` asks on one host, `join` together with another (docs/doctor.md).
 
 From the top down: `examination`; `twohosts` (what two of them find out together) over `rendezvous` (how they
-meet); `contests` (many processes at once); `probes` (one process); `mountadvice` (what the mount itself says);
-`verdicts`.
+meet); `contests` (many processes at once); `probes` (one process); `verdicts`
+(over `mountadvice`, one floor down: what the mount itself says).
 """
 
 from fsqueue.doctor.examination import Report, examine, join

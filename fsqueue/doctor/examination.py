@@ -15,9 +15,9 @@ from typing import Any
 
 from fsqueue import doctorplaces, names, stuck
 from fsqueue.clock import Clock, Entropy
-from fsqueue.doctor import contests, messages, mountadvice, probes, twohosts
+from fsqueue.doctor import contests, messages, probes, twohosts
 from fsqueue.doctor.rendezvous import PartnerLost, Rendezvous
-from fsqueue.doctor.verdicts import OK, UNFIT, UNTRIED, WARNING, Finding, worst
+from fsqueue.doctor.verdicts import OK, UNFIT, UNTRIED, WARNING, Finding, about, worst
 from fsqueue.errors import FULL, FsqueueError, NotAQueue
 from fsqueue.filesystem import Filesystem, Mount, mount_of
 from fsqueue.filesystem.held import Displaced, Held, is_directory
@@ -112,7 +112,7 @@ class Examination:
         self.clock, self.entropy = Clock(), Entropy()
         self.progress = progress
         self.report = Report(where, self.directory, socket.gethostname(), self.mount)
-        self.report.findings.append(mountadvice.about(self.mount))
+        self.report.findings.append(about(self.mount))
         self._look()
 
     def filesystem(self, place: Held) -> Filesystem:
@@ -151,6 +151,9 @@ class Examination:
 
     def _work(self, directory: Held) -> None:
         """Try everything in a place of its own, which is removed in the end; remnants of dead doctors go, too."""
+        if not directory.is_followed:
+            self.report.findings.append(without_proc("locks, writing, names, syncing, stamps and the clock"))
+            return
         place = doctorplaces.make_place(directory, self.entropy.hex16)
         fs = self.filesystem(place)
         try:
@@ -182,6 +185,9 @@ class Examination:
         findings = self.report.findings
         try:
             with Held.at(self.directory) as directory:
+                if not directory.is_followed:
+                    findings.append(without_proc("what two hosts do together"))
+                    return
                 try:
                     self._join(directory, timeout_s, waiting)
                 finally:
@@ -312,6 +318,17 @@ def nearest(path: str) -> str:
             return path  # it cannot be looked at: the probes will say why
 
 
+def without_proc(what: str) -> Finding:
+    """Return the finding that says what is not tried without /proc: places can only be held through it."""
+    return Finding(
+        "probes",
+        WARNING,
+        f"there is no /proc, or it cannot be read: {what} were not examined. Without it others could exchange the "
+        "place where the doctor works.",
+        "Run the doctor where /proc is mounted (in a container: with its own /proc).",
+    )
+
+
 def unwritable(error: OSError) -> Finding:
     """The finding that says why nothing can be tried."""
     if error.errno == errno.EROFS:
@@ -330,7 +347,9 @@ def unwritable(error: OSError) -> Finding:
 def space(fs: Filesystem, directory: str, mount: Mount) -> Finding:
     """How many bytes and files there is room for, by the disk and by quotas."""
     found = fs.space(directory)
-    figures: dict[str, Any] = {"bytes_free": found.f_bavail * found.f_frsize}
+    figures: dict[str, Any] = {}
+    if found.f_blocks:  # ramfs, and FUSE systems without statfs, tell none: that is no full disk
+        figures["bytes_free"] = found.f_bavail * found.f_frsize
     if found.f_files:
         figures["files_free"] = found.f_favail
     whose = []
@@ -338,15 +357,19 @@ def space(fs: Filesystem, directory: str, mount: Mount) -> Finding:
         whose.append(f"quota of {quota.whose}")
         if quota.bytes_limit:
             left = max(0, quota.bytes_limit - quota.bytes_used)
-            figures["bytes_free"] = min(figures["bytes_free"], left)
+            figures["bytes_free"] = min(figures.get("bytes_free", left), left)
         if quota.files_limit:
             left = max(0, quota.files_limit - quota.files_used)
             figures["files_free"] = min(figures.get("files_free", left), left)
-    room, files = figures["bytes_free"], figures.get("files_free")
-    seen = f"room for {room / 2**30:,.1f} GiB" + ("" if files is None else f" and {files:,} files")
+    room, files = figures.get("bytes_free"), figures.get("files_free")
+    parts = ["an unknown number of bytes" if room is None else f"{room / 2**30:,.1f} GiB"]
+    parts += [] if files is None else [f"{files:,} files"]
+    seen = f"room for {' and '.join(parts)}"
     seen += f" ({', '.join(whose)})." if whose else "; no quota is to be seen from here."
-    if not room or files == 0:
+    if room == 0 or files == 0:
         return Finding("space", UNFIT, seen, "Make room, or ask for more quota.", figures)
-    if room < BYTES_LOW or (files is not None and files < FILES_LOW):
+    if (room is not None and room < BYTES_LOW) or (files is not None and files < FILES_LOW):
         return Finding("space", WARNING, seen, "That is little. Make room, or ask for more quota.", figures)
+    if room is None:
+        return Finding("space", UNTRIED, f"the filesystem does not tell how much is free: {seen}", figures=figures)
     return Finding("space", OK, seen, figures=figures)

@@ -6,7 +6,10 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-OK, WARNING, UNFIT, UNTRIED = "ok", "warning", "unfit", "untried"
+from fsqueue import mountadvice
+from fsqueue.filesystem import Mount
+
+OK, WARNING, UNFIT, UNTRIED = mountadvice.OK, mountadvice.WARNING, mountadvice.UNFIT, "untried"
 """What a queue needs is there; it is there with a limit that one should know; it is not there; nobody could tell."""
 
 
@@ -29,3 +32,15 @@ def worst(findings: Iterable[Finding]) -> str:
     """The verdict over all: unfit if anything is, else with a warning if anything has one, else ok."""
     verdicts = {finding.verdict for finding in findings}
     return next((verdict for verdict in (UNFIT, WARNING) if verdict in verdicts), OK)
+
+
+def about(mount: Mount) -> Finding:
+    """Return what is known of a mount, as a finding."""
+    verdict, seen, advice = mountadvice.known(mount)
+    return Finding(
+        "mount",
+        verdict,
+        f"{mount.kind} at {mount.point} ({mount.options}): {seen}",
+        advice,
+        {"type": mount.kind, "point": mount.point, "options": mount.options, "source": mount.source},
+    )

@@ -67,7 +67,7 @@ class Filesystem(Rooted):
         self.pauses_s = SHARED_PAUSES_S if shared else LOCAL_PAUSES_S
         if process_locks is None:
             process_locks = not description_locks_work()
-        locks = ProcessLocks() if process_locks else DescriptionLocks()
+        self._locks = locks = ProcessLocks() if process_locks else DescriptionLocks()
         self.try_lock: Callable[[int], bool] = locks.try_lock
         self.unlock: Callable[[int], None] = locks.unlock
         self.is_locked: Callable[[int], bool] = locks.is_locked
@@ -99,7 +99,7 @@ class Filesystem(Rooted):
                 return fd
             except OSError as error:
                 if fd >= 0:
-                    os.close(fd)
+                    self._locks.close(fd)
                 if error.errno == errno.ESTALE and left:
                     continue
                 code = errno.ENOENT if error.errno == errno.ESTALE else error.errno
@@ -148,7 +148,7 @@ class Filesystem(Rooted):
             try:
                 self._share(fd, os.fstat(fd))
             except BaseException:
-                os.close(fd)
+                self._locks.close(fd)
                 raise
         return fd
 
@@ -427,12 +427,12 @@ class Filesystem(Rooted):
         """Teach `clock` the file server's time, from the stamp of a probe file made at the path `probe`."""
         fd = self.create(probe)
         try:
-            before = clock.local_ms()
+            before = clock.ticks_ms()
             self.write_all(fd, b"\n")
             if self.shared:
                 self.fsync(fd)
             stamp = self.fstat(fd).st_mtime_ns / 1e6
-            clock.learn(stamp, before, clock.local_ms())
+            clock.learn(stamp, before, clock.ticks_ms())
         finally:
             self.close(fd)
             self.unlink(probe)

@@ -46,7 +46,9 @@ class Held:
     def __init__(self, fd: int, name: str) -> None:
         self.fd, self.name = fd, name
         through = f"/proc/self/fd/{fd}"
-        self.path = through if os.path.isdir(through) else name
+        self.is_followed = os.path.isdir(through)
+        """Whether `path` leads to it: without /proc, others could put something else in its place."""
+        self.path = through if self.is_followed else name
 
     @classmethod
     def at(cls, path: str) -> Held:

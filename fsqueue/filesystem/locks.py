@@ -58,24 +58,33 @@ class DescriptionLocks:
         os.close(fd)
 
 
+class _Held:
+    """What this process has locked by classic locks: one table for all, since the kernel has one, too."""
+
+    def __init__(self) -> None:
+        self.mutex = threading.RLock()
+        """Reentrant: the collector may close a forgotten log in a thread that is in here already."""
+        self.owners: dict[tuple[int, int], int] = {}
+        """The descriptor that has the lock, by file."""
+        self.closing: dict[tuple[int, int], list[int]] = {}
+        """Descriptors that are closed once the lock of their file is given back."""
+
+    def forget(self) -> None:
+        """In a forked child, which holds none of its parent's classic locks: begin anew."""
+        self.__init__()  # type: ignore[misc]
+
+
+_held = _Held()
+os.register_at_fork(after_in_child=_held.forget)
+
+
 class ProcessLocks:
     """Classic locks, made safe between threads: one owner a file in this process, late closing.
 
-    Closing any descriptor of a file drops the process's lock on it, so a descriptor closed while
-    another of the same file is locked is kept open until that lock is given back.
+    To the kernel they belong to the process, so all objects of this class share one table: two open queues exclude
+    each other. Closing any descriptor of a file drops the process's lock on it, so a descriptor closed while another
+    of the same file is locked is kept open until that lock is given back.
     """
-
-    def __init__(self) -> None:
-        self._mutex = threading.Lock()
-        self._pid = os.getpid()
-        self._owners: dict[tuple[int, int], int] = {}
-        self._closing: dict[tuple[int, int], list[int]] = {}
-
-    def _enter(self) -> threading.Lock:
-        if self._pid != os.getpid():  # a forked child holds none of its parent's classic locks
-            self._mutex = threading.Lock()
-            self._pid, self._owners, self._closing = os.getpid(), {}, {}
-        return self._mutex
 
     @staticmethod
     def _file(fd: int) -> tuple[int, int]:
@@ -84,46 +93,60 @@ class ProcessLocks:
 
     def try_lock(self, fd: int) -> bool:
         """Lock the whole file exclusively, without waiting. False: another thread or process has it."""
-        with self._enter():
+        with _held.mutex:
             file = self._file(fd)
-            if self._owners.get(file, fd) != fd:
+            if self._owner(file, fd) != fd:
                 return False
+            had = file in _held.owners
+            _held.owners[file] = fd  # first: from here on no other descriptor of the file is closed under the lock
             try:
                 fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                if error.errno in _BUSY:
+            except BaseException as error:
+                if not had:
+                    self._release(file)
+                if isinstance(error, OSError) and error.errno in _BUSY:
                     return False
                 raise
-            self._owners[file] = fd
             return True
 
+    def _owner(self, file: tuple[int, int], fd: int) -> int:
+        """Return the descriptor that has the file's lock in this process, or `fd` if none has."""
+        owner = _held.owners.get(file, fd)
+        if owner != fd:
+            try:
+                if self._file(owner) == file:
+                    return owner
+            except OSError:
+                pass
+            self._release(file)  # it was closed behind our back, and the kernel has dropped the lock with it
+        return fd
+
     def _release(self, file: tuple[int, int]) -> None:
-        self._owners.pop(file, None)
-        for late in self._closing.pop(file, ()):
+        _held.owners.pop(file, None)
+        for late in _held.closing.pop(file, ()):
             os.close(late)
 
     def unlock(self, fd: int) -> None:
         """Give the lock back (harmless without one)."""
-        with self._enter():
+        with _held.mutex:
             file = self._file(fd)
-            if self._owners.get(file) == fd:
+            if _held.owners.get(file) == fd:
                 fcntl.lockf(fd, fcntl.LOCK_UN)
                 self._release(file)
 
     def is_locked(self, fd: int) -> bool:
         """Whether another thread or process has a lock on the file. Asks without locking."""
-        with self._enter():
-            if self._owners.get(self._file(fd), fd) != fd:
+        with _held.mutex:
+            if self._owner(self._file(fd), fd) != fd:
                 return True
             return _is_taken(fcntl.fcntl(fd, fcntl.F_GETLK, _EXCLUSIVE))
 
     def close(self, fd: int) -> None:
         """Close the descriptor, at once or when the lock that another of the same file has is given back."""
-        with self._enter():
+        with _held.mutex:
             file = self._file(fd)
-            owner = self._owners.get(file, fd)
-            if owner != fd:
-                self._closing.setdefault(file, []).append(fd)
+            if self._owner(file, fd) != fd:
+                _held.closing.setdefault(file, []).append(fd)
                 return
             os.close(fd)
             self._release(file)

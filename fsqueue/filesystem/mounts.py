@@ -32,6 +32,9 @@ LOCAL = frozenset(
 )
 """Filesystems of this host alone. What is not listed counts as shared: it is synced more, never less."""
 
+UNKNOWN = "unknown"
+"""The type of a mount of which nothing can be told: there is no /proc, or it is unreadable."""
+
 BEEGFS = "/proc/fs/beegfs"
 """Where BeeGFS clients show their settings."""
 
@@ -87,7 +90,7 @@ def without_dots(path: str) -> str:
 
 
 def mount_of(path: str) -> Mount:
-    """The mount that holds `path`, which need not exist. Linux; elsewhere the type is "unknown"."""
+    """The mount that holds `path`, which need not exist. Linux; elsewhere the type is UNKNOWN."""
     try:
         with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
             return mount_among(lines, os.path.realpath(path))
@@ -97,7 +100,7 @@ def mount_of(path: str) -> Mount:
 
 def mount_among(lines: Iterable[str], real: str) -> Mount:
     """The mount, among the lines of a mountinfo (proc(5)), that holds the resolved path `real`."""
-    best = Mount("unknown", "/", "")
+    best = Mount(UNKNOWN, "/", "")
     for line in lines:
         left, _, right = line.partition(" - ")
         fields, tail = left.split(), right.split()

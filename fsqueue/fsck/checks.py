@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from fsqueue import batch as batches
-from fsqueue import deadletters, history, jsonl, movements, names, taskfiles, upkeep
+from fsqueue import deadletters, history, jsonl, moments, movements, names, taskfiles, upkeep
 from fsqueue.filesystem import NOT_FILES
 from fsqueue.fsck import recount
 from fsqueue.fsck.access import guarded, no_access
@@ -65,6 +65,7 @@ class BatchLook:
         elif self.names:
             yield from self._file()
             yield from self._letters()
+            yield from self._time()
 
     def _lines(self, content: bytes) -> Iterator[Finding]:
         *lines, rest = content.split(b"\n")
@@ -98,6 +99,13 @@ class BatchLook:
             yield found(store, "unreadable-tasks", path, len(bad), f"task(s) {brief(bad)}")
         if ledger.count and upkeep.is_late(ledger, name):
             yield found(store, "late-name", path)
+
+    def _time(self) -> Iterator[Finding]:
+        store, name = self.store, self.names[0]
+        if self.ledger.count and moments.is_ahead(store, self.ledger):
+            yield found(store, "future-time", self.log, self.ledger.left)
+        elif self.is_untouched and moments.is_of_the_future(store, name):
+            yield found(store, "future-time", store.layout.task_file(name), name.count)
 
     def _letters(self) -> Iterator[Finding]:
         missing = missing_letters(self.store, self.batch, self.ledger)
@@ -214,6 +222,9 @@ class ShardCheck:
                 repair.right_count(batch, finding.tasks)
             case "unreadable-tasks":
                 repair.bury_unreadable(batch)
+            case "future-time":
+                repair.right_time(batch)
+                upkeep.mend(store, batch, there[0] if there else None, GcReport())
             case "task-file-gone":
                 upkeep.mend(store, batch, None, GcReport())
                 repair.check_held(batch)

@@ -110,6 +110,13 @@ KINDS = {
         "The task file's name tells another number of tasks than there are: status would be wrong, or tasks be missed.",
         "renames the file",
     ),
+    "future-time": Kind(
+        DAMAGE,
+        "A process whose clock was far ahead worked on this batch, or inserted it: what it leased, failed or inserted "
+        "comes back only when the right clock has got there.",
+        "sets the batch's time right by this host's clock, so see that that is right ('date'); leases end, and failed "
+        "tasks come back, as long from now as they would have",
+    ),
     "second-name": Kind(
         DAMAGE,
         "A batch has several task files. Its tasks could be executed again after it has finished.",

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 from fsqueue import batch as batches
-from fsqueue import finishing, history, jsonl, layout, movements, names, taskfiles, transitions
+from fsqueue import finishing, history, jsonl, layout, moments, movements, names, taskfiles, transitions
 from fsqueue.fsck.recount import Recount
 from fsqueue.identity import describe
 from fsqueue.ledger import LEASED, Ledger
@@ -126,7 +126,7 @@ class Repair:
                 return
             ledger, log.lines = log.ledger, None  # what was read before the damage is of no use here
             lines = taskfiles.read(store, log)
-            at = max(store.clock.now_ms(), ledger.at)
+            at = moments.present(store, log)
             bad = unreadable(lines or [], ledger.count, ledger.payloads)
             lost = [index for index in bad if ledger.is_free(index, at)]
             if lines is not None and log.name is not None and lost:
@@ -142,7 +142,21 @@ class Repair:
         """StillHeld, if somebody holds tasks of a batch."""
         with transitions.locked(self.store, batch, WAIT_S) as log:
             ledger = log.ledger
-            _check_held(ledger, list(range(ledger.count)), max(self.store.clock.now_ms(), ledger.at))
+            _check_held(ledger, list(range(ledger.count)), moments.present(self.store, log))
+
+    def right_time(self, batch: Batch) -> None:
+        """Set the time of a batch's log right by this host's clock, or that of a file that nobody has leased from."""
+        store = self.store
+        with self._batch(batch) as log:
+            if log.ledger.count:
+                moments.set_right(store, log, certain=True)
+                return
+            for text in taskfiles.listed(store, log.layout, batch):
+                name = names.parse_task_file(text)
+                if name is not None and moments.is_of_the_future(store, name):
+                    ahead = names.birth_ms(batch) - store.clock.now_ms()
+                    log.name = name
+                    taskfiles.rename(store, log, name.at(max(0, name.available_at - ahead)))
 
     def right_count(self, batch: Batch, count: int) -> None:
         """Give the file a name that tells how many tasks there are."""
@@ -153,7 +167,7 @@ class Repair:
                 if name is not None and name.count != count:
                     target = name._replace(count=count)
                     if log.ledger.count:
-                        at = max(store.clock.now_ms(), log.ledger.at)
+                        at = moments.present(store, log)
                         log.note("move", at, **{"from": str(name), "name": str(target)})
                     log.name = name
                     taskfiles.rename(store, log, target)

@@ -644,9 +644,6 @@ class WrongClock(Clock):
         super().__init__()
         self.ahead_ms = ahead_s * 1000
 
-    def now_ms(self) -> int:
-        return super().now_ms() + int(self.ahead_ms)
-
     def local_ms(self) -> float:
         return super().local_ms() + self.ahead_ms
 

@@ -175,6 +175,16 @@ def host_dies(story: Story, process: Process, name: str, args: tuple[Any, ...]) 
     raise Crash
 
 
+def clock_step(story: Story, process: Process, name: str, args: tuple[Any, ...]) -> bool:
+    """A host's clock is set, forward or back. Where the server's is measured, that must change nothing."""
+    seconds = story.world.rng.choice((-DAY_S, -400.0, 400.0, DAY_S))
+    story.world.fault(f"the clock of {process.host.name} is set by {seconds:+.0f} s before {name} of {process.name}")
+    process.host.skew_s += seconds
+    if not story.scenario.compare_clocks:
+        story.skew_s += abs(seconds)
+    return True
+
+
 FAULTS: dict[str, Act] = {
     "kill": kill,
     "power": kill_all,
@@ -187,6 +197,7 @@ FAULTS: dict[str, Act] = {
     "stop": stop,
     "cut": cut_off,
     "host": host_dies,
+    "clock": clock_step,
 }
 
 

@@ -121,6 +121,9 @@ def _logs(story: Story, truth: Truth) -> Iterator[str]:
         for replay, file in zip(replays, story.world.disk.logs[batch], strict=True):
             if not story.power_lost:
                 yield from (f"log of {batch}: {text}" for text in replay.wrong)
+            if story.scenario.compare_clocks:  # whatever was done to the hosts' own clocks
+                late = [one["op"] for one in replay.records if one["at"] > story.world.now * 1000 + 1000]
+                yield from (f"log of {batch}: {op} is of the future" for op in late)
             misled = file in story.world.voided_farewells and not replay.left
             """By a farewell that was voided later; no harm is done where it was the last thing to be written."""
             if not (file.links or replay.gone or misled or story.power_lost) and file.home in truth.current:

@@ -380,6 +380,12 @@ MUTATIONS = [
         ("local", "retry-dead", "status", "on"),
         (("inspection:_look", "    seen.files.update({name.batch: name for name in retried})  # as good as published, ...\n", ""),),
     ),
+    Mutation(
+        "the local clock plus the offset",
+        "setting a host's clock takes over live leases, and marks batches with times to come",
+        "steps-measured",
+        (("clock:Clock.now_ms", "int(self.ticks_ms()) + base", "int(self.local_ms()) + self.offset_ms"),),
+    ),
 ]  # fmt: skip
 
 ISSUE = {

@@ -50,6 +50,8 @@ class Replay:
                     self.wrong.append(f"a record after `gone`: {record['op']}")
                 else:
                     self.records.append(record)
+                    if record["op"] == "clock":
+                        last = min(last, record["at"])
                     if record["at"] < last:
                         self.wrong.append(f"time runs backwards at {record['op']}")
                     last = max(last, record["at"])
@@ -81,6 +83,13 @@ class Replay:
             self.finished |= bool(self.tasks) and not self.left
         elif op == "count" and self.finished:
             self.counts.append((record["file"], record["offset"], record["count"]))
+        elif op == "clock":
+            if record["at"] < self._at:
+                self._at = record["at"]
+                indices = [index for start, end in record["tasks"] for index in range(start, end)]
+                for index, since in zip(indices, record["since"], strict=True):
+                    if self.tasks[index].state not in OUTCOMES:
+                        self.tasks[index].since = since
         elif op == "lease" and lease in self._leases:
             pass
         elif op in _RULES:

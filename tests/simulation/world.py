@@ -134,9 +134,6 @@ class SimClock(Clock):
         self._world = process.world
         self._stale = stale
 
-    def now_ms(self) -> int:
-        return int((self._world.now + self._process.host.skew_s) * 1000) + self.offset_ms
-
     def local_ms(self) -> float:
         return (self._world.now + self._process.host.skew_s) * 1000
 

@@ -1,14 +1,18 @@
 """What is known of a mount from its type and options, and what to ask its administrator for (docs/doctor.md).
 
-Known, not tried: options that keep locks within one host cannot be seen from that host in any other way.
+Known, not tried: options that keep locks within one host cannot be seen from that host in any other way. The doctor,
+`create` and every open of a queue take their verdict and their words from here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from fsqueue.doctor.verdicts import OK, UNFIT, WARNING, Finding
-from fsqueue.filesystem import Mount, beegfs_setting
+from fsqueue.errors import UnsafeFilesystem
+from fsqueue.filesystem import UNKNOWN, Mount, beegfs_setting
+
+OK, WARNING, UNFIT = "ok", "warning", "unfit"
+"""A queue may be there; it may, with a limit that one should know; its promises would be broken."""
 
 Known = tuple[str, str, str]
 """Verdict, what is so, what to ask for."""
@@ -52,16 +56,42 @@ HOST_FOLDERS = ("vboxsf", "vmhgfs", "fuse.vmhgfs-fuse", "prl_fs", "fakeowner", "
 PLAIN = ("vfat", "msdos", "exfat")
 
 
-def about(mount: Mount) -> Finding:
-    """What is known of a mount. WARNING where it depends on something that cannot be seen from here."""
-    verdict, seen, advice = (_BY_KIND.get(mount.kind) or _other)(mount)
-    return Finding(
-        "mount",
-        verdict,
-        f"{mount.kind} at {mount.point} ({mount.options}): {seen}",
-        advice,
-        {"type": mount.kind, "point": mount.point, "options": mount.options, "source": mount.source},
-    )
+def known(mount: Mount) -> Known:
+    """Return what is known of a mount. WARNING where it depends on something that cannot be seen from here."""
+    if mount.kind == UNKNOWN:
+        return (
+            WARNING,
+            "the type and the options of this mount cannot be told: /proc/self/mountinfo is unreadable.",
+            TRY,
+        )
+    return (_BY_KIND.get(mount.kind) or _other)(mount)
+
+
+def is_unfit(mount: Mount) -> bool:
+    """Tell whether a mount is known to break a queue's promises. Costs next to nothing on a local disk."""
+    return mount.shared and known(mount)[0] == UNFIT
+
+
+def refusal(mount: Mount, what: str, then: str) -> UnsafeFilesystem:
+    """Return the error for a mount that is unfit: `what` is wrong with it, and what to do `then`."""
+    return UnsafeFilesystem(f"{mount.point} ({mount.kind}) cannot keep a queue's promises. {what} {then}")
+
+
+def words(probe: str, seen: str, advice: str) -> str:
+    """Return the sentences of an error about one thing that is unfit."""
+    return f"{probe.capitalize()}: {seen} {advice}"
+
+
+def refuse_unfit(mount: Mount, path: str) -> None:
+    """Raise UnsafeFilesystem if the mount that holds an existing queue is known to be unfit."""
+    if is_unfit(mount):
+        _, seen, advice = known(mount)
+        raise refusal(
+            mount,
+            words("mount", seen, advice),
+            f"The queue {path} was not opened, and nothing was changed; 'fsqueue doctor {path}' tells more. To use it "
+            f"all the same, on every host: fsqueue create {path} --exist-ok --allow-unsafe",
+        )
 
 
 def _nfs(mount: Mount) -> Known:
