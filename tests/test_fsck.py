@@ -404,6 +404,23 @@ def a_file_that_came_back(queue: Queue, clock: ManualClock) -> set[str]:
     return done
 
 
+@damage("returned-file")
+def a_file_and_its_log_that_came_back(queue: Queue, clock: ManualClock) -> set[str]:
+    path = held_file(queue)
+    copies = {one: one.read_bytes() for one in (path, log_of(queue, path))}
+    clock.advance(10_000)
+    done = payloads_in(path)
+    mine = Queue(queue.path, clock=clock)
+    tasks = mine.lease(99)
+    mine.complete([task for task in tasks if task.payload in done])
+    mine.release([task for task in tasks if task.payload not in done])
+    mine.close()
+    assert not path.exists()
+    for one, content in copies.items():
+        one.write_bytes(content)
+    return done
+
+
 @damage("wrong-shard")
 def a_task_file_in_another_shard(queue: Queue, clock: ManualClock) -> set[str]:
     path = waiting_file(queue)

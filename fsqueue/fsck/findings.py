@@ -33,7 +33,7 @@ KINDS = {
     "orphaned-log": Kind(
         LEFTOVER,
         "A movement log without a batch: its opener died, or the batch finished before. No task depends on it.",
-        "ends and removes the log",
+        "ends and removes the log; what is in it is kept in quarantine",
     ),
     "late-name": Kind(
         LEFTOVER,
@@ -113,18 +113,18 @@ KINDS = {
     "second-name": Kind(
         DAMAGE,
         "A batch has several task files. Its tasks could be executed again after it has finished.",
-        "moves all but one into quarantine",
+        "moves all but one into quarantine: the one stays in which most tasks can be read",
     ),
     "returned-file": Kind(
         DAMAGE,
-        "The task file of a batch that has finished: it came back, perhaps from a backup. "
+        "The task file of a batch that has finished: it came back, perhaps from a backup, and perhaps with its log. "
         "Its tasks would be executed again.",
-        "moves it into quarantine",
+        "moves it into quarantine; a worker that has begun on it again gets LeaseLost",
     ),
     "wrong-shard": Kind(
         DAMAGE,
         "The file lies in another shard's directory than its name says, where nobody will find it.",
-        "moves it to its place, or into quarantine if its batch is there already or has finished",
+        "moves it to its place, or into quarantine if its batch has finished, or is there already and as complete",
     ),
     "damaged-line": Kind(
         DAMAGE,

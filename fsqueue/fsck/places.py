@@ -41,8 +41,9 @@ class _Places:
         parts = {
             self.store.path: self._top(),
             layout.base: self._walk(layout.base, dict.fromkeys(PARTS, "directory").get),
-            layout.tasks: self._shards(layout.tasks, self._task_file),
+            # Logs before task files: to put a file in its place makes a log, where the batch's own would then not fit.
             layout.logs: self._shards(layout.logs, self._log),
+            layout.tasks: self._shards(layout.tasks, self._task_file),
             f"{layout.base}/completions": self._walk(f"{layout.base}/completions", _number),
             f"{layout.base}/dead": self._walk(f"{layout.base}/dead", self._shard_file),
             layout.history_days: self._history(),
