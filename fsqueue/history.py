@@ -66,9 +66,8 @@ def finished(store: Store, shard: Shard, batches: Collection[str]) -> set[str]:
     """
     found: set[str] = set()
     for day in days(store) if batches else ():
-        for line in _beginnings(store, store.layout.history(day, shard)):
-            batch = line[_NAME_AT:].partition(b'"')[0].decode("ascii", "replace")
-            if line.startswith(_NAMED) and batch in batches:
+        for line in beginnings(store, store.layout.history(day, shard)):
+            if (batch := batch_named(line)) in batches and batch is not None:
                 found.add(batch)
     return found
 
@@ -224,11 +223,15 @@ _BLANK = re.compile(r"[ ,]*")
 _DECODER = json.JSONDecoder()
 
 
+def batch_named(line: bytes) -> str | None:
+    """Return the batch that a line begins with, whatever follows; None if it begins with none."""
+    return line[len(_NAMED) :].partition(b'"')[0].decode("ascii", "replace") if line.startswith(_NAMED) else None
+
+
 _NAMED = b'{"batch":"'
-_NAME_AT = len(_NAMED)
 
 
-def _beginnings(store: Store, path: str) -> Iterator[bytes]:
+def beginnings(store: Store, path: str) -> Iterator[bytes]:
     """Yield the lines of a file; of a torn last one the first page."""
     offset = 0
     for line in _lines(store, path):

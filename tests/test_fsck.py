@@ -483,6 +483,22 @@ def a_removed_counter(queue: Queue, clock: ManualClock) -> set[str]:
     return set()
 
 
+@damage("counter-surplus")
+def a_counter_with_garbage_behind(queue: Queue, clock: ManualClock) -> set[str]:
+    append(cut_counter(queue), b"garbage\0\0garbage")
+    return set()
+
+
+@damage("counter-surplus")
+def a_counter_with_garbage_in_its_middle(queue: Queue, clock: ManualClock) -> set[str]:
+    append(cut_counter(queue), b"garbage")
+    mine = Queue(queue.path, clock=clock)
+    done = mine.lease(4)
+    mine.complete(done)
+    mine.close()
+    return {task.payload for task in done}
+
+
 @damage("in-the-way")
 def a_directory_for_a_task_file(queue: Queue, clock: ManualClock) -> set[str]:
     (waiting_file(queue).parent / f"0000000000000-{'0' * 32}-1.jsonl").mkdir()

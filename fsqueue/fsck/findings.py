@@ -142,6 +142,11 @@ KINDS = {
         "Completions of a finished batch are missing from the counter, as after a power loss: status tells too few.",
         "writes the bytes",
     ),
+    "counter-surplus": Kind(
+        DAMAGE,
+        "A counter has bytes that no batch in the history has written: status tells too many.",
+        "keeps a copy of them in quarantine and overwrites them with NUL, which does not count",
+    ),
     "in-the-way": Kind(
         DAMAGE,
         "Something that is no directory (or no file) stands where the queue needs one.",
