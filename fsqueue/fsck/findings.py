@@ -158,6 +158,12 @@ KINDS = {
         "nothing: ask its owner for read and write access, and check again",
     ),
     # -- strays
+    "queue-inside": Kind(
+        STRAY,
+        "Another queue stands inside this one's directory: it cannot be deleted while it does, "
+        "and what would be moved or removed with that queue is left.",
+        "nothing: move that directory elsewhere with mv while nobody works on it, and check again",
+    ),
     "link": Kind(
         STRAY,
         "A symbolic link. fsqueue makes none and follows none: what it points to is not part of the queue.",
