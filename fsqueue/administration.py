@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from fsqueue import inspection, jsonl, layout, mountadvice, names, overwriting, revoking, trash, upkeep
+from fsqueue import inspection, jsonl, layout, mountadvice, names, nested, overwriting, revoking, trash, upkeep
 from fsqueue.clock import Clock, Entropy
 from fsqueue.errors import (
     FULL,
@@ -69,6 +69,8 @@ def _create(
     clock, entropy = Clock(), Entropy()
     try:
         is_new = not fs.exists(path)
+        if "queue.jsonl" not in fs.names(path):
+            _refuse_nested(mount, path)
         fs.make_root()
     except (FileExistsError, NotADirectoryError):
         raise NotAQueue(f"{path} is a file, or lies below one. Choose another path; nothing was changed.") from None
@@ -121,6 +123,16 @@ def _create(
         fs.close(fd)
         fs.unlink(fresh)
     _sync_name(fs, path)
+
+
+def _refuse_nested(mount: Mount, path: str) -> None:
+    """InvalidArgument if a path lies in another queue's directory: that may be moved and deleted with all it holds."""
+    outer = nested.around(path, mount.shared)
+    if outer is not None:
+        raise InvalidArgument(
+            f"{path} lies inside the directory of the queue {outer}, and would be deleted with it. Nothing was "
+            "created. Choose a path outside of it."
+        )
 
 
 def _sync_name(fs: Filesystem, path: str) -> None:
@@ -194,6 +206,7 @@ def delete(store: Store, wait: bool) -> None:
     _refuse_link(outside, path)
     if not outside.may_move(path):
         raise StorageError(_NOT_YOURS.format(path=path, parent=outside.root))
+    nested.refuse_inside(fs, path)
     store.close_logs()
     with _settings(fs, path, store.clock, store.entropy) as (fd, fate):
         if fate.id != store.fate.id or not fs.is_in_place():
@@ -335,6 +348,7 @@ def move_away(fs: Filesystem, path: str, clock: Clock, entropy: Entropy) -> None
     if names.parse_deleted(path.rpartition("/")[2]) is not None:
         return  # it was moved away before
     _refuse_link(outside, path)
+    nested.refuse_inside(fs, path)
     try:
         with _settings(fs, path, clock, entropy) as (fd, fate):
             if fate.closed and fs.is_in_place():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fsqueue import inspection, names, transitions
 from fsqueue.errors import LeaseLost, TaskNotFound
@@ -10,6 +10,24 @@ from fsqueue.task import LeasedTask
 
 if TYPE_CHECKING:
     from fsqueue.queue import Queue
+
+
+class WithoutPayload(LeasedTask):
+    """A leased task whose task file is damaged or gone. Its holder has the payload from before, and may end the lease.
+
+    To read `payload` raises TaskNotFound.
+    """
+
+    why = TaskNotFound("Its payload cannot be read.")
+
+    @property
+    def payload(self) -> Any:
+        """Raise TaskNotFound."""
+        raise self.why
+
+    @payload.setter
+    def payload(self, value: Any) -> None:
+        """Ignore it: there is none."""
 
 
 def attach(queue: Queue, token: str) -> LeasedTask:
@@ -30,8 +48,12 @@ def attach(queue: Queue, token: str) -> LeasedTask:
             [task_id],
             reason,
         )
-    payload = inspection.payload_of(store, batch_id, index, ledger)
-    return LeasedTask(
+    kind, payload, why = LeasedTask, None, None
+    try:
+        payload = inspection.payload_of(store, batch_id, index, ledger)
+    except TaskNotFound as error:
+        kind, why = WithoutPayload, error
+    task = kind(
         queue,
         batch_id,
         index,
@@ -42,3 +64,6 @@ def attach(queue: Queue, token: str) -> LeasedTask:
         ledger.since[index],
         queue.generation,
     )
+    if isinstance(task, WithoutPayload) and why is not None:
+        task.why = why
+    return task

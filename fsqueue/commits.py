@@ -18,7 +18,7 @@ from typing import Any
 
 import orjson
 
-from fsqueue import names, staging
+from fsqueue import names, nested, staging
 from fsqueue.errors import CommitLost, FsqueueError, InvalidArgument, LockTimeout, StorageError
 from fsqueue.filesystem import NOT_FILES
 from fsqueue.layout import Layout
@@ -415,6 +415,8 @@ def reap(store: Store, layout: Layout, attempt: Uuid, commit: CommitName) -> boo
     its name from then on is safe.
     """
     fs, directory = store.fs, layout.attempt(attempt, commit)
+    if nested.spared(fs, directory):
+        return False
     gone = f"{layout.staging}/{names.gone(store.entropy.hex16())}"
     with ExitStack() as stack:
         try:
@@ -439,7 +441,7 @@ def reap(store: Store, layout: Layout, attempt: Uuid, commit: CommitName) -> boo
 def drop(store: Store, directory: str) -> bool:
     """Remove the directory of an attempt that is applied, or of which nobody can need anything."""
     try:
-        return store.fs.remove_tree(directory) > 0
+        return not nested.spared(store.fs, directory) and store.fs.remove_tree(directory) > 0
     except OSError as error:
         logger.warning("%s is still there (%s); 'fsqueue gc' removes it", directory, error)
         return False

@@ -8,6 +8,7 @@ by bytes that tell whose they are, at offsets that the batch's log names beforeh
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 
 from fsqueue import names
 from fsqueue.errors import LockTimeout
@@ -19,6 +20,10 @@ from fsqueue.store import Store
 OFFSET_MAX = 1 << 62
 """No counter is ever so large."""
 NUMBERS = names.counters(COUNTERS)
+READ_BYTES = 1 << 20
+"""How much of a counter is read at a time."""
+SOUND_S = 600.0
+"""For so long bytes that were seen to be no NUL are not read again: `fsck --repair` may void them."""
 
 
 def mark(batch: str, count: int) -> bytes:
@@ -79,8 +84,45 @@ def add(store: Store, log: Log, completed: int, at: int, wait_s: float) -> None:
         raise LockTimeout(f"All completion counters of {store.path} stayed locked. Counting goes on later.")
 
 
+def completed(store: Store, sizes: Mapping[CounterName, int]) -> dict[CounterName, int]:
+    """Return how many completions each counter tells of, up to the given sizes: its bytes that are not NUL.
+
+    No batch writes NUL. Where a power loss or a lost write left a hole, nothing was counted.
+    """
+    return {number: size - void(store, number, 0, size) for number, size in sizes.items()}
+
+
+def void(store: Store, number: CounterName, begin: int, end: int) -> int:
+    """Return how many bytes of a counter are NUL from `begin` to `end`. Each process reads a sound byte once."""
+    fs, path, now = store.fs, store.layout.counter(number), store.clock.monotonic()
+    sound_to, since = store.sound_counters.get(path, (0, now))
+    if now - since > SOUND_S:
+        sound_to, since = 0, now
+    offset, found = max(begin, sound_to), 0
+    if offset >= end:
+        return 0
+    try:
+        fd = fs.look_anew(path)
+    except FileNotFoundError:
+        return 0  # purged meanwhile
+    try:
+        while offset < end:
+            data = fs.pread(fd, min(READ_BYTES, end - offset), offset)
+            if not data:
+                return found + end - offset  # it was cut meanwhile
+            nulls = data.count(0)
+            if not nulls and not found and offset <= sound_to:
+                sound_to = offset + len(data)
+            found += nulls
+            offset += len(data)
+    finally:
+        fs.close(fd)
+    store.sound_counters[path] = sound_to, since
+    return found
+
+
 def sizes(store: Store) -> dict[CounterName, int]:
-    """The size of each counter file in bytes, by a fresh look: that many tasks were completed and counted."""
+    """The size of each counter file in bytes, by a fresh look: so many completions at most (see `completed`)."""
     found: dict[CounterName, int] = {}
     for number in map(names.parse_counter, store.fs.names(store.layout.completions)):
         if number in NUMBERS:

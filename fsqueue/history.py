@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +57,19 @@ def find(store: Store, batch: str) -> Records | None:
             if line.startswith(start) and (found := parse(line)) is not None:
                 return found[1]
     return None
+
+
+def finished(store: Store, shard: Shard, batches: Collection[str]) -> set[str]:
+    """Return those of a shard's `batches` of which the history has a line, be it torn or damaged behind the name.
+
+    A line is begun when every task has an outcome. So its beginning proves that none may be executed again.
+    """
+    found: set[str] = set()
+    for day in days(store) if batches else ():
+        for line in beginnings(store, store.layout.history(day, shard)):
+            if (batch := batch_named(line)) in batches and batch is not None:
+                found.add(batch)
+    return found
 
 
 def batches(store: Store) -> Iterator[tuple[Batch, Records]]:
@@ -208,6 +221,30 @@ def parse(line: bytes) -> tuple[Batch, Records] | None:
 
 _BLANK = re.compile(r"[ ,]*")
 _DECODER = json.JSONDecoder()
+
+
+def batch_named(line: bytes) -> str | None:
+    """Return the batch that a line begins with, whatever follows; None if it begins with none."""
+    return line[len(_NAMED) :].partition(b'"')[0].decode("ascii", "replace") if line.startswith(_NAMED) else None
+
+
+_NAMED = b'{"batch":"'
+
+
+def beginnings(store: Store, path: str) -> Iterator[bytes]:
+    """Yield the lines of a file; of a torn last one the first page."""
+    offset = 0
+    for line in _lines(store, path):
+        offset += len(line) + 1
+        yield line
+    try:
+        fd = store.fs.look_anew(path)
+    except FileNotFoundError:
+        return
+    try:
+        yield store.fs.pread(fd, PAGE_BYTES, offset)
+    finally:
+        store.fs.close(fd)
 
 
 def _lines(store: Store, path: str) -> Iterator[bytes]:

@@ -160,7 +160,7 @@ class _Seen:
         waiting = sum(name.count for name in self.files.values() if name.available_at <= now)
         delayed = sum(name.count for name in self.files.values()) - waiting
         sizes, dead = {str(name): size for name, size in self.counted[0].items()}, set(self.dead)
-        leased, completed = 0, sum(sizes.values())
+        leased, completed = 0, sum(counters.completed(store, self.counted[0]).values())
         for batch, ledger in self.ledgers.items():
             for index, (state, since) in enumerate(zip(ledger.state, ledger.since, strict=True)):
                 if state == LEASED and since > now:

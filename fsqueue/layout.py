@@ -94,6 +94,23 @@ class Fate:
         return names.generation(self.generation, self.id)
 
 
+def settings_of(given: dict[str, Any]) -> Settings:
+    """Return the settings in a `create` record. InvalidArgument if one is missing, or of the wrong type or range.
+
+    Settings that this version does not know are ignored.
+    """
+    missing = [key for key in Settings.__dataclass_fields__ if key not in given]
+    if missing:
+        raise InvalidArgument(f"it lacks the setting{'s' * (len(missing) > 1)} {', '.join(missing)}")
+    return Settings(**{key: given[key] for key in Settings.__dataclass_fields__})
+
+
+def _brief(value: object) -> str:
+    """Return what a line says, cut: it may be as long as the line."""
+    text = repr(value) if isinstance(value, (int, float, str)) else type(value).__name__
+    return text if len(text) <= 40 else f"{text[:40]}..."
+
+
 def birth_record(settings: Settings, identity: str, at: int) -> bytes:
     """The first line of `queue.jsonl`. `identity` tells this queue from one made later at the same path."""
     return _line({"op": "create", "at": at, "format": FORMAT, "id": identity, "settings": asdict(settings)})
@@ -121,24 +138,30 @@ def _line(record: dict[str, Any]) -> bytes:
 def read_fate(content: bytes, path: str) -> Fate:
     """Fold `queue.jsonl`. Lines that are torn or not understood are passed over.
 
-    NotAQueue if its first line is no `create`; FormatTooNew if any line asks for a newer reader.
+    NotAQueue if it has no `create`, or a setting or a format in it is missing or wrong: a default in its place would
+    hide tasks. FormatTooNew if any line asks for a newer reader.
     """
     fate: Fate | None = None
+    wrong = ""
     for line in content.split(b"\n")[:-1]:
         try:
             record = orjson.loads(line)
             if not isinstance(record, dict):
                 continue
-            wanted = record.get("format", 0)
+            wanted = record.get("format", FORMAT if record.get("op") != "create" else None)
             if isinstance(wanted, int) and wanted > FORMAT:
                 raise FormatTooNew(
                     f"The queue {path} has format {wanted}; this fsqueue reads up to {FORMAT}. Upgrade fsqueue."
                 )
+            if type(wanted) is not int or wanted < 1:
+                wrong = wrong or f"says format {_brief(wanted)}, which no fsqueue writes"
             match record:
-                case {"op": "create", "id": str(text), "settings": dict(given)} if fate is None:
-                    known = {key: given[key] for key in Settings.__dataclass_fields__ if key in given}
+                case {"op": "create", "id": str(text), "settings": dict(given)} if fate is None and not wrong:
                     if (identity := names.parse_queue_id(text)) is not None:
-                        fate = Fate(Settings(**known), identity)
+                        try:
+                            fate = Fate(settings_of(given), identity)
+                        except InvalidArgument as error:
+                            wrong = str(error).rstrip(".")
                 case {"op": "generation", "generation": int(number)} if fate is not None:
                     if fate.generation < number <= GENERATION_MAX:
                         fate = replace(fate, generation=number)
@@ -148,6 +171,12 @@ def read_fate(content: bytes, path: str) -> Fate:
                     fate = replace(fate, closed=True)
         except (orjson.JSONDecodeError, InvalidArgument, TypeError, RecursionError):
             continue  # a RecursionError: from the text of an InvalidArgument about a deep value
+    if wrong:
+        raise NotAQueue(
+            f"A line of {path}/{SETTINGS_FILE} is damaged: {wrong}. The queue was not opened, and nothing was changed: "
+            f"its tasks are still there. Restore {SETTINGS_FILE} from a backup, or write the line again "
+            "(docs/fsck.md says how)."
+        )
     if fate is None:
         raise NotAQueue(
             f"{path} holds a queue.jsonl that is empty or damaged. Restore it from a backup, or use another path."

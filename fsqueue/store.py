@@ -71,6 +71,8 @@ class Store:
         self._busy_until: dict[str, float] = {}
         self.shards_made: set[str] = set()
         """Shard directories that are known to be there, and durable."""
+        self.sound_counters: dict[str, tuple[int, float]] = {}
+        """Up to where the completion counters, by path, were seen to have no NUL, and since when."""
         self._durable_generation = 1
         self._durable: set[str] = set()
         """Directories whose names are known to be durable."""

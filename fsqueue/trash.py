@@ -13,7 +13,7 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from fsqueue import names
+from fsqueue import names, nested
 from fsqueue.errors import FormatTooNew, NotAQueue
 from fsqueue.filesystem import Filesystem, OpenTree, mount_of
 from fsqueue.layout import SETTINGS_FILE, Fate, read_fate, settings_file
@@ -67,7 +67,7 @@ def reap_own(fs: Filesystem, queue: str, queue_id: QueueId) -> int:
     try:
         for tree in own_trees(fs, queue, queue_id):
             try:
-                removed += fs.remove_tree(tree)
+                removed += 0 if nested.spared(fs, tree) else fs.remove_tree(tree)
             except OSError as error:  # does not keep the others
                 logger.warning("%s could not be reaped (%s); 'fsqueue gc' will try again", tree, error)
     except OSError as error:
@@ -124,7 +124,7 @@ def reap_tree(fs: Filesystem, path: str, queue_id: QueueId | None, found: Reapin
     why: list[str] = []
 
     def proof(tree: OpenTree) -> bool:
-        why[:] = filter(None, [why_not(tree, queue_id)])
+        why[:] = filter(None, [why_not(tree, queue_id) or _why_spared(fs, path)])
         return not why
 
     try:
@@ -137,6 +137,12 @@ def reap_tree(fs: Filesystem, path: str, queue_id: QueueId | None, found: Reapin
         why.append(f"it could not be removed ({error.strerror or error}){refused}")
     if why:
         found.left[path] = why[0]
+
+
+def _why_spared(fs: Filesystem, path: str) -> str:
+    """Return that a queue stands in a deleted one, whose directory must stay then; "" if none does."""
+    found = nested.inside(fs, path, of_itself=False)
+    return f"the queue {found} stands in it: move that elsewhere" if found is not None else ""
 
 
 def why_not(tree: OpenTree, queue_id: QueueId | None) -> str:

@@ -19,6 +19,7 @@ from fsqueue import (
     inspection,
     moments,
     names,
+    nested,
     nodes,
     staging,
     taskfiles,
@@ -268,8 +269,8 @@ def over(store: Store, name: str) -> Generation | None:
 
 
 def to_trash(store: Store, holder: str, tree: Generation | Day) -> bool:
-    """Move a tree in the directory `holder` into the queue's trash: instant, whatever its size."""
-    return store.discard(holder, tree)
+    """Move a tree in the directory `holder` into the queue's trash; False if it is gone, or a queue stands in it."""
+    return not nested.spared(store.fs, f"{holder}/{tree}") and store.discard(holder, tree)
 
 
 def reap_doctors(fs: Filesystem, directory: str, now_s: float) -> int:

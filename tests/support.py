@@ -213,8 +213,8 @@ def age_staging(queue: Queue, seconds: float = 2 * 86_400) -> None:
 
 
 def counted(queue: Queue) -> int:
-    """The bytes in the completion counters."""
-    return sum(path.stat().st_size for path in (base_of(queue) / "completions").glob("*"))
+    """The bytes in the completion counters that are not NUL."""
+    return sum(len(path.read_bytes().replace(b"\0", b"")) for path in (base_of(queue) / "completions").glob("*"))
 
 
 def task_file_names(queue: Queue) -> list[names.TaskFileName]:

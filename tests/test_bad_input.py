@@ -370,6 +370,7 @@ def test_a_queue_behind_a_symbolic_link(queue: Queue, tmp_path: Path) -> None:
         (b'{"op":"create","at":1,"format":1,"settings":{"shards":-1}}\n', NotAQueue),
         (b'{"op":"create","at":1,"format":2,"settings":{}}\n', FormatTooNew),
         (b'{"op":"create","at":1,"format":1,"settings":{}}', NotAQueue),
+        (b'{"op":"create","at":1,"format":1,"id":"0123456789abcdef","settings":{"batch_tasks_max":4}}\n', NotAQueue),
     ],
 )
 def test_a_settings_file_that_is_damaged_or_newer(queue: Queue, content: bytes, error: type[Exception]) -> None:

@@ -413,6 +413,24 @@ def a_file_that_came_back(queue: Queue, clock: ManualClock) -> set[str]:
     return done
 
 
+@damage("returned-file")
+def a_file_and_its_log_that_came_back(queue: Queue, clock: ManualClock) -> set[str]:
+    path = held_file(queue)
+    copies = {one: one.read_bytes() for one in (path, log_of(queue, path))}
+    clock.advance(10_000)
+    done = payloads_in(path)
+    mine = Queue(queue.path, clock=clock)
+    held = []
+    while tasks := mine.lease(99):
+        mine.complete([task for task in tasks if task.payload in done])
+        held += [task for task in tasks if task.payload not in done]
+    mine.release(held)
+    mine.close()
+    for one, content in copies.items():
+        one.write_bytes(content)
+    return done
+
+
 @damage("wrong-shard")
 def a_task_file_in_another_shard(queue: Queue, clock: ManualClock) -> set[str]:
     path = waiting_file(queue)
@@ -472,6 +490,22 @@ def a_counter_of_garbage(queue: Queue, clock: ManualClock) -> set[str]:
 def a_removed_counter(queue: Queue, clock: ManualClock) -> set[str]:
     cut_counter(queue).unlink()
     return set()
+
+
+@damage("counter-surplus")
+def a_counter_with_garbage_behind(queue: Queue, clock: ManualClock) -> set[str]:
+    append(cut_counter(queue), b"garbage\0\0garbage")
+    return set()
+
+
+@damage("counter-surplus")
+def a_counter_with_garbage_in_its_middle(queue: Queue, clock: ManualClock) -> set[str]:
+    append(cut_counter(queue), b"garbage")
+    mine = Queue(queue.path, clock=clock)
+    done = mine.lease(4)
+    mine.complete(done)
+    mine.close()
+    return {task.payload for task in done}
 
 
 @damage("in-the-way")
@@ -547,8 +581,8 @@ EACH = [
 
 
 def test_every_kind_has_its_damage() -> None:
-    """And `no-access`, which no change of the files brings about, its own tests."""
-    assert DAMAGES.keys() | {"no-access"} == KINDS.keys()
+    """And those have tests of their own that no repair mends: `no-access`, `queue-inside` (test_nested.py)."""
+    assert DAMAGES.keys() | {"no-access", "queue-inside"} == KINDS.keys()
 
 
 @pytest.mark.parametrize(("kind", "action"), EACH)

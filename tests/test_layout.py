@@ -68,8 +68,53 @@ def test_a_second_birth_does_not_change_the_settings() -> None:
 
 
 def test_settings_that_this_version_does_not_know_are_left_alone() -> None:
-    record = b'{"op":"create","at":1,"format":1,"id":"0123456789abcdef","settings":{"shards":7,"colour":"red"}}\n'
+    record = layout.birth_record(Settings(shards=7), ID, 1).replace(b'"settings":{', b'"settings":{"colour":"red",')
+    assert b"colour" in record
     assert read_fate(record, "q").settings == Settings(shards=7)
+
+
+def born(**changes: object) -> bytes:
+    """The first line with other settings, or (`format`) another format; None: without."""
+    record = orjson.loads(BIRTH)
+    for key, value in changes.items():
+        inside = record if key == "format" else record["settings"]
+        inside[key] = value
+        if value is None:
+            del inside[key]
+    return orjson.dumps(record) + b"\n"
+
+
+@pytest.mark.parametrize("key", Settings.__dataclass_fields__)
+def test_a_queue_that_lacks_a_setting_is_not_opened_with_a_default(key: str) -> None:
+    with pytest.raises(NotAQueue, match=f"lacks the setting {key}.*nothing was changed.*Restore"):
+        read_fate(born(**{key: None}), "q")
+
+
+@pytest.mark.parametrize("key", Settings.__dataclass_fields__)
+@pytest.mark.parametrize("value", [-1, 10**30, 1.5, "x", [], {}, [1], [[1], [2]], True])
+def test_a_setting_of_the_wrong_type_or_range_is_refused_by_name(key: str, value: object) -> None:
+    if (key, value) in (("keep_history", True), ("lease_s", 1.5)):
+        return
+    if value == 10**30:
+        value = 1e30
+    with pytest.raises(NotAQueue, match=f"{key} must"):
+        read_fate(born(**{key: value}), "q")
+
+
+@pytest.mark.parametrize("value", [-1, 0, True, False, "1", "2", 1.0, 2.5, [], {}, None])
+def test_a_format_that_is_none_is_refused(value: object) -> None:
+    with pytest.raises(NotAQueue, match=r"says format.*nothing was changed"):
+        read_fate(born(format=value), "q")
+    if value is not None:
+        with pytest.raises(NotAQueue, match="says format"):
+            read_fate(BIRTH + orjson.dumps({"op": "upgrade", "at": 2, "format": value}) + b"\n", "q")
+
+
+def test_a_damaged_birth_is_not_passed_over_for_a_later_one() -> None:
+    with pytest.raises(NotAQueue, match="lacks the setting shards"):
+        read_fate(born(shards=None) + BIRTH, "q")
+    with pytest.raises(FormatTooNew):
+        read_fate(born(shards=None) + b'{"op":"upgrade","at":2,"format":2}\n', "q")
 
 
 @pytest.mark.parametrize(
@@ -79,7 +124,6 @@ def test_settings_that_this_version_does_not_know_are_left_alone() -> None:
         b"\n",
         b"garbage\n",
         BIRTH[:-1],
-        b'{"op":"create","id":"0123456789abcdef","settings":{"shards":0}}\n',
         layout.closed_record(1),
     ],
 )

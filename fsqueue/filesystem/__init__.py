@@ -6,7 +6,7 @@ failing, lying or crashing one in its place. Nothing here knows what a queue is.
 
 from fsqueue.filesystem.answers import LOST, NOT_FILES
 from fsqueue.filesystem.door import Filesystem
-from fsqueue.filesystem.mounts import UNKNOWN, Mount, beegfs_setting, mount_of
+from fsqueue.filesystem.mounts import UNKNOWN, Mount, beegfs_setting, holders_of, mount_of
 from fsqueue.filesystem.plain import KeptFile, KeptOutput, write_all
 from fsqueue.filesystem.processes import inheritable_descriptors
 from fsqueue.filesystem.results import ResultFile, ResultFiles
@@ -24,6 +24,7 @@ __all__ = [
     "ResultFile",
     "ResultFiles",
     "beegfs_setting",
+    "holders_of",
     "inheritable_descriptors",
     "mount_of",
     "write_all",

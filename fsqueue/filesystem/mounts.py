@@ -89,6 +89,15 @@ def without_dots(path: str) -> str:
     return found
 
 
+def holders_of(path: str) -> list[str]:
+    """Return the directories above a path, which need not exist, the nearest first. Links are resolved before."""
+    found, here = [], os.path.realpath(path)
+    while (above := os.path.dirname(here)) != here:
+        found.append(above)
+        here = above
+    return found
+
+
 def mount_of(path: str) -> Mount:
     """The mount that holds `path`, which need not exist. Linux; elsewhere the type is UNKNOWN."""
     try:

@@ -12,8 +12,8 @@ from fsqueue.filesystem import NOT_FILES
 from fsqueue.fsck import recount
 from fsqueue.fsck.access import guarded, no_access
 from fsqueue.fsck.findings import Finding, Suspect, found
-from fsqueue.fsck.repair import Repair, held, unreadable
-from fsqueue.ledger import AVAILABLE, DEAD, LEASED, Ledger
+from fsqueue.fsck.repair import OPEN, Repair, held, unreadable
+from fsqueue.ledger import DEAD, Ledger
 from fsqueue.names import Batch, Shard, TaskFileName
 from fsqueue.store import Store
 from fsqueue.task import GcReport
@@ -37,23 +37,32 @@ def is_history(line: bytes) -> bool:
 class BatchLook:
     """One look at a batch: its names, its log, and its task file where that matters."""
 
-    def __init__(self, store: Store, batch: Batch, there: list[TaskFileName], content: bytes | None) -> None:
+    def __init__(
+        self, store: Store, batch: Batch, there: list[TaskFileName], content: bytes | None, is_finished: bool
+    ) -> None:
         self.store = store
         self.batch = batch
         self.names = there
         self.log = store.layout.log(batch)
         self.ledger = Ledger()
         self.content = content
+        self.is_finished = is_finished
+        """Whether the history knows that every task has an outcome."""
         self.ledger.fold(content or b"", 0)
 
     @property
-    def is_untouched(self) -> bool:
-        """Whether nothing was done with it yet, as far as its log knows."""
-        return not self.ledger.count and not self.ledger.gone
+    def has_returned(self) -> bool:
+        """Whether the batch has finished, and its file or its log is there as if it had not."""
+        ledger = self.ledger
+        return self.is_finished and (bool(ledger.left) if ledger.count else bool(self.names))
 
     def findings(self) -> Iterator[Finding]:
-        """What is wrong."""
+        """Yield what is wrong, judged together: what has returned must not be executed, so nothing else is mended."""
         store, ledger = self.store, self.ledger
+        if self.has_returned:
+            path = store.layout.task_file(self.names[0]) if self.names else self.log
+            yield found(store, "returned-file", path, ledger.left or self.names[0].count)
+            return
         if self.content is not None:
             yield from self._lines(self.content)
         if ledger.gone or (self.content is not None and not ledger.count and not self.names):
@@ -89,11 +98,10 @@ class BatchLook:
         count = ledger.count or (len(lines) if name.count < len(lines) <= names.BATCH_TASKS_MAX else name.count)
         if count != name.count:
             yield found(store, "wrong-count", path, count)
-        open_states = (AVAILABLE, LEASED)
         bad = [
             index
             for index in unreadable(lines, count, ledger.payloads)
-            if not ledger.count or ledger.state[index] in open_states
+            if not ledger.count or ledger.state[index] in OPEN
         ]
         if bad:
             yield found(store, "unreadable-tasks", path, len(bad), f"task(s) {brief(bad)}")
@@ -133,8 +141,6 @@ class ShardCheck:
         self.store = store
         self.repair = repair
         self.shard = shard
-        self.untouched: set[str] = set()
-        """Batches with a task file of which nothing is known to have been done."""
 
     def suspects(self) -> Iterator[Suspect]:
         """All that looks wrong, batches first."""
@@ -157,30 +163,41 @@ class ShardCheck:
             for text, kind in self.store.fs.entries(f"{layout.logs}/{self.shard}")
             if kind == "file" and (uuid := names.parse_log_file(text)) and layout.shard(uuid) == self.shard
         }
-        for batch in sorted(files.keys() | logs):
-            yield from self._batch(batch, files.get(batch, []), batch in logs)
-
-    def _batch(self, batch: Batch, there: list[TaskFileName], has_log: bool) -> Iterator[Suspect]:
-        store = self.store
-        path = store.layout.log(batch)
         try:
-            content = store.fs.read(path) if has_log else None
-            path = store.layout.task_file(there[0]) if there else path
-            look = BatchLook(store, batch, there, content)
-            if there and look.is_untouched:
-                self.untouched.add(batch)
-            findings = list(look.findings())
-        except FileNotFoundError:  # finished meanwhile
-            return
+            finished = history.finished(self.store, self.shard, files.keys() | logs)
         except OSError as error:
-            yield no_access(store, path, error)
-            return
-        for finding in findings:
-            yield Suspect(
-                finding,
-                partial(self._again, batch, finding.kind),
-                partial(self._mend, batch, finding, there),
-            )
+            yield no_access(self.store, layout.history_days, error)
+            finished = set()
+        for batch in sorted(files.keys() | logs):
+            yield from self._batch(batch, files.get(batch, []), batch in logs, batch in finished)
+
+    def _batch(self, batch: Batch, there: list[TaskFileName], has_log: bool, is_finished: bool) -> Iterator[Suspect]:
+        """Yield what is wrong with a batch, and then what shows only when that is mended: each kind once."""
+        store = self.store
+        told: set[str] = set()
+        while True:
+            path = store.layout.log(batch)
+            try:
+                content = store.fs.read(path) if has_log else None
+                path = store.layout.task_file(there[0]) if there else path
+                look = BatchLook(store, batch, there, content, is_finished)
+                findings = [finding for finding in look.findings() if finding.kind not in told]
+            except FileNotFoundError:  # finished meanwhile
+                return
+            except OSError as error:
+                yield no_access(store, path, error)
+                return
+            if not findings:
+                return
+            for finding in findings:
+                told.add(finding.kind)
+                yield Suspect(
+                    finding,
+                    partial(self._again, batch, finding.kind),
+                    partial(self._mend, batch, finding),
+                )
+            there = self._names(batch)
+            has_log = store.fs.exists(store.layout.log(batch))
 
     def _again(self, batch: Batch, kind: str) -> bool:
         """A second look, under the lock of the log if there is one."""
@@ -204,18 +221,27 @@ class ShardCheck:
         return False
 
     def _finds(self, batch: Batch, kind: str, content: bytes | None) -> bool:
+        is_finished = bool(history.finished(self.store, self.shard, {batch}))
+        look = BatchLook(self.store, batch, self._names(batch), content, is_finished)
+        return any(finding.kind == kind for finding in look.findings())
+
+    def _names(self, batch: Batch) -> list[TaskFileName]:
+        """The names of a batch's task files. A listing can miss one: two are taken."""
         store = self.store
         texts = {text for _ in range(2) for text in taskfiles.listed(store, store.layout, batch)}
-        there = [name for text in sorted(texts) if (name := names.parse_task_file(text)) is not None]
-        return any(finding.kind == kind for finding in BatchLook(store, batch, there, content).findings())
+        return [name for text in sorted(texts) if (name := names.parse_task_file(text)) is not None]
 
-    def _mend(self, batch: Batch, finding: Finding, there: list[TaskFileName]) -> None:
+    def _mend(self, batch: Batch, finding: Finding) -> None:
         store, repair, log = self.store, self.repair, self.store.layout.log(batch)
         match finding.kind:
             case "torn-line":
                 repair.close_off(log)
             case "damaged-line":
                 repair.void_lines(log, is_movement)
+            case "returned-file":
+                repair.send_back(batch)
+            case "orphaned-log":
+                repair.end_orphan(batch)
             case "second-name":
                 repair.one_name(batch)
             case "wrong-count":
@@ -229,6 +255,7 @@ class ShardCheck:
                 upkeep.mend(store, batch, None, GcReport())
                 repair.check_held(batch)
             case _:
+                there = self._names(batch)  # another repair may have renamed the file since it was found
                 upkeep.mend(store, batch, there[0] if there else None, GcReport())
 
     # -- lines --------------------------------------------------------------------------------------
@@ -268,12 +295,6 @@ class ShardCheck:
     def _finished(self, path: str, batch: Batch, ledger: Ledger) -> Iterator[Suspect]:
         """What must be true of a batch that the history knows as finished."""
         store = self.store
-        if batch in self.untouched:
-            yield Suspect(
-                found(store, "returned-file", f"{store.layout.tasks}/{self.shard}/{batch}", ledger.count),
-                lambda: self._has_returned(batch),
-                lambda: self.repair.send_back(batch),
-            )
         missing = missing_letters(store, batch, ledger)
         if missing:
             yield Suspect(
@@ -288,15 +309,6 @@ class ShardCheck:
                 lambda: recount.is_short(store, batch),
                 lambda: self.repair.recount(batch),
             )
-
-    def _has_returned(self, batch: Batch) -> bool:
-        store = self.store
-        try:
-            content = store.fs.read(store.layout.log(batch))
-        except FileNotFoundError:
-            content = None
-        there = taskfiles.listed(store, store.layout, batch)
-        return bool(there) and BatchLook(store, batch, [], content).is_untouched
 
 
 def lines(store: Store, repair: Repair, path: str, is_sound: Callable[[bytes], bool]) -> Iterator[Suspect]:

@@ -33,7 +33,7 @@ KINDS = {
     "orphaned-log": Kind(
         LEFTOVER,
         "A movement log without a batch: its opener died, or the batch finished before. No task depends on it.",
-        "ends and removes the log",
+        "ends and removes the log; what is in it is kept in quarantine",
     ),
     "late-name": Kind(
         LEFTOVER,
@@ -120,18 +120,18 @@ KINDS = {
     "second-name": Kind(
         DAMAGE,
         "A batch has several task files. Its tasks could be executed again after it has finished.",
-        "moves all but one into quarantine",
+        "moves all but one into quarantine: the one stays in which most tasks can be read",
     ),
     "returned-file": Kind(
         DAMAGE,
-        "The task file of a batch that has finished: it came back, perhaps from a backup. "
+        "The task file of a batch that has finished: it came back, perhaps from a backup, and perhaps with its log. "
         "Its tasks would be executed again.",
-        "moves it into quarantine",
+        "moves it into quarantine; a worker that has begun on it again gets LeaseLost",
     ),
     "wrong-shard": Kind(
         DAMAGE,
         "The file lies in another shard's directory than its name says, where nobody will find it.",
-        "moves it to its place, or into quarantine if its batch is there already or has finished",
+        "moves it to its place, or into quarantine if its batch has finished, or is there already and as complete",
     ),
     "damaged-line": Kind(
         DAMAGE,
@@ -149,6 +149,11 @@ KINDS = {
         "Completions of a finished batch are missing from the counter, as after a power loss: status tells too few.",
         "writes the bytes",
     ),
+    "counter-surplus": Kind(
+        DAMAGE,
+        "A counter has bytes that no batch in the history has written: status tells too many.",
+        "keeps a copy of them in quarantine and overwrites them with NUL, which does not count",
+    ),
     "in-the-way": Kind(
         DAMAGE,
         "Something that is no directory (or no file) stands where the queue needs one.",
@@ -160,6 +165,12 @@ KINDS = {
         "nothing: ask its owner for read and write access, and check again",
     ),
     # -- strays
+    "queue-inside": Kind(
+        STRAY,
+        "Another queue stands inside this one's directory: it cannot be deleted while it does, "
+        "and what would be moved or removed with that queue is left.",
+        "nothing: move that directory elsewhere with mv while nobody works on it, and check again",
+    ),
     "link": Kind(
         STRAY,
         "A symbolic link. fsqueue makes none and follows none: what it points to is not part of the queue.",

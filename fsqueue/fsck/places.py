@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 
-from fsqueue import counters, deadletters, names, trash, upkeep
+from fsqueue import counters, deadletters, names, nested, trash, upkeep
 from fsqueue.errors import LockTimeout
 from fsqueue.fsck import attempts
 from fsqueue.fsck.access import guarded
 from fsqueue.fsck.findings import Suspect, found
 from fsqueue.fsck.repair import Repair, held
-from fsqueue.layout import is_doctors, read_fate
+from fsqueue.layout import SETTINGS_FILE, is_doctors, read_fate
 from fsqueue.store import Store
 from fsqueue.task import GcReport
 
@@ -41,8 +41,9 @@ class _Places:
         parts = {
             self.store.path: self._top(),
             layout.base: self._walk(layout.base, dict.fromkeys(PARTS, "directory").get),
-            layout.tasks: self._shards(layout.tasks, self._task_file),
+            # Logs before task files: to put a file in its place makes a log, where the batch's own would then not fit.
             layout.logs: self._shards(layout.logs, self._log),
+            layout.tasks: self._shards(layout.tasks, self._task_file),
             f"{layout.base}/completions": self._walk(f"{layout.base}/completions", _number),
             f"{layout.base}/dead": self._walk(f"{layout.base}/dead", self._shard_file),
             layout.history_days: self._history(),
@@ -81,6 +82,8 @@ class _Places:
                 yield from self._kind(path, kind, "directory")
             elif names.is_fresh(name) and kind == "file":
                 yield from self._old(path, "new-file", partial(fs.unlink, path))
+            elif names.parse_generation(name) is not None and kind == "directory" and nested.inside(fs, path):
+                yield from self._inside(path)
             elif upkeep.over(self.store, name) and kind == "directory":
                 yield Suspect(
                     found(self.store, "old-generation", path),
@@ -96,7 +99,9 @@ class _Places:
             else:
                 yield from self._kind(path, kind, None)
         yield from self._walk(self.layout.trash, self._in_trash)
-        trees = self._trees()
+        for path in self._trees():
+            yield from self._inside(path)
+        trees = [path for path in self._trees() if nested.inside(fs, path) is None]
         if trees:
             yield Suspect(
                 found(self.store, "trash", self.layout.trash, note=f"{len(trees)} trees"),
@@ -144,7 +149,7 @@ class _Places:
         """When directories of the trees in the trash were last changed, down to where a generation has its files."""
         fs = self.store.fs
         traces: dict[str, int] = {}
-        level = self._trees()
+        level = [path for path in self._trees() if nested.inside(fs, path) is None]
         for _ in range(TREE_LEVELS):
             for path in level:
                 with suppress(FileNotFoundError):
@@ -162,7 +167,11 @@ class _Places:
             if kind != "directory":
                 yield from self._kind(directory, kind, "directory" if shard in self.shards else None)
                 continue
-            for name, inside in fs.entries(directory):
+            entries = fs.entries(directory)
+            if _SETTINGS in entries and nested.inside(fs, directory):
+                yield from self._inside(directory)
+                continue
+            for name, inside in entries:
                 path = f"{directory}/{name}"
                 suspect = right(shard, name, path) if inside == "file" else None
                 if suspect is not None:
@@ -228,7 +237,11 @@ class _Places:
     # -- anything ---------------------------------------------------------------------------------
 
     def _walk(self, directory: str, wanted: Callable[[str], str | None]) -> Iterator[Suspect]:
-        for name, kind in self.store.fs.entries(directory):
+        entries = self.store.fs.entries(directory)
+        if _SETTINGS in entries and nested.inside(self.store.fs, directory):
+            yield from self._inside(directory)
+            return
+        for name, kind in entries:
             yield from self._kind(f"{directory}/{name}", kind, wanted(name))
 
     def _shard_file(self, name: str) -> str | None:
@@ -238,12 +251,25 @@ class _Places:
         """Complain of what is not of the kind wanted (None: not wanted at all)."""
         if kind == wanted or path.rpartition("/")[2].startswith(".nfs"):
             return
+        if kind == "directory" and nested.inside(self.store.fs, path):
+            yield from self._inside(path)
+            return
         what = "link" if kind == "link" else "in-the-way" if wanted else "stray"
         yield Suspect(
             found(self.store, what, path, note="" if kind == "file" else f"a {_WORDS[kind]}"),
             lambda: self._is(path, kind),
             lambda: self.repair.quarantine.move(path),
         )
+
+    def _inside(self, path: str) -> Iterator[Suspect]:
+        """Tell of a queue in a directory that would else be moved or removed. It is left alone."""
+        inner = nested.inside(self.store.fs, path)
+        if inner is not None:
+            yield Suspect(
+                found(self.store, "queue-inside", inner),
+                lambda: nested.inside(self.store.fs, path) is not None,
+                lambda: None,
+            )
 
     def _is(self, path: str, kind: str) -> bool:
         try:
@@ -265,6 +291,8 @@ class _Places:
         return self._is(path, "directory")
 
 
+_SETTINGS = (SETTINGS_FILE, "file")
+"""What makes another queue of a directory, also of one that this queue needs."""
 _WORDS = {"link": "symbolic link", "directory": "directory", "other": "pipe, socket or device"}
 
 

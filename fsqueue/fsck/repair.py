@@ -10,13 +10,13 @@ import errno
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 
 from fsqueue import batch as batches
 from fsqueue import finishing, history, jsonl, layout, moments, movements, names, taskfiles, transitions
 from fsqueue.fsck.recount import Recount
 from fsqueue.identity import describe
-from fsqueue.ledger import LEASED, Ledger
+from fsqueue.ledger import AVAILABLE, LEASED, Ledger
 from fsqueue.logs import Log
 from fsqueue.names import Batch, TaskFileName
 from fsqueue.store import Store
@@ -25,6 +25,8 @@ WAIT_S = 2.0
 """How long to wait for a lock; what stays busy is left for the next time."""
 TAKEN = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.EISDIR)
 """What the system says when something else has the name in quarantine: a directory from which files were moved."""
+OPEN = (AVAILABLE, LEASED)
+"""The states of tasks without an outcome."""
 UNREADABLE = "unreadable: its line in the task file is damaged or missing"
 
 
@@ -57,7 +59,11 @@ class Quarantine:
 
     def keep(self, path: str, data: bytes) -> None:
         """Keep a copy of what was at `path`, synced."""
-        fd = self.store.fs.create(self._target(path))
+        target = self._target(path)
+        try:
+            fd = self.store.fs.create(target)
+        except FileExistsError:  # a repair is tried several times
+            fd = self.store.fs.create(f"{target}-{self.store.entropy.hex16()}")
         try:
             self.store.fs.write_all(fd, data)
             self.store.fs.fsync(fd)
@@ -173,23 +179,55 @@ class Repair:
                     taskfiles.rename(store, log, target)
 
     def one_name(self, batch: Batch) -> None:
-        """Of several files of a batch keep the one that its log speaks of last, or else the earliest."""
+        """Of several files of a batch keep the one in which most tasks can be read.
+
+        Of equal ones it is the one that the log speaks of last, or else the earliest.
+        """
         store = self.store
         with self._batch(batch) as log:
-            there = sorted({text for _ in range(2) for text in taskfiles.listed(store, log.layout, batch)})
-            last = next((text for text in reversed(log.ledger.names) if text in there), there[0] if there else "")
-            for text in there:
-                if text != last:
-                    self.quarantine.move(f"{log.layout.tasks}/{log.layout.shard(batch)}/{text}")
-            log.name, log.lines = names.parse_task_file(last), None
+            there = {name: log.layout.task_file(name) for name in _listed(store, log)}
+            last = next((text for text in reversed(log.ledger.names) if text in map(str, there)), None)
+            lost = {name: (self._lost(log, name, path), str(name) != last, str(name)) for name, path in there.items()}
+            kept = min(lost, key=lost.__getitem__, default=None)
+            for name, path in there.items():
+                if name != kept:
+                    self.quarantine.move(path)
+            log.name, log.lines = kept, None
+
+    def _lost(self, log: Log, name: TaskFileName, path: str) -> int:
+        """How many tasks could not be executed if the batch had no other task file than the one at `path`."""
+        try:
+            lines = batches.split_lines(self.store.fs.read(path))
+        except FileNotFoundError:
+            lines = []
+        ledger = log.ledger
+        lost = unreadable(lines, ledger.count or name.count, ledger.payloads)
+        return sum(not ledger.count or ledger.state[index] in OPEN for index in lost)
 
     def send_back(self, batch: Batch) -> None:
-        """A finished batch's task file that came back, into quarantine, unless somebody began on it."""
+        """Move what came back of a finished batch into quarantine: its task files, and its log if that came, too.
+
+        The history has every outcome, and the counters have been told. So the log ends, for whoever began anew as well.
+        """
         store = self.store
         with self._batch(batch) as log:
-            if not log.ledger.count:
-                for text in taskfiles.listed(store, log.layout, batch):
-                    self.quarantine.move(f"{log.layout.tasks}/{log.layout.shard(batch)}/{text}")
+            ledger = log.ledger
+            if not history.finished(store, log.layout.shard(batch), {batch}) or (ledger.count and not ledger.left):
+                return
+            if ledger.count:
+                self.quarantine.keep(log.path, store.fs.read(log.path))
+            for name in _listed(store, log):
+                self.quarantine.move(log.layout.task_file(name))
+            finishing.farewell(store, log)
+
+    def end_orphan(self, batch: Batch) -> None:
+        """End a log that has no batch. What is in it is kept in quarantine: its first line may have been damaged."""
+        store = self.store
+        with transitions.locked(store, batch, WAIT_S) as log:
+            if not log.ledger.count and not _listed(store, log):
+                content = store.fs.read(log.path)
+                if content:
+                    self.quarantine.keep(log.path, content)
                 finishing.farewell(store, log)
 
     def recount(self, batch: Batch) -> None:
@@ -197,20 +235,33 @@ class Repair:
         self._recount.put_back(batch)
 
     def file_to_its_shard(self, path: str, name: TaskFileName) -> None:
-        """A task file from another shard's directory: to its place, or aside if its batch is there or has finished."""
-        store = self.store
+        """Move a task file from another shard's directory to its place, or aside if its batch has finished.
+
+        If its batch has a file there, the one in which most tasks can be read stays.
+        """
+        store, shard = self.store, self.store.layout.shard(name.batch)
         with self._batch(name.batch) as log:
             ledger, target = log.ledger, log.layout.task_file(name)
-            known = any(taskfiles.listed(store, log.layout, log.batch) for _ in range(2))
-            done = not ledger.left if ledger.count else history.find(store, log.batch) is not None
-            if known or done:
+            others = _listed(store, log)
+            is_done = ledger.count and not ledger.left
+            if is_done or history.finished(store, shard, {name.batch}):
                 self.quarantine.move(path)
-                if not ledger.count and not known:
+                if not ledger.count and not others:
                     finishing.farewell(store, log)
-            else:
-                store.fs.make_directory(os.path.dirname(target))
-                store.fs.rename(path, target)
-                store.ring()
+                return
+            lost = self._lost(log, name, path)
+            if any(self._lost(log, other, log.layout.task_file(other)) <= lost for other in others):
+                self.quarantine.move(path)
+                return
+            if name in others:  # the renaming replaces it
+                self.quarantine.keep(target, store.fs.read(target))
+            store.fs.make_directory(os.path.dirname(target))
+            store.fs.rename(path, target)
+            for other in others:
+                if other != name:
+                    self.quarantine.move(log.layout.task_file(other))
+            log.name, log.lines = name, None
+            store.ring()
 
     def log_to_its_shard(self, path: str, uuid: Batch) -> None:
         """The same for a movement log."""
@@ -218,8 +269,10 @@ class Repair:
         with held(store, path) as fd:
             store.fs.make_directory(os.path.dirname(target))
             try:
-                if history.find(store, uuid) is not None:
+                if history.finished(store, store.layout.shard(uuid), {uuid}):
                     raise FileExistsError
+                if not store.fs.same_file(fd, target):
+                    self._end_untouched(uuid)
                 store.fs.link(path, target)
                 store.fs.unlink(path)
             except FileExistsError:
@@ -227,6 +280,12 @@ class Repair:
                     store.fs.unlink(path)  # a repair died after its link; a log with two names is not written to
                 else:
                     self.quarantine.move(path)
+
+    def _end_untouched(self, batch: Batch) -> None:
+        """End a log in which nothing stands: somebody opened it who did not find the batch's own."""
+        with suppress(FileNotFoundError), transitions.locked(self.store, batch, WAIT_S) as log:
+            if not log.ledger.count and not self.store.fs.fstat(log.fd).st_size:
+                finishing.farewell(self.store, log)
 
     def _batch(self, batch: Batch) -> AbstractContextManager[Log]:
         """The batch's log, locked; made if it is untouched. FileNotFoundError if it ended just now: repeat."""
@@ -246,6 +305,12 @@ def held_to_write(store: Store, path: str) -> Iterator[int]:
         if path != store.layout.settings_file:  # a creator that died has left it with two
             jsonl.must_have_one_name(store.fs, fd, path)
         yield fd
+
+
+def _listed(store: Store, log: Log) -> list[TaskFileName]:
+    """The names of a batch's task files. A listing can miss one: two are taken."""
+    texts = {text for _ in range(2) for text in taskfiles.listed(store, log.layout, log.batch)}
+    return list(names.task_files_of(log.batch, sorted(texts)))
 
 
 def _check_held(ledger: Ledger, tasks: list[int], at: int) -> None:

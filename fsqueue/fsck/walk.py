@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from fsqueue import jsonl, names
 from fsqueue.errors import LockTimeout
-from fsqueue.fsck import checks, places
+from fsqueue.fsck import checks, places, surplus
 from fsqueue.fsck.access import guarded, no_access
 from fsqueue.fsck.findings import Finding, Suspect
 from fsqueue.fsck.repair import Repair, StillHeld
@@ -59,6 +59,7 @@ def fsck_part(store: Store, shards: Sequence[names.Shard], first: bool) -> Itera
     repair = Repair(store)
     if first:
         yield from _confirmed(store, _outside_shards(store, repair))
+        yield from _confirmed(store, _surplus(store, repair))
     for shard in shards:
         yield from _confirmed(store, checks.ShardCheck(store, repair, shard).suspects())
 
@@ -73,6 +74,10 @@ def _outside_shards(store: Store, repair: Repair) -> Iterator[Suspect]:
     yield from places.check(store, repair)
 
 
+def _surplus(store: Store, repair: Repair) -> Iterator[Suspect]:
+    return guarded(store, store.layout.completions, surplus.check(store, repair))
+
+
 def _suspects(store: Store, repair: Repair, progress: Progress | None) -> Iterator[Suspect]:
     shards = names.all_shards(store.layout.shards)
     yield from _outside_shards(store, repair)
@@ -80,6 +85,7 @@ def _suspects(store: Store, repair: Repair, progress: Progress | None) -> Iterat
         if progress is not None:
             progress(done, len(shards))
         yield from checks.ShardCheck(store, repair, shard).suspects()
+    yield from _surplus(store, repair)  # after missing bytes were put in their places
     if progress is not None:
         progress(len(shards), len(shards))
 

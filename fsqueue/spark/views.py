@@ -233,7 +233,7 @@ def dead(store: Store, shard: Shard) -> Iterator[Row]:
 
 def counted(store: Store) -> Iterator[Row]:
     """The completion counters: they hold what finished batches completed."""
-    yield from sorted(counters.sizes(store).items())
+    yield from sorted(counters.completed(store, counters.sizes(store)).items())
 
 
 def committed(store: Store) -> Iterator[Row]:

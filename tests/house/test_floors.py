@@ -38,6 +38,7 @@ FLOORS = {
     "history": 2,
     "nodes": 2,
     "discovery": 2,
+    "nested": 2,
     "selection": 3,
     "batching": 3,
     "insertion": 3,

@@ -1,0 +1,173 @@
+"""Bytes in the completion counters that no batch has written: status tells of too many completions.
+
+The history and the logs of batches at work say which bytes are whose, in their `count` records. Older history may have
+been removed. So a counter is judged only if the history reaches back to its first byte.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import orjson
+
+from fsqueue import counters, history, inspection, names
+from fsqueue.fsck.findings import Suspect, found
+from fsqueue.fsck.repair import Repair
+from fsqueue.names import CounterName, Day, Shard, day_of
+from fsqueue.store import Store
+
+WAIT_S = 2.0
+COUNT_BITS = 11
+"""A claim is kept as one number: its offset, then its length in so many bits. 1024 tasks are the most of a batch."""
+OFFSET_MAX = 1 << 51
+DRIFT_MS = 3_600_000
+"""By how much the claims of a counter may be out of order: they are dated before their authors wait for its lock."""
+READ_BYTES = 1 << 20
+
+Gap = tuple[int, int]
+"""Begin and end of bytes that nobody claims."""
+
+
+def check(store: Store, repair: Repair) -> Iterator[Suspect]:
+    """Yield the counters that have surplus bytes."""
+    for number, gaps in _surplus(store).items():
+        path = store.layout.counter(number)
+        surplus = sum(_marked(store, number, gap) for gap in gaps)
+        yield Suspect(
+            found(store, "counter-surplus", path, surplus, f"{surplus:,} bytes"),
+            partial(_has_surplus, store, number),
+            partial(_void, store, repair, number),
+        )
+
+
+def _has_surplus(store: Store, number: CounterName) -> bool:
+    return number in _surplus(store)
+
+
+def _void(store: Store, repair: Repair, number: CounterName) -> None:
+    """Overwrite the surplus of a counter with NUL, under its lock; a copy is kept.
+
+    Nothing moves: the offsets in logs and in the history stay true. What was appended since the look is not touched.
+    """
+    fs, path = store.fs, store.layout.counter(number)
+    gaps = _surplus(store).get(number, [])
+    with store.locked(path, WAIT_S):
+        fd = fs.look(path, 2)
+        try:
+            for begin, end in gaps:
+                repair.quarantine.keep(f"{path}.bytes-from-{begin}", fs.pread(fd, end - begin, begin))
+                fs.pwrite(fd, bytes(end - begin), begin)
+            fs.fsync(fd)
+        finally:
+            fs.close(fd)
+            store.sound_counters.pop(path, None)
+
+
+def _surplus(store: Store) -> dict[CounterName, list[Gap]]:
+    """Return for each counter the pieces of it that nobody claims and that count; none for what cannot be judged."""
+    sizes = counters.sizes(store) if store.settings.keep_history else {}
+    claims = _Claims()
+    if not sizes or not claims.read(store):
+        return {}
+    found = {}
+    for number, size in sizes.items():
+        gaps = [gap for gap in claims.gaps(number, size) if _marked(store, number, gap)]
+        if gaps and claims.reach_back(number):
+            found[number] = gaps
+    return found
+
+
+def _marked(store: Store, number: CounterName, gap: Gap) -> int:
+    """How many bytes of a gap are not NUL."""
+    return gap[1] - gap[0] - counters.void(store, number, *gap)
+
+
+class _Claims:
+    """Which bytes of the counters belong to batches."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, array[int]] = {}
+        self._first: dict[str, int] = {}
+        """When the claim was made that begins with a counter's first byte, if the history tells that reliably."""
+        self._earliest: dict[str, int] = {}
+        """When the earliest claim of each counter was made."""
+
+    def read(self, store: Store) -> bool:
+        """Read them all; False if some may be missing, because a line is damaged that may have held them.
+
+        Logs come before the history: a batch whose log has ended meanwhile is in the history by then.
+        """
+        at_work: dict[Shard, set[str]] = {}
+        for shard in names.all_shards(store.layout.shards):
+            for batch in inspection.logs(store, shard):
+                ledger = inspection.read_ledger(store, batch)
+                if ledger is None:
+                    continue
+                if ledger.damaged:
+                    return False
+                at_work.setdefault(shard, set()).add(batch)
+                for number, offset, count in ledger.counts:
+                    self._add(number, offset, count)
+        days = history.days(store)
+        return all(
+            self._read_shard(store, shard, days, at_work.get(shard, set()))
+            for shard in names.all_shards(store.layout.shards)
+        )
+
+    def _read_shard(self, store: Store, shard: Shard, days: list[Day], known: set[str]) -> bool:
+        torn: set[str] = set()
+        for day in days:
+            for line in history.beginnings(store, store.layout.history(day, shard)):
+                batch = self._read_line(line, day)
+                if batch is not None:
+                    known.add(batch)
+                elif line.strip():
+                    torn.add(history.batch_named(line) or "")
+        return torn <= known
+
+    def _read_line(self, line: bytes, day: Day) -> str | None:
+        """The batch whose claims a line of the history tells; None if it makes no sense."""
+        try:
+            record = orjson.loads(line)
+            batch, records = names.parse_batch(record["batch"]), record["records"]
+        except (ValueError, KeyError, TypeError):
+            return None
+        if batch is None or type(records) is not list:
+            return None
+        for one in records:
+            if isinstance(one, dict) and one.get("op") == "count":
+                values: Any = one.get("file"), one.get("offset"), one.get("count")
+                at = one.get("at")
+                if type(values[0]) is str and type(values[1]) is type(values[2]) is type(at) is int:
+                    self._add(*values)
+                    number, offset = values[:2]
+                    self._earliest[number] = min(at, self._earliest.get(number, at))
+                    if offset == 0 and 0 <= at < 10**13 and day_of(at) == day:
+                        self._first[number] = min(at, self._first.get(number, at))
+        return batch
+
+    def _add(self, number: str, offset: int, count: int) -> None:
+        if 0 <= offset < OFFSET_MAX and 0 < count < 1 << COUNT_BITS:
+            self._of.setdefault(number, array("q")).append(offset << COUNT_BITS | count)
+
+    def reach_back(self, number: str) -> bool:
+        """Whether the claims on a counter begin with its first byte: else `gc` has removed older history.
+
+        That removes the earliest days. So nothing was removed that is earlier than the first byte's claim, if that is
+        dated on the day of its line and not later than the claims behind it.
+        """
+        return number in self._first and self._first[number] <= self._earliest[number] + DRIFT_MS
+
+    def gaps(self, number: CounterName, size: int) -> Iterator[Gap]:
+        """Yield what nobody claims of the first `size` bytes, in pieces of bounded length."""
+        at = 0
+        for claim in (*sorted(self._of.get(number, ())), size << COUNT_BITS):
+            offset = min(claim >> COUNT_BITS, size)
+            while at < offset:
+                end = min(offset, at + READ_BYTES)
+                yield at, end
+                at = end
+            at = max(at, offset + (claim & (1 << COUNT_BITS) - 1))

@@ -1,0 +1,138 @@
+"""Queues in queues: refused when one is created, and spared where an older version, or `mv`, has put one.
+
+What is below a queue's directory is moved with it, and removed with it. So before a tree is moved aside or removed, it
+is searched for the `queue.jsonl` of another queue.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import stat
+from collections.abc import Iterator
+
+import orjson
+
+from fsqueue.errors import FormatTooNew, InvalidArgument, NotAQueue
+from fsqueue.filesystem import NOT_FILES, Filesystem, holders_of
+from fsqueue.layout import SETTINGS_FILE, read_fate, settings_file
+
+logger = logging.getLogger("fsqueue")
+
+READ_BYTES = 1 << 20
+"""So much of a `queue.jsonl` is read. A file of this name may be anybody's, and of any size."""
+NO_ACCESS = (errno.EACCES, errno.EPERM, errno.EIO)
+LEAF_LINKS = 2
+"""The links of a directory without subdirectories, where the filesystem counts them: its name and its `.`."""
+
+
+def around(path: str, shared: bool) -> str | None:
+    """Return the queue in whose directory `path` lies, at any depth, links resolved; None if there is none.
+
+    A `queue.jsonl` that a stranger has put into a directory like /tmp makes no queue of it.
+    """
+    for holder in holders_of(path):
+        fs = Filesystem(holder, shared=shared)
+        try:
+            content = _content(fs, holder)
+            if content is not None and _is_birth(content) and not _is_strangers(fs, holder):
+                return holder
+        except OSError:
+            continue  # one may go through it, and not look into it
+        finally:
+            fs.close_root()
+    return None
+
+
+def inside(fs: Filesystem, directory: str, of_itself: bool = True) -> str | None:
+    """Return a queue that stands in a directory, at any depth, or (`of_itself`) that it is; None if there is none.
+
+    Links are not followed, and what may not be read is passed by. A deleted queue is none. Directories that cannot
+    have others in them are not listed, if the filesystem tells by their links.
+    """
+    counts_links: bool | None = None
+    pending = [directory]
+    while pending:
+        here = pending.pop()
+        try:
+            if (of_itself or here != directory) and _is_there(fs, here):
+                return here
+            if counts_links and fs.stat(here).st_nlink == LEAF_LINKS:
+                continue
+            below = [f"{here}/{name}" for name, kind in fs.entries(here) if kind == "directory"]
+            if below and counts_links is not False:
+                counts_links = fs.stat(here).st_nlink == LEAF_LINKS + len(below)
+            pending += below
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, *NOT_FILES, *NO_ACCESS):
+                raise
+    return None
+
+
+def refuse_inside(fs: Filesystem, queue: str) -> None:
+    """Raise InvalidArgument if another queue stands in a queue's directory, which is about to be moved and removed."""
+    found = inside(fs, queue, of_itself=False)
+    if found is not None:
+        raise InvalidArgument(
+            f"Another queue stands inside the directory of the queue {queue}: {found}. It would be deleted, too. "
+            "Nothing was changed. Move that directory elsewhere with mv while nobody works on it, or delete that "
+            "queue first; then repeat."
+        )
+
+
+def spared(fs: Filesystem, tree: str) -> bool:
+    """Return whether a tree must stay because a queue stands in it, and log that."""
+    found = inside(fs, tree)
+    if found is not None:
+        logger.warning("%s is left as it is: the queue %s stands in it; move that elsewhere", tree, found)
+    return found is not None
+
+
+def _is_there(fs: Filesystem, directory: str) -> bool:
+    """Whether a directory has a `queue.jsonl`, damaged or not, that does not say that its queue was deleted."""
+    content = _content(fs, directory)
+    if content is None:
+        return False
+    try:
+        return not read_fate(content, directory).closed
+    except (NotAQueue, FormatTooNew):
+        return True
+
+
+def _is_birth(content: bytes) -> bool:
+    """Whether it is a queue's, and not a file with tasks that its owner has called so."""
+    for line in _lines(content):
+        try:
+            record = orjson.loads(line)
+        except orjson.JSONDecodeError:
+            continue
+        return isinstance(record, dict) and record.get("op") == "create" and "id" in record
+    return False
+
+
+def _lines(content: bytes) -> Iterator[bytes]:
+    return (line for line in content.split(b"\n") if line.strip())
+
+
+def _content(fs: Filesystem, directory: str) -> bytes | None:
+    """The beginning of a directory's `queue.jsonl`; None if it has no regular file of that name."""
+    try:
+        fd = fs.look(settings_file(directory.rstrip("/")))
+    except OSError as error:
+        if error.errno in (errno.ENOENT, *NOT_FILES):
+            return None
+        raise
+    try:
+        return fs.pread(fd, READ_BYTES, 0) if stat.S_ISREG(fs.fstat(fd).st_mode) else None
+    finally:
+        fs.close(fd)
+
+
+def _is_strangers(fs: Filesystem, directory: str) -> bool:
+    """Whether all may write in a directory, and its `queue.jsonl` is neither its owner's nor this user's."""
+    holder = fs.stat(directory)
+    if not holder.st_mode & stat.S_IWOTH:
+        return False
+    owner = fs.stat(f"{directory.rstrip('/')}/{SETTINGS_FILE}").st_uid
+    return owner not in (holder.st_uid, os.geteuid())
