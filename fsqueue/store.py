@@ -70,6 +70,8 @@ class Store:
         self._busy_until: dict[str, float] = {}
         self.shards_made: set[str] = set()
         """Shard directories that are known to be there, and durable."""
+        self.retried: dict[str, Any] = {}
+        """What `retried` has read of files of dead letters, by their paths."""
         self._durable_generation = 1
         self._durable: set[str] = set()
         """Directories whose names are known to be durable."""
@@ -155,6 +157,7 @@ class Store:
         if self.fs.shared:
             self.compare_clock()
         if moved:
+            self.retried.clear()
             self.close_logs()
         return moved
 

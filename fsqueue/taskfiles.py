@@ -18,6 +18,9 @@ from fsqueue.store import Store
 
 logger = logging.getLogger("fsqueue")
 
+LOST = object()
+"""In place of a payload that cannot be read any more."""
+
 
 def candidates(store: Store, log: Log) -> Iterator[TaskFileName]:
     """The names the task file may have, likeliest first."""
@@ -77,14 +80,14 @@ def _make_single(store: Store, log: Log, name: TaskFileName) -> None:
 
 
 def payload(store: Store, log: Log, index: int) -> Any:
-    """A task's payload as it stands now, replaced or original; None if it cannot be read any more."""
+    """A task's payload as it stands now, replaced or original; LOST if it cannot be read any more."""
     if index in log.ledger.payloads:
         return log.ledger.payloads[index]
     lines = read(store, log)
     try:
-        return None if lines is None else batch.decode_task(lines[index])["payload"]
+        return LOST if lines is None else batch.decode_task(lines[index])["payload"]
     except (ValueError, IndexError):
-        return None
+        return LOST
 
 
 def rename(store: Store, log: Log, target: TaskFileName) -> bool:
