@@ -9,7 +9,7 @@ from fsqueue.ledger import LEASED, Ledger
 from fsqueue.movements import to_ranges
 from fsqueue.names import Batch
 from fsqueue.store import Store
-from fsqueue.transitions import earlier_name, locked, rename_as_recorded
+from fsqueue.transitions import locked, name_earlier
 
 
 def revoke(store: Store, batch: Batch, chosen: Callable[[Ledger, int], bool], wait_s: float) -> int:
@@ -20,9 +20,8 @@ def revoke(store: Store, batch: Batch, chosen: Callable[[Ledger, int], bool], wa
             at = max(store.clock.now_ms(), ledger.at)
             tasks = [index for index in range(ledger.count) if ledger.state[index] == LEASED and chosen(ledger, index)]
             if tasks:
-                move = earlier_name(log, 0)
-                log.note("revoke", at, tasks=to_ranges(tasks), **move)
-                rename_as_recorded(store, log, move)
+                name_earlier(store, log, at, 0)
+                log.note("revoke", at, tasks=to_ranges(tasks))
             return len(tasks)
     except FileNotFoundError:
         return 0
@@ -45,9 +44,8 @@ def expire(store: Store, batch: Batch, chosen: Callable[[Ledger, int], bool], wa
                     held.setdefault(holder.id, []).append(index)
             for lease, tasks in held.items():
                 until = max(0, at - MARGIN_MS[1])
-                move = earlier_name(log, until)
-                log.note("renew", at, lease=lease, tasks=to_ranges(tasks), until=until, **move)
-                rename_as_recorded(store, log, move)
+                name_earlier(store, log, at, until)
+                log.note("renew", at, lease=lease, tasks=to_ranges(tasks), until=until)
                 ended += len(tasks)
             return ended
     except FileNotFoundError:
