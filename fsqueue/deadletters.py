@@ -6,21 +6,27 @@ line counts, and a second `dead` is dropped (docs/format.md, "Dead letters").
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import orjson
 
-from fsqueue import batch, jsonl, names, nesting, staging
-from fsqueue.layout import Layout
+from fsqueue import batch, jsonl, names, nesting, retried, staging
+from fsqueue.layout import BATCH_BYTES_MAX, Layout
 from fsqueue.ledger import Ledger
 from fsqueue.logs import Log
 from fsqueue.names import Shard
 from fsqueue.store import Store
 from fsqueue.task import DeadLetter
+from fsqueue.taskfiles import LOST
+
+logger = logging.getLogger("fsqueue")
 
 Where = Callable[[DeadLetter], bool]
 SETTLED = ("retried", "purged")
+WITHOUT_PAYLOAD = ("task file gone:", "unreadable: its line in the task file is damaged")
+"""How the reasons begin of letters in which older versions wrote `null` for a payload that was lost."""
 END_BYTES = 1 << 14
 """How much is read of the end of a file, at least, for its latest letters."""
 
@@ -62,7 +68,7 @@ def restore(store: Store, batch: str, ledger: Ledger, tasks: Iterable[int]) -> N
     with store.locked(path) as fd:
         there, settled = _alive(store, fd)
         lost = [index for index in tasks if names.task_id(batch, index) not in there.keys() | settled]
-        jsonl.append(store.fs, fd, b"".join(_letter(batch, ledger, index, None) for index in lost), True)
+        jsonl.append(store.fs, fd, b"".join(_letter(batch, ledger, index, LOST) for index in lost), True)
 
 
 def _letter(batch_id: str, ledger: Ledger, index: int, payload: Any) -> bytes:
@@ -74,7 +80,7 @@ def _letter(batch_id: str, ledger: Ledger, index: int, payload: Any) -> bytes:
         "reason": ledger.errors.get(index, ""),
         "attempt": ledger.attempts[index],
         "worker": holder.worker if holder is not None else None,
-        **batch.payload_fields(payload),
+        **({} if payload is LOST else batch.payload_fields(payload)),
     }
     return orjson.dumps(letter, option=orjson.OPT_APPEND_NEWLINE)
 
@@ -148,11 +154,13 @@ class Ids:
         self.settled: set[str] = set()
         self.staged: set[str] = set()
         """The names of the files in `staging/` that are as good as published, if they are there still."""
-        for _, fd in _opened(store, store.layout):
+        layout = store.layout
+        for shard, fd in _opened(store, layout):
             some, others = _alive(store, fd)
             self.dead.update(some)
             self.settled |= others
-            self.staged |= _staged(store, fd)
+            self.staged |= retried.read_on(store, layout.dead(shard), fd)
+        retried.forget_published(store)
 
     def known(self) -> set[str]:
         """Those that have a letter, or had one that was dealt with."""
@@ -232,18 +240,21 @@ def _letters(store: Store, fd: int) -> Iterator[DeadLetter]:
 
 
 def _decode(line: dict[str, Any]) -> DeadLetter:
+    reason = str(line.get("reason", ""))
     try:
         payload = batch.decode_fields(line)
+        is_lost = payload is None and reason.startswith(WITHOUT_PAYLOAD)
     except ValueError:
-        payload = None  # damaged: the letter is still there to be seen
+        payload, is_lost = None, True  # the letter is still there to be seen
     at, attempt, worker = line.get("at"), line.get("attempt"), line.get("worker")
     return DeadLetter(
         id=line["id"],
         payload=payload,
-        reason=str(line.get("reason", "")),
+        reason=reason,
         at=at / 1000 if isinstance(at, int) else 0.0,
         attempt=attempt if isinstance(attempt, int) else 0,
         worker=worker if isinstance(worker, dict) else None,
+        payload_lost=is_lost,
     )
 
 
@@ -253,25 +264,32 @@ def _decode(line: dict[str, Any]) -> DeadLetter:
 def purge(store: Store, wanted: set[str] | None, where: Where | None) -> int:
     """Throw letters away; they leave *inserted*, too. Returns how many."""
 
-    def act(layout: Layout, fd: int, part: list[DeadLetter]) -> None:
+    def act(layout: Layout, fd: int, part: list[DeadLetter], lines: list[bytes]) -> None:
         jsonl.append(store.fs, fd, _settling(store, "purged", part), store.sync_inserts)
 
-    return _settle(store, wanted, where, act)
+    return _settle(store, wanted, where, lambda letter: b"", act)
 
 
 def retry(store: Store, wanted: set[str] | None, where: Where | None) -> int:
     """Insert the tasks of letters again, with new ids and no attempts charged. Returns how many.
 
-    Under the file's lock: stage the new tasks; append one `retried` line that names the staged file,
-    and sync; publish. A crash before the line leaves letters and a staged file that upkeep reaps;
-    one after it leaves a staged file that `publish_pending` publishes: never lost, never twice. An error while the
-    line is written leaves open whether it stands, so the staged file stays, too: the line, or its absence, decides.
-    """
-    bytes_max = 2 * store.settings.task_bytes_max
+    Batches are bounded as inserted ones are. For each, under the file's lock: stage the new tasks; append one
+    `retried` line that names the staged file, and sync; publish. A crash before the line leaves letters and a staged
+    file that upkeep reaps; one after it leaves a staged file that `publish_pending` publishes: never lost, never
+    twice. An error while the line is written leaves open whether it stands, so the staged file stays, too: the line,
+    or its absence, decides.
 
-    def act(layout: Layout, fd: int, part: list[DeadLetter]) -> None:
-        content = [batch.encode_task(letter.payload, bytes_max) for letter in part]
-        staged = staging.stage(store, layout, content, len(content), 0)
+    Letters whose payloads are lost stay, and are warned of.
+    """
+    bytes_max, lost = 2 * store.settings.task_bytes_max, 0
+
+    def encode(letter: DeadLetter) -> bytes | None:
+        nonlocal lost
+        lost += letter.payload_lost
+        return None if letter.payload_lost else batch.encode_task(letter.payload, bytes_max)
+
+    def act(layout: Layout, fd: int, part: list[DeadLetter], lines: list[bytes]) -> None:
+        staged = staging.stage(store, layout, lines, len(lines), 0)
         named = False
         try:
             staging.sync(store, [staged])
@@ -288,7 +306,15 @@ def retry(store: Store, wanted: set[str] | None, where: Where | None) -> int:
         finally:
             staged.close(store)
 
-    return _settle(store, wanted, where, act)
+    count = _settle(store, wanted, where, encode, act)
+    if lost:
+        logger.warning(
+            "%d dead letter(s) of %s cannot be retried and stay dead: their payloads are lost. Insert these tasks "
+            "anew from where they came from, then purge the letters.",
+            lost,
+            store.path,
+        )
+    return count
 
 
 def _settling(store: Store, op: str, part: list[DeadLetter], **fields: str) -> bytes:
@@ -296,34 +322,66 @@ def _settling(store: Store, op: str, part: list[DeadLetter], **fields: str) -> b
     return orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
 
 
+Act = Callable[[Layout, int, list[DeadLetter], list[bytes]], None]
+"""Settles some letters of a locked file; the last argument is what was made of each."""
+
+
 def _settle(
-    store: Store, wanted: set[str] | None, where: Where | None, act: Callable[[Layout, int, list[DeadLetter]], None]
+    store: Store, wanted: set[str] | None, where: Where | None, encode: Callable[[DeadLetter], bytes | None], act: Act
 ) -> int:
+    """Have `act` settle letters, some at a time; returns how many. Those are left out of which `encode` makes None.
+
+    No lock is held while `where` runs: it may be slow, or settle letters itself. Letters never change, so its answer
+    holds until they are locked; those that were settled meanwhile are not found any more.
+    """
     settled, layout = 0, store.layout
+    shards = None if wanted is None else {layout.shard(names.parse_task_id(task_id)[0]) for task_id in wanted}
     for shard in _shards(store, layout):
+        chosen = wanted
+        if shards is not None and shard not in shards:
+            continue
+        if where is not None:
+            found = (letter for _, fd in _opened(store, layout, shard) for letter in _letters(store, fd))
+            chosen = {letter.id for letter in found if (wanted is None or letter.id in wanted) and where(letter)}
+            if not chosen:
+                continue
         with store.locked(layout.dead(shard)) as fd:
-            chosen = [
-                letter
-                for letter in _letters(store, fd)
-                if (wanted is None or letter.id in wanted) and (where is None or where(letter))
-            ]
-            size = store.settings.batch_tasks_max
-            for start in range(0, len(chosen), size):
-                act(layout, fd, chosen[start : start + size])
-                settled += len(chosen[start : start + size])
+            letters = (letter for letter in _letters(store, fd) if chosen is None or letter.id in chosen)
+            for part, lines in _parts(letters, encode, store.settings.batch_tasks_max):
+                act(layout, fd, part, lines)
+                settled += len(part)
     return settled
+
+
+def _parts(
+    letters: Iterable[DeadLetter], encode: Callable[[DeadLetter], bytes | None], tasks_max: int
+) -> Iterator[tuple[list[DeadLetter], list[bytes]]]:
+    """Letters in parts of at most so many, and of BATCH_BYTES_MAX of what is made of them; a larger one by itself."""
+    part: list[DeadLetter] = []
+    lines: list[bytes] = []
+    size = 0
+    for letter in letters:
+        line = encode(letter)
+        if line is None:
+            continue
+        if part and (len(part) >= tasks_max or size + len(line) > BATCH_BYTES_MAX):
+            yield part, lines
+            part, lines, size = [], [], 0
+        part.append(letter)
+        lines.append(line)
+        size += len(line)
+    if part:
+        yield part, lines
 
 
 def publish_pending(store: Store) -> int:
     """Publish what retries recorded, but did not live to publish. Returns how many files."""
-    layout = store.layout
-    orphans = set(staging.orphans(store, layout))
     published = 0
-    for _, fd in _opened(store, layout) if orphans else ():
-        named = _named(store, fd, orphans)
-        if named and store.sync_inserts:
-            store.fs.fsync(fd)  # the line must not be lost when what it publishes is not
-        published += sum(staging.publish_named(store, layout, name) for name in named)
+    for shard, named in _pending(store).items():
+        for _, fd in _opened(store, store.layout, shard):
+            if store.sync_inserts:
+                store.fs.fsync(fd)  # the line must not be lost when what it publishes is not
+            published += sum(staging.publish_named(store, store.layout, name) for name in sorted(named))
     return published
 
 
@@ -335,19 +393,25 @@ def is_retrying(store: Store) -> bool:
 
 def pending(store: Store) -> set[str]:
     """The staged files that `publish_pending` would publish."""
+    return set().union(*_pending(store).values())
+
+
+def _pending(store: Store) -> dict[Shard, frozenset[str]]:
+    """The same, by the shard whose letters were retried."""
     orphans = set(staging.orphans(store, store.layout))
-    return {name for _, fd in _opened(store, store.layout) for name in _named(store, fd, orphans)} if orphans else set()
+    if not orphans:
+        return {}
+    return {shard: some for shard, named in _staged(store).items() if (some := named & orphans)}
 
 
-def _named(store: Store, fd: int, orphans: set[str]) -> list[str]:
-    return sorted(_staged(store, fd) & orphans)
-
-
-def _staged(store: Store, fd: int) -> set[str]:
-    named = (line.get("staged") for line in _lines(store, fd))
-    return {name for name in named if isinstance(name, str)}
+def _staged(store: Store) -> dict[Shard, frozenset[str]]:
+    """The staged files that `retried` lines name, by the shard whose letters were retried."""
+    layout = store.layout
+    named = {shard: retried.read_on(store, layout.dead(shard), fd) for shard, fd in _opened(store, layout)}
+    retried.forget_published(store)
+    return named
 
 
 def staged_names(store: Store) -> set[str]:
     """The staged files that `retried` lines name: not to be reaped before they are published."""
-    return set().union(*(_staged(store, fd) for _, fd in _opened(store, store.layout)))
+    return set().union(*_staged(store).values())

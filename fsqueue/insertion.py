@@ -13,8 +13,9 @@ from typing import Any
 from fsqueue import staging
 from fsqueue.batching import Encoded, When, batches_of, default_when, groups_of
 from fsqueue.clock import MS_MAX
-from fsqueue.errors import FsqueueError, InvalidTask, StorageError, from_os_error
+from fsqueue.errors import FsqueueError, InvalidTask, StorageError
 from fsqueue.layout import Layout
+from fsqueue.names import TaskFileName
 from fsqueue.store import Store
 
 TRIES = 20
@@ -50,49 +51,62 @@ def moment(store: Store, when: When) -> int:
 
 
 def publish(store: Store, group: list[Encoded]) -> list[str]:
-    """Publish a group durably and ring the bell; returns the batches' ids. After an error some may be visible."""
+    """Publish a group durably and ring the bell; returns the batches' ids. After an error some may be visible.
+
+    A second try publishes what the first did not: a batch that is visible already would be inserted twice.
+    """
     missed: Layout | None = None
+    published: list[TaskFileName] = []
     store.refresh()
     for _ in range(TRIES):
-        layout = store.layout
+        layout, before = store.layout, len(published)
         try:
-            published = _publish(store, layout, group)
-        except FileNotFoundError:
+            _publish(store, layout, group, published)
+        except FileNotFoundError as error:
             store.refresh(now=True)
             store.make_generation()
-            if store.layout is layout is missed:
-                raise
+            if store.layout is not layout:
+                published.clear()  # the purge took them along
+            elif layout is missed and len(published) == before:
+                raise _failure(store, error, published) from error
             missed = layout
             continue
         store.refresh(now=True)
         if store.layout is layout:
             store.secure_generation()
             store.ring()
-            return published
+            return [name.batch for name in published]
+        published.clear()
     raise StorageError(
         f"The queue {store.path} was purged again and again while tasks were being inserted. Repeat the call."
     )
 
 
-def _publish(store: Store, layout: Layout, group: list[Encoded]) -> list[str]:
-    staged: list[staging.Staged] = []
-    moved = 0
+def _publish(store: Store, layout: Layout, group: list[Encoded], published: list[TaskFileName]) -> None:
+    """Publish what is left of a group, its first batches being `published` already; adds the names of the others."""
+    earlier, staged = list(published), list[staging.Staged]()
     try:
-        for sealed in group:
+        for sealed in group[len(earlier) :]:
             when = moment(store, sealed.when)
             staged.append(staging.stage(store, layout, sealed.pieces, sealed.tasks, when))
         staging.sync(store, staged)
-        for _ in staging.publish(store, layout, staged):
-            moved += 1
-        return [file.name.batch for file in staged]
+        for file in staging.publish(store, layout, staged):
+            published.append(file.name)
+        if earlier and store.sync_inserts:  # the try that published them broke off before its sync
+            staging.sync_shards(store, layout, earlier)
     except OSError as error:
         if not isinstance(error, FileNotFoundError):
-            failure = from_os_error(error, f"inserting into {store.path}")
-            failure.inserted = sum(file.name.count for file in staged[:moved])
-            raise failure from error
+            raise _failure(store, error, published) from error
         raise
     finally:
-        for number, file in enumerate(staged):
-            if number >= moved:
+        for number, file in enumerate(staged, len(earlier)):
+            if number >= len(published):
                 store.fs.unlink(file.path)
             file.close(store)
+
+
+def _failure(store: Store, error: OSError, published: list[TaskFileName]) -> FsqueueError:
+    """Return the error for a group that was published in part: `inserted` says how many tasks."""
+    failure = store.explain(error, f"inserting into {store.path}")
+    failure.inserted = sum(name.count for name in published)
+    return failure

@@ -88,6 +88,18 @@ def lines_of(fs: Filesystem, fd: int) -> Iterator[bytes]:
         yield from whole
 
 
+def pieces_of(fs: Filesystem, fd: int, offset: int) -> Iterator[bytes]:
+    """The whole lines of an open file from `offset` on, many at a time; a torn last line is left out."""
+    rest: list[bytes] = []
+    while chunk := fs.pread(fd, 1 << 20, offset):
+        offset += len(chunk)
+        end = chunk.rfind(b"\n") + 1
+        if end:
+            yield b"".join([*rest, chunk[:end]])
+            rest.clear()
+        rest.append(chunk[end:])
+
+
 def lines_from_end(fs: Filesystem, fd: int, bytes_max: int, piece: int = 1 << 16) -> Iterator[tuple[int, bytes]]:
     """The whole lines of an open file with their offsets, the last one first, read in growing pieces from the end.
 

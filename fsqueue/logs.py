@@ -33,6 +33,7 @@ class Log:
         "end",
         "fd",
         "fs",
+        "is_named_so",
         "layout",
         "ledger",
         "lettered",
@@ -63,6 +64,8 @@ class Log:
         """The lines of the task file, while they are needed."""
         self.name: TaskFileName | None = None
         """The task file's name as last seen or made: a hint."""
+        self.is_named_so = False
+        """Whether this process has seen the file under that name, or given it, and no other name was recorded since."""
         self.single = False
         """Whether the task file was seen to have one name: what renames it then leaves it with one."""
         self.lettered: set[int] = set()
@@ -90,7 +93,7 @@ class Log:
                 self.fs.close(fd)
 
     def __del__(self) -> None:
-        if self.fd >= 0:  # the queue was dropped without being closed
+        if getattr(self, "fd", -1) >= 0:  # the queue was dropped without being closed; no `fd`: it was never opened
             self.discard(inherited=True)
 
     def catch_up(self) -> None:
@@ -106,6 +109,8 @@ class Log:
         self.end += folded
         if self.ledger.names[-1:] != named:  # somebody renamed the task file
             self.name = next(task_files_of(self.batch, self.ledger.names[-1:]), None)
+        if b'"name"' in data:
+            self.is_named_so = False
         self.torn = len(data) - folded
 
     def next_offset(self) -> int:

@@ -10,7 +10,7 @@ from fsqueue.ledger import LEASED, Ledger
 from fsqueue.movements import to_ranges
 from fsqueue.names import Batch
 from fsqueue.store import Store
-from fsqueue.transitions import earlier_name, locked, rename_as_recorded
+from fsqueue.transitions import locked, name_earlier
 
 
 def revoke(store: Store, batch: Batch, chosen: Callable[[Ledger, int], bool], wait_s: float) -> int:
@@ -21,9 +21,8 @@ def revoke(store: Store, batch: Batch, chosen: Callable[[Ledger, int], bool], wa
             at = moments.present(store, log)
             tasks = [index for index in range(ledger.count) if ledger.state[index] == LEASED and chosen(ledger, index)]
             if tasks:
-                move = earlier_name(log, 0)
-                log.note("revoke", at, tasks=to_ranges(tasks), **move)
-                rename_as_recorded(store, log, move)
+                name_earlier(store, log, at, 0)
+                log.note("revoke", at, tasks=to_ranges(tasks))
             return len(tasks)
     except FileNotFoundError:
         return 0
@@ -46,9 +45,8 @@ def expire(store: Store, batch: Batch, chosen: Callable[[Ledger, int], bool], wa
                     held.setdefault(holder.id, []).append(index)
             for lease, tasks in held.items():
                 until = max(0, at - MARGIN_MS[1])
-                move = earlier_name(log, until)
-                log.note("renew", at, lease=lease, tasks=to_ranges(tasks), until=until, **move)
-                rename_as_recorded(store, log, move)
+                name_earlier(store, log, at, until)
+                log.note("renew", at, lease=lease, tasks=to_ranges(tasks), until=until)
                 ended += len(tasks)
             return ended
     except FileNotFoundError:

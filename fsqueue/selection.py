@@ -31,11 +31,14 @@ class Selection:
         self.next_due: dict[str, int] = {}
         """Per shard the earliest time in the future that its names mention, as of its last listing."""
         self._unlisted: list[str] = []
+        self._further: dict[str, str] = {}
+        """Per shard of which more than HEADS_MAX heads were seen: the last one kept. The others come behind it."""
         self._listed_at = -1e9
 
     def sweep(self, shards: list[str] | None = None) -> None:
         """Begin anew: all shards, or the ones given, are to be listed, in an order of this process's own."""
         self.heads.clear()
+        self._further.clear()
         if shards is None:
             shards = self.store.fs.names(self.store.layout.tasks)
             self.next_due.clear()
@@ -47,7 +50,10 @@ class Selection:
         self.next_due[shard] = min(self.next_due.get(shard, NEVER), due)
 
     def next(self, now: int, strict: bool = False) -> TaskFileName | None:
-        """The best head, taken off the cache. None: all shards of this sweep were listed and are used up."""
+        """The best head, taken off the cache. None: all shards of this sweep were listed and are used up.
+
+        A shard with more heads than are kept is listed again when all that were kept are used up.
+        """
         stale = self.store.clock.monotonic() - self._listed_at > LISTING_S
         if strict:
             wanted = len(self._unlisted)
@@ -58,17 +64,28 @@ class Selection:
         while self._unlisted and wanted > 0:
             had_some = self._list(self._unlisted.pop(), now)
             wanted -= 1 if had_some or strict else 0
+        while self._further and not self.heads:
+            shard, behind = self._further.popitem()
+            self._list(shard, now, behind)
         return self.heads.pop() if self.heads else None
 
-    def _list(self, shard: str, now: int) -> bool:
-        """List a shard and merge its heads; whether it had any."""
+    def _list(self, shard: str, now: int, behind: str = "") -> bool:
+        """List a shard and merge its heads, of batches named later than `behind`; whether it had any.
+
+        A batch keeps its place in that order whatever its file is renamed to: heads are kept from its beginning, and
+        none between two lists of a sweep is passed over.
+        """
         texts = [text for text in self.store.fs.names(f"{self.store.layout.tasks}/{shard}") if text[13:14] == "-"]
         limit = f"{now:013d}~"
-        due = [text for text in texts if text < limit]
+        due = [text for text in texts if text < limit and text[14:] > behind]
         later = min((text for text in texts if text > limit), default=None)
-        self.next_due[shard] = int(later[:13]) if later is not None and later[:13].isdigit() else NEVER
+        promised = int(later[:13]) if later is not None and later[:13].isdigit() else NEVER
+        self.next_due[shard] = min(promised, self.next_due.get(shard, NEVER)) if behind else promised
         self._listed_at = self.store.clock.monotonic()
-        best = nsmallest(HEADS_MAX, due, key=_birth) if len(due) > HEADS_MAX else due
+        best = due
+        if len(due) > HEADS_MAX:
+            best = nsmallest(HEADS_MAX, due, key=_birth)
+            self._further[shard] = best[-1][14:]
         fresh = [name for name in map(names.parse_task_file, best) if name is not None]
         if fresh:
             self.heads.extend(fresh)

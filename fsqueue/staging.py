@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from fsqueue import names
@@ -76,7 +77,13 @@ def publish(store: Store, layout: Layout, batches: list[Staged]) -> Iterator[Sta
         move(store, staged)
         yield staged
     if store.sync_inserts:
-        for directory in directories:
+        sync_shards(store, layout, [staged.name for staged in batches])
+
+
+def sync_shards(store: Store, layout: Layout, published: Sequence[TaskFileName]) -> None:
+    """Make the names of published files durable."""
+    for directory in sorted({shard_directory(layout, name) for name in published}):
+        with suppress(FileNotFoundError):  # all its files have finished, or the purge that took it is found out next
             store.fs.sync_directory(directory)
 
 
@@ -111,7 +118,7 @@ def move(store: Store, staged: Staged) -> None:
     from there although no purge has begun, it was published.
     """
     fs, target = store.fs, staged.layout.task_file(staged.name)
-    if fs.rename(staged.path, target) or fs.same_file(staged.fd, target):
+    if _into_shard(store, staged.layout, staged.name) or fs.same_file(staged.fd, target):
         return
     if not fs.exists(staged.path):
         store.refresh(now=True)
@@ -119,6 +126,22 @@ def move(store: Store, staged: Staged) -> None:
             return
     store.shards_made.clear()
     raise FileNotFoundError(2, "the staged file has gone: the queue was purged or deleted meanwhile", staged.path)
+
+
+def _into_shard(store: Store, layout: Layout, name: TaskFileName) -> bool:
+    """Rename a staged file into its shard; whether that was done.
+
+    Cleaners of scratch space remove empty directories: the shard's is made anew, if that is what is missing.
+    """
+    source, target = layout.staged(name), layout.task_file(name)
+    if store.fs.rename(source, target):
+        return True
+    directory = shard_directory(layout, name)
+    if not store.fs.exists(source):
+        return False
+    store.shards_made.discard(directory)
+    prepare(store, layout, [directory])
+    return store.fs.rename(source, target)
 
 
 def files(store: Store, layout: Layout) -> list[TaskFileName]:
@@ -150,7 +173,7 @@ def publish_named(store: Store, layout: Layout, staged: str) -> bool:
     try:
         directory = shard_directory(layout, name)
         prepare(store, layout, [directory])
-        done = store.fs.rename(path, layout.task_file(name))
+        done = _into_shard(store, layout, name)
         if done and store.sync_inserts:
             store.fs.sync_directory(directory)
         return done

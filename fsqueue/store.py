@@ -73,6 +73,8 @@ class Store:
         """Shard directories that are known to be there, and durable."""
         self.sound_counters: dict[str, tuple[int, float]] = {}
         """Up to where the completion counters, by path, were seen to have no NUL, and since when."""
+        self.retried: dict[str, Any] = {}
+        """What `retried` has read of files of dead letters, by their paths."""
         self._durable_generation = 1
         self._durable: set[str] = set()
         """Directories whose names are known to be durable."""
@@ -160,6 +162,7 @@ class Store:
         if self.fs.shared:
             self.compare_clock()
         if moved:
+            self.retried.clear()
             self.close_logs()
         return moved
 

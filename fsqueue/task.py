@@ -185,7 +185,10 @@ class Movement(_AsDict):
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter(_AsDict):
-    """A task that was given up, with the reason. `at` is in Unix seconds."""
+    """A task that was given up, with the reason. `at` is in Unix seconds.
+
+    `payload_lost`: its task file was damaged or removed, so that `payload` is None and it cannot be retried.
+    """
 
     id: str
     payload: Any
@@ -193,6 +196,7 @@ class DeadLetter(_AsDict):
     at: float
     attempt: int = 0
     worker: dict[str, Any] | None = None
+    payload_lost: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,9 @@ from fsqueue.store import Store
 
 logger = logging.getLogger("fsqueue")
 
+LOST = object()
+"""In place of a payload that cannot be read any more."""
+
 
 def candidates(store: Store, log: Log) -> Iterator[TaskFileName]:
     """The names the task file may have, likeliest first."""
@@ -53,7 +56,7 @@ def read(store: Store, log: Log) -> list[bytes] | None:
                 content = store.fs.read(log.layout.task_file(name))
             except FileNotFoundError:
                 continue
-            log.name = name
+            log.name, log.is_named_so = name, True
             log.lines = batch.split_lines(content)
             _make_single(store, log, name)
             break
@@ -77,35 +80,55 @@ def _make_single(store: Store, log: Log, name: TaskFileName) -> None:
 
 
 def payload(store: Store, log: Log, index: int) -> Any:
-    """A task's payload as it stands now, replaced or original; None if it cannot be read any more."""
+    """A task's payload as it stands now, replaced or original; LOST if it cannot be read any more."""
     if index in log.ledger.payloads:
         return log.ledger.payloads[index]
     lines = read(store, log)
     try:
-        return None if lines is None else batch.decode_task(lines[index])["payload"]
+        return LOST if lines is None else batch.decode_task(lines[index])["payload"]
     except (ValueError, IndexError):
-        return None
+        return LOST
+
+
+def find(store: Store, log: Log) -> TaskFileName | None:
+    """Return the name that the file has; None if it is proven absent.
+
+    What the log says last may not have been done: its author died before renaming, or was told that it failed.
+    """
+    if not log.is_named_so:
+        for name in candidates(store, log):
+            if store.fs.exists(log.layout.task_file(name)):
+                log.name, log.is_named_so = name, True
+                break
+        else:
+            return None
+    return log.name
 
 
 def rename(store: Store, log: Log, target: TaskFileName) -> bool:
     """Give the file the name `target`, whichever it has; whether it has it now.
 
-    A record that says so stands in the log already, and counts. So a failure is only logged: a name
-    that is too early costs a look, and one that is too late is corrected by upkeep, if not by the end
-    of the lease.
+    A record that says so stands in the log already, and counts. A failure is only logged, so this is for names that
+    become later: one that is too early costs a look.
     """
-    path = log.layout.task_file(target)
     try:
-        for name in candidates(store, log):
-            if name != target and store.fs.rename(log.layout.task_file(name), path):
-                break
-        else:
-            if not store.fs.exists(path):
-                return False
+        return rename_surely(store, log, target)
     except OSError as error:
         logger.warning("%s could not be renamed to %s (%s); 'fsqueue gc' will do it", log.name, target, error)
         return False
-    log.name = target
+
+
+def rename_surely(store: Store, log: Log, target: TaskFileName) -> bool:
+    """The same, but with an OSError if it fails. False: there is no such file."""
+    path = log.layout.task_file(target)
+    log.is_named_so = False
+    for name in candidates(store, log):
+        if name != target and store.fs.rename(log.layout.task_file(name), path):
+            break
+    else:
+        if not store.fs.exists(path):
+            return False
+    log.name, log.is_named_so = target, True
     return True
 
 

@@ -287,9 +287,8 @@ def renew(store: Store, tasks: Sequence[LeasedTask], lease_ms: int) -> None:
         in_time = [index for index in held if at < ledger.since[index]]
         if in_time:
             until = at + lease_ms
-            move = earlier_name(log, until)
-            log.note("renew", at, lease=lease, tasks=to_ranges(in_time), until=until, **move)
-            rename_as_recorded(store, log, move)
+            name_earlier(store, log, at, until)
+            log.note("renew", at, lease=lease, tasks=to_ranges(in_time), until=until)
             ends.update({(log.batch, index): until for index in in_time})
         if len(in_time) < len(held):
             late = [index for index in held if index not in in_time]
@@ -309,9 +308,8 @@ def release(store: Store, tasks: Sequence[LeasedTask], delay_ms: int) -> None:
 
     def act(log: Log, lease: str, held: list[int], at: int) -> None:
         available_at = at + delay_ms
-        move = earlier_name(log, available_at)
-        log.note("release", at, lease=lease, tasks=to_ranges(held), available_at=available_at, **move)
-        rename_as_recorded(store, log, move)
+        name_earlier(store, log, at, available_at)
+        log.note("release", at, lease=lease, tasks=to_ranges(held), available_at=available_at)
 
     try:
         each(store, tasks, losses, act, after_loss=ended_by)
@@ -332,9 +330,8 @@ def fail(store: Store, task: LeasedTask, error: str, delay_ms: int | None) -> No
             finishing.bury(store, log, held)
             return
         pause = delay_ms if delay_ms is not None else backoff_ms(store, attempts)
-        move = earlier_name(log, at + pause)
-        log.note("fail", at, lease=lease, tasks=to_ranges(held), available_at=at + pause, error=error, **move)
-        rename_as_recorded(store, log, move)
+        name_earlier(store, log, at, at + pause)
+        log.note("fail", at, lease=lease, tasks=to_ranges(held), available_at=at + pause, error=error)
 
     each(store, [task], losses, act, after_loss=ended_by)
     store.ring()
@@ -369,19 +366,17 @@ def shorten(text: str) -> str:
     return f"{text[:half]} [... {len(text) - 2 * half} characters left out ...] {text[-half:]}"
 
 
-def earlier_name(log: Log, available_at: int) -> dict[str, str]:
-    """The fields of a record after which the file's name must not be later than `available_at`; {} if it is not."""
-    name = log.name or next(names.task_files_of(log.batch, reversed(log.ledger.names)), None)
-    if name is None or name.available_at <= available_at:
-        return {}
-    return {"from": str(name), "name": str(name.at(available_at))}
+def name_earlier(store: Store, log: Log, at: int, available_at: int) -> None:
+    """Before a record makes tasks available: give the file a name that does not promise a later time.
 
-
-def rename_as_recorded(store: Store, log: Log, move: dict[str, str]) -> None:
-    """Do the renaming that a record has announced."""
-    target = parse_task_file(move.get("name", ""))
-    if target is not None:
-        taskfiles.rename(store, log, target)
+    OSError if that fails. Then the record must not be written: nobody would look for its tasks before the time that
+    the name promises, and "empty" would be said although they wait. A name that is too early costs a look.
+    """
+    name = taskfiles.find(store, log)
+    if name is not None and name.available_at > available_at:
+        target = name.at(available_at)
+        log.note("move", at, **{"from": str(name), "name": str(target)})
+        taskfiles.rename_surely(store, log, target)
 
 
 def cancel(store: Store, batch: Batch, indices: list[int]) -> int:

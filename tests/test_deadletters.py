@@ -11,10 +11,20 @@ from typing import Any
 import orjson
 import pytest
 
-from fsqueue import InvalidArgument, Queue, StorageError
+from fsqueue import DeadLetter, InvalidArgument, Queue, StorageError, deadletters, staging
 from fsqueue.clock import ManualClock
 from tests.concurrency.trapped import trapped
-from tests.support import BATCH_TASKS_MAX, Crash, CrashingFilesystem, QueueFactory, base_of, drain, leftovers
+from tests.support import (
+    BATCH_TASKS_MAX,
+    Crash,
+    CrashingFilesystem,
+    QueueFactory,
+    base_of,
+    crashes,
+    drain,
+    leftovers,
+    task_file_names,
+)
 
 
 @pytest.fixture
@@ -325,3 +335,232 @@ def test_a_retry_is_not_recorded_before_the_name_of_what_it_stages_is_durable(qu
     queue.lease()[0].bury("no good")
     steps = writes_and_syncs(queue, lambda mine: mine.retry_dead())
     assert steps.index("write staging") < steps.index("fsync /staging") < steps.index("write dead")
+
+
+# -- batches of a retry --------------------------------------------------------------------------------
+
+
+@pytest.mark.once
+def test_a_retry_makes_batches_no_larger_than_an_insert_does(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deadletters, "BATCH_BYTES_MAX", 1000)
+    payloads = ["x" * 200] * 10 + ["large" * 500] + ["y" * 200] * 3
+    bury(q, *payloads)
+    assert q.retry_dead() == len(payloads)
+    batches = [(path.stat().st_size, path.name) for path in (base_of(q) / "queue").glob("*/*")]
+    assert sorted(name.count for name in task_file_names(q)) == [1, 2, 3, 4, 4]
+    assert sum(size > 1000 for size, _ in batches) == 1
+    assert sorted(task.payload for task in q.lease(20)) == sorted(payloads)
+
+
+@pytest.mark.once
+def test_a_retry_in_several_batches_may_die_at_any_step(queue_factory: QueueFactory, clock: ManualClock) -> None:
+    def build(number: int) -> Queue:
+        made = queue_factory(f"q{number}", shards=1, batch_tasks_max=2)
+        mine = Queue(made.path, clock=clock)
+        mine.insert_many(range(5))
+        for task in mine.lease(5):
+            task.bury("no")
+        return mine
+
+    for where, mine in crashes(build, lambda worker: worker.retry_dead(), clock):
+        status = mine.status()
+        assert (status.waiting + status.dead, status.inserted) == (5, 5), where
+        mine.retry_dead()
+        executed = drain(mine, clock)
+        assert (len(executed), sum(executed.values())) == (5, 5), where
+        assert mine.status().completed == 5, where
+
+
+# -- lost payloads -------------------------------------------------------------------------------------
+
+
+def lose(q: Queue, clock: ManualClock, payload: object) -> str:
+    """Have a cleaner remove a leased task's file; the id of the letter."""
+    q.insert(payload)
+    [task] = q.lease(lease_s=10)
+    for path in (base_of(q) / "queue").glob("*/*"):
+        path.unlink()
+    clock.advance(20)
+    other = Queue(q.path, clock=clock)
+    other.gc()
+    return task.id
+
+
+@pytest.mark.once
+def test_a_task_whose_payload_is_lost_is_not_retried_as_none(
+    q: Queue, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    lost = lose(q, clock, {"customer": 17})
+    [none] = bury(q, None)
+    assert {letter.id: letter.payload_lost for letter in q.dead()} == {lost: True, none: False}
+    assert q.retry_dead() == 1
+    assert "1 dead letter(s)" in caplog.text
+    assert "payloads are lost" in caplog.text
+    assert [task.payload for task in q.lease(9)] == [None]
+    assert q.retry_dead([lost]) == 0
+    assert [letter.id for letter in q.dead()] == [lost]
+    assert q.purge_dead([lost]) == 1
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("reason", "is_lost"),
+    [
+        ("task file gone: it was removed by something else than fsqueue", True),
+        ("unreadable: its line in the task file is damaged or missing", True),
+        ("no", False),
+    ],
+)
+def test_null_in_an_older_versions_letter_is_a_lost_payload_if_its_reason_says_so(
+    q: Queue, reason: str, is_lost: bool
+) -> None:
+    bury(q, None, reason=reason)
+    assert b'"payload":null' in letter_file(q).read_bytes()
+    assert [letter.payload_lost for letter in q.dead()] == [is_lost]
+    assert q.retry_dead() == (not is_lost)
+
+
+@pytest.mark.once
+def test_a_letter_that_was_written_again_without_its_payload_is_not_retried(q: Queue) -> None:
+    [dead] = bury(q, "x")
+    assert q.status().drained
+    letter_file(q).write_bytes(b"")
+    assert [finding.kind for finding in q.fsck(repair=True)] == ["missing-letter"]
+    assert [(letter.id, letter.payload_lost) for letter in q.dead()] == [(dead, True)]
+    assert q.retry_dead() == 0
+
+
+# -- what the caller's condition may do ------------------------------------------------------------------
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("verb", ["retry_dead", "purge_dead"])
+def test_a_condition_may_settle_the_same_letters_itself(q: Queue, clock: ManualClock, verb: str) -> None:
+    """No lock is held while it runs: the call within would wait for the one around it."""
+    bury(q, 1, 2, 3)
+    began = clock.monotonic()
+
+    def where(letter: DeadLetter) -> bool:
+        if letter.payload == 2:
+            assert Queue(q.path, clock=clock).purge_dead([letter.id]) == 1
+        return True
+
+    assert getattr(q, verb)(where=where) == 2
+    assert clock.monotonic() - began < 1
+    assert list(q.dead()) == []
+    assert q.status().waiting == (2 if verb == "retry_dead" else 0)
+
+
+# -- looking for retries -----------------------------------------------------------------------------------
+
+
+class Reads:
+    """Counts the bytes that a queue reads of dead letters."""
+
+    def __init__(self, q: Queue) -> None:
+        self.bytes = 0
+        pread = q.store.fs.pread
+
+        def counting(fd: int, size: int, offset: int) -> bytes:
+            data = pread(fd, size, offset)
+            if "/dead/" in os.readlink(f"/proc/self/fd/{fd}"):
+                self.bytes += len(data)
+            return data
+
+        q.store.fs.pread = counting
+
+    def of(self, look: Callable[[], object]) -> int:
+        self.bytes = 0
+        look()
+        return self.bytes
+
+
+def orphan(q: Queue) -> None:
+    """What an inserter leaves that was killed before it published."""
+    fs = CrashingFilesystem(str(q.path), at=10**6)
+    victim = Queue(q.path, filesystem=fs, clock=q.store.clock)
+    staged = staging.stage(victim.store, victim.store.layout, [b'{"payload":"never"}\n'], 1, 0)
+    fs.bury()
+    staged.fd = -1
+
+
+@pytest.mark.once
+def test_a_staged_file_of_a_dead_inserter_does_not_make_every_look_read_all_letters(
+    q: Queue, clock: ManualClock
+) -> None:
+    bury(q, *range(50))
+    orphan(q)
+    mine = Queue(q.path, clock=clock)
+    reads = Reads(mine)
+    assert reads.of(mine.lease) > 0
+    for look in (mine.lease, mine.is_drained, mine.store.refresh, mine.lease):
+        assert reads.of(look) == 0
+    [new] = bury(q, "more")
+    assert 0 < reads.of(mine.lease) < 1000
+    assert new in letter_file(q).read_text()
+
+
+def recorded_retry(q: Queue, clock: ManualClock) -> None:
+    """A retry that dies between its line and the renaming."""
+    for step in range(1, 20):
+        before = letter_file(q).read_bytes().count(b'"retried"')
+        fs = CrashingFilesystem(str(q.path), at=step)
+        try:
+            Queue(q.path, filesystem=fs, clock=clock).retry_dead()
+        except Crash:
+            pass
+        fs.bury()
+        if letter_file(q).read_bytes().count(b'"retried"') > before:
+            return
+
+
+@pytest.mark.once
+def test_a_retry_that_dies_later_is_found_although_the_letters_before_it_are_not_read_again(
+    q: Queue, clock: ManualClock
+) -> None:
+    bury(q, "x")
+    orphan(q)
+    mine = Queue(q.path, clock=clock)
+    assert mine.lease() == []
+    recorded_retry(q, clock)
+    assert [task.payload for task in mine.lease()] == ["x"]
+    mine.status()
+    assert not any(seen.names for seen in mine.store.retried.values()), "what is published is not remembered"
+    mine.purge()
+    assert mine.status().inserted == 0
+    assert not mine.store.retried
+
+
+@pytest.mark.once
+def test_what_was_read_as_zeros_is_read_again(q: Queue, clock: ManualClock) -> None:
+    """An NFS client serves zeros for what others have appended, while a process of its host has the file open."""
+    bury(q, "x")
+    orphan(q)
+    mine = Queue(q.path, clock=clock)
+    recorded_retry(q, clock)
+    content = letter_file(q).read_bytes() + b'{"op":"purged","ids":[],"at":1}\n'
+    letter_file(q).write_bytes(content)
+    begin = content.index(b'{"op":"retried"')
+    pread, quirk = mine.store.fs.pread, [True]
+
+    def stale(fd: int, size: int, offset: int) -> bytes:
+        data = pread(fd, size, offset)
+        if quirk[0] and "/dead/" in os.readlink(f"/proc/self/fd/{fd}") and offset <= begin < offset + len(data):
+            return data[: begin - offset] + bytes(20) + data[begin - offset + 20 :]
+        return data
+
+    mine.store.fs.pread = stale
+    assert mine.lease() == []
+    quirk[0] = False
+    assert [task.payload for task in mine.lease()] == ["x"]
+
+
+@pytest.mark.once
+def test_a_recorded_retry_is_published_though_a_cleaner_has_removed_its_shard(q: Queue, clock: ManualClock) -> None:
+    bury(q, "x")
+    mine = Queue(q.path, clock=clock)
+    mine.insert("before")
+    mine.lease()[0].complete()
+    recorded_retry(q, clock)
+    (base_of(q) / "queue" / "00").rmdir()
+    assert [task.payload for task in mine.lease()] == ["x"]

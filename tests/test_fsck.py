@@ -774,3 +774,26 @@ def test_more_garbage_than_is_looked_at_in_one_go(q: Queue, clock: ManualClock) 
     kept = [name for name in files_below(q.path / ".quarantine") if "lines-from" in name]
     assert sum((q.path / ".quarantine" / name).read_bytes().count(b"garbage\n") for name in kept) == 2500
     check_mended(q, clock, set())
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("what", ["link", "file"])
+@pytest.mark.parametrize("with_stray", [False, True])
+def test_what_stands_in_the_quarantines_place_blocks_no_repair(
+    q: Queue, clock: ManualClock, tmp_path: Path, what: str, with_stray: bool
+) -> None:
+    """It goes into a new quarantine; what a link points to is not touched."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (q.path / ".quarantine").symlink_to(outside) if what == "link" else (q.path / ".quarantine").write_text("mine")
+    append(next((base(q) / "dead").iterdir()), b"garbage\n")
+    if with_stray:  # met before or after the link
+        (q.path / ".a-stray").write_text("stray")
+    found = list(q.fsck(repair=True))
+    assert {finding.kind for finding in found} >= {"damaged-line"}
+    assert all(finding.repaired for finding in found), found
+    assert os.listdir(outside) == []
+    kept = [path for path in (q.path / ".quarantine").rglob("*") if path.name == ".quarantine"]
+    assert len(kept) == 1
+    assert (os.readlink(kept[0]) == str(outside)) if what == "link" else (kept[0].read_text() == "mine")
+    assert list(q.fsck()) == []

@@ -9,7 +9,17 @@ from typing import Any
 
 import pytest
 
-from fsqueue import InvalidArgument, InvalidTask, Queue, StorageError, StorageFull, Task, TaskTooLarge, batching
+from fsqueue import (
+    InvalidArgument,
+    InvalidTask,
+    Queue,
+    StorageError,
+    StorageFull,
+    Task,
+    TaskTooLarge,
+    batching,
+    staging,
+)
 from fsqueue.clock import ManualClock
 from fsqueue.filesystem import Filesystem
 from fsqueue.layout import BATCH_BYTES_MAX
@@ -360,6 +370,61 @@ def test_shards_that_somebody_removed_are_made_again(q: Queue) -> None:
     for number in range(3):
         q.insert(number)
     assert len(q.lease(9)) == 3
+
+
+@pytest.mark.once
+def test_a_shard_that_a_cleaner_removes_between_two_inserts_doubles_nothing(
+    queue_factory: QueueFactory, clock: ManualClock
+) -> None:
+    q = Queue(queue_factory(shards=4).path, clock=clock)
+    q.insert_many(range(64), batch_tasks=1)
+    while tasks := q.lease(64):
+        q.complete(tasks)
+    (base_of(q) / "queue" / "02").rmdir()
+    assert q.insert_many(range(64), batch_tasks=1) == 64
+    assert sorted(payloads(q)) == list(range(64))
+
+
+@pytest.mark.once
+def test_a_second_try_publishes_only_what_the_first_did_not(
+    queue: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fs = Filesystem(str(queue.path), shared=False)
+    q = Queue(queue.path, filesystem=fs, clock=clock)
+    move, moved, synced = staging.move, list[str](), list[str]()
+
+    def moving(store: Any, staged: Any) -> None:
+        if len(moved) == 5:
+            moved.append("the shard's directory vanished")
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), staged.path)
+        moved.append(store.layout.shard(staged.name.batch))
+        move(store, staged)
+
+    sync = fs.sync_directory
+    monkeypatch.setattr(staging, "move", moving)
+    monkeypatch.setattr(fs, "sync_directory", lambda path: (synced.append(path), sync(path)))
+    assert q.insert_many(range(20), batch_tasks=1) == 20
+    assert sorted(payloads(q)) == list(range(20))
+    del moved[5]
+    assert {f"{base_of(q)}/queue/{shard}" for shard in moved} <= set(synced), "what the first try published is durable"
+    assert not files_below(base_of(q) / "staging")
+
+
+@pytest.mark.once
+def test_what_a_try_that_breaks_off_has_published_is_told(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    move, moved = staging.move, [0]
+
+    def moving(store: Any, staged: Any) -> None:
+        if moved[0] >= 5:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), staged.path)
+        moved[0] += 1
+        move(store, staged)
+
+    monkeypatch.setattr(staging, "move", moving)
+    with pytest.raises(StorageError) as caught:
+        q.insert_many(range(20), batch_tasks=1)
+    assert caught.value.inserted == 5
+    assert payloads(q) == list(range(5))
 
 
 @pytest.mark.parametrize("step", ["create", "write", "fsync", "rename"])

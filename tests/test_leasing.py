@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from fsqueue import InvalidArgument, LeasedTask, Queue, StorageError, StorageFull
+from fsqueue import InvalidArgument, LeasedTask, Queue, StorageError, StorageFull, selection
 from fsqueue.clock import ManualClock
 from fsqueue.filesystem import Filesystem
 from tests.support import BATCH_TASKS_MAX, QueueFactory, base_of, log_files, task_file_names
@@ -305,6 +305,22 @@ def test_empty_is_not_said_of_what_was_just_put_back(q: Queue, q2: Queue) -> Non
     assert q.lease() == q2.lease() == []
     task.release()
     assert len(q2.lease()) == 1
+
+
+@pytest.mark.once
+def test_empty_is_not_said_while_a_task_waits_behind_names_that_promise_too_much(
+    queue_factory: QueueFactory, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More of them than the cache of heads holds, twice over: leases that were renewed beyond what the names say."""
+    monkeypatch.setattr(selection, "HEADS_MAX", 3)
+    q = Queue(queue_factory(shards=1).path, clock=clock)
+    q.insert_many(range(20), batch_tasks=1)
+    q.renew(q.lease(20, lease_s=10), 3600)
+    clock.advance(20)
+    q.insert("new")
+    other = Queue(q.path, clock=clock)
+    assert payloads(other.lease()) == ["new"]
+    assert other.lease() == []
 
 
 def test_empty_is_not_said_by_the_one_who_put_back(q: Queue) -> None:

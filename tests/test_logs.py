@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -232,3 +234,12 @@ def test_discarding_closes_and_gives_the_lock_back(opened: Opener) -> None:
     log.discard()
     assert log.closed
     assert log.fs.try_lock(other.fd)
+
+
+def test_a_log_that_was_never_opened_ends_in_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", said.append)
+    with pytest.raises(TypeError):
+        Log(Filesystem(str(tmp_path), shared=False))  # type: ignore[call-arg]
+    gc.collect()
+    assert not said

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fsqueue import Queue, names
+from fsqueue import Queue, names, selection
 from fsqueue.clock import ManualClock
 from fsqueue.names import TaskFileName
 from fsqueue.selection import HEADS_MAX, LISTING_S, NEVER, SHARDS_LISTED, Selection
@@ -169,6 +169,38 @@ def test_memory_is_bounded(q: Queue) -> None:
     selection.sweep()
     assert selection.next(NOW) == oldest
     assert len(selection.heads) == HEADS_MAX - 1
+
+
+def test_heads_beyond_the_limit_come_when_the_others_are_used_up(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selection, "HEADS_MAX", 3)
+    files = [put(q, birth, 1) for birth in range(10)]
+    other = put(q, 50, 2)
+    mine = Selection(q.store)
+    mine.sweep()
+    assert set(taken(mine)) == {*files, other}
+    mine.sweep()
+    found = []
+    while (name := mine.next(NOW)) is not None:
+        assert len(mine.heads) <= 3 * SHARDS_LISTED
+        found.append(name)
+        if name != other:  # what was looked at in vain gets a later name, as a batch that is leased does
+            path = Path(q.store.layout.task_file(name))
+            path.rename(path.with_name(str(name.at(NOW + 100))))
+    assert set(found) == {*files, other}
+    assert mine.next(NOW) is None
+
+
+def test_what_is_expected_is_not_forgotten_when_a_shard_is_listed_further(
+    q: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(selection, "HEADS_MAX", 1)
+    first, second = put(q, 1, 1), put(q, 2, 1)
+    mine = Selection(q.store)
+    mine.sweep()
+    assert mine.next(NOW) == first
+    mine.expect(first.batch, NOW + 50)
+    assert mine.next(NOW) == second
+    assert mine.earliest() == NOW + 50
 
 
 def test_processes_go_through_the_shards_in_orders_of_their_own(q: Queue) -> None:

@@ -2,14 +2,38 @@
 
 from __future__ import annotations
 
+import errno
+import os
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from fsqueue import InvalidArgument, InvalidTask, LeasedTask, LeaseExpired, LeaseLost, LockTimeout, Queue, TaskNotFound
+from fsqueue import (
+    InvalidArgument,
+    InvalidTask,
+    LeasedTask,
+    LeaseExpired,
+    LeaseLost,
+    LockTimeout,
+    Queue,
+    StorageError,
+    TaskNotFound,
+)
 from fsqueue.clock import Entropy, ManualClock
+from fsqueue.filesystem import Filesystem
 from fsqueue.transitions import ERROR_CHARS_MAX, backoff_ms, shorten
-from tests.support import QueueFactory, base_of, leftovers, log_files, task_file_names
+from tests.support import (
+    Crash,
+    CrashingFilesystem,
+    QueueFactory,
+    base_of,
+    crashes,
+    leftovers,
+    log_files,
+    raised,
+    task_file_names,
+)
 
 
 @pytest.fixture
@@ -523,3 +547,99 @@ def test_releasing_within_the_millisecond_of_another_lease_moves_the_file(q: Que
         Queue(q.path, clock=clock).attach(task.token).release()
         assert task_file_names(q)[0].available_at <= clock.now_ms()
     assert len(Queue(q.path, clock=clock).lease()) == 1
+
+
+# -- the file's name comes first -----------------------------------------------------------------------
+
+
+def give_back(verb: str) -> Callable[[LeasedTask], object]:
+    """What makes a leased task available earlier than its file's name promises."""
+    return {
+        "release": LeasedTask.release,
+        "fail": lambda task: task.fail("no", delay_s=0),
+        "renew": lambda task: task.renew(0.001),
+        "release_all": lambda task: task.queue.release_all(),
+    }[verb]
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("verb", ["release", "fail", "renew", "release_all"])
+@pytest.mark.parametrize("is_done", [False, True])
+def test_empty_is_not_said_of_a_task_that_could_not_be_given_an_earlier_name(
+    queue: Queue, clock: ManualClock, verb: str, is_done: bool
+) -> None:
+    """EIO for the renaming, be it done or not: then the task is still leased, and its holder is told."""
+    fs = Filesystem(str(queue.path), shared=False)
+    q, rename = Queue(queue.path, filesystem=fs, clock=clock), fs.rename
+    [task] = leased(q, "x")
+
+    def failing(source: str, target: str) -> bool:
+        if is_done:
+            rename(source, target)
+        raise OSError(errno.EIO, os.strerror(errno.EIO), target)
+
+    fs.rename = failing  # type: ignore[method-assign]
+    error = raised(StorageError, lambda: give_back(verb)(task))
+    fs.rename = rename  # type: ignore[method-assign]
+    assert error or is_done
+    if error:
+        assert Queue(queue.path, clock=clock).status().leased == 1
+        assert q.task(task.id).lease_until == task.lease_until
+        give_back(verb)(task)
+    clock.advance(1)
+    assert [other.id for other in Queue(queue.path, clock=clock).lease()] == [task.id]
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("verb", ["release", "fail", "renew"])
+def test_a_crash_while_a_task_is_given_back_leaves_no_name_that_is_late(
+    queue_factory: QueueFactory, clock: ManualClock, verb: str
+) -> None:
+    def build(number: int) -> Queue:
+        made = Queue(queue_factory(f"q{number}", shards=1).path, clock=clock)
+        made.insert("x")
+        return made
+
+    def act(worker: Queue) -> None:
+        give_back(verb)(worker.lease()[0])
+
+    for where, q in crashes(build, act, clock):
+        clock.advance(1)
+        waiting = q.status().waiting
+        assert len(Queue(q.path, clock=clock).lease()) == waiting, where
+
+
+@pytest.mark.once
+def test_a_file_that_an_error_says_is_not_renamed_gets_an_earlier_name_all_the_same(
+    queue: Queue, clock: ManualClock
+) -> None:
+    """The renaming of the lease was done, and reported failed: which name the file has is not known."""
+    fs = Filesystem(str(queue.path), shared=False)
+    q, rename = Queue(queue.path, filesystem=fs, clock=clock), fs.rename
+    q.insert("x")
+
+    def failing(source: str, target: str) -> bool:
+        rename(source, target)
+        raise OSError(errno.EIO, os.strerror(errno.EIO), target)
+
+    fs.rename = failing  # type: ignore[method-assign]
+    [task] = q.lease()
+    fs.rename = rename  # type: ignore[method-assign]
+    task.release()
+    assert len(Queue(queue.path, clock=clock).lease()) == 1
+
+
+@pytest.mark.once
+def test_a_name_that_a_dead_process_recorded_and_did_not_give_is_not_believed(
+    q: Queue, q2: Queue, clock: ManualClock
+) -> None:
+    """Its record says that the file has an early name already."""
+    q.insert("x")
+    [task] = q.lease()
+    fs = CrashingFilesystem(str(q.path), at=2)  # after the record, before the renaming
+    with pytest.raises(Crash):
+        Queue(q.path, filesystem=fs, clock=clock).attach(task.token).release()
+    assert "rename" in fs.log[-1]
+    fs.bury()
+    task.release()
+    assert [other.id for other in q2.lease()] == [task.id]

@@ -44,11 +44,30 @@ class Quarantine:
 
     def _target(self, path: str) -> str:
         target = f"{self.place}/{path.removeprefix(self.store.path + '/')}"
-        self.store.fs.make_directory(os.path.dirname(target))
+        try:
+            self.store.fs.make_directory(os.path.dirname(target))
+        except NotADirectoryError:
+            if not self._make_way():
+                raise
+            self.store.fs.make_directory(os.path.dirname(target))
         return target
+
+    def _make_way(self) -> bool:
+        """Move into quarantine what is in the quarantine's own place; False if that is a directory, or nothing.
+
+        A link is moved, not followed. A crash in between leaves it under a name that fsck knows as a stray.
+        """
+        fs, place = self.store.fs, self.store.layout.quarantine
+        aside = f"{place}-{self.store.entropy.hex16()}"
+        if fs.is_directory(place) or not fs.rename(place, aside):
+            return False
+        fs.make_directory(self.place)
+        return fs.rename(aside, f"{self.place}/{os.path.basename(place)}")
 
     def move(self, path: str) -> bool:
         """Move a file, a link or a tree there; False if it is gone."""
+        if path == self.store.layout.quarantine:
+            return self._make_way()
         target = self._target(path)
         try:
             return self.store.fs.rename(path, target)

@@ -33,6 +33,7 @@ FLOORS = {
     "taskfiles": 2,
     "staging": 2,
     "counters": 2,
+    "retried": 2,
     "deadletters": 2,
     "commits": 2,
     "history": 2,

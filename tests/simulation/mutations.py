@@ -340,7 +340,7 @@ MUTATIONS = [
         "released, and not renamed",
         "nobody looks for the task before its lease would have ended",
         ("local", "release", "", "on"),
-        (("transitions:release", "        rename_as_recorded(store, log, move)\n", ""),),
+        (("transitions:release", "        name_earlier(store, log, at, available_at)\n", ""),),
     ),
     Mutation(
         "a queue made in place",
