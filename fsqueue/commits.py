@@ -311,7 +311,7 @@ def apply_pending(store: Store) -> int:
 
 
 def apply(store: Store, layout: Layout, record: Record) -> None:
-    """Publish what a decided record names and is still staged, and clear up after it. Harmless to repeat.
+    """Publish what a decided record names and is still staged, clear up after it, and ring. Harmless to repeat.
 
     Any number of processes may be at it at once: each file is renamed from and to names that no other ever has.
     Nothing happens if the queue was purged meanwhile.
@@ -335,6 +335,7 @@ def apply(store: Store, layout: Layout, record: Record) -> None:
     for attempt in record.attempts():
         drop(store, layout.attempt(attempt, record.name))
     fs.unlink(layout.proposal(record.id))
+    store.ring()
 
 
 def _publish(store: Store, layout: Layout, attempt: Uuid, commit: CommitName, parts: list[Part]) -> None:

@@ -315,7 +315,7 @@ def _settle(
 
 
 def publish_pending(store: Store) -> int:
-    """Publish what retries recorded, but did not live to publish. Returns how many files."""
+    """Publish what retries recorded, but did not live to publish, and ring. Returns how many files."""
     layout = store.layout
     orphans = set(staging.orphans(store, layout))
     published = 0
@@ -324,6 +324,8 @@ def publish_pending(store: Store) -> int:
         if named and store.sync_inserts:
             store.fs.fsync(fd)  # the line must not be lost when what it publishes is not
         published += sum(staging.publish_named(store, layout, name) for name in named)
+    if published:
+        store.ring()
     return published
 
 

@@ -91,6 +91,9 @@ def _publish(store: Store, layout: Layout, group: list[Encoded]) -> list[str]:
             failure.inserted = sum(file.name.count for file in staged[:moved])
             raise failure from error
         raise
+    except FsqueueError as error:
+        error.inserted = sum(file.name.count for file in staged[:moved])
+        raise
     finally:
         for number, file in enumerate(staged):
             if number >= moved:

@@ -60,14 +60,31 @@ def gc(store: Store, touch: bool = False, history_days: int | None = None) -> Gc
     report.trash_reaped += reap_doctors(store.fs, store.path, store.clock.now_ms() / 1000)
     _staging(store, report)
     nodes.forget(store, NODE_AGE_S)
-    full = [error for shard in inspection.shards(store) for error in _shard(store, shard, report)]
-    report.retries_published = deadletters.publish_pending(store)
-    report.commits_applied = commits.apply_pending(store)
+    full = _apply_decided(store, report)
+    missed = bool(full)
+    full += [error for shard in inspection.shards(store) for error in _shard(store, shard, report)]
+    if missed:  # the shards may have made room
+        full += _apply_decided(store, report)
     if touch:
         report.touched = refresh(store)
     if full:
         raise full[0]
     return report
+
+
+def _apply_decided(store: Store, report: GcReport) -> list[OSError]:
+    """Publish what retries recorded and commits decided; return the error if there was no room.
+
+    Before any batch is judged: a power loss may have put task files back into staging whose batches have logs.
+    """
+    try:
+        report.retries_published += deadletters.publish_pending(store)
+        report.commits_applied += commits.apply_pending(store)
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        return [error]
+    return []
 
 
 def refresh(store: Store) -> int:
@@ -146,11 +163,11 @@ def mend(store: Store, batch: Batch, name: TaskFileName | None, report: GcReport
                 finishing.finish(store, log)
                 report.finished += 1
             elif taskfiles.read(store, log) is None and not publish_again(store, log):
-                if ledger.count:
-                    finishing.settle_loss(store, log)
-                else:
+                if not ledger.count:
                     finishing.farewell(store, log)
-                report.finished += 1
+                    report.finished += 1
+                else:
+                    report.finished += finishing.settle_loss(store, log)
             else:
                 if ledger.done[DEAD]:
                     report.letters_added += finishing.missing_letters(store, log)
@@ -170,7 +187,10 @@ def publish_again(store: Store, log: Log) -> bool:
     A power loss leaves that, if it came before the inserter had synced the name.
     """
     staged = [str(name) for name in staging.files(store, log.layout) if name.batch == log.batch]
-    return any(staging.publish_named(store, log.layout, name) for name in staged)
+    published = any(staging.publish_named(store, log.layout, name) for name in staged)
+    if published:
+        store.ring()
+    return published
 
 
 def write_letters(store: Store) -> None:
