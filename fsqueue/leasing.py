@@ -349,7 +349,7 @@ class Leaser:
         """Complete a task and lease the next of its batch in one append; None if nothing was done."""
         store = self.store
         log = store.logs.get(task.batch)
-        if log is None or not store.is_fresh() or task.generation != store.fate.generation:
+        if log is None or not store.is_unchanged() or task.generation != store.fate.generation:
             return None  # `complete` tells what became of it
         if not log.mutex.acquire(blocking=False):
             return None
