@@ -98,7 +98,7 @@ def refresh(store: Store) -> int:
         directory = directories.pop()
         for name, kind in store.fs.entries(directory):
             path = f"{directory}/{name}"
-            if kind == "file":
+            if kind == "file" and names.parse_ballot_file(name) is None:
                 files.append(path)
             elif kind == "directory" and path not in (layout.staging, layout.pending):
                 directories.append(path)
@@ -215,11 +215,21 @@ def _staging(store: Store, report: GcReport) -> None:
     for identity in commits.proposals(store, layout):
         if is_abandoned(store, layout.proposal(identity)):
             commits.settle(store, layout, identity)
+    for text in store.fs.names(layout.commits):
+        reap_ballot(store, text)
     for text in store.fs.names(layout.staging):
         if names.parse_attempt(text) or names.is_gone(text):
             report.attempts_reaped += reap_attempt(store, text)
         else:
             report.staged_reaped += reap_staged(store, text)
+
+
+def reap_ballot(store: Store, text: str) -> bool:
+    """Remove a ballot whose author died before it proposed; one that lives is told, and can publish again."""
+    identity = names.parse_ballot_file(text)
+    if identity is None or not is_abandoned(store, store.layout.ballot(identity)):
+        return False
+    return not store.fs.exists(store.layout.proposal(identity)) and store.fs.unlink(store.layout.ballot(identity))
 
 
 def reap_attempt(store: Store, text: str) -> bool:

@@ -32,6 +32,7 @@ FLOORS = {
     "staging": 2,
     "counters": 2,
     "deadletters": 2,
+    "ballots": 2,
     "commits": 2,
     "history": 2,
     "nodes": 2,
