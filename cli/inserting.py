@@ -7,6 +7,7 @@ import math
 import os
 import re
 import select
+import shlex
 import signal
 import sys
 import time
@@ -79,7 +80,8 @@ def insert(
 
     At a bad line (not JSON, NaN, an integer beyond 64 bits, larger than the queue allows) the command ends with
     exit code 2: the lines before it are inserted, it and those after it are not, and the message says where to
-    go on. The same holds when it is interrupted, with exit code 130. With --commit nothing is inserted then.
+    go on. To repeat the command would insert the first lines again. The same holds when it is interrupted, with exit
+    code 130, and on a full disk. With --commit nothing is inserted then, and the command may be repeated.
 
     With --commit, what was inserted under NAME before is not inserted again, nor is the input read: 0 is printed.
     """
@@ -105,6 +107,10 @@ def insert(
     else:
         say(count)
     if failure is not None:
+        if count:
+            complain(
+                "do not repeat the command: it would insert them again. Leave the first tasks out, as many as are in"
+            )
         complain(f"{_were_inserted(count)}, the first of the input, before this:")
         raise failure
     source.conclude(count)
@@ -174,6 +180,10 @@ class Source:
         self._stream = self._payloads()
         self._progress = Progress(files)
         self._file, self._line = "", 0
+        self._name, self._later = "", files
+        """The file that is read, as it was named, and those after it."""
+        self._rest_from = 0
+        """The line to go on from after an error of the file; 0 if there was none."""
         self._publish_at = math.inf
         self._reading = False
         self._signal: int | None = None
@@ -183,8 +193,8 @@ class Source:
 
     @property
     def place(self) -> str:
-        """The line that was read last."""
-        return f"{self._file}, line {self._line:,}"
+        """The line that was read last; the file alone, if none was."""
+        return f"{self._file}, line {self._line:,}" if self._line else self._file
 
     def until_pause(self) -> Iterator[Any]:
         """The payloads up to a pause of the input, or its end."""
@@ -216,14 +226,16 @@ class Source:
 
     def _payloads(self) -> Iterator[Any]:
         try:
-            for name in self._files:
+            for number, name in enumerate(self._files, 1):
                 self._file, self._line = "standard input" if name == "-" else name, 0
+                self._name, self._later = name, self._files[number:]
                 with _open(name) as file:
                     yield from self._of_file(file)
                 if self._bad or self._signal:
                     return
         except OSError as error:  # of the file, not of the queue: end, and say it after what was read is in
             self._bad = f"cannot be read: {error.strerror or error}"
+            self._rest_from = self._line + 1  # what was read of it is in
         finally:
             self._progress.close()
 
@@ -308,10 +320,23 @@ class Source:
         """Say why nothing was committed, and exit accordingly."""
         if self._bad is not None:
             complain(f"{self.place} {self._bad}")
-            complain(f"nothing was inserted as {name}: correct the line and repeat the command, or use --skip-bad")
+            complain(f"nothing was inserted as {name}: correct it and repeat the command, or use --skip-bad")
             raise click.exceptions.Exit(2)
         complain(f"interrupted: nothing was inserted as {name}; repeat the command")
         raise click.exceptions.Exit(128 + (self._signal or 0))
+
+    def _how_to_go_on(self, count: int, line: int) -> str:
+        """Say what to insert next: the present file from `line` on, and those that were not read."""
+        if not count:
+            return "repeat the command"
+        later = f", and after it {' '.join(map(shlex.quote, self._later))}" if self._later else ""
+        if line <= 1:
+            rest = shlex.quote(self._name)
+        elif self._name == "-":
+            rest = f"the rest (a pipe cannot be read again: make its input once more, through 'tail -n +{line}')"
+        else:
+            rest = f"the rest, which 'tail -n +{line} {shlex.quote(self._name)}' prints"
+        return f"insert {rest}{later}; to repeat the command would insert the first {count:,} again"
 
     def conclude(self, count: int) -> None:
         """Say what was left out, if anything was, and exit accordingly."""
@@ -321,10 +346,11 @@ class Source:
         if self._bad is not None:
             complain(f"{self.place} {self._bad}")
             complain(f"{so_far}, from all the lines before this one and none after it")
-            complain(f"correct it and insert the rest, which 'tail -n +{self._line} FILE' prints; or use --skip-bad")
+            complain(f"correct it and {self._how_to_go_on(count, self._rest_from or self._line)}")
             raise click.exceptions.Exit(2)
         if self._signal is not None:
             complain(f"interrupted: {so_far}, up to {self.place}")
+            complain(self._how_to_go_on(count, self._line + 1))
             raise click.exceptions.Exit(128 + self._signal)
         if self.skipped:
             complain(f"{so_far}, {self.skipped:,} bad line(s) were not")

@@ -34,7 +34,7 @@ def attach(queue: Queue, token: str) -> LeasedTask:
     """The task that the lease holds. InvalidArgument: no token; TaskNotFound: its batch has finished; LeaseLost."""
     store = queue.store
     batch_id, index, lease = names.parse_token(token)
-    store.refresh()
+    store.verify()
     ledger = inspection.read_ledger(store, batch_id)
     task_id = names.task_id(batch_id, index)
     if ledger is None:

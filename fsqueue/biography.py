@@ -15,7 +15,7 @@ from fsqueue.task import Movement
 def movements_of(store: Store, task_id: str) -> list[Movement]:
     """What happened to a task, oldest first; TaskNotFound if nothing is known of it. Its birth comes first."""
     batch, index = names.parse_task_id(task_id)
-    store.refresh()
+    store.verify()
     records = records_of(store, batch)
     if not any(record["op"] == "open" for _, record in records):
         records = history.find(store, batch) or []

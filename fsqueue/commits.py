@@ -1,9 +1,10 @@
 """Named commits on disk: attempts, proposals, records, and what whoever meets them does (docs/format.md, "Commits").
 
-Order (DESIGN section 4, "named commit"; invariant 4): what is staged is synced; a proposal, complete and synced, lies
-in `commits/pending/` before the attempts are proven; linking it to `commits/NAME.json` decides; that is synced before
-anything is published; what is published is synced before the proposal goes. So a decision always has a proposal that
-leads to it until it is applied, and an attempt that somebody may still decide for always has one, too.
+Order (DESIGN section 4, "named commit"; invariant 4): what is staged is synced; a ballot, complete and synced, lies in
+`commits/`, and then a proposal in `commits/pending/`, before the attempts are proven; linking the ballot to
+`commits/NAME.json` decides; that is synced before anything is published; what is published is synced before the
+proposal goes. So a decision always has a proposal that leads to it until it is applied, and an attempt that somebody
+may still decide for always has one, too. The ballot goes before the proposal: without it nothing can be decided.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 
 import orjson
 
-from fsqueue import names, nested, staging
+from fsqueue import ballots, names, nested, staging
 from fsqueue.errors import CommitLost, FsqueueError, InvalidArgument, LockTimeout, StorageError
 from fsqueue.filesystem import NOT_FILES
 from fsqueue.layout import Layout
@@ -209,14 +210,15 @@ def decide(store: Store, layout: Layout, record: Record) -> Record:
     closed) before the last look, so that a link that is only on its way finds nothing to link any more.
     """
     try:
+        ballots.cast(store, layout, record.id, record.encode())
         with _proposed(store, layout, record):
             _prove(store, layout, record)
-            store.fs.link(layout.proposal(record.id), layout.record(record.name))
+            store.fs.link(layout.ballot(record.id), layout.record(record.name))
         return record
     except (OSError, FsqueueError) as error:
         found = find(store, layout, record.name)
         if found is None or found.id != record.id:
-            store.fs.unlink(layout.proposal(record.id))
+            ballots.withdraw(store, layout, record.id)
             found = find(store, layout, record.name)
         if found is not None:
             return found
@@ -311,12 +313,11 @@ def apply_pending(store: Store) -> int:
 
 
 def apply(store: Store, layout: Layout, record: Record) -> None:
-    """Publish what a decided record names and is still staged, and clear up after it. Harmless to repeat.
+    """Publish what a decided record names and is still staged, clear up after it, and ring. Harmless to repeat.
 
     Any number of processes may be at it at once: each file is renamed from and to names that no other ever has.
     Nothing happens if the queue was purged meanwhile.
     """
-    fs = store.fs
     try:
         if store.sync_inserts:
             store.secure_generation()
@@ -334,7 +335,8 @@ def apply(store: Store, layout: Layout, record: Record) -> None:
         return
     for attempt in record.attempts():
         drop(store, layout.attempt(attempt, record.name))
-    fs.unlink(layout.proposal(record.id))
+    ballots.withdraw(store, layout, record.id)  # it has served
+    store.ring()
 
 
 def _publish(store: Store, layout: Layout, attempt: Uuid, commit: CommitName, parts: list[Part]) -> None:
@@ -398,7 +400,7 @@ def settle(store: Store, layout: Layout, identity: Uuid) -> bool:
         with store.held(path, 0.0):
             record = proposed(store, layout, identity)
             if record is None or not is_decided(store, layout, record):
-                store.fs.unlink(path)
+                ballots.withdraw(store, layout, identity)
     except FileNotFoundError:
         return True
     except LockTimeout:

@@ -155,7 +155,6 @@ class Commit:
         commits.apply(store, layout, record)
         for attempt in attempts - record.attempts().keys():
             commits.drop(store, layout.attempt(attempt, self.name))
-        store.ring()
         tasks, files, size = map(record.total, ("tasks", "files", "bytes"))
         return CommitReport(self.name, tasks, files, size, record.at / 1000, repeated)
 

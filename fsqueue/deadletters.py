@@ -375,13 +375,15 @@ def _parts(
 
 
 def publish_pending(store: Store) -> int:
-    """Publish what retries recorded, but did not live to publish. Returns how many files."""
+    """Publish what retries recorded, but did not live to publish, and ring. Returns how many files."""
     published = 0
     for shard, named in _pending(store).items():
         for _, fd in _opened(store, store.layout, shard):
             if store.sync_inserts:
                 store.fs.fsync(fd)  # the line must not be lost when what it publishes is not
             published += sum(staging.publish_named(store, store.layout, name) for name in sorted(named))
+    if published:
+        store.ring()
     return published
 
 

@@ -39,8 +39,9 @@ class FsqueueError(Exception):
 
     exit_code = 1
     inserted: int | None = None
-    """Set by `insert_many`: so many tasks from the beginning of its stream are in the queue all the same. None if that
-    cannot be said: tasks with different delays are not inserted in the order of the stream."""
+    """Set by `insert_many`: so many tasks from the beginning of its stream are in the queue all the same. Repeating the
+    whole call would insert them again: go on after them. None if that cannot be said: tasks with different delays are
+    not inserted in the order of the stream."""
 
 
 class QueueNotFound(FsqueueError):
@@ -143,13 +144,19 @@ class UpdateConflict(FsqueueError):
 
 
 class StorageFull(FsqueueError):
-    """No space, inodes or quota is left. What was reported done is kept; make room and repeat."""
+    """No space, inodes or quota is left. What was reported done is kept; make room and repeat.
+
+    Of `insert_many` without a commit's name, repeat only what is not `inserted`.
+    """
 
     exit_code = 7
 
 
 class StorageError(FsqueueError):
-    """The filesystem failed. Whether the last operation happened is unknown; repeating is safe."""
+    """The filesystem failed. Whether the last operation happened is unknown.
+
+    Repeating is safe, but for an insert without a commit's name: what happened of it would be inserted again.
+    """
 
 
 class LockTimeout(StorageError):
@@ -183,13 +190,17 @@ NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 """What it says where there are no file locks."""
 
 
-def from_os_error(error: OSError, doing: str) -> FsqueueError:
-    """The fsqueue error that says what `error`, met while `doing` something, means to the user."""
+def from_os_error(error: OSError, doing: str, then: str = "") -> FsqueueError:
+    """Return the fsqueue error that says what `error`, met while `doing` something, means to the user.
+
+    `then`: what to do when the cause is mended, if that is not to repeat what was done.
+    """
     where = f" ({error.filename})" if error.filename else ""
     what = f"{error.strerror or error}{where}"
     if error.errno in FULL:
         return StorageFull(
-            f"There is no room left while {doing}: {what}. Free space or inodes, or raise the quota, and repeat."
+            f"There is no room left while {doing}: {what}. Free space or inodes, or raise the quota"
+            + (f". {then}" if then else ", and repeat.")
         )
     if error.errno == errno.EROFS:
         return StorageError(f"The filesystem is mounted read-only: {what}, while {doing}. Use a writable mount.")
@@ -207,5 +218,6 @@ def from_os_error(error: OSError, doing: str) -> FsqueueError:
             "On Lustre ask for the mount option 'flock', on NFS for a running lock service."
         )
     return StorageError(
-        f"The filesystem failed while {doing}: {what}. Repeat when it works again; nothing reported done is lost."
+        f"The filesystem failed while {doing}: {what}. "
+        + (then or "Repeat when it works again; nothing reported done is lost.")
     )

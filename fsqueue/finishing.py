@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 from contextlib import suppress
 
-from fsqueue import counters, deadletters, history, moments, movements, taskfiles
+from fsqueue import commits, counters, deadletters, history, moments, movements, staging, taskfiles
 from fsqueue.errors import LockTimeout
 from fsqueue.ledger import COMPLETED, DEAD
 from fsqueue.logs import Log
@@ -107,8 +107,14 @@ def bury(store: Store, log: Log, tasks: list[int]) -> None:
         )
 
 
-def settle_loss(store: Store, log: Log) -> None:
-    """The task file is proven absent although tasks have no outcome: bury them, so that nobody waits for ever."""
+def settle_loss(store: Store, log: Log) -> bool:
+    """Bury the tasks without an outcome whose task file is proven absent: nobody should wait for them for ever.
+
+    False, and nothing is done, if the file is in staging: a power loss may put it back there after tasks were
+    leased from it. The next reader that applies what is decided, or `gc`, publishes it.
+    """
+    if staging.has(store, log.layout, log.batch) or log.batch in commits.waiting(store):
+        return False
     ledger = log.ledger
     at = moments.present(store, log)
     lost = [index for index in range(ledger.count) if ledger.is_free(index, at)]
@@ -122,6 +128,7 @@ def settle_loss(store: Store, log: Log) -> None:
         bury(store, log, lost)
     if not ledger.left:
         try_finish(store, log)
+    return True
 
 
 def farewell_if_gone(store: Store, log: Log) -> bool:

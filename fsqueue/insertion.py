@@ -13,7 +13,7 @@ from typing import Any
 from fsqueue import staging
 from fsqueue.batching import Encoded, When, batches_of, default_when, groups_of
 from fsqueue.clock import MS_MAX
-from fsqueue.errors import FsqueueError, InvalidTask, StorageError
+from fsqueue.errors import FULL, FsqueueError, InvalidTask, QueueNotFound, StorageError, from_os_error
 from fsqueue.layout import Layout
 from fsqueue.names import TaskFileName
 from fsqueue.store import Store
@@ -26,7 +26,8 @@ def insert_many(
 ) -> int:
     """Insert a stream of payloads or Tasks; returns how many.
 
-    What went before an invalid task stays inserted; an FsqueueError says in `inserted` how many.
+    What went before an error stays inserted. An FsqueueError says how many those are, in its text and in `inserted`,
+    and that a repeat of the whole call would insert them again.
     """
     count = 0
     times: set[When] = set()
@@ -38,10 +39,44 @@ def insert_many(
         error.inserted = count
         raise
     except (FsqueueError, OSError) as error:
-        failure = error if isinstance(error, FsqueueError) else store.explain(error, f"inserting into {store.path}")
-        failure.inserted = count + (failure.inserted or 0) if len(times) == 1 else None
-        raise failure from error
+        inserted = count + (getattr(error, "inserted", None) or 0) if len(times) < 2 else None
+        cause = error if isinstance(error, OSError) else error.__cause__
+        failure = _explained(store, error, cause, advice(inserted, cause))
+        failure.inserted = inserted
+        raise failure from cause
     return count
+
+
+def advice(inserted: int | None, cause: BaseException | None) -> str:
+    """Say what of a stream is in the queue after an error, and how to go on. `inserted`: see `FsqueueError`."""
+    sure = isinstance(cause, OSError) and cause.errno in FULL
+    again = "Under a name (commit=NAME, --commit NAME) a whole insert may be repeated."
+    if inserted is None:
+        return f"Some of the tasks may be in the queue; repeating the call would insert those again. {again}"
+    if not inserted and sure:
+        return "None of the tasks is in the queue: repeat the call."
+    some = (
+        f"The first {inserted:,} tasks of this call are in the queue"
+        if inserted != 1
+        else "Its first task is in the queue"
+    )
+    if not inserted:
+        some = "None of the tasks is known to be in the queue"
+    maybe = "" if sure else ", and some of those that came next may be"
+    return f"{some}{maybe}. Repeating the whole call would insert them again: insert the rest only. {again}"
+
+
+def _explained(store: Store, error: Exception, cause: BaseException | None, then: str) -> FsqueueError:
+    """Return the error for the user, which says how to go on."""
+    if isinstance(error, QueueNotFound):
+        return error
+    if isinstance(cause, OSError):
+        if isinstance(error, OSError) and isinstance(gone := store.explain(error, "inserting"), QueueNotFound):
+            return gone
+        return from_os_error(cause, f"inserting into {store.path}", then)
+    assert isinstance(error, FsqueueError)
+    error.args = (f"{error} {then}", *error.args[1:])
+    return error
 
 
 def moment(store: Store, when: When) -> int:
@@ -78,7 +113,7 @@ def publish(store: Store, group: list[Encoded]) -> list[str]:
             return [name.batch for name in published]
         published.clear()
     raise StorageError(
-        f"The queue {store.path} was purged again and again while tasks were being inserted. Repeat the call."
+        f"The queue {store.path} was purged again and again while tasks were being inserted: they went with it."
     )
 
 
@@ -97,6 +132,9 @@ def _publish(store: Store, layout: Layout, group: list[Encoded], published: list
     except OSError as error:
         if not isinstance(error, FileNotFoundError):
             raise _failure(store, error, published) from error
+        raise
+    except FsqueueError as error:
+        error.inserted = sum(name.count for name in published)
         raise
     finally:
         for number, file in enumerate(staged, len(earlier)):

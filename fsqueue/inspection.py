@@ -242,7 +242,7 @@ _NAMES = {COMPLETED: IS_COMPLETED, DEAD: IS_DEAD, CANCELLED: IS_CANCELLED}
 
 def tasks(store: Store, state: str | None = None) -> Iterator[TaskInfo]:
     """The unfinished tasks, or those in a state; finished ones as far as letters and history know them."""
-    store.refresh()
+    store.verify()
     if state in (None, IS_WAITING, IS_DELAYED, IS_LEASED):
         apply_pending(store)
         for shard in shards(store):
@@ -365,7 +365,7 @@ def _of_letter(letter: DeadLetter) -> TaskInfo:
 def task(store: Store, task_id: str) -> TaskInfo:
     """What is known of one task; TaskNotFound if neither the queue nor its history knows it."""
     batch, _ = names.parse_task_id(task_id)
-    store.refresh()
+    store.verify()
     name = task_files(store, store.layout.shard(batch)).get(batch)
     found: Iterator[TaskInfo] = iter(())
     if name is not None:
@@ -389,7 +389,7 @@ def task(store: Store, task_id: str) -> TaskInfo:
 
 def peek(store: Store, n: int) -> list[TaskInfo]:
     """Up to `n` waiting tasks, about in the order in which they would be leased. Nothing is leased."""
-    store.refresh()
+    store.verify()
     apply_pending(store)
     now = store.clock.now_ms()
     heads: list[TaskFileName] = []

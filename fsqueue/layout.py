@@ -269,6 +269,10 @@ class Layout:
         """The path of a record that is proposed, or decided and not applied yet."""
         return f"{self.pending}/{names.proposal_file(identity)}"
 
+    def ballot(self, identity: names.Uuid) -> str:
+        """The path of a proposal's ballot, in the directory in which it is decided."""
+        return f"{self.commits}/{names.ballot_file(identity)}"
+
     def record(self, commit: names.CommitName) -> str:
         """The path of a commit's record."""
         return f"{self.commits}/{names.record_file(commit)}"

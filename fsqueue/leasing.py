@@ -348,7 +348,9 @@ class Leaser:
         """Complete a task and lease the next of its batch in one append; None if nothing was done."""
         store = self.store
         log = store.logs.get(task.batch)
-        if log is None or not store.is_fresh() or not log.mutex.acquire(blocking=False):
+        if log is None or not store.is_unchanged() or task.generation != store.fate.generation:
+            return None  # `complete` tells what became of it
+        if not log.mutex.acquire(blocking=False):
             return None
         try:
             if log.fd < 0 or not store.fs.try_lock(log.fd):

@@ -360,6 +360,16 @@ def parse_proposal_file(name: str) -> Uuid | None:
     return parse_uuid(text) if text != name else None
 
 
+def ballot_file(identity: Uuid) -> str:
+    """Return the file name of a proposal's ballot: the copy of it that is linked to the record's name."""
+    return f".{identity}.json"
+
+
+def parse_ballot_file(name: str) -> Uuid | None:
+    """Return the id of a ballot's proposal; None for anything else. No record has such a name."""
+    return parse_proposal_file(name[1:]) if name.startswith(".") else None
+
+
 def attempt(identity: Uuid, commit: CommitName) -> str:
     """The name of the directory in which an attempt stages what it has for a commit."""
     return f"{identity}-{commit}"

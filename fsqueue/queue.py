@@ -307,7 +307,7 @@ class Queue:
         for task_id in task_ids(ids) or ():
             batch_id, index = names.parse_task_id(task_id)
             grouped.setdefault(batch_id, []).append(index)
-        self.store.refresh()
+        self.store.verify()
         return sum(transitions.cancel(self.store, batch_id, indices) for batch_id, indices in sorted(grouped.items()))
 
     @verb("releasing all leases")

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from fsqueue import names
+from fsqueue.errors import StorageError
 from fsqueue.layout import Layout
 from fsqueue.names import TaskFileName
 from fsqueue.store import Store
@@ -22,6 +23,8 @@ LOCK_S = 1.0
 """How long to wait for the lock of a file that was made just now: only who takes it for an orphan has it."""
 LATE_S = 60.0
 """Who gets the lock later than that after making the file was stopped in between: is the file there still?"""
+AWAY_S = 43_200.0
+"""Half the age at which `gc` reaps staged files. An inserter that was away for so long may have lost its lock."""
 
 
 @dataclass(slots=True)
@@ -32,6 +35,8 @@ class Staged:
     path: str
     name: TaskFileName
     layout: Layout
+    began: float
+    """When it was made, on the clock that never jumps."""
 
     def close(self, store: Store) -> None:
         """Give up the lock, whether it was published or not."""
@@ -50,7 +55,7 @@ def stage(store: Store, layout: Layout, pieces: Sequence[bytes | memoryview], ta
     path = layout.staged(name)
     began = store.clock.monotonic()
     fd = fs.create(path, store.sync_inserts)
-    staged = Staged(fd, path, name, layout)
+    staged = Staged(fd, path, name, layout, began)
     try:
         locked = fs.lock(fd, store.clock, store.entropy, LOCK_S)
         late = store.clock.monotonic() - began > LATE_S
@@ -114,8 +119,10 @@ def move(store: Store, staged: Staged) -> None:
     """Rename a staged batch into its shard, not syncing that yet. Its name is fresh: nothing is overwritten.
 
     A reply that says "not there" may be a lost one's repeat, and by then others may have leased the batch, and
-    given its file another name, or finished it. But nobody else renames a staged file that is locked: if it is gone
-    from there although no purge has begun, it was published.
+    given its file another name, or finished it. But nobody else touches a staged file that is locked and younger than
+    a day: if it is gone from there although no purge has begun, it was published. An inserter that was away for longer
+    has no such proof. Its lock may be lost, and `gc` may have removed the file. StorageError then, unless the batch
+    shows in its shard.
     """
     fs, target = store.fs, staged.layout.task_file(staged.name)
     if _into_shard(store, staged.layout, staged.name) or fs.same_file(staged.fd, target):
@@ -123,7 +130,14 @@ def move(store: Store, staged: Staged) -> None:
     if not fs.exists(staged.path):
         store.refresh(now=True)
         if store.layout is staged.layout:
-            return
+            away_s = store.clock.monotonic() - staged.began
+            if away_s < AWAY_S or _shows(store, staged):
+                return
+            raise StorageError(
+                f"This process was stopped or cut off for {away_s / 3600:.0f} hours while it inserted "
+                f"{staged.name.count} tasks into {store.path}. Their staged file is gone, and they do not show in the "
+                "queue: most likely 'gc' removed it. Check whether they were executed; if not, insert them again."
+            )
     store.shards_made.clear()
     raise FileNotFoundError(2, "the staged file has gone: the queue was purged or deleted meanwhile", staged.path)
 
@@ -144,10 +158,22 @@ def _into_shard(store: Store, layout: Layout, name: TaskFileName) -> bool:
     return store.fs.rename(source, target)
 
 
+def _shows(store: Store, staged: Staged) -> bool:
+    """Return whether the shard has a task file or a log of this batch: then it was published."""
+    layout, batch = staged.layout, staged.name.batch
+    listed = map(names.parse_task_file, store.fs.names(shard_directory(layout, staged.name)))
+    return any(name is not None and name.batch == batch for name in listed) or store.fs.exists(layout.log(batch))
+
+
 def files(store: Store, layout: Layout) -> list[TaskFileName]:
     """The staged task files, as a listing shows them."""
     found = map(names.parse_task_file, store.fs.names(layout.staging))
     return [name for name in found if name is not None]
+
+
+def has(store: Store, layout: Layout, batch: str) -> bool:
+    """Return whether a listing shows a staged task file of this batch."""
+    return any(name.batch == batch for name in files(store, layout))
 
 
 def orphans(store: Store, layout: Layout) -> list[str]:

@@ -95,7 +95,7 @@ def fresh(store: Store, tasks: Sequence[LeasedTask], losses: Losses) -> Sequence
     """The tasks that were leased from the queue as it is now; those purged or deleted since are noted as lost."""
     reason = "purged"
     try:
-        store.refresh()
+        store.verify()
         generation = store.fate.generation
     except QueueNotFound:
         generation, reason = -1, "the queue was deleted"
@@ -243,7 +243,8 @@ def complete(
 def complete_one(store: Store, task: LeasedTask) -> None:
     """Like `complete`, for one task whose log is open and undisturbed: the hot path."""
     log, uncertain = store.logs.get(task.batch), None
-    if log is not None and store.is_fresh() and task.generation == store.fate.generation and log.mutex.acquire(False):
+    held = log is not None and store.is_unchanged() and task.generation == store.fate.generation
+    if log is not None and held and log.mutex.acquire(False):
         try:
             if log.fd >= 0 and store.fs.try_lock(log.fd) and _complete_in(store, log, task):
                 return

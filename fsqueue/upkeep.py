@@ -62,14 +62,31 @@ def gc(store: Store, touch: bool = False, history_days: int | None = None) -> Gc
     report.trash_reaped += reap_doctors(store.fs, store.path, store.clock.now_ms() / 1000)
     _staging(store, report)
     nodes.forget(store, NODE_AGE_S)
-    full = [error for shard in inspection.shards(store) for error in _shard(store, shard, report)]
-    report.retries_published = deadletters.publish_pending(store)
-    report.commits_applied = commits.apply_pending(store)
+    full = _apply_decided(store, report)
+    missed = bool(full)
+    full += [error for shard in inspection.shards(store) for error in _shard(store, shard, report)]
+    if missed:  # the shards may have made room
+        full += _apply_decided(store, report)
     if touch:
         report.touched = refresh(store)
     if full:
         raise full[0]
     return report
+
+
+def _apply_decided(store: Store, report: GcReport) -> list[OSError]:
+    """Publish what retries recorded and commits decided; return the error if there was no room.
+
+    Before any batch is judged: a power loss may have put task files back into staging whose batches have logs.
+    """
+    try:
+        report.retries_published += deadletters.publish_pending(store)
+        report.commits_applied += commits.apply_pending(store)
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        return [error]
+    return []
 
 
 def refresh(store: Store) -> int:
@@ -83,7 +100,7 @@ def refresh(store: Store) -> int:
         directory = directories.pop()
         for name, kind in store.fs.entries(directory):
             path = f"{directory}/{name}"
-            if kind == "file":
+            if kind == "file" and names.parse_ballot_file(name) is None:
                 files.append(path)
             elif kind == "directory" and path not in (layout.staging, layout.pending):
                 directories.append(path)
@@ -149,11 +166,11 @@ def mend(store: Store, batch: Batch, name: TaskFileName | None, report: GcReport
                 finishing.finish(store, log)
                 report.finished += 1
             elif taskfiles.read(store, log) is None and not publish_again(store, log):
-                if ledger.count:
-                    finishing.settle_loss(store, log)
-                else:
+                if not ledger.count:
                     finishing.farewell(store, log)
-                report.finished += 1
+                    report.finished += 1
+                else:
+                    report.finished += finishing.settle_loss(store, log)
             else:
                 if ledger.done[DEAD]:
                     report.letters_added += finishing.missing_letters(store, log)
@@ -173,7 +190,10 @@ def publish_again(store: Store, log: Log) -> bool:
     A power loss leaves that, if it came before the inserter had synced the name.
     """
     staged = [str(name) for name in staging.files(store, log.layout) if name.batch == log.batch]
-    return any(staging.publish_named(store, log.layout, name) for name in staged)
+    published = any(staging.publish_named(store, log.layout, name) for name in staged)
+    if published:
+        store.ring()
+    return published
 
 
 def write_letters(store: Store) -> None:
@@ -198,11 +218,21 @@ def _staging(store: Store, report: GcReport) -> None:
     for identity in commits.proposals(store, layout):
         if is_abandoned(store, layout.proposal(identity)):
             commits.settle(store, layout, identity)
+    for text in store.fs.names(layout.commits):
+        reap_ballot(store, text)
     for text in store.fs.names(layout.staging):
         if names.parse_attempt(text) or names.is_gone(text):
             report.attempts_reaped += reap_attempt(store, text)
         else:
             report.staged_reaped += reap_staged(store, text)
+
+
+def reap_ballot(store: Store, text: str) -> bool:
+    """Remove a ballot whose author died before it proposed; one that lives is told, and can publish again."""
+    identity = names.parse_ballot_file(text)
+    if identity is None or not is_abandoned(store, store.layout.ballot(identity)):
+        return False
+    return not store.fs.exists(store.layout.proposal(identity)) and store.fs.unlink(store.layout.ballot(identity))
 
 
 def reap_attempt(store: Store, text: str) -> bool:

@@ -86,6 +86,10 @@ class CrashingFilesystem(Filesystem):
         self._descriptors.add(fd)
         return fd
 
+    def watch(self, path: str, fd: int) -> Callable[[], int]:
+        self._descriptors.discard(fd)  # what comes back closes it
+        return super().watch(path, fd)
+
     def create(self, path: str, sync: bool = False) -> int:
         self.change(f"create {path}")
         fd = super().create(path, sync)

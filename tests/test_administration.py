@@ -230,6 +230,68 @@ def test_others_notice_a_purge_within_a_second(q: Queue, clock: ManualClock) -> 
     assert len(q.lease(9)) == 1
 
 
+def opened(q: Queue, clock: ManualClock, shared: bool) -> Queue:
+    return Queue(q.path, filesystem=Filesystem(str(q.path), shared=shared), clock=clock)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("end", ["purge", "delete"])
+@pytest.mark.parametrize("verb", ["complete", "complete many", "renew", "release", "fail", "bury", "poll"])
+def test_a_holder_is_told_at_once_that_the_queue_was_purged_or_deleted(
+    q: Queue, clock: ManualClock, verb: str, end: str, shared: bool
+) -> None:
+    """Not within a second: not a moment later does a verb report what never happens."""
+    q.insert_many(range(4), batch_tasks=4)
+    other = opened(q, clock, shared)
+    held = [next(other.poll())] if verb == "poll" else other.lease(2)
+    task = held[0]
+    getattr(q, end)()
+    acts: dict[str, Callable[[], object]] = {
+        "complete": task.complete,
+        "complete many": lambda: other.complete(held),
+        "renew": task.renew,
+        "release": lambda: other.release(held),
+        "fail": lambda: task.fail("x"),
+        "bury": lambda: task.bury("x"),
+        "poll": task.complete,
+    }
+    with pytest.raises(LeaseLost) as caught:
+        acts[verb]()
+    assert caught.value.reason == {"purge": "purged", "delete": "the queue was deleted"}[end]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_who_looks_sees_at_once_that_the_queue_was_purged(q: Queue, clock: ManualClock, shared: bool) -> None:
+    q.insert("old")
+    others = [opened(q, clock, shared) for _ in range(6)]
+    assert all(len(list(other.tasks())) == 1 for other in others)
+    q.purge()
+    new = q.insert("new").id
+    looks: list[Callable[[Queue], object]] = [
+        lambda other: [info.payload for info in other.tasks()] == ["new"],
+        lambda other: other.peek()[0].payload == "new",
+        lambda other: other.task(new).payload == "new",
+        lambda other: len(other.history(new)) == 1,
+        lambda other: [task.payload for task in other.lease(9)] == ["new"],
+        lambda other: other.release_all() == 1 and other.cancel([new]) == 1,
+    ]
+    for look, other in zip(looks, others, strict=True):
+        assert look(other)
+
+
+def test_on_a_shared_mount_a_completion_asks_the_server_once_more(
+    q: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q.insert_many(range(9), batch_tasks=9)
+    other = opened(q, clock, True)
+    asked: list[str] = []
+    ask = other.store.fs.size_on_server
+    monkeypatch.setattr(other.store.fs, "size_on_server", lambda path: (asked.append(path), ask(path))[1])
+    for _ in range(3):
+        other.lease()[0].complete()
+    assert asked == [str(q.path / "queue.jsonl")] * 3
+
+
 def test_the_purger_s_own_leases_are_lost_as_well(q: Queue) -> None:
     q.insert_many(range(2), batch_tasks=2)
     tasks = q.lease(2)

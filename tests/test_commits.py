@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -28,11 +29,13 @@ from fsqueue import (
     QueueNotFound,
     StorageError,
     Task,
+    administration,
     commits,
     names,
 )
 from fsqueue.clock import ManualClock
 from fsqueue.commits import Part, Record
+from fsqueue.filesystem import Filesystem
 from tests.support import QueueFactory, base_of, crashes, drain, files_below, leftovers, task_file_names
 
 DAY_S = 86_400
@@ -57,7 +60,13 @@ def payloads(queue: Queue) -> list[object]:
 
 
 def nothing_staged(queue: Queue) -> bool:
-    return files_below(base(queue) / "staging") == [] == files_below(base(queue) / "commits" / "pending")
+    return (
+        files_below(base(queue) / "staging") == [] == files_below(base(queue) / "commits" / "pending") == ballots(queue)
+    )
+
+
+def ballots(queue: Queue) -> list[Path]:
+    return list((base(queue) / "commits").glob(".*"))
 
 
 def sent(value: Any) -> Any:
@@ -515,7 +524,7 @@ def test_a_link_that_comes_late_after_the_proposal_was_withdrawn(q: Queue, clock
     link = q.store.fs.link
 
     def late(source: str, target: str) -> None:
-        q.store.fs.unlock(fd_of(source))  # its lock is lost
+        q.store.fs.unlock(fd_of(source.replace("commits/.", "commits/pending/")))  # its lock is lost
         clock.advance(2 * DAY_S)
         Queue(q.path, clock=clock).gc()
         link(source, target)
@@ -535,6 +544,42 @@ def test_a_link_that_comes_late_after_the_proposal_was_withdrawn(q: Queue, clock
     q.store.fs.link = link  # type: ignore[method-assign]
     assert q.status().inserted == 0
     assert commit.publish([part]).tasks == 5
+
+
+class NoLinksAcross(Filesystem):
+    """A filesystem that refuses hard links from one directory into another, as BeeGFS before version 8."""
+
+    def link(self, source: str, target: str) -> None:
+        if os.path.dirname(source) != os.path.dirname(target):
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), source)
+        super().link(source, target)
+
+
+def test_commits_where_links_across_directories_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(administration, "Filesystem", NoLinksAcross)  # what creating probes and does works there, too
+    path = Queue.create(tmp_path / "q", shards=4).path
+    q = Queue(path, filesystem=NoLinksAcross(str(path), shared=False))
+    assert q.insert_many(WORDS, commit="seed") == 5
+    assert q.insert_many(WORDS, commit="seed") == 0
+    commit = q.commit("other")
+    assert commit.publish([commit.stage(["x"])], overwrite=True).tasks == 1
+    assert nothing_staged(q)
+    assert payloads(q) == ["x"]
+
+
+def test_a_ballot_whose_author_died_before_it_proposed_is_reaped_after_a_day(q: Queue, clock: ManualClock) -> None:
+    q.insert_many(WORDS, commit="seed")
+    identity = names.new_uuid(q.store.entropy, clock.now_ms())
+    commits.ballots.cast(q.store, q.store.layout, identity, b"whatever\n")
+    [ballot] = ballots(q)
+    assert not list(q.fsck())
+    q.gc(touch=True)
+    assert ballots(q) == [ballot]
+    clock.advance(DAY_S + 60)
+    assert [finding.kind for finding in q.fsck()] == ["stale-proposal"]
+    q.gc()
+    assert nothing_staged(q)
+    assert commits.decided(q.store) == {"seed.json"}
 
 
 # -- reaping ---------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -465,3 +465,47 @@ def test_purged_again_and_again_an_insert_gives_up_with_an_error(queue: Queue, c
     with pytest.raises(StorageError, match="again and again"):
         Queue(queue.path, filesystem=fs, clock=clock).insert("x")
     assert Queue(queue.path).status().inserted == 0
+
+
+class Full(Filesystem):
+    """A disk that is full from the `at`-th new file on."""
+
+    def __init__(self, root: str, at: int, code: int) -> None:
+        super().__init__(root, shared=False)
+        self.at, self.code = at, code
+
+    def create(self, path: str, sync: bool = False) -> int:
+        if not self.at:
+            raise OSError(self.code, os.strerror(self.code), path)
+        fd = super().create(path, sync)
+        self.at -= 1
+        return fd
+
+
+def test_a_full_disk_says_how_many_are_in_and_that_a_repeat_would_insert_them_again(queue: Queue) -> None:
+    full = Queue(queue.path, filesystem=Full(str(queue.path), 128, errno.ENOSPC))
+    with pytest.raises(StorageFull) as caught:
+        full.insert_many(range(300), batch_tasks=1)
+    assert caught.value.inserted == 128 == queue.status().inserted
+    text = str(caught.value)
+    assert "and repeat" not in text
+    assert "The first 128 tasks of this call are in the queue. Repeating the whole call would insert them again" in text
+    assert "commit=NAME" in text
+    queue.insert_many(range(128, 300))  # as it says
+    assert sorted(task.payload for task in queue.lease(999)) == list(range(300))
+
+
+@pytest.mark.parametrize(
+    ("tasks", "at", "code", "says"),
+    [
+        (range(9), 0, errno.ENOSPC, "None of the tasks is in the queue: repeat the call"),
+        (range(300), 128, errno.EIO, "The first 128 tasks of this call are in the queue, and some of those that came"),
+        (range(9), 0, errno.EIO, "None of the tasks is known to be in the queue, and some of those that came next"),
+        ([Task(n, delay_s=n) for n in range(200)], 150, errno.ENOSPC, "Some of the tasks may be in the queue"),
+    ],
+)
+def test_what_an_error_in_a_stream_says(queue: Queue, tasks: Iterable[object], at: int, code: int, says: str) -> None:
+    full = Queue(queue.path, filesystem=Full(str(queue.path), at, code))
+    with pytest.raises((StorageFull, StorageError), match=says) as caught:
+        full.insert_many(tasks, batch_tasks=1)
+    assert str(caught.value).count("epeat") == 1 + ("may be repeated" in str(caught.value))

@@ -252,6 +252,7 @@ PARSERS = [
     names.parse_task_file, names.parse_log_file, names.parse_counter, names.parse_generation, names.parse_deleted,
     names.parse_trashed_generation, names.parse_trashed_day, names.parse_queue_id, names.parse_day, names.parse_uuid,
     names.parse_batch, names.parse_first, names.parse_commit, names.parse_record_file, names.parse_proposal_file,
+    names.parse_ballot_file,
     names.parse_attempt, lambda text: names.parse_shard_file(text, 64),
     lambda text: names.is_gone(text) or None, lambda text: names.is_probe(text) or None,
     lambda text: names.is_fresh(text) or None, lambda text: names.is_node_file(text) or None,

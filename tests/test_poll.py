@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,22 @@ def test_what_was_exchanged_is_what_is_on_disk(q: Queue) -> None:
         if not log_files(q):
             break
     assert q.status().completed == 5
+
+
+def test_an_exchange_in_a_purged_generation_is_none(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread has read that the queue was purged, and has not closed the logs yet."""
+    q.insert_many(range(5), batch_tasks=5)
+    poll = q.poll()
+    task = next(poll)
+    monkeypatch.setattr(q.store, "close_logs", lambda: None)
+    q.purge()
+    [log] = q.store.logs.values()
+    before = os.fstat(log.fd).st_size
+    with pytest.raises(LeaseLost) as caught:
+        task.complete()
+    assert caught.value.reason == "purged"
+    assert os.fstat(log.fd).st_size == before
+    poll.close()
 
 
 def test_leaving_the_loop_puts_back_what_was_leased_ahead(q: Queue) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import time
@@ -11,7 +12,18 @@ from typing import Any
 
 import pytest
 
-from fsqueue import InvalidArgument, Queue, deadletters, finishing, staging, trash, upkeep
+from fsqueue import (
+    InvalidArgument,
+    Queue,
+    StorageError,
+    StorageFull,
+    commits,
+    deadletters,
+    finishing,
+    staging,
+    trash,
+    upkeep,
+)
 from fsqueue.clock import ManualClock
 from fsqueue.filesystem import Filesystem
 from tests.concurrency.trapped import Trapped
@@ -201,6 +213,111 @@ def test_a_task_file_that_a_power_loss_put_back_into_staging_is_published_again(
     other.gc()
     assert [task.payload for task in other.lease(2)] == ["x"]
     assert not list(other.dead())
+
+
+def decided_and_half_applied(q: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit of three batches, as a power loss leaves it: one was renamed, leased from, and is back in staging."""
+    clock.now_s = time.time()  # so that the proposal is young
+    commit = q.commit("seed")
+    with monkeypatch.context() as patch:
+        patch.setattr(commits, "apply", lambda *_: None)  # the publisher died after its decision
+        commit.publish([commit.stage(list("abc"), batch_tasks=1)])
+        [attempt] = (base_of(q) / "staging").iterdir()
+        [first, *_] = sorted(path for path in attempt.iterdir() if path.name != commits.LOCK)
+        shard = base_of(q) / "queue" / "00"
+        shard.mkdir(parents=True)
+        first.rename(shard / first.name)
+        assert [task.payload for task in Queue(q.path, clock=q.store.clock).lease()] == ["a"]
+        [moved] = shard.iterdir()
+        moved.rename(first)
+
+
+def test_what_is_decided_is_applied_before_anything_counts_as_lost(
+    q: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decided_and_half_applied(q, clock, monkeypatch)
+    clock.advance(3600)
+    other = Queue(q.path, clock=clock)
+    bell = other.store.heard()
+    assert other.gc().commits_applied == 1
+    assert other.store.heard() != bell
+    assert not list(other.dead())
+    assert sorted(task.payload for task in other.lease(9)) == ["a", "b", "c"]
+
+
+def test_what_is_decided_and_cannot_be_applied_does_not_count_as_lost(
+    q: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is full: the rest of the upkeep is done, and nothing that is still staged is buried."""
+    decided_and_half_applied(q, clock, monkeypatch)
+    clock.advance(3600)
+    other = Queue(q.path, clock=clock)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(commits, "apply", full)
+        with pytest.raises(StorageFull):
+            other.gc()
+    assert not list(other.dead())
+    assert sorted(task.payload for task in other.lease(9)) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("verb", ["gc", "status"])
+def test_who_makes_tasks_available_rings_the_bell(q: Queue, verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    q.insert("x")
+    q.lease()[0].bury("no")
+    with monkeypatch.context() as patch:
+        patch.setattr(staging, "publish", lambda *_: iter(()))  # it died after its record
+        q.retry_dead()
+    bell = q.store.heard()
+    other = Queue(q.path, clock=q.store.clock)
+    getattr(other, verb)()
+    assert other.store.heard() != bell
+    with monkeypatch.context() as patch:
+        patch.setattr(commits, "apply", lambda *_: None)
+        q.insert_many(list("abc"), commit="seed")
+    bell = q.store.heard()
+    getattr(other, verb)()
+    assert other.store.heard() != bell
+    getattr(other, verb)()
+    assert len(other.lease(9)) == 4
+
+
+def cut_off_before_renaming(q: Queue, clock: ManualClock, hours: float, meanwhile: Callable[[str], object]) -> Queue:
+    """A client of a file server that is cut off before its second batch gets its name; its lock is lost."""
+    away: list[str] = []
+
+    def trap(step: str, call: Callable[..., Any], *args: Any) -> Any:
+        if step == "rename" and "/staging/" in args[0]:
+            away.append(args[0])
+            if len(away) == 2:
+                clock.advance(hours * 3600)
+                meanwhile(args[0])
+        return call(*args)
+
+    return Queue(q.path, filesystem=Trapped(str(q.path), trap), clock=clock)
+
+
+def test_an_inserter_whose_staged_file_was_reaped_while_it_was_away_is_told(q: Queue, clock: ManualClock) -> None:
+    inserter = cut_off_before_renaming(q, clock, 48, os.unlink)
+    with pytest.raises(StorageError, match="stopped or cut off for 48 hours") as caught:
+        inserter.insert_many(list("abc"), batch_tasks=1)
+    assert caught.value.inserted == 1
+    assert [task.payload for task in q.lease(9)] == ["a"]
+
+
+def test_an_inserter_that_was_away_is_not_told_so_of_what_others_have_taken(q: Queue, clock: ManualClock) -> None:
+    """The renaming was done, its reply was lost, and somebody has leased from the file since."""
+
+    def done(path: str) -> None:
+        shard = base_of(q) / "queue" / "00"
+        os.rename(path, shard / os.path.basename(path))
+        assert len(Queue(q.path, clock=clock).lease(9)) == 2
+
+    assert cut_off_before_renaming(q, clock, 48, done).insert_many(list("abc"), batch_tasks=1) == 3
+    assert q.status().inserted == 3
 
 
 def test_young_staged_files_are_left_alone(q: Queue) -> None:

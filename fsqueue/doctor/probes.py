@@ -168,7 +168,7 @@ def exclusive_create(bench: Bench) -> Finding:
 
 
 def link(bench: Bench) -> Finding:
-    """A second name for a file, refused where the name is taken."""
+    """A second name in the same directory, refused where it is taken: so a queue is created and a commit decided."""
     fs, second = bench.fs, bench.path()
     with bench.file() as (path, fd):
         try:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 
 from fsqueue.filesystem import beneath
 from fsqueue.filesystem.beneath import DIRECTORY_FLAGS, HOLDER_FLAGS
+from fsqueue.filesystem.sizes import SizeOf, size_on_server
 
 FILE_MODE, DIRECTORY_MODE = 0o666, 0o777
 """Before the umask: a queue shared by a Unix group is a matter of umask and setgid."""
@@ -102,6 +103,30 @@ class Rooted:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path) from None
             error.filename = path
             raise
+
+    def watch(self, path: str, fd: int) -> Callable[[], int]:
+        """Return a function that tells the size which the file at `path` has now. Truth, also while others append.
+
+        `fd`: that file, open. It is taken over, and closed with the function. On a network filesystem it would keep
+        an unlinked file alive as `.nfs…`: `size_on_server` serves there.
+        """
+        return SizeOf(fd)
+
+    def size_on_server(self, path: str) -> int:
+        """Return the size of the file `path`, as a file server knows it: one request, which no cache answers."""
+        directory, _, name = path.rpartition("/")
+        if directory == self.root:
+            size = size_on_server(self._root(), name)
+        else:
+            with self._holder(path) as (within, inner):
+                size = size_on_server(within, inner)
+        if size is None:  # a revalidating open asks, too, in more requests
+            fd = beneath.walk(self._root(), self._inside(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                return os.fstat(fd).st_size
+            finally:
+                os.close(fd)
+        return size
 
     def is_open(self) -> bool:
         """Return whether the root was opened."""

@@ -20,6 +20,11 @@ def check(store: Store, repair: Repair) -> Iterator[Suspect]:
     fs, layout = store.fs, store.layout
     for identity in commits.proposals(store, layout):
         yield from _proposal(store, identity)
+    for name in fs.names(layout.commits):
+        ballot = names.parse_ballot_file(name)
+        if ballot is not None and upkeep.is_abandoned(store, layout.ballot(ballot)):
+            path, mend = layout.ballot(ballot), partial(upkeep.reap_ballot, store, name)
+            yield Suspect(found(store, "stale-proposal", path), partial(_has_no_proposal, store, ballot), mend)
     for name, kind in fs.entries(layout.staging):
         if kind == "directory" and is_attempt(name):
             yield from _attempt(store, name)
@@ -59,6 +64,12 @@ def _stays_pending(store: Store, record: commits.Record) -> bool:
             return commits.is_decided(store, store.layout, record)
     except FileNotFoundError:
         return False
+
+
+def _has_no_proposal(store: Store, identity: Uuid) -> bool:
+    return upkeep.is_abandoned(store, store.layout.ballot(identity)) and not store.fs.exists(
+        store.layout.proposal(identity)
+    )
 
 
 def _attempt(store: Store, name: str) -> Iterator[Suspect]:

@@ -51,6 +51,11 @@ class BatchLook:
         self.ledger.fold(content or b"", 0)
 
     @property
+    def is_untouched(self) -> bool:
+        """Whether nothing was done with it yet, as far as its log knows."""
+        return not self.ledger.count and not self.ledger.gone
+
+    @property
     def has_returned(self) -> bool:
         """Whether the batch has finished, and its file or its log is there as if it had not."""
         ledger = self.ledger
@@ -250,6 +255,7 @@ class ShardCheck:
                 repair.bury_unreadable(batch)
             case "future-time":
                 repair.right_time(batch)
+                there = self._names(batch)
                 upkeep.mend(store, batch, there[0] if there else None, GcReport())
             case "task-file-gone":
                 upkeep.mend(store, batch, None, GcReport())

@@ -297,7 +297,9 @@ _WORDS = {"link": "symbolic link", "directory": "directory", "other": "pipe, soc
 
 
 def _record(name: str) -> str | None:
-    return "directory" if name == "pending" else "file" if names.parse_record_file(name) else None
+    if name == "pending":
+        return "directory"
+    return "file" if names.parse_record_file(name) or names.parse_ballot_file(name) else None
 
 
 def _number(name: str) -> str | None:

@@ -94,6 +94,7 @@ def test_a_bad_line_is_named_and_what_was_before_is_in(fsqueue_cli: Run, queue: 
     assert BAD[line] in result.stderr
     assert "2 tasks were inserted" in result.stderr
     assert "tail -n +3" in result.stderr
+    assert "insert the first 2 again" in result.stderr
     assert result.stdout == "2\n"
     assert payloads(queue) == [1, 2]
 
@@ -177,6 +178,41 @@ def test_a_file_that_cannot_be_read_ends_it_after_those_before(fsqueue_cli: Run,
         assert f"{bad}" in result.stderr
         assert "cannot be read" in result.stderr
         assert "1 task was inserted" in result.stderr
+        assert f"insert {bad}; to repeat the command would insert the first 1 again" in result.stderr
+
+
+def rest_of(stderr: str) -> str:
+    """What the last line says that is to be inserted next."""
+    [_, rest] = stderr.splitlines()[-1].split("insert ", 1)
+    return rest
+
+
+def test_who_follows_the_advice_after_a_bad_line_of_several_files_loses_and_repeats_nothing(
+    fsqueue_cli: Run, queue: Queue, tmp_path: Path
+) -> None:
+    """`fsqueue insert q a b c`: the rest of b, and c."""
+    a, b, c = (tmp_path / name for name in ("a", "b with blanks", "c"))
+    a.write_text("1\n2\n")
+    b.write_text("3\nbad\n5\n")
+    c.write_text("6\n")
+    result = fsqueue_cli("insert", queue.path, a, b, c, code=2)
+    rest = rest_of(result.stderr)
+    assert rest.startswith(f"the rest, which 'tail -n +2 '{b}'' prints, and after it {c};")
+    b.write_text("3\n4\n5\n")  # corrected
+    fsqueue_cli("insert", queue.path, "-", c, input="".join(b.read_text().splitlines(keepends=True)[1:]))
+    assert sorted(payloads(queue)) == [1, 2, 3, 4, 5, 6]
+
+
+def test_the_advice_after_a_bad_line_of_a_pipe_and_a_missing_file(
+    fsqueue_cli: Run, queue: Queue, tmp_path: Path
+) -> None:
+    (tmp_path / "good").write_text("1\n")
+    result = fsqueue_cli("insert", queue.path, tmp_path / "good", "-", input="2\nbad\n", code=2)
+    assert rest_of(result.stderr).startswith("the rest (a pipe cannot be read again: make its input once more")
+    result = fsqueue_cli("insert", queue.path, tmp_path / "good", tmp_path / "no", tmp_path / "good", code=2)
+    assert rest_of(result.stderr).startswith(f"{tmp_path / 'no'}, and after it {tmp_path / 'good'};")
+    result = fsqueue_cli("insert", queue.path, input="bad\n", code=2)
+    assert result.stderr.splitlines()[-1].endswith("correct it and repeat the command")
 
 
 @pytest.mark.once
@@ -208,7 +244,10 @@ def test_interrupted_while_reading_what_was_read_is_inserted_and_counted(
     process.send_signal(number)
     out, err = process.communicate(timeout=30)
     assert (process.returncode, out) == (code, "3\n")
-    assert err == "fsqueue: interrupted: 3 tasks were inserted, up to standard input, line 3\n"
+    first, second = err.splitlines()
+    assert first == "fsqueue: interrupted: 3 tasks were inserted, up to standard input, line 3"
+    assert "tail -n +4" in second
+    assert "insert the first 3 again" in second
     assert queue.status().waiting == 3
 
 

@@ -35,6 +35,7 @@ FLOORS = {
     "counters": 2,
     "retried": 2,
     "deadletters": 2,
+    "ballots": 2,
     "commits": 2,
     "history": 2,
     "nodes": 2,

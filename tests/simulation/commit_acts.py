@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from fsqueue import Commit, CommitPart, CommitReport, Queue
+from fsqueue import Commit, CommitPart, CommitReport, Queue, names
 from fsqueue.commits import Record, parse
 from tests.simulation.disk import Directory, File
 from tests.simulation.history import DONE, Actor, Call
@@ -186,7 +186,7 @@ def records(story: Story, base: str) -> Iterator[tuple[Record, int]]:
     began = max((step for step, _ in story.world.disk.ends), default=-1) + 1
     found = _directory(story, f"{base}/commits")
     for name, node in sorted(found.entries.items()) if found is not None else ():
-        if isinstance(node, File):
+        if isinstance(node, File) and names.parse_record_file(name):
             record = parse(bytes(node.data))
             assert found is not None
             if record is None:

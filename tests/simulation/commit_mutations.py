@@ -13,7 +13,7 @@ MUTATIONS = [
         (
             (
                 "commits:decide",
-                "            store.fs.link(layout.proposal(record.id), layout.record(record.name))\n",
+                "            store.fs.link(layout.ballot(record.id), layout.record(record.name))\n",
                 "            fd = store.fs.create(layout.record(record.name))\n            store.fs.write_all(fd, record.encode())\n            store.fs.close(fd)\n",
             ),
         ),
@@ -45,7 +45,7 @@ MUTATIONS = [
         "a crash in between leaves a decision that nothing leads to",
         "commits-crash",
         (
-            ("commits:apply", "    fs = store.fs\n", "    fs = store.fs\n    fs.unlink(layout.proposal(record.id))\n"),
+            ("commits:apply", "    try:\n        if store.sync_inserts:\n            store.secure_generation()\n", "    store.fs.unlink(layout.proposal(record.id))\n    try:\n        if store.sync_inserts:\n            store.secure_generation()\n"),
         ),
     ),
     Mutation(

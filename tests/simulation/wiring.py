@@ -47,6 +47,14 @@ class SimFilesystem(Filesystem):
     def close_root(self) -> None:
         self._top = None
 
+    def watch(self, path: str, fd: int) -> Callable[[], int]:
+        self.close(fd)
+        return lambda: self.size_on_server(path)
+
+    def size_on_server(self, path: str) -> int:
+        directory, _, name = path.rpartition("/")
+        return self._within(directory, lambda fd: self._process.stat(name, dir_fd=fd).st_size)
+
     def is_open(self) -> bool:
         return self._top is not None
 
