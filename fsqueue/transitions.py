@@ -125,10 +125,10 @@ def completed_by(ledger: Ledger, index: int, lease: str) -> bool:
 
 
 def ended_by(ledger: Ledger, index: int, lease: str) -> bool:
-    """Whether a record that gives a task back or buries it may be in the log, so that nothing is left to do."""
+    """Whether this very lease has given the task back or buried it, so that nothing is left to do."""
     holder = ledger.holder[index] if index < ledger.count else None
     if holder is None:
-        return index < ledger.count and ledger.state[index] == AVAILABLE
+        return index < ledger.count and ledger.state[index] == AVAILABLE and ledger.returned_by.get(index) == lease
     return ledger.state[index] == DEAD and holder.id == lease
 
 
