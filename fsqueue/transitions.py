@@ -21,6 +21,10 @@ ERROR_CHARS_MAX = 8_000
 """Longer errors and reasons are cut in the middle."""
 
 
+class NotRecorded(OSError):
+    """A lock was lost before the record was written: if a task is free after that, another holder gave it back."""
+
+
 @contextmanager
 def locked(store: Store, batch: Batch, wait_s: float = LOCK_TIMEOUT_S) -> Iterator[Log]:
     """The log of a batch that was touched before, locked and caught up; FileNotFoundError if it is gone.
@@ -121,10 +125,10 @@ def completed_by(ledger: Ledger, index: int, lease: str) -> bool:
 
 
 def ended_by(ledger: Ledger, index: int, lease: str) -> bool:
-    """Whether a record that gives a task back or buries it may be in the log, so that nothing is left to do."""
+    """Whether this very lease has given the task back or buried it, so that nothing is left to do."""
     holder = ledger.holder[index] if index < ledger.count else None
     if holder is None:
-        return index < ledger.count and ledger.state[index] == AVAILABLE
+        return index < ledger.count and ledger.state[index] == AVAILABLE and ledger.returned_by.get(index) == lease
     return ledger.state[index] == DEAD and holder.id == lease
 
 
@@ -162,7 +166,8 @@ def each(
                 if error.errno not in LOST:
                     raise
                 doubt = error if done is completed_by else None  # of other ends a history does not tell whose they are
-                lost = _in_batch(store, batch, grouped[batch], act, after_loss or done, wait_s, doubt)
+                ended = done if isinstance(error, NotRecorded) else after_loss or done
+                lost = _in_batch(store, batch, grouped[batch], act, ended, wait_s, doubt)
         except LockTimeout as error:
             return error
         losses.join(lost)
@@ -373,11 +378,16 @@ def name_earlier(store: Store, log: Log, at: int, available_at: int) -> None:
     OSError if that fails. Then the record must not be written: nobody would look for its tasks before the time that
     the name promises, and "empty" would be said although they wait. A name that is too early costs a look.
     """
-    name = taskfiles.find(store, log)
-    if name is not None and name.available_at > available_at:
-        target = name.at(available_at)
-        log.note("move", at, **{"from": str(name), "name": str(target)})
-        taskfiles.rename_surely(store, log, target)
+    try:
+        name = taskfiles.find(store, log)
+        if name is not None and name.available_at > available_at:
+            target = name.at(available_at)
+            log.note("move", at, **{"from": str(name), "name": str(target)})
+            taskfiles.rename_surely(store, log, target)
+    except OSError as error:
+        if error.errno not in LOST:
+            raise
+        raise NotRecorded(error.errno, error.strerror, error.filename) from error
 
 
 def cancel(store: Store, batch: Batch, indices: list[int]) -> int:
