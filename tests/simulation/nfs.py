@@ -77,7 +77,7 @@ class NfsProcess(Process):
     # -- names -------------------------------------------------------------------------------------
 
     def directory(self, path: str, below: Directory | None = None) -> Directory:
-        if self.host.stale:
+        if self.host.stale and self._resolved:
             self._resolved.clear()  # what it means depends on what this host has cached
         return super().directory(path, below)
 
@@ -188,6 +188,11 @@ class NfsProcess(Process):
         pages = self.pages(file)
         _overlay(pages.view, offset, data)
         pages.dirty.append((opened, offset, data))
+
+    def is_felt(self, opened: Opened, file: File) -> bool:
+        """Closing writes back what is buffered of the file, whoever wrote it, and removes what lives on as `.nfs…`."""
+        pages = self.host.pages.get(file)
+        return super().is_felt(opened, file) or bool(pages and pages.dirty) or file in self.host.silly
 
     def flush(self, opened: Opened, file: File) -> None:
         if opened.lost:
