@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
+
+
+T = TypeVar("T")
 
 
 class File:
@@ -76,6 +79,8 @@ class Disk:
         """When the queue ended, and what was in it: the steps at which it was purged, closed or moved away."""
         self._fates: dict[File, list[tuple[int, str]]] = {}
         """The same for each file that was ever called `queue.jsonl`, as far as its lines say so."""
+        self.readings: dict[File, tuple[int, Any]] = {}
+        """What the judgement has read in a file, and in which version of it."""
         self.moved_directories = 0
         """How often a directory was renamed or removed: until then resolved paths hold."""
 
@@ -125,6 +130,14 @@ class Disk:
             fresh = [(self.step, word) for word in _fate(file.data)[len(known) :]]
             known += fresh
             self.ends += fresh
+
+    def read_by(self, reader: Callable[[bytes], T], file: File) -> T:
+        """What a reader makes of a file's content: again only when that has changed. One reader for each file."""
+        known = self.readings.get(file)
+        if known is None or known[0] != file.version:
+            known = self.readings[file] = (file.version, reader(bytes(file.data)))
+        made: T = known[1]
+        return made
 
     # -- durability ------------------------------------------------------------------------------
 

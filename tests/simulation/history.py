@@ -11,7 +11,7 @@ from fsqueue import FsqueueError, LeasedTask, Queue
 from fsqueue.layout import Settings
 from fsqueue.poll import Poll
 from tests.simulation.handles import Crash
-from tests.simulation.wiring import Persona, acting
+from tests.simulation.wiring import Persona, acting, on_stage, take_stage
 from tests.simulation.world import World
 
 T = TypeVar("T")
@@ -114,9 +114,10 @@ class Actor:
         self.last = call
         if world.trace is not None:
             world.say(f"----- {self.name}: {verb} {', '.join(f'{k}={_brief(v)}' for k, v in args.items())}")
+        before = on_stage()
+        take_stage(self.persona)
         try:
-            with acting(self.persona):
-                call.result = result = act()
+            call.result = result = act()
             call.outcome = DONE
             return result
         except FsqueueError as error:
@@ -130,6 +131,7 @@ class Actor:
             self.history.wrong.append(f"{call} is no error of the package's own:\n{traceback.format_exc()}")
             return None
         finally:
+            take_stage(before)
             call.end, call.ended = world.disk.step, world.now
             if world.trace is not None:
                 world.say(f"----- {call}")

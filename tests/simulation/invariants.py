@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
+
+import orjson
 
 from fsqueue import LeasedTask, LeaseLost, Status, counters
 from tests.simulation import commit_acts
@@ -33,7 +34,7 @@ class Truth:
     def __init__(self, story: Story) -> None:
         self.story = story
         self.replays: dict[str, list[Replay]] = {
-            batch: [Replay(bytes(file.data)) for file in files] for batch, files in story.world.disk.logs.items()
+            batch: [replayed(story, file) for file in files] for batch, files in story.world.disk.logs.items()
         }
         base = directory(story, f"{generation(story)}/movements")
         self.current = set(base.entries.values()) if base is not None else set[Node]()
@@ -82,14 +83,23 @@ def files(story: Story, path: str) -> Iterator[tuple[str, File]]:
             yield from files(story, f"{path}/{name}")
 
 
+def replayed(story: Story, log: File) -> Replay:
+    """A movement log, by the simulator's own reading of it."""
+    return story.world.disk.read_by(Replay, log)
+
+
 def generation(story: Story) -> str:
     """The directory that `queue.jsonl` names now."""
-    number, identity = 1, ""
     found = directory(story, QUEUE)
     file = found.entries.get("queue.jsonl") if found is not None else None
-    for line in bytes(file.data).split(b"\n")[:-1] if isinstance(file, File) else ():
+    return story.world.disk.read_by(_generation, file) if isinstance(file, File) else f"{QUEUE}/1-"
+
+
+def _generation(data: bytes) -> str:
+    number, identity = 1, ""
+    for line in data.split(b"\n")[:-1]:
         try:
-            record = json.loads(line)
+            record = orjson.loads(line)
         except ValueError:
             continue
         if record.get("op") == "generation" and record["generation"] > number:
@@ -204,7 +214,7 @@ def _settled(story: Story) -> dict[str, str]:
             continue
         for text in bytes(file.data).split(b"\n")[:-1]:
             try:
-                line = json.loads(text)
+                line = orjson.loads(text)
             except ValueError:
                 continue
             if line.get("op") == "dead":
@@ -267,7 +277,7 @@ def late_hints(story: Story) -> Iterator[str]:
     for path, _ in files(story, f"{generation(story)}/queue"):
         name = path.rpartition("/")[2]
         logs = story.world.disk.logs.get(name[14:46], ())
-        due = [task.since for log in logs for task in Replay(bytes(log.data)).tasks if task.state not in OUTCOMES]
+        due = [task.since for log in logs for task in replayed(story, log).tasks if task.state not in OUTCOMES]
         if due and int(name[:13]) > min(due):
             yield f"{name} promises nothing before {int(name[:13])}, but there is something from {min(due)} on"
 
@@ -303,7 +313,7 @@ def false_empty(story: Story, call: Call, process: object) -> Iterator[str]:
                 at >= call.begin for who, at in found.touches.items() if who is not process
             ):
                 continue
-            replay = Replay(bytes(found.data))
+            replay = replayed(story, found)
             free = any(
                 task.state in (AVAILABLE, LEASED) and task.since + (500 if task.state == LEASED else 0) <= limit
                 for task in replay.tasks
@@ -327,8 +337,8 @@ def false_drained(story: Story, call: Call) -> Iterator[str]:
         name = path.rpartition("/")[2]
         if name.startswith("."):
             continue
-        payloads = [json.loads(line)["payload"] for line in bytes(file.data).split(b"\n")[:-1]]
-        states = [Replay(bytes(log.data)) for log in story.world.disk.logs.get(name[14:46], ())]
+        payloads = [orjson.loads(line)["payload"] for line in bytes(file.data).split(b"\n")[:-1]]
+        states = [replayed(story, log) for log in story.world.disk.logs.get(name[14:46], ())]
         for index, payload in enumerate(payloads):
             done = any(index < len(one.tasks) and one.tasks[index].state in OUTCOMES for one in states)
             if payload in before and not done:

@@ -106,20 +106,22 @@ class Process:
             self._resolved_at = self.disk.moved_directories
         found = self._resolved.get((below, path))
         if found is None:
-            if not path and below is not None:
-                return below
-            node: Node | None = below or self.disk.root
-            for part in path.split("/"):
-                if part:
-                    if not isinstance(node, Directory):
-                        raise failure(errno.ENOTDIR, path)
-                    node = self.lookup(node, part)
-                    if node is None:
-                        raise failure(errno.ENOENT, path)
-            if not isinstance(node, Directory):
-                raise failure(errno.ENOTDIR, path)
-            found = self._resolved[below, path] = node
+            found = self._resolved[below, path] = self.walk(path, below)
         return found
+
+    def walk(self, path: str, below: Directory | None) -> Directory:
+        """The same, by looking up each name on the way."""
+        node: Node | None = below or self.disk.root
+        for part in path.split("/"):
+            if part:
+                if not isinstance(node, Directory):
+                    raise failure(errno.ENOTDIR, path)
+                node = self.lookup(node, part)
+                if node is None:
+                    raise failure(errno.ENOENT, path)
+        if not isinstance(node, Directory):
+            raise failure(errno.ENOTDIR, path)
+        return node
 
     def lookup(self, directory: Directory, name: str) -> Node | None:
         """What a name means, as far as this host knows."""
@@ -177,7 +179,12 @@ class Process:
     def _opened(self, opened: Opened) -> int:
         fd = self.world.next_fd()
         self.fds[fd] = opened
+        if isinstance(opened.node, File):
+            self.opened(opened, opened.node)
         return fd
+
+    def opened(self, opened: Opened, file: File) -> None:
+        """A description of a file was made."""
 
     def close(self, fd: int) -> None:
         if self.dead:

@@ -11,6 +11,7 @@ file that another host removed is ESTALE; what this host has open lives on as `.
 from __future__ import annotations
 
 import errno
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from tests.simulation.disk import Directory, File, Node
@@ -49,6 +50,14 @@ class Pages:
         self.dirty: list[tuple[Opened, int, bytes]] = []
 
 
+class _PagesByFile(dict[File, Pages]):
+    """What a client remembers of each file: of one that it does not know yet, nothing."""
+
+    def __missing__(self, file: File) -> Pages:
+        made = self[file] = Pages()
+        return made
+
+
 class Client(Host):
     """A host with a network filesystem mounted. `stale`: how likely a cached name is believed when it may be."""
 
@@ -56,10 +65,10 @@ class Client(Host):
         super().__init__(name, skew_s)
         self.stale = stale
         self.directories: dict[Directory, Names] = {}
-        self.pages: dict[File, Pages] = {}
-        self.open: dict[File, int] = {}
+        self.pages = _PagesByFile()
+        self.open: dict[File, int] = defaultdict(int)
         """How many descriptions of a file this host has."""
-        self.writers: dict[File, int] = {}
+        self.writers: dict[File, int] = defaultdict(int)
         """How many of them are for writing."""
         self.listed: dict[Directory, tuple[list[str], float] | None] = {}
         """The last listing of each directory, and its time; None after a stale one was served."""
@@ -77,8 +86,8 @@ class NfsProcess(Process):
     # -- names -------------------------------------------------------------------------------------
 
     def directory(self, path: str, below: Directory | None = None) -> Directory:
-        if self.host.stale and self._resolved:
-            self._resolved.clear()  # what it means depends on what this host has cached
+        if self.host.stale:
+            return self.walk(path, below)  # what it means depends on what this host has cached
         return super().directory(path, below)
 
     def lookup(self, directory: Directory, name: str) -> Node | None:
@@ -93,7 +102,7 @@ class NfsProcess(Process):
         now = self.world.now
         if cached is not None and cached[0] is not truth and now - cached[1] < STALE_S:
             node = cached[0]
-            if not (isinstance(node, File) and not node.links) and self.world.rng.random() < host.stale:
+            if (node is None or node.links or isinstance(node, Directory)) and self.world.rng.random() < host.stale:
                 if self.world.trace is not None:
                     self.world.say(f"    {self.name} believes what it remembers of {name}")
                 return node
@@ -131,25 +140,17 @@ class NfsProcess(Process):
 
     # -- pages -------------------------------------------------------------------------------------
 
-    def _opened(self, opened: Opened) -> int:
-        if isinstance(opened.node, File):
-            self.host.open[opened.node] = self.host.open.get(opened.node, 0) + 1
-            if opened.writes:
-                self.host.writers[opened.node] = self.host.writers.get(opened.node, 0) + 1
-        return super()._opened(opened)
-
-    def pages(self, file: File) -> Pages:
-        found = self.host.pages.get(file)
-        if found is None:
-            found = self.host.pages[file] = Pages()
-        return found
+    def opened(self, opened: Opened, file: File) -> None:
+        self.host.open[file] += 1
+        if opened.writes:
+            self.host.writers[file] += 1
 
     def revalidate(self, file: File, unless_written: bool = False) -> None:
         """Ask the server what the file holds; what is buffered stays on top. `unless_written`: only how long it is,
         if a process of this host has it open for writing.
         """
-        pages = self.pages(file)
-        if unless_written and self.host.writers.get(file) and pages.version not in (-1, file.version):
+        pages = self.host.pages[file]
+        if unless_written and pages.version not in (-1, file.version) and self.host.writers.get(file):
             self.reach(file)
             end = -(-len(pages.view) // PAGE_BYTES) * PAGE_BYTES
             pages.view.extend(bytes(max(0, min(end, len(file.data)) - len(pages.view))))
@@ -157,7 +158,8 @@ class NfsProcess(Process):
             pages.version, pages.deferred = file.version, True
         if pages.deferred and not unless_written:
             pages.version, pages.deferred = -1, False
-        voided = any(opened.lost for opened, _, _ in pages.dirty)  # is not to be seen by others on this host
+        # what a lost lock voids is not to be seen by others on this host
+        voided = pages.dirty and any(opened.lost for opened, _, _ in pages.dirty)
         if pages.version != file.version or voided:
             self.reach(file)
             pages.view = bytearray(file.data)
@@ -173,7 +175,7 @@ class NfsProcess(Process):
             raise failure(errno.ESTALE)
 
     def content(self, opened: Opened, file: File) -> bytearray:
-        pages = self.pages(file)
+        pages = self.host.pages[file]
         if pages.version < 0 or self.world.now - pages.at > STALE_S:
             if not opened.lost:
                 self.revalidate(file, unless_written=True)
@@ -184,8 +186,8 @@ class NfsProcess(Process):
     def put_data(self, opened: Opened, file: File, offset: int, data: bytes) -> None:
         if opened.append and not opened.lost:
             self.revalidate(file)  # appending asks for the size first
-            offset = len(self.pages(file).view)
-        pages = self.pages(file)
+            offset = len(self.host.pages[file].view)
+        pages = self.host.pages[file]
         _overlay(pages.view, offset, data)
         pages.dirty.append((opened, offset, data))
 
@@ -219,7 +221,7 @@ class NfsProcess(Process):
                 pages.version = file.version
 
     def drop_buffered(self, opened: Opened, file: File) -> None:
-        pages = self.pages(file)
+        pages = self.host.pages[file]
         self.voided(file, [part for part in pages.dirty if part[0] is opened])
         pages.dirty = [part for part in pages.dirty if part[0] is not opened]
         pages.version = -1  # read anew
@@ -237,14 +239,14 @@ class NfsProcess(Process):
         elif file.links or file.removed_by is self.host:
             self.write_back(file)
         else:
-            self.pages(file).dirty.clear()
+            self.host.pages[file].dirty.clear()
         if not opened.shared_by:
             self._last_closed(opened, file)
 
     def _last_closed(self, opened: Opened, file: File) -> None:
         if opened.writes:
             self.host.writers[file] -= 1
-            pages = self.pages(file)
+            pages = self.host.pages[file]
             if pages.deferred and not self.host.writers[file]:
                 pages.version, pages.deferred = -1, False
         left = self.host.open[file] = self.host.open[file] - 1
@@ -256,8 +258,8 @@ class NfsProcess(Process):
     def posix_fadvise(self, fd: int, offset: int, length: int, advice: int) -> None:
         """What is not buffered is forgotten."""
         opened, file = self._file(fd)
-        if not self.pages(file).dirty and not opened.lost:
-            self.pages(file).version = -1
+        if not self.host.pages[file].dirty and not opened.lost:
+            self.host.pages[file].version = -1
 
     def locked(self, opened: Opened, file: File) -> None:
         """Before it takes a lock, a client writes back what it has buffered of the file, whoever wrote it.
@@ -267,7 +269,7 @@ class NfsProcess(Process):
         if opened.lost:
             return
         self.write_back(file)
-        pages = self.pages(file)
+        pages = self.host.pages[file]
         if pages.dirty:
             self.voided(file, pages.dirty)
             pages.dirty, pages.version = [], -1

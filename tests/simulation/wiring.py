@@ -58,9 +58,10 @@ class SimFilesystem(Filesystem):
     def _directory(self, path: str) -> Directory:
         """The directory at a path, from that of the root on which the first use found."""
         inside = self._inside(path)
-        if self._top is None:
-            self._top = self._process.directory(self.root)
-        return self._process.directory(inside, self._top) if inside else self._top
+        top = self._top
+        if top is None:
+            top = self._top = self._process.directory(self.root)
+        return self._process.directory(inside, top) if inside else top
 
     def _open(self, path: str, flags: int) -> int:
         top = self._top or self._directory(self.root)
