@@ -124,7 +124,7 @@ class Story:
         self.serial += 1
         entropy = SimEntropy(f"{self.scenario.name}/{self.seed}/{self.serial}")
         worker = {"host": host.name, "pid": self.serial, "name": name}
-        actor = Actor(self.history, Persona(process, clock, entropy, self.scenario.shared, worker))
+        actor = Actor(self.history, Persona(process, clock, entropy, isinstance(host, Client), worker))
         self.processes.append(process)
         self.actors.append(actor)
         return actor
@@ -236,7 +236,7 @@ class Story:
         if not world.faults:
             wrong += invariants.late_hints(self)
         world.now += LONG_S + 2 * self.skew_s
-        last = self.actor("last", self._host("elsewhere", 0.0, 0.0))
+        last = self.actor("last", self._other_host())
         try:
             last.queue  # noqa: B018
         except FsqueueError as error:
@@ -271,9 +271,13 @@ class Story:
         last.exit()
         return wrong
 
+    def _other_host(self) -> Host:
+        """One that was not there before: another client of the file server, or the server itself, on its own disk."""
+        return self._host("elsewhere", 0.0, 0.0) if self.rng.random() < 0.5 else Host("server")
+
     def _drain(self, last: Actor) -> list[str]:
         for _ in range(200):
-            got = last.lease(self.rng.choice((1, 3)))
+            got = last.lease(self.rng.choice((1, 3, 9)))
             if got:
                 last.complete(got)
             elif last.plain("is_drained"):
