@@ -10,14 +10,15 @@ from typing import Any, TypeVar
 from fsqueue import FsqueueError, LeasedTask, Queue
 from fsqueue.layout import Settings
 from fsqueue.poll import Poll
+from tests.simulation.disk import File
+from tests.simulation.faults import QUEUE
 from tests.simulation.handles import Crash
 from tests.simulation.wiring import Persona, acting, on_stage, take_stage
 from tests.simulation.world import World
 
 T = TypeVar("T")
 
-BEGUN, DONE, REFUSED, CRASHED, BROKEN = "begun", "done", "refused", "crashed", "broken"
-QUEUE = "/group/q"
+BEGUN, DONE, REFUSED, CRASHED, INTERRUPTED, BROKEN = "begun", "done", "refused", "crashed", "interrupted", "broken"
 
 
 class Call:
@@ -126,6 +127,11 @@ class Actor:
         except Crash:
             call.outcome = CRASHED
             raise
+        except KeyboardInterrupt:
+            call.outcome = INTERRUPTED
+            if any(one.node.owner is one for one in self.persona.process.fds.values() if isinstance(one.node, File)):
+                self.history.wrong.append(f"{call}: what is interrupted leaves a lock")
+            return None
         except Exception as error:
             call.outcome, call.error = BROKEN, error
             self.history.wrong.append(f"{call} is no error of the package's own:\n{traceback.format_exc()}")

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from fsqueue import LeasedTask, LeaseLost, Status, counters
+from fsqueue.leasing import BUSY_WAIT_S
 from tests.simulation import commit_acts
-from tests.simulation.disk import Directory, File, Node
-from tests.simulation.history import DONE, QUEUE, REFUSED, Call
+from tests.simulation.disk import Directory, File
+from tests.simulation.faults import QUEUE
+from tests.simulation.history import DONE, REFUSED, Call
 from tests.simulation.replay import AVAILABLE, CANCELLED, COMPLETED, LEASED, OUTCOMES, Replay
 from tests.simulation.world import NEVER
 
@@ -36,9 +38,12 @@ class Truth:
         self.replays: dict[str, list[Replay]] = {
             batch: [replayed(story, file) for file in files] for batch, files in story.world.disk.logs.items()
         }
-        base = directory(story, f"{generation(story)}/movements")
-        self.current = set(base.entries.values()) if base is not None else set[Node]()
-        """The directories of the logs that count now."""
+        self._generation = directory(story, generation(story))
+
+    def counts(self, log: File) -> bool:
+        """Whether a log was made in the current generation."""
+        movements = log.home.above
+        return movements is not None and movements.above is not None and movements.above is self._generation
 
     def of(self, task: LeasedTask) -> list[Replay]:
         return self.replays.get(task.batch, [])
@@ -53,7 +58,7 @@ class Truth:
     def is_current(self, task_id: str) -> bool:
         """Whether it has a log in the current generation."""
         logs = self.story.world.disk.logs.get(task_id.rpartition(".")[0], ())
-        return any(file.home in self.current for file in logs)
+        return any(map(self.counts, logs))
 
     def completed(self) -> int:
         """How many tasks of the current generation were."""
@@ -61,7 +66,7 @@ class Truth:
             task.state == COMPLETED
             for batch, replays in self.replays.items()
             for one, file in zip(replays, self.story.world.disk.logs[batch], strict=True)
-            if file.home in self.current
+            if self.counts(file)
             for task in one.tasks
         )
 
@@ -133,10 +138,10 @@ def _logs(story: Story, truth: Truth) -> Iterator[str]:
                 yield from (f"log of {batch}: {text}" for text in replay.wrong)
             misled = file in story.world.voided_farewells and not replay.left
             """By a farewell that was voided later; no harm is done where it was the last thing to be written."""
-            if not (file.links or replay.gone or misled or story.power_lost) and file.home in truth.current:
+            if not (file.links or replay.gone or misled or story.power_lost) and truth.counts(file):
                 yield f"log of {batch}: it was unlinked without a farewell"
         logs = zip(replays, story.world.disk.logs[batch], strict=True)
-        if sum(bool(log.tasks) and file.home in truth.current for log, file in logs) > 1 and not story.power_lost:
+        if sum(bool(log.tasks) and truth.counts(file) for log, file in logs) > 1 and not story.power_lost:
             yield f"the batch {batch} began twice"
     for file, offset, meant in story.world.torn:
         start = offset + meant[: len(meant)].rfind(b"\n", 0, len(meant) - 1) + 1
@@ -309,10 +314,8 @@ def false_empty(story: Story, call: Call, process: object) -> Iterator[str]:
         log = directory(story, f"{base}/movements/{path.split('/')[-2]}")
         found = log.entries.get(f"{batch}.jsonl") if log is not None else None
         if isinstance(found, File):
-            if found.owner is not None or any(
-                at >= call.begin for who, at in found.touches.items() if who is not process
-            ):
-                continue
+            if found.owner is not None and call.ended - call.began >= BUSY_WAIT_S:
+                continue  # somebody is stopped with its lock, and that was waited for
             replay = replayed(story, found)
             free = any(
                 task.state in (AVAILABLE, LEASED) and task.since + (500 if task.state == LEASED else 0) <= limit

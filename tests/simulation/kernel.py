@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 Call = Callable[..., Any]
 At = int | Directory | None
 """A directory that is open: by its descriptor, or, where only its names are used (O_PATH), by itself."""
+INTERRUPTED = -1
+"""What `Process.answer` is where a signal comes after the call, before its caller has the result."""
 CALL_S = 0.0005
 """How long a call takes."""
 
@@ -43,6 +45,8 @@ def call(function: Call) -> Call:
             return function(self, *args, **kwargs)
         code, self.answer = self.answer, None
         result = function(self, *args, **kwargs)
+        if code == INTERRUPTED:
+            raise KeyboardInterrupt
         if name == "open":
             self._close(result)
         raise failure(code, next((arg for arg in args if isinstance(arg, str)), None))
@@ -131,7 +135,14 @@ class Process:
         """The directory that holds a path, and the name in it: from the top, or from an open directory on."""
         directory, _, name = path.rpartition("/")
         below = dir_fd if dir_fd is None or isinstance(dir_fd, Directory) else self._directory_of(dir_fd)
-        return (self.directory(directory, below) if directory or below is None else below), name
+        found = self.directory(directory, below) if directory or below is None else below
+        if found.removed:
+            raise self.gone(path)
+        return found, name
+
+    def gone(self, path: str | None) -> OSError:
+        """What a name in a directory that was removed is answered with."""
+        return failure(errno.ENOENT, path)
 
     def _directory_of(self, fd: int) -> Directory:
         within = self.fds[fd].node
@@ -350,8 +361,7 @@ class Process:
             raise failure(errno.ENOTDIR, path)
         if node.entries:
             raise failure(errno.ENOTEMPTY, path)
-        self.disk.put([(directory, name, None)])
-        self.disk.moved_directories += 1
+        self.disk.remove_directory(directory, name)
         self.changed(directory, name, None)
 
     @call

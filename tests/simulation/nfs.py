@@ -115,9 +115,16 @@ class NfsProcess(Process):
             if known is not None:
                 known.names[name] = (node, self.world.now)
 
+    def gone(self, path: str | None) -> OSError:
+        """The client is told by the server, and looks the names up anew from then on."""
+        self.host.directories.clear()
+        return failure(errno.ESTALE, path)
+
     def opening(self, node: Node) -> None:
         if isinstance(node, File):
             self.revalidate(node, unless_written=True)
+        elif node.removed:
+            raise self.gone(None)
         elif self.host.stale:
             known = self.host.directories.get(node)
             if known is not None and known.version != node.version:
