@@ -30,6 +30,17 @@ SCENARIOS = {
         Scenario("commits-purge", actions=ENDS, faults=("delay", "kill", "reply"), stale=0.4, tasks_before=1),
         Scenario("commits-overwrite", actions=OVERWRITES, faults=("kill", "delay", "reply", "after"), stale=0.3, tasks_before=2),
         Scenario("commits-overwrite-power", shared=False, hosts=1, actions=OVERWRITES, faults=("power", "kill"), lossy=True, tasks_before=2),
+        Scenario("commits-away", actions=WORK | {"gc": 2.0}, faults=("away", "away", "kill"), tasks_before=1),
+        Scenario("commits-clean", actions=OVERWRITES, faults=("clean", "clean", "kill"), stale=0.3, tasks_before=1),
+        Scenario("commits-interrupt", actions=OVERWRITES, faults=("interrupt", "interrupt", "delay"), tasks_before=1),
+        Scenario(
+            "commits-both-names", shared=False, hosts=1, actions=OVERWRITES, faults=("power", "kill"), lossy=True,
+            both_names=True, tasks_before=1,
+        ),
+        Scenario(
+            "commits-strict", shared=False, hosts=1, workers=4, actions={"commit": 3.0, "consume": 6.0}, faults=("power",),
+            faults_most=1, lossy=True, tasks_before=1, settings={"durability": "strict", "shards": 1, "keep_history": False},
+        ),
     )
 }  # fmt: skip
 """By name."""

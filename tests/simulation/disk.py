@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
+
+
+T = TypeVar("T")
 
 
 class File:
@@ -39,13 +42,17 @@ class File:
 class Directory:
     """A directory. `since` tells at which step each name came to be."""
 
-    __slots__ = ("durable", "entries", "links", "mtime", "number", "since", "version")
+    __slots__ = ("above", "durable", "entries", "links", "mtime", "number", "removed", "since", "version")
 
-    def __init__(self, number: int, now: float) -> None:
+    def __init__(self, number: int, now: float, above: Directory | None = None) -> None:
         self.number = number
+        self.above = above
+        """Where it was made."""
         self.entries: dict[str, Node] = {}
         self.durable: dict[str, Node] = {}
         self.since: dict[str, int] = {}
+        self.removed = False
+        """Nothing can be made in it any more, though somebody may remember it."""
         self.links = 1
         self.mtime = now
         self.version = 0
@@ -64,6 +71,8 @@ class Disk:
         self.lossy = lossy
         self.names_sync = names_sync
         """Whether directory operations are durable at once, as on a file server."""
+        self.keeps_both_names = False
+        """Whether a power loss may leave a file that was being renamed with both its names (btrfs)."""
         self.step = 0
         self.numbers = 1
         self.root = Directory(1, world.now)
@@ -76,6 +85,8 @@ class Disk:
         """When the queue ended, and what was in it: the steps at which it was purged, closed or moved away."""
         self._fates: dict[File, list[tuple[int, str]]] = {}
         """The same for each file that was ever called `queue.jsonl`, as far as its lines say so."""
+        self.readings: dict[File, tuple[int, Any]] = {}
+        """What the judgement has read in a file, and in which version of it."""
         self.moved_directories = 0
         """How often a directory was renamed or removed: until then resolved paths hold."""
 
@@ -92,7 +103,7 @@ class Disk:
 
     def new_directory(self, directory: Directory, name: str) -> Directory:
         self.numbers += 1
-        made = Directory(self.numbers, self.world.now)
+        made = Directory(self.numbers, self.world.now, directory)
         self.put([(directory, name, made)])
         return made
 
@@ -125,6 +136,33 @@ class Disk:
             fresh = [(self.step, word) for word in _fate(file.data)[len(known) :]]
             known += fresh
             self.ends += fresh
+
+    def read_by(self, reader: Callable[[bytes], T], file: File) -> T:
+        """What a reader makes of a file's content: again only when that has changed. One reader for each file."""
+        known = self.readings.get(file)
+        if known is None or known[0] != file.version:
+            known = self.readings[file] = (file.version, reader(bytes(file.data)))
+        made: T = known[1]
+        return made
+
+    def remove_directory(self, above: Directory, name: str) -> None:
+        """Remove an empty directory."""
+        node = above.entries[name]
+        assert isinstance(node, Directory)
+        self.put([(above, name, None)])
+        node.removed = True
+        self.moved_directories += 1
+
+    def remove_empty_directories(self, top: Directory) -> int:
+        """What a cleaner of scratch space does below a directory; how many it removed."""
+        removed = 0
+        for name, node in list(top.entries.items()):
+            if isinstance(node, Directory):
+                removed += self.remove_empty_directories(node)
+                if not node.entries:
+                    self.remove_directory(top, name)
+                    removed += 1
+        return removed
 
     # -- durability ------------------------------------------------------------------------------
 
@@ -168,10 +206,14 @@ class Disk:
             chosen = [at < kept for at in range(len(self.journal))]
         else:
             chosen = [rng.random() < chance for _ in self.journal]
+        if self.keeps_both_names:
+            self.journal = [_with_both_names(effects) if rng.random() < 0.5 else effects for effects in self.journal]
         self._lose(chosen, lambda file: _remains(bytes(file.data), file.durable, chance, rng))
 
-    def lose_power_exactly(self, names: bool, data: bool) -> None:
+    def lose_power_exactly(self, names: bool, data: bool, both_names: bool = False) -> None:
         """Of the directory operations that were not synced all remain, or none; of the data likewise."""
+        if both_names:
+            self.journal = [_with_both_names(effects) for effects in self.journal]
         self._lose([names] * len(self.journal), lambda file: bytes(file.data) if data else file.durable)
 
     def _lose(self, chosen: list[bool], remains: Callable[[File], bytes]) -> None:
@@ -198,10 +240,16 @@ class Disk:
         directory.version += 1
         for node in directory.entries.values():
             if isinstance(node, Directory):
-                node.links = 1
+                node.links, node.removed = 1, False
                 self._revert(node)
             else:
                 node.links += 1
+
+
+def _with_both_names(effects: list[Effect]) -> list[Effect]:
+    """What a power loss leaves of a renaming, where the new name was written and the old one not removed."""
+    is_renaming = len(effects) == 2 and effects[0][2] is None and isinstance(effects[1][2], File)
+    return effects[1:] if is_renaming else effects
 
 
 def _fate(data: bytearray) -> list[str]:

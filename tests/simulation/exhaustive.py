@@ -58,11 +58,14 @@ class Schedule:
     fate: str
     at: int
     until: int = NEVER
+    upkeep: bool | None = None
+    """Whether `gc` comes first at the end; None: at every other call of the first verb, so that each has both."""
 
     def command(self) -> str:
         """What to type to see it again."""
         second = f" {self.second}" if self.second else ""
         until = f" --until {self.until}" if self.until < NEVER else ""
+        until += "" if self.upkeep is None else " --upkeep" if self.upkeep else " --no-upkeep"
         return (
             f"python -m tests.simulation.exhaustive {self.first}{second} "
             f"--kind {self.kind} --fate {self.fate} --at {self.at}{until} -v"
@@ -70,14 +73,17 @@ class Schedule:
 
 
 ALONE = {
-    "local": ("killed", "cut-short", "reply-lost", "eio-after", "eio", "eacces", "full", "full-halfway", "unlistable"),
-    "nfs": ("killed", "cut-short", "late", "locks-lost", "host-lost", "reply-lost", "eio-after", "eio", "estale",
-            "full"),
-    "lossy": ("power", "power-names", "power-data", "power-all"),
+    "local": ("killed", "cut-short", "reply-lost", "eio-after", "eio", "eacces", "full", "full-halfway", "unlistable",
+              "cleaned", "interrupted-after"),
+    "nfs": ("killed", "cut-short", "late", "locks-lost", "away", "host-lost", "reply-lost", "eio-after", "eio",
+            "estale", "full", "cleaned"),
+    "lossy": ("power", "power-names", "power-data", "power-all", "power-both-names"),
     "strict": ("power", "power-names", "power-data"),
     "lossy-nfs": ("power",),
 }  # fmt: skip
 """The faults of one verb."""
+AWAITED = {"local": ("interrupted",)}
+"""Those that find what is not mended yet (a lock that an exception just before its unlocking leaves taken)."""
 TOGETHER = {"local": ("killed",), "nfs": ("on",)}
 """What becomes of the first of two verbs in each run of the tests."""
 SPARSE = {"fsck": 3, "gc": 2, "idle-looks": 10}
@@ -110,6 +116,14 @@ class Play(Story):
         given = {"shards": 1, "batch_tasks_max": 2, "max_attempts": 2, "lease_s": LEASE_S, "backoff_s": (0, 2)}
         return Settings(**{**given, **self.scenario.settings})
 
+    def _begins_with_upkeep(self) -> bool:
+        """Both for each verb, filesystem and fate: in turn, or as the schedule says."""
+        schedule = self.schedule
+        if schedule.upkeep is not None:
+            return schedule.upkeep
+        turn = schedule.at + schedule.at // 2  # also where only every second or third call is tried
+        return (turn + list(FATES).index(schedule.fate)) % 2 == 0
+
     def act(self) -> None:
         """Tell it."""
         schedule, world = self.schedule, self.world
@@ -140,10 +154,10 @@ class Play(Story):
 
     def _here(self, process: Process, call: Call, verbs: list[Verb], actors: list[Actor]) -> None:
         """The first verb is about to make the call."""
-        failure: OSError | None = None
+        failure: BaseException | None = None
         try:
             FATES[self.schedule.fate](self, process, call)
-        except OSError as error:
+        except (OSError, KeyboardInterrupt) as error:
             failure = error
         if self.schedule.fate not in ("on", "late", "days"):
             self.world.fault(f"{self.schedule.fate} at {call[0]}")
@@ -271,13 +285,16 @@ def calls_of(kind: str, first: str, second: str) -> int:
     return told.calls
 
 
-def schedules(first: str, second: str, fates: dict[str, tuple[str, ...]], step: int = 1) -> Iterator[Schedule]:
-    """Every call (or every `step`-th) with every fate."""
+def schedules(
+    first: str, second: str, fates: dict[str, tuple[str, ...]], step: int = 1, both: bool = False
+) -> Iterator[Schedule]:
+    """Every call (or every `step`-th) with every fate. `both`: with `gc` first at the end, and without."""
     for kind, names in fates.items():
         calls = calls_of(kind, first, second)
         for name in names:
             for at in range(1, calls + 1, step):
-                yield Schedule(kind, first, second, name, at)
+                for upkeep in (False, True) if both else (None,):
+                    yield Schedule(kind, first, second, name, at, upkeep=upkeep)
 
 
 def with_deaths(schedule: Schedule) -> Iterator[Schedule]:
@@ -307,8 +324,8 @@ def explore(first: str, second: str, long: bool) -> Report:
     """What the tests tell of one verb, or of two: in each run, or when there is time for `long`."""
     step = 1 if long else SPARSE.get(first, 1)
     if not second:
-        return report(schedules(first, "", ALONE, step))
-    found = report(schedules(first, second, TOGETHER_LONG if long else TOGETHER, step))
+        return report(schedules(first, "", ALONE, step, long))
+    found = report(schedules(first, second, TOGETHER_LONG if long else TOGETHER, step, long))
     if long:
         found.add(report(death for one in schedules(first, second, {"nfs": ("on",)}) for death in with_deaths(one)))
     return found
@@ -326,6 +343,9 @@ def main() -> int:
     parser.add_argument("--fate", choices=sorted(FATES), help="only this becomes of the first")
     parser.add_argument("--at", type=int, help="only at this call of the first")
     parser.add_argument("--until", type=int, default=NEVER, help="kill the second at this call of its own")
+    parser.add_argument(
+        "--upkeep", action=argparse.BooleanOptionalAction, help="with or without gc first at the end (default: in turn)"
+    )
     parser.add_argument("-v", "--verbose", action="store_true", help="with --at: every call")
     arguments = parser.parse_args()
     arguments.second = arguments.second or ""
@@ -352,6 +372,7 @@ def _again(arguments: argparse.Namespace) -> int:
         arguments.fate or "on",
         arguments.at,
         arguments.until,
+        arguments.upkeep,
     )
     with simulated_machine():
         told = play(schedule, trace=arguments.verbose)

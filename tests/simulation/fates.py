@@ -6,8 +6,8 @@ import errno
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tests.simulation.faults import DAY_S, EXCLUSIVE, NAMES, WRITES, lose_locks, torn
-from tests.simulation.kernel import Process
+from tests.simulation.faults import DAY_S, EXCLUSIVE, NAMES, WRITES, clean_up, lose_locks, torn
+from tests.simulation.kernel import INTERRUPTED, Process
 from tests.simulation.nfs import NfsProcess
 from tests.simulation.stories import LEASE_S
 
@@ -40,6 +40,30 @@ def days(play: Play, process: Process, call: Call) -> None:
 def a_little_later(play: Play, process: Process, call: Call) -> None:
     """So much that the other reads `queue.jsonl` again."""
     play.world.now += 2
+
+
+def away(play: Play, process: Process, call: Call) -> None:
+    """Its host is out of touch for days, as a suspended laptop is: its locks are gone when it goes on."""
+    lose_locks(play, process)
+    days(play, process, call)
+
+
+def cleaned(play: Play, process: Process, call: Call) -> None:
+    """A cleaner of scratch space removes the queue's empty directories."""
+    if not clean_up(play):
+        raise Skip
+
+
+def interrupted(play: Play, process: Process, call: Call) -> None:
+    """Ctrl-C before the call; the process lives on."""
+    raise KeyboardInterrupt
+
+
+def interrupted_after(play: Play, process: Process, call: Call) -> None:
+    """Ctrl-C after the call, before its caller has the result."""
+    if call[0] in ("close", "unlock", "scandir"):
+        raise Skip
+    process.answer = INTERRUPTED
 
 
 def killed(play: Play, process: Process, call: Call) -> None:
@@ -119,9 +143,9 @@ def _full(fraction: float) -> Fate:
     return fate
 
 
-def _power(names: bool, data: bool) -> Fate:
+def _power(names: bool, data: bool, both_names: bool = False) -> Fate:
     def fate(play: Play, process: Process, call: Call) -> None:
-        play.lose_power(lambda: play.world.disk.lose_power_exactly(names, data))
+        play.lose_power(lambda: play.world.disk.lose_power_exactly(names, data, both_names))
 
     return fate
 
@@ -130,6 +154,10 @@ FATES: dict[str, Fate] = {
     "on": on,
     "late": late,
     "days": days,
+    "away": away,
+    "cleaned": cleaned,
+    "interrupted": interrupted,
+    "interrupted-after": interrupted_after,
     "killed": killed,
     "cut-short": cut_short,
     "stopped": on,
@@ -150,6 +178,7 @@ FATES: dict[str, Fate] = {
     "power-names": _power(True, False),
     "power-data": _power(False, True),
     "power-all": _power(True, True),
+    "power-both-names": _power(True, True, both_names=True),
 }
 """What may become of the first verb at a call, by name."""
 

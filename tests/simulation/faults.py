@@ -8,9 +8,9 @@ from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from tests.simulation.disk import File
+from tests.simulation.disk import Directory, File
 from tests.simulation.handles import Crash
-from tests.simulation.kernel import Process
+from tests.simulation.kernel import INTERRUPTED, Process
 from tests.simulation.nfs import Client, NfsProcess
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ EXCLUSIVE = frozenset({"link", "mkdir", "open"})
 """Of which a repeat says that the name is there; of others, that it is not."""
 WRITES = frozenset({"write", "pwrite"})
 ANY_ERROR = (errno.EIO, errno.ESTALE, errno.ENOSPC, errno.EDQUOT, errno.EINTR, errno.EACCES)
+QUEUE = "/group/q"
+"""Where the queue is."""
 DAY_S = 86_400.0
 LONG_S = 900.0
 """Longer than any lease, and than a client may be out of touch before its locks are gone."""
@@ -162,6 +164,40 @@ def cut_off(story: Story, process: Process, name: str, args: tuple[Any, ...]) ->
     return True
 
 
+def away(story: Story, process: Process, name: str, args: tuple[Any, ...]) -> bool:
+    """A client is away for days, as a suspended laptop is: its locks are gone when it goes on."""
+    lose_locks(story, process)
+    story.world.fault(f"{process.host.name} is away for two days before {name} of {process.name}")
+    story.world.sleep(process, 2 * DAY_S)
+    return True
+
+
+def clean(story: Story, process: Process, name: str, args: tuple[Any, ...]) -> bool:
+    """A cleaner of scratch space removes the empty directories of the queue."""
+    if clean_up(story):
+        story.world.fault(f"empty directories are removed before {name} of {process.name}")
+        return True
+    return False
+
+
+def clean_up(story: Story) -> int:
+    """Remove the queue's empty directories; how many there were."""
+    top: Any = story.world.disk.root
+    for part in QUEUE.split("/")[1:]:
+        top = top.entries.get(part) if isinstance(top, Directory) else None
+    return story.world.disk.remove_empty_directories(top) if isinstance(top, Directory) else 0
+
+
+def interrupt(story: Story, process: Process, name: str, args: tuple[Any, ...]) -> bool:
+    """Ctrl-C, just before a call or just after it; the process lives on."""
+    after = story.world.rng.random() < 0.5
+    story.world.fault(f"{process.name} is interrupted {'after' if after else 'before'} {name}")
+    if not after:
+        raise KeyboardInterrupt
+    process.answer = INTERRUPTED
+    return True
+
+
 def host_dies(story: Story, process: Process, name: str, args: tuple[Any, ...]) -> bool:
     """A client is switched off: what it had buffered is gone."""
     host = process.host
@@ -194,6 +230,9 @@ FAULTS: dict[str, Act] = {
     "full": full,
     "delay": delay,
     "nap": nap,
+    "away": away,
+    "clean": clean,
+    "interrupt": interrupt,
     "stop": stop,
     "cut": cut_off,
     "host": host_dies,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
 from tests.simulation.disk import Directory, File, Node
@@ -16,17 +17,20 @@ class Crash(BaseException):
 class Stat:
     """What stat tells of a file or directory."""
 
-    __slots__ = ("st_dev", "st_ino", "st_mode", "st_mtime", "st_mtime_ns", "st_nlink", "st_size", "st_uid")
+    __slots__ = ("st_ino", "st_mode", "st_mtime", "st_nlink", "st_size")
+
+    st_dev, st_uid = 1, 0
 
     def __init__(self, node: Node, size: int, mtime: float) -> None:
-        self.st_dev = 1
         self.st_ino = node.number
         self.st_mode = DIRECTORY_MODE if isinstance(node, Directory) else FILE_MODE
         self.st_mtime = mtime
-        self.st_mtime_ns = int(mtime * 1e9)
         self.st_nlink = node.links
         self.st_size = size
-        self.st_uid = 0
+
+    @property
+    def st_mtime_ns(self) -> int:
+        return int(self.st_mtime * 1e9)
 
 
 class Opened:
@@ -53,8 +57,11 @@ class Host:
         self.skew_s = skew_s
 
 
+_words = {code: os.strerror(code) for code in errno.errorcode}
+
+
 def failure(code: int, path: str | None = None) -> OSError:
-    return OSError(code, os.strerror(code), path)
+    return OSError(code, _words[code], path)
 
 
 class Entry:

@@ -10,14 +10,15 @@ from typing import Any, TypeVar
 from fsqueue import FsqueueError, LeasedTask, Queue
 from fsqueue.layout import Settings
 from fsqueue.poll import Poll
+from tests.simulation.disk import File
+from tests.simulation.faults import QUEUE
 from tests.simulation.handles import Crash
-from tests.simulation.wiring import Persona, acting
+from tests.simulation.wiring import Persona, acting, on_stage, take_stage
 from tests.simulation.world import World
 
 T = TypeVar("T")
 
-BEGUN, DONE, REFUSED, CRASHED, BROKEN = "begun", "done", "refused", "crashed", "broken"
-QUEUE = "/group/q"
+BEGUN, DONE, REFUSED, CRASHED, INTERRUPTED, BROKEN = "begun", "done", "refused", "crashed", "interrupted", "broken"
 
 
 class Call:
@@ -114,9 +115,10 @@ class Actor:
         self.last = call
         if world.trace is not None:
             world.say(f"----- {self.name}: {verb} {', '.join(f'{k}={_brief(v)}' for k, v in args.items())}")
+        before = on_stage()
+        take_stage(self.persona)
         try:
-            with acting(self.persona):
-                call.result = result = act()
+            call.result = result = act()
             call.outcome = DONE
             return result
         except FsqueueError as error:
@@ -125,11 +127,17 @@ class Actor:
         except Crash:
             call.outcome = CRASHED
             raise
+        except KeyboardInterrupt:
+            call.outcome = INTERRUPTED
+            if any(one.node.owner is one for one in self.persona.process.fds.values() if isinstance(one.node, File)):
+                self.history.wrong.append(f"{call}: what is interrupted leaves a lock")
+            return None
         except Exception as error:
             call.outcome, call.error = BROKEN, error
             self.history.wrong.append(f"{call} is no error of the package's own:\n{traceback.format_exc()}")
             return None
         finally:
+            take_stage(before)
             call.end, call.ended = world.disk.step, world.now
             if world.trace is not None:
                 world.say(f"----- {call}")

@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import orjson
+
 from fsqueue import LeasedTask, LeaseLost, Status, counters
+from fsqueue.leasing import BUSY_WAIT_S
 from tests.simulation import commit_acts
-from tests.simulation.disk import Directory, File, Node
-from tests.simulation.history import DONE, QUEUE, REFUSED, Call
+from tests.simulation.disk import Directory, File
+from tests.simulation.faults import QUEUE
+from tests.simulation.history import DONE, REFUSED, Call
 from tests.simulation.replay import AVAILABLE, CANCELLED, COMPLETED, LEASED, OUTCOMES, Replay
 from tests.simulation.world import NEVER
 
@@ -33,11 +36,14 @@ class Truth:
     def __init__(self, story: Story) -> None:
         self.story = story
         self.replays: dict[str, list[Replay]] = {
-            batch: [Replay(bytes(file.data)) for file in files] for batch, files in story.world.disk.logs.items()
+            batch: [replayed(story, file) for file in files] for batch, files in story.world.disk.logs.items()
         }
-        base = directory(story, f"{generation(story)}/movements")
-        self.current = set(base.entries.values()) if base is not None else set[Node]()
-        """The directories of the logs that count now."""
+        self._generation = directory(story, generation(story))
+
+    def counts(self, log: File) -> bool:
+        """Whether a log was made in the current generation."""
+        movements = log.home.above
+        return movements is not None and movements.above is not None and movements.above is self._generation
 
     def of(self, task: LeasedTask) -> list[Replay]:
         return self.replays.get(task.batch, [])
@@ -52,7 +58,7 @@ class Truth:
     def is_current(self, task_id: str) -> bool:
         """Whether it has a log in the current generation."""
         logs = self.story.world.disk.logs.get(task_id.rpartition(".")[0], ())
-        return any(file.home in self.current for file in logs)
+        return any(map(self.counts, logs))
 
     def completed(self) -> int:
         """How many tasks of the current generation were."""
@@ -60,7 +66,7 @@ class Truth:
             task.state == COMPLETED
             for batch, replays in self.replays.items()
             for one, file in zip(replays, self.story.world.disk.logs[batch], strict=True)
-            if file.home in self.current
+            if self.counts(file)
             for task in one.tasks
         )
 
@@ -82,14 +88,23 @@ def files(story: Story, path: str) -> Iterator[tuple[str, File]]:
             yield from files(story, f"{path}/{name}")
 
 
+def replayed(story: Story, log: File) -> Replay:
+    """A movement log, by the simulator's own reading of it."""
+    return story.world.disk.read_by(Replay, log)
+
+
 def generation(story: Story) -> str:
     """The directory that `queue.jsonl` names now."""
-    number, identity = 1, ""
     found = directory(story, QUEUE)
     file = found.entries.get("queue.jsonl") if found is not None else None
-    for line in bytes(file.data).split(b"\n")[:-1] if isinstance(file, File) else ():
+    return story.world.disk.read_by(_generation, file) if isinstance(file, File) else f"{QUEUE}/1-"
+
+
+def _generation(data: bytes) -> str:
+    number, identity = 1, ""
+    for line in data.split(b"\n")[:-1]:
         try:
-            record = json.loads(line)
+            record = orjson.loads(line)
         except ValueError:
             continue
         if record.get("op") == "generation" and record["generation"] > number:
@@ -126,10 +141,10 @@ def _logs(story: Story, truth: Truth) -> Iterator[str]:
                 yield from (f"log of {batch}: {op} is of the future" for op in late)
             misled = file in story.world.voided_farewells and not replay.left
             """By a farewell that was voided later; no harm is done where it was the last thing to be written."""
-            if not (file.links or replay.gone or misled or story.power_lost) and file.home in truth.current:
+            if not (file.links or replay.gone or misled or story.power_lost) and truth.counts(file):
                 yield f"log of {batch}: it was unlinked without a farewell"
         logs = zip(replays, story.world.disk.logs[batch], strict=True)
-        if sum(bool(log.tasks) and file.home in truth.current for log, file in logs) > 1 and not story.power_lost:
+        if sum(bool(log.tasks) and truth.counts(file) for log, file in logs) > 1 and not story.power_lost:
             yield f"the batch {batch} began twice"
     for file, offset, meant in story.world.torn:
         start = offset + meant[: len(meant)].rfind(b"\n", 0, len(meant) - 1) + 1
@@ -207,7 +222,7 @@ def _settled(story: Story) -> dict[str, str]:
             continue
         for text in bytes(file.data).split(b"\n")[:-1]:
             try:
-                line = json.loads(text)
+                line = orjson.loads(text)
             except ValueError:
                 continue
             if line.get("op") == "dead":
@@ -270,7 +285,7 @@ def late_hints(story: Story) -> Iterator[str]:
     for path, _ in files(story, f"{generation(story)}/queue"):
         name = path.rpartition("/")[2]
         logs = story.world.disk.logs.get(name[14:46], ())
-        due = [task.since for log in logs for task in Replay(bytes(log.data)).tasks if task.state not in OUTCOMES]
+        due = [task.since for log in logs for task in replayed(story, log).tasks if task.state not in OUTCOMES]
         if due and int(name[:13]) > min(due):
             yield f"{name} promises nothing before {int(name[:13])}, but there is something from {min(due)} on"
 
@@ -302,11 +317,9 @@ def false_empty(story: Story, call: Call, process: object) -> Iterator[str]:
         log = directory(story, f"{base}/movements/{path.split('/')[-2]}")
         found = log.entries.get(f"{batch}.jsonl") if log is not None else None
         if isinstance(found, File):
-            if found.owner is not None or any(
-                at >= call.begin for who, at in found.touches.items() if who is not process
-            ):
-                continue
-            replay = Replay(bytes(found.data))
+            if found.owner is not None and call.ended - call.began >= BUSY_WAIT_S:
+                continue  # somebody is stopped with its lock, and that was waited for
+            replay = replayed(story, found)
             free = any(
                 task.state in (AVAILABLE, LEASED) and task.since + (500 if task.state == LEASED else 0) <= limit
                 for task in replay.tasks
@@ -330,8 +343,8 @@ def false_drained(story: Story, call: Call) -> Iterator[str]:
         name = path.rpartition("/")[2]
         if name.startswith("."):
             continue
-        payloads = [json.loads(line)["payload"] for line in bytes(file.data).split(b"\n")[:-1]]
-        states = [Replay(bytes(log.data)) for log in story.world.disk.logs.get(name[14:46], ())]
+        payloads = [orjson.loads(line)["payload"] for line in bytes(file.data).split(b"\n")[:-1]]
+        states = [replayed(story, log) for log in story.world.disk.logs.get(name[14:46], ())]
         for index, payload in enumerate(payloads):
             done = any(index < len(one.tasks) and one.tasks[index].state in OUTCOMES for one in states)
             if payload in before and not done:

@@ -20,6 +20,12 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 Call = Callable[..., Any]
+At = int | Directory | None
+"""A directory that is open: by its descriptor, or, where only its names are used (O_PATH), by itself."""
+INTERRUPTED = -1
+"""What `Process.answer` is where a signal comes after the call, before its caller has the result."""
+CALL_S = 0.0005
+"""How long a call takes."""
 
 
 def call(function: Call) -> Call:
@@ -30,19 +36,17 @@ def call(function: Call) -> Call:
     def called(self: Process, *args: Any, **kwargs: Any) -> Any:
         if self.dead:
             raise Crash
-        world = self.world
-        disk = world.disk
-        world.step(world.call_s)
-        if world.trace is not None:
-            world.note(self, name, args)
-        if disk.step >= world.pause_at:
-            world.pause(self, name, args)
-            if self.dead:
-                raise Crash
+        world, disk = self.world, self.disk
+        world.now += CALL_S
+        disk.step += 1
+        if disk.step >= world.alert_at:
+            world.alert(self, name, args)
         if self.answer is None:
             return function(self, *args, **kwargs)
         code, self.answer = self.answer, None
         result = function(self, *args, **kwargs)
+        if code == INTERRUPTED:
+            raise KeyboardInterrupt
         if name == "open":
             self._close(result)
         raise failure(code, next((arg for arg in args if isinstance(arg, str)), None))
@@ -76,13 +80,10 @@ class Process:
         if self.dead:
             raise Crash
         world = self.world
-        world.step(world.call_s)
-        if world.trace is not None:
-            world.note(self, name, args)
-        if world.disk.step >= world.pause_at:
-            world.pause(self, name, args)
-            if self.dead:
-                raise Crash
+        world.now += CALL_S
+        self.disk.step += 1
+        if self.disk.step >= world.alert_at:
+            world.alert(self, name, args)
 
     # -- death and birth -------------------------------------------------------------------------
 
@@ -109,42 +110,44 @@ class Process:
             self._resolved_at = self.disk.moved_directories
         found = self._resolved.get((below, path))
         if found is None:
-            node: Node | None = below or self.disk.root
-            for part in path.split("/"):
-                if part:
-                    if not isinstance(node, Directory):
-                        raise failure(errno.ENOTDIR, path)
-                    node = self.lookup(node, part)
-                    if node is None:
-                        raise failure(errno.ENOENT, path)
-            if not isinstance(node, Directory):
-                raise failure(errno.ENOTDIR, path)
-            found = self._resolved[below, path] = node
+            found = self._resolved[below, path] = self.walk(path, below)
         return found
+
+    def walk(self, path: str, below: Directory | None) -> Directory:
+        """The same, by looking up each name on the way."""
+        node: Node | None = below or self.disk.root
+        for part in path.split("/"):
+            if part:
+                if not isinstance(node, Directory):
+                    raise failure(errno.ENOTDIR, path)
+                node = self.lookup(node, part)
+                if node is None:
+                    raise failure(errno.ENOENT, path)
+        if not isinstance(node, Directory):
+            raise failure(errno.ENOTDIR, path)
+        return node
 
     def lookup(self, directory: Directory, name: str) -> Node | None:
         """What a name means, as far as this host knows."""
         return directory.entries.get(name)
 
-    def parent(self, path: str, dir_fd: int | None = None) -> tuple[Directory, str]:
+    def parent(self, path: str, dir_fd: At = None) -> tuple[Directory, str]:
         """The directory that holds a path, and the name in it: from the top, or from an open directory on."""
         directory, _, name = path.rpartition("/")
-        return self.directory(directory, None if dir_fd is None else self._directory_of(dir_fd)), name
+        below = dir_fd if dir_fd is None or isinstance(dir_fd, Directory) else self._directory_of(dir_fd)
+        found = self.directory(directory, below) if directory or below is None else below
+        if found.removed:
+            raise self.gone(path)
+        return found, name
+
+    def gone(self, path: str | None) -> OSError:
+        """What a name in a directory that was removed is answered with."""
+        return failure(errno.ENOENT, path)
 
     def _directory_of(self, fd: int) -> Directory:
         within = self.fds[fd].node
         assert isinstance(within, Directory)
         return within
-
-    def hold(self, directory: Directory) -> int:
-        """A descriptor by which names in a directory are named (O_PATH): nothing is asked, and it is no step."""
-        fd = self.world.next_fd()
-        self.fds[fd] = Opened(directory, 0, self.host, "")
-        return fd
-
-    def let_go(self, fd: int) -> None:
-        """Close one of those, unless the process has died."""
-        self.fds.pop(fd, None)
 
     def changed(self, directory: Directory, name: str, node: Node | None) -> None:
         """This host has changed a name, or learnt of it."""
@@ -152,7 +155,7 @@ class Process:
     # -- opening -----------------------------------------------------------------------------------
 
     @call
-    def open(self, path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+    def open(self, path: str, flags: int, mode: int = 0o777, *, dir_fd: At = None) -> int:
         if path == "/":
             return self._opened(Opened(self.disk.root, flags, self.host, path))
         directory, name = self.parent(path, dir_fd)
@@ -187,13 +190,24 @@ class Process:
     def _opened(self, opened: Opened) -> int:
         fd = self.world.next_fd()
         self.fds[fd] = opened
+        if isinstance(opened.node, File):
+            self.opened(opened, opened.node)
         return fd
+
+    def opened(self, opened: Opened, file: File) -> None:
+        """A description of a file was made."""
 
     def close(self, fd: int) -> None:
         if self.dead:
             return
-        self.enter("close", (fd,))
+        opened = self.fds.get(fd)
+        if opened is not None and isinstance(opened.node, File) and self.is_felt(opened, opened.node):
+            self.enter("close", (fd,))
         self._close(fd)
+
+    def is_felt(self, opened: Opened, file: File) -> bool:
+        """Whether anybody can tell that this is closed now: else it is no step, since nothing depends on its moment."""
+        return bool(opened.writes) or file.owner is opened
 
     def _close(self, fd: int) -> None:
         opened = self.fds.pop(fd, None)
@@ -289,7 +303,7 @@ class Process:
     # -- names -----------------------------------------------------------------------------------------
 
     @call
-    def stat(self, path: str, *, dir_fd: int | None = None, follow_symlinks: bool = True) -> Stat:
+    def stat(self, path: str, *, dir_fd: At = None, follow_symlinks: bool = True) -> Stat:
         directory, name = self.parent(path, dir_fd)
         node = self.lookup(directory, name)
         if node is None:
@@ -297,7 +311,7 @@ class Process:
         return Stat(node, 4096 if isinstance(node, Directory) else len(node.data), node.mtime)
 
     @call
-    def utime(self, path: str, *, dir_fd: int | None = None, follow_symlinks: bool = True) -> None:
+    def utime(self, path: str, *, dir_fd: At = None, follow_symlinks: bool = True) -> None:
         directory, name = self.parent(path, dir_fd)
         node = directory.entries.get(name)
         if node is None:
@@ -305,8 +319,8 @@ class Process:
         node.mtime = self.world.now
 
     @call
-    def listdir(self, path: str | int) -> list[str]:
-        directory = self._directory_of(path) if isinstance(path, int) else self.directory(path)
+    def listdir(self, path: int | Directory) -> list[str]:
+        directory = path if isinstance(path, Directory) else self._directory_of(path)
         self.opening(directory)
         return self.listing(directory)
 
@@ -320,7 +334,7 @@ class Process:
         yield iter([Entry(str(path), name, node) for name, node in list(directory.entries.items())])
 
     @call
-    def mkdir(self, path: str, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
+    def mkdir(self, path: str, mode: int = 0o777, *, dir_fd: At = None) -> None:
         directory, name = self.parent(path, dir_fd)
         if name in directory.entries:
             self.changed(directory, name, directory.entries[name])
@@ -338,7 +352,7 @@ class Process:
                     raise
 
     @call
-    def rmdir(self, path: str, *, dir_fd: int | None = None) -> None:
+    def rmdir(self, path: str, *, dir_fd: At = None) -> None:
         directory, name = self.parent(path, dir_fd)
         node = directory.entries.get(name)
         if node is None:
@@ -347,13 +361,12 @@ class Process:
             raise failure(errno.ENOTDIR, path)
         if node.entries:
             raise failure(errno.ENOTEMPTY, path)
-        self.disk.put([(directory, name, None)])
-        self.disk.moved_directories += 1
+        self.disk.remove_directory(directory, name)
         self.changed(directory, name, None)
 
     @call
     def rename(
-        self, source: str, target: str, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None
+        self, source: str, target: str, *, src_dir_fd: At = None, dst_dir_fd: At = None
     ) -> None:
         here, old = self.parent(source, src_dir_fd)
         there, new = self.parent(target, dst_dir_fd)
@@ -377,8 +390,8 @@ class Process:
         source: str,
         target: str,
         *,
-        src_dir_fd: int | None = None,
-        dst_dir_fd: int | None = None,
+        src_dir_fd: At = None,
+        dst_dir_fd: At = None,
         follow_symlinks: bool = True,
     ) -> None:
         here, old = self.parent(source, src_dir_fd)
@@ -392,7 +405,7 @@ class Process:
         self.changed(there, new, node)
 
     @call
-    def unlink(self, path: str, *, dir_fd: int | None = None) -> None:
+    def unlink(self, path: str, *, dir_fd: At = None) -> None:
         directory, name = self.parent(path, dir_fd)
         node = directory.entries.get(name)
         if node is None:

@@ -11,6 +11,7 @@ file that another host removed is ESTALE; what this host has open lives on as `.
 from __future__ import annotations
 
 import errno
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from tests.simulation.disk import Directory, File, Node
@@ -49,6 +50,14 @@ class Pages:
         self.dirty: list[tuple[Opened, int, bytes]] = []
 
 
+class _PagesByFile(dict[File, Pages]):
+    """What a client remembers of each file: of one that it does not know yet, nothing."""
+
+    def __missing__(self, file: File) -> Pages:
+        made = self[file] = Pages()
+        return made
+
+
 class Client(Host):
     """A host with a network filesystem mounted. `stale`: how likely a cached name is believed when it may be."""
 
@@ -56,10 +65,10 @@ class Client(Host):
         super().__init__(name, skew_s)
         self.stale = stale
         self.directories: dict[Directory, Names] = {}
-        self.pages: dict[File, Pages] = {}
-        self.open: dict[File, int] = {}
+        self.pages = _PagesByFile()
+        self.open: dict[File, int] = defaultdict(int)
         """How many descriptions of a file this host has."""
-        self.writers: dict[File, int] = {}
+        self.writers: dict[File, int] = defaultdict(int)
         """How many of them are for writing."""
         self.listed: dict[Directory, tuple[list[str], float] | None] = {}
         """The last listing of each directory, and its time; None after a stale one was served."""
@@ -78,7 +87,7 @@ class NfsProcess(Process):
 
     def directory(self, path: str, below: Directory | None = None) -> Directory:
         if self.host.stale:
-            self._resolved.clear()  # what it means depends on what this host has cached
+            return self.walk(path, below)  # what it means depends on what this host has cached
         return super().directory(path, below)
 
     def lookup(self, directory: Directory, name: str) -> Node | None:
@@ -93,7 +102,7 @@ class NfsProcess(Process):
         now = self.world.now
         if cached is not None and cached[0] is not truth and now - cached[1] < STALE_S:
             node = cached[0]
-            if not (isinstance(node, File) and not node.links) and self.world.rng.random() < host.stale:
+            if (node is None or node.links or isinstance(node, Directory)) and self.world.rng.random() < host.stale:
                 if self.world.trace is not None:
                     self.world.say(f"    {self.name} believes what it remembers of {name}")
                 return node
@@ -106,9 +115,16 @@ class NfsProcess(Process):
             if known is not None:
                 known.names[name] = (node, self.world.now)
 
+    def gone(self, path: str | None) -> OSError:
+        """The client is told by the server, and looks the names up anew from then on."""
+        self.host.directories.clear()
+        return failure(errno.ESTALE, path)
+
     def opening(self, node: Node) -> None:
         if isinstance(node, File):
             self.revalidate(node, unless_written=True)
+        elif node.removed:
+            raise self.gone(None)
         elif self.host.stale:
             known = self.host.directories.get(node)
             if known is not None and known.version != node.version:
@@ -131,25 +147,17 @@ class NfsProcess(Process):
 
     # -- pages -------------------------------------------------------------------------------------
 
-    def _opened(self, opened: Opened) -> int:
-        if isinstance(opened.node, File):
-            self.host.open[opened.node] = self.host.open.get(opened.node, 0) + 1
-            if opened.writes:
-                self.host.writers[opened.node] = self.host.writers.get(opened.node, 0) + 1
-        return super()._opened(opened)
-
-    def pages(self, file: File) -> Pages:
-        found = self.host.pages.get(file)
-        if found is None:
-            found = self.host.pages[file] = Pages()
-        return found
+    def opened(self, opened: Opened, file: File) -> None:
+        self.host.open[file] += 1
+        if opened.writes:
+            self.host.writers[file] += 1
 
     def revalidate(self, file: File, unless_written: bool = False) -> None:
         """Ask the server what the file holds; what is buffered stays on top. `unless_written`: only how long it is,
         if a process of this host has it open for writing.
         """
-        pages = self.pages(file)
-        if unless_written and self.host.writers.get(file) and pages.version not in (-1, file.version):
+        pages = self.host.pages[file]
+        if unless_written and pages.version not in (-1, file.version) and self.host.writers.get(file):
             self.reach(file)
             end = -(-len(pages.view) // PAGE_BYTES) * PAGE_BYTES
             pages.view.extend(bytes(max(0, min(end, len(file.data)) - len(pages.view))))
@@ -157,7 +165,8 @@ class NfsProcess(Process):
             pages.version, pages.deferred = file.version, True
         if pages.deferred and not unless_written:
             pages.version, pages.deferred = -1, False
-        voided = any(opened.lost for opened, _, _ in pages.dirty)  # is not to be seen by others on this host
+        # what a lost lock voids is not to be seen by others on this host
+        voided = pages.dirty and any(opened.lost for opened, _, _ in pages.dirty)
         if pages.version != file.version or voided:
             self.reach(file)
             pages.view = bytearray(file.data)
@@ -173,7 +182,7 @@ class NfsProcess(Process):
             raise failure(errno.ESTALE)
 
     def content(self, opened: Opened, file: File) -> bytearray:
-        pages = self.pages(file)
+        pages = self.host.pages[file]
         if pages.version < 0 or self.world.now - pages.at > STALE_S:
             if not opened.lost:
                 self.revalidate(file, unless_written=True)
@@ -184,10 +193,15 @@ class NfsProcess(Process):
     def put_data(self, opened: Opened, file: File, offset: int, data: bytes) -> None:
         if opened.append and not opened.lost:
             self.revalidate(file)  # appending asks for the size first
-            offset = len(self.pages(file).view)
-        pages = self.pages(file)
+            offset = len(self.host.pages[file].view)
+        pages = self.host.pages[file]
         _overlay(pages.view, offset, data)
         pages.dirty.append((opened, offset, data))
+
+    def is_felt(self, opened: Opened, file: File) -> bool:
+        """Closing writes back what is buffered of the file, whoever wrote it, and removes what lives on as `.nfs…`."""
+        pages = self.host.pages.get(file)
+        return super().is_felt(opened, file) or bool(pages and pages.dirty) or file in self.host.silly
 
     def flush(self, opened: Opened, file: File) -> None:
         if opened.lost:
@@ -214,7 +228,7 @@ class NfsProcess(Process):
                 pages.version = file.version
 
     def drop_buffered(self, opened: Opened, file: File) -> None:
-        pages = self.pages(file)
+        pages = self.host.pages[file]
         self.voided(file, [part for part in pages.dirty if part[0] is opened])
         pages.dirty = [part for part in pages.dirty if part[0] is not opened]
         pages.version = -1  # read anew
@@ -232,14 +246,14 @@ class NfsProcess(Process):
         elif file.links or file.removed_by is self.host:
             self.write_back(file)
         else:
-            self.pages(file).dirty.clear()
+            self.host.pages[file].dirty.clear()
         if not opened.shared_by:
             self._last_closed(opened, file)
 
     def _last_closed(self, opened: Opened, file: File) -> None:
         if opened.writes:
             self.host.writers[file] -= 1
-            pages = self.pages(file)
+            pages = self.host.pages[file]
             if pages.deferred and not self.host.writers[file]:
                 pages.version, pages.deferred = -1, False
         left = self.host.open[file] = self.host.open[file] - 1
@@ -251,8 +265,8 @@ class NfsProcess(Process):
     def posix_fadvise(self, fd: int, offset: int, length: int, advice: int) -> None:
         """What is not buffered is forgotten."""
         opened, file = self._file(fd)
-        if not self.pages(file).dirty and not opened.lost:
-            self.pages(file).version = -1
+        if not self.host.pages[file].dirty and not opened.lost:
+            self.host.pages[file].version = -1
 
     def locked(self, opened: Opened, file: File) -> None:
         """Before it takes a lock, a client writes back what it has buffered of the file, whoever wrote it.
@@ -262,7 +276,7 @@ class NfsProcess(Process):
         if opened.lost:
             return
         self.write_back(file)
-        pages = self.pages(file)
+        pages = self.host.pages[file]
         if pages.dirty:
             self.voided(file, pages.dirty)
             pages.dirty, pages.version = [], -1

@@ -14,6 +14,12 @@ ENDS = WORK | {"purge": 0.7, "insert": 4.0}
 REVOKES = {"poll": 4.0, "release_all": 3.0, "wait": 1.0, "insert": 0.5}
 PURGES = {"insert": 3.0, "purge": 2.0, "consume": 0.5}
 
+SMALL = (
+    ("selection:HEADS_MAX", 1), ("store:OPEN_LOGS_MAX", 1), ("logs:TAIL_BYTES", 128),
+    ("filesystem.door:SMALL_READ_BYTES", 64), ("filesystem.door:READ_BYTES", 128),
+)  # fmt: skip
+"""Limits that no story reaches as they are."""
+
 SCENARIOS = {
     one.name: one
     for one in (
@@ -55,6 +61,25 @@ SCENARIOS = {
             "storm-local", shared=False, hosts=1, actions=ENDS, torn_listings=0.2, faults_most=6, lossy=True,
             faults=("kill", "error", "after", "full", "delay", "stop", "power"),
         ),
+        Scenario("away", actions=WORK | {"insert": 6.0, "gc": 4.0}, faults=("away", "away", "cut", "kill")),
+        Scenario("clean", shared=False, hosts=1, actions=WORK | {"insert_many": 4.0}, faults=("clean", "clean", "kill")),
+        Scenario("clean-nfs", actions=WORK | {"insert_many": 4.0}, faults=("clean", "clean", "kill"), stale=0.4),
+        Scenario(
+            "power-both-names", shared=False, hosts=1, actions=WORK, faults=("power", "kill"), lossy=True, both_names=True,
+        ),
+        Scenario("interrupt", shared=False, hosts=1, actions=WORK, faults=("interrupt", "interrupt", "delay")),
+        Scenario("interrupt-nfs", actions=WORK, faults=("interrupt", "interrupt", "cut"), stale=0.3),
+        Scenario("small", shared=False, hosts=1, actions=WORK, faults=("kill",), torn_listings=0.2, tasks_before=8, limits=SMALL),
+        Scenario("small-nfs", actions=WORK, faults=("kill", "delay"), stale=0.3, torn_listings=0.2, tasks_before=8, limits=SMALL),
     )
 } | commit_scenarios.SCENARIOS  # fmt: skip
 """By name."""
+
+AWAITED = {
+    "small": "a sweep that ends only when every head was tried",
+    "small-nfs": "the same",
+    "interrupt-nfs": "locks that an exception at any instruction does not leave taken",
+}
+"""Scenarios that find what is not mended yet, and for which mend they wait: they are told when one asks for them."""
+TOLD = [name for name in SCENARIOS if name not in AWAITED]
+"""The scenarios of which each run of the tests tells stories."""

@@ -7,9 +7,12 @@ end, time passes, and a fresh worker drains the queue; then everything is judged
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+import importlib
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 from fsqueue import FsqueueError, QueueNotFound
 from fsqueue.layout import Settings, birth_record
@@ -45,6 +48,10 @@ class Scenario:
     lossy: bool = False
     settings: dict[str, Any] = field(default_factory=dict)
     compare_clocks: bool = False
+    both_names: bool = False
+    """Whether a power loss may leave a file that was being renamed with both its names."""
+    limits: tuple[tuple[str, int], ...] = ()
+    """Constants of the package that are small here, so that they are reached: "module:NAME" and value."""
 
 
 class Story:
@@ -54,6 +61,7 @@ class Story:
         self.scenario, self.seed = scenario, seed
         self.world = World(f"{scenario.name}/{seed}", lossy=scenario.lossy, trace=trace)
         self.world.disk.names_sync = scenario.shared
+        self.world.disk.keeps_both_names = scenario.both_names
         self.rng = self.world.rng
         self.history = History(self.world)
         self.processes: list[Process] = []
@@ -124,7 +132,7 @@ class Story:
         self.serial += 1
         entropy = SimEntropy(f"{self.scenario.name}/{self.seed}/{self.serial}")
         worker = {"host": host.name, "pid": self.serial, "name": name}
-        actor = Actor(self.history, Persona(process, clock, entropy, self.scenario.shared, worker))
+        actor = Actor(self.history, Persona(process, clock, entropy, isinstance(host, Client), worker))
         self.processes.append(process)
         self.actors.append(actor)
         return actor
@@ -236,7 +244,7 @@ class Story:
         if not world.faults:
             wrong += invariants.late_hints(self)
         world.now += LONG_S + 2 * self.skew_s
-        last = self.actor("last", self._host("elsewhere", 0.0, 0.0))
+        last = self.actor("last", self._other_host())
         try:
             last.queue  # noqa: B018
         except FsqueueError as error:
@@ -244,7 +252,7 @@ class Story:
             if not gone:
                 wrong.append(f"the queue does not open: {error!r}")
             return wrong + invariants.judge(self)
-        if self.rng.random() < 0.5:
+        if self._begins_with_upkeep():
             last.plain("gc")
         commit_acts.repeat_all(self, last)
         wrong += self._drain(last)
@@ -271,9 +279,17 @@ class Story:
         last.exit()
         return wrong
 
+    def _other_host(self) -> Host:
+        """One that was not there before: another client of the file server, or the server itself, on its own disk."""
+        return self._host("elsewhere", 0.0, 0.0) if self.rng.random() < 0.5 else Host("server")
+
+    def _begins_with_upkeep(self) -> bool:
+        """Whether `gc` comes before anybody leases, when nothing goes wrong any more."""
+        return self.rng.random() < 0.5
+
     def _drain(self, last: Actor) -> list[str]:
         for _ in range(200):
-            got = last.lease(self.rng.choice((1, 3)))
+            got = last.lease(self.rng.choice((1, 3, 9)))
             if got:
                 last.complete(got)
             elif last.plain("is_drained"):
@@ -294,11 +310,23 @@ def tell(scenario: Scenario, seed: int | str, trace: bool = False) -> Story:
     """One story, from its beginning to the judgement, which is in `story.wrong`."""
     from tests.simulation.acts import cast
 
-    story = Story(scenario, seed, trace)
-    try:
-        acts = cast(story)
-        story.run(acts)
-        story.wrong = story.end()
-    except Circles as circles:
-        story.wrong = [str(circles)]
+    with limited(scenario):
+        story = Story(scenario, seed, trace)
+        try:
+            acts = cast(story)
+            story.run(acts)
+            story.wrong = story.end()
+        except Circles as circles:
+            story.wrong = [str(circles)]
     return story
+
+
+@contextmanager
+def limited(scenario: Scenario) -> Iterator[None]:
+    """While this lasts, the package has the limits of a scenario."""
+    with ExitStack() as stack:
+        for where, value in scenario.limits:
+            module, _, name = where.partition(":")
+            patched = mock.patch.object(importlib.import_module(f"fsqueue.{module}"), name, value)
+            stack.enter_context(patched)
+        yield

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any
 from unittest import mock
 
 from fsqueue import administration, store
@@ -25,7 +25,6 @@ from fsqueue.filesystem.trees import Proof
 from tests.simulation.disk import Directory
 from tests.simulation.kernel import Process
 
-T = TypeVar("T")
 SHARED, LOCAL = Mount("nfs4", "/", "rw"), Mount("ext4", "/", "rw")
 
 
@@ -67,32 +66,22 @@ class SimFilesystem(Filesystem):
     def _directory(self, path: str) -> Directory:
         """The directory at a path, from that of the root on which the first use found."""
         inside = self._inside(path)
-        if self._top is None:
-            self._top = self._process.directory(self.root)
-        return self._process.directory(inside, self._top) if inside else self._top
+        top = self._top
+        if top is None:
+            top = self._top = self._process.directory(self.root)
+        return self._process.directory(inside, top) if inside else top
 
     def _open(self, path: str, flags: int) -> int:
-        inside = self._inside(path)
-        return self._within(self.root, lambda fd: self._process.open(inside, flags, dir_fd=fd))
+        top = self._top or self._directory(self.root)
+        return int(self._process.open(self._inside(path), flags, dir_fd=top))
 
-    def _within(self, directory: str, action: Callable[[int], T]) -> T:
-        fd = self._process.hold(self._directory(directory))
-        try:
-            return action(fd)
-        finally:
-            self._process.let_go(fd)
-
-    @contextmanager
-    def _holder(self, path: str) -> Iterator[tuple[int, str]]:  # type: ignore[override]
+    def _holder(self, path: str) -> _Holder:  # type: ignore[override]
         directory, _, name = path.rpartition("/")
-        fd = self._process.hold(self._directory(directory))
-        try:
-            yield fd, name
-        finally:
-            self._process.let_go(fd)
+        return _Holder(self._directory(directory), name)
 
     def _list(self, directory: str) -> list[str]:
-        return self._within(directory, self._process.listdir)
+        names: list[str] = self._process.listdir(self._directory(directory))
+        return names
 
     def _walk_to(self, path: str) -> int:
         within = self._open(self.root, DIRECTORY_FLAGS)
@@ -136,6 +125,21 @@ class SimFilesystem(Filesystem):
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ESTALE):
                 return removed
             raise
+
+
+class _Holder:
+    """A directory by whose names alone it is used: nothing is asked to hold it, and it is no step."""
+
+    __slots__ = ("directory", "name")
+
+    def __init__(self, directory: Directory, name: str) -> None:
+        self.directory, self.name = directory, name
+
+    def __enter__(self) -> tuple[Directory, str]:
+        return self.directory, self.name
+
+    def __exit__(self, *error: object) -> None:
+        pass
 
 
 class _PathTree(OpenTree):

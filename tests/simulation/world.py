@@ -37,12 +37,11 @@ class World:
     def __init__(self, seed: int | str, lossy: bool = False, trace: bool = False) -> None:
         self.rng = Random(seed)
         self.now = START_S
-        self.call_s = 0.0005
-        """How long a call takes."""
         self.disk = Disk(self, lossy)
         self.trace: list[str] | None = [] if trace else None
+        self.alert_at = STEPS_MAX + 1
+        """The step from which on `alert` is asked before each call: the others cost little."""
         self.pause_at = NEVER
-        """The step from which on `pause` is asked before each call."""
         self.pause: Pause = lambda process, name, args: None
         self.torn_listings = 0.0
         """How likely a listing takes so long that the directory may change meanwhile."""
@@ -65,12 +64,35 @@ class World:
         self._fd += 1
         return self._fd
 
+    @property
+    def pause_at(self) -> int:
+        """The step from which on `pause` is asked before each call."""
+        return self._pause_at
+
+    @pause_at.setter
+    def pause_at(self, step: int) -> None:
+        self._pause_at = step
+        self.alert_at = 0 if self.trace is not None else min(step, STEPS_MAX + 1)
+
+    def alert(self, process: Process, name: str, args: tuple[Any, ...]) -> None:
+        """Before a call: tell of it, and ask whether something is to happen first."""
+        self._not_in_circles()
+        if self.trace is not None:
+            self.note(process, name, args)
+        if self.disk.step >= self._pause_at:
+            self.pause(process, name, args)
+            if process.dead:
+                raise Crash
+
+    def _not_in_circles(self) -> None:
+        if self.disk.step > STEPS_MAX:
+            raise Circles(f"after {STEPS_MAX} steps it still goes on")
+
     def step(self, seconds: float) -> None:
         """Something happens, and takes time."""
         self.now += seconds
         self.disk.step += 1
-        if self.disk.step > STEPS_MAX:
-            raise Circles(f"after {STEPS_MAX} steps it still goes on")
+        self._not_in_circles()
 
     def pass_time(self, process: Process, seconds: float) -> None:
         """Sleeping where nobody else can go on meanwhile."""
