@@ -52,7 +52,7 @@ class SimFilesystem(Filesystem):
 
     def size_on_server(self, path: str) -> int:
         directory, _, name = path.rpartition("/")
-        return self._within(directory, lambda fd: self._process.stat(name, dir_fd=fd).st_size)
+        return int(self._process.stat(name, dir_fd=self._directory(directory)).st_size)
 
     def is_open(self) -> bool:
         return self._top is not None
