@@ -23,8 +23,9 @@ names of machines are the simulator's (`wiring`). One seed decides everything, a
 torn by changes meanwhile; close-to-open pages, buffered writes, locks that are lost and writes that then go nowhere;
 ESTALE of files that others removed, `.nfs…` files; replies that are lost after the call was done; errors before and
 after a call; short writes; clocks that differ by minutes; workers that are killed at a call, in the middle of a
-write, or stopped with a lock; clients that are cut off, lose their locks and go on; a power loss that keeps any subset of
-the directory operations that were not synced, and any part of the data that was not.
+write, interrupted by Ctrl-C, or stopped with a lock; clients that are cut off or away for days, lose their locks and go on;
+cleaners that remove empty directories; limits of the package that are small; a power loss that keeps any subset of
+the directory operations that were not synced, both names of a renaming, and any part of the data that was not.
 
 **Judged.** What was inserted is done or a letter, whatever came to pass, unless the queue was purged or deleted after the
 insert had begun; what was reported is what the logs say, and no lease is called lost that nobody took; nothing is there twice;

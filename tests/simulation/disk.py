@@ -57,6 +57,9 @@ class Directory:
         self.mtime = now
         self.version = 0
 
+    def __str__(self) -> str:
+        return f"<directory {self.number}>"
+
 
 Node = File | Directory
 Effect = tuple[Directory, str, Node | None]

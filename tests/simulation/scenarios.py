@@ -76,8 +76,6 @@ SCENARIOS = {
 """By name."""
 
 AWAITED = {
-    "small": "a sweep that ends only when every head was tried",
-    "small-nfs": "the same",
     "interrupt-nfs": "locks that an exception at any instruction does not leave taken",
 }
 """Scenarios that find what is not mended yet, and for which mend they wait: they are told when one asks for them."""

@@ -60,6 +60,18 @@ def lease_many(story: Story, actor: Actor) -> None:
     ask(story, actor, 5)
 
 
+def lease_again(story: Story, actor: Actor) -> None:
+    """What there is, and then once more."""
+    ask(story, actor, 5)
+    ask(story, actor, 5)
+
+
+def purge_and_insert(story: Story, actor: Actor) -> None:
+    """The queue is emptied, and something else is put into it."""
+    ACTS["purge"](story, actor)
+    insert(story, actor)
+
+
 def complete(story: Story, actor: Actor) -> None:
     actor.complete(list(actor.held))
 
@@ -146,7 +158,8 @@ def _verbs() -> list[Verb]:
         return Verb(act.__name__.replace("_", "-"), act, frozenset(needs))
 
     return [
-        *map(verb, (insert, insert_many, insert_groups, insert_twice, lease, lease_many, poll, cancel, tasks)),
+        *map(verb, (insert, insert_many, insert_groups, insert_twice, lease, lease_many, lease_again, poll)),
+        *map(verb, (cancel, tasks)),
         verb(idle_looks),
         *(verb(act, LEASE) for act in (complete, complete_each, fail, bury, release, renew)),
         verb(ACTS["retry_dead"], LETTER),
@@ -157,6 +170,7 @@ def _verbs() -> list[Verb]:
         verb(fsck, LEFTOVERS),
         verb(create_anew, NO_QUEUE),
         verb(replace),
+        verb(purge_and_insert),
         *(verb(act, STAGED) for act in commit_acts.VERBS),
     ]
 

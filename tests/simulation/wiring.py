@@ -270,5 +270,5 @@ def undisturbed() -> Iterator[None]:
 
 def collect(told: int) -> None:
     """Between two worlds: `told` says how many there were."""
-    if not told % 30:
+    if not told % 100:
         gc.collect()

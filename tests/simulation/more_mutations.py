@@ -1,0 +1,169 @@
+# ruff: noqa: E501
+"""More of the protocol, broken on purpose: defences that no story missed at first."""
+
+from __future__ import annotations
+
+from tests.simulation.mutations import Mutation
+
+MUTATIONS = [
+    Mutation(
+        "busy batches are not waited for",
+        "a queue is called empty while somebody has the log of a batch with waiting tasks locked for a moment",
+        "stop",
+        (
+            ("leasing:Leaser._further", "    if not held and busy:\n", "    if False:\n"),
+        ),
+    ),
+    Mutation(
+        "absence of a task file without a listing",
+        "after a power loss the log does not know the file's newest name, and the tasks in it are buried as lost",
+        ("lossy", "release", "complete", "then-power-names"),
+        (
+            ("taskfiles:candidates", "for _ in range(2):", "for _ in range(0):"),
+        ),
+    ),
+    Mutation(
+        "names of logs, counters and letters are not made durable",
+        "a power loss takes a file with everything in it that was synced",
+        ("strict", "complete", "", "power"),
+        (
+            ("store:Store.secure", "    self.sync_names(os.path.dirname(path))\n", "    pass\n"),
+        ),
+    ),
+    Mutation(
+        "a line of letters is not synced before what it names is published",
+        "a power loss keeps the new tasks and loses the line that ends the letter: both are there",
+        ("strict", "retry-dead", "lease-many", "killed-then-power"),
+        (
+            ("deadletters:publish_pending", "        if named and store.sync_inserts:\n", "        if False:\n"),
+        ),
+    ),
+    Mutation(
+        "gone is not looked for when leasing",
+        "what is recorded in a log that has ended is lost with it",
+        ("local", "lease", "poll", "on"),
+        (
+            ("leasing:Leaser._try_batch", "            if log.ledger.gone:\n", "            if False:\n"),
+        ),
+    ),
+    Mutation(
+        "the log of a batch that has finished is unlinked without a farewell",
+        "somebody who opened it meanwhile appends to a file without a name",
+        ("local", "lease", "poll", "on"),
+        (
+            ("leasing:Leaser._claim", "            finishing.farewell(store, log)  # it finished", "            store.fs.unlink(log.path); store.drop(log)  # it finished"),
+        ),
+    ),
+    Mutation(
+        "empty is said of a generation that was purged",
+        "a queue is called empty although something was inserted before anybody asked",
+        ("local", "lease-again", "purge-and-insert", "on"),
+        (
+            ("leasing:Leaser.lease", "if not held and self.begin(now=True):", "if False:"),
+        ),
+    ),
+    Mutation(
+        "a batch without its first record",
+        "replaying the log gives nothing: no lease and no outcome in it counts",
+        "calm",
+        (
+            ("leasing:Leaser._take", "log.append(opening + record if opening else record)", "log.append(record)"),
+        ),
+    ),
+    Mutation(
+        "finished and not counted",
+        "status promises tasks that nobody counts any more",
+        "calm",
+        (
+            ("finishing:finish", "    if ledger.done[COMPLETED]:\n", "    if False:\n"),
+        ),
+    ),
+    Mutation(
+        "leased without the lock",
+        "two write into one log at the same time",
+        "calm",
+        (
+            ("leasing:Leaser._try_batch", "            if not store.fs.try_lock(log.fd):\n", "            if not store.fs.try_lock(log.fd) and False:\n"),
+        ),
+    ),
+    Mutation(
+        "renamed to a later time than the earliest",
+        "nobody looks for the task when it is due",
+        "calm",
+        (
+            ("leasing:Leaser._take", "        target = log.name.at(due if due is not None else until)\n", "        target = log.name.at((due if due is not None else until) + 60000)\n"),
+        ),
+    ),
+    Mutation(
+        "staged and not locked",
+        "upkeep takes it for an orphan while its author is late",
+        ("local", "insert", "gc", "days"),
+        (
+            ("staging:stage", "    locked = fs.lock(fd, store.clock, store.entropy, LOCK_S)\n", "    locked = True\n"),
+        ),
+    ),
+    Mutation(
+        "no second look by who was late to lock what he staged",
+        "upkeep has reaped it meanwhile, and the insert reports success",
+        ("local", "insert", "gc", "days"),
+        (
+            ("staging:stage", "    late = store.clock.monotonic() - began > LATE_S\n", "    late = False\n"),
+        ),
+    ),
+    Mutation(
+        "a finishing that writes no letters",
+        "a crash in between loses the payloads of the dead",
+        "crash",
+        (
+            ("finishing:finish", "    if ledger.done[DEAD]:\n        missing_letters(store, log)\n", ""),
+        ),
+    ),
+    Mutation(
+        "a queue that says it is closed is used on",
+        "what is inserted goes into the trash",
+        "delete",
+        (
+            ("store:Store._load", "    if fate.closed:\n", "    if False:\n"),
+        ),
+    ),
+    Mutation(
+        "leased without catching up",
+        "what others have recorded meanwhile is not seen",
+        "calm-nfs",
+        (
+            ("leasing:Leaser._try_batch", "            log.catch_up()\n", "            if not log.ledger.count: log.catch_up()\n"),
+        ),
+    ),
+    Mutation(
+        "staged without its last byte",
+        "the last line of each batch is torn",
+        "calm",
+        (
+            ("staging:stage", "        fs.write_all(fd, b\"\".join(pieces))\n", "        fs.write_all(fd, b\"\".join(pieces)[:-1])\n"),
+        ),
+    ),
+    Mutation(
+        "lines of shared files are never synced on a local disk",
+        "a power loss brings back the generation before",
+        "power-purge",
+        (
+            ("jsonl:append", "    if sync or fs.shared:\n", "    if fs.shared:\n"),
+        ),
+    ),
+    Mutation(
+        "shared files are written to without waiting for the lock",
+        "two append to one file at the same time",
+        "calm",
+        (
+            ("jsonl:locked", "        if not fs.lock(fd, clock, entropy, timeout_s):\n", "        if not fs.try_lock(fd) and False:\n"),
+        ),
+    ),
+    Mutation(
+        "a task file keeps its old name",
+        "nobody looks for what is waiting until the old name's time has come",
+        "calm",
+        (
+            ("taskfiles:rename", "        if name != target and store.fs.rename(log.layout.task_file(name), path):\n", "        if False:\n"),
+        ),
+    ),
+]  # fmt: skip
