@@ -7,6 +7,7 @@ from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from fsqueue import batch, names
+from fsqueue.callers import FromCaller, items_of
 from fsqueue.errors import InvalidArgument, InvalidResult, InvalidTask, LeaseLost
 from fsqueue.names import Batch
 from fsqueue.store import Store
@@ -35,6 +36,9 @@ def verb(doing: str) -> Callable[[Callable[Concatenate[Q, P], R]], Callable[Conc
                 return function(queue, *args, **kwargs)
             except OSError as error:
                 raise queue.store.explain(error, doing) from error
+            except FromCaller as carried:
+                found = carried.error
+            raise found  # out here, so that its context stays what it was
 
         return translating
 
@@ -45,8 +49,12 @@ def translated(store: Store, items: Iterator[R], doing: str) -> Iterator[R]:
     """The same for what comes bit by bit."""
     try:
         yield from items
+        return
     except OSError as error:
         raise store.explain(error, doing) from error
+    except FromCaller as carried:
+        found = carried.error
+    raise found
 
 
 def whole(name: str, value: object, least: int = 1) -> int:
@@ -62,7 +70,7 @@ def payloads_of(tasks: object, verb: str) -> Iterable[Any]:
         raise InvalidArgument(
             f"{verb} takes a list or another iterable of payloads. For a single one use insert, or put it in a list."
         )
-    return tasks
+    return items_of(tasks)
 
 
 def task_ids(ids: object) -> set[str] | None:
@@ -73,7 +81,7 @@ def task_ids(ids: object) -> set[str] | None:
         ids = [ids]
     if not isinstance(ids, Iterable):
         raise InvalidArgument(f"Task ids are text, or a list of texts, not {ids!r}.")
-    wanted = {str(one) for one in ids}
+    wanted = {str(one) for one in items_of(ids)}
     for one in wanted:
         names.parse_task_id(one)
     return wanted
@@ -84,7 +92,7 @@ def leased(tasks: object) -> list[LeasedTask]:
     if isinstance(tasks, LeasedTask):
         return [tasks]
     found: list[LeasedTask] = []
-    for task in tasks if isinstance(tasks, Iterable) else [tasks]:
+    for task in items_of(tasks) if isinstance(tasks, Iterable) else [tasks]:
         if not isinstance(task, LeasedTask):
             raise InvalidArgument(f"This verb takes leased tasks, as `lease` returns them, not {task!r}.")
         found.append(task)
@@ -95,7 +103,7 @@ def results_of(results: Mapping[str, Any]) -> tuple[dict[tuple[Batch, int], byte
     """Return the results as JSON, by batch and index; and for those that cannot be kept why, by task id."""
     encoded: dict[tuple[Batch, int], bytes] = {}
     refused: dict[str, str] = {}
-    for task_id, value in results.items():
+    for task_id, value in items_of(results.items()):
         place = names.parse_task_id(task_id)
         try:
             encoded[place] = batch.encode_result(value)

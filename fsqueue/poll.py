@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from fsqueue import inspection
+from fsqueue.callers import FromCaller, calling
 from fsqueue.clock import duration_ms
 from fsqueue.errors import LeaseLost, QueueNotFound, QueuePurged
 from fsqueue.store import Store
@@ -38,11 +39,15 @@ def wait(
     """
     stores = [queue.store for queue in queues]
     timeout = math.inf if timeout_s is None else duration_ms(timeout_s, "timeout_s") / 1000
+    told = None if poll is None else calling(poll)
     try:
-        return _wait(stores, timeout, poll) if stores else []
+        return _wait(stores, timeout, told) if stores else []
     except OSError as error:
         found = [store.explain(error, "waiting") for store in stores]
         raise min(found, key=lambda one: not isinstance(one, QueueNotFound)) from error
+    except FromCaller as carried:
+        own = carried.error
+    raise own
 
 
 def _wait(stores: list[Store], timeout_s: float, poll: Callable[[list[Status]], object] | None) -> list[Status]:

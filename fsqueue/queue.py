@@ -27,9 +27,10 @@ from fsqueue import (
 )
 from fsqueue.activity import LEAST_S, Activity, activity
 from fsqueue.arguments import leased, payloads_of, refuse, results_of, task_ids, translated, verb, whole
+from fsqueue.callers import calling
 from fsqueue.clock import Clock, Entropy, duration_ms
 from fsqueue.committing import Commit
-from fsqueue.errors import InvalidArgument, LeaseLost, from_os_error
+from fsqueue.errors import InvalidArgument, LeaseLost, from_os_error, said, text_of
 from fsqueue.filesystem import Filesystem
 from fsqueue.fsck import Finding, fsck
 from fsqueue.layout import Settings
@@ -284,13 +285,13 @@ class Queue:
 
     @verb("failing a task")
     def _fail(self, task: LeasedTask, error: object, delay_s: float | None) -> None:
-        text = f"{type(error).__name__}: {error}" if isinstance(error, BaseException) else str(error)
+        text = said(error) if isinstance(error, BaseException) else text_of(error)
         delay_ms = None if delay_s is None else duration_ms(delay_s, "delay_s")
         self._end([task], lambda mine: transitions.fail(self.store, task, text, delay_ms))
 
     @verb("burying a task")
     def _bury(self, task: LeasedTask, reason: object) -> None:
-        self._end([task], lambda mine: transitions.bury(self.store, task, str(reason)))
+        self._end([task], lambda mine: transitions.bury(self.store, task, text_of(reason)))
 
     @staticmethod
     def _end(tasks: Iterable[LeasedTask], act: Callable[[Sequence[LeasedTask]], None]) -> None:
@@ -392,7 +393,7 @@ class Queue:
         """Insert dead tasks again, with new ids and all attempts before them; returns how many."""
         wanted = task_ids(ids)
         self._write_letters()
-        retried = deadletters.retry(self.store, wanted, where)
+        retried = deadletters.retry(self.store, wanted, None if where is None else calling(where))
         self.store.ring()
         return retried
 
@@ -401,7 +402,7 @@ class Queue:
         """Throw dead letters away; returns how many."""
         wanted = task_ids(ids)
         self._write_letters()
-        return deadletters.purge(self.store, wanted, where)
+        return deadletters.purge(self.store, wanted, None if where is None else calling(where))
 
     @verb("writing dead letters")
     def _write_letters(self) -> None:
@@ -437,4 +438,5 @@ class Queue:
         `repair` mends each finding before it is yielded, or says in its `note` why that could not be;
         nothing that may be needed is removed: see `.quarantine`. `progress(done, steps)` is called now and then.
         """
-        return translated(self.store, fsck(self.store, repair, progress), "checking the queue")
+        told = None if progress is None else calling(progress)
+        return translated(self.store, fsck(self.store, repair, told), "checking the queue")

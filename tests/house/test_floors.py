@@ -12,6 +12,7 @@ from tests.house.source import PACKAGE, TOP, files_of, imported, modules
 
 FLOORS = {
     "errors": 0,
+    "callers": 0,
     "clock": 0,
     "nesting": 0,
     "filesystem": 1,
