@@ -35,7 +35,7 @@ from fsqueue.filesystem import Filesystem
 from fsqueue.fsck import Finding, fsck
 from fsqueue.layout import Settings
 from fsqueue.leasing import Leaser
-from fsqueue.poll import Poll, wait
+from fsqueue.poll import Poll, left, put_back, wait
 from fsqueue.store import QueueClosed, Store
 from fsqueue.task import STATES, DeadLetter, GcReport, LeasedTask, Movement, Status, Task, TaskInfo, TaskRef
 
@@ -207,6 +207,8 @@ class Queue:
         if type(n) is not int or n < 1:
             whole("n", n)
         lease_ms = self._lease_ms(lease_s)
+        if left:
+            put_back(self)
         try:
             if wait_s:
                 return waiting.wait(self._leaser, n, lease_ms, duration_ms(wait_s, "wait_s") / 1000, strict)
@@ -230,6 +232,8 @@ class Queue:
 
     @verb("leasing")
     def _lease_waiting(self, n: int, lease_ms: int, stop: Callable[[], bool]) -> list[LeasedTask]:
+        if left:
+            put_back(self)
         return waiting.wait(self._leaser, n, lease_ms, math.inf, stop=stop)
 
     @verb("attaching to a lease")
@@ -326,6 +330,8 @@ class Queue:
     @verb("reading the status")
     def status(self, exact: bool = True) -> Status:
         """How many tasks are in which state. `exact` reads the active logs; otherwise names alone (an estimate)."""
+        if left:
+            put_back(self)
         return inspection.status(self.store, exact)
 
     @verb("reading what went on")
