@@ -9,6 +9,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 from fsqueue import batch, names
 from fsqueue.callers import FromCaller, items_of
 from fsqueue.errors import InvalidArgument, InvalidResult, InvalidTask, LeaseLost
+from fsqueue.filesystem import taken
 from fsqueue.names import Batch
 from fsqueue.store import Store
 from fsqueue.task import LeasedTask, Task
@@ -26,19 +27,34 @@ class HasStore(Protocol):
 Q = TypeVar("Q", bound=HasStore)
 
 
+def ended(store: Store, before: taken.Mark, error: BaseException, doing: str) -> BaseException:
+    """Return what a verb raises that `error` has ended, after what the verb had taken since `before` is given back."""
+    taken.give_back(before, error)
+    if isinstance(error, FromCaller):
+        return error.error
+    if not isinstance(error, OSError):
+        return error
+    with taken.Scope():
+        failure = store.explain(error, doing)
+    failure.__cause__ = error
+    return failure
+
+
 def verb(doing: str) -> Callable[[Callable[Concatenate[Q, P], R]], Callable[Concatenate[Q, P], R]]:
     """Translate what the operating system says while `doing` something into fsqueue's errors."""
 
     def decorate(function: Callable[Concatenate[Q, P], R]) -> Callable[Concatenate[Q, P], R]:
         @wraps(function)
         def translating(queue: Q, /, *args: P.args, **kwargs: P.kwargs) -> R:
+            before = taken.mark()
             try:
                 return function(queue, *args, **kwargs)
-            except OSError as error:
-                raise queue.store.explain(error, doing) from error
-            except FromCaller as carried:
-                found = carried.error
-            raise found  # out here, so that its context stays what it was
+            except BaseException as error:
+                failure = ended(queue.store, before, error, doing)
+            try:
+                raise failure  # out here, so that its context stays what it was
+            finally:
+                del failure  # else it and this frame would keep each other
 
         return translating
 
@@ -47,14 +63,22 @@ def verb(doing: str) -> Callable[[Callable[Concatenate[Q, P], R]], Callable[Conc
 
 def translated(store: Store, items: Iterator[R], doing: str) -> Iterator[R]:
     """The same for what comes bit by bit."""
+    mine: frozenset[int] = frozenset()
+    while True:
+        sections, open_now = taken.mark()
+        try:
+            item = next(items)
+        except StopIteration:
+            return
+        except BaseException as error:
+            failure = ended(store, (sections, open_now - mine), error, doing)
+            break
+        mine = taken.mark()[1] - (open_now - mine)  # what stays open until the next step, or its end
+        yield item
     try:
-        yield from items
-        return
-    except OSError as error:
-        raise store.explain(error, doing) from error
-    except FromCaller as carried:
-        found = carried.error
-    raise found
+        raise failure
+    finally:
+        del failure
 
 
 def whole(name: str, value: object, least: int = 1) -> int:

@@ -16,6 +16,7 @@ from fsqueue import inspection
 from fsqueue.callers import FromCaller, calling
 from fsqueue.clock import duration_ms
 from fsqueue.errors import FsqueueError, LeaseLost, QueueNotFound, QueuePurged
+from fsqueue.filesystem import taken
 from fsqueue.store import Store
 from fsqueue.task import Status
 
@@ -45,7 +46,8 @@ def wait(
     timeout = math.inf if timeout_s is None else duration_ms(timeout_s, "timeout_s") / 1000
     told = None if poll is None else calling(poll)
     try:
-        return _wait(stores, timeout, told) if stores else []
+        with taken.Scope():
+            return _wait(stores, timeout, told) if stores else []
     except OSError as error:
         found = [store.explain(error, "waiting") for store in stores]
         raise min(found, key=lambda one: not isinstance(one, QueueNotFound)) from error

@@ -26,12 +26,12 @@ from fsqueue import (
     waiting,
 )
 from fsqueue.activity import LEAST_S, Activity, activity
-from fsqueue.arguments import leased, payloads_of, refuse, results_of, task_ids, translated, verb, whole
+from fsqueue.arguments import ended, leased, payloads_of, refuse, results_of, task_ids, translated, verb, whole
 from fsqueue.callers import calling
 from fsqueue.clock import Clock, Entropy, duration_ms
 from fsqueue.committing import Commit
 from fsqueue.errors import InvalidArgument, LeaseLost, from_os_error, said, text_of
-from fsqueue.filesystem import Filesystem
+from fsqueue.filesystem import Filesystem, taken
 from fsqueue.fsck import Finding, fsck
 from fsqueue.layout import Settings
 from fsqueue.leasing import Leaser
@@ -65,7 +65,8 @@ class Queue:
             raise InvalidArgument(f"worker must be a name of 1 to 200 printable characters, not {worker!r}.")
         where = names.queue_path(path)
         try:
-            self.store = Store(where, worker, fs=filesystem, clock=clock, entropy=entropy)
+            with taken.Scope():
+                self.store = Store(where, worker, fs=filesystem, clock=clock, entropy=entropy)
         except QueueClosed:
             administration.finish_deletion(where)
             raise
@@ -101,7 +102,8 @@ class Queue:
         )
         where = names.queue_path(path)
         try:
-            administration.create(where, settings, exist_ok=exist_ok, allow_unsafe=allow_unsafe)
+            with taken.Scope():
+                administration.create(where, settings, exist_ok=exist_ok, allow_unsafe=allow_unsafe)
         except OSError as error:
             raise from_os_error(error, f"creating the queue {where}") from error
         return cls(where)
@@ -209,12 +211,13 @@ class Queue:
         lease_ms = self._lease_ms(lease_s)
         if left:
             put_back(self)
+        before = taken.mark()
         try:
             if wait_s:
                 return waiting.wait(self._leaser, n, lease_ms, duration_ms(wait_s, "wait_s") / 1000, strict)
             return self._leaser.lease(n, lease_ms, strict)
-        except OSError as error:
-            raise self.store.explain(error, "leasing") from error
+        except BaseException as error:
+            raise ended(self.store, before, error, "leasing")  # noqa: B904 - its cause is set
 
     def poll(self, *, lease_s: float | None = None, prefetch: int = 1, until: str = "drained") -> Poll:
         """An iterator over leased tasks, until the queue is drained or for ever.
@@ -232,8 +235,7 @@ class Queue:
 
     @verb("leasing")
     def _lease_waiting(self, n: int, lease_ms: int, stop: Callable[[], bool]) -> list[LeasedTask]:
-        if left:
-            put_back(self)
+        put_back(self)
         return waiting.wait(self._leaser, n, lease_ms, math.inf, stop=stop)
 
     @verb("attaching to a lease")
@@ -248,6 +250,7 @@ class Queue:
     # -- ending leases ------------------------------------------------------------------------------------
 
     def _complete_one(self, task: LeasedTask, result: Any) -> None:
+        before = taken.mark()
         try:
             if result is None:
                 if task.poll is None or not task.poll.complete(task):
@@ -256,8 +259,8 @@ class Queue:
                 encoded, refused = results_of({task.id: result})
                 refuse(refused)
                 transitions.complete(self.store, [task], encoded)
-        except OSError as error:
-            raise self.store.explain(error, "completing") from error
+        except BaseException as error:
+            raise ended(self.store, before, error, "completing")  # noqa: B904 - its cause is set
         task.done = True
 
     @verb("completing")
@@ -330,8 +333,7 @@ class Queue:
     @verb("reading the status")
     def status(self, exact: bool = True) -> Status:
         """How many tasks are in which state. `exact` reads the active logs; otherwise names alone (an estimate)."""
-        if left:
-            put_back(self)
+        put_back(self)
         return inspection.status(self.store, exact)
 
     @verb("reading what went on")
@@ -444,5 +446,5 @@ class Queue:
         `repair` mends each finding before it is yielded, or says in its `note` why that could not be;
         nothing that may be needed is removed: see `.quarantine`. `progress(done, steps)` is called now and then.
         """
-        told = None if progress is None else calling(progress)
-        return translated(self.store, fsck(self.store, repair, told), "checking the queue")
+        found = fsck(self.store, repair, None if progress is None else calling(progress))
+        return translated(self.store, found, "checking the queue")

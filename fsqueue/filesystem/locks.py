@@ -13,6 +13,9 @@ import fcntl
 import os
 import struct
 import threading
+from collections import deque
+
+from fsqueue.filesystem import taken
 
 _BUSY = (errno.EAGAIN, errno.EACCES)
 
@@ -55,7 +58,7 @@ class DescriptionLocks:
 
     def close(self, fd: int) -> None:
         """Close the descriptor; its lock goes with it."""
-        os.close(fd)
+        taken.close(fd)
 
 
 class ProcessLocks:
@@ -70,6 +73,8 @@ class ProcessLocks:
         self._pid = os.getpid()
         self._owners: dict[tuple[int, int], int] = {}
         self._closing: dict[tuple[int, int], list[int]] = {}
+        self._dropped: deque[int] = deque()
+        """Left by finalizers."""
 
     def _enter(self) -> threading.Lock:
         if self._pid != os.getpid():  # a forked child holds none of its parent's classic locks
@@ -84,6 +89,7 @@ class ProcessLocks:
 
     def try_lock(self, fd: int) -> bool:
         """Lock the whole file exclusively, without waiting. False: another thread or process has it."""
+        self._close_dropped()
         with self._enter():
             file = self._file(fd)
             if self._owners.get(file, fd) != fd:
@@ -117,6 +123,18 @@ class ProcessLocks:
                 return True
             return _is_taken(fcntl.fcntl(fd, fcntl.F_GETLK, _EXCLUSIVE))
 
+    def drop(self, fd: int) -> None:
+        """Close the descriptor soon, for a finalizer: that must not wait for a mutex, which its own thread may have."""
+        self._dropped.append(fd)
+
+    def _close_dropped(self) -> None:
+        while self._dropped:
+            try:
+                fd = self._dropped.popleft()
+            except IndexError:
+                return  # another thread was faster
+            self.close(fd)
+
     def close(self, fd: int) -> None:
         """Close the descriptor, at once or when the lock that another of the same file has is given back."""
         with self._enter():
@@ -124,8 +142,9 @@ class ProcessLocks:
             owner = self._owners.get(file, fd)
             if owner != fd:
                 self._closing.setdefault(file, []).append(fd)
+                taken.disown(fd)
                 return
-            os.close(fd)
+            taken.close(fd)
             self._release(file)
 
 
