@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
 
 from fsqueue import movements
 from fsqueue.errors import StorageError
@@ -54,7 +53,7 @@ class Log:
         self.batch = batch
         self.path = layout.log(batch)
         self.sync = sync
-        self.mutex = threading.RLock()
+        self.mutex = taken.OwnedLock()
         """Use `enter` and `leave`."""
         self._inside = False
         self.ledger = Ledger()
@@ -126,15 +125,15 @@ class Log:
 
     def abandon(self) -> None:
         """Nothing here can be believed after a section that was broken off: discard it, and let others in."""
-        if taken.is_mine(self.mutex):
+        if self.mutex.is_mine():
             self.discard()
             self._inside = False
             self.mutex.release()
 
     def after_fork(self) -> None:
         """In a forked child: close what is the parent's."""
-        if not taken.is_mine(self.mutex):  # else this very thread has forked in a section, which it goes on with
-            self.mutex = threading.RLock()
+        if not self.mutex.is_mine():  # else this very thread has forked in a section, which it goes on with
+            self.mutex = taken.OwnedLock()
             self._inside = False
         self.discard(inherited=True)
 

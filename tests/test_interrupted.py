@@ -111,7 +111,7 @@ def check(queue: Queue, before: dict[int, str]) -> None:
     assert taken.hands.held == []
     assert not taken.hands.fds
     assert not store.mutex.locked()
-    assert not any(taken.is_mine(log.mutex) for log in store.logs.values())
+    assert not any(log.mutex.locked() for log in store.logs.values())
     logs = {log.fd: log.path for log in store.logs.values()} | dict.fromkeys(store.fs._root_fds, store.path)
     now = {fd: path for fd, path in descriptors().items() if before.get(fd) != path}
     if now.keys() - logs.keys():

@@ -14,6 +14,7 @@ A second exception within the few instructions of giving back makes it begin aga
 
 from __future__ import annotations
 
+import _thread
 import os
 import threading
 import traceback
@@ -21,7 +22,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from itertools import compress, tee
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Protocol
 
 
 class Closer(Protocol):
@@ -87,6 +88,25 @@ def close_all(fds: list[int]) -> None:
         any(map(os.close, map(fds.pop, [-1] * len(fds))))
 
 
+class OwnedLock(_thread.RLock):  # type: ignore[misc]  # final only to type checkers
+    """A lock that knows which thread has it."""
+
+    __slots__ = ()
+
+    def is_mine(self) -> bool:
+        """Return whether this thread has it."""
+        return bool(self._is_owned())  # type: ignore[attr-defined]  # what threading.Condition asks, too
+
+    def locked(self) -> bool:
+        """Return whether any thread has it."""
+        if self.is_mine():
+            return True
+        if self.acquire(blocking=False):
+            self.release()
+            return False
+        return True
+
+
 class Mutex:
     """Exclude other threads for the length of a `with` block, which may be broken off at any instruction.
 
@@ -96,7 +116,7 @@ class Mutex:
     __slots__ = ("_lock",)
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        self._lock = OwnedLock()
 
     def __enter__(self) -> None:
         hands.held.append(self)
@@ -108,22 +128,12 @@ class Mutex:
 
     def locked(self) -> bool:
         """Return whether any thread has it."""
-        if is_mine(self._lock):
-            return True
-        if self._lock.acquire(blocking=False):
-            self._lock.release()
-            return False
-        return True
+        return self._lock.locked()
 
     def abandon(self) -> None:
         """Release it, if this thread has it."""
-        if is_mine(self._lock):
+        if self._lock.is_mine():
             self._lock.release()
-
-
-def is_mine(lock: Any) -> bool:
-    """Return whether this thread has a threading.RLock."""
-    return bool(lock._is_owned())  # what threading.Condition asks, too
 
 
 def mark() -> Mark:
