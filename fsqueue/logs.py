@@ -94,6 +94,7 @@ class Log:
                 pass  # the server has forgotten the lock, or the file
             finally:
                 self.fs.close(fd)
+                taken.disown(fd)
 
     def __del__(self) -> None:
         fd = getattr(self, "fd", -1)  # missing if it was never made

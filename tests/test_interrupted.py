@@ -73,9 +73,11 @@ class Interrupter:
         path = frame.f_code.co_filename
         if self.where or not path.startswith(HERE) or not (EVERYWHERE or os.path.basename(path) in SECTIONS):
             return None
-        above = frame.f_back.f_code.co_filename if frame.f_back is not None else ""
-        if frame.f_code.co_name == "__del__" or above.endswith("/weakref.py"):
-            return None  # a finalizer: what is raised there is swallowed, and may leave a descriptor open until the end
+        above: FrameType | None = frame
+        while above is not None:
+            if above.f_code.co_name == "__del__" or above.f_code.co_filename.endswith("/weakref.py"):
+                return None  # a finalizer: what is raised there is swallowed, and may leave a descriptor open
+            above = above.f_back
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         return self._step
 

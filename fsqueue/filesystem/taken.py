@@ -144,13 +144,15 @@ def mark() -> Mark:
 
 def give_back(before: Mark, error: BaseException) -> None:
     """Give back what this thread has taken since `mark`, which `error` kept from being given back. Mostly nothing."""
-    while True:
+    for last in (False, False, True):
         try:
             if len(hands.held) > before[0] or hands.fds.keys() - before[1]:
                 _give_back(before, error)
             return
         except BaseException as another:
             # A second Ctrl-C: what was given back is struck off, so begin again with the rest.
+            if last:
+                raise
             error = another
 
 
@@ -172,12 +174,14 @@ def _give_back(before: Mark, error: BaseException) -> None:
     for fd in [*fds]:
         if fd not in before[1]:
             by = fds[fd]
-            if fd >= 0:  # else nothing was opened
-                with suppress(OSError):  # it is no file, or the server has forgotten the lock
-                    by.unlock(fd)  # closing alone would not: a child that was forked meanwhile has it open, too
-                with suppress(OSError):
-                    by.close(fd)
-            fds.pop(fd, None)
+            try:
+                if fd >= 0:  # else nothing was opened
+                    with suppress(OSError):  # it is no file, or the server has forgotten the lock
+                        by.unlock(fd)  # closing alone would not: a child that was forked meanwhile has it open, too
+                    with suppress(OSError):
+                        by.close(fd)
+            finally:
+                fds.pop(fd, None)
 
 
 class Scope:
