@@ -7,7 +7,9 @@ from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from fsqueue import batch, names
+from fsqueue.callers import FromCaller, items_of
 from fsqueue.errors import InvalidArgument, InvalidResult, InvalidTask, LeaseLost
+from fsqueue.filesystem import taken
 from fsqueue.names import Batch
 from fsqueue.store import Store
 from fsqueue.task import LeasedTask, Task
@@ -25,16 +27,34 @@ class HasStore(Protocol):
 Q = TypeVar("Q", bound=HasStore)
 
 
+def ended(store: Store, before: taken.Mark, error: BaseException, doing: str) -> BaseException:
+    """Return what a verb raises that `error` has ended, after what the verb had taken since `before` is given back."""
+    taken.give_back(before, error)
+    if isinstance(error, FromCaller):
+        return error.error
+    if not isinstance(error, OSError):
+        return error
+    with taken.Scope():
+        failure = store.explain(error, doing)
+    failure.__cause__ = error
+    return failure
+
+
 def verb(doing: str) -> Callable[[Callable[Concatenate[Q, P], R]], Callable[Concatenate[Q, P], R]]:
     """Translate what the operating system says while `doing` something into fsqueue's errors."""
 
     def decorate(function: Callable[Concatenate[Q, P], R]) -> Callable[Concatenate[Q, P], R]:
         @wraps(function)
         def translating(queue: Q, /, *args: P.args, **kwargs: P.kwargs) -> R:
+            before = taken.mark()
             try:
                 return function(queue, *args, **kwargs)
-            except OSError as error:
-                raise queue.store.explain(error, doing) from error
+            except BaseException as error:
+                failure = ended(queue.store, before, error, doing)
+            try:
+                raise failure  # out here, so that its context stays what it was
+            finally:
+                del failure  # else it and this frame would keep each other
 
         return translating
 
@@ -43,10 +63,22 @@ def verb(doing: str) -> Callable[[Callable[Concatenate[Q, P], R]], Callable[Conc
 
 def translated(store: Store, items: Iterator[R], doing: str) -> Iterator[R]:
     """The same for what comes bit by bit."""
+    mine: frozenset[int] = frozenset()
+    while True:
+        sections, open_now = taken.mark()
+        try:
+            item = next(items)
+        except StopIteration:
+            return
+        except BaseException as error:
+            failure = ended(store, (sections, open_now - mine), error, doing)
+            break
+        mine = taken.mark()[1] - (open_now - mine)  # what stays open until the next step, or its end
+        yield item
     try:
-        yield from items
-    except OSError as error:
-        raise store.explain(error, doing) from error
+        raise failure
+    finally:
+        del failure
 
 
 def whole(name: str, value: object, least: int = 1) -> int:
@@ -62,7 +94,7 @@ def payloads_of(tasks: object, verb: str) -> Iterable[Any]:
         raise InvalidArgument(
             f"{verb} takes a list or another iterable of payloads. For a single one use insert, or put it in a list."
         )
-    return tasks
+    return items_of(tasks)
 
 
 def task_ids(ids: object) -> set[str] | None:
@@ -73,7 +105,7 @@ def task_ids(ids: object) -> set[str] | None:
         ids = [ids]
     if not isinstance(ids, Iterable):
         raise InvalidArgument(f"Task ids are text, or a list of texts, not {ids!r}.")
-    wanted = {str(one) for one in ids}
+    wanted = {str(one) for one in items_of(ids)}
     for one in wanted:
         names.parse_task_id(one)
     return wanted
@@ -84,7 +116,7 @@ def leased(tasks: object) -> list[LeasedTask]:
     if isinstance(tasks, LeasedTask):
         return [tasks]
     found: list[LeasedTask] = []
-    for task in tasks if isinstance(tasks, Iterable) else [tasks]:
+    for task in items_of(tasks) if isinstance(tasks, Iterable) else [tasks]:
         if not isinstance(task, LeasedTask):
             raise InvalidArgument(f"This verb takes leased tasks, as `lease` returns them, not {task!r}.")
         found.append(task)
@@ -95,7 +127,7 @@ def results_of(results: Mapping[str, Any]) -> tuple[dict[tuple[Batch, int], byte
     """Return the results as JSON, by batch and index; and for those that cannot be kept why, by task id."""
     encoded: dict[tuple[Batch, int], bytes] = {}
     refused: dict[str, str] = {}
-    for task_id, value in results.items():
+    for task_id, value in items_of(results.items()):
         place = names.parse_task_id(task_id)
         try:
             encoded[place] = batch.encode_result(value)

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 import os
-import threading
 import time
+from collections.abc import Iterator
 
 from fsqueue.errors import InvalidArgument
 
@@ -138,20 +138,16 @@ class Entropy:
     POOL_BYTES = 4096
 
     def __init__(self) -> None:
-        self._mutex = threading.Lock()
-        self._pool = ""
-        self._at = 0
+        self._pool: Iterator[str] = iter(())
 
     def hex16(self) -> str:
         """Sixteen random hexadecimal digits (64 bits)."""
-        with self._mutex:
-            at = self._at
-            digits = self._pool[at : at + 16]
-            if not digits:
-                self._pool, at = os.urandom(self.POOL_BYTES).hex(), 0
-                digits = self._pool[:16]
-            self._at = at + 16
-            return digits
+        while True:
+            digits = next(self._pool, None)  # one step, for threads and signals: nothing is handed out twice
+            if digits is not None:
+                return digits
+            pool = os.urandom(self.POOL_BYTES).hex()
+            self._pool = iter([pool[at : at + 16] for at in range(0, len(pool), 16)])
 
     def random(self) -> float:
         """A number in [0, 1)."""
@@ -169,8 +165,7 @@ class Entropy:
 
     def forget(self) -> None:
         """Drop the pool: after a fork, parent and child would hand out equal identifiers."""
-        self._mutex = threading.Lock()
-        self._pool, self._at = "", 0
+        self._pool = iter(())
 
 
 def duration_ms(seconds: float, name: str, least_s: float = 0.0) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 
 from fsqueue import batching, commits, insertion, names, overwriting
 from fsqueue.arguments import payloads_of, verb, whole
+from fsqueue.callers import items_of
 from fsqueue.commits import Part, Record
 from fsqueue.errors import CommitLost, FsqueueError, InvalidArgument, InvalidTask
 from fsqueue.layout import Layout
@@ -58,7 +59,7 @@ class Commit:
     def stage_encoded(self, batches: Iterable[batching.Encoded]) -> CommitPart:
         """The same for batches that the caller has encoded, and answers for: they are written as they are."""
         self.store.refresh()
-        return self._stage(batches)
+        return self._stage(items_of(batches))
 
     def _stage(self, batches: Iterable[batching.Encoded]) -> CommitPart:
         return _Stager(self.store, self.name, self.attempt).stage(batches)
@@ -122,7 +123,7 @@ class Commit:
 
     def _parts(self, parts: Iterable[CommitPart]) -> list[CommitPart]:
         given: list[CommitPart] = []
-        for part in [parts] if isinstance(parts, CommitPart) else parts:
+        for part in [parts] if isinstance(parts, CommitPart) else items_of(parts):
             if not isinstance(part, CommitPart):
                 raise InvalidArgument(f"publish takes parts, as `stage` returns them, not {part!r}.")
             if part.commit != self.name or part.queue != self.store.fate.id:

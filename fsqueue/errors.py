@@ -184,6 +184,23 @@ class Bury(Exception):
     """Raised by a worker's handler: the task cannot succeed; it becomes a dead letter at once, with this reason."""
 
 
+def said(error: BaseException) -> str:
+    """Return an exception in a line: its type and its text, even if asking for the text raises."""
+    name = type(error).__name__
+    try:
+        return f"{name}: {error}"
+    except Exception as another:
+        return f"{name}: (its text could not be had: {type(another).__name__})"
+
+
+def text_of(thing: object) -> str:
+    """Return what the caller gave as a reason, as text, even if asking for the text raises."""
+    try:
+        return str(thing)
+    except Exception as error:
+        return f"(a {type(thing).__name__}; its text could not be had: {type(error).__name__})"
+
+
 FULL = (errno.ENOSPC, errno.EDQUOT)
 """What the system says when there is no room."""
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)

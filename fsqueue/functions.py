@@ -21,7 +21,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from fsqueue import names, nesting
 from fsqueue.clock import duration_ms
-from fsqueue.errors import Bury, InvalidArgument, InvalidTask
+from fsqueue.errors import Bury, InvalidArgument, InvalidTask, said
 from fsqueue.queue import Queue
 from fsqueue.task import Task, TaskRef
 
@@ -237,7 +237,7 @@ def _load(module: object) -> None:
                 "its directory, or put that on PYTHONPATH."
             ) from None
         place = traceback.extract_tb(error.__traceback__)[-1]
-        why = f"{type(error).__name__}: {error} ({place.filename}:{place.lineno})"
+        why = f"{said(error)} ({place.filename}:{place.lineno})"
         raise InvalidArgument(f"The module {module} cannot be imported: {why}.") from error
 
 

@@ -72,9 +72,9 @@ class Leaser:
         self.store.refresh(now)
         if self.generation == self.store.fate.generation:
             return False
-        self.generation = self.store.fate.generation
         self.selection = Selection(self.store)
         self.current = None
+        self.generation = self.store.fate.generation  # last: interrupted before, the next call does all of it again
         return True
 
     # -- the verb -------------------------------------------------------------------------------
@@ -94,6 +94,7 @@ class Leaser:
         try:
             self._further(held, n, lease_ms, strict)
         except BaseException:
+            self.generation = -1  # what was seen may not be whole: begin anew
             self._put_back(held)
             raise
         finally:
@@ -223,7 +224,7 @@ class Leaser:
         store = self.store
         while True:
             log = store.logs.get(batch)
-            if log is None:
+            if log is None or log.closed:
                 if name is None:
                     return NOTHING  # it has finished; or it was closed to make room, and will be met again
                 try:
@@ -234,7 +235,7 @@ class Leaser:
                     if store.fate.generation == generation == self.generation:
                         raise
                     return NOTHING  # purged while the log was being made
-            if not log.mutex.acquire(blocking=False) and not log.mutex.acquire(timeout=MUTEX_WAIT_S):
+            if not log.enter(MUTEX_WAIT_S):
                 return BUSY
             try:
                 if log.fd < 0:
@@ -257,7 +258,7 @@ class Leaser:
                 store.drop(log)
                 raise
             finally:
-                log.mutex.release()
+                log.leave()
 
     def _claim(self, log: Log, name: TaskFileName | None, most: int, asked: int, lease_ms: int, solo: bool) -> Got:
         """Under the log's lock, caught up. A list is returned with the lock given back."""
@@ -350,7 +351,7 @@ class Leaser:
         log = store.logs.get(task.batch)
         if log is None or not store.is_unchanged() or task.generation != store.fate.generation:
             return None  # `complete` tells what became of it
-        if not log.mutex.acquire(blocking=False):
+        if not log.enter(0):
             return None
         try:
             if log.fd < 0 or not store.fs.try_lock(log.fd):
@@ -384,7 +385,7 @@ class Leaser:
             store.drop(log)
             raise
         finally:
-            log.mutex.release()
+            log.leave()
         transitions.complete(store, [task], uncertain=lost)  # tells whether it is in the log
         return []
 
@@ -432,5 +433,8 @@ class Leaser:
                     self.selection.expect(name.batch, self.store.clock.now_ms() + BUSY_AGAIN_MS)
             self._raise_unreadable()
             return []
+        except BaseException:
+            self.generation = -1
+            raise
         finally:
             self._warn()

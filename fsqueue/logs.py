@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
 
 from fsqueue import movements
 from fsqueue.errors import StorageError
-from fsqueue.filesystem import Filesystem
+from fsqueue.filesystem import Filesystem, taken
 from fsqueue.layout import Layout
 from fsqueue.ledger import Ledger
 from fsqueue.names import Batch, TaskFileName, task_files_of
@@ -29,6 +28,7 @@ class Log:
     """
 
     __slots__ = (
+        "_inside",
         "batch",
         "end",
         "fd",
@@ -47,14 +47,16 @@ class Log:
     )
 
     def __init__(self, fs: Filesystem, layout: Layout, batch: Batch, fd: int, sync: bool) -> None:
+        self.fd = -1
         self.fs = fs
         self.layout = layout
         """Of the generation that the batch is in: another thread may have seen a later one."""
         self.batch = batch
         self.path = layout.log(batch)
-        self.fd = fd
         self.sync = sync
-        self.mutex = threading.Lock()
+        self.mutex = taken.OwnedLock()
+        """Use `enter` and `leave`."""
+        self._inside = False
         self.ledger = Ledger()
         self.end = 0
         """The offset behind the last whole line that was folded."""
@@ -70,6 +72,8 @@ class Log:
         """Whether the task file was seen to have one name: what renames it then leaves it with one."""
         self.lettered: set[int] = set()
         """Dead tasks whose letters this process has written."""
+        self.fd = fd
+        taken.disown(fd)  # from now on the finalizer closes it
 
     @property
     def closed(self) -> bool:
@@ -82,8 +86,10 @@ class Log:
         What a forked child `inherited` it only closes: the lock is its parent's. The parent, for its part,
         does not rely on closing, since a child may have the descriptor open, too.
         """
-        fd, self.fd, self.lines = self.fd, -1, None
+        fd = self.fd
         if fd >= 0:
+            taken.own(fd, self.fs)
+            self.fd, self.lines = -1, None
             try:
                 if not inherited:
                     self.fs.unlock(fd)
@@ -91,10 +97,49 @@ class Log:
                 pass  # the server has forgotten the lock, or the file
             finally:
                 self.fs.close(fd)
+                taken.disown(fd)
 
     def __del__(self) -> None:
-        if getattr(self, "fd", -1) >= 0:  # the queue was dropped without being closed; no `fd`: it was never opened
-            self.discard(inherited=True)
+        fd = getattr(self, "fd", -1)  # missing if it was never made
+        if fd >= 0:  # the queue was dropped without being closed
+            self.fd = -1
+            self.fs.drop(fd)
+
+    def enter(self, wait_s: float = -1) -> bool:
+        """Take the mutex, waiting so long for other threads (by default as long as it takes). False: it stayed busy.
+
+        It is busy also for a signal handler that interrupts a section of its own thread. What breaks a section off
+        between two instructions reaches `abandon`, by `taken.give_back`.
+        """
+        held = taken.hands.held
+        held.append(self)
+        if self.mutex.acquire(blocking=False) or (wait_s and self.mutex.acquire(timeout=wait_s)):
+            if not self._inside:
+                self._inside = True
+                return True
+            self.mutex.release()
+        held.remove(self)
+        return False
+
+    def leave(self) -> None:
+        """Give the mutex back."""
+        self._inside = False
+        self.mutex.release()
+        taken.hands.held.remove(self)
+
+    def abandon(self) -> None:
+        """Nothing here can be believed after a section that was broken off: discard it, and let others in."""
+        if self.mutex.is_mine():
+            self.discard()
+            self._inside = False
+            self.mutex.release()
+
+    def after_fork(self) -> None:
+        """In a forked child: close what is the parent's."""
+        if not self.mutex.is_mine():  # else this very thread has forked in a section, which it goes on with
+            self.mutex = taken.OwnedLock()
+            self._inside = False
+        self.discard(inherited=True)
 
     def catch_up(self) -> None:
         """Fold what others appended. Under the lock."""

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import _thread
+import atexit
 import math
+import os
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from fsqueue import inspection
+from fsqueue.callers import FromCaller, calling
 from fsqueue.clock import duration_ms
-from fsqueue.errors import LeaseLost, QueueNotFound, QueuePurged
+from fsqueue.errors import FsqueueError, LeaseLost, QueueNotFound, QueuePurged
+from fsqueue.filesystem import taken
 from fsqueue.store import Store
 from fsqueue.task import Status
 
@@ -38,11 +44,16 @@ def wait(
     """
     stores = [queue.store for queue in queues]
     timeout = math.inf if timeout_s is None else duration_ms(timeout_s, "timeout_s") / 1000
+    told = None if poll is None else calling(poll)
     try:
-        return _wait(stores, timeout, poll) if stores else []
+        with taken.Scope():
+            return _wait(stores, timeout, told) if stores else []
     except OSError as error:
         found = [store.explain(error, "waiting") for store in stores]
         raise min(found, key=lambda one: not isinstance(one, QueueNotFound)) from error
+    except FromCaller as carried:
+        own = carried.error
+    raise own
 
 
 def _wait(stores: list[Store], timeout_s: float, poll: Callable[[list[Status]], object] | None) -> list[Status]:
@@ -103,16 +114,40 @@ class Prefetched:
         self.tasks.extend(tasks)
 
 
+left: deque[tuple[Queue, list[LeasedTask]]] = deque()
+"""Tasks leased ahead by loops that were dropped without being closed, until they are put back."""
+
+
+def put_back(queue: Queue | None = None) -> None:
+    """Release what dropped loops of one queue, or of all, have left behind. Never raises fsqueue's errors.
+
+    Several threads may do so at once: a lease that another one has released already is found lost.
+    """
+    for entry in tuple(left):
+        of, tasks = entry
+        if queue is None or of is queue:
+            with suppress(FsqueueError):  # somebody else has them now; or they come back when their leases end
+                of.release(tasks)
+            with suppress(ValueError):
+                left.remove(entry)
+
+
+os.register_at_fork(after_in_child=left.clear)  # the parent puts them back
+atexit.register(put_back)
+
+
 class Poll:
     """An iterator over leased tasks, until the queue is drained or for ever.
 
-    Leaving the loop, closing it or leaving its `with` puts back what was leased ahead.
+    Leaving the loop, closing it or leaving its `with` puts back what was leased ahead. In a forked child that goes
+    on with the loop, or leaves it, what was leased ahead stays its parent's.
     """
 
     def __init__(self, queue: Queue, lease_ms: int, prefetch: int, forever: bool) -> None:
         self._queue = queue
         self._ahead = Prefetched(queue, lease_ms, exchange=prefetch == 1)
         self._prefetch = prefetch
+        self._pid = os.getpid()
         self._stop: Callable[[], bool] = (lambda: False) if forever else inspection.DrainCheck(queue.store)
 
     def __iter__(self) -> Poll:
@@ -120,6 +155,9 @@ class Poll:
 
     def __next__(self) -> LeasedTask:
         ahead = self._ahead
+        if self._pid != os.getpid():  # else parent and child would both work on what was leased ahead
+            ahead.tasks.clear()
+            self._pid = os.getpid()
         while not ahead.tasks:
             ahead.add(self._queue._lease_waiting(self._prefetch, ahead.lease_ms, self._stop))
             if not ahead.tasks and self._stop():
@@ -129,13 +167,17 @@ class Poll:
 
     def close(self) -> None:
         """Put back what was leased ahead."""
-        self._ahead.open = False
-        tasks, self._ahead.tasks = list(self._ahead.tasks), deque()
-        if tasks:
+        if tasks := self._taken_out():
             try:
                 self._queue.release(tasks)
             except LeaseLost:
                 pass  # whoever has them now, it is not us
+
+    def _taken_out(self) -> list[LeasedTask]:
+        """End the leasing ahead; what this process had leased so far and not handed out."""
+        self._ahead.open = False
+        tasks, self._ahead.tasks = list(self._ahead.tasks), deque()
+        return tasks if self._pid == os.getpid() else []
 
     def __enter__(self) -> Poll:
         return self
@@ -146,7 +188,11 @@ class Poll:
         self.close()
 
     def __del__(self) -> None:
+        # The garbage collector may call this at any allocation, also under a lock that this very thread has taken.
+        # To release here would then wait for ever; so another thread does it. Starting one takes no lock.
         try:
-            self.close()
-        except Exception:  # at the end of the interpreter: the leases run out by themselves
-            pass
+            if tasks := self._taken_out():
+                left.append((self._queue, tasks))
+                _thread.start_new_thread(put_back, ())
+        except (AttributeError, RuntimeError):
+            pass  # never opened; or no thread can be started: the next lease, or the exit, puts them back

@@ -26,15 +26,16 @@ from fsqueue import (
     waiting,
 )
 from fsqueue.activity import LEAST_S, Activity, activity
-from fsqueue.arguments import leased, payloads_of, refuse, results_of, task_ids, translated, verb, whole
+from fsqueue.arguments import ended, leased, payloads_of, refuse, results_of, task_ids, translated, verb, whole
+from fsqueue.callers import calling
 from fsqueue.clock import Clock, Entropy, duration_ms
 from fsqueue.committing import Commit
-from fsqueue.errors import InvalidArgument, LeaseLost, from_os_error
-from fsqueue.filesystem import Filesystem
+from fsqueue.errors import InvalidArgument, LeaseLost, from_os_error, said, text_of
+from fsqueue.filesystem import Filesystem, taken
 from fsqueue.fsck import Finding, fsck
 from fsqueue.layout import Settings
 from fsqueue.leasing import Leaser
-from fsqueue.poll import Poll, wait
+from fsqueue.poll import Poll, left, put_back, wait
 from fsqueue.store import QueueClosed, Store
 from fsqueue.task import STATES, DeadLetter, GcReport, LeasedTask, Movement, Status, Task, TaskInfo, TaskRef
 
@@ -65,7 +66,8 @@ class Queue:
             raise InvalidArgument(f"worker must be a name of 1 to 200 printable characters, not {worker!r}.")
         where = names.queue_path(path)
         try:
-            self.store = Store(where, worker, fs=filesystem, clock=clock, entropy=entropy)
+            with taken.Scope():
+                self.store = Store(where, worker, fs=filesystem, clock=clock, entropy=entropy)
         except QueueClosed:
             administration.finish_deletion(where)
             raise
@@ -101,7 +103,8 @@ class Queue:
         )
         where = names.queue_path(path)
         try:
-            administration.create(where, settings, exist_ok=exist_ok, allow_unsafe=allow_unsafe)
+            with taken.Scope():
+                administration.create(where, settings, exist_ok=exist_ok, allow_unsafe=allow_unsafe)
         except OSError as error:
             raise from_os_error(error, f"creating the queue {where}") from error
         return cls(where)
@@ -207,12 +210,15 @@ class Queue:
         if type(n) is not int or n < 1:
             whole("n", n)
         lease_ms = self._lease_ms(lease_s)
+        if left:
+            put_back(self)
+        before = taken.mark()
         try:
             if wait_s:
                 return waiting.wait(self._leaser, n, lease_ms, duration_ms(wait_s, "wait_s") / 1000, strict)
             return self._leaser.lease(n, lease_ms, strict)
-        except OSError as error:
-            raise self.store.explain(error, "leasing") from error
+        except BaseException as error:
+            raise ended(self.store, before, error, "leasing")  # noqa: B904 - its cause is set
 
     def poll(self, *, lease_s: float | None = None, prefetch: int = 1, until: str = "drained") -> Poll:
         """An iterator over leased tasks, until the queue is drained or for ever.
@@ -230,6 +236,7 @@ class Queue:
 
     @verb("leasing")
     def _lease_waiting(self, n: int, lease_ms: int, stop: Callable[[], bool]) -> list[LeasedTask]:
+        put_back(self)
         return waiting.wait(self._leaser, n, lease_ms, math.inf, stop=stop)
 
     @verb("attaching to a lease")
@@ -244,6 +251,7 @@ class Queue:
     # -- ending leases ------------------------------------------------------------------------------------
 
     def _complete_one(self, task: LeasedTask, result: Any) -> None:
+        before = taken.mark()
         try:
             if result is None:
                 if task.poll is None or not task.poll.complete(task):
@@ -252,8 +260,8 @@ class Queue:
                 encoded, refused = results_of({task.id: result})
                 refuse(refused)
                 transitions.complete(self.store, [task], encoded)
-        except OSError as error:
-            raise self.store.explain(error, "completing") from error
+        except BaseException as error:
+            raise ended(self.store, before, error, "completing")  # noqa: B904 - its cause is set
         task.done = True
 
     @verb("completing")
@@ -285,13 +293,13 @@ class Queue:
 
     @verb("failing a task")
     def _fail(self, task: LeasedTask, error: object, delay_s: float | None) -> None:
-        text = f"{type(error).__name__}: {error}" if isinstance(error, BaseException) else str(error)
+        text = said(error) if isinstance(error, BaseException) else text_of(error)
         delay_ms = None if delay_s is None else duration_ms(delay_s, "delay_s")
         self._end([task], lambda mine: transitions.fail(self.store, task, text, delay_ms))
 
     @verb("burying a task")
     def _bury(self, task: LeasedTask, reason: object) -> None:
-        self._end([task], lambda mine: transitions.bury(self.store, task, str(reason)))
+        self._end([task], lambda mine: transitions.bury(self.store, task, text_of(reason)))
 
     @staticmethod
     def _end(tasks: Iterable[LeasedTask], act: Callable[[Sequence[LeasedTask]], None]) -> None:
@@ -326,6 +334,7 @@ class Queue:
     @verb("reading the status")
     def status(self, exact: bool = True) -> Status:
         """How many tasks are in which state. `exact` reads the active logs; otherwise names alone (an estimate)."""
+        put_back(self)
         return inspection.status(self.store, exact)
 
     @verb("reading what went on")
@@ -393,7 +402,7 @@ class Queue:
         """Insert dead tasks again, with new ids and all attempts before them; returns how many."""
         wanted = task_ids(ids)
         self._write_letters()
-        retried = deadletters.retry(self.store, wanted, where)
+        retried = deadletters.retry(self.store, wanted, None if where is None else calling(where))
         self.store.ring()
         return retried
 
@@ -402,7 +411,7 @@ class Queue:
         """Throw dead letters away; returns how many."""
         wanted = task_ids(ids)
         self._write_letters()
-        return deadletters.purge(self.store, wanted, where)
+        return deadletters.purge(self.store, wanted, None if where is None else calling(where))
 
     @verb("writing dead letters")
     def _write_letters(self) -> None:
@@ -438,4 +447,5 @@ class Queue:
         `repair` mends each finding before it is yielded, or says in its `note` why that could not be;
         nothing that may be needed is removed: see `.quarantine`. `progress(done, steps)` is called now and then.
         """
-        return translated(self.store, fsck(self.store, repair, progress), "checking the queue")
+        found = fsck(self.store, repair, None if progress is None else calling(progress))
+        return translated(self.store, found, "checking the queue")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -16,7 +15,7 @@ import orjson
 from fsqueue import jsonl, mountadvice
 from fsqueue.clock import Clock, Entropy
 from fsqueue.errors import FULL, FsqueueError, LockTimeout, NotAQueue, QueueNotFound, from_os_error
-from fsqueue.filesystem import Filesystem, mount_of
+from fsqueue.filesystem import Filesystem, mount_of, taken
 from fsqueue.identity import describe, worker_of_this_process
 from fsqueue.layout import COUNTERS, Fate, Layout, is_passing, read_fate, settings_file
 from fsqueue.logs import Log
@@ -65,7 +64,7 @@ class Store:
         self.clock = clock or Clock()
         self.entropy = entropy or Entropy()
         self.worker_name = worker
-        self.mutex = threading.Lock()
+        self.mutex = taken.Mutex()
         self.logs: OrderedDict[str, Log] = OrderedDict()
         self.settings_read = -1e9
         self._size_read = -1
@@ -86,6 +85,7 @@ class Store:
         if not self.fate.allows_unsafe:
             mountadvice.refuse_unfit(mount, path)
         self.settings = self.fate.settings
+        self._logs_generation = self.fate.generation
         self.sync_inserts = self.settings.durability != "none" or self.fs.shared
         self.sync_movements = self.settings.durability == "strict" or self.fs.shared
         self._identify()
@@ -134,13 +134,12 @@ class Store:
             raise QueueNotFound(
                 f"The queue {self.path} was deleted, and another created in its place: open it again with Queue(path)."
             )
+        if old is None or old.generation != fate.generation:
+            self.layout = Layout(self.path, fate.directory, fate.settings.shards)
+        self.fate = fate  # after its layout: interrupted in between, the next reading does both again
         self.settings_read = self.clock.monotonic()
-        self.fate = fate
         self._size_read, self._size_now = len(content), size_now
-        if old is not None and old.generation == fate.generation:
-            return False
-        self.layout = Layout(self.path, fate.directory, fate.settings.shards)
-        return old is not None
+        return old is not None and old.generation != fate.generation
 
     def _read_settings(self) -> tuple[bytes, Callable[[], int]]:
         """Return what `queue.jsonl` holds, and a function that tells what size it has from now on."""
@@ -193,9 +192,11 @@ class Store:
             moved = self._load()
         if self.fs.shared:
             self.compare_clock()
-        if moved:
+        generation = self.fate.generation
+        if self._logs_generation != generation:  # also if what found it out was interrupted
             self.retried.clear()
             self.close_logs()
+            self._logs_generation = generation
         return moved
 
     def explain(self, error: OSError, doing: str) -> FsqueueError:
@@ -396,10 +397,15 @@ class Store:
                 self.logs[batch] = log
                 while len(self.logs) > OPEN_LOGS_MAX:
                     old.append(self.logs.popitem(last=False)[1])
-        for evicted in old:
-            with evicted.mutex:
-                evicted.discard()
+        self._close(old)
         return log
+
+    def _close(self, logs: list[Log]) -> None:
+        """Close logs, once the threads that are in them have left."""
+        for log in logs:
+            if log.enter():
+                log.discard()
+                log.leave()
 
     def drop(self, log: Log) -> None:
         """Close a log and forget it. Its mutex is held."""
@@ -426,9 +432,10 @@ class Store:
 
     def close(self) -> None:
         """Close everything that is open; what is leased stays leased. The next use proves the queue's id anew."""
-        self.close_logs()
-        self.settings_read = -1e9
-        self._size_now = lambda: -2
+        with taken.Scope():
+            self.close_logs()
+            self.settings_read = -1e9
+            self._size_now = lambda: -2
         self.fs.close_root()
 
     def close_logs(self) -> None:
@@ -436,17 +443,14 @@ class Store:
         with self.mutex:
             logs = list(self.logs.values())
             self.logs.clear()
-        for log in logs:
-            with log.mutex:
-                log.discard()
+        self._close(logs)
 
     def _after_fork(self) -> None:
         """In a forked child: close what is shared with the parent, without unlocking, and be somebody else."""
         for log in self.logs.values():
-            log.mutex = threading.Lock()
-            log.discard(inherited=True)
+            log.after_fork()
         self.logs.clear()
-        self.mutex = threading.Lock()
+        self.mutex = taken.Mutex()
         self.entropy.forget()
         self._identify()
 

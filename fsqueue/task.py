@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, fields
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -54,13 +55,16 @@ class LeasedTask:
     """A task that this process holds until `lease_until` (Unix seconds), and the verbs that end its lease.
 
     As a context manager it completes the task, or fails it with the error that the block raised;
-    KeyboardInterrupt and SystemExit release it. What the block dealt with itself is left alone.
+    KeyboardInterrupt and SystemExit release it. What the block dealt with itself is left alone. A child that was
+    forked in the block and leaves it changes nothing: the task is its parent's.
     """
 
     key: str | None = None
     priority: str | None = None
     poll: Any = None
     done = False
+    _entered_by = 0
+    """The process that has entered its `with` block."""
     solo = False
     """Leased alone, because it may have killed a worker."""
 
@@ -124,12 +128,13 @@ class LeasedTask:
         self.queue._bury(self, reason)
 
     def __enter__(self) -> LeasedTask:
+        self._entered_by = os.getpid()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.done:
+        if self.done or self._entered_by != os.getpid():
             return
         if error is None:
             self.complete()

@@ -33,7 +33,9 @@ def locked(store: Store, batch: Batch, wait_s: float = LOCK_TIMEOUT_S) -> Iterat
     """
     while True:
         log = store.log(batch)
-        with log.mutex:
+        if not log.enter():
+            raise LockTimeout(f"A signal handler needs batch {batch} of {store.path}, which its thread is in. Repeat.")
+        try:
             if log.closed:
                 continue
             try:
@@ -43,12 +45,14 @@ def locked(store: Store, batch: Batch, wait_s: float = LOCK_TIMEOUT_S) -> Iterat
                 if finishing.farewell_if_gone(store, log):
                     raise FileNotFoundError(log.path)
                 yield log
+                if not log.closed:
+                    store.fs.unlock(log.fd)
             except BaseException:
                 store.drop(log)
                 raise
-            if not log.closed:
-                store.fs.unlock(log.fd)
             return
+        finally:
+            log.leave()
 
 
 def why_lost(ledger: Ledger, index: int) -> str:
@@ -249,7 +253,7 @@ def complete_one(store: Store, task: LeasedTask) -> None:
     """Like `complete`, for one task whose log is open and undisturbed: the hot path."""
     log, uncertain = store.logs.get(task.batch), None
     held = log is not None and store.is_unchanged() and task.generation == store.fate.generation
-    if log is not None and held and log.mutex.acquire(False):
+    if log is not None and held and log.enter(0):
         try:
             if log.fd >= 0 and store.fs.try_lock(log.fd) and _complete_in(store, log, task):
                 return
@@ -262,7 +266,7 @@ def complete_one(store: Store, task: LeasedTask) -> None:
             store.drop(log)
             raise
         finally:
-            log.mutex.release()
+            log.leave()
     complete(store, [task], uncertain=uncertain)
 
 

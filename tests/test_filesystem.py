@@ -45,11 +45,11 @@ def test_a_stale_handle_means_gone_after_some_looks(fs: Filesystem, monkeypatch:
     fs.close(fs.create(f"{fs.root}/file"))
     real, stale = fs._open_beneath, [1]
 
-    def opening(root: int, path: str, flags: int, mode: int) -> int:
+    def opening(root: int, path: str, flags: int, mode: int, **record: object) -> int:
         if path == "file" and stale[0]:
             stale[0] -= 1
             raise OSError(errno.ESTALE, "Stale file handle")
-        return real(root, path, flags, mode)
+        return real(root, path, flags, mode, **record)  # type: ignore[arg-type]
 
     monkeypatch.setattr(fs, "_open_beneath", opening)
     fs.close(fs.look(f"{fs.root}/file"))

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from fsqueue import InvalidArgument, LeaseLost, Queue, StorageError
+from fsqueue import InvalidArgument, LeasedTask, LeaseLost, Queue, StorageError, poll, store
 from fsqueue.clock import ManualClock
 from fsqueue.filesystem import Filesystem
 from tests.support import QueueFactory, base_of, full_state, leftovers, log_files
@@ -315,3 +321,140 @@ def test_a_purge_under_the_loop_ends_it_or_goes_on_with_what_came_after(q: Queue
     with pytest.raises(LeaseLost):
         task.complete()
     assert [rest.payload for rest in [next(poll)]] == ["new"]
+
+
+# -- loops that are dropped, and processes that fork in them ----------------------------------------------
+
+
+def test_the_collector_may_drop_a_loop_under_a_lock_of_the_queue(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The finalizer takes no lock: it would wait for the very thread that it runs in."""
+    q.insert_many(range(50), batch_tasks=50)
+
+    def leave_in_a_cycle() -> None:
+        loop = q.poll(prefetch=5)
+        next(loop)
+        keep: list[object] = [loop]
+        keep.append(keep)
+
+    collected = []
+
+    def collecting(*args: Any) -> Any:
+        collected.append(gc.collect())
+        return read_fate(*args)
+
+    read_fate = store.read_fate
+    gc.collect()
+    gc.disable()
+    try:
+        leave_in_a_cycle()
+        monkeypatch.setattr(store, "read_fate", collecting)
+        q.store.settings_read = -1e9  # as after a second
+        thread = threading.Thread(target=q.lease, daemon=True)
+        thread.start()
+        thread.join(20)
+        assert not thread.is_alive(), "it waits for itself"
+    finally:
+        gc.enable()
+    assert collected
+    assert q.status().leased == 2
+
+
+def test_what_a_dropped_loop_had_leased_comes_back_by_itself(q: Queue) -> None:
+    """Also where nothing more is done with the queue in this process."""
+    q.insert_many(range(10), batch_tasks=10)
+    loop = q.poll(prefetch=4)
+    next(loop)
+    del loop
+    gc.collect()
+    other, until = Queue(q.path, clock=q.store.clock), time.monotonic() + 20
+    while other.status().leased > 1 and time.monotonic() < until:
+        time.sleep(0.001)
+    assert other.status().leased == 1
+
+
+def test_what_a_dropped_loop_had_leased_comes_back_at_the_exit(queue: Queue) -> None:
+    queue.insert_many(range(10), batch_tasks=10)
+    script = (
+        "import _thread, sys, fsqueue\n"
+        "def no(*_): raise RuntimeError\n"
+        "_thread.start_new_thread = no\n"
+        "for task in fsqueue.Queue(sys.argv[1]).poll(prefetch=4): break\n"
+    )
+    subprocess.run([sys.executable, "-c", script, queue.path], check=True)
+    assert queue.status().leased == 1
+
+
+def leaving(loop: Callable[[], object]) -> None:
+    """Run what forks; its child ends here."""
+    me = os.getpid()
+    try:
+        loop()
+    except SystemExit:
+        pass
+    finally:
+        if os.getpid() != me:
+            gc.collect()
+            time.sleep(0.05)  # for a thread that would put back
+            poll.put_back()
+            os._exit(0)
+
+
+@pytest.mark.parametrize("way", ["for", "with loop", "with task"])
+def test_a_child_that_ends_by_sys_exit_gives_nothing_of_its_parent_back(q: Queue, way: str) -> None:
+    q.insert_many(range(10), batch_tasks=10)
+
+    def forks() -> None:
+        pid = os.fork()
+        if pid == 0:
+            sys.exit(0)
+        os.waitpid(pid, 0)
+
+    def work() -> None:
+        loop = q.poll(prefetch=5)
+        if way == "for":
+            for task in loop:
+                forks()
+                seen(task)
+                return
+        elif way == "with loop":
+            with loop:
+                task = next(loop)
+                forks()
+                seen(task)
+        else:
+            with next(loop) as task:
+                forks()
+                seen(task)
+
+    def seen(task: LeasedTask) -> None:
+        other = Queue(q.path, clock=q.store.clock)
+        assert sorted(info.payload for info in other.tasks("leased")) == [0, 1, 2, 3, 4]
+        assert task.payload == 0
+        task.complete()
+
+    leaving(work)
+    status = q.status()
+    assert (status.completed, status.leased, status.waiting) == (1, 0, 9)
+
+
+def test_a_child_that_goes_on_with_the_loop_leases_its_own(q: Queue) -> None:
+    """Else both would work on what was leased ahead."""
+    q.insert_many(range(10), batch_tasks=10)
+    told, tell = os.pipe()
+
+    def work() -> None:
+        loop = q.poll(prefetch=5)
+        assert next(loop).payload == 0
+        pid = os.fork()
+        if pid == 0:
+            os.write(tell, b"%d" % next(loop).payload)
+            sys.exit(0)
+        os.waitpid(pid, 0)
+        assert next(loop).payload == 1
+
+    try:
+        leaving(work)
+        assert os.read(told, 9) == b"5"
+    finally:
+        os.close(told)
+        os.close(tell)

@@ -10,12 +10,20 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import stat
 import struct
-from functools import cache
+from functools import cache, partial
+
+from fsqueue.filesystem.taken import Closer, close, disown, opened
 
 DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 HOLDER_FLAGS = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 """To name something in a directory: costs an NFS client no question, and needs no permission to read."""
+
+FILE_MODE = 0o666
+"""Before the umask: see `rooted`."""
+LOOK_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+"""Links are not followed, and a pipe that somebody planted does not stop anybody."""
 
 OPENAT2 = 437
 """The number of the system call, on every architecture but Alpha."""
@@ -41,21 +49,43 @@ _syscall.argtypes = (ctypes.c_long, ctypes.c_int, ctypes.c_char_p, ctypes.c_char
 _syscall.restype = ctypes.c_long
 
 
-def openat2(directory: int, path: str, flags: int, mode: int = 0, resolve: int = RESOLVE) -> int:
+def openat2(
+    directory: int, path: str, flags: int, mode: int = 0, resolve: int = RESOLVE, by: Closer | None = None
+) -> int:
     """Open `path` below an open directory, in one system call.
 
     OSError as open(2) says, and ELOOP for a symbolic link anywhere in `path`, EXDEV for a path that leads outside.
+    `by`: what closes it, for the record of `taken`.
     """
     if "\0" in path:
         raise ValueError("embedded null byte")
     encoded, how = path.encode() if path.isascii() else os.fsencode(path), _how(flags, mode, resolve)
     while True:
-        fd: int = _syscall(OPENAT2, directory, encoded, how, HOW_BYTES)
+        fd = opened(by, _syscall, OPENAT2, directory, encoded, how, HOW_BYTES)
         if fd >= 0:
             return fd
+        disown(fd)
         code = ctypes.get_errno()
         if code != errno.EINTR:
             raise OSError(code, os.strerror(code), path)
+
+
+def open_at(directory: int, name: str, flags: int, by: Closer | None = None) -> int:
+    """Open a name in a directory; neither links nor pipes lead astray."""
+    within = partial(os.open, dir_fd=directory)
+    try:
+        return opened(by, within, name, flags | LOOK_FLAGS, FILE_MODE)
+    except BlockingIOError:
+        # On the file server's own disk, a delegation of the file to an NFS client has to be called back first. The file
+        # is waited for by what is proven to be one: by its name, it could be a pipe by now.
+        fd = opened(by, within, name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise
+            flags = (flags | os.O_CLOEXEC) & ~(os.O_CREAT | os.O_EXCL)
+            return opened(by, os.open, f"/proc/self/fd/{fd}", flags)
+        finally:
+            close(fd)
 
 
 def enter(directory: int, name: str) -> int:
@@ -72,7 +102,9 @@ def enter(directory: int, name: str) -> int:
     return fd
 
 
-def walk(directory: int, path: str, flags: int, mode: int = 0, way: int = HOLDER_FLAGS) -> int:
+def walk(
+    directory: int, path: str, flags: int, mode: int = 0, way: int = HOLDER_FLAGS, by: Closer | None = None
+) -> int:
     """Open `path` below an open directory, component by component; the same errors as `openat2`.
 
     `way`: the flags with which the directories on the way are opened.
@@ -81,20 +113,20 @@ def walk(directory: int, path: str, flags: int, mode: int = 0, way: int = HOLDER
     here = directory
     try:
         for part in above:
-            here, left = _step(here, part, way | os.O_NOFOLLOW, 0, path), here
+            here, left = _step(here, part, way | os.O_NOFOLLOW, 0, path, by), here
             if left != directory:
-                os.close(left)
-        return _step(here, name, flags | os.O_NOFOLLOW, mode, path)
+                close(left)
+        return _step(here, name, flags | os.O_NOFOLLOW, mode, path, by)
     finally:
         if here != directory:
-            os.close(here)
+            close(here)
 
 
-def _step(directory: int, name: str, flags: int, mode: int, path: str) -> int:
+def _step(directory: int, name: str, flags: int, mode: int, path: str, by: Closer | None) -> int:
     if name == "..":
         raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), path)
     try:
-        return os.open(name or ".", flags, mode, dir_fd=directory)
+        return opened(by, partial(os.open, dir_fd=directory), name or ".", flags, mode)
     except OSError as error:
         raise OSError(error.errno, os.strerror(error.errno or 0), path) from None
 

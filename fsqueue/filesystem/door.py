@@ -14,11 +14,11 @@ from contextlib import suppress
 from typing import TypeVar
 
 from fsqueue.clock import Clock, Entropy
-from fsqueue.filesystem import trees
+from fsqueue.filesystem import taken, trees
 from fsqueue.filesystem.answers import asking_again, kind_of
-from fsqueue.filesystem.beneath import DIRECTORY_FLAGS
+from fsqueue.filesystem.beneath import DIRECTORY_FLAGS, LOOK_FLAGS, open_at
 from fsqueue.filesystem.locks import DescriptionLocks, ProcessLocks, description_locks_work
-from fsqueue.filesystem.rooted import DIRECTORY_MODE, FILE_MODE, Rooted
+from fsqueue.filesystem.rooted import DIRECTORY_MODE, Rooted
 from fsqueue.filesystem.trees import Proof
 
 T = TypeVar("T")
@@ -30,24 +30,6 @@ SMALL_READ_BYTES, READ_BYTES = 1 << 16, 1 << 20
 """Most files are small, and a large buffer is not for free; only what goes on is read in large pieces."""
 LOOKS = 4
 """How often a name is opened that others remove and make again."""
-LOOK_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-"""Links are not followed, and a pipe that somebody planted does not stop anybody."""
-
-
-def open_at(directory: int, name: str, flags: int) -> int:
-    """Open a name in a directory; neither links nor pipes lead astray."""
-    try:
-        return os.open(name, flags | LOOK_FLAGS, FILE_MODE, dir_fd=directory)
-    except BlockingIOError:
-        # On the file server's own disk, a delegation of the file to an NFS client has to be called back first. The file
-        # is waited for by what is proven to be one: by its name, it could be a pipe by now.
-        fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
-        try:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise
-            return os.open(f"/proc/self/fd/{fd}", (flags | os.O_CLOEXEC) & ~(os.O_CREAT | os.O_EXCL))
-        finally:
-            os.close(fd)
 
 
 class Filesystem(Rooted):
@@ -72,11 +54,16 @@ class Filesystem(Rooted):
         self.unlock: Callable[[int], None] = locks.unlock
         self.is_locked: Callable[[int], bool] = locks.is_locked
         self.close: Callable[[int], None] = locks.close
+        self._late_close = locks.drop if isinstance(locks, ProcessLocks) else None
         self.pread: Callable[[int, int, int], bytes] = os.pread
         self.write: Callable[[int, bytes | memoryview], int] = os.write
         self.pwrite: Callable[[int, bytes, int], int] = os.pwrite
         self.fsync: Callable[[int], None] = os.fsync
         self.fstat: Callable[[int], os.stat_result] = os.fstat
+
+    def drop(self, fd: int) -> None:
+        """Close a descriptor, for a finalizer: that must not wait for a mutex, which its own thread may have."""
+        (self._late_close or self.close)(fd)
 
     # -- opening -----------------------------------------------------------------------------
 
@@ -120,9 +107,9 @@ class Filesystem(Rooted):
         directory, _, name = path.rpartition("/")
         within = self._open_directory(directory)
         try:
-            return open_at(within, name, flags)
+            return open_at(within, name, flags, self)
         finally:
-            os.close(within)
+            taken.close(within)
 
     def look_anew(self, path: str) -> int:
         """Open `path` by a revalidating open, to read what others may have appended.
@@ -275,7 +262,7 @@ class Filesystem(Rooted):
                 with os.scandir(fd) as found:
                     return [(entry.name, kind_of(entry)) for entry in found]
             finally:
-                os.close(fd)
+                taken.close(fd)
 
         try:
             return asking_again(scan)
@@ -375,11 +362,11 @@ class Filesystem(Rooted):
     def sync_directory(self, path: str) -> None:
         """Make the names in a directory durable: one below the root, or the directory that holds the root."""
         holds_root = path == (os.path.dirname(self.root) or "/")
-        fd = os.open(path, DIRECTORY_FLAGS) if holds_root else self._open_directory(path)
+        fd = taken.opened(self, os.open, path, DIRECTORY_FLAGS) if holds_root else self._open_directory(path)
         try:
             self.fsync(fd)
         finally:
-            os.close(fd)
+            taken.close(fd)
 
     def remove_directory(self, path: str) -> bool:
         """Remove an empty directory; False if it is not empty, not there or not ours to remove."""
@@ -443,7 +430,7 @@ def _listed(fd: int) -> list[str]:
     try:
         return os.listdir(fd)
     finally:
-        os.close(fd)
+        taken.close(fd)
 
 
 def _stat(name: str, within: int) -> os.stat_result:

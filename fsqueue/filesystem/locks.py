@@ -13,6 +13,9 @@ import fcntl
 import os
 import struct
 import threading
+from collections import deque
+
+from fsqueue.filesystem import taken
 
 _BUSY = (errno.EAGAIN, errno.EACCES)
 
@@ -55,7 +58,7 @@ class DescriptionLocks:
 
     def close(self, fd: int) -> None:
         """Close the descriptor; its lock goes with it."""
-        os.close(fd)
+        taken.close(fd)
 
 
 class _Held:
@@ -68,6 +71,8 @@ class _Held:
         """The descriptor that has the lock, by file."""
         self.closing: dict[tuple[int, int], list[int]] = {}
         """Descriptors that are closed once the lock of their file is given back."""
+        self.dropped: deque[int] = deque()
+        """Left by finalizers, to be closed by whoever locks next."""
 
     def forget(self) -> None:
         """In a forked child, which holds none of its parent's classic locks: begin anew."""
@@ -93,6 +98,7 @@ class ProcessLocks:
 
     def try_lock(self, fd: int) -> bool:
         """Lock the whole file exclusively, without waiting. False: another thread or process has it."""
+        self._close_dropped()
         with _held.mutex:
             file = self._file(fd)
             if self._owner(file, fd) != fd:
@@ -141,14 +147,27 @@ class ProcessLocks:
                 return True
             return _is_taken(fcntl.fcntl(fd, fcntl.F_GETLK, _EXCLUSIVE))
 
+    def drop(self, fd: int) -> None:
+        """Close the descriptor soon, for a finalizer: that must not wait for a mutex, which its own thread may have."""
+        _held.dropped.append(fd)
+
+    def _close_dropped(self) -> None:
+        while _held.dropped:
+            try:
+                fd = _held.dropped.popleft()
+            except IndexError:
+                return  # another thread was faster
+            self.close(fd)
+
     def close(self, fd: int) -> None:
         """Close the descriptor, at once or when the lock that another of the same file has is given back."""
         with _held.mutex:
             file = self._file(fd)
             if self._owner(file, fd) != fd:
                 _held.closing.setdefault(file, []).append(fd)
+                taken.disown(fd)
                 return
-            os.close(fd)
+            taken.close(fd)
             self._release(file)
 
 

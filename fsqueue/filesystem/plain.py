@@ -10,8 +10,7 @@ import errno
 import os
 from contextlib import suppress
 
-from fsqueue.filesystem.beneath import HOLDER_FLAGS
-from fsqueue.filesystem.rooted import FILE_MODE
+from fsqueue.filesystem.beneath import FILE_MODE, HOLDER_FLAGS
 
 NEW_FILE_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 """With O_EXCL the system follows no link, opens no pipe and no file of somebody else: it makes a regular file."""

@@ -5,16 +5,15 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from fsqueue.filesystem import beneath
-from fsqueue.filesystem.beneath import DIRECTORY_FLAGS, HOLDER_FLAGS
+from fsqueue.filesystem import beneath, taken
+from fsqueue.filesystem.beneath import DIRECTORY_FLAGS, FILE_MODE, HOLDER_FLAGS
 from fsqueue.filesystem.sizes import SizeOf, size_on_server
 
-FILE_MODE, DIRECTORY_MODE = 0o666, 0o777
+DIRECTORY_MODE = 0o777
 """Before the umask: a queue shared by a Unix group is a matter of umask and setgid."""
 
 GROUP_SHARED = stat.S_ISGID | stat.S_IWGRP
@@ -39,7 +38,7 @@ class Holder:
 
     def __exit__(self, kind: object, error: object, at: object) -> None:
         if self.is_owned:
-            os.close(self.within)
+            taken.close(self.within)
         if isinstance(error, OSError) and error.filename in (None, self.name):
             error.filename = self.path
 
@@ -61,8 +60,13 @@ class Rooted:
         self.root = root
         self._below = root.rstrip("/") + "/"
         self._root_fd = -1
-        self._close_root: Callable[[], object] = lambda: None
-        self._opening = threading.Lock()
+        self._root_fds: list[int] = []
+        """The same descriptor, put there in the moment in which it is opened: an interruption does not lose it."""
+        # Not at the exit, when a thread may still be at work with it.
+        weakref.finalize(self, taken.close_all, self._root_fds).atexit = False
+        self._opening = taken.Mutex()
+        self.unlock: Callable[[int], None]
+        self.close: Callable[[int], None] = taken.close
         self._is_group_shared = False
         self._open_beneath = beneath.openat2 if beneath.openat2_works() else beneath.walk
 
@@ -79,17 +83,17 @@ class Rooted:
         if self._root_fd < 0:
             with self._opening:
                 if self._root_fd < 0:
-                    fd = os.open(self.root, HOLDER_FLAGS)
-                    self._close_root = weakref.finalize(self, os.close, fd)
-                    mode = os.fstat(fd).st_mode
+                    if not self._root_fds:
+                        self._root_fds.extend(map(os.open, (self.root,), (HOLDER_FLAGS,)))
+                    mode = os.fstat(self._root_fds[0]).st_mode
                     self._is_group_shared = mode & GROUP_SHARED == GROUP_SHARED
-                    self._root_fd = fd
+                    self._root_fd = self._root_fds[0]
         return self._root_fd
 
     def close_root(self) -> None:
         """Close the root; the next use opens it anew, and may find another directory there."""
         self._root_fd = -1
-        self._close_root()
+        taken.close_all(self._root_fds)
 
     def _open(self, path: str, flags: int) -> int:
         """Open a path below the root, in one step that follows no link. The errors name `path`."""
@@ -97,7 +101,7 @@ class Rooted:
         inside = path[len(below) :] if path.startswith(below) else self._inside(path)
         root = self._root_fd if self._root_fd >= 0 else self._root()
         try:
-            return self._open_beneath(root, inside or ".", flags, FILE_MODE)
+            return self._open_beneath(root, inside or ".", flags, FILE_MODE, by=self)
         except OSError as error:
             if error.errno == errno.ESTALE and self._root_is_gone():
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path) from None
@@ -121,11 +125,12 @@ class Rooted:
             with self._holder(path) as (within, inner):
                 size = size_on_server(within, inner)
         if size is None:  # a revalidating open asks, too, in more requests
-            fd = beneath.walk(self._root(), self._inside(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+            fd = beneath.walk(self._root(), self._inside(path), flags, by=self)
             try:
                 return os.fstat(fd).st_size
             finally:
-                os.close(fd)
+                taken.close(fd)
         return size
 
     def is_open(self) -> bool:
@@ -172,7 +177,7 @@ class Rooted:
 
     def _walk_to(self, path: str) -> int:
         """Open a directory below the root, asking a file server for each one on the way."""
-        return beneath.walk(self._root(), self._inside(path), DIRECTORY_FLAGS, way=DIRECTORY_FLAGS)
+        return beneath.walk(self._root(), self._inside(path), DIRECTORY_FLAGS, way=DIRECTORY_FLAGS, by=self)
 
     def _holder(self, path: str) -> Holder:
         """Open the directory that holds `path`: yield its descriptor, and the name in it ("." for the root itself)."""
@@ -201,7 +206,7 @@ class Rooted:
         try:
             self._share(fd, os.fstat(fd))
         finally:
-            os.close(fd)
+            taken.close(fd)
 
     def _share(self, fd: int, found: os.stat_result) -> None:
         """Let the group read and write what this user has just made in a directory that the group shares.

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Callable
 from functools import cache, partial
 
+from fsqueue.filesystem import taken
+
 SIZE, NO_FOLLOW, ASK_THE_SERVER = 0x200, 0x100, 0x2000
 """STATX_SIZE, AT_SYMLINK_NOFOLLOW, AT_STATX_FORCE_SYNC."""
 STATX_BYTES, AT_BYTE = 256, 40
@@ -23,10 +25,12 @@ class SizeOf(partial[int]):
     """
 
     def __new__(cls, fd: int) -> SizeOf:
-        return super().__new__(cls, os.lseek, fd, 0, os.SEEK_END)
+        made = super().__new__(cls, os.lseek, fd, 0, os.SEEK_END)
+        taken.disown(fd)
+        return made
 
     def __del__(self) -> None:
-        os.close(self.args[0])
+        taken.close(self.args[0])
 
 
 @cache

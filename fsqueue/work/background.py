@@ -6,6 +6,8 @@ import logging
 import threading
 from collections.abc import Callable
 
+from fsqueue.errors import said
+
 logger = logging.getLogger("fsqueue")
 
 Died = Callable[[str, BaseException], object]
@@ -34,7 +36,7 @@ def obituary(name: str, error: BaseException) -> RuntimeError:
     """Return the error that tells the worker's user which thread died of what; log where it happened."""
     logger.debug("the thread %s of a worker died", name, exc_info=error)
     told = RuntimeError(
-        f"the worker's thread {name} died ({type(error).__name__}: {error}); what the worker held was put back, or "
+        f"the worker's thread {name} died ({said(error)}); what the worker held was put back, or "
         "comes back when its leases end"
     )
     told.__cause__ = error

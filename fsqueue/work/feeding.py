@@ -10,6 +10,7 @@ from queue import SimpleQueue
 
 from fsqueue.clock import Clock, Entropy
 from fsqueue.errors import FsqueueError
+from fsqueue.filesystem import taken
 from fsqueue.inspection import DrainCheck
 from fsqueue.nodes import Streak
 from fsqueue.queue import Queue
@@ -44,7 +45,8 @@ class _Watch:
 
     def look(self, n: int) -> list[LeasedTask]:
         try:
-            return self._vigil.look(n)
+            with taken.Scope():
+                return self._vigil.look(n)
         except OSError as error:
             raise self._store.explain(error, "leasing") from error
 
@@ -162,7 +164,8 @@ class Feeder(BackgroundThread):
         """Whether all queues are. The one with something left is asked first the next time."""
         for index, is_drained in enumerate(self._undrained):
             try:
-                drained = is_drained()
+                with taken.Scope():
+                    drained = is_drained()
             except OSError as error:
                 raise is_drained.store.explain(error, "looking whether the queue is drained") from error
             if not drained:

@@ -17,7 +17,7 @@ import orjson
 
 from fsqueue import batch, functions
 from fsqueue.clock import duration_ms
-from fsqueue.errors import Bury, InvalidArgument, InvalidTask, Retry
+from fsqueue.errors import Bury, InvalidArgument, InvalidTask, Retry, said, text_of
 
 TRACEBACK_CHARS = 4000
 """How much of a traceback is kept as the reason of a failure."""
@@ -151,7 +151,7 @@ def call(handler: Callable[..., Any], arguments: Sequence[Any]) -> Result:
         except InvalidArgument as error:
             return "fail", f"fsqueue.Retry: {error}"
     except Bury as given_up:
-        return "bury", str(given_up) or "given up by its handler"
+        return "bury", text_of(given_up) or "given up by its handler"
     except InvalidTask as error:
         return "fail", f"it returned what JSON cannot hold: {error}"
     except BaseException as error:
@@ -160,10 +160,7 @@ def call(handler: Callable[..., Any], arguments: Sequence[Any]) -> Result:
 
 def describe(error: BaseException) -> str:
     """An exception in a line, then the end of its traceback, without our own part of it."""
-    try:
-        headline = f"{type(error).__name__}: {error}"
-    except Exception:
-        headline = type(error).__name__
+    headline = said(error)
     trace = error.__traceback__
     lines = traceback.format_exception(type(error), error, trace.tb_next if trace is not None else None)
     return f"{headline[:1000]}\n{''.join(lines)[-TRACEBACK_CHARS:].rstrip()}"

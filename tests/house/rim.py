@@ -183,7 +183,7 @@ def _of_call(node: ast.Call, names: dict[str, str]) -> Iterator[str]:
         *RECEIVERS,
         "self",
     }
-    if (looks or text == "os.open") and _may_write(handed):
+    if (looks or text == "os.open" or name == "opened") and _may_write(handed):
         yield WRITES
     if text == "open":
         mode = next((ast.unparse(each) for each in node.args[1:2]), "'r'")

@@ -12,6 +12,7 @@ from tests.house.source import PACKAGE, TOP, files_of, imported, modules
 
 FLOORS = {
     "errors": 0,
+    "callers": 0,
     "clock": 0,
     "nesting": 0,
     "filesystem": 1,
@@ -71,7 +72,7 @@ FLOORS = {
 }
 """A module may import from lower floors, and from its own without going round in circles."""
 
-LONGEST_LINES_MAX = 450
+LONGEST_LINES_MAX = 500
 """A module is read in one sitting."""
 
 

@@ -99,7 +99,7 @@ def test_what_the_filesystem_layer_offers_has_a_kind() -> None:
 
 
 WHOLE = {
-    "filesystem.door.open_at",
+    "filesystem.beneath.open_at",
     "filesystem.locks.description_locks_work",
     "filesystem.plain.KeptOutput.open",
     "filesystem.results.ResultFiles.close",

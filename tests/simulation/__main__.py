@@ -15,7 +15,7 @@ import time
 from collections import Counter
 
 from tests.simulation.runner import Told, replay_command, tell_many
-from tests.simulation.scenarios import SCENARIOS, TOLD
+from tests.simulation.scenarios import SCENARIOS
 from tests.simulation.stories import tell
 from tests.simulation.wiring import simulated_machine
 
@@ -37,7 +37,7 @@ def main() -> int:
     parser.add_argument("--keep-going", action="store_true", help="do not stop at the tenth finding")
     parser.add_argument("-v", "--verbose", action="store_true", help="with a seed: every call")
     arguments = parser.parse_args()
-    names = arguments.scenario or TOLD
+    names = arguments.scenario or list(SCENARIOS)
     if arguments.seed is not None:
         return again(names, arguments.seed, arguments.verbose)
     begun = time.monotonic()

@@ -74,7 +74,7 @@ class Schedule:
 
 ALONE = {
     "local": ("killed", "cut-short", "reply-lost", "eio-after", "eio", "eacces", "full", "full-halfway", "unlistable",
-              "cleaned", "interrupted-after"),
+              "cleaned", "interrupted", "interrupted-after"),
     "nfs": ("killed", "cut-short", "late", "locks-lost", "away", "host-lost", "reply-lost", "eio-after", "eio",
             "estale", "full", "cleaned"),
     "lossy": ("power", "power-names", "power-data", "power-all", "power-both-names"),
@@ -82,8 +82,6 @@ ALONE = {
     "lossy-nfs": ("power",),
 }  # fmt: skip
 """The faults of one verb."""
-AWAITED = {"local": ("interrupted",)}
-"""Those that find what is not mended yet (a lock that an exception just before its unlocking leaves taken)."""
 TOGETHER = {"local": ("killed",), "nfs": ("on",)}
 """What becomes of the first of two verbs in each run of the tests."""
 SPARSE = {"fsck": 3, "gc": 2, "idle-looks": 10}

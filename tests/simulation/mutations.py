@@ -290,7 +290,7 @@ MUTATIONS = [
         "a client believes for a minute what it remembers of a name: a log that is gone, or that is not there yet",
         "revoke",
         (("filesystem.door:Filesystem._open_anew",
-          "    within = self._open_directory(directory)\n    try:\n        return open_at(within, name, flags)\n    finally:\n        os.close(within)\n",
+          "    within = self._open_directory(directory)\n    try:\n        return open_at(within, name, flags, self)\n    finally:\n        taken.close(within)\n",
           "    return self._open(path, flags | LOOK_FLAGS)\n"),),
     ),
     Mutation(

@@ -75,9 +75,3 @@ SCENARIOS = {
 } | commit_scenarios.SCENARIOS  # fmt: skip
 """By name."""
 
-AWAITED = {
-    "interrupt-nfs": "locks that an exception at any instruction does not leave taken",
-}
-"""Scenarios that find what is not mended yet, and for which mend they wait: they are told when one asks for them."""
-TOLD = [name for name in SCENARIOS if name not in AWAITED]
-"""The scenarios of which each run of the tests tells stories."""

@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.simulation.runner import Told, pooled, replay_command
-from tests.simulation.scenarios import AWAITED, SCENARIOS, TOLD
+from tests.simulation.scenarios import SCENARIOS
 from tests.simulation.stories import tell
 from tests.simulation.wiring import simulated_machine
 
 pytestmark = pytest.mark.once
 
 SCHEDULES = int(os.environ.get("FSQUEUE_SIMULATION_SCHEDULES", "100000"))
-EACH = -(-SCHEDULES // len(TOLD))
+EACH = -(-SCHEDULES // len(SCENARIOS))
 """Stories of one scenario."""
 
 
@@ -30,12 +30,8 @@ def told_of(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Told]]:
         yield told_of
 
 
-def test_what_is_awaited_is_a_scenario() -> None:
-    assert SCENARIOS.keys() >= AWAITED.keys()
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(TOLD))
+@pytest.mark.parametrize("name", sorted(SCENARIOS))
 def test_many_stories_end_well(told_of: Callable[[str], Told], name: str) -> None:
     told = told_of(name)
     found = [f"{replay_command(name, seed)}\n    {wrong[0]}" for _, seed, wrong in told.wrong]
@@ -55,7 +51,7 @@ def test_a_seed_replays_exactly_in_another_process() -> None:
     assert len(texts[0].splitlines()) > 100
 
 
-@pytest.mark.parametrize("name", sorted(TOLD))
+@pytest.mark.parametrize("name", sorted(SCENARIOS))
 def test_each_scenario_does_what_it_is_for(name: str) -> None:
     with simulated_machine():
         stories = [tell(SCENARIOS[name], seed) for seed in range(20)]

@@ -19,7 +19,7 @@ from unittest import mock
 
 from fsqueue import administration, store
 from fsqueue.clock import Clock, Entropy
-from fsqueue.filesystem import Filesystem, Mount, OpenTree, door
+from fsqueue.filesystem import Filesystem, Mount, OpenTree, beneath, door, taken
 from fsqueue.filesystem.beneath import DIRECTORY_FLAGS
 from fsqueue.filesystem.trees import Proof
 from tests.simulation.disk import Directory
@@ -38,10 +38,14 @@ class SimFilesystem(Filesystem):
     def __init__(self, root: str, process: Process, shared: bool) -> None:
         super().__init__(root, shared=shared, process_locks=False)
         self.pauses_s = PAUSES_S
-        self.try_lock, self.unlock, self.close = process.try_lock, process.unlock, process.close
+        self.try_lock, self.unlock, self.close = process.try_lock, process.unlock, self._close
         self.is_locked = process.is_locked
         self._process = process
         self._top: Directory | None = None
+
+    def _close(self, fd: int) -> None:
+        taken.disown(fd)
+        self._process.close(fd)
 
     def close_root(self) -> None:
         self._top = None
@@ -191,7 +195,8 @@ def on_stage() -> Persona | None:
 def take_stage(persona: Persona | None) -> None:
     """From here on this one acts: the door's `os` is that of his process."""
     _stage[0] = persona
-    door.os = os if persona is None else persona.process  # type: ignore[assignment]
+    for module in (door, beneath, taken):
+        module.os = os if persona is None else persona.process  # type: ignore[attr-defined]
 
 
 @contextmanager
@@ -224,7 +229,7 @@ def _filesystem(root: str, **_: Any) -> SimFilesystem:
 
 
 _MACHINE: list[tuple[Any, str, Callable[..., Any] | object]] = [
-    (door, "os", os),
+    *((module, "os", os) for module in (door, beneath, taken)),
     (store, "read_fate", lru_cache(maxsize=1000)(store.read_fate)),
     (store, "mount_of", _mount),
     (store, "Filesystem", _filesystem),

@@ -20,7 +20,7 @@ from uuid import uuid4
 import orjson
 
 from fsqueue import administration, names
-from fsqueue.errors import InvalidArgument, LeaseLost
+from fsqueue.errors import InvalidArgument, LeaseLost, said
 from fsqueue.ledger import Ledger
 from fsqueue.queue import Queue
 from fsqueue.spark.jobs.places import Place
@@ -226,7 +226,7 @@ def _apply(function: Function, value: Any) -> tuple[str | None, str | None]:
     try:
         return orjson.dumps(function(value), option=orjson.OPT_SERIALIZE_NUMPY).decode(), None
     except Exception as error:
-        return None, f"{type(error).__name__}: {error}"
+        return None, said(error)
 
 
 class Settler:

@@ -1,0 +1,206 @@
+"""An exception between any two instructions of a verb, as Ctrl-C raises it: nothing stays locked or open.
+
+At each instruction of fsqueue's own code that a verb executes, once, a KeyboardInterrupt is raised (by a trace
+function, so also where a signal handler could not run). Then no mutex and no file lock may be taken, no descriptor be
+open that does not belong to an open log, and the queue must go on.
+"""
+
+from __future__ import annotations
+
+import _thread
+import dis
+import gc
+import os
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import pytest
+
+import fsqueue
+from fsqueue import FsqueueError, LeasedTask, Queue, poll
+from fsqueue.filesystem import taken
+
+HERE = os.path.dirname(fsqueue.__file__) + "/"
+SECTIONS = {"taken.py", "locks.py", "logs.py", "jsonl.py", "store.py", "leasing.py", "transitions.py", "arguments.py",
+            "queue.py", "poll.py", "rooted.py", "beneath.py"}  # fmt: skip
+"""Modules that take something, or give it back. In the others nothing is taken that these do not know of."""
+EVERYWHERE = os.environ.get("FSQUEUE_TEST_INTERRUPT") == "everywhere"
+"""Set it to interrupt all other modules, too, which takes minutes."""
+
+pytestmark = pytest.mark.once
+
+
+@cache
+def within_a_call(code: CodeType) -> frozenset[int]:
+    """Where the interpreter has prepared a call with keywords, and an exception would leave that to the next call.
+
+    It looks for signals nowhere near; only a trace function can raise there (CPython 3.11 and 3.12).
+    """
+    found: set[int] = set()
+    prepared = False
+    for instruction in dis.get_instructions(code):
+        if prepared:
+            found.add(instruction.offset)
+        prepared = instruction.opname == "KW_NAMES" or (prepared and instruction.opname != "CALL")
+    return frozenset(found)
+
+
+class Interrupter:
+    """Raises KeyboardInterrupt at an instruction of fsqueue that was not interrupted before, once a run."""
+
+    def __init__(self) -> None:
+        self.seen: set[tuple[CodeType, int]] = set()
+        self.where = ""
+
+    def run(self, action: Callable[[], object]) -> bool:
+        """Do it; False if nothing new was met, and it came to its end."""
+        self.where = ""
+        before = sys.gettrace()
+        sys.settrace(self._enter)
+        try:
+            action()
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.settrace(before)
+        return bool(self.where)  # swallowed where Python swallows it: in a finalizer
+
+    def _enter(self, frame: FrameType, event: str, _: Any) -> Any:
+        path = frame.f_code.co_filename
+        if self.where or not path.startswith(HERE) or not (EVERYWHERE or os.path.basename(path) in SECTIONS):
+            return None
+        above: FrameType | None = frame
+        while above is not None:
+            if above.f_code.co_name == "__del__" or above.f_code.co_filename.endswith("/weakref.py"):
+                return None  # a finalizer: what is raised there is swallowed, and may leave a descriptor open
+            above = above.f_back
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return self._step
+
+    def _step(self, frame: FrameType, event: str, _: Any) -> Any:
+        if event == "opcode" and not self.where:
+            key = frame.f_code, frame.f_lasti
+            if key not in self.seen and frame.f_lasti not in within_a_call(frame.f_code):
+                self.seen.add(key)
+                self.where = f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_qualname} @{frame.f_lasti}"
+                raise KeyboardInterrupt
+        return self._step
+
+
+def descriptors() -> dict[int, str]:
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:
+            pass
+    return found
+
+
+def is_locked_by(fd: int) -> bool:
+    """Whether a descriptor has a file lock."""
+    return "lock:" in Path(f"/proc/self/fdinfo/{fd}").read_text()
+
+
+def check(queue: Queue, before: dict[int, str]) -> None:
+    """Nothing is taken, and what is open belongs to open logs."""
+    poll.put_back()
+    store = queue.store
+    assert taken.hands.held == []
+    assert not taken.hands.fds
+    assert not store.mutex.locked()
+    assert not any(log.mutex.locked() for log in store.logs.values())
+    logs = {log.fd: log.path for log in store.logs.values()} | dict.fromkeys(store.fs._root_fds, store.path)
+    now = {fd: path for fd, path in descriptors().items() if before.get(fd) != path}
+    if now.keys() - logs.keys():
+        gc.collect()
+        now = {fd: path for fd, path in descriptors().items() if before.get(fd) != path}
+    assert now.keys() <= logs.keys(), {fd: now[fd] for fd in now.keys() - logs.keys()}
+    for fd, path in now.items():
+        assert path.split()[0] == logs[fd]
+        assert not is_locked_by(fd)
+
+
+def lease_and_complete(queue: Queue) -> None:
+    for task in queue.lease(1):
+        task.complete()
+
+
+def lease_and_release(queue: Queue) -> None:
+    queue.release(queue.lease(2))
+
+
+def fail_and_bury(queue: Queue) -> None:
+    for task, end in zip(queue.lease(2), (LeasedTask.fail, LeasedTask.bury), strict=False):
+        end(task, "no")
+
+
+def finish(queue: Queue) -> None:
+    queue.insert_many([1, 2], batch_tasks=2)
+    queue.complete(queue.lease(2), {})
+
+
+def loop(queue: Queue) -> None:
+    for number, task in enumerate(queue.poll(prefetch=2)):
+        with task:
+            pass
+        if number == 2:
+            break
+    for task in queue.poll():
+        with task:
+            break
+
+
+VERBS: dict[str, Callable[[Queue], object]] = {
+    "lease, complete": lease_and_complete,
+    "lease, release": lease_and_release,
+    "lease, fail, bury": fail_and_bury,
+    "finish": finish,
+    "poll": loop,
+    "renew": lambda q: q.renew(q.lease(1)),
+    "retry": lambda q: q.retry_dead(),
+    "look": lambda q: (q.status(), list(q.tasks()), list(q.dead())),
+    "gc": lambda q: q.gc(),
+    "commit": lambda q: q.insert_many([1, 2], commit=os.urandom(4).hex()),
+    "reopen": lambda q: (q.close(), q.insert(1)),
+}
+
+
+def test_verbs_interrupted_anywhere_leave_nothing_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_thread, "start_new_thread", lambda *_: None)  # `check` puts back what a loop has left
+    interrupter = Interrupter()
+    failed: list[str] = []
+    queues = 0
+    for verb, act in VERBS.items():
+        rounds, hit = 0, True
+        while hit:
+            if rounds % 100 == 0:
+                queues += 1
+                queue = Queue.create(
+                    tmp_path / f"{queues}", shards=2, durability="none", max_attempts=2, backoff_s=(0, 0)
+                )
+                queue.insert_many(range(600), batch_tasks=60)
+                queue.lease()[0].bury("as a beginning")
+                queue.close()
+                queue.status()
+                before = descriptors()
+            rounds += 1
+            hit = interrupter.run(lambda: act(queue))  # noqa: B023 - called at once
+            try:
+                check(queue, before)
+                queue.insert("another")
+                assert len(queue.lease(1)) == 1
+            except (AssertionError, FsqueueError, OSError) as error:
+                failed.append(f"{verb} at {interrupter.where}: {str(error)[:300]}")
+                taken.hands.held.clear()
+                taken.hands.fds.clear()
+                rounds = 0
+                if len(failed) > 5:
+                    break
+        queue.close()
+    assert not failed, "\n".join(failed)
+    assert len(interrupter.seen) > 1000
