@@ -23,6 +23,8 @@ import pytest
 import fsqueue
 from fsqueue import FsqueueError, LeasedTask, Queue, poll
 from fsqueue.filesystem import taken
+from fsqueue.filesystem.sizes import SizeOf
+from fsqueue.layout import settings_file
 
 HERE = os.path.dirname(fsqueue.__file__) + "/"
 SECTIONS = {"taken.py", "locks.py", "logs.py", "jsonl.py", "store.py", "leasing.py", "transitions.py", "arguments.py",
@@ -107,7 +109,7 @@ def is_locked_by(fd: int) -> bool:
 
 
 def check(queue: Queue, before: dict[int, str]) -> None:
-    """Nothing is taken, and what is open belongs to open logs."""
+    """Nothing is taken, and what is open belongs to open logs, or tells whether the queue was purged."""
     poll.put_back()
     store = queue.store
     assert taken.hands.held == []
@@ -115,6 +117,8 @@ def check(queue: Queue, before: dict[int, str]) -> None:
     assert not store.mutex.locked()
     assert not any(log.mutex.locked() for log in store.logs.values())
     logs = {log.fd: log.path for log in store.logs.values()} | dict.fromkeys(store.fs._root_fds, store.path)
+    if isinstance(store._size_now, SizeOf):
+        logs[store._size_now.args[0]] = settings_file(store.path)
     now = {fd: path for fd, path in descriptors().items() if before.get(fd) != path}
     if now.keys() - logs.keys():
         gc.collect()

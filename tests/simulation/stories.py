@@ -15,6 +15,7 @@ from typing import Any
 from unittest import mock
 
 from fsqueue import FsqueueError, QueueNotFound
+from fsqueue.filesystem import taken
 from fsqueue.layout import Settings, birth_record
 from tests.simulation import commit_acts, invariants
 from tests.simulation.disk import Disk
@@ -310,6 +311,8 @@ def tell(scenario: Scenario, seed: int | str, trace: bool = False) -> Story:
     """One story, from its beginning to the judgement, which is in `story.wrong`."""
     from tests.simulation.acts import cast
 
+    taken.hands.fds.clear()  # those of another world
+    taken.hands.held.clear()
     with limited(scenario):
         story = Story(scenario, seed, trace)
         try:

@@ -14,6 +14,7 @@ from random import Random
 from typing import Any
 
 from fsqueue.clock import Clock, Entropy
+from fsqueue.filesystem import taken
 from tests.simulation.disk import Directory, Disk, File, Node
 from tests.simulation.handles import Crash
 from tests.simulation.kernel import Process
@@ -208,6 +209,8 @@ class _Thread:
             self.turn.acquire()
             job, self.job = self.job, None
             assert job is not None
+            taken.hands.fds.clear()  # those of a worker of another world
+            taken.hands.held.clear()
             job()
 
 
