@@ -300,7 +300,7 @@ class _Survey:
         kept = history.recent_files(store, self.asked)
         known = sorted(kept)
         part = Part(len(known))
-        for shard in sorted(known, key=lambda _: store.entropy.random()):
+        for shard in store.entropy.shuffled(known):
             if size >= HISTORY_BYTES_MAX:
                 break
             recent = history.recent(store, shard, kept[shard], self.asked, HISTORY_BYTES_MAX)

@@ -65,13 +65,13 @@ def translated(store: Store, items: Iterator[R], doing: str) -> Iterator[R]:
     """The same for what comes bit by bit."""
     mine: frozenset[int] = frozenset()
     while True:
-        sections, open_now = taken.mark()
+        sections, open_now, fresh = taken.mark()
         try:
             item = next(items)
         except StopIteration:
             return
         except BaseException as error:
-            failure = ended(store, (sections, open_now - mine), error, doing)
+            failure = ended(store, (sections, open_now - mine, fresh), error, doing)
             break
         mine = taken.mark()[1] - (open_now - mine)  # what stays open until the next step, or its end
         yield item

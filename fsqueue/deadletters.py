@@ -195,7 +195,7 @@ def latest(store: Store, bytes_max: int) -> tuple[list[DeadLetter], bool]:
     found: list[DeadLetter] = []
     shards, whole, left = _shards(store, store.layout), True, bytes_max
     share = max(END_BYTES, bytes_max // max(1, len(shards)))
-    for shard in sorted(shards, key=lambda _: store.entropy.random()):
+    for shard in store.entropy.shuffled(shards):
         if left <= 0:
             return found, False
         for _, fd in _opened(store, store.layout, shard):

@@ -178,6 +178,29 @@ class _Seen:
         return Status(waiting, delayed, leased, completed, len(dead))
 
 
+def shards_with_logs(store: Store) -> frozenset[Shard]:
+    """Return the shards that may have logs.
+
+    On a local disk, one listing in place of many. An NFS client may overlook a new directory in a listing for a
+    minute, so there every shard is looked into.
+    """
+    every = names.all_shards(store.layout.shards)
+    if store.fs.shared:
+        return frozenset(every)
+    found = set(store.fs.names(store.layout.logs))
+    return frozenset(shard for shard in every if shard in found)
+
+
+def _read_logs(store: Store, seen: _Seen, shard: Shard, touched: list[Batch]) -> None:
+    """Replay the logs of these batches, whose task files, if any, were seen before."""
+    for batch in dict.fromkeys(touched):
+        ledger = read_ledger(store, batch)
+        if ledger is not None:
+            seen.ledgers[batch] = ledger
+        elif batch in seen.files and batch not in task_files(store, shard):
+            seen.is_sure = False  # it has finished since, or somebody has just begun with it
+
+
 def _look(store: Store, exact: bool) -> _Seen:
     counted = _counted(store)
     letters = deadletters.Ids(store)
@@ -185,17 +208,16 @@ def _look(store: Store, exact: bool) -> _Seen:
     retried = [name for name in staging.files(store, store.layout) if str(name) in letters.staged]
     seen.files.update({name.batch: name for name in retried})  # as good as published, ...
     seen.files.update(commits.waiting(store))  # ... as these are
+    begun = shards_with_logs(store) if exact else frozenset[Shard]()
     for shard in shards(store):
-        touched = logs(store, shard) if exact else []
+        touched = logs(store, shard) if shard in begun else []
         files = task_files(store, shard)
-        touched += logs(store, shard) if exact else []
-        for batch in dict.fromkeys(touched):
-            ledger = read_ledger(store, batch)
-            if ledger is not None:
-                seen.ledgers[batch] = ledger
-            elif batch in files and batch not in task_files(store, shard):
-                seen.is_sure = False  # it has finished since, or somebody has just begun with it
+        touched += logs(store, shard) if shard in begun else []
         seen.files.update(files)
+        _read_logs(store, seen, shard, touched)
+    if exact:
+        for shard in sorted(shards_with_logs(store) - begun):
+            _read_logs(store, seen, shard, logs(store, shard))
     for batch in seen.ledgers:
         seen.files.pop(batch, None)
     return seen

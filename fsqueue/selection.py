@@ -42,7 +42,7 @@ class Selection:
         if shards is None:
             shards = self.store.fs.names(self.store.layout.tasks)
             self.next_due.clear()
-        self._unlisted = sorted(shards, key=lambda _: self.store.entropy.random())
+        self._unlisted = self.store.entropy.shuffled(shards)
 
     def expect(self, batch: str, due: int) -> None:
         """Something in this batch will be available at `due` (ms), which its name does not say."""

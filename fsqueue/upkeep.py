@@ -64,7 +64,8 @@ def gc(store: Store, touch: bool = False, history_days: int | None = None) -> Gc
     nodes.forget(store, NODE_AGE_S)
     full = _apply_decided(store, report)
     missed = bool(full)
-    full += [error for shard in inspection.shards(store) for error in _shard(store, shard, report)]
+    begun = inspection.shards_with_logs(store)  # a log that is made later is for the next upkeep
+    full += [error for shard in inspection.shards(store) for error in _shard(store, shard, shard in begun, report)]
     if missed:  # the shards may have made room
         full += _apply_decided(store, report)
     if touch:
@@ -116,7 +117,7 @@ def refresh(store: Store) -> int:
     return touched
 
 
-def _shard(store: Store, shard: str, report: GcReport) -> list[OSError]:
+def _shard(store: Store, shard: names.Shard, has_logs: bool, report: GcReport) -> list[OSError]:
     """The batches of a shard; the errors of those for which there was no room."""
     full = []
     files: dict[str, TaskFileName] = {}
@@ -126,7 +127,7 @@ def _shard(store: Store, shard: str, report: GcReport) -> list[OSError]:
             report.stray += 0 if text.startswith(".nfs") else 1
             continue
         files[name.batch] = name
-    for text in store.fs.names(f"{store.layout.logs}/{shard}"):
+    for text in store.fs.names(f"{store.layout.logs}/{shard}") if has_logs else ():
         batch = names.parse_log_file(text)
         if batch is None:
             report.stray += 0 if text.startswith(".nfs") else 1

@@ -14,7 +14,7 @@ import stat
 import struct
 from functools import cache, partial
 
-from fsqueue.filesystem.taken import Closer, close, disown, opened
+from fsqueue.filesystem.taken import Closer, close, opened
 
 DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 HOLDER_FLAGS = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
@@ -47,6 +47,7 @@ def _how(flags: int, mode: int, resolve: int) -> bytes:
 _syscall = ctypes.CDLL(None, use_errno=True).syscall
 _syscall.argtypes = (ctypes.c_long, ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t)
 _syscall.restype = ctypes.c_long
+_CALL, _LENGTH = (OPENAT2,), (HOW_BYTES,)
 
 
 def openat2(
@@ -61,10 +62,9 @@ def openat2(
         raise ValueError("embedded null byte")
     encoded, how = path.encode() if path.isascii() else os.fsencode(path), _how(flags, mode, resolve)
     while True:
-        fd = opened(by, _syscall, OPENAT2, directory, encoded, how, HOW_BYTES)
+        fd = opened(by, map(_syscall, _CALL, (directory,), (encoded,), (how,), _LENGTH))
         if fd >= 0:
             return fd
-        disown(fd)
         code = ctypes.get_errno()
         if code != errno.EINTR:
             raise OSError(code, os.strerror(code), path)
@@ -74,16 +74,16 @@ def open_at(directory: int, name: str, flags: int, by: Closer | None = None) -> 
     """Open a name in a directory; neither links nor pipes lead astray."""
     within = partial(os.open, dir_fd=directory)
     try:
-        return opened(by, within, name, flags | LOOK_FLAGS, FILE_MODE)
+        return opened(by, map(within, (name,), (flags | LOOK_FLAGS,), (FILE_MODE,)))
     except BlockingIOError:
         # On the file server's own disk, a delegation of the file to an NFS client has to be called back first. The file
         # is waited for by what is proven to be one: by its name, it could be a pipe by now.
-        fd = opened(by, within, name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = opened(by, map(within, (name,), (os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC,)))
         try:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
                 raise
             flags = (flags | os.O_CLOEXEC) & ~(os.O_CREAT | os.O_EXCL)
-            return opened(by, os.open, f"/proc/self/fd/{fd}", flags)
+            return opened(by, map(os.open, (f"/proc/self/fd/{fd}",), (flags,)))
         finally:
             close(fd)
 
@@ -126,7 +126,7 @@ def _step(directory: int, name: str, flags: int, mode: int, path: str, by: Close
     if name == "..":
         raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), path)
     try:
-        return opened(by, partial(os.open, dir_fd=directory), name or ".", flags, mode)
+        return opened(by, map(partial(os.open, dir_fd=directory), (name or ".",), (flags,), (mode,)))
     except OSError as error:
         raise OSError(error.errno, os.strerror(error.errno or 0), path) from None
 

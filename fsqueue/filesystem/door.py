@@ -362,7 +362,7 @@ class Filesystem(Rooted):
     def sync_directory(self, path: str) -> None:
         """Make the names in a directory durable: one below the root, or the directory that holds the root."""
         holds_root = path == (os.path.dirname(self.root) or "/")
-        fd = taken.opened(self, os.open, path, DIRECTORY_FLAGS) if holds_root else self._open_directory(path)
+        fd = taken.opened(self, map(os.open, (path,), (DIRECTORY_FLAGS,))) if holds_root else self._open_directory(path)
         try:
             self.fsync(fd)
         finally:

@@ -111,21 +111,22 @@ def mount_among(lines: Iterable[str], real: str) -> Mount:
     """The mount, among the lines of a mountinfo (proc(5)), that holds the resolved path `real`."""
     best = Mount(UNKNOWN, "/", "")
     for line in lines:
-        left, _, right = line.partition(" - ")
-        fields, tail = left.split(), right.split()
-        if len(fields) < 6 or len(tail) < 2:
+        fields = line.split()
+        point = _plain(fields[4]) if len(fields) > 6 else ""
+        if len(point) < len(best.point) or not (real == point or real.startswith(point.rstrip("/") + "/")):
             continue
-        point = _plain(fields[4])
-        inside = real == point or real.startswith(point.rstrip("/") + "/")
-        if inside and len(point) >= len(best.point):
-            best = Mount(
-                tail[0], point, ",".join(dict.fromkeys(",".join([fields[5], *tail[2:3]]).split(","))), _plain(tail[1])
-            )
+        try:
+            after = fields.index("-", 6) + 1  # what comes before it is of variable length
+            kind, source = fields[after : after + 2]
+        except ValueError:
+            continue
+        options = ",".join([fields[5], *fields[after + 2 : after + 3]]).split(",")
+        best = Mount(kind, point, ",".join(dict.fromkeys(options)), _plain(source))
     return best
 
 
 def _plain(text: str) -> str:
-    return _ESCAPED.sub(lambda octal: chr(int(octal[1], 8)), text)
+    return _ESCAPED.sub(lambda octal: chr(int(octal[1], 8)), text) if "\\" in text else text
 
 
 def beegfs_setting(name: str) -> str | None:

@@ -18,9 +18,9 @@ import _thread
 import os
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from itertools import compress, tee
+from itertools import compress
 from types import TracebackType
 from typing import Protocol
 
@@ -45,26 +45,34 @@ class _Hands(threading.local):
     def __init__(self) -> None:
         self.fds: dict[int, Closer] = {}
         """Open descriptors, and what closes each. Those that belong to something that lasts are not among them."""
+        self.fresh: list[int] = []
+        """Descriptors that are open, and not among `fds` yet."""
         self.held: list[Held] = []
         """Sections under way, the innermost last."""
 
 
 hands = _Hands()
 
-Mark = tuple[int, frozenset[int]]
+Mark = tuple[int, frozenset[int], int]
 _NO_FDS: frozenset[int] = frozenset()
 
 
-def opened(by: Closer | None, function: Callable[..., int], *args: object) -> int:
-    """Return the descriptor that `function(*args)` opens, recorded in the same moment; None: not recorded.
+def opened(by: Closer | None, attempt: Iterator[int]) -> int:
+    """Return the descriptor that `attempt` opens, recorded in the same moment; None: not recorded.
 
-    `function` must be C code for this to hold; the record is also kept for one of Python.
+    `attempt` is a `map` of one call: `map(os.open, (path,), (flags,))`. Its function must be C code for this to hold;
+    the record is also kept for one of Python. A number below 0 says that nothing was opened, and is not recorded.
     """
     if by is None:
-        return function(*args)
-    found, again = tee(map(function, *((arg,) for arg in args)))
-    hands.fds.update(zip(found, (by,), strict=False))
-    return next(again)
+        return next(attempt)
+    mine = hands
+    fresh = mine.fresh
+    fresh.extend(attempt)
+    fd = fresh[-1]
+    if fd >= 0:
+        mine.fds[fd] = by
+    fresh.pop()
+    return fd
 
 
 def close(fd: int) -> None:
@@ -139,14 +147,14 @@ class Mutex:
 def mark() -> Mark:
     """Return what this thread has taken by now: to be given to `give_back`."""
     fds = hands.fds
-    return len(hands.held), frozenset(fds) if fds else _NO_FDS
+    return len(hands.held), frozenset(fds) if fds else _NO_FDS, len(hands.fresh)
 
 
 def give_back(before: Mark, error: BaseException) -> None:
     """Give back what this thread has taken since `mark`, which `error` kept from being given back. Mostly nothing."""
     for last in (False, False, True):
         try:
-            if len(hands.held) > before[0] or hands.fds.keys() - before[1]:
+            if len(hands.held) > before[0] or hands.fds.keys() - before[1] or len(hands.fresh) > before[2]:
                 _give_back(before, error)
             return
         except BaseException as another:
@@ -167,7 +175,11 @@ def _give_back(before: Mark, error: BaseException) -> None:
             seen.add(id(one))
             traceback.clear_frames(one.__traceback__)
             chain += [one.__cause__, one.__context__]
-    held, fds = hands.held, hands.fds
+    held, fds, fresh = hands.held, hands.fds, hands.fresh
+    while len(fresh) > before[2]:
+        if fresh[-1] >= 0 and fresh[-1] not in fds:  # just opened: it has no lock
+            fds[fresh[-1]] = _Plain()
+        fresh.pop()
     while len(held) > before[0]:
         held[-1].abandon()
         held.pop()
@@ -175,13 +187,20 @@ def _give_back(before: Mark, error: BaseException) -> None:
         if fd not in before[1]:
             by = fds[fd]
             try:
-                if fd >= 0:  # else nothing was opened
-                    with suppress(OSError):  # it is no file, or the server has forgotten the lock
-                        by.unlock(fd)  # closing alone would not: a child that was forked meanwhile has it open, too
-                    with suppress(OSError):
-                        by.close(fd)
+                with suppress(OSError):  # it is no file, or the server has forgotten the lock
+                    by.unlock(fd)  # closing alone would not: a child that was forked meanwhile has it open, too
+                with suppress(OSError):
+                    by.close(fd)
             finally:
                 fds.pop(fd, None)
+
+
+class _Plain:
+    """Closes a descriptor that nobody has locked."""
+
+    def __init__(self) -> None:
+        self.unlock: Callable[[int], None] = lambda fd: None
+        self.close: Callable[[int], None] = close
 
 
 class Scope:
