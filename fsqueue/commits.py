@@ -206,8 +206,8 @@ def staged(
 def decide(store: Store, layout: Layout, record: Record) -> Record:
     """Make a record the one that counts, unless its name has one; returns the one that does.
 
-    Whatever went wrong, the content of `commits/NAME.json` decides. If there is none, the proposal is withdrawn (and
-    closed) before the last look, so that a link that is only on its way finds nothing to link any more.
+    Whatever went wrong, the content of `commits/NAME.json` decides. If there is none, the ballot and then the proposal
+    are withdrawn before the last look, so that a link that is only on its way finds nothing to link any more.
     """
     try:
         ballots.cast(store, layout, record.id, record.encode())

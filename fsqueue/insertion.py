@@ -29,10 +29,10 @@ def insert_many(
     What went before an error stays inserted. An FsqueueError says how many those are, in its text and in `inserted`,
     and that a repeat of the whole call would insert them again.
     """
-    count = 0
+    count, default = 0, default_when(delay_s)
     times: set[When] = set()
     try:
-        for group in groups_of(batches_of(tasks, store, default_when(delay_s), batch_tasks, total, times)):
+        for group in groups_of(batches_of(tasks, store, default, batch_tasks, total, times)):
             publish(store, group)
             count += sum(sealed.tasks for sealed in group)
     except InvalidTask as error:  # what came before it is all there
@@ -51,19 +51,16 @@ def advice(inserted: int | None, cause: BaseException | None) -> str:
     """Say what of a stream is in the queue after an error, and how to go on. `inserted`: see `FsqueueError`."""
     sure = isinstance(cause, OSError) and cause.errno in FULL
     again = "Under a name (commit=NAME, --commit NAME) a whole insert may be repeated."
-    if inserted is None:
-        return f"Some of the tasks may be in the queue; repeating the call would insert those again. {again}"
-    if not inserted and sure:
+    if inserted == 0 and sure:
         return "None of the tasks is in the queue: repeat the call."
-    some = (
-        f"The first {inserted:,} tasks of this call are in the queue"
-        if inserted != 1
-        else "Its first task is in the queue"
-    )
     if not inserted:
-        some = "None of the tasks is known to be in the queue"
+        return f"Some of the tasks may be in the queue; repeating the call would insert those again. {again}"
+    first = f"first {inserted:,} tasks of this call are" if inserted != 1 else "first task of this call is"
     maybe = "" if sure else ", and some of those that came next may be"
-    return f"{some}{maybe}. Repeating the whole call would insert them again: insert the rest only. {again}"
+    return (
+        f"The {first} in the queue{maybe}. Repeating the whole call would insert them again: insert the rest only. "
+        f"{again}"
+    )
 
 
 def _explained(store: Store, error: Exception, cause: BaseException | None, then: str) -> FsqueueError:

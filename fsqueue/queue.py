@@ -271,8 +271,8 @@ class Queue:
         `results`: small JSON values to keep, by task id. InvalidResult.tasks names those whose results cannot be
         kept: they stay leased, and the rest is done.
         """
-        encoded, refused = results_of(results or {})
-        sound = [task for task in leased(tasks) if task.id not in refused]
+        encoded, refused = results_of(results) if results else ({}, {})
+        sound = [task for task in leased(tasks) if task.id not in refused] if refused else tasks
         try:
             self._end(sound, lambda mine: transitions.complete(self.store, mine, encoded))
         except LeaseLost as lost:

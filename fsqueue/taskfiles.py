@@ -48,6 +48,12 @@ def listed(store: Store, layout: Layout, batch: str) -> list[str]:
     ]
 
 
+def names_of(store: Store, layout: Layout, batch: str) -> list[TaskFileName]:
+    """Return the names of a batch's task files, in order. A listing can miss one: two are taken."""
+    texts = {text for _ in range(2) for text in listed(store, layout, batch)}
+    return list(names.task_files_of(batch, sorted(texts)))
+
+
 def read(store: Store, log: Log) -> list[bytes] | None:
     """The lines of the task file, kept with the log; None if the file is proven absent."""
     if log.lines is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import subprocess
@@ -15,7 +16,7 @@ import pytest
 import fsqueue
 from fsqueue import Queue
 from fsqueue.clock import Entropy, ManualClock
-from fsqueue.filesystem import Filesystem
+from fsqueue.filesystem import Filesystem, rooted, taken
 from fsqueue.filesystem.locks import DescriptionLocks, ProcessLocks, description_locks_work
 
 pytestmark = pytest.mark.once
@@ -270,3 +271,41 @@ def test_a_lock_whose_descriptor_was_closed_by_somebody_else_is_free(tmp_path: P
     assert not second.is_locked(b)
     assert second.try_lock(b)
     second.close(b)
+
+
+@pytest.mark.parametrize("way", ["watched", "opened"])
+def test_asking_for_a_size_gives_no_classic_lock_of_the_file_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"123")
+    monkeypatch.setattr(rooted, "size_on_server", lambda *_: None)  # so the file is opened instead
+    fs = Filesystem(str(tmp_path), process_locks=True)
+    watch = fs.watch(str(path), fs.look(str(path)))
+    fd = fs.look(str(path), os.O_RDWR)
+    assert fs.try_lock(fd)
+    if way == "watched":
+        assert watch() == 3
+        del watch
+    else:
+        assert fs.size_on_server(str(path)) == 3
+    assert not free_for_another_process(ProcessLocks(), path)
+    fs.unlock(fd)
+    assert free_for_another_process(ProcessLocks(), path)
+    fs.close(fd)
+
+
+def test_a_descriptor_that_its_server_has_forgotten_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fs = Filesystem(str(tmp_path), process_locks=True)
+    (tmp_path / "file").write_bytes(b"")
+    fd = fs.look(str(tmp_path / "file"))
+
+    def forgotten(fd: int) -> tuple[int, int]:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ProcessLocks, "_file", staticmethod(forgotten))
+        fs.close(fd)
+    assert fd not in taken.hands.fds
+    with pytest.raises(OSError, match="Bad file"):
+        os.fstat(fd)

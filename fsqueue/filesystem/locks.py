@@ -162,7 +162,11 @@ class ProcessLocks:
     def close(self, fd: int) -> None:
         """Close the descriptor, at once or when the lock that another of the same file has is given back."""
         with _held.mutex:
-            file = self._file(fd)
+            try:
+                file = self._file(fd)
+            except OSError:  # the server has forgotten the file (ESTALE), and the lock with it
+                taken.close(fd)
+                return
             if self._owner(file, fd) != fd:
                 _held.closing.setdefault(file, []).append(fd)
                 taken.disown(fd)

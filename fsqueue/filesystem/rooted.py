@@ -70,6 +70,10 @@ class Rooted:
         self._is_group_shared = False
         self._open_beneath = beneath.openat2 if beneath.openat2_works() else beneath.walk
 
+    def drop(self, fd: int) -> None:
+        """Close a descriptor, for a finalizer."""
+        self.close(fd)
+
     def _inside(self, path: str) -> str:
         """Return `path` relative to the root: "" for the root itself. OSError (EXDEV) if it is outside."""
         if path.startswith(self._below):
@@ -114,7 +118,7 @@ class Rooted:
         `fd`: that file, open. It is taken over, and closed with the function. On a network filesystem it would keep
         an unlinked file alive as `.nfs…`: `size_on_server` serves there.
         """
-        return SizeOf(fd)
+        return SizeOf(fd, self.drop)
 
     def size_on_server(self, path: str) -> int:
         """Return the size of the file `path`, as a file server knows it: one request, which no cache answers."""
@@ -130,7 +134,7 @@ class Rooted:
             try:
                 return os.fstat(fd).st_size
             finally:
-                taken.close(fd)
+                self.close(fd)
         return size
 
     def is_open(self) -> bool:

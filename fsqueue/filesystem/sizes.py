@@ -21,16 +21,20 @@ class SizeOf(partial[int]):
     """A function that tells the size of an open file: one system call, without a Python frame. It owns the descriptor.
 
     It moves the descriptor's offset to the end, so nothing must read by that. Nobody else closes the descriptor:
-    moving the offset of another file that has got its number would be a disaster.
+    moving the offset of another file that has got its number would be a disaster. `drop` closes it: closing a file
+    behind the back of the classic locks would give back what this process has locked of it.
     """
 
-    def __new__(cls, fd: int) -> SizeOf:
+    drop: Callable[[int], None] = staticmethod(taken.close)
+
+    def __new__(cls, fd: int, drop: Callable[[int], None]) -> SizeOf:
         made = super().__new__(cls, os.lseek, fd, 0, os.SEEK_END)
         taken.disown(fd)
+        made.drop = drop
         return made
 
     def __del__(self) -> None:
-        taken.close(self.args[0])
+        self.drop(self.args[0])
 
 
 @cache

@@ -231,10 +231,7 @@ class ShardCheck:
         return any(finding.kind == kind for finding in look.findings())
 
     def _names(self, batch: Batch) -> list[TaskFileName]:
-        """The names of a batch's task files. A listing can miss one: two are taken."""
-        store = self.store
-        texts = {text for _ in range(2) for text in taskfiles.listed(store, store.layout, batch)}
-        return [name for text in sorted(texts) if (name := names.parse_task_file(text)) is not None]
+        return taskfiles.names_of(self.store, self.store.layout, batch)
 
     def _mend(self, batch: Batch, finding: Finding) -> None:
         store, repair, log = self.store, self.repair, self.store.layout.log(batch)

@@ -204,7 +204,7 @@ class Repair:
         """
         store = self.store
         with self._batch(batch) as log:
-            there = {name: log.layout.task_file(name) for name in _listed(store, log)}
+            there = {name: log.layout.task_file(name) for name in taskfiles.names_of(store, log.layout, batch)}
             last = next((text for text in reversed(log.ledger.names) if text in map(str, there)), None)
             lost = {name: (self._lost(log, name, path), str(name) != last, str(name)) for name, path in there.items()}
             kept = min(lost, key=lost.__getitem__, default=None)
@@ -235,7 +235,7 @@ class Repair:
                 return
             if ledger.count:
                 self.quarantine.keep(log.path, store.fs.read(log.path))
-            for name in _listed(store, log):
+            for name in taskfiles.names_of(store, log.layout, batch):
                 self.quarantine.move(log.layout.task_file(name))
             finishing.farewell(store, log)
 
@@ -243,7 +243,7 @@ class Repair:
         """End a log that has no batch. What is in it is kept in quarantine: its first line may have been damaged."""
         store = self.store
         with transitions.locked(store, batch, WAIT_S) as log:
-            if not log.ledger.count and not _listed(store, log):
+            if not log.ledger.count and not taskfiles.names_of(store, log.layout, batch):
                 content = store.fs.read(log.path)
                 if content:
                     self.quarantine.keep(log.path, content)
@@ -261,7 +261,7 @@ class Repair:
         store, shard = self.store, self.store.layout.shard(name.batch)
         with self._batch(name.batch) as log:
             ledger, target = log.ledger, log.layout.task_file(name)
-            others = _listed(store, log)
+            others = taskfiles.names_of(store, log.layout, name.batch)
             is_done = ledger.count and not ledger.left
             if is_done or history.finished(store, shard, {name.batch}):
                 self.quarantine.move(path)
@@ -324,12 +324,6 @@ def held_to_write(store: Store, path: str) -> Iterator[int]:
         if path != store.layout.settings_file:  # a creator that died has left it with two
             jsonl.must_have_one_name(store.fs, fd, path)
         yield fd
-
-
-def _listed(store: Store, log: Log) -> list[TaskFileName]:
-    """The names of a batch's task files. A listing can miss one: two are taken."""
-    texts = {text for _ in range(2) for text in taskfiles.listed(store, log.layout, log.batch)}
-    return list(names.task_files_of(log.batch, sorted(texts)))
 
 
 def _check_held(ledger: Ledger, tasks: list[int], at: int) -> None:
