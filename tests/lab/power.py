@@ -228,9 +228,9 @@ def drain(queue: Queue) -> Counter[str]:
     found: Counter[str] = Counter()
     until = time.monotonic() + PATIENCE_S
     while not queue.status().drained:
-        for task in queue.lease(100, wait_s=1):
-            found[task.payload] += 1
-            task.complete()
+        tasks = queue.lease(1000, wait_s=1)
+        found.update(task.payload for task in tasks)
+        queue.complete(tasks)
         assert time.monotonic() < until, f"still {queue.status()}"
     return found
 
