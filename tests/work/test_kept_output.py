@@ -230,3 +230,20 @@ def test_a_directory_in_which_one_may_not_write_is_refused(shared: Path) -> None
     said = as_user(OWNER, 0o002, work)
     assert "Permission denied" in said
     assert said.endswith(" 1")
+
+
+@needs_root
+def test_a_link_of_another_user_is_not_followed_to_the_directory(queue: Queue, kept: Path, tmp_path: Path) -> None:
+    """Whoever may write beside it would choose where the files are made; a link of one's own is one's word."""
+    mine, theirs, chain = tmp_path / "mine", tmp_path / "theirs", tmp_path / "chain"
+    mine.symlink_to("kept")
+    theirs.symlink_to(kept)
+    os.lchown(theirs, MEMBER, MEMBER)
+    chain.symlink_to(theirs)
+    queue.insert(1)
+    for path in (theirs, chain):
+        with pytest.raises(InvalidArgument, match="another user"):
+            Worker(queue, command=["echo", "out"], keep_output=path).run()
+    assert os.listdir(kept) == []
+    Worker(queue, command=["echo", "out"], keep_output=mine, max_tasks=1).run()
+    assert len(os.listdir(kept)) == 1
