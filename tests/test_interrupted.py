@@ -22,7 +22,7 @@ import pytest
 
 import fsqueue
 from fsqueue import FsqueueError, LeasedTask, Queue, poll
-from fsqueue.filesystem import taken
+from fsqueue.filesystem import Filesystem, taken
 from fsqueue.filesystem.sizes import SizeOf
 from fsqueue.layout import settings_file
 
@@ -208,3 +208,31 @@ def test_verbs_interrupted_anywhere_leave_nothing_taken(tmp_path: Path, monkeypa
         queue.close()
     assert not failed, "\n".join(failed)
     assert len(interrupter.seen) > 1000
+
+
+def test_the_removal_of_a_tree_interrupted_anywhere_leaves_nothing_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(globals(), "SECTIONS", {"trees.py"})
+    interrupter, fs = Interrupter(), Filesystem(str(tmp_path))
+    tree = tmp_path / "tree"
+    deep = tree / "a" / "b"
+
+    def remove() -> None:
+        with taken.Scope():
+            fs.remove_tree(str(tree))
+
+    fs.remove_tree(str(tree))  # opens the root
+    before = descriptors()
+    hit = True
+    while hit:
+        deep.mkdir(parents=True, exist_ok=True)
+        (tree / "c").mkdir(exist_ok=True)
+        (deep / "file").touch()
+        hit = interrupter.run(remove)
+        now = descriptors()
+        assert {fd: path for fd, path in now.items() if before.get(fd) != path} == {}, interrupter.where
+        assert now.keys() == before.keys(), interrupter.where
+        assert not taken.hands.fds
+    assert not tree.exists()
+    assert len(interrupter.seen) > 100

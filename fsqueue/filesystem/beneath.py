@@ -88,16 +88,16 @@ def open_at(directory: int, name: str, flags: int, by: Closer | None = None) -> 
             close(fd)
 
 
-def enter(directory: int, name: str) -> int:
+def enter(directory: int, name: str, by: Closer | None = None) -> int:
     """Open a directory in an open one. OSError: EXDEV if something is mounted there, ENOTDIR or ELOOP for a link.
 
     Where openat2 is missing, only another filesystem is noticed, not another directory of the same one.
     """
     if openat2_works():
-        return openat2(directory, name, DIRECTORY_FLAGS, resolve=RESOLVE | NO_MOUNTS)
-    fd = os.open(name, DIRECTORY_FLAGS | os.O_NOFOLLOW, dir_fd=directory)
+        return openat2(directory, name, DIRECTORY_FLAGS, resolve=RESOLVE | NO_MOUNTS, by=by)
+    fd = opened(by, partial(os.open, dir_fd=directory), name, DIRECTORY_FLAGS | os.O_NOFOLLOW)
     if os.fstat(fd).st_dev != os.fstat(directory).st_dev:
-        os.close(fd)
+        close(fd)
         raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), name)
     return fd
 

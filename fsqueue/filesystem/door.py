@@ -391,7 +391,7 @@ class Filesystem(Rooted):
         """
         try:
             with self._holder(path) as (within, name):
-                return trees.remove(name, within, proof, last, most)
+                return trees.remove(name, within, proof, last, most, by=self)
         except FileNotFoundError:
             return 0
 

@@ -11,8 +11,10 @@ import os
 import stat
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 from fsqueue.filesystem.beneath import DIRECTORY_FLAGS, enter
+from fsqueue.filesystem.taken import Closer, close, opened
 
 CHANGED = (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST, errno.EISDIR, errno.ESTALE)
 """Somebody else removes, or still adds to it (or an open file lingers, on NFS): the next reaping takes the rest."""
@@ -54,15 +56,23 @@ Proof = Callable[[OpenTree], bool]
 """Says of an open directory whether it may be removed."""
 
 
-def remove(name: str, within: int, proof: Proof | None = None, last: str | None = None, most: int | None = None) -> int:
+def remove(
+    name: str,
+    within: int,
+    proof: Proof | None = None,
+    last: str | None = None,
+    most: int | None = None,
+    by: Closer | None = None,
+) -> int:
     """Remove a name in an open directory, and what is below it if it is a directory; return how many names went.
 
     With a `proof` nothing goes unless the name is a directory (no link) and the proof holds. `last`: the file right in
     it that the proof rests on. It goes after all the rest, so that what an interrupted removal leaves can be proven
     again. `most`: stop after so many names. What one may not remove does not keep the rest: it is raised at the end.
+    `by`: what closes the descriptors after an interruption (see `taken`).
     """
     try:
-        top = os.open(name, DIRECTORY_FLAGS | os.O_NOFOLLOW, dir_fd=within)
+        top = opened(by, partial(os.open, dir_fd=within), name, DIRECTORY_FLAGS | os.O_NOFOLLOW)
     except OSError as error:
         if error.errno in NO_DIRECTORY and proof is None:
             return _unlink(name, within)
@@ -72,18 +82,18 @@ def remove(name: str, within: int, proof: Proof | None = None, last: str | None 
     try:
         if proof is not None and not proof(OpenTree(top)):
             return 0
-        removal = _Removal(top, most)
+        removal = _Removal(top, most, by)
         try:
             removal.empty(last)
         finally:
-            os.close(removal.here)
+            close(removal.here)
         if removal.left:
             removal.end(name, within, top, last)
         if removal.refused is not None:
             raise removal.refused
         return removal.removed
     finally:
-        os.close(top)
+        close(top)
 
 
 def _unlink(name: str, within: int) -> int:
@@ -102,8 +112,9 @@ class _Removal:
     The way up is `..`, if that is the directory that it came from; else somebody moves things about, and it ends there.
     """
 
-    def __init__(self, top: int, most: int | None) -> None:
-        self.here = os.dup(top)
+    def __init__(self, top: int, most: int | None, by: Closer | None) -> None:
+        self._by = by
+        self.here = opened(by, os.dup, top)
         self.removed = 0
         self.left = most if most is not None else -1
         """How many names may still go; 0: no more, below 0: any number."""
@@ -139,7 +150,7 @@ class _Removal:
     def _enter(self, name: str) -> None:
         """Go into a directory, and remove what are no directories in it; or remove a name that is none any more."""
         try:
-            inner = enter(self.here, name)
+            inner = enter(self.here, name, self._by)
         except OSError as error:
             if error.errno in NO_DIRECTORY:
                 self._try(os.unlink, name, self.here)
@@ -149,8 +160,8 @@ class _Removal:
                 self._note(error)
             return
         self._above.append((name, _identity(self.here), self._pending))
-        os.close(self.here)
-        self.here, self._pending = inner, []
+        self._pending = []
+        self._move_to(inner)
         self._clear(None)
 
     def _clear(self, last: str | None) -> None:
@@ -164,13 +175,17 @@ class _Removal:
     def _leave(self) -> bool:
         """Go up, and remove the directory that was left; False if it is somewhere else by now."""
         name, holder, self._pending = self._above.pop()
-        outer = os.open("..", DIRECTORY_FLAGS, dir_fd=self.here)
-        os.close(self.here)
-        self.here = outer
+        outer = opened(self._by, partial(os.open, dir_fd=self.here), "..", DIRECTORY_FLAGS)
+        self._move_to(outer)
         if _identity(outer) != holder:
             return False
         self._try(os.rmdir, name, outer)
         return True
+
+    def _move_to(self, fd: int) -> None:
+        """Go on in another directory. Closed last: an interruption must not have the same number closed twice."""
+        before, self.here = self.here, fd
+        close(before)
 
     def _try(self, action: Callable[..., None], name: str, within: int) -> None:
         try:
