@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from fsqueue import finishing, history, moments, movements, names, taskfiles
 from fsqueue.errors import LeaseExpired, LeaseLost, LockTimeout, QueueNotFound
@@ -429,7 +429,14 @@ def open_untouched(store: Store, log: Log) -> bool:
 
 
 def opening(store: Store, name: TaskFileName) -> bytes:
-    """The first record of a batch's log."""
+    """The first record of a batch's log. A log that outlives a power loss must not outlive the task file's name.
+
+    Who publishes the file may not have synced that yet, or may have died before.
+    """
+    if store.sync_movements and not store.fs.shared:
+        layout = store.layout
+        with suppress(FileNotFoundError):  # the generation has gone
+            store.fs.sync_directory(f"{layout.tasks}/{layout.shard(name.batch)}")
     return movements.record(
         "open",
         store.clock.now_ms(),

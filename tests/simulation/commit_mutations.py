@@ -144,4 +144,10 @@ MUTATIONS = [
         "commits-overwrite-power",
         (("overwriting:_note", "            fs.sync_directory(directory)\n", "            pass\n"),),
     ),
+    Mutation(
+        "the ballot is not synced",
+        "a power loss leaves a decision without its content",
+        ("lossy", "publish-staged", "", "power-names"),
+        (("ballots:cast", "        if store.sync_inserts:\n", "        if False:\n"),),
+    ),
 ]  # fmt: skip

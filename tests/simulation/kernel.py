@@ -305,7 +305,7 @@ class Process:
     @call
     def stat(self, path: str, *, dir_fd: At = None, follow_symlinks: bool = True) -> Stat:
         directory, name = self.parent(path, dir_fd)
-        node = self.lookup(directory, name)
+        node = directory if name == "." else self.lookup(directory, name)
         if node is None:
             raise failure(errno.ENOENT, path)
         return Stat(node, 4096 if isinstance(node, Directory) else len(node.data), node.mtime)

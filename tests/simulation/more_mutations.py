@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from tests.simulation.mutations import Mutation
+from tests.simulation.mutations import BELIEVES, Mutation
 
 MUTATIONS = [
     Mutation(
@@ -35,7 +35,7 @@ MUTATIONS = [
         "a power loss keeps the new tasks and loses the line that ends the letter: both are there",
         ("strict", "retry-dead", "lease-many", "killed-then-power"),
         (
-            ("deadletters:publish_pending", "        if named and store.sync_inserts:\n", "        if False:\n"),
+            ("deadletters:publish_pending", "            if store.sync_inserts:\n                store.fs.fsync(fd)", "            if False:\n                store.fs.fsync(fd)"),
         ),
     ),
     Mutation(
@@ -100,6 +100,7 @@ MUTATIONS = [
         ("local", "insert", "gc", "days"),
         (
             ("staging:stage", "    locked = fs.lock(fd, store.clock, store.entropy, LOCK_S)\n", "    locked = True\n"),
+            BELIEVES,
         ),
     ),
     Mutation(
@@ -108,6 +109,7 @@ MUTATIONS = [
         ("local", "insert", "gc", "days"),
         (
             ("staging:stage", "    late = store.clock.monotonic() - began > LATE_S\n", "    late = False\n"),
+            BELIEVES,
         ),
     ),
     Mutation(
@@ -124,6 +126,7 @@ MUTATIONS = [
         "delete",
         (
             ("store:Store._load", "    if fate.closed:\n", "    if False:\n"),
+            ("store:Store._load", "    if not self.fs.is_in_place():  # on a full", "    if False:  # on a full"),
         ),
     ),
     Mutation(
@@ -163,7 +166,39 @@ MUTATIONS = [
         "nobody looks for what is waiting until the old name's time has come",
         "calm",
         (
-            ("taskfiles:rename", "        if name != target and store.fs.rename(log.layout.task_file(name), path):\n", "        if False:\n"),
+            ("taskfiles:rename_surely", "        if name != target and store.fs.rename(log.layout.task_file(name), path):\n", "        if True:\n"),
+        ),
+    ),
+    Mutation(
+        "who was away for days takes what is gone for published",
+        "its lock was lost and `gc` has reaped the file; the insert reports success",
+        ("nfs", "insert", "gc", "away"),
+        (BELIEVES,),
+    ),
+    Mutation(
+        "given back before the file has an earlier name",
+        "the renaming fails, and the caller is told so although the record stands",
+        ("local", "release", "", "eio"),
+        (
+            ("transitions:release", "        name_earlier(store, log, at, available_at)\n", ""),
+            ("transitions:release", "available_at=available_at)\n", "available_at=available_at)\n        name_earlier(store, log, at, available_at)\n"),
+        ),
+    ),
+    Mutation(
+        "a failure is recorded before the file has an earlier name",
+        "the same; the attempt is charged, and the repeat is told that the lease was lost",
+        ("local", "fail", "", "eio"),
+        (
+            ("transitions:fail", "        name_earlier(store, log, at, at + pause)\n", ""),
+            ("transitions:fail", "available_at=at + pause, error=error)\n", "available_at=at + pause, error=error)\n        name_earlier(store, log, at, at + pause)\n"),
+        ),
+    ),
+    Mutation(
+        "heads that are not kept are forgotten",
+        "a shard has more task files than are kept in mind, and is called empty when those are used up",
+        "small",
+        (
+            ("selection:Selection._list", "self._further[shard] = best[-1][14:]", "pass"),
         ),
     ),
 ]  # fmt: skip

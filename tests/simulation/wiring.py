@@ -82,6 +82,8 @@ class SimFilesystem(Filesystem):
         return fd
 
     def _holder(self, path: str) -> _Holder:  # type: ignore[override]
+        if path == self.root:
+            return _Holder(self._directory(path), ".")
         directory, _, name = path.rpartition("/")
         return _Holder(self._directory(directory), name)
 
