@@ -95,7 +95,7 @@ def enter(directory: int, name: str, by: Closer | None = None) -> int:
     """
     if openat2_works():
         return openat2(directory, name, DIRECTORY_FLAGS, resolve=RESOLVE | NO_MOUNTS, by=by)
-    fd = opened(by, partial(os.open, dir_fd=directory), name, DIRECTORY_FLAGS | os.O_NOFOLLOW)
+    fd = opened(by, map(partial(os.open, dir_fd=directory), (name,), (DIRECTORY_FLAGS | os.O_NOFOLLOW,)))
     if os.fstat(fd).st_dev != os.fstat(directory).st_dev:
         close(fd)
         raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), name)

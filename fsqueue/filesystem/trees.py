@@ -72,7 +72,7 @@ def remove(
     `by`: what closes the descriptors after an interruption (see `taken`).
     """
     try:
-        top = opened(by, partial(os.open, dir_fd=within), name, DIRECTORY_FLAGS | os.O_NOFOLLOW)
+        top = opened(by, map(partial(os.open, dir_fd=within), (name,), (DIRECTORY_FLAGS | os.O_NOFOLLOW,)))
     except OSError as error:
         if error.errno in NO_DIRECTORY and proof is None:
             return _unlink(name, within)
@@ -114,7 +114,7 @@ class _Removal:
 
     def __init__(self, top: int, most: int | None, by: Closer | None) -> None:
         self._by = by
-        self.here = opened(by, os.dup, top)
+        self.here = opened(by, map(os.dup, (top,)))
         self.removed = 0
         self.left = most if most is not None else -1
         """How many names may still go; 0: no more, below 0: any number."""
@@ -175,7 +175,7 @@ class _Removal:
     def _leave(self) -> bool:
         """Go up, and remove the directory that was left; False if it is somewhere else by now."""
         name, holder, self._pending = self._above.pop()
-        outer = opened(self._by, partial(os.open, dir_fd=self.here), "..", DIRECTORY_FLAGS)
+        outer = opened(self._by, map(partial(os.open, dir_fd=self.here), ("..",), (DIRECTORY_FLAGS,)))
         self._move_to(outer)
         if _identity(outer) != holder:
             return False
