@@ -49,12 +49,6 @@ MUTATIONS = [
         ),
     ),
     Mutation(
-        "the proposal is not synced",
-        "a power loss leaves a decision without its content, or that nothing leads to",
-        "commits-power",
-        (("commits:_proposed", "        if store.sync_inserts:\n", "        if False:\n"),),
-    ),
-    Mutation(
         "the decision is not synced before it is applied",
         "a power loss keeps some of the files and loses the decision",
         "commits-power",

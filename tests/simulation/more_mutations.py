@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from tests.simulation.mutations import BELIEVES, Mutation
+from tests.simulation.mutations import BELIEVES, ELSEWHERE, Mutation
 
 MUTATIONS = [
     Mutation(
@@ -123,10 +123,10 @@ MUTATIONS = [
     Mutation(
         "a queue that says it is closed is used on",
         "what is inserted goes into the trash",
-        "delete",
+        ("nfs", "insert-twice", "delete", "on"),
         (
             ("store:Store._load", "    if fate.closed:\n", "    if False:\n"),
-            ("store:Store._load", "    if not self.fs.is_in_place():  # on a full", "    if False:  # on a full"),
+            ELSEWHERE,
         ),
     ),
     Mutation(
@@ -199,6 +199,46 @@ MUTATIONS = [
         "small",
         (
             ("selection:Selection._list", "self._further[shard] = best[-1][14:]", "pass"),
+        ),
+    ),
+    Mutation(
+        "an idle worker looks only when the bell rings",
+        "what comes due, or whose lease runs out, is called by nobody",
+        ("local", "idle-looks", "", "on"),
+        (
+            ("waiting:Vigil.look", "leaser.selection.due(store.clock.now_ms())", "[]"),
+        ),
+    ),
+    Mutation(
+        "a lease that has run out is renewed",
+        "who took it over, or may have, has the task as well",
+        ("local", "renew", "", "late"),
+        (
+            ("transitions:renew", "in_time = [index for index in held if at < ledger.since[index]]", "in_time = held"),
+        ),
+    ),
+    Mutation(
+        "a task file's name is not on disk before its batch's log is",
+        "a power loss keeps the lease of a task that was not reported inserted yet, and loses its file",
+        ("strict", "insert", "lease-many", "then-power"),
+        (
+            ("transitions:opening", "    if store.sync_movements and not store.fs.shared:\n", "    if False:\n"),
+        ),
+    ),
+    Mutation(
+        "a task comes back before the time that its file's name promises",
+        "nobody looks for it until then",
+        "calm",
+        (
+            ("transitions:fail", "available_at=at + pause, error=error", "available_at=at, error=error"),
+        ),
+    ),
+    Mutation(
+        "only names above a directory are made durable",
+        "a power loss takes the new directory's name, and what was inserted with it",
+        "power",
+        (
+            ("store:Store.sync_names", "    self.fs.sync_directory(directory)\n    while", "    while"),
         ),
     ),
 ]  # fmt: skip

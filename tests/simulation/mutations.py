@@ -86,6 +86,8 @@ BELIEVES: Edit = ("staging:AWAY_S", "43200.0", "1e18")
 
 Else it raises an error, and nothing that `gc` has reaped is reported inserted: each of the two defences would do.
 """
+ELSEWHERE: Edit = ("store:Store._load", "    if not self.fs.is_in_place():  # on a full", "    if False:  # on a full")
+"""Whether the open directory is still the one at the queue's path: it tells of a deletion, too, as the mark does."""
 
 MUTATIONS = [
     Mutation(
@@ -294,7 +296,7 @@ MUTATIONS = [
     Mutation(
         "no fresh look",
         "a client believes for a minute what it remembers of a name: a log that is gone, or that is not there yet",
-        "revoke",
+        "storm",
         (("filesystem.door:Filesystem._open_anew",
           "    within = self._open_directory(directory)\n    try:\n        return open_at(within, name, flags, self)\n    finally:\n        taken.close(within)\n",
           "    return self._open(path, flags | LOOK_FLAGS)\n"),),
@@ -372,7 +374,7 @@ MUTATIONS = [
         "deleted without the mark",
         "who has the queue open, or its path cached, inserts into the trash",
         ("nfs", "insert-twice", "delete", "on"),
-        (("administration:_mark", "        jsonl.append(fs, fd, mark, True)\n", "        pass\n"),),
+        (("administration:_mark", "        jsonl.append(fs, fd, mark, True)\n", "        pass\n"), ELSEWHERE),
     ),
     Mutation(
         "generations of all queues have the same names",

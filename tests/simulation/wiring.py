@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from fsqueue import administration, store
+from fsqueue import administration, nested, store
 from fsqueue.clock import Clock, Entropy
 from fsqueue.filesystem import Filesystem, Mount, OpenTree, beneath, door, taken
 from fsqueue.filesystem.beneath import DIRECTORY_FLAGS
@@ -237,6 +237,7 @@ _MACHINE: list[tuple[Any, str, Callable[..., Any] | object]] = [
     (store, "read_fate", lru_cache(maxsize=1000)(store.read_fate)),
     (store, "mount_of", _mount),
     (store, "Filesystem", _filesystem),
+    (nested, "Filesystem", _filesystem),
     (store, "Clock", lambda: me().clock),
     (store, "Entropy", lambda: me().entropy),
     (store, "worker_of_this_process", lambda name=None: me().worker),
