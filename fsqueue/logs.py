@@ -111,9 +111,9 @@ class Log:
         It is busy also for a signal handler that interrupts a section of its own thread. What breaks a section off
         between two instructions reaches `abandon`, by `taken.give_back`.
         """
-        held = taken.hands.held
+        held = taken.hands.mine.held
         held.append(self)
-        if self.mutex.acquire(blocking=False) or (wait_s and self.mutex.acquire(timeout=wait_s)):
+        if self.mutex.acquire(False) or (wait_s and self.mutex.acquire(True, wait_s)):
             if not self._inside:
                 self._inside = True
                 return True
@@ -125,7 +125,7 @@ class Log:
         """Give the mutex back."""
         self._inside = False
         self.mutex.release()
-        taken.hands.held.remove(self)
+        taken.hands.mine.held.remove(self)
 
     def abandon(self) -> None:
         """Nothing here can be believed after a section that was broken off: discard it, and let others in."""

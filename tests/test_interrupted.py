@@ -112,8 +112,8 @@ def check(queue: Queue, before: dict[int, str]) -> None:
     """Nothing is taken, and what is open belongs to open logs, or tells whether the queue was purged."""
     poll.put_back()
     store = queue.store
-    assert taken.hands.held == []
-    assert not taken.hands.fds
+    assert taken.hands.mine.held == []
+    assert not taken.hands.mine.fds
     assert not store.mutex.locked()
     assert not any(log.mutex.locked() for log in store.logs.values())
     logs = {log.fd: log.path for log in store.logs.values()} | dict.fromkeys(store.fs._root_fds, store.path)
@@ -200,8 +200,8 @@ def test_verbs_interrupted_anywhere_leave_nothing_taken(tmp_path: Path, monkeypa
                 assert len(queue.lease(1)) == 1
             except (AssertionError, FsqueueError, OSError) as error:
                 failed.append(f"{verb} at {interrupter.where}: {str(error)[:300]}")
-                taken.hands.held.clear()
-                taken.hands.fds.clear()
+                taken.hands.mine.held.clear()
+                taken.hands.mine.fds.clear()
                 rounds = 0
                 if len(failed) > 5:
                     break
@@ -233,6 +233,6 @@ def test_the_removal_of_a_tree_interrupted_anywhere_leaves_nothing_open(
         now = descriptors()
         assert {fd: path for fd, path in now.items() if before.get(fd) != path} == {}, interrupter.where
         assert now.keys() == before.keys(), interrupter.where
-        assert not taken.hands.fds
+        assert not taken.hands.mine.fds
     assert not tree.exists()
     assert len(interrupter.seen) > 100

@@ -39,8 +39,10 @@ class Held(Protocol):
         """Give it back, if this thread has it. Called for a section that was broken off at any instruction."""
 
 
-class _Hands(threading.local):
-    """One thread's record."""
+class Record:
+    """What one thread has taken."""
+
+    __slots__ = ("fds", "fresh", "held")
 
     def __init__(self) -> None:
         self.fds: dict[int, Closer] = {}
@@ -51,10 +53,17 @@ class _Hands(threading.local):
         """Sections under way, the innermost last."""
 
 
+class _Hands(threading.local):
+    """Each thread's record."""
+
+    def __init__(self) -> None:
+        self.mine = Record()
+
+
 hands = _Hands()
 
 Mark = tuple[int, frozenset[int], int]
-_NO_FDS: frozenset[int] = frozenset()
+_NOTHING: Mark = (0, frozenset(), 0)
 
 
 def opened(by: Closer | None, attempt: Iterator[int]) -> int:
@@ -65,7 +74,7 @@ def opened(by: Closer | None, attempt: Iterator[int]) -> int:
     """
     if by is None:
         return next(attempt)
-    mine = hands
+    mine = hands.mine
     fresh = mine.fresh
     fresh.extend(attempt)
     fd = fresh[-1]
@@ -77,17 +86,17 @@ def opened(by: Closer | None, attempt: Iterator[int]) -> int:
 
 def close(fd: int) -> None:
     """Close a descriptor and strike it off in the same moment, whoever has opened it."""
-    any(map(os.close, compress((fd,), map(hands.fds.pop, (fd,), (True,)))))
+    any(map(os.close, compress((fd,), map(hands.mine.fds.pop, (fd,), (True,)))))
 
 
 def own(fd: int, by: Closer) -> None:
     """Record a descriptor of something that lasts, which is about to be closed."""
-    hands.fds[fd] = by
+    hands.mine.fds[fd] = by
 
 
 def disown(fd: int) -> None:
     """Strike off a descriptor that something that lasts closes from now on."""
-    hands.fds.pop(fd, None)
+    hands.mine.fds.pop(fd, None)
 
 
 def close_all(fds: list[int]) -> None:
@@ -127,12 +136,12 @@ class Mutex:
         self._lock = OwnedLock()
 
     def __enter__(self) -> None:
-        hands.held.append(self)
+        hands.mine.held.append(self)
         self._lock.acquire()
 
     def __exit__(self, kind: object, error: object, at: object) -> None:
         self._lock.release()
-        hands.held.remove(self)
+        hands.mine.held.remove(self)
 
     def locked(self) -> bool:
         """Return whether any thread has it."""
@@ -146,15 +155,18 @@ class Mutex:
 
 def mark() -> Mark:
     """Return what this thread has taken by now: to be given to `give_back`."""
-    fds = hands.fds
-    return len(hands.held), frozenset(fds) if fds else _NO_FDS, len(hands.fresh)
+    mine = hands.mine
+    if not mine.held and not mine.fds and not mine.fresh:
+        return _NOTHING
+    return len(mine.held), frozenset(mine.fds), len(mine.fresh)
 
 
 def give_back(before: Mark, error: BaseException) -> None:
     """Give back what this thread has taken since `mark`, which `error` kept from being given back. Mostly nothing."""
     for last in (False, False, True):
         try:
-            if len(hands.held) > before[0] or hands.fds.keys() - before[1] or len(hands.fresh) > before[2]:
+            mine = hands.mine
+            if len(mine.held) > before[0] or mine.fds.keys() - before[1] or len(mine.fresh) > before[2]:
                 _give_back(before, error)
             return
         except BaseException as another:
@@ -175,7 +187,7 @@ def _give_back(before: Mark, error: BaseException) -> None:
             seen.add(id(one))
             traceback.clear_frames(one.__traceback__)
             chain += [one.__cause__, one.__context__]
-    held, fds, fresh = hands.held, hands.fds, hands.fresh
+    held, fds, fresh = hands.mine.held, hands.mine.fds, hands.mine.fresh
     while len(fresh) > before[2]:
         if fresh[-1] >= 0 and fresh[-1] not in fds:  # just opened: it has no lock
             fds[fresh[-1]] = _Plain()

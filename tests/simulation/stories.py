@@ -311,8 +311,8 @@ def tell(scenario: Scenario, seed: int | str, trace: bool = False) -> Story:
     """One story, from its beginning to the judgement, which is in `story.wrong`."""
     from tests.simulation.acts import cast
 
-    taken.hands.fds.clear()  # those of another world
-    taken.hands.held.clear()
+    taken.hands.mine.fds.clear()  # those of another world
+    taken.hands.mine.held.clear()
     with limited(scenario):
         story = Story(scenario, seed, trace)
         try:

@@ -78,7 +78,7 @@ class SimFilesystem(Filesystem):
     def _open(self, path: str, flags: int) -> int:
         top = self._top or self._directory(self.root)
         fd = int(self._process.open(self._inside(path), flags, dir_fd=top))
-        taken.hands.fds[fd] = self
+        taken.hands.mine.fds[fd] = self
         return fd
 
     def _holder(self, path: str) -> _Holder:  # type: ignore[override]

@@ -209,8 +209,8 @@ class _Thread:
             self.turn.acquire()
             job, self.job = self.job, None
             assert job is not None
-            taken.hands.fds.clear()  # those of a worker of another world
-            taken.hands.held.clear()
+            taken.hands.mine.fds.clear()  # those of a worker of another world
+            taken.hands.mine.held.clear()
             job()
 
 
