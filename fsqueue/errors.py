@@ -203,6 +203,8 @@ def text_of(thing: object) -> str:
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 """What the system says when there is no room."""
+NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
+"""What it says when this process, or this host, has too many files open."""
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 """What it says where there are no file locks."""
 
@@ -218,6 +220,11 @@ def from_os_error(error: OSError, doing: str, then: str = "") -> FsqueueError:
         return StorageFull(
             f"There is no room left while {doing}: {what}. Free space or inodes, or raise the quota"
             + (f". {then}" if then else ", and repeat.")
+        )
+    if error.errno in NO_DESCRIPTORS:
+        return StorageError(
+            f"Too many files are open while {doing}: {what}. The filesystem is not to blame: raise the limit of open "
+            "files ('ulimit -n'), or run less at a time. " + (then or "Then repeat; nothing reported done is lost.")
         )
     if error.errno == errno.EROFS:
         return StorageError(f"The filesystem is mounted read-only: {what}, while {doing}. Use a writable mount.")

@@ -80,7 +80,12 @@ class Leaser:
     # -- the verb -------------------------------------------------------------------------------
 
     def lease(self, n: int, lease_ms: int, strict: bool = False) -> list[LeasedTask]:
-        """Up to `n` tasks, over as many batches as it takes. [] only after a full look."""
+        """Up to `n` tasks, over as many batches as it takes. [] only after a full look.
+
+        An error of the system's is raised only if nothing is held by then. To put back what is held might need the
+        very thing that lacks (descriptors, space), and nobody would know of those leases. The next look, which begins
+        anew, meets the error again. What is missing may be the whole queue, so that error is raised.
+        """
         self.begin()
         held: list[LeasedTask] = []
         if strict:
@@ -93,10 +98,12 @@ class Leaser:
                 held = got
         try:
             self._further(held, n, lease_ms, strict)
-        except BaseException:
+        except BaseException as error:
             self.generation = -1  # what was seen may not be whole: begin anew
-            self._put_back(held)
-            raise
+            if not held or not isinstance(error, OSError) or isinstance(error, FileNotFoundError):
+                self._put_back(held)
+                raise
+            logger.debug("fewer tasks of %s are leased than asked for: %s", self.store.path, error)
         finally:
             self._warn()
         if not held and self.begin(now=True):

@@ -79,6 +79,8 @@ def test_an_error_carries_what_the_caller_needs() -> None:
         (errno.EPERM, errors.StorageError, "read and write access"),
         (errno.ENOSYS, errors.UnsafeFilesystem, "flock"),
         (errno.ENOLCK, errors.UnsafeFilesystem, "lock service"),
+        (errno.EMFILE, errors.StorageError, "ulimit -n"),
+        (errno.ENFILE, errors.StorageError, "ulimit -n"),
         (errno.EIO, errors.StorageError, "Repeat when it works again"),
     ],
 )

@@ -12,7 +12,16 @@ from typing import Any
 
 import pytest
 
-from fsqueue import InvalidArgument, LeasedTask, Queue, StorageError, StorageFull, selection
+from fsqueue import (
+    InvalidArgument,
+    LeasedTask,
+    LockTimeout,
+    Queue,
+    QueueNotFound,
+    StorageError,
+    StorageFull,
+    selection,
+)
 from fsqueue.clock import ManualClock
 from fsqueue.filesystem import Filesystem
 from tests.support import BATCH_TASKS_MAX, QueueFactory, base_of, log_files, task_file_names
@@ -425,24 +434,72 @@ def test_stray_files_do_no_harm(q: Queue) -> None:
     assert q.status().inserted == 1
 
 
-def test_what_was_leased_before_an_error_is_put_back(queue: Queue, clock: ManualClock) -> None:
-    """The caller never hears of those leases: nobody should have to wait until they run out."""
+def failing_from_the_third_lease(
+    queue: Queue, clock: ManualClock, error: BaseException
+) -> tuple[Queue, Callable[[], None]]:
+    """Return a queue of four batches, and what mends it: the writing of each lease from the third on meets `error`."""
     fs = Filesystem(str(queue.path), shared=False)
     q = Queue(queue.path, filesystem=fs, clock=clock)
     q.insert_many(range(4), batch_tasks=1)
     write, leases = fs.write, [0]
 
     def failing(fd: int, data: bytes) -> int:
-        is_lease = b'"op":"lease"' in data
-        leases[0] += is_lease
-        if is_lease and leases[0] == 3:
-            raise OSError(28, "No space left on device")
+        leases[0] += b'"op":"lease"' in data
+        if b'"op":"lease"' in data and leases[0] >= 3:
+            raise error
         return write(fd, data)
 
+    def mend() -> None:
+        fs.write = write
+
     fs.write = failing
-    with pytest.raises(StorageFull, match="No space left"):
+    return q, mend
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "words"),
+    [
+        (errno.EMFILE, StorageError, "Too many files are open"),
+        (errno.ENFILE, StorageError, "Too many files are open"),
+        (errno.ENOSPC, StorageFull, "No space left"),
+        (errno.EIO, StorageError, "Input/output error"),
+    ],
+)
+def test_what_was_leased_before_the_system_failed_is_handed_out(
+    queue: Queue, clock: ManualClock, code: int, kind: type[Exception], words: str
+) -> None:
+    """To put it back might fail for the same reason: nobody would know of those leases until they run out."""
+    q, mend = failing_from_the_third_lease(queue, clock, OSError(code, os.strerror(code)))
+    held = q.lease(4)
+    assert len(held) == 2
+    with pytest.raises(kind, match=words):
         q.lease(4)
-    fs.write = write
+    mend()
+    q.complete(held)
+    rest = q.lease(4)
+    assert [task.attempt for task in rest] == [1, 1]
+    assert payloads([*held, *rest]) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        LockTimeout("busy"),
+        StorageError("odd"),
+        QueueNotFound("gone"),
+        FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)),
+        KeyboardInterrupt(),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_was_leased_before_any_other_error_is_put_back(
+    queue: Queue, clock: ManualClock, error: BaseException
+) -> None:
+    """The caller never hears of those leases: nobody should have to wait until they run out."""
+    q, mend = failing_from_the_third_lease(queue, clock, error)
+    with pytest.raises(StorageError if isinstance(error, OSError) else type(error)):
+        q.lease(4)
+    mend()
     assert q.status().as_dict() == {"inserted": 4, "waiting": 4, "delayed": 0, "leased": 0, "completed": 0, "dead": 0}
     assert [task.attempt for task in q.lease(4)] == [1] * 4
 

@@ -9,12 +9,13 @@ from fsqueue.filesystem.door import Filesystem
 from fsqueue.filesystem.mounts import UNKNOWN, Mount, beegfs_setting, holders_of, mount_of
 from fsqueue.filesystem.plain import KeptFile, KeptOutput, write_all
 from fsqueue.filesystem.processes import inheritable_descriptors
-from fsqueue.filesystem.results import ResultFile, ResultFiles
+from fsqueue.filesystem.results import NO_RESULT_FILES, ResultFile, ResultFiles
 from fsqueue.filesystem.trees import OpenTree
 
 __all__ = [
     "LOST",
     "NOT_FILES",
+    "NO_RESULT_FILES",
     "UNKNOWN",
     "Filesystem",
     "KeptFile",

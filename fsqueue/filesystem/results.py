@@ -16,11 +16,16 @@ from typing import NamedTuple
 from filelock import BaseFileLock, FileLock, Timeout
 
 from fsqueue.filesystem import trees
+from fsqueue.filesystem.answers import NOT_FILES
 from fsqueue.filesystem.beneath import DIRECTORY_FLAGS
 from fsqueue.filesystem.holders import boot_id
 
 PREFIX = "fsqueue-results-"
 """How the private directory of a worker is named."""
+_GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+"""What the system says of an attempt's directory that its command has removed, or has replaced by something else."""
+NO_RESULT_FILES = (*NOT_FILES, errno.EACCES, errno.EPERM)
+"""What it says of what a command has made instead of a file that can be read. Any other error is the worker's own."""
 
 
 class ResultFile(NamedTuple):
@@ -103,23 +108,30 @@ class ResultFiles:
     def take(self, result: ResultFile, bytes_max: int) -> bytes:
         """Return the first `bytes_max` bytes of a result, b"" if there is none, and end the life of its path.
 
-        The command may have put another file there by renaming. OSError (ELOOP, ENXIO, EISDIR, EACCES, …) if that
-        cannot be read, or is no regular file. Whatever is there goes; who opens the path later finds no directory.
+        The command may have put another file there by renaming. OSError (NO_RESULT_FILES) if that cannot be read, or is
+        no regular file. Whatever is there goes; who opens the path later finds no directory. Any other OSError (EMFILE,
+        EIO, …) says nothing about the result: everything stays as it is, and the call can be repeated.
         """
         try:
             # Opening the directory first makes an NFS client ask the server which file has that name by now.
             within = os.open(result.directory, DIRECTORY_FLAGS | os.O_NOFOLLOW, dir_fd=self._fd)
-        except OSError:
-            return b""  # the command has removed it, or put something else there
-        found = ["?"]
+        except OSError as error:
+            if error.errno in _GONE:
+                return b""  # the command has removed it, or put something else there
+            raise
+        found, is_over = ["?"], True
         try:
             found = os.listdir(within)
             return self._read(result, within, bytes_max) if result.name in found else b""
         except FileNotFoundError:
             return b""  # a process that the command left behind has just removed it
+        except OSError as error:
+            is_over = error.errno in NO_RESULT_FILES  # else the next try would find no directory, and say "no result"
+            raise
         finally:
             try:
-                self._discard(result, within, found)
+                if is_over:
+                    self._discard(result, within, found)
             finally:
                 os.close(within)
 

@@ -11,11 +11,18 @@ from typing import Any, TypeVar
 
 import orjson
 
-from fsqueue import batch
+from fsqueue import batch, errors
 from fsqueue.batch import RESULT_BYTES_MAX
 from fsqueue.clock import Clock
 from fsqueue.errors import FsqueueError, InvalidArgument, InvalidTask
-from fsqueue.filesystem import KeptOutput, ResultFile, ResultFiles, inheritable_descriptors, write_all
+from fsqueue.filesystem import (
+    NO_RESULT_FILES,
+    KeptOutput,
+    ResultFile,
+    ResultFiles,
+    inheritable_descriptors,
+    write_all,
+)
 from fsqueue.task import LeasedTask
 from fsqueue.work import output
 from fsqueue.work.directories import no_results, open_directories
@@ -35,7 +42,8 @@ EX_DATAERR, EX_TEMPFAIL = 65, 75
 
 PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 """`{}`: the payload; `{field}`: a field of it."""
-_NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
+_SHORTAGES = (*errors.NO_DESCRIPTORS, errno.ENOMEM, errno.ENOBUFS)
+"""What passes, most likely, as other tasks end."""
 _NO_COMMAND = (errno.ENOENT, errno.EACCES, errno.ENOTDIR, errno.ENOEXEC, errno.ENAMETOOLONG)
 
 
@@ -138,7 +146,7 @@ class Commands:
             try:
                 return action()
             except OSError as error:
-                if error.errno not in _NO_DESCRIPTORS or not self._left.give_up():
+                if error.errno not in errors.NO_DESCRIPTORS or not self._left.give_up():
                     raise
 
     def prepare(self, waiting: int) -> None:
@@ -196,7 +204,7 @@ class Commands:
     def _taken(self, result: ResultFile) -> bytes | OSError:
         """Return what an attempt has left in its result file, or why that cannot be read, and give the file up."""
         try:
-            return self._results.take(result, RESULT_BYTES_MAX + 1)
+            return self._having_descriptors(lambda: self._results.take(result, RESULT_BYTES_MAX + 1))
         except OSError as error:
             return error
 
@@ -212,6 +220,8 @@ class Commands:
     def _result_of(self, running: _Running, written: bytes | OSError) -> tuple[str, Any]:
         if self._result_from_stdout:
             data, where = running.streams[0].head, "standard output"
+        elif isinstance(written, OSError) and written.errno not in NO_RESULT_FILES:
+            return self._unread(running.job, written)
         elif isinstance(written, OSError):
             return "fail", f"its result (FSQUEUE_RESULT) cannot be read as a file: {written.strerror}"
         else:
@@ -227,6 +237,16 @@ class Commands:
             return "complete", batch.decode_result(data)
         except InvalidTask as error:
             return "fail", f"its result ({where}) cannot be kept: {error}"
+
+    def _unread(self, job: Job, error: OSError) -> tuple[str, Any]:
+        """Put back a task whose command succeeded, and whose result this worker could not read: it is not to blame."""
+        what = f"The result (FSQUEUE_RESULT) of task {job.task.id} could not be read by this worker: {error.strerror}."
+        then = "The task is put back without blame, and will be executed again."
+        if error.errno in _SHORTAGES:
+            self.outlet.say(f"{what} {then}")
+            return "release", None
+        self._refused(errors.StorageError(f"{what} {then} Give another directory for results (--result-dir)."))
+        return "release", 0
 
     def _refuse(self, job: Job, error: OSError | ValueError) -> None:
         """A command could not be started: for this payload, or for all?"""

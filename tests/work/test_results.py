@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -15,8 +16,9 @@ from typing import Any
 import filelock
 import pytest
 
-from fsqueue import InvalidArgument, Queue, Worker
+from fsqueue import InvalidArgument, Queue, StorageError, Worker
 from fsqueue.filesystem import ResultFiles
+from fsqueue.work.leftovers import Leftovers
 from tests.support import QueueFactory
 from tests.work.support import drained, in_background, wait_for
 
@@ -258,6 +260,107 @@ def test_a_spare_directory_that_a_cleaner_removes_costs_nothing_at_work(tmp_path
     assert files.take(second, 10) == files.take(third, 3) + b"e" == b"here"
     assert len(list(tmp_path.iterdir())) == 1
     files.close()
+
+
+class Failing:
+    """Lets the reading of results fail: the opening of a directory or of the file in it, or the listing."""
+
+    def __init__(self, where: str, code: int, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.times = times
+        open_, listdir = os.open, os.listdir
+
+        def fail(here: str) -> None:
+            if here == where and self.times > 0:
+                self.times -= 1
+                raise OSError(code, os.strerror(code))
+
+        def opened(path: Any, flags: int, *rest: Any, **options: Any) -> int:
+            caller = sys._getframe(1).f_code.co_name
+            fail({"take": "directory", "_read": "file"}.get(caller, ""))
+            return open_(path, flags, *rest, **options)
+
+        def listed(path: Any = ".") -> list[str]:
+            fail("listing" if sys._getframe(1).f_code.co_name == "take" else "")
+            return listdir(path)
+
+        monkeypatch.setattr(os, "open", opened)
+        monkeypatch.setattr(os, "listdir", listed)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ESTALE])
+@pytest.mark.parametrize("where", ["directory", "listing", "file"])
+def test_an_error_of_the_workers_own_is_not_taken_for_no_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, code: int
+) -> None:
+    files = ResultFiles(str(tmp_path))
+    files.open()
+    result = files.new()
+    Path(result.path).write_text("here")
+    Failing(where, code, 2, monkeypatch)
+    for _ in range(2):
+        with pytest.raises(OSError, match=os.strerror(code)):
+            files.take(result, 10)
+    assert files.take(result, 10) == b"here", "what could not be read was kept for another try"
+    assert not Path(result.path).parent.exists()
+    files.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("where", ["directory", "listing", "file"])
+def test_where_descriptors_run_out_a_result_is_read_after_outputs_were_closed(
+    queue: Queue, run: Make, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """The first task leaves a process behind: closing its output makes room to read what the second has written."""
+    queue.insert_many([1, 2])
+    script = "[ $FSQUEUE_PAYLOAD = 2 ] || { sleep 20 & }; echo $FSQUEUE_PAYLOAD >$FSQUEUE_RESULT"
+    failing = Failing(where, errno.EMFILE, 0, monkeypatch)
+    add, give_up = Leftovers.add, Leftovers.give_up
+
+    def added(self: Leftovers, streams: Any) -> None:
+        add(self, streams)
+        failing.times = 100  # none are left after the first task
+
+    def given_up(self: Leftovers) -> bool:
+        failing.times = 0
+        return give_up(self)
+
+    monkeypatch.setattr(Leftovers, "add", added)
+    monkeypatch.setattr(Leftovers, "give_up", given_up)
+    told: list[str] = []
+    assert run(queue, script, prefetch=1, tell=lambda event: told.append(event.text)).run() == drained(completed=2)
+    assert sorted(task.result for task in queue.tasks("completed")) == [1, 2]
+    assert any("left many processes behind" in text for text in told)
+
+
+@pytest.mark.once
+def test_a_result_that_cannot_be_read_for_want_of_descriptors_costs_the_task_nothing(
+    queue_factory: QueueFactory, run: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    queue = queue_factory(max_attempts=1)
+    queue.insert("x")
+    failing = Failing("directory", errno.EMFILE, 1, monkeypatch)
+    report = run(queue, "echo 7 >$FSQUEUE_RESULT", tell=lambda event: told.append(event.text)).run()
+    assert (report.completed, report.failed, report.released, failing.times) == (1, 0, 1, 0)
+    assert [task.result for task in queue.tasks("completed")] == [7]
+    assert any("could not be read by this worker" in text and "without blame" in text for text in told)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("where", ["directory", "file"])
+def test_a_worker_whose_results_are_on_a_broken_disk_ends_and_blames_no_task(
+    queue_factory: QueueFactory, run: Make, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    queue = queue_factory(max_attempts=1)
+    queue.insert("x")
+    Failing(where, errno.EIO, 1, monkeypatch)
+    with pytest.raises(StorageError, match="put back without blame"):
+        run(queue, "echo 7 >$FSQUEUE_RESULT").run()
+    assert (queue.status().waiting, queue.status().dead) == (1, 0)
+    [task] = queue.lease()
+    assert task.attempt == 1
 
 
 @pytest.mark.once
