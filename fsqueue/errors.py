@@ -51,7 +51,10 @@ class QueueNotFound(FsqueueError):
 
 
 class QueuePurged(FsqueueError):
-    """The queue was purged or overwritten while it was waited for: what was in it was not worked off, and is gone."""
+    """The queue was purged or overwritten while it was waited for, or while its dead letters were settled.
+
+    What was in it was not worked off, and is gone.
+    """
 
 
 class QueueExists(FsqueueError):
