@@ -26,6 +26,17 @@ class FromCaller(Exception):
         super().__init__(error)
         self.error = error
 
+    def count(self, inserted: int) -> None:
+        """Have an error of fsqueue's own kind say how many tasks this call has inserted.
+
+        The caller's code may have got it from another queue, whose number would be taken for this call's.
+        """
+        error = self.error
+        if isinstance(error, FromCaller):
+            error.count(inserted)
+        elif isinstance(error, FsqueueError):
+            error.inserted = inserted
+
 
 _MISTAKEN = (OSError, FsqueueError, FromCaller)
 """The errors that the handlers inside a verb would take for the queue's own."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from fsqueue import batching, commits, insertion, names, overwriting
 from fsqueue.arguments import payloads_of, verb, whole
-from fsqueue.callers import items_of
+from fsqueue.callers import FromCaller, items_of
 from fsqueue.commits import Part, Record
 from fsqueue.errors import CommitLost, FsqueueError, InvalidArgument, InvalidTask
 from fsqueue.layout import Layout
@@ -258,6 +258,8 @@ def insert_many(store: Store, tasks: Iterable[Any], name: str, delay_s: float, b
     except BaseException as error:
         if isinstance(error, InvalidTask):
             error.inserted, error.part = 0, None
+        elif isinstance(error, FromCaller):
+            error.count(0)
         if isinstance(error, Exception):
             with suppress(FsqueueError):  # else upkeep does it
                 commit.discard()

@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 
 from fsqueue import batch, jsonl, names, nesting, retried, staging
+from fsqueue.errors import QueuePurged
 from fsqueue.layout import BATCH_BYTES_MAX, Layout
 from fsqueue.ledger import Ledger
 from fsqueue.logs import Log
@@ -322,19 +323,45 @@ def _settling(store: Store, op: str, part: list[DeadLetter], **fields: str) -> b
     return orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
 
 
+Encode = Callable[[DeadLetter], bytes | None]
 Act = Callable[[Layout, int, list[DeadLetter], list[bytes]], None]
 """Settles some letters of a locked file; the last argument is what was made of each."""
 
 
-def _settle(
-    store: Store, wanted: set[str] | None, where: Where | None, encode: Callable[[DeadLetter], bytes | None], act: Act
-) -> int:
+def _settle(store: Store, wanted: set[str] | None, where: Where | None, encode: Encode, act: Act) -> int:
     """Have `act` settle letters, some at a time; returns how many. Those are left out of which `encode` makes None.
 
     No lock is held while `where` runs: it may be slow, or settle letters itself. Letters never change, so its answer
     holds until they are locked; those that were settled meanwhile are not found any more.
+
+    QueuePurged, QueueNotFound: a purge or a deletion overtook it. The files may be there still, on their way into the
+    trash: what is done to them would be reported done, and be lost.
     """
-    settled, layout = 0, store.layout
+    layout = store.layout
+    try:
+        settled = _settle_in(store, layout, wanted, where, encode, act)
+    except FileNotFoundError:
+        _must_be_of(store, layout)
+        raise
+    _must_be_of(store, layout)
+    return settled
+
+
+def _must_be_of(store: Store, layout: Layout) -> None:
+    """Raise QueuePurged or QueueNotFound, unless the queue is still in the generation of `layout`."""
+    store.refresh(now=True)
+    if store.layout is not layout:  # another thread may have found it out
+        raise QueuePurged(
+            f"The queue {store.path} was purged while its dead letters were being settled: they are gone, and so is "
+            "what was retried of them. Nothing is left to do."
+        )
+
+
+def _settle_in(
+    store: Store, layout: Layout, wanted: set[str] | None, where: Where | None, encode: Encode, act: Act
+) -> int:
+    """Settle letters of one generation, shard by shard; see `_settle`."""
+    settled = 0
     shards = None if wanted is None else {layout.shard(names.parse_task_id(task_id)[0]) for task_id in wanted}
     for shard in _shards(store, layout):
         chosen = wanted
@@ -346,6 +373,7 @@ def _settle(
             if not chosen:
                 continue
         with store.locked(layout.dead(shard)) as fd:
+            _must_be_of(store, layout)
             letters = (letter for letter in _letters(store, fd) if chosen is None or letter.id in chosen)
             for part, lines in _parts(letters, encode, store.settings.batch_tasks_max):
                 act(layout, fd, part, lines)
@@ -354,7 +382,7 @@ def _settle(
 
 
 def _parts(
-    letters: Iterable[DeadLetter], encode: Callable[[DeadLetter], bytes | None], tasks_max: int
+    letters: Iterable[DeadLetter], encode: Encode, tasks_max: int
 ) -> Iterator[tuple[list[DeadLetter], list[bytes]]]:
     """Letters in parts of at most so many, and of BATCH_BYTES_MAX of what is made of them; a larger one by itself."""
     part: list[DeadLetter] = []

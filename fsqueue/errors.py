@@ -51,7 +51,10 @@ class QueueNotFound(FsqueueError):
 
 
 class QueuePurged(FsqueueError):
-    """The queue was purged or overwritten while it was waited for: what was in it was not worked off, and is gone."""
+    """The queue was purged or overwritten while it was waited for, or while its dead letters were settled.
+
+    What was in it was not worked off, and is gone.
+    """
 
 
 class QueueExists(FsqueueError):
@@ -209,6 +212,23 @@ NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 """What it says where there are no file locks."""
 
 
+LINKED_REMEDY = (
+    "If it is the queue's own and a backup has linked it ('cp -al', rsnapshot), replace it while no process uses the "
+    "queue: cp -p FILE FILE.new && mv -f FILE.new FILE"
+)
+"""What to do about a file of the queue that has a second name."""
+
+
+class SecondName(OSError):
+    """A file of the queue has a second name, which may lie outside of it: nothing was written to it.
+
+    A neighbour may have linked another file of this user to the place where one of the queue belongs.
+    """
+
+    def __init__(self, path: str) -> None:
+        super().__init__(errno.ELOOP, "It has a second name, which may lie outside of the queue", path)
+
+
 def from_os_error(error: OSError, doing: str, then: str = "") -> FsqueueError:
     """Return the fsqueue error that says what `error`, met while `doing` something, means to the user.
 
@@ -231,6 +251,11 @@ def from_os_error(error: OSError, doing: str, then: str = "") -> FsqueueError:
     if error.errno in (errno.EACCES, errno.EPERM):
         return StorageError(
             f"Permission denied while {doing}: {what}. Ask the queue's owner for read and write access."
+        )
+    if isinstance(error, SecondName):
+        return StorageError(
+            f"A file of the queue was not written to while {doing}, since it has a second name and may be somebody's "
+            f"private file: {error.filename}. {LINKED_REMEDY}. 'fsqueue fsck' lists all such files."
         )
     if error.errno in (errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EISDIR):
         return StorageError(

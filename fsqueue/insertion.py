@@ -12,6 +12,7 @@ from typing import Any
 
 from fsqueue import staging
 from fsqueue.batching import Encoded, When, batches_of, default_when, groups_of
+from fsqueue.callers import FromCaller
 from fsqueue.clock import MS_MAX
 from fsqueue.errors import FULL, FsqueueError, InvalidTask, QueueNotFound, StorageError, from_os_error
 from fsqueue.layout import Layout
@@ -37,6 +38,9 @@ def insert_many(
             count += sum(sealed.tasks for sealed in group)
     except InvalidTask as error:  # what came before it is all there
         error.inserted = count
+        raise
+    except FromCaller as foreign:  # so is what came before an error of the caller's own
+        foreign.count(count)
         raise
     except (FsqueueError, OSError) as error:
         inserted = count + (getattr(error, "inserted", None) or 0) if len(times) < 2 else None

@@ -14,7 +14,7 @@ import orjson
 
 from fsqueue import movements
 from fsqueue.clock import Clock, Entropy
-from fsqueue.errors import LockTimeout
+from fsqueue.errors import LockTimeout, SecondName
 from fsqueue.filesystem import Filesystem
 
 LOCK_TIMEOUT_S = 30.0
@@ -42,12 +42,9 @@ def locked(
 
 
 def must_have_one_name(fs: Filesystem, fd: int, path: str) -> None:
-    """Refuse to write into an open file that has a second name. OSError (ELOOP).
-
-    A neighbour may have linked another file of this user to the place where one of the queue belongs.
-    """
+    """Refuse to write into an open file that has a second name: SecondName."""
     if fs.fstat(fd).st_nlink > 1:
-        raise OSError(errno.ELOOP, "It has a second name, which may lie outside of the queue", path)
+        raise SecondName(path)
 
 
 @contextmanager

@@ -100,6 +100,22 @@ def test_what_came_before_the_callers_error_is_inserted(queue_factory: QueueFact
     assert queue.status().waiting == 2
 
 
+@pytest.mark.parametrize(("commit", "inserted"), [(None, 3), ("c", 0)])
+def test_what_another_queue_has_inserted_is_not_told_as_this_calls(
+    queue_factory: QueueFactory, commit: str | None, inserted: int
+) -> None:
+    queue, other = queue_factory(durability="none"), queue_factory("other", durability="none")
+
+    def feeding_another() -> Iterator[Any]:
+        yield from (1, 2, 3)
+        other.insert_many([1, {1, 2}])
+
+    with pytest.raises(fsqueue.InvalidTask) as caught:
+        queue.insert_many(feeding_another(), commit=commit)
+    assert caught.value.inserted == inserted == queue.status().waiting
+    assert other.status().waiting == 1
+
+
 def test_the_callers_generator_is_not_closed_by_an_error_of_the_queue(queue_factory: QueueFactory) -> None:
     queue = queue_factory(durability="none")
     stream = iter([1, {1, 2}, 3])

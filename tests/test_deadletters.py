@@ -11,7 +11,17 @@ from typing import Any
 import orjson
 import pytest
 
-from fsqueue import DeadLetter, InvalidArgument, Queue, StorageError, deadletters, staging
+from fsqueue import (
+    DeadLetter,
+    InvalidArgument,
+    Queue,
+    QueueNotFound,
+    QueuePurged,
+    StorageError,
+    administration,
+    deadletters,
+    staging,
+)
 from fsqueue.clock import ManualClock
 from tests.concurrency.trapped import trapped
 from tests.support import (
@@ -564,3 +574,55 @@ def test_a_recorded_retry_is_published_though_a_cleaner_has_removed_its_shard(q:
     recorded_retry(q, clock)
     (base_of(q) / "queue" / "00").rmdir()
     assert [task.payload for task in mine.lease()] == ["x"]
+
+
+@pytest.mark.parametrize("files", ["stay", "go"])
+@pytest.mark.parametrize("late", [1, 2])
+@pytest.mark.parametrize(
+    ("ending", "error"), [(Queue.purge, QueuePurged), (Queue.delete, QueueNotFound)], ids=["purge", "delete"]
+)
+@pytest.mark.parametrize("verb", ["retry_dead", "purge_dead"])
+def test_letters_of_a_queue_that_has_ended_meanwhile_are_not_reported_settled(
+    q: Queue,
+    monkeypatch: pytest.MonkeyPatch,
+    verb: str,
+    ending: Callable[[Queue], None],
+    error: type[Exception],
+    late: int,
+    files: str,
+) -> None:
+    """Its files may be there still, on their way into the trash: what is done to them is lost."""
+    monkeypatch.setattr(
+        administration, "_later", lambda action, *args: action(*args) if files == "go" else None
+    )  # else a thread
+    bury(q, 1, 2)
+    asked: list[Any] = []
+
+    def where(letter: DeadLetter) -> bool:
+        asked.append(letter.payload)
+        if len(asked) == late:
+            ending(Queue(q.path))
+        return True
+
+    with pytest.raises(error):
+        getattr(q, verb)(where=where)
+    assert asked == [1, 2]
+    if ending is Queue.purge:
+        assert not q.status().inserted
+
+
+def test_letters_are_not_reported_settled_if_the_queue_ends_after_the_last(
+    q: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(administration, "_later", lambda *_: None)
+    bury(q, 1)
+    publish = staging.publish
+
+    def publish_and_end(*args: Any) -> list[staging.Staged]:
+        published = list(publish(*args))
+        Queue(q.path).delete()
+        return published
+
+    monkeypatch.setattr(staging, "publish", publish_and_end)
+    with pytest.raises(QueueNotFound):
+        q.retry_dead()

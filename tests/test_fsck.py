@@ -581,8 +581,8 @@ EACH = [
 
 
 def test_every_kind_has_its_damage() -> None:
-    """And those have tests of their own that no repair mends: `no-access`, `queue-inside` (test_nested.py)."""
-    assert DAMAGES.keys() | {"no-access", "queue-inside"} == KINDS.keys()
+    """And those that no repair mends have tests of their own: `no-access`, `queue-inside`, `linked-file`."""
+    assert DAMAGES.keys() | {"no-access", "queue-inside", "linked-file"} == KINDS.keys()
 
 
 @pytest.mark.parametrize(("kind", "action"), EACH)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shutil
+import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from fsqueue import FsqueueError, Queue, QueueNotFound, StorageError, trash
+from fsqueue import FsqueueError, Queue, QueueNotFound, StorageError, errors, trash
 from fsqueue.errors import NotAQueue
 from fsqueue.filesystem import Filesystem, ResultFiles, door
 from tests.support import QueueFactory, base_of, log_files
@@ -64,6 +66,50 @@ def test_a_private_file_that_is_linked_into_the_queue_is_not_written_to(
         except FsqueueError:
             pass
     assert not any("secret" in copy.read_text() for copy in queue.path.glob(".quarantine/**/*lines-from*"))
+
+
+def test_files_that_a_backup_has_linked_are_found_and_can_be_replaced_as_the_error_says(
+    queue_factory: QueueFactory, tmp_path: Path
+) -> None:
+    queue = queue_factory(shards=1, max_attempts=1)
+    queue.insert_many(range(4), batch_tasks=1)
+    queue.complete(queue.lease(1))
+    queue.lease(1)[0].bury("no")
+    tasks = queue.lease(1)
+    assert not list(queue.fsck())
+    shutil.copytree(queue.path, tmp_path / "backup", copy_function=os.link)
+    before = {path: path.read_bytes() for path in (tmp_path / "backup").rglob("*") if path.is_file()}
+    queue.close()
+    with pytest.raises(StorageError, match="second name") as caught:
+        queue.complete(tasks)
+    assert "repair" not in str(caught.value)
+    assert errors.LINKED_REMEDY in str(caught.value)
+    base = base_of(queue)
+    places = [
+        *log_files(queue),
+        *(base / "completions").iterdir(),
+        *base.glob("history/*/*"),
+        base / "dead" / "00.jsonl",
+    ]
+    places.append(queue.path / "doorbell")
+    wanted = {("linked-file", str(path.relative_to(queue.path)), False) for path in places}
+    assert len(wanted) == 5
+    for repair in (False, True):
+        assert {(one.kind, one.path, one.repaired) for one in queue.fsck(repair=repair)} == wanted
+    queue.close()
+    for path in places:
+        subprocess.run(["sh", "-c", 'cp -p "$0" "$0.new" && mv -f "$0.new" "$0"', path], check=True)
+    assert not list(queue.fsck())
+    queue.complete(tasks)
+    assert queue.status().as_dict() == {
+        "inserted": 4,
+        "waiting": 1,
+        "delayed": 0,
+        "leased": 0,
+        "completed": 2,
+        "dead": 1,
+    }
+    assert {path: path.read_bytes() for path in before} == before
 
 
 def test_a_path_with_dots_after_a_link_means_what_the_system_says(tmp_path: Path) -> None:

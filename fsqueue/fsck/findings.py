@@ -159,6 +159,13 @@ KINDS = {
         "Something that is no directory (or no file) stands where the queue needs one.",
         "moves it into quarantine",
     ),
+    "linked-file": Kind(
+        DAMAGE,
+        "A file to which the queue appends has a second name, as backups by hard links make it ('cp -al', rsnapshot). "
+        "It may be somebody's private file, so nobody writes to it: its tasks can neither be leased nor completed.",
+        "nothing, since processes that have it open would go on in the old file. If it is the queue's own, replace it "
+        "while no process uses the queue: cp -p FILE FILE.new && mv -f FILE.new FILE; if not, move it elsewhere",
+    ),
     "no-access": Kind(
         DAMAGE,
         "It cannot be read or changed: what it holds could not be checked. The rest was.",

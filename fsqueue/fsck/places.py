@@ -34,6 +34,11 @@ class _Places:
         self.store = store
         self.repair = repair
         self.layout = store.layout
+        self.linked: list[str] = []
+        """Files to which the queue appends, if they have a second name."""
+        base, days = self.layout.base, self.layout.history_days
+        self.appended = (f"{self.layout.logs}/", f"{base}/completions/", f"{base}/dead/", f"{days}/", f"{base}/nodes/")
+        """How the paths of files begin to which the queue appends."""
         self.shards = set(names.all_shards(self.layout.shards))
 
     def all(self) -> Iterator[Suspect]:
@@ -53,6 +58,19 @@ class _Places:
         }
         for place, suspects in parts.items():
             yield from guarded(self.store, place, suspects)
+        for path in self.linked:  # last: a log that a repair has linked into its shard has one name again by now
+            yield Suspect(found(self.store, "linked-file", path), partial(self._is_linked, path), lambda: None)
+
+    def _is_linked(self, path: str) -> bool:
+        """Whether a file has a second name, by a fresh look."""
+        try:
+            fd = self.store.fs.look(path)
+        except FileNotFoundError:
+            return False
+        try:
+            return self.store.fs.fstat(fd).st_nlink > 1
+        finally:
+            self.store.fs.close(fd)
 
     def _history(self) -> Iterator[Suspect]:
         days = self.layout.history_days
@@ -250,6 +268,10 @@ class _Places:
     def _kind(self, path: str, kind: str, wanted: str | None) -> Iterator[Suspect]:
         """Complain of what is not of the kind wanted (None: not wanted at all)."""
         if kind == wanted or path.rpartition("/")[2].startswith(".nfs"):
+            if wanted == "file" and (path == self.layout.doorbell or path.startswith(self.appended)):
+                with suppress(FileNotFoundError):
+                    if self.store.fs.stat(path).st_nlink > 1:
+                        self.linked.append(path)
             return
         if kind == "directory" and nested.inside(self.store.fs, path):
             yield from self._inside(path)
