@@ -44,8 +44,8 @@ class SimFilesystem(Filesystem):
         self._top: Directory | None = None
 
     def _close(self, fd: int) -> None:
-        taken.disown(fd)
         self._process.close(fd)
+        taken.disown(fd)  # behind it: the real close does both in one step, and is interrupted before or after it
 
     def close_root(self) -> None:
         self._top = None
