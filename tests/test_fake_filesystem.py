@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -33,7 +33,7 @@ class FakeDoor(Filesystem):
         super().__init__(root, shared=False, process_locks=True)
         self.try_lock = lambda fd: True
         self.unlock = lambda fd: None
-        self.close = os.close
+        self.close = self.drop = os.close  # at once: later the number would be that of a real file
         self.pread = self._pread
         self.pwrite = self._pwrite
         self.write = os.write
@@ -46,6 +46,11 @@ class FakeDoor(Filesystem):
         if self._root_fd < 0:
             self._root_fd = os.open(self.root, DIRECTORY_FLAGS)
         return self._root_fd
+
+    def watch(self, path: str, fd: int) -> Callable[[], int]:
+        """By the path: what kept the descriptor would close a real one of its number when the fake is gone."""
+        os.close(fd)
+        return lambda: os.stat(path).st_size
 
     def drop_cached(self, fd: int) -> None:
         """What the fake has not."""
