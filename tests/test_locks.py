@@ -306,6 +306,6 @@ def test_a_descriptor_that_its_server_has_forgotten_is_closed(tmp_path: Path, mo
     with monkeypatch.context() as patch:
         patch.setattr(ProcessLocks, "_file", staticmethod(forgotten))
         fs.close(fd)
-    assert fd not in taken.hands.fds
+    assert fd not in taken.hands.mine.fds
     with pytest.raises(OSError, match="Bad file"):
         os.fstat(fd)

@@ -212,10 +212,11 @@ def test_descriptors_above_the_limit_stop_no_command(queue: Queue, tmp_path: Pat
     from fsqueue import Worker
 
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    high = fcntl.fcntl(0, fcntl.F_DUPFD, 900)
+    limit = max(map(int, os.listdir("/proc/self/fd"))) + 200  # above what earlier tests have left open
+    high = fcntl.fcntl(0, fcntl.F_DUPFD, limit + 400)
     queue.insert(1)
     try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (500, limits[1]))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limits[1]))
         assert Worker(queue, command=["true"], result_dir=tmp_path).run().completed == 1
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
