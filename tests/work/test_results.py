@@ -329,7 +329,8 @@ def test_where_descriptors_run_out_a_result_is_read_after_outputs_were_closed(
     monkeypatch.setattr(Leftovers, "add", added)
     monkeypatch.setattr(Leftovers, "give_up", given_up)
     told: list[str] = []
-    assert run(queue, script, prefetch=1, tell=lambda event: told.append(event.text)).run() == drained(completed=2)
+    report = run(queue, script, prefetch=1, tell=lambda event: told.append(event.text)).run()
+    assert (report.completed, report.failed) == (2, 0)  # put back without blame, where nothing could be closed yet
     assert sorted(task.result for task in queue.tasks("completed")) == [1, 2]
     assert any("left many processes behind" in text for text in told)
 
