@@ -576,6 +576,7 @@ def test_a_recorded_retry_is_published_though_a_cleaner_has_removed_its_shard(q:
     assert [task.payload for task in mine.lease()] == ["x"]
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("files", ["stay", "go"])
 @pytest.mark.parametrize("late", [1, 2])
 @pytest.mark.parametrize(
