@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import weakref
 from typing import TYPE_CHECKING
 
 from orjson import loads
@@ -55,7 +56,7 @@ class Leaser:
     """One thread's lessee's side of an open queue: the batch it stays with, and the heads it has seen."""
 
     def __init__(self, queue: Queue, store: Store) -> None:
-        self.queue = queue
+        self._queue = weakref.ref(queue)  # no cycle: a queue that is let go of closes its descriptors at once
         self.store = store
         self.generation = store.fate.generation
         self.selection = Selection(store)
@@ -66,6 +67,12 @@ class Leaser:
         """The first error of each kind for which batches were passed over, by its number, until it is warned of."""
         self._warned: dict[int, float] = {}
         """When a warning was last logged, by the error's number."""
+
+    def queue(self) -> Queue:
+        """Return the open queue whose method is under way."""
+        queue = self._queue()
+        assert queue is not None
+        return queue
 
     def begin(self, now: bool = False) -> bool:
         """Look whether the queue was purged meanwhile; then nothing that was seen holds, and True is returned."""
@@ -114,7 +121,7 @@ class Leaser:
         """Nobody will know of these leases: end them now rather than when they run out."""
         if held:
             try:
-                self.queue.release(held)
+                self.queue().release(held)
             except FsqueueError as error:
                 logger.warning(
                     "%d leased tasks could not be put back (%s); they come back when their leases end", len(held), error
@@ -329,7 +336,7 @@ class Leaser:
         self, log: Log, given: list[int], lease: str, until: int, offset: int, lines: list[bytes], solo: bool
     ) -> list[LeasedTask]:
         """The leased tasks with their payloads. A damaged line becomes a dead letter instead of a task."""
-        batch, queue, generation = log.batch, self.queue, self.generation
+        batch, queue, generation = log.batch, self.queue(), self.generation
         attempts, payloads = log.ledger.attempts, log.ledger.payloads
         tasks: list[LeasedTask] = []
         for index in given:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,23 @@ from fsqueue import Queue
 BATCH_TASKS_MAX = int(os.environ.get("FSQUEUE_TEST_BATCH_TASKS_MAX", "1024"))
 
 QueueFactory = Callable[..., Queue]
+
+LEFT_OPEN_MOST = 100
+"""Descriptors that a module may leave open: what pytest keeps of the last test, and what caches keep."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def descriptors_are_closed() -> Iterator[None]:
+    """No module leaves many descriptors open: tests that come after it would run out of them."""
+    gc.collect()
+    before = set(os.listdir("/proc/self/fd"))
+    yield
+    gc.collect()
+    left = {}
+    for fd in set(os.listdir("/proc/self/fd")) - before:
+        with suppress(OSError):
+            left[fd] = os.readlink(f"/proc/self/fd/{fd}")
+    assert len(left) <= LEFT_OPEN_MOST, left
 
 
 @pytest.fixture

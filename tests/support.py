@@ -44,7 +44,9 @@ class CrashingFilesystem(Filesystem):
         """... and whether its process is gone, dead or not."""
         self.log: list[str] = []
         self._descriptors: set[int] = set()
-        write, pwrite, close, unlock = self.write, self.pwrite, self.close, self.unlock
+        self._watched: set[int] = set()
+        write, pwrite, unlock = self.write, self.pwrite, self.unlock
+        self._really_close = close = self.close
 
         def dying_write(fd: int, data: bytes) -> int:
             self.change("write", lambda: write(fd, data[: len(data) // 2]))
@@ -88,7 +90,15 @@ class CrashingFilesystem(Filesystem):
 
     def watch(self, path: str, fd: int) -> Callable[[], int]:
         self._descriptors.discard(fd)  # what comes back closes it
+        self._watched.add(fd)
         return super().watch(path, fd)
+
+    def drop(self, fd: int) -> None:
+        if fd in self._watched:
+            self._watched.discard(fd)
+            self._really_close(fd)
+        else:
+            self.close(fd)
 
     def create(self, path: str, sync: bool = False) -> int:
         self.change(f"create {path}")

@@ -576,7 +576,6 @@ def test_a_recorded_retry_is_published_though_a_cleaner_has_removed_its_shard(q:
     assert [task.payload for task in mine.lease()] == ["x"]
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("files", ["stay", "go"])
 @pytest.mark.parametrize("late", [1, 2])
 @pytest.mark.parametrize(
@@ -607,7 +606,7 @@ def test_letters_of_a_queue_that_has_ended_meanwhile_are_not_reported_settled(
 
     with pytest.raises(error):
         getattr(q, verb)(where=where)
-    assert asked == [1, 2]
+    assert sorted(asked) == [1, 2]  # letters of two batches lie in shards in no order
     if ending is Queue.purge:
         assert not q.status().inserted
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 import time
@@ -354,3 +355,24 @@ def test_open_descriptors_do_not_pile_up(queue: Queue) -> None:
     queue.status()
     queue.close()
     assert opened() <= before + 1
+
+
+def test_a_queue_that_is_let_go_of_has_closed_its_descriptors(queue_factory: QueueFactory) -> None:
+    """At once, not when the garbage collector comes by: a program may open many queues, one after the other."""
+    gc.collect()
+    gc.disable()
+    try:
+        before = set(os.listdir("/proc/self/fd"))
+        queue = queue_factory()
+        queue.insert_many(range(3))
+        queue.lease()[0].complete()
+        for task in queue.poll():
+            with task:
+                pass
+            break
+        queue.status()
+        queue.release_all()
+        del queue, task
+        assert set(os.listdir("/proc/self/fd")) - before == set()
+    finally:
+        gc.enable()

@@ -7,6 +7,8 @@ import os
 
 from tests.simulation.disk import Directory, File, Node
 
+FIRST_FD = 1 << 20
+"""Simulated descriptors begin here: none has the number of a real one."""
 DIRECTORY_MODE, FILE_MODE = 0o040777, 0o100666
 
 

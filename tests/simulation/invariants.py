@@ -170,13 +170,15 @@ def _told(story: Story, truth: Truth, call: Call) -> Iterator[str]:
             if not acted and task.id not in lost:
                 yield f"{call}: it was reported done, but no log says so of {task.id}"
             went_with_it = any(call.begin <= step <= call.end for step, _ in story.world.disk.ends)
-            if acted and task.id in lost and not went_with_it and not _repeated(story, call, task):
+            ends = [one.ends.get((task.index, task.lease), NEVER) for one in truth.of(task)]
+            # A renewal ends nothing: the lease that it prolonged may have been ended since, before the caller was told.
+            renewed_in_vain = call.verb == "renew" and min(ends, default=NEVER) <= (call.ended + story.skew_s) * 1000
+            if acted and task.id in lost and not (went_with_it or renewed_in_vain or _repeated(story, call, task)):
                 yield f"{call}: it was reported lost, but the log says it was done"
             in_time = isinstance(call.error, LeaseLost) and "ran out" not in call.error.reason
-            if task.id in lost and in_time and not story.world.disk.ends:
-                ends = [one.ends.get((task.index, task.lease), NEVER) for one in truth.of(task)]
-                if min(ends, default=0) > (call.ended + story.skew_s) * 1000 + 1000:
-                    yield f"{call}: it was reported lost, but nobody had taken it"
+            ended_later = min(ends, default=0) > (call.ended + story.skew_s) * 1000 + 1000
+            if task.id in lost and in_time and ended_later and not story.world.disk.ends:
+                yield f"{call}: it was reported lost, but nobody had taken it"
 
 
 def _repeated(story: Story, call: Call, task: LeasedTask) -> bool:

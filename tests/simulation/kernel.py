@@ -14,7 +14,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from tests.simulation.disk import Directory, Disk, File, Node
-from tests.simulation.handles import Crash, Entry, Host, Opened, Stat, failure
+from tests.simulation.handles import FIRST_FD, Crash, Entry, Host, Opened, Stat, failure
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -198,6 +198,9 @@ class Process:
         """A description of a file was made."""
 
     def close(self, fd: int) -> None:
+        if fd < FIRST_FD:
+            os.close(fd)  # a real one, of garbage that was there before this world
+            return
         if self.dead:
             return
         opened = self.fds.get(fd)

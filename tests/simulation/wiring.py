@@ -234,6 +234,7 @@ def _filesystem(root: str, **_: Any) -> SimFilesystem:
 
 _MACHINE: list[tuple[Any, str, Callable[..., Any] | object]] = [
     *((module, "os", os) for module in (door, beneath, taken)),
+    (beneath, "openat2_works", lambda: False),
     (store, "read_fate", lru_cache(maxsize=1000)(store.read_fate)),
     (store, "mount_of", _mount),
     (store, "Filesystem", _filesystem),

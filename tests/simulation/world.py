@@ -16,7 +16,7 @@ from typing import Any
 from fsqueue.clock import Clock, Entropy
 from fsqueue.filesystem import taken
 from tests.simulation.disk import Directory, Disk, File, Node
-from tests.simulation.handles import Crash
+from tests.simulation.handles import FIRST_FD, Crash
 from tests.simulation.kernel import Process
 from tests.simulation.wiring import on_stage, take_stage
 
@@ -59,7 +59,7 @@ class World:
         self.faults: list[str] = []
         """What was done to this world."""
         self.sleep: Callable[[Process, float], None] = self.pass_time
-        self._fd = 100
+        self._fd = FIRST_FD - 1
 
     def next_fd(self) -> int:
         self._fd += 1
