@@ -14,7 +14,7 @@ import pytest
 
 from fsqueue import Queue, layout, movements
 from fsqueue.clock import ManualClock
-from fsqueue.filesystem import Filesystem, beneath
+from fsqueue.filesystem import Filesystem, beneath, taken
 from fsqueue.filesystem.beneath import DIRECTORY_FLAGS, walk
 from fsqueue.layout import Settings
 
@@ -33,7 +33,7 @@ class FakeDoor(Filesystem):
         super().__init__(root, shared=False, process_locks=True)
         self.try_lock = lambda fd: True
         self.unlock = lambda fd: None
-        self.close = self.drop = os.close  # at once: later the number would be that of a real file
+        self.close = self.drop = self._close
         self.pread = self._pread
         self.pwrite = self._pwrite
         self.write = os.write
@@ -54,6 +54,12 @@ class FakeDoor(Filesystem):
 
     def drop_cached(self, fd: int) -> None:
         """What the fake has not."""
+
+    @staticmethod
+    def _close(fd: int) -> None:
+        """At once: later the number would be that of a real file."""
+        os.close(fd)
+        taken.disown(fd)
 
     @staticmethod
     def _pread(fd: int, size: int, offset: int) -> bytes:

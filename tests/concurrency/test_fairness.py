@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import time
+from multiprocessing.synchronize import Barrier
 from typing import Any
 
 import pytest
@@ -14,10 +16,11 @@ from tests.concurrency.processes import together
 WORKERS, TASKS = 8, 1000
 
 
-def work(queue: Queue, work_s: float, n: int, start_at: float) -> dict[str, Any]:
+def work(queue: Queue, work_s: float, n: int, all_are_there: Barrier) -> dict[str, Any]:
     """Lease and complete until told "empty"; how many tasks, and when which lease call began and came back empty."""
     mine = Queue(queue.path)
-    time.sleep(max(0.0, start_at - time.monotonic()))
+    all_are_there.wait(60)
+    start_at = time.monotonic()
     done, began, empty = 0, [], []
     while True:
         start = time.monotonic()
@@ -33,8 +36,8 @@ def work(queue: Queue, work_s: float, n: int, start_at: float) -> dict[str, Any]
 
 
 def drain_together(queue: Queue, work_s: float, n: int = 1) -> list[dict[str, Any]]:
-    start_at = time.monotonic() + 0.2  # when all have been forked
-    return together(*((work, queue, work_s, n, start_at) for _ in range(WORKERS)))
+    all_are_there = multiprocessing.get_context("fork").Barrier(WORKERS)
+    return together(*((work, queue, work_s, n, all_are_there) for _ in range(WORKERS)))
 
 
 def false_empties(found: list[dict[str, Any]]) -> list[float]:

@@ -56,7 +56,7 @@ def test_the_oldest_outputs_are_closed_with_a_note(
     worker = Worker(queue, command=["sh", "-c", LEAVES, str(left)], keep_output=kept, prefetch=1, tell=tell)
     report = worker.run()
     assert (report.completed, report.failed, report.ended) == (30, 0, "drained")
-    assert most < before + 50, "two for each of 30 tasks would be more, besides what the worker itself needs"
+    assert most < before + 70, "some 40 are the worker's own, and 8 these; two for each of 30 would be 60 more"
     assert len([text for text in told if "left many processes behind" in text]) == 1
     contents = [path.read_bytes() for path in kept.iterdir()]
     assert len(contents) == 30
