@@ -14,6 +14,7 @@ from fsqueue import commits, deadletters, finishing, moments, movements, taskfil
 from fsqueue.errors import FsqueueError
 from fsqueue.filesystem import LOST, NOT_FILES
 from fsqueue.identity import describe
+from fsqueue.ledger import COMPLETED
 from fsqueue.logs import Log
 from fsqueue.names import Batch, TaskFileName
 from fsqueue.selection import Selection
@@ -56,7 +57,7 @@ class Leaser:
     """One thread's lessee's side of an open queue: the batch it stays with, and the heads it has seen."""
 
     def __init__(self, queue: Queue, store: Store) -> None:
-        self._queue = weakref.ref(queue)  # no cycle: a queue that is let go of closes its descriptors at once
+        self.queue = weakref.ref(queue)  # no cycle: a queue that is let go of closes its descriptors at once
         self.store = store
         self.generation = store.fate.generation
         self.selection = Selection(store)
@@ -67,12 +68,6 @@ class Leaser:
         """The first error of each kind for which batches were passed over, by its number, until it is warned of."""
         self._warned: dict[int, float] = {}
         """When a warning was last logged, by the error's number."""
-
-    def queue(self) -> Queue:
-        """Return the open queue whose method is under way."""
-        queue = self._queue()
-        assert queue is not None
-        return queue
 
     def begin(self, now: bool = False) -> bool:
         """Look whether the queue was purged meanwhile; then nothing that was seen holds, and True is returned."""
@@ -93,7 +88,8 @@ class Leaser:
         very thing that lacks (descriptors, space), and nobody would know of those leases. The next look, which begins
         anew, meets the error again. What is missing may be the whole queue, so that error is raised.
         """
-        self.begin()
+        if not self.store.is_fresh() or self.generation != self.store.fate.generation:
+            self.begin()
         held: list[LeasedTask] = []
         if strict:
             self.selection.sweep()
@@ -119,9 +115,10 @@ class Leaser:
 
     def _put_back(self, held: list[LeasedTask]) -> None:
         """Nobody will know of these leases: end them now rather than when they run out."""
-        if held:
+        queue = self.queue()
+        if held and queue is not None:
             try:
-                self.queue().release(held)
+                queue.release(held)
             except FsqueueError as error:
                 logger.warning(
                     "%d leased tasks could not be put back (%s); they come back when their leases end", len(held), error
@@ -238,7 +235,7 @@ class Leaser:
         store = self.store
         while True:
             log = store.logs.get(batch)
-            if log is None or log.closed:
+            if log is None or log.fd < 0:  # it was discarded
                 if name is None:
                     return NOTHING  # it has finished; or it was closed to make room, and will be met again
                 try:
@@ -287,7 +284,9 @@ class Leaser:
         elif not ledger.left:
             finishing.try_finish(store, log)
             return NOTHING
-        at = moments.present(store, log)
+        at = store.clock.now_ms()
+        if ledger.at > at:
+            at = moments.present(store, log)
         choice = ledger.choose(at, most, store.clock.margin_ms(), store.settings.max_attempts, solo)
         if choice.spent:
             self._bury_spent(log, choice.spent, at)
@@ -311,7 +310,7 @@ class Leaser:
         """Record the lease, move the file if nothing else is left in it, unlock, and only then decode."""
         store, ledger = self.store, log.ledger
         lease = store.entropy.hex16()
-        offset = log.next_offset() + len(opening)
+        offset = (log.next_offset() if log.torn else log.end) + len(opening)
         given = ledger.lease(at, lease, tasks, until, store.worker, several, offset)
         ledger.at = at
         move, target = "", None
@@ -320,7 +319,7 @@ class Leaser:
             target = log.name.at(due if due is not None else until)
             if target != log.name:
                 move = movements.moving(log.name, target)
-        record = movements.lease(at, lease, movements.to_ranges(given), until, store.worker_json, several, move)
+        record = movements.lease(at, lease, given, until, store.worker_json, several, move)
         log.append(opening + record if opening else record)
         lines = log.lines
         if target is not None:
@@ -337,6 +336,7 @@ class Leaser:
     ) -> list[LeasedTask]:
         """The leased tasks with their payloads. A damaged line becomes a dead letter instead of a task."""
         batch, queue, generation = log.batch, self.queue(), self.generation
+        assert queue is not None  # it is its method that is under way
         attempts, payloads = log.ledger.attempts, log.ledger.payloads
         tasks: list[LeasedTask] = []
         for index in given:
@@ -375,9 +375,11 @@ class Leaser:
             if ledger.gone or not ledger.holds(task.index, task.lease):
                 store.fs.unlock(log.fd)
                 return None
-            at = moments.present(store, log)
-            record = movements.complete(at, task.lease, [(task.index, task.index + 1)])
-            ledger.complete(at, task.lease, [task.index], log.next_offset())
+            at = store.clock.now_ms()
+            if ledger.at > at:
+                at = moments.present(store, log)
+            record = movements.complete(at, task.lease, [task.index])
+            ledger.decide(task.index, COMPLETED, at, log.next_offset())
             ledger.at = at
             choice = ledger.choose(at, 1, store.clock.margin_ms(), store.settings.max_attempts)
             if choice.tasks and not choice.spent and taskfiles.read(store, log) is not None:

@@ -28,7 +28,7 @@ class Log:
     """
 
     __slots__ = (
-        "_inside",
+        "_held",
         "batch",
         "end",
         "fd",
@@ -56,7 +56,8 @@ class Log:
         self.sync = sync
         self.mutex = taken.OwnedLock()
         """Use `enter` and `leave`."""
-        self._inside = False
+        self._held: list[taken.Held] = []
+        """What the thread that is inside has taken: looked up once a section."""
         self.ledger = Ledger()
         self.end = 0
         """The offset behind the last whole line that was folded."""
@@ -112,33 +113,31 @@ class Log:
         between two instructions reaches `abandon`, by `taken.give_back`.
         """
         held = taken.hands.mine.held
+        if self in held:
+            return False
         held.append(self)
         if self.mutex.acquire(False) or (wait_s and self.mutex.acquire(True, wait_s)):
-            if not self._inside:
-                self._inside = True
-                return True
-            self.mutex.release()
+            self._held = held
+            return True
         held.remove(self)
         return False
 
     def leave(self) -> None:
         """Give the mutex back."""
-        self._inside = False
+        held = self._held
         self.mutex.release()
-        taken.hands.mine.held.remove(self)
+        held.remove(self)
 
     def abandon(self) -> None:
         """Nothing here can be believed after a section that was broken off: discard it, and let others in."""
         if self.mutex.is_mine():
             self.discard()
-            self._inside = False
             self.mutex.release()
 
     def after_fork(self) -> None:
         """In a forked child: close what is the parent's."""
         if not self.mutex.is_mine():  # else this very thread has forked in a section, which it goes on with
             self.mutex = taken.OwnedLock()
-            self._inside = False
         self.discard(inherited=True)
 
     def catch_up(self) -> None:
@@ -168,12 +167,12 @@ class Log:
         if self.torn:
             base += self.torn
             data = movements.VOID + data
-        fd, size = self.fd, len(data)
-        if self.fs.write(fd, data) != size:  # the disk is full; what was written is a torn tail now
+        fs, fd, size = self.fs, self.fd, len(data)
+        if fs.write(fd, data) != size:  # the disk is full; what was written is a torn tail now
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path)
         if self.sync:
-            self.fs.fsync(fd)
-        if self.fs.pread(fd, size + 1, base) != data:
+            fs.fsync(fd)
+        if fs.pread(fd, size + 1, base) != data:
             raise StorageError(
                 f"What was appended to {self.path} is not what is there: the lock was lost. Repeat the call."
             )

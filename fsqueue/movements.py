@@ -42,24 +42,25 @@ def from_ranges(ranges: Iterable[Range]) -> list[int]:
     return [index for start, end in ranges for index in range(start, end)]
 
 
-def _tasks(ranges: list[Range]) -> str:
-    if len(ranges) == 1:
-        return f"[{ranges[0][0]},{ranges[0][1]}]"
-    return ",".join([f"[{start},{end}]" for start, end in ranges])
+def _ranges(tasks: Sequence[int]) -> str:
+    if len(tasks) == 1:
+        index = tasks[0]
+        return f"[{index},{index + 1}]"
+    return ",".join([f"[{start},{end}]" for start, end in to_ranges(tasks)])
 
 
-def lease(at: int, lease: str, ranges: list[Range], until: int, worker: str, several: bool, move: str = "") -> bytes:
+def lease(at: int, lease: str, tasks: Sequence[int], until: int, worker: str, several: bool, move: str = "") -> bytes:
     """`worker` is JSON; `several` says that the call may hold further tasks; `move` comes from `moving`."""
     more = ',"several":true' if several else ""
     return (
-        f'{{"op":"lease","at":{at},"lease":"{lease}","tasks":[{_tasks(ranges)}],"until":{until},"worker":{worker}{more}{move}}}\n'
+        f'{{"op":"lease","at":{at},"lease":"{lease}","tasks":[{_ranges(tasks)}],"until":{until},"worker":{worker}{more}{move}}}\n'
     ).encode()
 
 
-def complete(at: int, lease: str, ranges: list[Range], result: bytes | None = None) -> bytes:
+def complete(at: int, lease: str, tasks: Sequence[int], result: bytes | None = None) -> bytes:
     """`result` is JSON."""
     more = "" if result is None else f',"result":{result.decode()}'
-    return f'{{"op":"complete","at":{at},"lease":"{lease}","tasks":[{_tasks(ranges)}]{more}}}\n'.encode()
+    return f'{{"op":"complete","at":{at},"lease":"{lease}","tasks":[{_ranges(tasks)}]{more}}}\n'.encode()
 
 
 def moving(source: object, target: object) -> str:

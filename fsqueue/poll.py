@@ -12,7 +12,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from fsqueue import inspection
+from fsqueue import identity, inspection
 from fsqueue.callers import FromCaller, calling
 from fsqueue.clock import duration_ms
 from fsqueue.errors import FsqueueError, LeaseLost, QueueNotFound, QueuePurged
@@ -147,7 +147,7 @@ class Poll:
         self._queue = queue
         self._ahead = Prefetched(queue, lease_ms, exchange=prefetch == 1)
         self._prefetch = prefetch
-        self._pid = os.getpid()
+        self._process = identity.forks
         self._stop: Callable[[], bool] = (lambda: False) if forever else inspection.DrainCheck(queue.store)
 
     def __iter__(self) -> Poll:
@@ -155,9 +155,9 @@ class Poll:
 
     def __next__(self) -> LeasedTask:
         ahead = self._ahead
-        if self._pid != os.getpid():  # else parent and child would both work on what was leased ahead
+        if self._process != identity.forks:  # else parent and child would both work on what was leased ahead
             ahead.tasks.clear()
-            self._pid = os.getpid()
+            self._process = identity.forks
         while not ahead.tasks:
             ahead.add(self._queue._lease_waiting(self._prefetch, ahead.lease_ms, self._stop))
             if not ahead.tasks and self._stop():
@@ -177,7 +177,7 @@ class Poll:
         """End the leasing ahead; what this process had leased so far and not handed out."""
         self._ahead.open = False
         tasks, self._ahead.tasks = list(self._ahead.tasks), deque()
-        return tasks if self._pid == os.getpid() else []
+        return tasks if self._process == identity.forks else []
 
     def __enter__(self) -> Poll:
         return self

@@ -129,8 +129,9 @@ class Queue:
 
     @property
     def _leaser(self) -> Leaser:
-        leaser: Leaser | None = getattr(self._local, "leaser", None)
-        if leaser is None:
+        try:
+            leaser: Leaser = self._local.leaser
+        except AttributeError:
             leaser = self._local.leaser = Leaser(self, self.store)
         return leaser
 
@@ -209,10 +210,11 @@ class Queue:
         """
         if type(n) is not int or n < 1:
             whole("n", n)
-        lease_ms = self._lease_ms(lease_s)
+        lease_ms = self._default_lease_ms if lease_s is None else self._lease_ms(lease_s)
         if left:
             put_back(self)
-        before = taken.mark()
+        mine = taken.hands.mine
+        before = taken.mark() if mine.held or mine.fds or mine.fresh else taken.NOTHING
         try:
             if wait_s:
                 return waiting.wait(self._leaser, n, lease_ms, duration_ms(wait_s, "wait_s") / 1000, strict)
@@ -251,7 +253,8 @@ class Queue:
     # -- ending leases ------------------------------------------------------------------------------------
 
     def _complete_one(self, task: LeasedTask, result: Any) -> None:
-        before = taken.mark()
+        mine = taken.hands.mine
+        before = taken.mark() if mine.held or mine.fds or mine.fresh else taken.NOTHING
         try:
             if result is None:
                 if task.poll is None or not task.poll.complete(task):

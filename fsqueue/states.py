@@ -284,7 +284,7 @@ class States:
             else:
                 self._expire(index)
             self.errors[index] = reason
-            self._decide(index, DEAD, at, offset)
+            self.decide(index, DEAD, at, offset)
             buried.append(index)
         return buried
 
@@ -299,7 +299,7 @@ class States:
                     continue
             elif not self.is_free(index, at) or versions is None or versions[place] != self.version[index]:
                 continue
-            self._decide(index, CANCELLED, at, offset)
+            self.decide(index, CANCELLED, at, offset)
             cancelled.append(index)
         return cancelled
 
@@ -349,7 +349,8 @@ class States:
         self.version[index] = offset
         heappush(self._returns, (available_at, index))
 
-    def _decide(self, index: int, outcome: int, at: int, offset: int) -> None:
+    def decide(self, index: int, outcome: int, at: int, offset: int) -> None:
+        """Give a task an outcome, which its lease, or nobody's, was seen to allow."""
         self.state[index] = outcome
         self.since[index] = at
         self.version[index] = offset

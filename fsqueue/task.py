@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, fields
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from fsqueue import identity
 from fsqueue.names import Batch
 
 if TYPE_CHECKING:
@@ -63,8 +63,8 @@ class LeasedTask:
     priority: str | None = None
     poll: Any = None
     done = False
-    _entered_by = 0
-    """The process that has entered its `with` block."""
+    _entered_by = -1
+    """The process that has entered its `with` block, by `identity.forks`."""
     solo = False
     """Leased alone, because it may have killed a worker."""
 
@@ -128,13 +128,13 @@ class LeasedTask:
         self.queue._bury(self, reason)
 
     def __enter__(self) -> LeasedTask:
-        self._entered_by = os.getpid()
+        self._entered_by = identity.forks
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.done or self._entered_by != os.getpid():
+        if self.done or self._entered_by != identity.forks:
             return
         if error is None:
             self.complete()

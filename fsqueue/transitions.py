@@ -241,8 +241,8 @@ def complete(
     def act(log: Log, lease: str, held: list[int], at: int) -> None:
         own = {index: results[log.batch, index] for index in held if (log.batch, index) in results} if results else {}
         rest = [index for index in held if index not in own] if own else held
-        records = [movements.complete(at, lease, to_ranges(rest))] if rest else []
-        records += [movements.complete(at, lease, [(index, index + 1)], data) for index, data in own.items()]
+        records = [movements.complete(at, lease, rest)] if rest else []
+        records += [movements.complete(at, lease, [index], data) for index, data in own.items()]
         log.write(b"".join(records))
 
     each(store, tasks, losses, act, completed_by, uncertain=uncertain)
@@ -276,9 +276,11 @@ def _complete_in(store: Store, log: Log, task: LeasedTask) -> bool:
     ledger, index, lease = log.ledger, task.index, task.lease
     holds = not ledger.gone and ledger.holds(index, lease)
     if holds:
-        at = moments.present(store, log)
-        offset = log.append(movements.complete(at, lease, [(index, index + 1)]))
-        ledger.complete(at, lease, [index], offset)
+        at = store.clock.now_ms()
+        if ledger.at > at:
+            at = moments.present(store, log)
+        offset = log.append(movements.complete(at, lease, [index]))
+        ledger.decide(index, COMPLETED, at, offset)
         ledger.at = at
         if not ledger.left:
             finishing.try_finish(store, log)

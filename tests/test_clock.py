@@ -138,8 +138,8 @@ class SteppedClock(Clock):
     step_ms = 0.0
     slept_ms = 0.0
 
-    def local_ms(self) -> float:
-        return super().local_ms() + self.step_ms
+    def local_s(self) -> float:
+        return super().local_s() + self.step_ms / 1000
 
     def monotonic(self) -> float:
         return super().monotonic() + self.slept_ms / 1000
@@ -148,7 +148,7 @@ class SteppedClock(Clock):
 def set_clock(monkeypatch: pytest.MonkeyPatch, step_ms: int) -> None:
     """Set this host's clock; the one that stamps its files stays."""
     wall = time.time
-    monkeypatch.setattr(time, "time", lambda: wall() + step_ms / 1000)
+    monkeypatch.setattr(Clock, "local_s", lambda clock: wall() + step_ms / 1000)
 
 
 @pytest.mark.parametrize("step_ms", [900_000, -900_000])

@@ -500,10 +500,10 @@ def test_looking_again_and_again_loses_no_task(data: bytes, looks: list[tuple[in
         if not choice.tasks:
             assert all(lone(ledger, index) for index in must) if not solo else not must
             continue
-        lease, ranges = f"look{number}", movements.to_ranges(choice.tasks)
+        lease = f"look{number}"
         ledger.lease(at, lease, choice.tasks, at + 30, {}, most > 1 and not choice.solo, offset)
         ledger.at = at
-        log += movements.lease(at, lease, ranges, at + 30, "{}", most > 1 and not choice.solo)
+        log += movements.lease(at, lease, choice.tasks, at + 30, "{}", most > 1 and not choice.solo)
         offset = len(log)
         assert full_state(ledger) == full_state(folded(log))
     at += 10_000

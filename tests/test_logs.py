@@ -25,7 +25,7 @@ pytestmark = pytest.mark.once
 BATCH = "0193f0c2a4b97c31a2d5e8f001234567"
 NAMES = [f"{time:013d}-{BATCH}-3.jsonl" for time in (0, 900)]
 OPEN = movements.record("open", 100, count=3, name=NAMES[0])
-LEASE = movements.lease(100, "a", [(0, 1)], 900, "{}", False)
+LEASE = movements.lease(100, "a", [0], 900, "{}", False)
 
 
 class Opener:
@@ -83,8 +83,8 @@ def test_a_long_tail_is_read_whole(opened: Opener) -> None:
     log, other = opened(), opened()
     log.append(OPEN)
     for number in range(1000):
-        log.append(movements.lease(100, f"{number:016x}", [(0, 1)], 101, '{"pad":"%s"}' % ("x" * 100), False))
-    log.append(movements.lease(500, "last", [(0, 1)], 900, "{}", False))
+        log.append(movements.lease(100, f"{number:016x}", [0], 101, '{"pad":"%s"}' % ("x" * 100), False))
+    log.append(movements.lease(500, "last", [0], 900, "{}", False))
     assert os.path.getsize(log.path) > 2 * TAIL_BYTES
     other.catch_up()
     assert other.ledger.holds(0, "last")

@@ -201,7 +201,7 @@ def test_time_is_not_set_forward_by_it() -> None:
 
 
 def test_what_has_an_outcome_keeps_it() -> None:
-    done = movements.complete(9_000_001, "a", [(0, 1)])
+    done = movements.complete(9_000_001, "a", [0])
     ledger = log_of(OPEN, LEASE, done, movements.record("clock", 2_000, tasks=[[0, 2]], since=[5, 5]))
     assert (ledger.state[0], ledger.left, ledger.since[1]) == (2, 2, 5)
 

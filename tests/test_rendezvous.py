@@ -259,8 +259,8 @@ def test_names_that_come_late_are_a_warning(place: str, monkeypatch: pytest.Monk
 class Ahead(Clock):
     """A host whose clock is a minute ahead."""
 
-    def local_ms(self) -> float:
-        return super().local_ms() + 60_000
+    def local_s(self) -> float:
+        return super().local_s() + 60
 
 
 def test_clocks_that_differ_are_measured_and_allowed_for(place: str) -> None:

@@ -63,7 +63,7 @@ class _Hands(threading.local):
 hands = _Hands()
 
 Mark = tuple[int, frozenset[int], int]
-_NOTHING: Mark = (0, frozenset(), 0)
+NOTHING: Mark = (0, frozenset(), 0)
 
 
 def opened(by: Closer | None, attempt: Iterator[int]) -> int:
@@ -157,7 +157,7 @@ def mark() -> Mark:
     """Return what this thread has taken by now: to be given to `give_back`."""
     mine = hands.mine
     if not mine.held and not mine.fds and not mine.fresh:
-        return _NOTHING
+        return NOTHING
     return len(mine.held), frozenset(mine.fds), len(mine.fresh)
 
 

@@ -642,10 +642,10 @@ class WrongClock(Clock):
 
     def __init__(self, ahead_s: float) -> None:
         super().__init__()
-        self.ahead_ms = ahead_s * 1000
+        self.ahead_s = ahead_s
 
-    def local_ms(self) -> float:
-        return super().local_ms() + self.ahead_ms
+    def local_s(self) -> float:
+        return super().local_s() + self.ahead_s
 
 
 @pytest.mark.once

@@ -392,7 +392,7 @@ MUTATIONS = [
         "the local clock plus the offset",
         "setting a host's clock takes over live leases, and marks batches with times to come",
         "steps-measured",
-        (("clock:Clock.now_ms", "int(self.ticks_ms()) + base", "int(self.local_ms()) + self.offset_ms"),),
+        (("clock:Clock.now_ms", "int(self.monotonic() * 1000) + base", "int(self.local_s() * 1000) + self.offset_ms"),),
     ),
 ]  # fmt: skip
 

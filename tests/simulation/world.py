@@ -157,8 +157,8 @@ class SimClock(Clock):
         self._world = process.world
         self._stale = stale
 
-    def local_ms(self) -> float:
-        return (self._world.now + self._process.host.skew_s) * 1000
+    def local_s(self) -> float:
+        return self._world.now + self._process.host.skew_s
 
     def monotonic(self) -> float:
         return self._world.now
