@@ -12,7 +12,8 @@ import shutil
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,6 +40,7 @@ class Plan:
     producers: int
     style: str
     stops: int
+    interrupts: int
 
     @classmethod
     def of(cls, seed: int, batch_tasks_max: int) -> Plan:
@@ -57,11 +59,12 @@ class Plan:
             producers=dice.choice([0, 1, 2]),
             style=dice.choice(["one", "many", "mixed", "mixed", "poll"]),
             stops=dice.choice([0, 0, 2, 6]),
+            interrupts=dice.choice([0, 0, 4, 12]),
         )
 
     def faults(self, dice: random.Random) -> list[str]:
-        """What is done to processes of the round, in order: "kill" (SIGKILL) and "stop" (SIGSTOP, for a while)."""
-        faults = ["kill"] * self.kills + ["stop"] * self.stops
+        """What is done to processes of the round, in order: SIGKILL, SIGSTOP for a while, and SIGINT."""
+        faults = ["kill"] * self.kills + ["stop"] * self.stops + ["interrupt"] * self.interrupts
         dice.shuffle(faults)
         return faults
 
@@ -133,8 +136,38 @@ class Worker:
                 self.diary.note("done", task.id, task.payload)
 
 
-def work(path: Path, diary: Path, plan: Plan, number: int) -> None:
-    Worker(path, diary, plan, number).work()
+_is_heeded = False
+"""Whether SIGINT raises KeyboardInterrupt in this process just now."""
+
+
+def _heed(number: int, frame: object) -> None:
+    if _is_heeded:
+        raise KeyboardInterrupt
+
+
+@contextmanager
+def heeding_interrupts() -> Iterator[None]:
+    """What is forked meanwhile hears of SIGINT while it works, and only then."""
+    before = signal.signal(signal.SIGINT, _heed)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def work(path: Path, diary: Path, plan: Plan, number: int) -> int:
+    """Work to the end, whatever is interrupted meanwhile (its leases run out); returns how often that was."""
+    global _is_heeded
+    worker, interrupted = Worker(path, diary, plan, number), 0
+    while True:
+        try:
+            _is_heeded = True
+            worker.work()
+            _is_heeded = False
+            return interrupted
+        except KeyboardInterrupt:
+            _is_heeded = False
+            interrupted += 1
 
 
 def produce(path: Path, diary: Path, plan: Plan, number: int) -> None:
@@ -183,8 +216,19 @@ def stop_for_a_while(crew: list[Child], dice: random.Random) -> bool:
     return True
 
 
+def interrupt(victim: Child) -> None:
+    """Ctrl-C, wherever it is."""
+    if victim.running:
+        victim.signal(signal.SIGINT)
+
+
 def play(directory: Path, plan: Plan, workers: int = 8) -> dict[str, int]:
     """Play a round and check the books; what happened, in numbers. AssertionError if anything is wrong."""
+    with heeding_interrupts():
+        return _play(directory, plan, workers)
+
+
+def _play(directory: Path, plan: Plan, workers: int) -> dict[str, int]:
     dice, notes = random.Random(plan.seed), directory / "diaries"
     queue = prepare(directory / "q", notes, plan)
     number = 100
@@ -204,6 +248,9 @@ def play(directory: Path, plan: Plan, workers: int = 8) -> dict[str, int]:
                 if fault == "stop":
                     stopped += stop_for_a_while(crew, dice)
                     continue
+                if fault == "interrupt":
+                    interrupt(dice.choice(crew))
+                    continue
                 victims = [*crew, *producers] if dice.random() < 0.2 else crew
                 victim = dice.choice(victims)
                 if victim.running:
@@ -219,12 +266,11 @@ def play(directory: Path, plan: Plan, workers: int = 8) -> dict[str, int]:
                 else:
                     producer.result()
             (directory / "over").touch()
-            for child in crew:
-                child.result()
+            interrupted = sum(child.result() for child in crew)
         finally:
             for child in crew:
                 child.close()
-    return {"killed": killed, "stopped": stopped, **check(queue, notes, cut_short)}
+    return {"killed": killed, "stopped": stopped, "interrupted": interrupted, **check(queue, notes, cut_short)}
 
 
 def check(queue: Queue, notes: Path, cut_short: int) -> dict[str, int]:

@@ -1,5 +1,5 @@
 """Eight processes drain a queue while some are killed with SIGKILL at random moments and replaced, and others
-stopped with SIGSTOP for a while: hundreds of rounds.
+stopped with SIGSTOP for a while, or interrupted with SIGINT: hundreds of rounds.
 
 `FSQUEUE_TEST_ROUNDS` and `FSQUEUE_TEST_SEED` play more, or others: see scripts/soak.
 """
@@ -24,4 +24,5 @@ def test_nothing_is_lost_and_nothing_done_twice_when_workers_are_killed(tmp_path
     assert total["rounds"] == ROUNDS
     assert total["killed"] > 4 * ROUNDS
     assert total["stopped"] > ROUNDS / 2
+    assert total["interrupted"] > ROUNDS / 2
     assert total["completed"] > 20 * ROUNDS

@@ -21,7 +21,16 @@ from typing import Any
 from fsqueue import FsqueueError, LeaseLost, Queue, QueueNotFound
 from tests.concurrency.books import Diary
 from tests.concurrency.processes import PATIENCE_S, Child, children
-from tests.concurrency.rounds import Plan, check, prepare, produce, stop_for_a_while, work
+from tests.concurrency.rounds import (
+    Plan,
+    check,
+    heeding_interrupts,
+    interrupt,
+    prepare,
+    produce,
+    stop_for_a_while,
+    work,
+)
 from tests.concurrency.trapped import Trapped
 from tests.support import base_of
 
@@ -129,6 +138,7 @@ def play(seed: int, batch_tasks_max: int, restart: bool = False) -> dict[str, in
 
     killed = stopped = cut_short = 0
     with (
+        heeding_interrupts(),
         children(*((produce, at(client, name), notes / f"p{client}", plan, client) for client in (1, 2))) as producers,
         ExitStack() as hired,
         explained(name),
@@ -144,6 +154,8 @@ def play(seed: int, batch_tasks_max: int, restart: bool = False) -> dict[str, in
             client, victim = dice.choice(crew)
             if fault == "stop":
                 stopped += stop_for_a_while([victim], dice)
+            elif fault == "interrupt":
+                interrupt(victim)
             elif victim.running:
                 victim.kill()
                 killed += 1
@@ -158,14 +170,13 @@ def play(seed: int, batch_tasks_max: int, restart: bool = False) -> dict[str, in
         else:
             victim.result()
         producers[1].result()
-        for _, worker in crew:
-            worker.result()
+        interrupted = sum(worker.result() for _, worker in crew)
     found = settle(name, notes, cut_short + killed)  # probes of the clock, too, are left in the staging directory
-    return {"rounds": 1, "killed": killed, "stopped": stopped, **found}
+    return {"rounds": 1, "killed": killed, "stopped": stopped, "interrupted": interrupted, **found}
 
 
 def drain_with_commands(seed: int) -> dict[str, int]:
-    """`fsqueue run` on both clients, as a user would; one of four is killed with SIGKILL half-way."""
+    """`fsqueue run` on both clients, as a user would; half-way one of four is killed with SIGKILL, one gets Ctrl-C."""
     name = f"run-{seed}"
     output = Path("/tmp") / name
     output.mkdir()
@@ -182,8 +193,9 @@ def drain_with_commands(seed: int) -> dict[str, int]:
         while sum(path.stat().st_size > 0 for path in output.iterdir()) < 2 and time.monotonic() < until:
             time.sleep(0.02)
         os.killpg(runners[0].pid, signal.SIGKILL)
-        for runner in runners[1:]:
-            assert runner.wait(PATIENCE_S) == 0, f"fsqueue run ended with {runner.returncode}"
+        os.killpg(runners[1].pid, signal.SIGINT)
+        for runner, codes in zip(runners[1:], ((0, 128 + signal.SIGINT), (0,), (0,)), strict=True):
+            assert runner.wait(PATIENCE_S) in codes, f"fsqueue run ended with {runner.returncode}"
     finally:
         for runner in runners:
             if runner.poll() is None:
