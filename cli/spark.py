@@ -43,7 +43,9 @@ def session(master: str | None, conf: tuple[str, ...]) -> Any:
     try:
         from pyspark.sql import SparkSession
     except ModuleNotFoundError:
-        raise click.ClickException("PySpark is not installed, which this needs: pip install 'fsqueue[spark]'") from None
+        raise click.ClickException(
+            "PySpark is not installed. To install it: pip install 'fsqueue-tasks[spark]'"
+        ) from None
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName("fsqueue")
     if master is not None:
@@ -68,7 +70,7 @@ spark-submit --master yarn $(command -v fsqueue) spark audit /scratch/me/tiles""
     )
 )
 def spark() -> None:
-    """Jobs that run on Spark, for what outgrows one machine. They need the extra: pip install 'fsqueue[spark]'."""
+    """Run jobs on Spark, for what outgrows one machine. Needs the extra: pip install 'fsqueue-tasks[spark]'."""
 
 
 @spark.command(
@@ -140,9 +142,7 @@ def audit(queue: str, master: str | None, conf: tuple[str, ...], as_json: bool) 
         say(", ".join(f"{count:,} {state}" for state, count in sorted(found.states.items())))
         for finding in found.findings:
             where = f"{finding['queue']}: " if "queue" in finding else ""
-            say(
-                f"{finding['kind']:<17} {where}{finding['path']} {finding['note'] or ''}".rstrip()
-            )
+            say(f"{finding['kind']:<17} {where}{finding['path']} {finding['note'] or ''}".rstrip())
         say(f"{sum(found.counts.values()):,} finding(s)" if found.counts else "nothing was found")
     if not found.is_sound:
         raise click.exceptions.Exit(FINDINGS_EXIT)
