@@ -28,17 +28,15 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copy(TOP / name, tree)
     for name in ("fsqueue", "cli", "tests"):
         shutil.copytree(TOP / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
-    with pytest.MonkeyPatch.context() as patch:
-        # Into a directory of its own; what the package needs is in this environment.
-        for name, value in {"PIP_TARGET": str(target), "PIP_UPGRADE": "1", "PIP_NO_DEPS": "1"}.items():
-            patch.setenv(name, value)
-        installed = f'#!/bin/sh\nPYTHONPATH={target} exec {sys.executable} -P {target}/bin/fsqueue "$@"\n'
-        typed = Typed(tree, "README.md", {}, {})
-        typed.file("bin/pip", f'#!/bin/sh\nexec {sys.executable} -m pip "$@"\n')
-        typed.file("bin/fsqueue", installed)
-        for block in blocks(text_of("README.md")):
-            if block.section == "Install":
-                typed.type(block)
+    typed = Typed(tree, "README.md", {}, {})
+    # pip installs into a directory of its own; what the package needs is in this environment.
+    options = f"--target {target} --upgrade --no-deps"
+    added = f'[ "$1" != install ] || {{ shift; set -- install {options} "$@"; }}'
+    typed.file("bin/pip", f'#!/bin/sh\n{added}\nexec {sys.executable} -m pip "$@"\n')
+    typed.file("bin/fsqueue", f'#!/bin/sh\nPYTHONPATH={target} exec {sys.executable} -P {target}/bin/fsqueue "$@"\n')
+    for block in blocks(text_of("README.md")):
+        if block.section == "Install":
+            typed.type(block)
     assert typed.printed is not None
     assert typed.printed.endswith("fsqueue 0.1.0\n")
     assert (target / "fsqueue" / "__init__.py").exists()
