@@ -742,6 +742,7 @@ def test_of_batches_that_are_passed_over_a_line_for_each_kind_is_logged(
     assert len(caplog.records) == 4
 
 
+@pytest.mark.once
 def test_leasing_from_many_batches_costs_the_calls_that_few_cost(
     queue_factory: QueueFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,10 +20,11 @@ import pytest
 from fsqueue_cli.main import cli
 
 import fsqueue
-from fsqueue import Queue
+from fsqueue import Queue, ledger
 from fsqueue.doctor import examination
 from fsqueue.filesystem import Mount
 from fsqueue.functions import _parts
+from fsqueue.nodes import Streak
 from tests.cli.conftest import Run, Spawn
 from tests.house.source import TOP
 from tests.pages import Block, Typed, blocks, is_shown, prose, text_of
@@ -193,7 +194,30 @@ def test_the_doctor_asks_for_a_second_host(spawn: Spawn, tmp_path: Path) -> None
     assert is_shown(shown, said.replace(str(tmp_path), "/scratch/me")), said
 
 
-def test_the_directory_is_as_the_format_draws_it(tmp_path: Path) -> None:
+@pytest.fixture
+def used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Queue:
+    """A queue with most of what a queue can hold."""
+    for name, value in {"JOB_ID": "7", "CLUSTER_NAME": "lab", "RESTART_COUNT": "1"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    queue = Queue.create(tmp_path / "q", max_attempts=1)
+    queue.insert_many(range(3))
+    queue.insert_many([b"bytes", *range(9)], commit="seed")
+    queue.commit("other").stage(range(3))
+    queue = Queue(queue.path, worker="me")
+    first, second, *others = queue.lease(6)
+    first.complete({"pixels": 3})
+    second.release()
+    queue.complete(others)
+    queue.renew(queue.lease(2, lease_s=5))
+    queue.lease()[0].fail("no")
+    queue.lease()[0].bury("never")
+    queue.retry_dead()
+    queue.cancel([next(queue.tasks("waiting")).id])
+    Streak(queue.store, 3).failed("no")
+    return queue
+
+
+def test_the_directory_is_as_the_format_draws_it(used: Queue) -> None:
     """Every file and directory of a queue that has been used stands in the picture in docs/format.md."""
     [picture] = [block.code for block in blocks(text_of("docs/format.md")) if block.code.startswith("QUEUE/")]
     drawn, above = {""}, [""] * 9
@@ -203,13 +227,6 @@ def test_the_directory_is_as_the_format_draws_it(tmp_path: Path) -> None:
             above[depth] = f"{above[depth - 1]}{found[2]}"
             drawn |= {"/".join(above[depth].split("/")[:n]) + "/" for n in range(1, above[depth].count("/") + 1)}
             drawn.add(above[depth])
-    queue = Queue.create(tmp_path / "q", max_attempts=1)
-    queue.insert_many(range(3))
-    queue.insert_many(range(3), commit="seed")
-    queue.commit("other").stage(range(3))
-    for task in queue.lease(4):
-        task.complete()
-    queue.lease()[0].fail("no")
     digits = "[0-9a-f]{32}"
     words = {"N-ID": "1-[0-9a-f]{16}", "SHARD": "[0-9a-f]{2}", "NN": "0[0-9a-f]", "YYYY-MM-DD": r"\d{4}-\d\d-\d\d"}
     words |= {"TASKFILE": rf"\d{{13}}-{digits}-\d+\.jsonl", "NAME": r"\w+"}
@@ -219,10 +236,28 @@ def test_the_directory_is_as_the_format_draws_it(tmp_path: Path) -> None:
         parts = re.split(r"(" + "|".join(sorted(words, key=len, reverse=True)) + ")", name)
         patterns.append("".join(words.get(part, re.escape(part)) for part in parts))
     patterns.append(rf"{words['N-ID']}/staging/{digits}-\w+/.*")  # "what is staged for a commit, and `lock`"
-    made = [f"{path.relative_to(queue.path)}{'/' if path.is_dir() else ''}" for path in queue.path.rglob("*")]
+    made = [f"{path.relative_to(used.path)}{'/' if path.is_dir() else ''}" for path in used.path.rglob("*")]
     assert len(made) > 10
     for name in made:
         assert any(re.fullmatch(pattern, name) for pattern in patterns), name
+
+
+def test_the_format_names_every_field_that_is_written(used: Queue) -> None:
+    page = text_of("docs/format.md")
+    fields: set[str] = set()
+    for path in used.path.rglob("*.json*"):
+        for line in path.read_text().splitlines():
+            record = json.loads(line)
+            for part in (record, *record.get("parts", []), record.get("worker", {}), record.get("settings", {})):
+                fields |= part.keys()
+    assert {"op", "at", "until", "worker", "slurm_job", "several", "attempt", "payload", "b64", "staged"} <= fields
+    assert [name for name in sorted(fields) if f"`{name}`" not in page and f'"{name}"' not in page] == []
+
+
+def test_the_format_tells_of_every_operation() -> None:
+    table = text_of("docs/format.md").partition("| op | fields |")[2].partition("\n\n")[0]
+    told = {op for row in re.findall(r"^\| (`[^|]*) \|", table, re.MULTILINE) for op in re.findall(r"`(\w+)`", row)}
+    assert told == ledger._HANDLERS.keys()
 
 
 # -- what pages name in passing -------------------------------------------------------------------------
