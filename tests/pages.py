@@ -93,7 +93,8 @@ def commands(code: str) -> list[Command]:
     found, so_far = [], ""
     for line in code.splitlines():
         so_far += line + "\n"
-        if line.endswith("\\") or subprocess.run(["bash", "-n", "-c", so_far], capture_output=True).returncode:
+        parsed = subprocess.run(["bash", "-n", "-c", so_far], capture_output=True)
+        if line.endswith("\\") or parsed.returncode or parsed.stderr:  # bash only warns of a document that does not end
             continue
         if so_far.strip() and not so_far.lstrip().startswith("#"):
             found.append(Command(so_far, line.partition(" # ")[2].strip()))

@@ -163,6 +163,54 @@ def test_a_page_as_it_stands(page: str, tmp_path: Path, monkeypatch: pytest.Monk
     assert typed.printed is not None or not re.search("^```(sh|python)", text_of(page), re.MULTILINE)
 
 
+WRONG = {
+    "a command fails": "```sh\nfalse\n```\n",
+    "it exits otherwise": "```sh\ntrue   # 9: it is broken\n```\n",
+    "it prints something else": "```sh\necho 1   # prints 0: it was there\n```\n",
+    "a later line is missing": "```sh\necho one\n```\n```text\none\ntwo\n```\n",
+    "lines come in another order": "```sh\nprintf 'b\\na\\n'\n```\n```text\na\nb\n```\n",
+    "a number is another": "```sh\necho 5 tasks\n```\n```text\n6 tasks\n```\n",
+    "Python prints something else": "```python\nprint(1)   # 2\n```\n",
+    "Python fails": "```python\nimport fsqueue\nfsqueue.no_such_name\n```\n",
+}
+
+
+def type_all(text: str, home: Path) -> str | None:
+    typed = Typed(home, "page.md", {}, {})
+    for block in blocks(text):
+        typed.type(block)
+    return typed.printed
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_page_that_is_wrong_is_noticed(what: str, tmp_path: Path) -> None:
+    with pytest.raises((AssertionError, AttributeError)):
+        type_all(WRONG[what], tmp_path)
+
+
+def test_a_page_that_is_right_is_typed(tmp_path: Path) -> None:
+    page = """
+```sh
+cat >document <<'END'      # two lines
+echo 01a204947dce7144a226ecfb4c20b8d5.0
+END
+sh document                # prints 0123456789abcdef0123456789abcdef.7: an id
+echo "on $(cat document \\
+    | wc -l) line"; a='#'    # prints on 1 line
+test $a = '#' && exit_with() { return $1; }; exit_with 9      # 9: as it should
+```
+```text
+on … line
+```
+```python
+a = 1
+print(a,
+      2)            # 1 2
+```
+"""
+    assert type_all(page, tmp_path) == "1 2\n"
+
+
 # -- what is typed in another way -----------------------------------------------------------------------
 
 
