@@ -43,7 +43,9 @@ def session(master: str | None, conf: tuple[str, ...]) -> Any:
     try:
         from pyspark.sql import SparkSession
     except ModuleNotFoundError:
-        raise click.ClickException("PySpark is not installed, which this needs: pip install 'fsqueue[spark]'") from None
+        raise click.ClickException(
+            "PySpark is not installed. To install it: pip install 'fsqueue-tasks[spark]'"
+        ) from None
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName("fsqueue")
     if master is not None:
@@ -68,7 +70,7 @@ spark-submit --master yarn $(command -v fsqueue) spark audit /scratch/me/tiles""
     )
 )
 def spark() -> None:
-    """Jobs that run on Spark, for what outgrows one machine. They need the extra: pip install 'fsqueue[spark]'."""
+    """Run jobs on Spark, for what outgrows one machine. Needs the extra: pip install 'fsqueue-tasks[spark]'."""
 
 
 @spark.command(

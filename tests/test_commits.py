@@ -717,3 +717,14 @@ def test_a_move_of_the_whole_queue_leaves_its_commits_whole(q: Queue, tmp_path: 
     shutil.move(q.path, tmp_path / "elsewhere")
     moved = Queue(tmp_path / "elsewhere")
     assert moved.insert_many(WORDS, commit="seed") == 0
+
+
+def test_what_is_staged_counts_as_inserted_when_it_was_staged(q: Queue, clock: ManualClock) -> None:
+    """docs/status.md says so of the rate."""
+    commit = q.commit("seed")
+    part = commit.stage(range(60))
+    clock.advance(50)
+    commit.publish([part])
+    assert q.activity(60).inserted.per_s == 1
+    clock.advance(20)
+    assert q.activity(60).inserted.per_s == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from fsqueue.clock import ManualClock
 from fsqueue.errors import LockTimeout
 from fsqueue.jsonl import locked
 from fsqueue.logs import Log
-from tests.support import QueueFactory, counted
+from tests.support import QueueFactory, base_of, counted, task_file_names
 
 BATCH = "0193f0c2a4b97c31a2d5e8f001234567"
 
@@ -167,3 +168,16 @@ def test_completions_are_counted_exactly(queue_factory: QueueFactory, clock: Man
         [task] = q.lease()
         task.complete()
     assert q.status().completed == counted(q) == total
+
+
+def test_the_bytes_of_a_counter_are_those_of_the_format(queue: Queue) -> None:
+    """docs/format.md, "Counters": the BLAKE2b-256 digest of the batch's name, NUL bytes replaced by 01, repeated."""
+    queue.insert_many(range(40))
+    expected = b""
+    for name in task_file_names(queue):
+        digest = hashlib.blake2b(name.batch.encode(), digest_size=32).digest().replace(b"\0", b"\1")
+        expected += (digest * 2)[: name.count]
+    queue.complete(queue.lease(40))
+    written = b"".join(path.read_bytes() for path in (base_of(queue) / "completions").iterdir())
+    assert sorted(written) == sorted(expected)
+    assert len(written) == 40

@@ -309,3 +309,23 @@ def test_a_sticky_bit_keeps_members_from_clearing_away_what_another_made(shared:
     as_user(OWNER, 0o002, lambda: len(list(Queue(path).fsck(repair=True))))
     assert leftovers(Queue(path)) == []
     assert Queue(path).status().as_dict() == status
+
+
+@needs_root
+@pytest.mark.once
+def test_a_member_can_do_everything_to_everybodys_tasks(shared: Path) -> None:
+    path = shared / "q"
+    as_user(OWNER, 0o002, lambda: create(path))
+
+    def act() -> list[int]:
+        queue = Queue(path)
+        first, second, third = queue.lease(3)
+        first.fail("no")
+        second.bury("no")
+        given_back = queue.release_all()
+        gone = queue.cancel([third.id])
+        letters = len(list(queue.dead()))
+        queue.purge()
+        return [given_back, gone, letters, queue.status().inserted]
+
+    assert as_user(MEMBER, 0o002, act) == [1, 1, 2, 0]

@@ -516,3 +516,9 @@ def test_a_wrong_argument_is_not_told_as_an_insert_that_broke_off(queue: Queue) 
         queue.insert_many([1, 2], delay_s=-1)
     assert "in the queue" not in str(caught.value)
     assert queue.status().inserted == 0
+
+
+def test_tasks_inserted_one_by_one_are_a_file_each(queue: Queue) -> None:
+    for n in range(3):
+        queue.insert(n)
+    assert [name.count for name in task_file_names(queue)] == [1, 1, 1]

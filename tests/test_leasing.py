@@ -24,7 +24,7 @@ from fsqueue import (
 )
 from fsqueue.clock import ManualClock
 from fsqueue.filesystem import Filesystem
-from tests.support import BATCH_TASKS_MAX, QueueFactory, base_of, log_files, task_file_names
+from tests.support import BATCH_TASKS_MAX, QueueFactory, base_of, calls, log_files, task_file_names
 
 
 @pytest.fixture
@@ -740,3 +740,21 @@ def test_of_batches_that_are_passed_over_a_line_for_each_kind_is_logged(
     clock.advance(601)
     worker.lease(30)
     assert len(caplog.records) == 4
+
+
+@pytest.mark.once
+def test_leasing_from_many_batches_costs_the_calls_that_few_cost(
+    queue_factory: QueueFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """README and guarantee 12: an open queue's lease and completion cost the same, however many batches wait."""
+    costs = []
+    for batches in (20, 400):
+        q = queue_factory(f"of-{batches}", shards=4)
+        q.insert_many(range(batches), batch_tasks=1)
+        with calls(monkeypatch) as counted:
+            q = Queue(q.path)
+            for _ in range(10):
+                q.complete(q.lease(1))
+        costs.append(counted.total())
+    assert costs[0] > 20
+    assert costs[1] <= costs[0] + 5, costs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from fsqueue.doctor.verdicts import OK, UNFIT, WARNING, about
 from fsqueue.errors import QueueNotFound, UnsafeFilesystem
 from fsqueue.filesystem import Mount
 from fsqueue.filesystem.mounts import mount_among
+from tests.house.source import TOP
 from tests.support import files_below
 
 pytestmark = pytest.mark.once
@@ -183,3 +185,56 @@ def test_an_open_queue_on_a_local_disk_asks_nothing_of_the_advice(
     mounted(monkeypatch, Mount("ext4", "/", "rw"))
     monkeypatch.setattr(mountadvice, "known", lambda mount: pytest.fail("it was asked"))
     Queue(q.path)
+
+
+def rows(page: str, heading: str) -> dict[str, str]:
+    """The first and the second column of the table under a heading."""
+    section = (TOP / page).read_text(encoding="utf-8").partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    return dict(re.findall(r"^\| ([^|]+?) \| ([^|]+?) \|", section, re.MULTILINE))
+
+
+ROWS = {
+    "ext4, xfs, btrfs, zfs, ...": [("ext4", ""), ("xfs", ""), ("btrfs", ""), ("zfs", "")],
+    "NFS 4": [("nfs4", "vers=4.2,hard,local_lock=none")],
+    "NFS with `local_lock=all` or `posix`, `nolock`": [
+        ("nfs4", "vers=4.2,hard,local_lock=all"),
+        ("nfs4", "vers=4.2,hard,local_lock=posix"),
+        ("nfs", "vers=3,hard,nolock,local_lock=all"),
+    ],
+    "NFS with `nocto`": [("nfs4", "vers=4.2,hard,nocto,local_lock=none")],
+    "NFS 3": [("nfs", "vers=3,hard,local_lock=none")],
+    "NFS, `soft`": [("nfs4", "vers=4.2,soft,local_lock=none")],
+    "Lustre with `flock`": [("lustre", "flock")],
+    "Lustre with `localflock`, or without `flock`": [("lustre", "localflock"), ("lustre", "checksum")],
+    "Spectrum Scale, CephFS, GlusterFS, JuiceFS, WEKA, PanFS": [
+        *(("gpfs", ""), ("ceph", ""), ("fuse.ceph", ""), ("fuse.glusterfs", "")),
+        *(("fuse.juicefs", ""), ("wekafs", ""), ("panfs", "")),
+    ],
+    "SMB with `nobrl`": [("cifs", "vers=3.1.1,nobrl"), ("smb3", "nobrl")],
+    "SMB": [("cifs", "vers=3.1.1"), ("smb3", "")],
+    "sshfs": [("fuse.sshfs", "")],
+    "other FUSE": [("fuse.unheard-of", "")],
+    "object stores (s3fs, rclone, gcsfuse, ...)": [("fuse.s3fs", ""), ("fuse.rclone", ""), ("fuse.gcsfuse", "")],
+    "GFS2 with `localflocks`": [("gfs2", "localflocks,lockproto=lock_dlm")],
+    "OCFS2": [("ocfs2", "heartbeat=local")],
+    "AFS": [("afs", "dyn")],
+    "9p, virtiofs": [("9p", "trans=virtio"), ("virtiofs", "")],
+    "folders of virtual machines": [("vboxsf", ""), ("vmhgfs", ""), ("prl_fs", "")],
+    "vfat, exfat": [("vfat", ""), ("exfat", "")],
+    "tmpfs": [("tmpfs", "")],
+    "overlay": [("overlay", "")],
+}
+"""What the doctor's page says of mounts, as this host's mountinfo might show each."""
+VERDICTS = {"fit": OK, "unfit": UNFIT, "warning": WARNING}
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_the_doctor_s_page_says_of_a_mount_what_the_doctor_says(row: str) -> None:
+    said = rows("docs/doctor.md", "Mounts, and what to ask for")[row]
+    for kind, options in ROWS[row]:
+        assert about(Mount(kind, "/m", f"rw,{options}", "x")).verdict == VERDICTS[re.split("[,:;]", said)[0]], kind
+
+
+def test_no_mount_on_the_doctor_s_page_is_left_out() -> None:
+    by_its_setting = {"mount", "---", "BeeGFS"}  # `test_beegfs_is_asked_for_its_setting`
+    assert rows("docs/doctor.md", "Mounts, and what to ask for").keys() - by_its_setting == ROWS.keys()

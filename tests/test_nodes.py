@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import threading
 from pathlib import Path
@@ -13,7 +14,7 @@ from fsqueue.clock import ManualClock
 from fsqueue.errors import InvalidArgument
 from fsqueue.nodes import Streak, admit, failing
 from fsqueue.upkeep import NODE_AGE_S
-from tests.support import QueueFactory, crashes
+from tests.support import QueueFactory, base_of, crashes
 
 pytestmark = pytest.mark.once
 
@@ -214,3 +215,12 @@ def test_a_filesystem_that_fails_stops_nobody(
 def test_what_is_no_number_of_failures_is_refused(used: Queue, after: object) -> None:
     with pytest.raises(InvalidArgument, match="exclude_after"):
         Streak(used.store, after)  # type: ignore[arg-type]
+
+
+def test_a_node_s_file_is_called_as_in_the_format(queue: Queue) -> None:
+    """docs/format.md, "Nodes": BLAKE2b-128 of the node's name, in hexadecimal digits."""
+    queue.insert("a task")
+    Streak(queue.store, 3).failed("no")
+    [node] = [one.node for one in failing(queue.store)]
+    digest = hashlib.blake2b(node.encode(), digest_size=16).hexdigest()
+    assert [path.name for path in (base_of(queue) / "nodes").iterdir()] == [f"{digest}.jsonl"]

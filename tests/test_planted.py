@@ -16,7 +16,7 @@ import pytest
 from fsqueue import FsqueueError, Queue, QueueNotFound, StorageError, errors, trash
 from fsqueue.errors import NotAQueue
 from fsqueue.filesystem import Filesystem, ResultFiles, door
-from tests.support import QueueFactory, base_of, log_files
+from tests.support import QueueFactory, base_of, files_below, log_files
 
 pytestmark = pytest.mark.once
 
@@ -221,3 +221,19 @@ def test_descriptors_above_the_limit_stop_no_command(queue: Queue, tmp_path: Pat
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         os.close(high)
+
+
+@pytest.mark.once
+def test_a_copy_of_a_queue_changes_nothing_in_it(queue: Queue, tmp_path: Path) -> None:
+    """docs/fsck.md recommends it as a backup: `cp -a`, and not `cp -al`."""
+    queue.insert_many(range(4))
+    task, *_ = queue.lease(2)
+    subprocess.run(["cp", "-a", queue.path, tmp_path / "backup"], check=True)
+    kept = files_below(tmp_path / "backup")
+    task.complete()
+    queue.complete(queue.lease(2))
+    assert not list(queue.fsck())
+    assert files_below(tmp_path / "backup") == kept
+    backup = Queue(tmp_path / "backup")
+    assert not list(backup.fsck())
+    assert (backup.status().waiting, backup.status().leased) == (2, 2)

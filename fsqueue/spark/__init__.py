@@ -1,6 +1,6 @@
 """fsqueue on Spark (docs/spark.md): the data source `fsqueue`, and jobs for what outgrows one machine.
 
-`import fsqueue.spark` needs nothing; what is called needs the extra: pip install 'fsqueue[spark]'.
+`import fsqueue.spark` needs nothing; what is called needs the extra: pip install 'fsqueue-tasks[spark]'.
 """
 
 from __future__ import annotations
@@ -58,5 +58,5 @@ def __getattr__(name: str) -> Any:
         missing = (error.name or "").partition(".")[0]
         if missing not in ("pyspark", "pyarrow", "pandas"):
             raise
-        raise FsqueueError(f"{missing} is not installed, which this needs: pip install 'fsqueue[spark]'.") from None
+        raise FsqueueError(f"{missing} is not installed. To install it: pip install 'fsqueue-tasks[spark]'.") from None
     return getattr(module, name)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
+from pathlib import Path
 
 import pytest
 from fsqueue_cli.dead import condition
 
-from fsqueue import DeadLetter, Queue
+from fsqueue import Bury, DeadLetter, Queue
+from fsqueue.functions import handler
 from tests.cli.conftest import Run
 from tests.conftest import QueueFactory
+from tests.pages import text_of
 
 
 @pytest.fixture
@@ -104,3 +109,22 @@ def test_conditions(text: str, holds: bool) -> None:
     payload = {"name": "x y", "n": 3, "deep": {"er": True}}
     letter = DeadLetter("a.0", payload, "KeyError: 'x'\nmore", 99.5, 5, {"host": "node1", "pid": 7})
     assert condition(text)(letter) is holds
+
+
+def test_after_a_wrong_deployment_the_page_s_command_brings_calls_back(
+    fsqueue_cli: Run, queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """docs/functions.md: calls that no worker had are retried, other dead letters are not."""
+    said = re.search(r"`fsqueue (dead retry Q --where '[^']*')`", " ".join(text_of("docs/functions.md").split()))
+    assert said is not None
+    (tmp_path / "wrong_deployment.py").write_text("import fsqueue\n@fsqueue.task\ndef g(): pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    handle = handler(["wrong_deployment"])
+    queue.insert_many([{"call": "tiles:render"}, {"call": "wrong_deployment:g", "args": [1]}], batch_tasks=1)
+    for task in queue.lease(2):
+        with pytest.raises(Bury) as reason:
+            handle(task.payload)
+        task.bury(str(reason.value))
+    words = [str(queue.path) if word == "Q" else word for word in shlex.split(said[1])]
+    assert fsqueue_cli(*words).output == "1\n"
+    assert [task.payload["call"] for task in queue.tasks("waiting")] == ["tiles:render"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from fsqueue import Queue
 from fsqueue.doctor import examination as doctor
 from fsqueue.filesystem import Mount
 from tests.cli.conftest import Run, Spawn
+from tests.pages import text_of
 
 pytestmark = pytest.mark.once
 
@@ -143,3 +145,18 @@ def test_a_partner_that_is_interrupted_says_so(spawn: Spawn, tmp_path: Path) -> 
     assert first.returncode == 124
     assert "was ended" in said
     assert os.listdir(tmp_path) == []
+
+
+def test_the_page_explains_every_probe_and_names_every_field(fsqueue_cli: Run, tmp_path: Path) -> None:
+    page = text_of("docs/doctor.md")
+    report = json.loads(fsqueue_cli("doctor", tmp_path, "--json").stdout)
+    table = re.findall(
+        r"^\| ([^|]*) \|", page.partition("## What each probe means")[2].partition("\n## ")[0], re.MULTILINE
+    )
+    explained = {probe for row in table for probe in row.split(", ")}
+    assert {"mount", "... between threads", "processes", "... between hosts"} <= explained
+    for finding in report["findings"]:
+        for field in finding:
+            assert f"`{field}`" in page
+        probe, between, whom = finding["probe"].partition(" between ")
+        assert (probe in explained) if not between else (whom in ("threads", "processes")), finding["probe"]

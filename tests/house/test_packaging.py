@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import re
 import shutil
 import subprocess
 import sys
@@ -13,19 +14,38 @@ from pathlib import Path
 import pytest
 
 from tests.house.source import TOP
+from tests.pages import Typed, blocks, text_of
+
+NAME = "fsqueue-tasks"
+"""The distribution's name. `fsqueue` is another program's on the package index."""
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
-    """A wheel built from a copy of the tree, so that the tree gets no build/ directory."""
-    tree, dist = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("dist")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the tree in which README's section "Install" was typed, so that the tree gets no build/ directory."""
+    tree, target = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("target")
     for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(TOP / name, tree)
     for name in ("fsqueue", "cli", "tests"):
         shutil.copytree(TOP / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(dist), str(tree)]
-    subprocess.run(command, check=True)
-    (file,) = dist.glob("*.whl")
+    typed = Typed(tree, "README.md", {}, {})
+    # pip installs into a directory of its own; what the package needs is in this environment.
+    options = f"--target {target} --upgrade --no-deps"
+    added = f'[ "$1" != install ] || {{ shift; set -- install {options} "$@"; }}'
+    typed.file("bin/pip", f'#!/bin/sh\n{added}\nexec {sys.executable} -m pip "$@"\n')
+    typed.file("bin/fsqueue", f'#!/bin/sh\nPYTHONPATH={target} exec {sys.executable} -P {target}/bin/fsqueue "$@"\n')
+    for block in blocks(text_of("README.md")):
+        if block.section == "Install":
+            typed.type(block)
+    assert typed.printed is not None
+    assert typed.printed.endswith("fsqueue 0.1.0\n")
+    assert (target / "fsqueue" / "__init__.py").exists()
+    return tree
+
+
+@pytest.fixture(scope="module")
+def wheel(clone: Path) -> zipfile.ZipFile:
+    (file,) = (clone / "dist").glob("*.whl")
     return zipfile.ZipFile(file)
 
 
@@ -46,7 +66,7 @@ def test_wheel_holds_every_module_and_nothing_generic(wheel: zipfile.ZipFile) ->
 def test_wheel_metadata(wheel: zipfile.ZipFile) -> None:
     info = next(name for name in wheel.namelist() if name.endswith("/METADATA"))
     text = wheel.read(info).decode()
-    for line in ("Name: fsqueue", "Version: 0.1.0", "Requires-Python: >=3.11", "License-File: LICENSE"):
+    for line in (f"Name: {NAME}", "Version: 0.1.0", "Requires-Python: >=3.11", "License-File: LICENSE"):
         assert f"{line}\n" in text
     scripts = configparser.ConfigParser()
     scripts.read_string(wheel.read(info.replace("METADATA", "entry_points.txt")).decode())
@@ -57,5 +77,29 @@ def test_wheel_metadata(wheel: zipfile.ZipFile) -> None:
 def test_the_installed_version_is_the_tree_s() -> None:
     import fsqueue
 
-    assert metadata.version("fsqueue") == fsqueue.__version__
+    assert metadata.version(NAME) == fsqueue.__version__
     assert Path(fsqueue.__file__).parent == TOP / "fsqueue", "the tests run against another fsqueue than this tree's"
+
+
+@pytest.mark.once
+def test_an_extra_is_had_by_the_name_that_errors_give() -> None:
+    """pip takes the installed distribution, and asks an index only for what the extra adds (of `bench`: nothing)."""
+    command = [sys.executable, "-m", "pip", "install", "--dry-run", "--no-index", "--no-deps", f"{NAME}[bench]"]
+    assert subprocess.run(command, capture_output=True).returncode == 0
+
+
+@pytest.mark.once
+def test_nothing_tells_a_user_to_install_a_stranger_s_distribution() -> None:
+    """Texts name this distribution, a clone, or a wheel; README alone names the stranger's, and warns of it."""
+    suffixes = {".py", ".md", ".cfg", ".toml", ""}
+    files = [TOP / "README.md", TOP / "CONTRIBUTING.md"]
+    files += [path for name in ("fsqueue", "cli", "docs", "scripts", "examples") for path in (TOP / name).rglob("*")]
+    told = [
+        f"{path.relative_to(TOP)}: {words}"
+        for path in files
+        if path.is_file() and path.suffix in suffixes and "__pycache__" not in path.parts
+        for words in re.findall(
+            r"pip install [^\n`]*?(?<![\w./])fsqueue(?![\w.-])[^\s`]*", path.read_text(encoding="utf-8")
+        )
+    ]
+    assert told == ["README.md: pip install fsqueue"]

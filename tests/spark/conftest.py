@@ -53,7 +53,7 @@ def why_not() -> str:
         import pyarrow
         import pyspark
     except ImportError as error:
-        return f"{error.name} is not installed: pip install 'fsqueue[spark]'"
+        return f"{error.name} is not installed: pip install 'fsqueue-tasks[spark]'"
     del pyarrow, pyspark
     java = os.path.join(os.environ["JAVA_HOME"], "bin/java") if os.environ.get("JAVA_HOME") else shutil.which("java")
     said = subprocess.run([java, "-version"], capture_output=True, text=True).stderr if java else ""

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from fsqueue import Queue
 from tests.spark.conftest import environment
 
-pytest.importorskip("pyspark", reason="PySpark is not installed: pip install 'fsqueue[spark]'")
+pytest.importorskip("pyspark", reason="PySpark is not installed: pip install 'fsqueue-tasks[spark]'")
 
 from fsqueue_cli.main import cli
 from pyspark.sql import SparkSession
@@ -124,7 +124,7 @@ except Exception as error:
     print(error)
 """
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout
-    assert said == "pyspark is not installed, which this needs: pip install 'fsqueue[spark]'.\n"
+    assert said == "pyspark is not installed. To install it: pip install 'fsqueue-tasks[spark]'.\n"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from fsqueue import Queue
 from tests.support import QueueFactory, age_staging, leftovers
 
-pytest.importorskip("pyspark", reason="PySpark is not installed: pip install 'fsqueue[spark]'")
+pytest.importorskip("pyspark", reason="PySpark is not installed: pip install 'fsqueue-tasks[spark]'")
 
 from pyspark.sql import SparkSession
 

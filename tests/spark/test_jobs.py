@@ -10,7 +10,7 @@ import pytest
 from fsqueue import InvalidArgument, Queue
 from tests.support import QueueFactory
 
-pytest.importorskip("pyspark", reason="PySpark is not installed: pip install 'fsqueue[spark]'")
+pytest.importorskip("pyspark", reason="PySpark is not installed: pip install 'fsqueue-tasks[spark]'")
 
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession

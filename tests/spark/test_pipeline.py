@@ -12,7 +12,7 @@ import pytest
 
 from fsqueue import Queue
 
-pytest.importorskip("pyspark", reason="PySpark is not installed: pip install 'fsqueue[spark]'")
+pytest.importorskip("pyspark", reason="PySpark is not installed: pip install 'fsqueue-tasks[spark]'")
 
 from pyspark.sql import SparkSession
 

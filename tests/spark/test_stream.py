@@ -11,7 +11,7 @@ import pytest
 
 from fsqueue import Queue
 
-pytest.importorskip("pyspark", reason="PySpark is not installed: pip install 'fsqueue[spark]'")
+pytest.importorskip("pyspark", reason="PySpark is not installed: pip install 'fsqueue-tasks[spark]'")
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession

@@ -15,7 +15,7 @@ import pytest
 from fsqueue import InvalidArgument, InvalidTask, Queue, QueueExists, QueueNotFound
 from tests.support import QueueFactory, leftovers
 
-pytest.importorskip("pyspark", reason="PySpark is not installed: pip install 'fsqueue[spark]'")
+pytest.importorskip("pyspark", reason="PySpark is not installed: pip install 'fsqueue-tasks[spark]'")
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession, types

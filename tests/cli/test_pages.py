@@ -1,0 +1,354 @@
+"""README.md and the pages of docs/, typed as they stand there: tests/pages.py says how.
+
+Those on Spark, Slurm and NFS are left out. `docs/hpc.md` is typed on a real Slurm, by tests/lab/test_hpc_guide.py.
+README's section *Install* is typed by tests/house/test_packaging.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+import pytest
+from fsqueue_cli.main import cli
+
+import fsqueue
+from fsqueue import Queue, ledger
+from fsqueue.doctor import examination
+from fsqueue.filesystem import Mount
+from fsqueue.functions import _parts
+from fsqueue.nodes import Streak
+from tests.cli.conftest import Run, Spawn
+from tests.house.source import TOP
+from tests.pages import Block, Typed, blocks, is_shown, prose, text_of
+
+PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (TOP / "docs").glob("*.md"))]
+pytestmark = pytest.mark.once
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory to another group")
+Hook = Callable[[Typed, Block], None]
+
+
+class Plan(NamedTuple):
+    """How a page is typed."""
+
+    instead: Mapping[str, str] = {}
+    """What is typed in place of what the page has: paths, and fewer tasks."""
+    files: Mapping[str, str] = {}
+    names: Mapping[str, Any] = {}
+    """What its Python has been given by the reader."""
+    before: Hook = lambda typed, block: None
+    """What has happened before a block is typed."""
+    before_each: Mapping[str, str] = {}
+    """What the shell runs before each command, by section."""
+    elsewhere: Mapping[str, str] = {}
+    """What is not typed here, by its section or its first line, and where it is."""
+
+
+RENDER = '#!/bin/sh\n[ "$1" != --tile ] || shift\necho "$1" >>rendered\n'
+ASSEMBLE = "#!/bin/sh\nwc -l <rendered\n"
+SBATCH = '#!/bin/bash\nwhile [ $# -gt 0 ]; do [ "$1" != --wrap ] || bash -c "$2" >&2 || exit; shift; done\necho 4711\n'
+"""A stand-in that does at once what it is told to wrap."""
+SETFACL = f"""#!{sys.executable}
+import os, struct, sys
+assert sys.argv[1:3] == ["-d", "-m"] and sys.argv[3] == "g::rwx,m::rwx"
+entries = [(0x01, 7), (0x04, 7), (0x10, 7), (0x20, 0)]
+acl = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", tag, mode, 0xFFFFFFFF) for tag, mode in entries)
+os.setxattr(sys.argv[4], "system.posix_acl_default", acl)
+"""
+JQ = f"""#!{sys.executable}
+import json, sys
+assert sys.argv[1:] == ["-r", ".name"]
+print(json.load(sys.stdin)["name"])
+"""
+TILES = [{"tile": n, "zoom": 2} for n in range(5)]
+
+
+def some_done(typed: Typed, block: Block) -> None:
+    """docs/status.md looks at a queue that is worked off."""
+    if not (typed.home / "scratch/tiles").exists():
+        queue = Queue.create(typed.home / "scratch/tiles")
+        queue.insert_many(range(20))
+        queue.complete(queue.lease(20))
+
+
+def a_fresh_place(typed: Typed, block: Block) -> None:
+    """docs/sharing.md: its second block is typed instead of the first. `Q` in its text is a queue."""
+    shutil.rmtree(typed.home / "scratch/geo", ignore_errors=True)
+    (typed.home / "in").write_text("{}")
+    Queue.create(typed.home / "Q", exist_ok=True)
+
+
+PLANS = {
+    "README.md": Plan(
+        instead={"seq 1 100000": "seq 1 20", "1_000_000": "1_000", "completed=1100000": "completed=1020"},
+        files={
+            "render": RENDER,
+            "assemble": ASSEMBLE,
+            "bin/sbatch": SBATCH,
+            "tasks.jsonl": "".join(f"{json.dumps(tile)}\n" for tile in TILES),
+            "tiles/work.py": "def render(payload):\n    assert payload['zoom'] == 2\n",
+        },
+        names={"render": lambda tile: None, "tasks": TILES},
+        before_each={"Workers": "fsqueue insert /scratch/me/tiles tasks.jsonl"},
+        elsewhere={
+            "scripts/demo     # sets up": "tests/demo, and CI",
+            "Install": "tests/house/test_packaging.py",
+        },
+    ),
+    "docs/functions.md": Plan(instead={"1_000_000": "1_000"}),
+    "docs/status.md": Plan(
+        files={"assemble": "#!/bin/sh\n", "assemble.sh": "", "bin/sbatch": SBATCH}, before=some_done
+    ),
+    "docs/sharing.md": Plan(
+        instead={"-g geo": "-g 54321", "/scratch/geo": "/scratch/me/geo"},
+        files={
+            "process": '#!/bin/sh\n[ "$1" != in ] || exec cat "$1"\nread name && [ "$name" = x ]\n',
+            "bin/setfacl": SETFACL,
+            "bin/jq": JQ,
+            "task.jsonl": '{"name": "x", "input": "in", "output": "out"}\n',
+        },
+        before=a_fresh_place,
+        before_each={"Commands and payloads of others": "fsqueue insert Q task.jsonl"},
+    ),
+    "docs/doctor.md": Plan(elsewhere={"Two hosts": "below", "$ fsqueue doctor": "below"}),
+    "docs/format.md": Plan(elsewhere={"QUEUE/": "below"}),
+}
+NOT_TYPED = {"docs/hpc.md": "tests/lab/test_hpc_guide.py", "docs/spark.md": "examples are those of tests/spark"}
+
+
+def typed_page(page: str, home: Path) -> Typed:
+    plan = PLANS.get(page, Plan())
+    (home / "scratch").mkdir()
+    typed = Typed(home, page, {**plan.instead, "/scratch/me": f"{home}/scratch"}, plan.names)
+    for name, content in plan.files.items():
+        typed.file(name, content)
+    for block in blocks(text_of(page)):
+        first = block.code.splitlines()[0]
+        if any(block.section == where or first.startswith(where) for where in plan.elsewhere):
+            continue
+        assert block.language in ("sh", "python", "json", "text"), f"{page}, line {block.line}: {block.language!r}"
+        plan.before(typed, block)
+        typed.type(block, plan.before_each.get(block.section, ":"))
+    return typed
+
+
+@needs_root
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in NOT_TYPED])
+def test_a_page_as_it_stands(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    typed = typed_page(page, tmp_path)
+    if page == "README.md":
+        rendered = [int(line) for line in (tmp_path / "rendered").read_text().split()]
+        assert sorted(rendered) == sorted([*range(1, 21), *(tile["tile"] for tile in TILES * 3)])
+        assert Queue(tmp_path / "scratch/tiles").status().dead == 0
+    if page == "docs/functions.md":
+        queue = Queue(tmp_path / "scratch/tiles")
+        assert (queue.status().completed, queue.status().delayed) == (1_003, 0)
+        results = [task.result for task in queue.tasks("completed")]
+        assert results.count({"tile": 7, "pixels": 256}) == 1
+        assert results.count({"tile": 7, "pixels": 512}) == 1
+        [call] = [block.code for block in blocks(text_of(page)) if block.language == "json"]
+        assert _parts(json.loads(call)) == ("tiles:render", [7], {"zoom": 2.0})
+    if page == "docs/sharing.md":
+        assert (tmp_path / "out").read_text() == "{}"
+        assert Queue(tmp_path / "Q").status().completed == 2
+    assert typed.printed is not None or not re.search("^```(sh|python)", text_of(page), re.MULTILINE)
+
+
+WRONG = {
+    "a command fails": "```sh\nfalse\n```\n",
+    "it exits otherwise": "```sh\ntrue   # 9: it is broken\n```\n",
+    "it prints something else": "```sh\necho 1   # prints 0: it was there\n```\n",
+    "a later line is missing": "```sh\necho one\n```\n```text\none\ntwo\n```\n",
+    "lines come in another order": "```sh\nprintf 'b\\na\\n'\n```\n```text\na\nb\n```\n",
+    "a number is another": "```sh\necho 5 tasks\n```\n```text\n6 tasks\n```\n",
+    "Python prints something else": "```python\nprint(1)   # 2\n```\n",
+    "Python fails": "```python\nimport fsqueue\nfsqueue.no_such_name\n```\n",
+}
+
+
+def type_all(text: str, home: Path) -> str | None:
+    typed = Typed(home, "page.md", {}, {})
+    for block in blocks(text):
+        typed.type(block)
+    return typed.printed
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_page_that_is_wrong_is_noticed(what: str, tmp_path: Path) -> None:
+    with pytest.raises((AssertionError, AttributeError)):
+        type_all(WRONG[what], tmp_path)
+
+
+def test_a_page_that_is_right_is_typed(tmp_path: Path) -> None:
+    page = """
+```sh
+cat >document <<'END'      # two lines
+echo 01a204947dce7144a226ecfb4c20b8d5.0
+END
+sh document                # prints 0123456789abcdef0123456789abcdef.7: an id
+echo "on $(cat document \\
+    | wc -l) line"; a='#'    # prints on 1 line
+test $a = '#' && exit_with() { return $1; }; exit_with 9      # 9: as it should
+```
+```text
+on … line
+```
+```python
+a = 1
+print(a,
+      2)            # 1 2
+```
+"""
+    assert type_all(page, tmp_path) == "1 2\n"
+
+
+# -- what is typed in another way -----------------------------------------------------------------------
+
+
+def console(page: str, section: str) -> list[tuple[str, str]]:
+    """Return what a terminal shows in that section: each command and what follows it."""
+    [block] = [block for block in blocks(text_of(page)) if block.language == "" and block.section == section]
+    parts = re.split(r"^(?:\w+)?\$ +(.*)\n", block.code, flags=re.MULTILINE)
+    return list(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def test_the_doctor_on_an_unfit_mount(fsqueue_cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/doctor.md shows a mount that few have; here the system says that it is that one."""
+    [(command, shown)] = console("docs/doctor.md", "")
+    mount = Mount("nfs4", "/scratch", "rw,vers=4.2,hard,local_lock=all", "srv:/scratch")
+    monkeypatch.setattr(examination, "mount_of", lambda path: mount)
+    monkeypatch.setattr("socket.gethostname", lambda: "login1")
+    words = command.replace("/scratch/me", str(tmp_path)).split()[1:]
+    output = fsqueue_cli(*words, code=8).stdout
+    assert is_shown(shown, output.replace(str(tmp_path), "/scratch/me")), output
+
+
+@pytest.mark.usefixtures("tmp_path")
+def test_the_doctor_asks_for_a_second_host(spawn: Spawn, tmp_path: Path) -> None:
+    (command, shown), (elsewhere, nothing) = console("docs/doctor.md", "Two hosts")
+    assert (elsewhere, nothing) == (command, "")
+    waiting = spawn(*command.replace("/scratch/me", str(tmp_path)).split()[1:])
+    assert waiting.stderr is not None
+    said = "".join(waiting.stderr.readline() for _ in shown.splitlines())
+    assert is_shown(shown, said.replace(str(tmp_path), "/scratch/me")), said
+
+
+@pytest.fixture
+def used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Queue:
+    """A queue with most of what a queue can hold."""
+    for name, value in {"JOB_ID": "7", "CLUSTER_NAME": "lab", "RESTART_COUNT": "1"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    queue = Queue.create(tmp_path / "q", max_attempts=1)
+    queue.insert_many(range(3))
+    queue.insert_many([b"bytes", *range(9)], commit="seed")
+    queue.commit("other").stage(range(3))
+    queue = Queue(queue.path, worker="me")
+    first, second, *others = queue.lease(6)
+    first.complete({"pixels": 3})
+    second.release()
+    queue.complete(others)
+    queue.renew(queue.lease(2, lease_s=5))
+    queue.lease()[0].fail("no")
+    queue.lease()[0].bury("never")
+    queue.retry_dead()
+    queue.cancel([next(queue.tasks("waiting")).id])
+    Streak(queue.store, 3).failed("no")
+    return queue
+
+
+def test_the_directory_is_as_the_format_draws_it(used: Queue) -> None:
+    """Every file and directory of a queue that has been used stands in the picture in docs/format.md."""
+    [picture] = [block.code for block in blocks(text_of("docs/format.md")) if block.code.startswith("QUEUE/")]
+    drawn, above = {""}, [""] * 9
+    for line in picture.splitlines()[1:]:
+        if found := re.match(r"([│├└─ ]+)(\S+)", line):
+            depth = len(found[1]) // 4
+            above[depth] = f"{above[depth - 1]}{found[2]}"
+            drawn |= {"/".join(above[depth].split("/")[:n]) + "/" for n in range(1, above[depth].count("/") + 1)}
+            drawn.add(above[depth])
+    digits = "[0-9a-f]{32}"
+    words = {"N-ID": "1-[0-9a-f]{16}", "SHARD": "[0-9a-f]{2}", "NN": "0[0-9a-f]", "YYYY-MM-DD": r"\d{4}-\d\d-\d\d"}
+    words |= {"TASKFILE": rf"\d{{13}}-{digits}-\d+\.jsonl", "NAME": r"\w+"}
+    words |= dict.fromkeys(("UUID", "DIGEST", "ID", "ATTEMPT"), digits)
+    patterns = []
+    for name in drawn:
+        parts = re.split(r"(" + "|".join(sorted(words, key=len, reverse=True)) + ")", name)
+        patterns.append("".join(words.get(part, re.escape(part)) for part in parts))
+    patterns.append(rf"{words['N-ID']}/staging/{digits}-\w+/.*")  # "what is staged for a commit, and `lock`"
+    made = [f"{path.relative_to(used.path)}{'/' if path.is_dir() else ''}" for path in used.path.rglob("*")]
+    assert len(made) > 10
+    for name in made:
+        assert any(re.fullmatch(pattern, name) for pattern in patterns), name
+
+
+def test_the_format_names_every_field_that_is_written(used: Queue) -> None:
+    page = text_of("docs/format.md")
+    fields: set[str] = set()
+    for path in used.path.rglob("*.json*"):
+        for line in path.read_text().splitlines():
+            record = json.loads(line)
+            for part in (record, *record.get("parts", []), record.get("worker", {}), record.get("settings", {})):
+                fields |= part.keys()
+    assert {"op", "at", "until", "worker", "slurm_job", "several", "attempt", "payload", "b64", "staged"} <= fields
+    assert [name for name in sorted(fields) if f"`{name}`" not in page and f'"{name}"' not in page] == []
+
+
+def test_the_format_tells_of_every_operation() -> None:
+    table = text_of("docs/format.md").partition("| op | fields |")[2].partition("\n\n")[0]
+    told = {op for row in re.findall(r"^\| (`[^|]*) \|", table, re.MULTILINE) for op in re.findall(r"`(\w+)`", row)}
+    assert told == ledger._HANDLERS.keys()
+
+
+# -- what pages name in passing -------------------------------------------------------------------------
+
+
+def known(group: click.Group) -> Iterator[tuple[str, click.Command]]:
+    """Yield all commands by name, those of groups with the group's."""
+    with click.Context(group) as context:
+        for name in group.list_commands(context):
+            command = group.get_command(context, name)
+            if isinstance(command, click.Group):
+                yield from ((f"{name} {inner}", one) for inner, one in known(command))
+            elif command is not None:
+                yield name, command
+
+
+OPTIONS = {name: {word for one in command.params for word in one.opts} for name, command in known(cli)}
+"""The options of each command."""
+SCRIPTS = [path for path in (TOP / "scripts").rglob("*") if path.is_file() and path.suffix in ("", ".py")]
+OF_SCRIPTS = "".join(path.read_text(encoding="utf-8") for path in SCRIPTS)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_and_options_that_a_page_names_exist(page: str) -> None:
+    every = set().union(*OPTIONS.values())
+    for span in re.findall(r"`([^`\n]+)`", prose(text_of(page))):
+        words = re.split(r" (?:--|\|) ", span)[0].removeprefix("fsqueue ").split()
+        command = next((name for name in OPTIONS if words[: len(name.split())] == name.split()), None)
+        if span.startswith("fsqueue ") and not re.match(r"fsqueue( -|\.|$)", span):
+            assert command or words[0] in ("dead", "spark"), span
+        if command or words[0].startswith("--"):
+            for word in words:
+                option = word.partition("=")[0]
+                if re.match(r"-{1,2}[a-z]", word) and (command or f'"{option}"' not in OF_SCRIPTS):
+                    assert option in (OPTIONS[command] if command else every), span
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page != "docs/spark.md"])
+def test_python_names_that_a_page_names_exist(page: str) -> None:
+    roots = {"fsqueue": fsqueue, "Queue": Queue, "q": Queue, "Worker": fsqueue.Worker, "task": fsqueue.LeasedTask}
+    for root, names in re.findall(r"`(\w+)\.([\w.]+?)(?:\(.*?)?`", prose(text_of(page))):
+        if root in roots and not names.endswith((".py", ".md")):
+            there: Any = roots[root]
+            for name in names.split("."):
+                assert hasattr(there, name), f"{root}.{names}"
+                there = getattr(there, name)

@@ -1,0 +1,111 @@
+"""Numbers on the pages are those of the code: where one is changed, the other is found."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from fsqueue_cli import doctor as cli_doctor
+from fsqueue_cli import watching as cli_watching
+
+from fsqueue import (
+    activity,
+    doctorplaces,
+    layout,
+    leasing,
+    ledger,
+    names,
+    nesting,
+    poll,
+    staging,
+    store,
+    stuck,
+    upkeep,
+    waiting,
+)
+from fsqueue.clock import MS_MAX
+from fsqueue.doctor import contests, messages, rendezvous, twohosts
+from fsqueue.layout import Settings
+from tests.pages import text_of
+
+DAY_S = 86_400
+DEFAULT = Settings()
+
+
+def option(command: object, name: str) -> object:
+    return next(one.default for one in command.params if one.name == name)  # type: ignore[attr-defined]
+
+
+NUMBERS = [
+    ("README.md", "ten minutes unless you say otherwise", DEFAULT.lease_s == 600),
+    ("README.md", "after five attempts becomes a **dead letter**", DEFAULT.max_attempts == 5),
+    ("README.md", "not published for a week is dropped", upkeep.ATTEMPT_AGE_S == 7 * DAY_S),
+    ("README.md", "A batch that stays locked for 2 s", leasing.BUSY_WAIT_S == 2),
+    ("docs/guarantees.md", "Up to a second after a purge", store.FRESH_S == 1),
+    ("docs/guarantees.md", "for more than half a day", staging.AWAY_S == DAY_S / 2),
+    ("docs/guarantees.md", "idle workers look every few seconds", waiting.BELL_S[1] == 6),
+    ("docs/status.md", "over the last minute, or over the last hour", activity.WINDOWS_S == (60, 3600)),
+    ("docs/status.md", "fewer than 30 tasks", activity.FEW == 30),
+    ("docs/status.md", "cut into ten pieces", activity.PIECES == 10),
+    ("docs/status.md", "9 degrees of freedom: 2.26 errors", (activity.QUANTILE, activity.PIECES) == (2.26, 10)),
+    ("docs/status.md", "at most 512 logs", activity.LOGS_MAX == 512),
+    ("docs/status.md", "no more after 4 MiB of them", activity.LOGS_BYTES_MAX == 4 << 20),
+    ("docs/status.md", "of no more shards after 4 MiB", activity.HISTORY_BYTES_MAX == 4 << 20),
+    ("docs/status.md", "1 MiB of dead letters", activity.LETTERS_BYTES_MAX == 1 << 20),
+    ("docs/status.md", "every two seconds (`--interval`)", option(cli_watching.status, "interval_s") == 2),
+    ("docs/status.md", "more than a fifth of its time", cli_watching.LOOK_SHARE == 1 / 5),
+    ("docs/status.md", "a tenth of it, 15 s at most", (poll.LATE, poll.WAIT_S[1]) == (0.1, 15)),
+    ("docs/doctor.md", "`--timeout`, 300 s", option(cli_doctor.doctor, "timeout_s") == 300),
+    ("docs/doctor.md", "is given up after a minute", rendezvous.SILENCE_S == 60),
+    ("docs/doctor.md", "given up after 10 minutes", rendezvous.TESTS_S == 600),
+    ("docs/doctor.md", "goes after a day", doctorplaces.REMNANT_AGE_S == DAY_S),
+    ("docs/doctor.md", "at most 253 characters", messages.HOST_CHARS_MAX == 253),
+    ("docs/doctor.md", "three of them contend", contests.PROCESSES == 3),
+    ("docs/doctor.md", "race for 60 names", contests.NAMES == 60),
+    ("docs/doctor.md", "must not be older than 2 s", twohosts.FRESH_S == 2),
+    ("docs/doctor.md", "nobody has written to for 2 s", stuck.QUIET_S == 2),
+    ("docs/doctor.md", "taken at nine looks", 1 + stuck.LOOKS == 9),
+    ("docs/doctor.md", "within half a second", stuck.LOOKS * stuck.LOOK_PAUSE_S <= 0.5),
+    ("docs/fsck.md", "over a day old", upkeep.STAGED_AGE_S == DAY_S),
+    ("docs/fsck.md", "over a week ago and never published", upkeep.ATTEMPT_AGE_S == 7 * DAY_S),
+    ("docs/format.md", "nest at most 200 levels", nesting.NESTING_MAX == 200),
+    ("docs/format.md", "nests deeper than 256 levels is void", nesting.RECORD_NESTING_MAX == 256),
+    ("docs/format.md", "Format **1**", layout.FORMAT == 1),
+    ("docs/format.md", "16 random bytes", store.BELL_BYTES == 16),
+    ("docs/format.md", "00 to 0f", layout.COUNTERS == 16),
+    ("docs/format.md", "tasks (1 to 1024)", names.BATCH_TASKS_MAX == 1024),
+    ("docs/format.md", "255 bytes at most", names.NAME_BYTES_MAX == 255),
+    ("docs/format.md", "a whole number below 10^18", layout.GENERATION_MAX == 10**18 - 1),
+    ("docs/format.md", "a whole number below 10^13", ledger.AT_MAX == MS_MAX == 10**13 - 1),
+    ("docs/format.md", "whole number from 0 to 10^14", ledger.TIME_MAX == 10**14),
+    ("docs/format.md", "a week after its last change", upkeep.ATTEMPT_AGE_S == 7 * DAY_S),
+    ("docs/format.md", "a week after the last failure", upkeep.NODE_AGE_S == 7 * DAY_S),
+]
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(("page", "words", "holds"), NUMBERS, ids=[f"{page}: {words}" for page, words, _ in NUMBERS])
+def test_a_number_on_a_page_is_the_code_s(page: str, words: str, holds: bool) -> None:
+    assert words in re.sub(r"\s+", " ", text_of(page)), "the page says something else now: bring this table up to date"
+    assert holds, "the code does something else now: mend the page, and this table"
+
+
+RANGES: list[tuple[str, float, float]] = [
+    ("shards", 1, 4096),
+    ("batch_tasks_max", 1, 1024),
+    ("task_bytes_max", 1, 2**30),
+    ("max_attempts", 1, 10**6),
+    ("lease_s", 0.001, 10**9),
+]
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(("name", "least", "most"), RANGES)
+def test_a_setting_s_range_is_the_format_s(name: str, least: float, most: float) -> None:
+    written = {2**30: "2^30", 10**6: "10^6", 10**9: "10^9"}
+    assert f"`{name}` ({least} to {written.get(int(most), most)}" in text_of("docs/format.md")
+    for value in (least, most):
+        assert getattr(Settings(**{name: value}), name) == value
+    for value in (least - 1, most + 1):
+        with pytest.raises(ValueError, match=name):
+            Settings(**{name: value})
