@@ -13,7 +13,7 @@ import errno
 import logging
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -421,10 +421,7 @@ def reap(store: Store, layout: Layout, attempt: Uuid, commit: CommitName) -> boo
         return False
     gone = f"{layout.staging}/{names.gone(store.entropy.hex16())}"
     with ExitStack() as stack:
-        try:
-            stack.enter_context(store.held(f"{directory}/{LOCK}", REAP_S))
-        except FileNotFoundError:
-            pass  # without it nothing can be proven, so that nothing will be decided
+        is_there = _lock_to_reap(store, directory, stack)
         record = find(store, layout, commit)
         if record is None:
             for identity in {one for _ in range(2) for one in proposals(store, layout)}:  # one listing may be old
@@ -433,11 +430,30 @@ def reap(store: Store, layout: Layout, attempt: Uuid, commit: CommitName) -> boo
                     return False
             record = find(store, layout, commit)
         if record is None or attempt not in record.attempts():
-            fs.rename(directory, gone)
+            if is_there:
+                fs.rename(directory, gone)
             record = None
     if record is not None:
         apply(store, layout, record)
     return drop(store, gone) or record is not None
+
+
+def _lock_to_reap(store: Store, directory: str, stack: ExitStack) -> bool:
+    """Lock an attempt's directory, for as long as `stack` lasts. False: there is none, or others are at it.
+
+    A missing lock is made. The directory may have been reaped since it was listed, and made anew by a process that
+    stages under the same name: reaped without the new lock, it could be gone after what is in it was proven.
+    """
+    path = f"{directory}/{LOCK}"
+    for _ in range(LOOKS):
+        try:
+            store.fs.close(store.fs.look(path, os.O_RDWR | os.O_APPEND | os.O_CREAT))
+        except FileNotFoundError:
+            return False
+        with suppress(FileNotFoundError):  # another process has just reaped it
+            stack.enter_context(store.held(path, REAP_S))
+            return True
+    return False
 
 
 def drop(store: Store, directory: str) -> bool:

@@ -111,9 +111,12 @@ def settle_loss(store: Store, log: Log) -> bool:
     """Bury the tasks without an outcome whose task file is proven absent: nobody should wait for them for ever.
 
     False, and nothing is done, if the file is in staging: a power loss may put it back there after tasks were
-    leased from it. The next reader that applies what is decided, or `gc`, publishes it.
+    leased from it. The next reader that applies what is decided, or `gc`, publishes it. Files move from staging into
+    the shard only, so the shard is looked at again after staging: another process may have published it in between.
     """
     if staging.has(store, log.layout, log.batch) or log.batch in commits.waiting(store):
+        return False
+    if taskfiles.read(store, log) is not None:
         return False
     ledger = log.ledger
     at = moments.present(store, log)

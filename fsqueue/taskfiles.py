@@ -32,10 +32,9 @@ def candidates(store: Store, log: Log) -> Iterator[TaskFileName]:
         if str(name) not in seen:
             seen.add(str(name))
             yield name
-    for _ in range(2):  # a listing can miss a name: only two of them prove absence
-        for name in names.task_files_of(log.batch, listed(store, log.layout, log.batch)):
-            if str(name) not in seen:
-                yield name
+    for _ in range(2):  # one listing may be old: only two of them prove absence
+        # Names that were tried before, too: a process that lost the log's lock may have renamed the file meanwhile.
+        yield from names.task_files_of(log.batch, listed(store, log.layout, log.batch))
 
 
 def listed(store: Store, layout: Layout, batch: str) -> list[str]:

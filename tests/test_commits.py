@@ -25,6 +25,7 @@ from fsqueue import (
     CommitReport,
     InvalidArgument,
     InvalidTask,
+    LockTimeout,
     Queue,
     QueueNotFound,
     StorageError,
@@ -612,6 +613,70 @@ def test_what_is_proposed_is_not_reaped(q: Queue, clock: ManualClock, monkeypatc
     monkeypatch.setattr(q.store.fs, "link", meanwhile)
     assert commit.publish([part]).tasks == 1
     assert payloads(q) == [1]
+
+
+def test_nothing_is_proven_while_it_is_reaped_by_who_waited_for_the_lock_of_an_attempt_before(
+    q: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two discard an attempt at once, and more is staged for it. The file that the second has opened is gone by then:
+    its lock keeps nobody from proving and deciding what the second is about to reap.
+    """
+    commit = q.commit("job")
+    commit.stage([1])
+    late = Queue(q.path, clock=clock)
+    lock, rename, link = late.store.fs.lock, late.store.fs.rename, q.store.fs.link
+    parts: list[CommitPart] = []
+
+    def overtaken(fd: int, *rest: Any) -> bool:
+        if not parts:
+            assert commit.discard()
+            parts.append(commit.stage([2]))
+        return lock(fd, *rest)
+
+    def proven_meanwhile(source: str, target: str) -> bool:
+        def reaped_meanwhile(*ends: str) -> None:
+            assert rename(source, target)
+            link(*ends)
+
+        monkeypatch.setattr(q.store.fs, "link", reaped_meanwhile)
+        with pytest.raises(LockTimeout):
+            commit.publish(parts)
+        return rename(source, target)
+
+    monkeypatch.setattr(commits, "LOCK_S", 0.1)
+    monkeypatch.setattr(late.store.fs, "lock", overtaken)
+    monkeypatch.setattr(late.store.fs, "rename", proven_meanwhile)
+    assert Commit(late.store, "job", commit.attempt).discard()
+    with pytest.raises(CommitLost):
+        commit.publish(parts)
+    assert (parts[0].tasks, payloads(q)) == (1, [])
+
+
+def test_an_attempt_without_a_lock_is_reaped(q: Queue) -> None:
+    """A process died between making the directory and the lock in it."""
+    commit = q.commit("job")
+    commit.stage([1])
+    os.unlink(f"{q.store.layout.attempt(commit.attempt, 'job')}/{commits.LOCK}")
+    assert commit.discard()
+    assert not commit.discard()
+    assert nothing_staged(q)
+
+
+def test_an_old_listing_of_what_was_staged_does_not_mean_that_all_is_applied(
+    q: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An NFS client may have listed the attempt before the parts were staged, and answer from that once more."""
+    commit = q.commit("job")
+    part = commit.stage([1])
+    attempt = q.store.layout.attempt(commit.attempt, "job")
+    with monkeypatch.context() as patched:
+        patched.setattr(commits, "apply", lambda *arguments: None)  # the author dies when it is decided
+        commit.publish([part])
+    other = Queue(q.path)
+    usual, old = other.store.fs.names, [["lock"]]
+    monkeypatch.setattr(other.store.fs, "names", lambda path: old.pop() if path == attempt and old else usual(path))
+    assert [task.payload for task in other.lease()] == [1]
+    assert not old
 
 
 def test_files_that_somebody_removed_are_missed(q: Queue) -> None:

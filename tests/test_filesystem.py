@@ -41,6 +41,28 @@ def test_a_look_goes_through_the_directory_and_follows_no_links(fs: Filesystem) 
     assert caught.value.errno == errno.ELOOP
 
 
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_file_is_found_in_a_directory_that_the_client_believes_missing(tmp_path: Path, shared: bool) -> None:
+    """Another host has made the directory within the last minute. On a local disk nobody asks twice."""
+    fs = Filesystem(str(tmp_path), shared=shared)
+    (tmp_path / "one" / "two").mkdir(parents=True)
+    (tmp_path / "one" / "two" / "file").write_bytes(b"content")
+    real = fs._open_beneath
+
+    def believing(root: int, path: str, flags: int, mode: int, **record: object) -> int:
+        if path.startswith("one/two"):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        return real(root, path, flags, mode, **record)  # type: ignore[arg-type]
+
+    fs._open_beneath = believing
+    assert fs.exists(f"{tmp_path}/one/two/file") is shared
+    assert not fs.exists(f"{tmp_path}/one/two/other")
+    with pytest.raises(FileNotFoundError, match=f"{tmp_path}/one/three/file"):
+        fs.look(f"{tmp_path}/one/three/file")
+    if shared:
+        assert fs.read(f"{tmp_path}/one/two/file") == b"content"
+
+
 def test_a_stale_handle_means_gone_after_some_looks(fs: Filesystem, monkeypatch: pytest.MonkeyPatch) -> None:
     fs.close(fs.create(f"{fs.root}/file"))
     real, stale = fs._open_beneath, [1]

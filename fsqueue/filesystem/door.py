@@ -101,11 +101,20 @@ class Filesystem(Rooted):
             return self._open_anew(path, flags)  # which knows what to do about it
 
     def _open_anew(self, path: str, flags: int) -> int:
-        """Open a file through its directory, so that a network filesystem's client asks its server for the name."""
+        """Open a file through its directory, so that a network filesystem's client asks its server for the name.
+
+        The client may believe for a minute that a directory is missing which another host has just made. A finisher
+        would then miss the counter that tells what is counted, and count it again. So it asks for each on the way.
+        """
         if path == self.root:
             return self._open(path, flags | LOOK_FLAGS)
         directory, _, name = path.rpartition("/")
-        within = self._open_directory(directory)
+        try:
+            within = self._open_directory(directory)
+        except FileNotFoundError:
+            if not self.shared:
+                raise
+            within = self._walk_to(directory)
         try:
             return open_at(within, name, flags, self)
         finally:

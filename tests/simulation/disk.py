@@ -86,6 +86,8 @@ class Disk:
         """Every movement log that ever was, by its name."""
         self.ends: list[tuple[int, str]] = []
         """When the queue ended, and what was in it: the steps at which it was purged, closed or moved away."""
+        self.ended_at: dict[int, float] = {}
+        """The time of each of those steps."""
         self._fates: dict[File, list[tuple[int, str]]] = {}
         """The same for each file that was ever called `queue.jsonl`, as far as its lines say so."""
         self.readings: dict[File, tuple[int, Any]] = {}
@@ -118,6 +120,7 @@ class Disk:
                 old.links -= 1
                 if name == "q" and node is None:
                     self.ends.append((self.step, "moved"))
+                    self.ended_at[self.step] = self.world.now
             if node is not None:
                 directory.entries[name] = node
                 directory.since[name] = self.step
@@ -139,6 +142,7 @@ class Disk:
             fresh = [(self.step, word) for word in _fate(file.data)[len(known) :]]
             known += fresh
             self.ends += fresh
+            self.ended_at[self.step] = self.world.now
 
     def read_by(self, reader: Callable[[bytes], T], file: File) -> T:
         """What a reader makes of a file's content: again only when that has changed. One reader for each file."""

@@ -28,6 +28,8 @@ ENDS = {
     "renew": ("renew",),
 }
 """The records by which a verb shows in the log."""
+PURGED_S = 1.0
+"""For so long after a purge a lease may still hand out what was purged (docs/guarantees.md)."""
 
 
 class Truth:
@@ -126,6 +128,7 @@ def judge(story: Story) -> list[str]:
     wrong += _logs(story, truth)
     for call in story.history.calls:
         wrong += _told(story, truth, call)
+    wrong += _purged(story)
     wrong += _losses(story, truth)
     return wrong
 
@@ -179,6 +182,27 @@ def _told(story: Story, truth: Truth, call: Call) -> Iterator[str]:
             ended_later = min(ends, default=0) > (call.ended + story.skew_s) * 1000 + 1000
             if task.id in lost and in_time and ended_later and not story.world.disk.ends:
                 yield f"{call}: it was reported lost, but nobody had taken it"
+
+
+def _purged(story: Story) -> Iterator[str]:
+    """What was purged or deleted is neither leased, but in the second after that, nor reported done."""
+    ends = sorted(step for step, how in story.world.disk.ends if how != "moved")
+    inserted = {
+        payload: call.end
+        for call in (story.history.calls if ends else ())
+        if call.verb == "insert" and call.outcome == DONE
+        for payload in call.args["payloads"]
+    }
+    for call in story.history.calls if inserted else ():
+        if call.outcome != DONE or call.verb not in ("lease", *ENDS):
+            continue
+        for task in call.result if call.verb == "lease" else call.args["tasks"]:
+            ended = next((step for step in ends if step > inserted.get(task.payload, NEVER)), NEVER)
+            if call.verb == "lease" and ended < NEVER:
+                if call.began > story.world.disk.ended_at[ended] + PURGED_S:
+                    yield f"{call}: {task.id} had been purged {call.began - story.world.disk.ended_at[ended]:.1f} s ago"
+            elif ended < call.begin:
+                yield f"{call}: it was reported done, but {task.id} had been purged"
 
 
 def _repeated(story: Story, call: Call, task: LeasedTask) -> bool:

@@ -255,6 +255,7 @@ class Story:
             return wrong + invariants.judge(self)
         if self._begins_with_upkeep():
             last.plain("gc")
+            wrong += invariants.late_hints(self)
         commit_acts.repeat_all(self, last)
         wrong += self._drain(last)
         self._refusals(last, wrong)
