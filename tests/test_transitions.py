@@ -313,9 +313,7 @@ def test_out_of_attempts_a_failed_task_is_buried(queue_factory: QueueFactory, cl
     assert leftovers(q) == []
 
 
-@pytest.mark.parametrize(
-    ("attempts", "least", "most"), [(1, 2, 2.5), (2, 3, 5), (3, 6, 10), (5, 15, 20), (99, 15, 20)]
-)
+@pytest.mark.parametrize(("attempts", "least", "most"), [(1, 2, 2.5), (2, 3, 5), (3, 6, 10), (5, 15, 20), (99, 15, 20)])
 def test_pauses_double_within_bounds_and_jitter(
     queue_factory: QueueFactory, attempts: int, least: float, most: float
 ) -> None:
