@@ -316,7 +316,7 @@ def hollow(q: Queue, batches: int) -> None:
 def test_what_a_look_costs_at_a_million_tasks_and_at_a_thousand(
     queue_factory: QueueFactory, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """docs/status.md says so. A count of calls, through the door."""
+    """docs/status.md says so. A count of steps, through the door."""
     costs = {}
     for batches in (1, 977):
         q = Queue(queue_factory(f"of-{batches}").path, clock=clock)
@@ -337,7 +337,7 @@ def test_what_a_look_costs_at_a_million_tasks_and_at_a_thousand(
             costs[batches] = status, counted.total()
     (_, small), (status, large) = costs[1], costs[977]
     assert small <= large <= 1.5 * status
-    assert large <= 400
+    assert large <= 450
 
 
 def test_many_logs_and_a_long_history_are_sampled(
