@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import nlargest
+from typing import TypeGuard
 
 import fsqueue
 from fsqueue.activity import together
@@ -89,8 +90,12 @@ class Pen:
 
     def rate(self, rate: fsqueue.Rate) -> str:
         """A rate with its error."""
-        error = f" {'±' if self.is_rich else '+-'} {number(rate.error)}" if rate.per_s else ""
-        return f"{number(rate.per_s)}{error}"
+        return f"{number(rate.per_s)} {'±' if self.is_rich else '+-'} {number(rate.error)}"
+
+
+def something(rate: fsqueue.Rate | None) -> TypeGuard[fsqueue.Rate]:
+    """Return whether a rate is known, and one of something: that of nothing is not shown."""
+    return rate is not None and rate.per_s > 0
 
 
 def number(value: float) -> str:
@@ -119,7 +124,7 @@ def parts_of(look: Look) -> list[str]:
         f"leased {status.leased:,}",
     ]
     parts += [f"dead {status.dead:,}"] if status.dead else []
-    parts += [f"{number(found.finished.per_s)}/s"] if found is not None and found.finished is not None else []
+    parts += [f"{number(found.finished.per_s)}/s"] if found is not None and something(found.finished) else []
     parts += [time_left(look.left)] if look.left is not None and status.remaining else []
     return parts
 
@@ -131,15 +136,22 @@ def progress_line(look: Look, named: bool = False) -> str:
 
 
 def rates(pen: Pen, look: Look, found: fsqueue.Activity) -> list[str]:
-    """The rates, the time left, the average lease: a line each."""
+    """The workers, the rates, the time left, the average lease: a line each."""
     lines = []
-    known = [f"inserted {number(found.inserted.per_s)}"] if found.inserted is not None else []
-    known += [f"leased {pen.rate(found.leased)}"] if found.leased is not None else []
-    known += [f"completed {pen.rate(found.completed)}"] if found.completed is not None else []
-    if found.completed is not None:
-        sampled = f", sampled ({found.share:.0%})" if found.share < 1 else ""
-        known.append(f"over {duration(found.completed.over_s)}{sampled}")
-    lines += [f"per second  {', '.join(known)}"] if known else []
+    if found.workers is not None and look.status.remaining:
+        more = " or more" if found.share < 1 else ""
+        holding = f"{found.workers:,}{more} hold{'s' if found.workers == 1 and not more else ''} tasks"
+        lines.append(f"workers     {holding if found.workers else 'nobody holds a task'}")
+    windows: dict[str, list[str]] = {}
+    """What is known, by the time that it is an average over: work may have begun within the window."""
+    if something(found.inserted):
+        windows.setdefault(duration(found.inserted.over_s), []).append(f"inserted {number(found.inserted.per_s)}")
+    for name, rate in (("leased", found.leased), ("completed", found.completed)):
+        if something(rate):
+            windows.setdefault(duration(rate.over_s), []).append(f"{name} {pen.rate(rate)}")
+    sampled = f", sampled ({found.share:.0%})" if found.share < 1 else ""
+    told = [f"{', '.join(each)} over {over}" for over, each in windows.items()]
+    lines += [f"per second  {'; '.join(told)}{sampled}"] if told else []
     left = look.left if look.status.remaining else None
     lines += [f"time left   {time_left(left).replace(' left', '', 1)}"] if left is not None else []
     if found.lease_s is not None:
@@ -263,7 +275,7 @@ def _row_of(pen: Pen, widest: int, look: Look) -> str:
         return f"{pen.cell(look.name, widest)} {look.error}"
     share = status.completed / status.inserted if status.inserted else 0.0
     left = duration(look.left.likely_s) if look.left is not None and status.remaining else ""
-    rate = number(found.finished.per_s) if found is not None and found.finished is not None else ""
+    rate = number(found.finished.per_s) if found is not None and something(found.finished) else ""
     counts = (status.waiting + status.delayed, status.leased, status.dead)
     return _row(
         pen, widest, look.name, pen.bar(share, _bar_columns(pen, widest)), f"{share:.1%}", *map("{:,}".format, counts),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from . import printing
+from . import printing, silence
 from .printing import complain, silence_stdout
 
 if TYPE_CHECKING:
@@ -171,6 +171,7 @@ def main() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed by the caller: a file of the queue must not get its number
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+    silence.watch()
     try:
         cli.main(prog_name="fsqueue")
     except KeyboardInterrupt:

@@ -6,11 +6,12 @@ title, answer as if the user had typed. All of it is escaped here. tests/house/t
 
 from __future__ import annotations
 
+import _thread
 import os
 import re
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import ContextDecorator, contextmanager
+from contextlib import ContextDecorator, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
@@ -56,6 +57,19 @@ def hint(*lines: str) -> None:
             click.echo(plain(line), err=True)
     except OSError:
         pass
+
+
+def say_at_once(message: str) -> None:
+    """Print a line on standard error from any thread, without waiting: for when nothing else may work any more.
+
+    Another thread may stand still while it prints, and standard error may be a file on a server that does not answer.
+    """
+    _thread.start_new_thread(_write_at_once, (f"fsqueue: {plain(message)}\n".encode(),))
+
+
+def _write_at_once(line: bytes) -> None:
+    with suppress(OSError):
+        os.write(2, line)
 
 
 def print_table(rows: Iterable[tuple[str, ...]], widths: tuple[int, ...]) -> None:

@@ -16,6 +16,8 @@ from dataclasses import asdict, dataclass, field
 from heapq import nlargest, nsmallest
 from typing import Any, NamedTuple
 
+import orjson
+
 from fsqueue import deadletters, history, inspection, names
 from fsqueue.ledger import AVAILABLE, COMPLETED, DEAD, LEASED, Ledger
 from fsqueue.store import Store
@@ -36,6 +38,8 @@ LETTERS_BYTES_MAX = 1 << 20
 """How much is read of the dead letters, from their ends."""
 OLDEST, REASONS = 10, 20
 """How many of the oldest leases, and of the most frequent reasons, are told."""
+STILL_S = 10.0
+"""If nobody holds a task, and none was finished for so long, nobody works."""
 PIECES = 10
 """Into how many pieces a window is cut, to see how much a rate varies."""
 QUANTILE = 2.26
@@ -109,6 +113,9 @@ class Activity:
 
     `share`: the part of the logs, or of the shards' histories if that is less, that was read; of the others, the oldest
     leases and the tasks that come back are not among those told. `whole_reasons`: whether all dead letters were read.
+
+    `is_worked`: whether somebody works, that is holds a task in time, or has finished one within the last ten seconds.
+    `holders`: who holds tasks, each as JSON, in what was read; None: not known.
     """
 
     at: float
@@ -123,13 +130,22 @@ class Activity:
     oldest: list[Held] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     whole_reasons: bool = True
+    is_worked: bool = True
+    holders: frozenset[bytes] | None = None
+
+    @property
+    def workers(self) -> int | None:
+        """How many workers hold tasks, as far as logs were read (`share`); None: not known."""
+        return None if self.holders is None else len(self.holders)
 
     def left(self, remaining: int) -> TimeLeft | None:
-        """When `remaining` tasks will be finished, if things go on and nothing is added; None: not known.
+        """When `remaining` tasks will be finished, if things go on and nothing is added.
+
+        None: not known, or nobody works.
 
         What is to come varies as what has been: over a time of so many windows, by the error over the root of those.
         """
-        if self.finished is None or not self.finished.per_s:
+        if self.finished is None or not self.finished.per_s or not self.is_worked:
             return None
         if not remaining:
             return TimeLeft(0.0, 0.0, 0.0)
@@ -139,8 +155,10 @@ class Activity:
         return TimeLeft(likely_s, remaining / (rate + spread), remaining / (rate - spread) if rate > spread else None)
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it, ready for JSON."""
-        return asdict(self)
+        """All of it, ready for JSON; of who holds tasks the number."""
+        found = asdict(self) | {"workers": self.workers}
+        del found["holders"]
+        return found
 
 
 def headline(reason: str) -> str:
@@ -165,6 +183,7 @@ def activity(store: Store, window_ms: int | None = None) -> Activity:
 def together(found: Sequence[Activity]) -> Activity:
     """Several queues as one: sums of rates, means over all measured tasks, all failures and the oldest leases."""
     measured = sum(one.measured for one in found)
+    holders = [one.holders for one in found if one.holders is not None]
     weighed = [(one.measured / measured, one) for one in found if one.measured]
     return Activity(
         at=max((one.at for one in found), default=0.0),
@@ -179,6 +198,8 @@ def together(found: Sequence[Activity]) -> Activity:
         oldest=nsmallest(OLDEST, (held for one in found for held in one.oldest), key=lambda held: held.since),
         failures=_most_frequent(_merged(failure for one in found for failure in one.failures)),
         whole_reasons=all(one.whole_reasons for one in found),
+        is_worked=any(one.is_worked for one in found),
+        holders=frozenset().union(*holders) if holders and len(holders) == len(found) else None,
     )
 
 
@@ -215,6 +236,8 @@ def _activity(store: Store, window_ms: int | None) -> Activity:
         oldest=nsmallest(OLDEST, survey.held, key=lambda held: held.since),
         failures=_most_frequent(_merged([*survey.failures.values(), *map(_of_letter, letters)])),
         whole_reasons=whole,
+        is_worked=survey.is_worked(),
+        holders=frozenset(survey.holders),
     )
 
 
@@ -263,6 +286,7 @@ class _Survey:
         self.now = store.clock.now_ms()
         self.since = self.asked = self.now - window_ms
         self.held: list[Held] = []
+        self.holders: set[bytes] = set()
         self.failures: dict[str, Failure] = {}
         self.was_at_work = False
         """Whether a lease is older than the window, and reaches into it."""
@@ -340,6 +364,7 @@ class _Survey:
             self.was_at_work = self.was_at_work or (holder is not None and holder.at < self.asked)
         for lease_id, (first, tasks) in held.items():
             lease = ledger.leases[lease_id]
+            self.holders.add(orjson.dumps(lease.worker or {}, option=orjson.OPT_SORT_KEYS))
             self.held.append(
                 Held(
                     names.task_id(batch, first),
@@ -365,6 +390,13 @@ class _Survey:
     def is_at_work(self) -> bool:
         """Whether somebody holds tasks, or has just finished some: of others the time before tells nothing."""
         return bool(self.held or self.finished())
+
+    def is_worked(self) -> bool:
+        """Whether somebody holds tasks, or has finished some just now: between two leases nobody holds any."""
+        recent = self.now - STILL_S * 1000
+        return bool(self.held) or any(
+            at >= recent for part in self.parts for unit in part.units for at in unit.events[FINISHED]
+        )
 
     def work_since(self) -> int:
         """When work began, if that was in the window: a rate over a time before that would be nobody's."""

@@ -44,7 +44,7 @@ def attach(queue: Queue, token: str) -> LeasedTask:
     if not ledger.holds(index, lease):
         reason = transitions.why_lost(ledger, index)
         raise LeaseLost(
-            f"The lease of {task_id} holds no longer ({reason}). Drop the result: the task is somebody else's.",
+            f"The lease of {task_id} holds no longer ({reason}). {transitions.NOT_ITS_OWN}",
             [task_id],
             reason,
         )

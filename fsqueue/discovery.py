@@ -14,7 +14,8 @@ from fsqueue.layout import settings_file
 def queues(path: str | os.PathLike[str]) -> list[str]:
     """The paths of the queues in a directory, in the order of their names; or of the queue that it is.
 
-    `path` is a directory or `fq://` and a directory. QueueNotFound if there is no queue.
+    `path` is a directory or `fq://` and a directory. QueueNotFound if there is no queue. Damaged queues are among
+    them, and directories that the filesystem fails to look into: opening one of those tells what is wrong.
     """
     where = names.queue_path(path)
     try:
@@ -31,7 +32,7 @@ def queues_in(path: str) -> list[str] | None:
     found = [
         f"{path}/{name}"
         for name, kind in sorted(fs.entries(path))
-        if kind == "directory" and not name.startswith(".") and _is_queue(fs, f"{path}/{name}", (errno.EACCES,))
+        if kind == "directory" and not name.startswith(".") and _may_be_queue(fs, f"{path}/{name}")
     ]
     if not found:
         raise QueueNotFound(
@@ -41,11 +42,22 @@ def queues_in(path: str) -> list[str] | None:
     return found
 
 
-def _is_queue(fs: Filesystem, path: str, closed: tuple[int, ...] = ()) -> bool:
-    """Whether a directory holds a queue; not if an error says that this user is not to know (`closed`)."""
+def _is_queue(fs: Filesystem, path: str) -> bool:
+    """Return whether a directory holds a queue."""
     try:
         return fs.exists(settings_file(path))
     except OSError as error:
-        if error.errno in (*NOT_FILES, *closed):
+        if error.errno in NOT_FILES:
             return False
         raise
+
+
+def _may_be_queue(fs: Filesystem, path: str) -> bool:
+    """Return whether a directory among others holds a queue, as far as this user may know.
+
+    True if the filesystem fails to say: one dead mount must not hide the queues beside it.
+    """
+    try:
+        return _is_queue(fs, path)
+    except OSError as error:
+        return error.errno != errno.EACCES

@@ -118,7 +118,7 @@ class TaskNotFound(FsqueueError):
 
 
 class LeaseLost(FsqueueError):
-    """The lease holds no longer, so the work was or will be done by another: drop the result.
+    """The lease cannot settle its task any more. Discard the result: the work was or will be done by another.
 
     `tasks` are the ids concerned; `reason` says why ("taken over", "completed", "purged", ...).
     Of tasks handed in together, those not named here were dealt with.
@@ -133,7 +133,10 @@ class LeaseLost(FsqueueError):
 
 
 class LeaseExpired(LeaseLost):
-    """The lease ran out before it was renewed. The task may be taken by anybody at any moment."""
+    """The lease ran out before it was renewed, and nobody has taken the task over yet, as the log says.
+
+    Whoever completes the task first wins: this worker, or the next that leases it.
+    """
 
 
 class CommitLost(FsqueueError):

@@ -67,16 +67,25 @@ def try_finish(store: Store, log: Log) -> None:
     try:
         finish(store, log)
     except (OSError, LockTimeout) as error:
-        logger.warning(
-            "batch %s of %s is done, but clearing it away failed (%s); 'fsqueue gc' will do it",
-            log.batch,
-            store.path,
-            error,
-        )
+        if not is_over(store, log):
+            logger.warning(
+                "batch %s of %s is done, but clearing it away failed (%s); 'fsqueue gc' will do it",
+                log.batch,
+                store.path,
+                error,
+            )
         store.drop(log)
     except BaseException:
         store.drop(log)
         raise
+
+
+def is_over(store: Store, log: Log) -> bool:
+    """Return whether the queue was purged or deleted: what failed in a log of it is nobody's concern any more."""
+    try:
+        return not store.fs.is_in_place() or not store.fs.exists(log.layout.base)
+    except OSError:
+        return False
 
 
 def missing_letters(store: Store, log: Log) -> int:
@@ -99,12 +108,13 @@ def bury(store: Store, log: Log, tasks: list[int]) -> None:
             store.fs.fsync(log.fd)  # else a power loss might keep the letter and lose the burial: dead, and there again
         _write(store, log, tasks, certain=True)
     except (OSError, LockTimeout) as error:
-        logger.warning(
-            "the dead letters of batch %s of %s were not written (%s); 'fsqueue gc' will do it",
-            log.batch,
-            store.path,
-            error,
-        )
+        if not is_over(store, log):
+            logger.warning(
+                "the dead letters of batch %s of %s were not written (%s); 'fsqueue gc' will do it",
+                log.batch,
+                store.path,
+                error,
+            )
 
 
 def settle_loss(store: Store, log: Log) -> bool:

@@ -229,10 +229,15 @@ class DrainCheck:
     def __init__(self, store: Store) -> None:
         self.store = store
         self._hint: Shard | None = None
+        """Where something was left the last time, ..."""
+        self._left: TaskFileName | None = None
+        """... and the task file that it was in."""
 
     def __call__(self) -> bool:
         """Look. A task file means work left, unless all in it is done (its finisher died, or is about to remove it)."""
         self.store.refresh()
+        if self._left is not None and self._is_there(self._left) and self._has_work(self._left.batch):
+            return False
         if self._hint and self._is_at_work(self._hint):
             return False
         deadletters.publish_pending(self.store)
@@ -250,7 +255,18 @@ class DrainCheck:
         return True
 
     def _is_at_work(self, shard: Shard) -> bool:
-        return any(self._has_work(batch) for batch in task_files(self.store, shard))
+        found = task_files(self.store, shard)
+        self._left = next((name for batch, name in found.items() if self._has_work(batch)), None)
+        return self._left is not None
+
+    def _is_there(self, name: TaskFileName) -> bool:
+        """Return whether a task file still has this name. If it was renamed, a listing tells."""
+        try:
+            return self.store.fs.exists(self.store.layout.task_file(name))
+        except OSError as error:
+            if error.errno not in NOT_FILES:
+                raise
+            return False  # something else has the name, or its directory
 
     def _has_work(self, batch: Batch) -> bool:
         ledger = read_ledger(self.store, batch)

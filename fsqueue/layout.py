@@ -32,7 +32,8 @@ class Settings:
 
     `shards`: hashed subdirectories, 1 to 4,096. `batch_tasks_max`: tasks a file, 1 to 1,024.
     `max_attempts`: after so many a task is buried; None: never. `lease_s`: how long a lease lasts
-    unless the lessee says otherwise. `backoff_s`: least and greatest pause after a failure.
+    unless the lessee says otherwise. `backoff_s`: least and greatest pause after a failure; none is shorter,
+    none longer.
     """
 
     shards: int = 64

@@ -198,14 +198,31 @@ class Leaser:
                 else:
                     raise
             if self._damaged:
-                damaged, self._damaged = self._damaged, []
-                for task in damaged:
-                    transitions.bury(self.store, task, "unreadable: its line in the task file is damaged")
+                self._bury_damaged(bool(got))
                 if not got:
                     continue
             if got is NOTHING and self.current == batch:
                 self.current = None
             return got
+
+    def _bury_damaged(self, others: bool) -> None:
+        """Bury the tasks that were leased just now and whose lines are damaged.
+
+        If that fails, and `others` were leased with them, it is only logged: those would be lost to everybody until
+        their leases end. The next who leases a task that stays is at the same point again.
+        """
+        damaged, self._damaged = self._damaged, []
+        try:
+            for task in damaged:
+                transitions.bury(self.store, task, "unreadable: its line in the task file is damaged")
+        except (OSError, FsqueueError) as error:
+            if not others:
+                raise
+            logger.warning(
+                "%d tasks of batch %s of %s are unreadable, and not all of them could be buried (%s): that is tried "
+                "again when their leases end",
+                len(damaged), damaged[0].batch, self.store.path, error,
+            )  # fmt: skip
 
     def _pass_over(self, batch: str, error: OSError) -> None:
         """Remember that a batch was passed over: a user who may only read would get a warning for each."""

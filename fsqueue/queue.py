@@ -366,7 +366,7 @@ class Queue:
     def wait(self, timeout_s: float | None = None, poll: Callable[[Status], None] | None = None) -> Status:
         """Wait until nothing is waiting, delayed or leased, or `timeout_s` is over; returns the last status.
 
-        `poll` is called with each status on the way; without it, waiting costs little (a few calls a minute).
+        `poll` is called with each status on the way; without it, waiting costs little (four cheap looks a minute).
         QueuePurged if what was waited for was purged or overwritten. For several queues: `fsqueue.wait`.
         """
         return wait([self], timeout_s, None if poll is None else lambda found: poll(found[0]))[0]

@@ -158,7 +158,8 @@ class Store:
         """Return the error for a queue whose directory is not at its path any more."""
         return QueueNotFound(
             f"The queue {self.path} was deleted (perhaps with another created in its place), or its directory was "
-            "moved. Nothing was done. If there is a queue at that path, open it again with Queue(path)."
+            "moved. What this call had still to do was not done. If there is a queue at that path, open it again with "
+            "Queue(path)."
         )
 
     def is_fresh(self) -> bool:

@@ -66,37 +66,53 @@ def why_lost(ledger: Ledger, index: int) -> str:
     return {COMPLETED: "completed", DEAD: "dead", CANCELLED: "cancelled"}.get(state, "given back")
 
 
+EXPIRED = "it ran out before it was renewed"
+"""Why a lease cannot be renewed that nobody has taken over: its task can still be completed."""
+
+
+NOT_ITS_OWN = "Discard the result: this lease cannot settle the task any more."
+"""What a LeaseLost tells a worker to do."""
+
+
 class Losses:
     """Collects what no longer held, over several batches, and raises it at the end."""
 
     def __init__(self) -> None:
         self.tasks: list[str] = []
+        self.expired: list[str] = []
+        """Tasks whose leases ran out, and that nobody has taken, as the log says."""
         self.reasons: set[str] = set()
-        self.expired = True
 
-    def add(self, batch: Batch, indices: Sequence[int], reason: str, expired: bool = False) -> None:
-        """Note tasks that were lost."""
-        self.tasks += [names.task_id(batch, index) for index in indices]
+    def add(self, batch: Batch, indices: Sequence[int], reason: str) -> None:
+        """Note tasks that were lost; `reason` is EXPIRED if nobody has taken them."""
+        kind = self.expired if reason == EXPIRED else self.tasks
+        kind += [names.task_id(batch, index) for index in indices]
         self.reasons.add(reason)
-        self.expired &= expired
 
     def join(self, others: Losses) -> None:
         """Take over what another one has collected."""
         self.tasks += others.tasks
+        self.expired += others.expired
         self.reasons |= others.reasons
-        self.expired &= others.expired
 
     def check(self) -> None:
         """Raise LeaseLost (LeaseExpired if that is all it was) if anything was noted."""
+        said = []
         if self.tasks:
-            reason = ", ".join(sorted(self.reasons))
-            kind = LeaseExpired if self.expired else LeaseLost
-            some = self.tasks[0] if len(self.tasks) == 1 else f"{len(self.tasks)} tasks ({self.tasks[0]}, ...)"
-            raise kind(
-                f"The lease of {some} holds no longer ({reason}). Drop the result: the task is somebody else's.",
-                self.tasks,
-                reason,
+            why = ", ".join(sorted(self.reasons - {EXPIRED}))
+            said.append(f"The lease of {_some(self.tasks)} holds no longer ({why}). {NOT_ITS_OWN}")
+        if self.expired:
+            said.append(
+                f"The lease of {_some(self.expired)} ran out before it was renewed. Nobody has taken it over yet: a "
+                "completion counts until somebody does."
             )
+        if said:
+            kind = LeaseLost if self.tasks else LeaseExpired
+            raise kind(" ".join(said), self.tasks + self.expired, ", ".join(sorted(self.reasons)))
+
+
+def _some(tasks: Sequence[str]) -> str:
+    return tasks[0] if len(tasks) == 1 else f"{len(tasks)} tasks ({tasks[0]}, ...)"
 
 
 def fresh(store: Store, tasks: Sequence[LeasedTask], losses: Losses) -> Sequence[LeasedTask]:
@@ -304,7 +320,7 @@ def renew(store: Store, tasks: Sequence[LeasedTask], lease_ms: int) -> None:
             ends.update({(log.batch, index): until for index in in_time})
         if len(in_time) < len(held):
             late = [index for index in held if index not in in_time]
-            losses.add(log.batch, late, "it ran out before it was renewed", expired=True)
+            losses.add(log.batch, late, EXPIRED)
 
     try:
         each(store, tasks, losses, act)
@@ -363,10 +379,13 @@ def bury(store: Store, task: LeasedTask, reason: str) -> None:
 
 
 def backoff_ms(store: Store, attempts: int) -> int:
-    """The pause after the `attempts`-th failure: doubling, within the queue's bounds, with jitter of a quarter."""
+    """Return the pause after the `attempts`-th failure: doubling, a quarter more or less, within the queue's bounds."""
     least, most = store.settings.backoff_s
     pause = min(least * 2 ** min(attempts - 1, 40), most)
-    return int(pause * (0.75 + store.entropy.random() / 2) * 1000)
+    # Draw between the bounds: cut down to them, half of all pauses would be the same, and end together.
+    shortest, longest = max(0.75 * pause, least), min(1.25 * pause, most)
+    pause_s: float = shortest + (longest - shortest) * store.entropy.random()
+    return round(pause_s * 1000)
 
 
 def shorten(text: str) -> str:

@@ -14,7 +14,7 @@ import pytest
 
 from fsqueue import LeasedTask, Queue, names
 from fsqueue.clock import Clock, ManualClock
-from fsqueue.filesystem import Filesystem
+from fsqueue.filesystem import Filesystem, beneath
 from fsqueue.ledger import Ledger
 from fsqueue.states import Lease
 
@@ -174,6 +174,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
     with monkeypatch.context() as patch:
         for name in CALLS:
             patch.setattr(os, name, counting(name, getattr(os, name)))
+        patch.setattr(beneath, "openat2", counting("openat2", beneath.openat2))
         yield counted
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import threading
@@ -16,6 +17,7 @@ import pytest
 from fsqueue import (
     FsqueueError,
     InvalidArgument,
+    LeasedTask,
     LeaseLost,
     LockTimeout,
     NotAQueue,
@@ -620,3 +622,29 @@ def test_who_inserts_into_a_queue_or_finds_it_there_has_its_name_on_disk(queue: 
         patch.setattr(os, "fsync", lambda fd: (synced.append(os.readlink(f"/proc/self/fd/{fd}")), real(fd)))
         Queue.create(queue.path, exist_ok=True)
     assert {str(queue.path), str(queue.path.parent)} <= set(synced)
+
+
+@pytest.mark.parametrize("end", [Queue.purge, partial(Queue.delete, wait=True)], ids=["purge", "delete"])
+@pytest.mark.parametrize("last", [LeasedTask.complete, lambda task: task.bury("no")], ids=["complete", "bury"])
+def test_a_batch_that_is_purged_while_it_finishes_is_nothing_to_warn_of(
+    q: Queue,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    end: Callable[[Queue], None],
+    last: Callable[[LeasedTask], None],
+) -> None:
+    """'fsqueue gc' cannot do it any more, and need not."""
+    monkeypatch.setattr(administration, "reap_later", lambda store: None)
+    q.insert("x")
+    [task] = q.lease()
+    fsync, times = q.store.fs.fsync, itertools.count()
+
+    def purging(fd: int) -> None:
+        if next(times) == 0:  # the outcome is recorded, and the rest is to come
+            end(Queue(q.path))
+        fsync(fd)
+
+    monkeypatch.setattr(q.store.fs, "fsync", purging)
+    last(task)
+    assert next(times) > 0, "it was purged meanwhile"
+    assert [record.getMessage() for record in caplog.records if "gc" in record.getMessage()] == []

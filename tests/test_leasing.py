@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from fsqueue import (
+    FsqueueError,
     InvalidArgument,
     LeasedTask,
     LockTimeout,
@@ -21,6 +22,7 @@ from fsqueue import (
     StorageError,
     StorageFull,
     selection,
+    transitions,
 )
 from fsqueue.clock import ManualClock
 from fsqueue.filesystem import Filesystem
@@ -758,3 +760,31 @@ def test_leasing_from_many_batches_costs_the_calls_that_few_cost(
         costs.append(counted.total())
     assert costs[0] > 20
     assert costs[1] <= costs[0] + 5, costs
+
+
+@pytest.mark.batched
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "no space"), LockTimeout("the letters are locked")])
+def test_sound_tasks_are_handed_out_although_a_damaged_one_cannot_be_buried(
+    q: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    """They would be leased to nobody until their leases end."""
+    together(q, "a", "b", "c")
+    [path] = (base_of(q) / "queue").glob("*/*")
+    path.write_bytes(path.read_bytes().replace(b'{"payload":"b"}', b'{"payload":"b"?'))
+
+    def fails(*_: Any) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(transitions, "bury", fails)
+        held = q.lease(9)
+        assert payloads(held) == ["a", "c"]
+        assert "unreadable" in caplog.text
+        q.complete(held)
+        clock.advance(1000)
+        with pytest.raises(FsqueueError):  # nobody is harmed by an error that leaves nothing leased but the damaged one
+            q.lease(9)
+    clock.advance(1000)
+    assert q.lease(9) == []
+    assert ["unreadable" in letter.reason for letter in q.dead()] == [True]
+    assert q.status().drained

@@ -174,7 +174,7 @@ def test_what_is_there_already_is_spared(outer: Queue, place: str) -> None:
     assert not outer.path.exists()
 
 
-@pytest.mark.parametrize("place", [place for place in PLACES if "quarantine" not in place and "attempt" not in place])
+@pytest.mark.parametrize("place", [place for place in PLACES if "attempt" not in place])
 def test_fsck_names_it(outer: Queue, place: str) -> None:
     where = place_of(outer, place)
     if (outer.path / where).exists():

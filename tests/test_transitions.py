@@ -129,7 +129,7 @@ def test_completing_many_of_one_batch_is_one_record(q: Queue) -> None:
 def test_of_those_handed_in_together_what_holds_is_done(q: Queue, q2: Queue, clock: ManualClock) -> None:
     old, new = taken_over(q, q2, clock)
     good = leased(q, 1, 2, 3)
-    with pytest.raises(LeaseLost, match="Drop the result") as caught:
+    with pytest.raises(LeaseLost, match="Discard the result") as caught:
         q.complete([good[0], old, *good[1:]])
     assert caught.value.tasks == [old.id]
     assert "taken over by w2 on " in caught.value.reason
@@ -236,6 +236,8 @@ def test_renewing_too_late_says_so(q: Queue, clock: ManualClock) -> None:
     with pytest.raises(LeaseExpired, match="ran out before it was renewed") as caught:
         task.renew()
     assert caught.value.tasks == [task.id]
+    assert "Nobody has taken it over yet: a completion counts" in str(caught.value)
+    assert "Discard" not in str(caught.value), "completing it below counts"
     task.complete()
     assert q.status().completed == 1
 
@@ -249,9 +251,26 @@ def test_of_those_renewed_together_what_is_in_time_is_renewed(q: Queue, q2: Queu
     assert caught.value.tasks == [late.id]
     assert early.lease_until == pytest.approx(clock.now_s + 500)
     q2.lease()
-    with pytest.raises(LeaseLost) as caught:
+    with pytest.raises(LeaseLost, match="taken over") as caught:
         q.renew([late, early], 500)
     assert type(caught.value) is LeaseLost
+    assert "Nobody has taken" not in str(caught.value), "the log says that somebody has"
+
+
+def test_of_leases_that_ran_out_it_is_said_which_were_taken_over(q: Queue, q2: Queue, clock: ManualClock) -> None:
+    mine = leased(q, "one", "two", lease_s=10)
+    clock.advance(20)
+    [taken] = q2.lease()
+    [left] = [task for task in mine if task.id != taken.id]
+    with pytest.raises(LeaseLost) as caught:
+        q.renew(mine, 500)
+    assert type(caught.value) is LeaseLost
+    first, _, second = str(caught.value).partition(" any more. ")
+    assert taken.id in first
+    assert "taken over" in first
+    assert left.id in second
+    assert "Nobody has taken it over yet" in second
+    assert caught.value.tasks == [taken.id, left.id]
 
 
 # -- release, fail, bury --------------------
@@ -294,9 +313,7 @@ def test_out_of_attempts_a_failed_task_is_buried(queue_factory: QueueFactory, cl
     assert leftovers(q) == []
 
 
-@pytest.mark.parametrize(
-    ("attempts", "least", "most"), [(1, 1.5, 2.5), (2, 3, 5), (3, 6, 10), (5, 15, 25), (99, 15, 25)]
-)
+@pytest.mark.parametrize(("attempts", "least", "most"), [(1, 2, 2.5), (2, 3, 5), (3, 6, 10), (5, 15, 20), (99, 15, 20)])
 def test_pauses_double_within_bounds_and_jitter(
     queue_factory: QueueFactory, attempts: int, least: float, most: float
 ) -> None:
@@ -305,6 +322,12 @@ def test_pauses_double_within_bounds_and_jitter(
     assert least <= min(pauses)
     assert max(pauses) <= most
     assert max(pauses) - min(pauses) > (most - least) / 2
+    assert len(set(pauses)) > 100, "many that end together would all come back together"
+
+
+def test_bounds_of_pauses_that_are_equal_leave_no_choice(queue_factory: QueueFactory) -> None:
+    q = queue_factory(backoff_s=(2, 2), max_attempts=None)
+    assert {backoff_ms(q.store, attempts) for attempts in (1, 2, 50) for _ in range(20)} == {2000}
 
 
 def test_the_pause_after_a_failure_is_the_backoff(queue_factory: QueueFactory, clock: ManualClock) -> None:
@@ -314,7 +337,7 @@ def test_the_pause_after_a_failure_is_the_backoff(queue_factory: QueueFactory, c
 
     q = Queue(queue_factory(backoff_s=(3, 100), max_attempts=None).path, clock=clock, entropy=Middle())
     ref = q.insert("x")
-    for pause in (3, 6, 12, 24, 48, 96, 100, 100):
+    for pause in (3.375, 6, 12, 24, 48, 86, 87.5, 87.5):
         q.lease()[0].fail("oops")
         assert q.task(ref.id).available_at == pytest.approx(clock.now_s + pause, abs=0.002)
         clock.advance(pause + 0.01)

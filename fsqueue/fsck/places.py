@@ -98,6 +98,8 @@ class _Places:
                 or self._is_beside(name)
             ):
                 yield from self._kind(path, kind, "directory")
+                if path == self.layout.quarantine and kind == "directory":
+                    yield from self._inside(path)
             elif names.is_fresh(name) and kind == "file":
                 yield from self._old(path, "new-file", partial(fs.unlink, path))
             elif names.parse_generation(name) is not None and kind == "directory" and nested.inside(fs, path):

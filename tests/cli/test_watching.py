@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from fsqueue_cli import drawing, watching
 from fsqueue_cli.drawing import Look, Pen
 
 from fsqueue import Activity, Failure, Held, NotAQueue, Queue, Rate, Status, StorageError
+from fsqueue.filesystem import Filesystem
 from tests.cli.conftest import Run, Spawn
 from tests.cli.terminal import Terminal
 from tests.conftest import QueueFactory
@@ -46,6 +50,7 @@ def test_status(fsqueue_cli: Run, mixed: Queue) -> None:
         "waiting": "5", "delayed": "1", "leased": "2", "completed": "3", "dead": "1", "inserted": "12",
     }  # fmt: skip
     assert "  1 dead  broken 17" in "\n".join(lines)
+    assert "workers     1 holds tasks" in lines
     assert lines[-1].endswith(" and 1 more") or lines[-2].startswith("  ")
     assert "\x1b" not in "".join(lines)
 
@@ -58,6 +63,7 @@ def test_status_as_json(fsqueue_cli: Run, mixed: Queue) -> None:
     assert found["activity"]["failures"][0]["reason"] == "broken 17"
     assert sum(held["tasks"] for held in found["activity"]["oldest"]) == 2
     assert found["activity"]["share"] == 1
+    assert found["activity"]["workers"] == 1
 
 
 def test_a_fast_status_reads_names_only(fsqueue_cli: Run, mixed: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,6 +115,43 @@ def test_a_damaged_queue_in_a_directory_hides_no_other(fsqueue_cli: Run, group: 
     result = fsqueue_cli("status", group, code=5)
     assert [line.split()[0] for line in result.stdout.splitlines()[:4]] == ["QUEUE", "a", "c", "all"]
     assert "damaged" in result.stderr
+    (group / "a" / "queue.jsonl").write_text("nonsense\n")
+    lines = fsqueue_cli("status", group, code=5).stderr.splitlines()
+    assert sorted(line.split("/")[-1].split()[0] for line in lines) == ["a", "b"], "each is told"
+
+
+def test_a_damaged_queue_in_a_directory_does_not_keep_others_from_being_waited_for(
+    fsqueue_cli: Run, group: Path
+) -> None:
+    (group / "b" / "queue.jsonl").write_text("nonsense\n")
+    result = fsqueue_cli("wait", group, "--timeout", "0.1", code=5)
+    assert [line.partition(":")[0] for line in result.stdout.splitlines()] == ["a", "c d"]
+    assert result.stderr.count("or damaged") == 1
+    for name in ("a", "c%20d"):
+        Queue(group / name).complete(Queue(group / name).lease(9))
+    result = fsqueue_cli("wait", group, "--json", code=5)
+    assert [json.loads(line).get("completed") for line in result.stdout.splitlines()] == [1, 3, None]
+    for name in ("a", "c%20d"):
+        (group / name / "queue.jsonl").write_text("nonsense\n")
+    assert fsqueue_cli("wait", group, code=5).stderr.count("or damaged") == 3
+
+
+def test_a_directory_that_cannot_be_looked_into_hides_no_queue(
+    fsqueue_cli: Run, group: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = Filesystem._open
+
+    def dead_mount(fs: Filesystem, path: str, flags: int) -> int:
+        if path.startswith(f"{group}/b"):
+            raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN), path)
+        return opened(fs, path, flags)
+
+    monkeypatch.setattr(Filesystem, "_open", dead_mount)
+    result = fsqueue_cli("status", group, code=1)
+    assert [line.split()[0] for line in result.stdout.splitlines()[:4]] == ["QUEUE", "a", "c", "all"]
+    assert f"{group}/b" in result.stderr
+    result = fsqueue_cli("wait", group, "--timeout", "0.1", code=1)
+    assert [line.partition(":")[0] for line in result.stdout.splitlines()] == ["a", "c d"]
 
 
 def test_a_directory_without_queues(fsqueue_cli: Run, tmp_path: Path) -> None:
@@ -318,7 +361,7 @@ def test_waiting_shows_progress_on_a_terminal(terminal: Terminals, queue: Queue)
     waiting = terminal("wait", queue.path, "--timeout", "0.5")
     code, text = waiting.end()
     assert code == 124
-    assert text.splitlines()[0] == "completed 0 of 1 (0.0%), waiting 1, leased 0, 0/s"
+    assert text.splitlines()[0] == "completed 0 of 1 (0.0%), waiting 1, leased 0"
     assert waiting.strange == []
 
 
@@ -353,10 +396,34 @@ def test_nothing_is_wider_or_longer_than_the_screen(encoding: str, queues: int) 
 @pytest.mark.once
 def test_what_a_screen_says() -> None:
     lines = drawing.screen(Pen(100, 24, "utf-8"), [Look("q", "/s/q", Status(612_000, 0, 96, 387_500, 12), ACTIVITY)])
-    assert "per second  inserted 0, leased 103 ± 4.1, completed 102 ± 3.9, over 1 min, sampled (50%)" in lines
+    assert "per second  leased 103 ± 4.1, completed 102 ± 3.9 over 1 min, sampled (50%)" in lines
     assert "time left   1 h 40 min (1 h 32 min to 1 h 50 min)" in lines
     assert "a lease     58 s on average, of 6,100 completed tasks" in lines
     assert "failures by reason (of the latest dead letters)" in lines
+
+
+@pytest.mark.once
+def test_each_rate_is_told_with_the_time_that_it_is_an_average_over() -> None:
+    found = replace(ACTIVITY, inserted=Rate(106 / 3600, 0.02, 3600), leased=Rate(5.9, 0.5, 18),
+                    completed=Rate(5.8, 0.4, 18), share=1.0, holders=frozenset({b"a"}))  # fmt: skip
+    lines = drawing.details(Pen(), Look("q", "/q", Status(waiting=3, leased=1), found), 24)
+    assert lines[0] == "workers     1 holds tasks"
+    assert lines[1] == "per second  inserted 0.029 over 1 h 0 min; leased 5.9 ± 0.5, completed 5.8 ± 0.4 over 18 s"
+
+
+@pytest.mark.once
+def test_rates_of_nothing_and_the_time_left_without_workers_are_not_shown() -> None:
+    nothing = Rate(0.0, 1 / 60, 60)
+    idle = Activity(0, nothing, nothing, nothing, nothing, None, None, 0, 1.0, is_worked=False, holders=frozenset())
+    status = Status(waiting=50)
+    assert drawing.details(Pen(), Look("q", "/q", status, idle), 24) == ["workers     nobody holds a task"]
+    left_alone = replace(idle, finished=Rate(2.0, 0.1, 60), completed=Rate(2.0, 0.1, 60))
+    text = "\n".join(drawing.screen(Pen(100, 24, "utf-8"), [Look(name, "/q", status, left_alone) for name in "ab"]))
+    assert "left   " not in text
+    assert drawing.progress_line(Look("q", "/q", status, left_alone)).endswith("waiting 50, leased 0, 2.0/s")
+    assert drawing.progress_line(Look("q", "/q", status, idle)).endswith("waiting 50, leased 0")
+    row = drawing.screen(Pen(100, 24, "utf-8"), [Look(name, "/q", status, idle) for name in "ab"])[2]
+    assert row.split()[-4:] == ["0.0%", "50", "0", "0"], "neither a rate nor a time left"
 
 
 @pytest.mark.once

@@ -1,0 +1,97 @@
+"""A file server that does not answer: commands say so, and Ctrl-C ends them."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fsqueue_cli import silence
+
+from tests.cli.conftest import Spawn
+
+pytestmark = pytest.mark.once
+
+MNT_FORCE, MNT_DETACH = 1, 2
+
+
+@pytest.fixture
+def silent(tmp_path: Path) -> Iterator[Path]:
+    """A FUSE mount whose daemon never answers: as on NFS, whoever looks into it waits, and only dies of a signal."""
+    if os.geteuid() != 0 or not os.path.exists("/dev/fuse"):
+        pytest.skip("mounting takes root and /dev/fuse")
+    place = tmp_path / "silent"
+    place.mkdir()
+    libc = ctypes.CDLL(None, use_errno=True)
+    device = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        options = f"fd={device},rootmode=40000,user_id=0,group_id=0"
+        if libc.mount(b"silent", os.fsencode(place), b"fuse", 0, options.encode()) != 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        try:
+            yield place
+        finally:
+            libc.umount2(os.fsencode(place), MNT_DETACH)
+    finally:
+        os.close(device)  # who waits there gets an error now
+
+
+@pytest.mark.slow
+def test_commands_say_that_the_server_does_not_answer_and_ctrl_c_ends_them(spawn: Spawn, silent: Path) -> None:
+    commands = [("status",), ("wait",), ("insert", "--lines"), ("run", "--", "true")]
+    processes = [spawn(name, silent / "q", *rest) for name, *rest in commands]
+    for process in processes:
+        assert process.stderr is not None
+        assert "does not answer" in process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+    for process in processes:
+        assert process.stderr is not None
+        assert process.wait(60) == 130
+        [line] = process.stderr.read().splitlines()
+        assert line.startswith("fsqueue: interrupted while the file server did not answer.")
+        assert "comes back when its leases end" in line
+
+
+@pytest.mark.slow
+def test_a_server_that_answers_after_all_lets_the_command_go_on(spawn: Spawn, silent: Path) -> None:
+    process = spawn("status", silent / "q")
+    assert process.stderr is not None
+    assert "does not answer" in process.stderr.readline()
+    ctypes.CDLL(None).umount2(os.fsencode(silent), MNT_DETACH | MNT_FORCE)  # the kernel answers in its place
+    assert process.wait(60) in (1, 5), "an error of the filesystem, or no queue below the mount"
+    assert "interrupted" not in process.stderr.read()
+
+
+def states(monkeypatch: pytest.MonkeyPatch, *at_each_look: dict[int, tuple[str, int]]) -> list[dict[int, int]]:
+    """At how many looks in a row each thread has waited by then, if these are their states and processor times."""
+    waits: dict[int, tuple[int, int]] = {}
+    found = []
+    for at_once in at_each_look:
+        monkeypatch.setattr(silence, "_threads", lambda at_once=at_once: list(at_once))
+        monkeypatch.setattr(silence, "_state", at_once.__getitem__)
+        waits = silence.look(waits)
+        found.append({thread: ticks for thread, (ticks, _) in waits.items()})
+    return found
+
+
+def test_only_a_thread_that_waits_all_the_time_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    ms = 1_000_000
+    assert states(
+        monkeypatch,
+        {1: ("D", 10 * ms), 2: ("D", 0), 3: ("S", 0)},
+        {1: ("D", 11 * ms), 2: ("S", 0), 3: ("D", 0), 4: ("I", 0)},
+        {1: ("D", 12 * ms), 2: ("D", 0), 3: ("D", 0), 4: ("I", 0)},
+        {1: ("D", 14 * ms), 2: ("R", 0), 4: ("I", 0)},
+        {1: ("D", 14 * ms), 2: ("", 0)},
+    ) == [{1: 1, 2: 1}, {1: 2, 3: 1, 4: 1}, {1: 3, 2: 1, 3: 2, 4: 2}, {1: 1, 4: 3}, {1: 2}]
+
+
+def test_the_state_of_threads_is_read() -> None:
+    assert os.getpid() in silence._threads()
+    state, ran_ns = silence._state(os.getpid())
+    assert state == "R"
+    assert ran_ns > 0
+    assert silence._state(2**30) == ("", 0)
