@@ -416,9 +416,8 @@ def publish_pending(store: Store) -> int:
 
 
 def is_retrying(store: Store) -> bool:
-    """Whether tasks that a retry has recorded wait to be published: its author lives, or may be stopped."""
-    there = {str(name) for name in staging.files(store, store.layout)}
-    return bool(there) and not there.isdisjoint(staged_names(store))
+    """Whether tasks that a retry has recorded wait to be published."""
+    return bool(pending(store))
 
 
 def pending(store: Store) -> set[str]:
@@ -428,10 +427,10 @@ def pending(store: Store) -> set[str]:
 
 def _pending(store: Store) -> dict[Shard, frozenset[str]]:
     """The same, by the shard whose letters were retried."""
-    orphans = set(staging.orphans(store, store.layout))
-    if not orphans:
+    there = {str(name) for name in staging.files(store, store.layout)}
+    if not there:
         return {}
-    return {shard: some for shard, named in _staged(store).items() if (some := named & orphans)}
+    return {shard: some for shard, named in _staged(store).items() if (some := named & there)}
 
 
 def _staged(store: Store) -> dict[Shard, frozenset[str]]:

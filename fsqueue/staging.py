@@ -42,7 +42,10 @@ class Staged:
         """Give up the lock, whether it was published or not."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
-            _give_up(store, fd)
+            try:
+                store.fs.unlock(fd)
+            finally:
+                store.fs.close(fd)
 
 
 def stage(store: Store, layout: Layout, pieces: Sequence[bytes | memoryview], tasks: int, at: int) -> Staged:
@@ -176,51 +179,21 @@ def has(store: Store, layout: Layout, batch: str) -> bool:
     return any(name.batch == batch for name in files(store, layout))
 
 
-def orphans(store: Store, layout: Layout) -> list[str]:
-    """The staged task files whose authors live no more (nobody has them locked)."""
-    found = []
-    for name in files(store, layout):
-        fd = _claimed(store, layout.staged(name))
-        if fd is not None:
-            found.append(str(name))
-            _give_up(store, fd)
-    return found
-
-
 def publish_named(store: Store, layout: Layout, staged: str) -> bool:
-    """Publish a staged file that a record names, unless its author lives and will do so; whether it was done."""
+    """Publish a staged file that a record names; whether it was done here.
+
+    Its author may live, and do the same: of two who rename it one does, and the other finds it published.
+    """
     name = names.parse_task_file(staged)
     if name is None:
         return False
-    path = layout.staged(name)
-    fd = _claimed(store, path)
-    if fd is None:
+    try:
+        store.fs.close(store.fs.look(layout.staged(name), os.O_RDWR))
+    except OSError:  # it is published, or this user may only look
         return False
-    try:
-        directory = shard_directory(layout, name)
-        prepare(store, layout, [directory])
-        done = _into_shard(store, layout, name)
-        if done and store.sync_inserts:
-            store.fs.sync_directory(directory)
-        return done
-    finally:
-        _give_up(store, fd)
-
-
-def _claimed(store: Store, path: str) -> int | None:
-    """A staged file opened and locked; None if it is gone or its author has it locked."""
-    try:
-        fd = store.fs.look(path, os.O_RDWR)
-    except OSError:
-        return None
-    if store.fs.try_lock(fd):
-        return fd
-    store.fs.close(fd)
-    return None
-
-
-def _give_up(store: Store, fd: int) -> None:
-    try:
-        store.fs.unlock(fd)
-    finally:
-        store.fs.close(fd)
+    directory = shard_directory(layout, name)
+    prepare(store, layout, [directory])
+    done = _into_shard(store, layout, name)
+    if done and store.sync_inserts:
+        store.fs.sync_directory(directory)
+    return done

@@ -626,3 +626,26 @@ def test_letters_are_not_reported_settled_if_the_queue_ends_after_the_last(
     monkeypatch.setattr(staging, "publish", publish_and_end)
     with pytest.raises(QueueNotFound):
         q.retry_dead()
+
+
+def test_what_a_retry_has_recorded_is_done_by_others_while_its_author_stands_still(
+    q: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q.insert("x")
+    [task] = q.lease()
+    task.bury("no hope")
+    other, done = Queue(q.path), []
+    usual = staging.publish
+
+    def overtaken(*args: Any) -> Any:
+        for task in other.lease(2):
+            task.complete()
+            done.append(task.payload)
+        return usual(*args)
+
+    monkeypatch.setattr(staging, "publish", overtaken)
+    assert q.retry_dead() == 1
+    assert done == ["x"]
+    assert q.lease() == []
+    assert (q.status().completed, q.status().dead, q.status().drained) == (1, 0, True)
+    assert list(q.fsck()) == []

@@ -307,11 +307,12 @@ def _creating(story: Story) -> list[Call]:
 
 
 def late_hints(story: Story) -> Iterator[str]:
-    """Where nothing went wrong, no name promises a later time than the truth."""
+    """Where nothing went wrong, and after upkeep, no name promises a later time than the truth."""
     for path, _ in files(story, f"{generation(story)}/queue"):
         name = path.rpartition("/")[2]
         logs = story.world.disk.logs.get(name[14:46], ())
-        due = [task.since for log in logs for task in replayed(story, log).tasks if task.state not in OUTCOMES]
+        there = [replayed(story, log) for log in logs if log.links]
+        due = [task.since for log in there for task in log.tasks if task.state not in OUTCOMES]
         if due and int(name[:13]) > min(due):
             yield f"{name} promises nothing before {int(name[:13])}, but there is something from {min(due)} on"
 

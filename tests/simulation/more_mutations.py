@@ -241,4 +241,44 @@ MUTATIONS = [
             ("store:Store.sync_names", "    self.fs.sync_directory(directory)\n    while", "    while"),
         ),
     ),
+    Mutation(
+        "a log that ended is unlinked by its name",
+        "whoever revived the name in vain, or leases from a file that was put back, writes into a file without a name",
+        "crash-nfs",
+        (
+            ("finishing:farewell_if_gone", "    if store.fs.same_file(log.fd, log.path):\n        store.fs.unlink(log.path)\n", "    store.fs.unlink(log.path)\n"),
+        ),
+    ),
+    Mutation(
+        "what was purged is completed",
+        "its holder is told that its work counts",
+        "delete",
+        (
+            ("transitions:fresh", "    lost = [task for task in tasks if task.generation != generation]\n", "    lost = []\n"),
+        ),
+    ),
+    Mutation(
+        "a purge is noticed a second later",
+        "the same, for a second",
+        "purge",
+        (
+            ("store:Store.is_unchanged", " and self._size_now() == self._size_read", ""),
+        ),
+    ),
+    Mutation(
+        "queue.jsonl is believed for an hour",
+        "tasks are leased that were purged a while ago",
+        "delete",
+        (
+            ("store:FRESH_S", "1.0", "3600.0"),
+        ),
+    ),
+    Mutation(
+        "a name that is late is left as it is",
+        "upkeep leaves a task that waits, and nobody looks for it before the time that the name says",
+        ("strict", "release", "", "power"),
+        (
+            ("upkeep:_shard", " or is_late(ledger, files[batch])", ""),
+        ),
+    ),
 ]  # fmt: skip

@@ -299,7 +299,10 @@ MUTATIONS = [
         "storm",
         (("filesystem.door:Filesystem._open_anew",
           "    try:\n        within = self._open_directory(directory)\n    except FileNotFoundError:\n        if not self.shared:\n            raise\n        within = self._walk_to(directory)\n    try:\n        return open_at(within, name, flags, self)\n    finally:\n        taken.close(within)\n",
-          "    return self._open(path, flags | LOOK_FLAGS)\n"),),
+          "    return self._open(path, flags | LOOK_FLAGS)\n"),
+         # and a listing, which asks the server, does not lead to another look at a name that was tried before
+         ("taskfiles:candidates", "        yield from names.task_files_of(log.batch, listed(store, log.layout, log.batch))\n",
+          "        yield from (name for name in names.task_files_of(log.batch, listed(store, log.layout, log.batch)) if str(name) not in seen)\n"),),
     ),
     Mutation(
         "who only looks reads what is cached",
