@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 import fsqueue
-from fsqueue.work import Event
+from fsqueue.work import Event, check_program
 
 from .common import brief, example, json_option, queues_argument, search_working_directory, seconds, worker_option
 from .printing import complain, print_json, unguarded
@@ -59,7 +59,8 @@ fsqueue run Q1 Q2 -j 8 --call mypackage.tiles:render --max-runtime 3500"""
 @click.option("--timeout", "timeout_s", type=seconds, help="Seconds after which a task is ended, and fails.")
 @click.option("--sysexits", is_flag=True, help="A command's exit code 75 puts back without blame, 65 buries at once.")
 @click.option(
-    "--stop-after-failures", type=number, metavar="N", help="Stop when so many attempts in a row have failed."
+    "--stop-after-failures", type=number, metavar="N",
+    help="Stop when so many attempts in a row have failed [10 before the first success].",
 )
 @click.option("--exclude-after", type=number, metavar="N",
               help="Take no more tasks on this node when so many in a row have failed on it.")  # fmt: skip
@@ -100,11 +101,13 @@ def run(
     """Run COMMAND, or call a Python function, for each task of the queues Q, until nothing is waiting, delayed or
     leased in them, by anybody.
 
-    '{}' in an argument of COMMAND stands for the payload, '{field}' for a field of it (only where the payload is an
-    object that has the field): strings as they are, all else as JSON. No shell is involved. The command also finds the
-    payload as JSON on standard input, and FSQUEUE_PAYLOAD (if at most 100 kB), FSQUEUE_TASK_ID, FSQUEUE_ATTEMPT,
-    FSQUEUE_QUEUE and FSQUEUE_TOKEN in its environment. Small JSON that it writes to the file FSQUEUE_RESULT, which is
-    not there before, is kept in the history. Of the caller's open files it inherits none.
+    '{}' in an argument of COMMAND stands for the payload, '{field}' for a field of it: strings as they are, all else
+    as JSON. A task that lacks the field fails; if the first one that waits does, nothing is begun. '{{field}}' stands
+    for the text '{field}', and braces around anything else stay as they are: '{print $1}', '${name}'. No shell is
+    involved. The command also finds the payload as JSON on standard input, and FSQUEUE_PAYLOAD (if at most 100 kB),
+    FSQUEUE_TASK_ID, FSQUEUE_ATTEMPT, FSQUEUE_QUEUE and FSQUEUE_TOKEN in its environment. Small JSON that it writes to
+    the file FSQUEUE_RESULT, which is not there before, is kept in the history. Of the caller's open files it inherits
+    none.
 
     In 'sh -c SCRIPT' a placeholder becomes part of the script, and a payload can be a command: write
     sh -c 'cmd "$1"' sh {field} instead. A payload may also begin with '-'.
@@ -130,6 +133,7 @@ def run(
     if bool(command) + bool(call) + bool(load) != 1:
         raise click.UsageError("Give either a command after '--', or --call, or --load.")
     if command and "{" not in command[0] and shutil.which(command[0]) is None:
+        check_program(command)
         raise click.UsageError(f"The command '{command[0]}' was not found, or is not executable. No task was touched.")
     script = exposed_script(command)
     if script is not None:

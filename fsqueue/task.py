@@ -58,8 +58,8 @@ class LeasedTask:
 
     As a context manager it completes the task, or fails it with the error that the block raised;
     KeyboardInterrupt and SystemExit release it. `fsqueue.Retry` and `fsqueue.Bury` mean what they mean in a worker's
-    handler, and end there: the program goes on behind the block. What the block dealt with itself is left alone. A child that was
-    forked in the block and leaves it changes nothing: the task is its parent's.
+    handler, and end there: the program goes on behind the block. What the block dealt with itself is left alone. A
+    child that was forked in the block and leaves it changes nothing: the task is its parent's.
     """
 
     key: str | None = None

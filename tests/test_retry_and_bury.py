@@ -91,9 +91,14 @@ def test_a_retry_after_no_time_at_all_fails_the_task(queue: Queue, by: By) -> No
 def test_what_the_block_has_settled_is_not_touched(queue: Queue) -> None:
     queue.insert(1)
     [task] = queue.lease()
-    with pytest.raises(Retry), task:
-        task.complete()
-        raise Retry(5)
+
+    def settle_and_retry() -> None:
+        with task:
+            task.complete()
+            raise Retry(5)
+
+    with pytest.raises(Retry):
+        settle_and_retry()
     assert queue.status().completed == 1
 
 

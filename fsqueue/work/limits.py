@@ -17,6 +17,8 @@ GIVE_BACK_S = 15.0
 """How long a worker that ends because of an error of its own tries to put back what it holds."""
 LEAVE_S = 5.0
 """How long after a second signal the worker stays, at most, to tell what it holds."""
+FAILURES_FIRST = 10
+"""So many attempts may fail before the first success: more likely the command is wrong than all of its tasks."""
 STALL_S = 1.0
 """What was leased ahead and is not begun after so long is given to others."""
 UNTOLD_MAX = 256
@@ -36,6 +38,8 @@ class Limits:
     max_runtime_s: float
     idle_timeout_s: float
     failures_max: float
+    failures_first: float
+    """After so many in a row it ends, too, as long as nothing has succeeded."""
     exclude_after: int | None
     kills_lost: bool
     patience_s: float
