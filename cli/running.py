@@ -10,10 +10,11 @@ from typing import Any
 import click
 
 import fsqueue
-from fsqueue.work import Event, check_program
+from fsqueue.work import Event, Output, check_program
 
 from .common import brief, example, json_option, queues_argument, search_working_directory, seconds, worker_option
 from .printing import complain, print_json, unguarded
+from .progress import Progress, is_wanted
 
 FAILURES, EXCLUDED = 11, 12
 """Exit codes of its own: too many failures in a row; this node takes no more tasks."""
@@ -42,6 +43,7 @@ number = click.IntRange(min=1)
 fsqueue run Q -j 4 --timeout 600 -- convert {input} -resize 50% {output}
 fsqueue run Q -- sh -c 'jq -r .name | xargs ./process'     # the payload on standard input
 fsqueue run Q -- sh -c './process "$1" | gzip >"$2"' sh {input} {output}
+fsqueue run Q -j 8 --output line --tag -- ./process {}
 fsqueue run Q1 Q2 -j 8 --call mypackage.tiles:render --max-runtime 3500"""
     ),
 )
@@ -79,6 +81,10 @@ fsqueue run Q1 Q2 -j 8 --call mypackage.tiles:render --max-runtime 3500"""
 @click.option("--result-dir", type=click.Path(file_okay=False), metavar="DIR",
               help="Where the files FSQUEUE_RESULT are; for srun, where all nodes see it [TMPDIR]")  # fmt: skip
 @click.option("--result-stdout", is_flag=True, help="Keep what a command prints on standard output as its result.")
+@click.option("--output", type=click.Choice(["group", "line", "none"]),
+              help="Pass on what is printed when its attempt ends, line by line, or as it comes "
+              "[group for commands side by side, else line].")  # fmt: skip
+@click.option("--tag", is_flag=True, help="Begin each line that is passed on with the id of its task.")
 @worker_option
 @click.option("--log-json", is_flag=True, help="Say what happens in JSON, a line each, on standard error.")
 @json_option
@@ -94,6 +100,7 @@ def run(
     worker: str | None,
     forever: bool,
     result_stdout: bool,
+    output: Output | None,
     log_json: bool,
     as_json: bool,
     **options: Any,
@@ -117,6 +124,9 @@ def run(
     f(payload, task); what it returns is the result, an exception fails the task, fsqueue.Retry puts it back,
     fsqueue.Bury gives it up. It runs in processes of its own, whose end by itself fails one task only. Modules are
     looked for in the working directory first.
+
+    On a terminal a bar shows how the queues get on, and failures are told as they happen. What commands and functions
+    print is passed on in whole lines: of commands side by side, all that one printed when it ends.
 
     SIGTERM, SIGUSR1, SIGHUP or Ctrl-C: nothing more is begun, tasks at work have --grace seconds to end, then get
     SIGTERM, and are put back; a second signal puts them back at once. Under Slurm, and with --max-runtime, nothing is
@@ -145,7 +155,10 @@ def run(
     if not command:
         search_working_directory()
     opened = [fsqueue.Queue(queue, worker) for queue in dict.fromkeys(queues)]
-    report = fsqueue.Worker(
+    # What functions print in threads of this process goes past the bar.
+    shows = not log_json and options["threads"] is None and is_wanted()
+    progress = Progress([str(queue.path) for queue in opened]) if shows else None
+    made = fsqueue.Worker(
         opened,
         call,
         command=command,
@@ -153,9 +166,18 @@ def run(
         processes=jobs,
         until="forever" if forever else "drained",
         result_from_stdout=result_stdout,
-        tell=_log_json if log_json else _say,
+        output=output,
+        tell=progress.tell if progress is not None else _log_json if log_json else _say,
+        pass_on=progress.pass_on if progress is not None else None,
         **options,
-    ).run()
+    )
+    try:
+        if progress is not None:
+            progress.start(made)
+        report = made.run()
+    finally:
+        if progress is not None:
+            progress.close()
     dead = sum(queue.status().dead for queue in opened) if report.signal is None else 0
     summary = report.as_dict() | ({"dead": dead} if report.signal is None else {})
     if log_json:

@@ -135,3 +135,8 @@ def is_same_file(one: int, other: int) -> bool:
         return os.path.sameopenfile(one, other)
     except OSError:
         return False
+
+
+def is_terminal(fd: int) -> bool:
+    """Return whether a descriptor leads to a terminal; False if it is closed."""
+    return os.isatty(fd)

@@ -91,6 +91,12 @@ class Loop:
         """End because a thread has died of what nobody expected. Called in that thread."""
         self.mailbox.post(lambda: self._thread_died(name, error))
 
+    @property
+    def held_about(self) -> int:
+        """Return how many tasks are held, or are not settled yet. A hint, for any thread."""
+        report = self._report
+        return max(0, self._taken - report.completed - report.failed - report.released - report.lost)
+
     def run(self) -> WorkerReport:
         """Work until there is nothing left to do, or until stopped; then raise what kept it from going on."""
         self._began = self._now()

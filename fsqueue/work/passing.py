@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-from fsqueue.filesystem import Spool, is_same_file, write_all
+from fsqueue.filesystem import Spool, is_same_file, is_terminal, write_all
 
 Output = Literal["group", "line", "none"]
 """group: what an attempt prints is shown together when it ends; line: line by line; none: as it comes."""
@@ -28,6 +28,7 @@ class Exits:
     def __init__(self, pass_on: PassOn | None) -> None:
         self._pass_on = pass_on or write_all
         self._is_one = is_same_file(1, 2)
+        self._is_terminal = {1: is_terminal(1), 2: is_terminal(2)}
         self._unfinished: dict[int, Channel] = {}
         """By descriptor: whose the line is that has no end yet."""
         self.is_writing = False
@@ -43,6 +44,14 @@ class Exits:
         if not data.endswith(b"\n"):
             self._unfinished[where] = channel
         self.write(channel.ours, data)
+
+    def end(self, channel: Channel) -> None:
+        """End the last line of a channel, on a terminal: what is typed or drawn there begins on a line of its own.
+
+        In files nothing is added before something follows: a command's output may be no text.
+        """
+        if self._is_terminal[channel.ours] and channel in self._unfinished.values():
+            self.put(channel, b"\n")
 
     def write(self, ours: int, data: bytes) -> None:
         """Write data as it is."""
@@ -98,6 +107,8 @@ class Channel:
                 group.close()
         partial, self._partial = self._partial, b""
         self._show(partial)
+        self._exits.end(self)
+        self._is_within_line = False
 
     def _show(self, data: bytes) -> None:
         if not data:

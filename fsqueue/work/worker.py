@@ -211,6 +211,11 @@ class Worker:
         with _signals(self._loop.stop):
             return self._loop.run()
 
+    @property
+    def held(self) -> int:
+        """How many tasks it holds just now. A hint, for any thread."""
+        return self._loop.held_about
+
     def _check_fields(self) -> None:
         """Refuse a command that asks for a field which a waiting task lacks, before any task is leased."""
         if not placeholders.asks_for_fields(self._how.command):

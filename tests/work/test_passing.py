@@ -42,8 +42,9 @@ def printed() -> Printed:
 
 @pytest.fixture
 def exits(printed: Printed, monkeypatch: pytest.MonkeyPatch) -> Exits:
-    """Standard output and error that lead to one terminal."""
+    """Standard output and error that lead to one file."""
     monkeypatch.setattr(passing, "is_same_file", lambda one, other: True)
+    monkeypatch.setattr(passing, "is_terminal", lambda fd: False)
     return Exits(printed)
 
 
@@ -84,6 +85,19 @@ def test_a_last_line_without_an_end_gets_one_only_where_others_follow(
     assert printed.all == b"no end\nneither"
 
 
+def test_on_a_terminal_the_last_line_is_ended(printed: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passing, "is_terminal", lambda fd: fd == 1)
+    monkeypatch.setattr(passing, "is_same_file", lambda one, other: False)
+    exits = Exits(printed)
+    for ours in (1, 2):
+        channel = Channel(exits, ours, "group", False)
+        channel.begin("task")
+        channel.take(b"no end")
+        channel.end()
+        channel.end()
+    assert printed.by == {1: b"no end\n", 2: b"no end"}
+
+
 def test_as_it_comes(exits: Exits, printed: Printed) -> None:
     one, other = channels(exits, "none")
     one.take(b"a")
@@ -98,7 +112,8 @@ def test_tags_stand_before_each_line(exits: Exits, printed: Printed, output: str
     other.take(b"x\r50%\r\n")
     one.end()
     other.end()
-    assert sorted(printed.all.removesuffix(b"\n").split(b"\n")) == [b"task-0\t", b"task-0\ta", b"task-0\tb", b"task-1\tx\r50%\r"]
+    lines = sorted(printed.all.removesuffix(b"\n").split(b"\n"))
+    assert lines == [b"task-0\t", b"task-0\ta", b"task-0\tb", b"task-1\tx\r50%\r"]
 
 
 def test_what_comes_after_the_end_comes_in_lines(exits: Exits, printed: Printed) -> None:
