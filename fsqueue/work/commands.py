@@ -75,7 +75,7 @@ class _Running:
         for stream in self.streams:
             stream.started()
             stream.keep_in(kept)
-            stream.fresh(job.task.id)
+            stream.fresh(job.task)
 
 
 class Commands:

@@ -16,6 +16,7 @@ from queue import SimpleQueue
 
 from fsqueue.clock import Clock
 from fsqueue.filesystem import KeptFile
+from fsqueue.task import LeasedTask
 from fsqueue.work.background import BackgroundThread, Died
 from fsqueue.work.events import Mailbox
 from fsqueue.work.passing import Channel, Exits, Output, PassOn
@@ -200,12 +201,12 @@ class Stream:
         """Whether somebody may still print."""
         return self._fd >= 0
 
-    def fresh(self, name: str) -> None:
-        """Forget what was printed: what follows belongs to the task of this name."""
+    def fresh(self, task: LeasedTask) -> None:
+        """Forget what was printed: what follows belongs to this task."""
         self.tail = self.head = b""
         self._is_over = False
         if self._is_told_apart:
-            channel = self._channel
+            channel, name = self._channel, task.id
             self._outlet.do(lambda: channel.begin(name))
 
     def ended(self) -> None:

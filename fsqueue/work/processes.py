@@ -108,7 +108,7 @@ class _Child:
             for stream in self.streams:
                 stream.keep_in(kept)
         for stream in self.streams:
-            stream.fresh(job.task.id)
+            stream.fresh(job.task)
 
     def read(self) -> None:
         """Take in the answers that are there."""
