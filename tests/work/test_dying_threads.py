@@ -18,7 +18,7 @@ import pytest
 
 from fsqueue import Queue, Worker
 from fsqueue.task import LeasedTask
-from fsqueue.work import feeding, handlers, loop, output, passing, settling
+from fsqueue.work import feeding, handlers, loop, passing, settling
 from tests.support import QueueFactory
 from tests.work.support import wait_for
 
