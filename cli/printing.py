@@ -10,7 +10,8 @@ import _thread
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ContextDecorator, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -24,6 +25,8 @@ _DRIVING = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066
 """Control characters, what turns the direction of text, and bytes that are no text (as surrogates)."""
 _DRIVING_WITHIN_LINES = re.compile(_DRIVING.pattern.replace(r"\x00-\x1f", r"\x00-\x09\x0b-\x1f"))
 """Like the pattern above, without newlines."""
+COLUMNS = 80
+"""The width of a terminal that does not tell."""
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 
 
@@ -162,6 +165,95 @@ class Canvas:
             self._drawn = 0
             self.stream.write("\r\n")
             self.stream.flush()
+
+
+class Footer:
+    """A line that stays below all else that is printed on the terminal of standard error. Thread-safe.
+
+    It is drawn only where a line begins, so it never cuts what commands print. A process in the background draws
+    nothing: the terminal is somebody else's then.
+    """
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._stream = _bare(sys.stderr)
+        self._is_terminal = {1: os.isatty(1), 2: True}
+        self._line = ""
+        self._is_drawn, self._is_at_start = False, True
+
+    def draw(self, line: Callable[[int, str], str]) -> None:
+        """Show another line, of at most so many columns and in the encoding that `line` is called with."""
+        text = plain(line(_columns() - 1, self._stream.encoding))  # in the last column some terminals begin a line
+        with self._mutex:
+            self._line = text
+            self._paint()
+
+    def pass_on(self, ours: int, data: bytes) -> None:
+        """Write what commands print, on standard output (1) or error (2). It is theirs: it is not escaped."""
+        if not self._is_terminal[ours]:
+            _write(ours, data)
+            return
+        with self._mutex:
+            self._wipe()
+            _write(ours, data)
+            self._is_at_start = data.endswith(b"\n")
+            self._paint()
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Have a line printed in the meantime, above."""
+        with self._mutex:
+            self._wipe()
+            self._begin_line()
+            yield
+            self._paint()
+
+    def close(self) -> None:
+        """Take the line away."""
+        with self._mutex:
+            self._wipe()
+            self._begin_line()
+            self._line = ""
+
+    def _begin_line(self) -> None:
+        if not self._is_at_start:
+            self._is_at_start = True
+            self._put("\r\n")
+
+    def _paint(self) -> None:
+        if self._line and self._is_at_start and _is_in_foreground():
+            self._is_drawn = True
+            self._put(f"\r{self._line}\x1b[K")
+
+    def _wipe(self) -> None:
+        if self._is_drawn:
+            self._is_drawn = False
+            self._put("\r\x1b[K")
+
+    def _put(self, text: str) -> None:
+        try:
+            _write(2, text.encode(self._stream.encoding, "backslashreplace"))
+        except OSError:
+            pass  # the terminal is gone: no task must suffer for it
+
+
+def _write(fd: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(fd, data) :]
+
+
+def _columns() -> int:
+    try:
+        return os.get_terminal_size(2).columns or COLUMNS
+    except OSError:
+        return COLUMNS
+
+
+def _is_in_foreground() -> bool:
+    try:
+        return os.tcgetpgrp(2) == os.getpgrp()
+    except OSError:
+        return True  # it is not the terminal that started this process
 
 
 def passing(text: str) -> None:

@@ -10,10 +10,11 @@ from typing import Any
 import click
 
 import fsqueue
-from fsqueue.work import Event
+from fsqueue.work import Event, Output, check_program
 
 from .common import brief, example, json_option, queues_argument, search_working_directory, seconds, worker_option
 from .printing import complain, print_json, unguarded
+from .progress import Progress, is_wanted
 
 FAILURES, EXCLUDED = 11, 12
 """Exit codes of its own: too many failures in a row; this node takes no more tasks."""
@@ -42,6 +43,7 @@ number = click.IntRange(min=1)
 fsqueue run Q -j 4 --timeout 600 -- convert {input} -resize 50% {output}
 fsqueue run Q -- sh -c 'jq -r .name | xargs ./process'     # the payload on standard input
 fsqueue run Q -- sh -c './process "$1" | gzip >"$2"' sh {input} {output}
+fsqueue run Q -j 8 --output line --tag -- ./process {}
 fsqueue run Q1 Q2 -j 8 --call mypackage.tiles:render --max-runtime 3500"""
     ),
 )
@@ -59,7 +61,8 @@ fsqueue run Q1 Q2 -j 8 --call mypackage.tiles:render --max-runtime 3500"""
 @click.option("--timeout", "timeout_s", type=seconds, help="Seconds after which a task is ended, and fails.")
 @click.option("--sysexits", is_flag=True, help="A command's exit code 75 puts back without blame, 65 buries at once.")
 @click.option(
-    "--stop-after-failures", type=number, metavar="N", help="Stop when so many attempts in a row have failed."
+    "--stop-after-failures", type=number, metavar="N",
+    help="Stop when so many attempts in a row have failed [10 before the first success].",
 )
 @click.option("--exclude-after", type=number, metavar="N",
               help="Take no more tasks on this node when so many in a row have failed on it.")  # fmt: skip
@@ -78,6 +81,10 @@ fsqueue run Q1 Q2 -j 8 --call mypackage.tiles:render --max-runtime 3500"""
 @click.option("--result-dir", type=click.Path(file_okay=False), metavar="DIR",
               help="Where the files FSQUEUE_RESULT are; for srun, where all nodes see it [TMPDIR]")  # fmt: skip
 @click.option("--result-stdout", is_flag=True, help="Keep what a command prints on standard output as its result.")
+@click.option("--output", type=click.Choice(["group", "line", "none"]),
+              help="Pass on what is printed when its attempt ends, line by line, or as it comes "
+              "[group for commands side by side, else line].")  # fmt: skip
+@click.option("--tag", is_flag=True, help="Begin each line that is passed on with the id of its task.")
 @worker_option
 @click.option("--log-json", is_flag=True, help="Say what happens in JSON, a line each, on standard error.")
 @json_option
@@ -93,6 +100,7 @@ def run(
     worker: str | None,
     forever: bool,
     result_stdout: bool,
+    output: Output | None,
     log_json: bool,
     as_json: bool,
     **options: Any,
@@ -100,11 +108,13 @@ def run(
     """Run COMMAND, or call a Python function, for each task of the queues Q, until nothing is waiting, delayed or
     leased in them, by anybody.
 
-    '{}' in an argument of COMMAND stands for the payload, '{field}' for a field of it (only where the payload is an
-    object that has the field): strings as they are, all else as JSON. No shell is involved. The command also finds the
-    payload as JSON on standard input, and FSQUEUE_PAYLOAD (if at most 100 kB), FSQUEUE_TASK_ID, FSQUEUE_ATTEMPT,
-    FSQUEUE_QUEUE and FSQUEUE_TOKEN in its environment. Small JSON that it writes to the file FSQUEUE_RESULT, which is
-    not there before, is kept in the history. Of the caller's open files it inherits none.
+    '{}' in an argument of COMMAND stands for the payload, '{field}' for a field of it: strings as they are, all else
+    as JSON. A task that lacks the field fails; if the first one that waits does, nothing is begun. '{{field}}' stands
+    for the text '{field}', and braces around anything else stay as they are: '{print $1}', '${name}'. No shell is
+    involved. The command also finds the payload as JSON on standard input, and FSQUEUE_PAYLOAD (if at most 100 kB),
+    FSQUEUE_TASK_ID, FSQUEUE_ATTEMPT, FSQUEUE_QUEUE and FSQUEUE_TOKEN in its environment. Small JSON that it writes to
+    the file FSQUEUE_RESULT, which is not there before, is kept in the history. Of the caller's open files it inherits
+    none.
 
     In 'sh -c SCRIPT' a placeholder becomes part of the script, and a payload can be a command: write
     sh -c 'cmd "$1"' sh {field} instead. A payload may also begin with '-'.
@@ -114,6 +124,9 @@ def run(
     f(payload, task); what it returns is the result, an exception fails the task, fsqueue.Retry puts it back,
     fsqueue.Bury gives it up. It runs in processes of its own, whose end by itself fails one task only. Modules are
     looked for in the working directory first.
+
+    On a terminal a bar shows how the queues get on, and failures are told as they happen. What commands and functions
+    print is passed on in whole lines: of commands side by side, all that one printed when it ends.
 
     SIGTERM, SIGUSR1, SIGHUP or Ctrl-C: nothing more is begun, tasks at work have --grace seconds to end, then get
     SIGTERM, and are put back; a second signal puts them back at once. Under Slurm, and with --max-runtime, nothing is
@@ -130,6 +143,7 @@ def run(
     if bool(command) + bool(call) + bool(load) != 1:
         raise click.UsageError("Give either a command after '--', or --call, or --load.")
     if command and "{" not in command[0] and shutil.which(command[0]) is None:
+        check_program(command)
         raise click.UsageError(f"The command '{command[0]}' was not found, or is not executable. No task was touched.")
     script = exposed_script(command)
     if script is not None:
@@ -141,7 +155,10 @@ def run(
     if not command:
         search_working_directory()
     opened = [fsqueue.Queue(queue, worker) for queue in dict.fromkeys(queues)]
-    report = fsqueue.Worker(
+    # What functions print in threads of this process goes past the bar.
+    shows = not log_json and options["threads"] is None and is_wanted()
+    progress = Progress([str(queue.path) for queue in opened]) if shows else None
+    made = fsqueue.Worker(
         opened,
         call,
         command=command,
@@ -149,9 +166,18 @@ def run(
         processes=jobs,
         until="forever" if forever else "drained",
         result_from_stdout=result_stdout,
-        tell=_log_json if log_json else _say,
+        output=output,
+        tell=progress.tell if progress is not None else _log_json if log_json else _say,
+        pass_on=progress.pass_on if progress is not None else None,
         **options,
-    ).run()
+    )
+    try:
+        if progress is not None:
+            progress.start(made)
+        report = made.run()
+    finally:
+        if progress is not None:
+            progress.close()
     dead = sum(queue.status().dead for queue in opened) if report.signal is None else 0
     summary = report.as_dict() | ({"dead": dead} if report.signal is None else {})
     if log_json:

@@ -179,7 +179,7 @@ def handler(modules: Sequence[str]) -> Handler:
     if isinstance(modules, str) or not modules:
         raise InvalidArgument(f"modules must be a list of names of modules, at least one, not {modules!r}.")
     for module in modules:
-        _load(module)
+        load(module)
     functions = {name: one for name, one in _registered.items() if one.__module__ in modules}
     for module in modules:
         if not any(one.__module__ == module for one in functions.values()):
@@ -224,21 +224,30 @@ def _parts(payload: Any) -> tuple[str, list[Any], dict[str, Any]]:
     raise Bury('the payload is no call of a function: {"call": NAME, "args": [...], "kwargs": {...}}, and nothing else')
 
 
-def _load(module: object) -> None:
-    """Import a module, or say in an InvalidArgument why that cannot be."""
+def load(module: object) -> types.ModuleType:
+    """Import a module, or say in one sentence why that cannot be: InvalidArgument."""
     if not isinstance(module, str) or not all(part.isidentifier() for part in module.split(".")):
         raise InvalidArgument(f"{module!r} is not the name of a module. Give it as in an import: package.module.")
     try:
-        importlib.import_module(module)
+        return importlib.import_module(module)
     except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
             raise InvalidArgument(
                 f"This Python finds no module {error.name!r}. Name it as in an import, without .py; install it, be in "
                 "its directory, or put that on PYTHONPATH."
             ) from None
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        why = f"{said(error)} ({place.filename}:{place.lineno})"
+        why = f"{said(error)}{_place(error)}"
         raise InvalidArgument(f"The module {module} cannot be imported: {why}.") from error
+
+
+def _place(error: BaseException) -> str:
+    """Return where an import failed, as " (FILE:LINE)"; "" where the error's own text tells, or nothing does."""
+    if isinstance(error, SyntaxError):
+        return ""
+    for place in reversed(traceback.extract_tb(error.__traceback__)):
+        if not place.filename.startswith("<"):  # <frozen importlib._bootstrap>
+            return f" ({place.filename}:{place.lineno})"
+    return ""
 
 
 def _elsewhere(module: str) -> str:

@@ -7,6 +7,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from fsqueue import identity
+from fsqueue.clock import duration_ms, pause_s
+from fsqueue.errors import Bury, InvalidArgument, LeaseLost, Retry, bury_reason
 from fsqueue.names import Batch
 
 if TYPE_CHECKING:
@@ -55,14 +57,17 @@ class LeasedTask:
     """A task that this process holds until `lease_until` (Unix seconds), and the verbs that end its lease.
 
     As a context manager it completes the task, or fails it with the error that the block raised;
-    KeyboardInterrupt and SystemExit release it. What the block dealt with itself is left alone. A child that was
-    forked in the block and leaves it changes nothing: the task is its parent's.
+    KeyboardInterrupt and SystemExit release it. `fsqueue.Retry` and `fsqueue.Bury` mean what they mean in a worker's
+    handler, and end there: the program goes on behind the block. What the block dealt with itself is left alone. A
+    child that was forked in the block and leaves it changes nothing: the task is its parent's.
     """
 
     key: str | None = None
     priority: str | None = None
     poll: Any = None
     done = False
+    _retries = 0
+    """How many `with` blocks of this process in a row have asked for another time without saying when."""
     _entered_by = -1
     """The process that has entered its `with` block, by `identity.forks`."""
     solo = False
@@ -133,18 +138,36 @@ class LeasedTask:
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    ) -> bool:
         if self.done or self._entered_by != identity.forks:
-            return
+            return False
         if error is None:
+            LeasedTask._retries = 0
             self.complete()
         elif isinstance(error, Exception):
-            from fsqueue.errors import LeaseLost
-
+            if isinstance(error, Retry):
+                return self._retry(error)
+            if isinstance(error, Bury):
+                self.bury(bury_reason(error))
+                return True
             if not isinstance(error, LeaseLost):
                 self.fail(error)
         else:
             self.release()
+        return False
+
+    def _retry(self, error: Retry) -> bool:
+        """Put the task back as a worker does whose handler raised `error`; False for a delay that is none."""
+        try:
+            delay_s = None if error.delay_s is None else duration_ms(error.delay_s, "delay_s") / 1000
+        except InvalidArgument as invalid:
+            self.fail(f"fsqueue.Retry: {invalid}")
+            return False
+        if delay_s is None:
+            LeasedTask._retries += 1
+            delay_s = pause_s(LeasedTask._retries, self.queue.store.entropy.random())
+        self.release(delay_s)
+        return True
 
     def __repr__(self) -> str:
         return f"<LeasedTask {self.id} attempt {self.attempt}>"

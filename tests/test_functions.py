@@ -58,7 +58,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Import]:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(source)
         if load:
-            functions._load(name)
+            functions.load(name)
         return sys.modules[name] if load else ModuleType(name)
 
     yield make

@@ -7,9 +7,10 @@ failing, lying or crashing one in its place. Nothing here knows what a queue is.
 from fsqueue.filesystem.answers import LOST, NOT_FILES
 from fsqueue.filesystem.door import Filesystem
 from fsqueue.filesystem.mounts import UNKNOWN, Mount, beegfs_setting, holders_of, mount_of
-from fsqueue.filesystem.plain import KeptFile, KeptOutput, write_all
-from fsqueue.filesystem.processes import inheritable_descriptors
+from fsqueue.filesystem.plain import KeptFile, KeptOutput, is_same_file, is_terminal, write_all
+from fsqueue.filesystem.processes import inheritable_descriptors, is_program
 from fsqueue.filesystem.results import NO_RESULT_FILES, ResultFile, ResultFiles
+from fsqueue.filesystem.spools import Spool
 from fsqueue.filesystem.trees import OpenTree
 
 __all__ = [
@@ -24,9 +25,13 @@ __all__ = [
     "OpenTree",
     "ResultFile",
     "ResultFiles",
+    "Spool",
     "beegfs_setting",
     "holders_of",
     "inheritable_descriptors",
+    "is_program",
+    "is_same_file",
+    "is_terminal",
     "mount_of",
     "write_all",
 ]

@@ -127,3 +127,16 @@ def write_all(fd: int, data: bytes) -> None:
     """Write all of `data` into a file, or into what else can be written to: standard output, memory. OSError."""
     while data:
         data = data[os.write(fd, data) :]
+
+
+def is_same_file(one: int, other: int) -> bool:
+    """Return whether two descriptors lead to one file, pipe or terminal; False if either is closed."""
+    try:
+        return os.path.sameopenfile(one, other)
+    except OSError:
+        return False
+
+
+def is_terminal(fd: int) -> bool:
+    """Return whether a descriptor leads to a terminal; False if it is closed."""
+    return os.isatty(fd)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 
 from fsqueue.filesystem.holders import boot_id
 
@@ -76,3 +77,8 @@ def _fields(pid: int) -> list[str]:
             return file.read().rpartition(")")[2].split()
     except OSError:
         return []
+
+
+def is_program(word: str) -> bool:
+    """Return whether a program has this name, in a directory or on the search path. A hint: it may come or go."""
+    return shutil.which(word) is not None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import signal
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -24,13 +23,14 @@ from fsqueue.filesystem import (
     write_all,
 )
 from fsqueue.task import LeasedTask
-from fsqueue.work import output
+from fsqueue.work import output, placeholders
 from fsqueue.work.directories import no_results, open_directories
 from fsqueue.work.events import Mailbox
 from fsqueue.work.jobs import Done, Job, kept_name
 from fsqueue.work.leftovers import Leftovers
 from fsqueue.work.limits import KILLED_S
 from fsqueue.work.output import Outlet, Stream
+from fsqueue.work.passing import Output
 from fsqueue.work.spawning import Process, describe
 
 T = TypeVar("T")
@@ -40,8 +40,6 @@ ENVIRONMENT_BYTES_MAX = 100_000
 EX_DATAERR, EX_TEMPFAIL = 65, 75
 """The exit codes of sysexits.h that mean something on request."""
 
-PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
-"""`{}`: the payload; `{field}`: a field of it."""
 _SHORTAGES = (*errors.NO_DESCRIPTORS, errno.ENOMEM, errno.ENOBUFS)
 """What passes, most likely, as other tasks end."""
 _NO_COMMAND = (errno.ENOENT, errno.EACCES, errno.ENOTDIR, errno.ENOEXEC, errno.ENAMETOOLONG)
@@ -60,8 +58,8 @@ class _Running:
         try:
             write_all(source, stdin)
             os.lseek(source, 0, os.SEEK_SET)
-            self.streams.append(Stream(mailbox, outlet, 1))
-            self.streams.append(Stream(mailbox, outlet, 2))
+            for ours in (1, 2):
+                self.streams.append(Stream(mailbox, outlet, ours, commands.output, commands.has_tags))
             # A session of its own: Ctrl-C at the terminal reaches the worker only, and a kill all of the command.
             ends = [stream.write_end for stream in self.streams]
             self.process = Process(
@@ -77,6 +75,7 @@ class _Running:
         for stream in self.streams:
             stream.started()
             stream.keep_in(kept)
+            stream.fresh(job.task)
 
 
 class Commands:
@@ -98,21 +97,28 @@ class Commands:
         sysexits: bool = False,
         keep_output: KeptOutput | None = None,
         result_from_stdout: bool = False,
+        output: Output = "group",
+        has_tags: bool = False,
     ) -> None:
         self.slots = slots
+        self.output, self.has_tags = output, has_tags
         self.mailbox, self.outlet, self.keep_output = mailbox, outlet, keep_output
         self._argv, self._done, self._refused, self._results = list(argv), done, refused, results
         self.foreign: list[int] = []
         """Descriptors that commands would inherit from what started this process."""
         self._sysexits, self._result_from_stdout = sysexits, result_from_stdout
-        self._is_fixed = PLACEHOLDER.search(argv[0]) is None  # else each payload names its own program
+        self._is_fixed = placeholders.is_fixed(argv[0])  # else each payload names its own program
         self._environment = {key: value for key, value in os.environ.items() if key != "FSQUEUE_PAYLOAD"}
         self._running: dict[Job, _Running] = {}
         self._left = Leftovers(outlet)
         self._now = Clock().monotonic
 
     def start(self) -> None:
-        """Make the directories that are needed, or try whether they can be used. InvalidArgument if not."""
+        """Make the directories that are needed, or try whether they can be used. InvalidArgument if not.
+
+        The same if the command line was quoted as a whole.
+        """
+        placeholders.check_program(self._argv)
         self.foreign = inheritable_descriptors()
         open_directories(self.keep_output, self._results)
 
@@ -199,6 +205,8 @@ class Commands:
 
     def _finish(self, running: _Running) -> None:
         del self._running[running.job]
+        for stream in running.streams:
+            stream.ended()
         self._left.add(running.streams)
 
     def _taken(self, result: ResultFile) -> bytes | OSError:
@@ -250,7 +258,9 @@ class Commands:
 
     def _refuse(self, job: Job, error: OSError | ValueError) -> None:
         """A command could not be started: for this payload, or for all?"""
-        if isinstance(error, ValueError):
+        if isinstance(error, placeholders.MissingField):
+            why = str(error)
+        elif isinstance(error, ValueError):
             why = f"the payload cannot be an argument ({error}): read it from standard input"
         elif error.errno == errno.E2BIG:
             why = "the payload is too large for a command line: read it from standard input"
@@ -268,15 +278,9 @@ class Commands:
         self._done(job, "release", 0, 0.0)
 
     def invocation(self, task: LeasedTask) -> tuple[list[str], dict[str, str], bytes]:
-        """The command line, the environment and the standard input for `task`."""
+        """Return the command line, the environment and the standard input for `task`. MissingField."""
         payload = task.payload
-        text = text_of(payload)
-        fields = payload if isinstance(payload, dict) else {}
-
-        def fill(match: re.Match[str]) -> str:
-            name = match[1]
-            return text if not name else text_of(fields[name]) if name in fields else match[0]
-
+        text = placeholders.text_of(payload)
         environment = self._environment | {
             "FSQUEUE_TASK_ID": task.id,
             "FSQUEUE_ATTEMPT": str(task.attempt),
@@ -286,11 +290,4 @@ class Commands:
         if len(os.fsencode(text)) <= ENVIRONMENT_BYTES_MAX and "\0" not in text:
             environment["FSQUEUE_PAYLOAD"] = text
         stdin = payload if isinstance(payload, bytes) else orjson.dumps(payload, option=orjson.OPT_APPEND_NEWLINE)
-        return [PLACEHOLDER.sub(fill, argument) for argument in self._argv], environment, stdin
-
-
-def text_of(value: Any) -> str:
-    """A payload, or a field of one, as it stands in an argument."""
-    if isinstance(value, str):
-        return value
-    return os.fsdecode(value if isinstance(value, bytes) else orjson.dumps(value))
+        return placeholders.fill(self._argv, payload), environment, stdin

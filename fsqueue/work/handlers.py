@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import inspect
 import os
@@ -17,7 +16,7 @@ import orjson
 
 from fsqueue import batch, functions
 from fsqueue.clock import duration_ms
-from fsqueue.errors import Bury, InvalidArgument, InvalidTask, Retry, said, text_of
+from fsqueue.errors import Bury, InvalidArgument, InvalidTask, Retry, bury_reason, said
 
 TRACEBACK_CHARS = 4000
 """How much of a traceback is kept as the reason of a failure."""
@@ -86,16 +85,19 @@ def name_of(handler: object) -> dict[str, Any]:
 
 
 def find(named: dict[str, Any]) -> Callable[..., Any]:
-    """The handler that `name_of` named, or those of `{"load": modules}`; InvalidArgument or what its module raises."""
+    """Return the handler that `name_of` named, or those of `{"load": modules}`.
+
+    InvalidArgument if it cannot be found or its module cannot be imported; what the running script raises.
+    """
     if "load" in named:
         return functions.handler(named["load"])
-    module = _main(named) if named["module"] == MAIN else importlib.import_module(named["module"])
+    module = _main(named) if named["module"] == MAIN else functions.load(named["module"])
     found: Any = module
     for part in named["name"].split("."):
         try:
             found = getattr(found, part)
         except AttributeError:
-            raise InvalidArgument(f"{module.__name__} has no {named['name']!r}.") from None
+            raise InvalidArgument(f"The module {module.__name__} has no function {named['name']!r}.") from None
     if not callable(found):
         raise InvalidArgument(f"{named['module']}:{named['name']} is no function, but {type(found).__name__}.")
     return found  # type: ignore[no-any-return]
@@ -151,7 +153,7 @@ def call(handler: Callable[..., Any], arguments: Sequence[Any]) -> Result:
         except InvalidArgument as error:
             return "fail", f"fsqueue.Retry: {error}"
     except Bury as given_up:
-        return "bury", text_of(given_up) or "given up by its handler"
+        return "bury", bury_reason(given_up)
     except InvalidTask as error:
         return "fail", f"it returned what JSON cannot hold: {error}"
     except BaseException as error:

@@ -17,12 +17,12 @@ GIVE_BACK_S = 15.0
 """How long a worker that ends because of an error of its own tries to put back what it holds."""
 LEAVE_S = 5.0
 """How long after a second signal the worker stays, at most, to tell what it holds."""
+FAILURES_FIRST = 10
+"""So many attempts may fail before the first success: more likely the command is wrong than all of its tasks."""
 STALL_S = 1.0
 """What was leased ahead and is not begun after so long is given to others."""
 UNTOLD_MAX = 256
 """With so many outcomes before it that the queues have not been told, a worker takes nothing more."""
-PAUSE_S = (1.0, 60.0)
-"""The first and the longest pause of a task that asks to be put back without saying for how long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,8 @@ class Limits:
     max_runtime_s: float
     idle_timeout_s: float
     failures_max: float
+    failures_first: float
+    """After so many in a row it ends, too, as long as nothing has succeeded."""
     exclude_after: int | None
     kills_lost: bool
     patience_s: float
@@ -54,9 +56,3 @@ def stop_time(limits: Limits, began: float) -> tuple[float, str]:
         if clock.monotonic() + left_s < at:
             at, why = clock.monotonic() + left_s, "job-end"
     return at, why
-
-
-def pause_s(in_a_row: int, random: float) -> float:
-    """How long to put a task back for that asks for it, after so many in a row. `random` is in [0, 1)."""
-    least, most = PAUSE_S
-    return min(most, least * 2.0 ** min(in_a_row - 1, 30)) * (0.75 + random / 2)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import Any, Literal
 
-from fsqueue.clock import Clock, Entropy
+from fsqueue.clock import Clock, Entropy, pause_s
 from fsqueue.errors import FsqueueError, InvalidArgument
 from fsqueue.queue import Queue
 from fsqueue.work.background import obituary
@@ -22,9 +22,10 @@ from fsqueue.work.doubts import Doubts
 from fsqueue.work.events import Mailbox
 from fsqueue.work.feeding import Fed, Feeder
 from fsqueue.work.jobs import Doer, Job, capacity
-from fsqueue.work.limits import KILL_S, LEAVE_S, STALL_S, UNTOLD_MAX, Limits, pause_s, stop_time
+from fsqueue.work.limits import KILL_S, LEAVE_S, STALL_S, UNTOLD_MAX, Limits, stop_time
 from fsqueue.work.output import Outlet
 from fsqueue.work.pace import Pace
+from fsqueue.work.passing import PassOn
 from fsqueue.work.report import Tell, Teller, WorkerReport
 from fsqueue.work.settling import RETRY_S, Keeper, Outcome, Renewed, Settled, Settler, adopt, failure, give_back
 
@@ -39,11 +40,12 @@ class Loop:
         limits: Limits,
         make_doer: Callable[[Loop], Doer],
         tell: Tell,
+        pass_on: PassOn | None,
     ) -> None:
         self._limits = limits
         self.mailbox = Mailbox()
         posted = self.mailbox.posted
-        self.outlet = Outlet(self.thread_died, lambda text: self._teller.say_now("output", text))
+        self.outlet = Outlet(self.thread_died, lambda text: self._teller.say_now("output", text), pass_on)
         self._teller = Teller(self.outlet.do, tell)
         self._say, self._note = self._teller.say, self._teller.note
         self._now, self._random = Clock().monotonic, Entropy().random
@@ -63,7 +65,9 @@ class Loop:
         self._report = WorkerReport()
         self._asked = self._taken = 0  # taken: leased, and not put back untouched
         self._failures = self._pauses = 0  # in a row
-        self._failures_noted = min(limits.failures_max, limits.exclude_after or math.inf)
+        self._failed_since = math.inf  # when the first of them began
+        self._failures_first = limits.failures_first  # without a limit once something has succeeded
+        self._failures_noted = self._noted()
         self._is_renewing, self._renewal_failed = False, False
         self._renew_at = self._grace_until = self._look_at = math.inf  # the last: for what is stuck behind slow tasks
         self._signals, self._ending = 0, ""
@@ -86,6 +90,12 @@ class Loop:
     def thread_died(self, name: str, error: BaseException) -> None:
         """End because a thread has died of what nobody expected. Called in that thread."""
         self.mailbox.post(lambda: self._thread_died(name, error))
+
+    @property
+    def held_about(self) -> int:
+        """Return how many tasks are held, or are not settled yet. A hint, for any thread."""
+        report = self._report
+        return max(0, self._taken - report.completed - report.failed - report.released - report.lost)
 
     def run(self) -> WorkerReport:
         """Work until there is nothing left to do, or until stopped; then raise what kept it from going on."""
@@ -285,6 +295,9 @@ class Loop:
             self._failed(job, "fail", value if verb == "fail" and value else job.why, seconds)
         elif verb == "complete":
             self._failures = self._pauses = 0
+            if self._failures_first < math.inf:
+                self._failures_first = math.inf
+                self._failures_noted = self._noted()
             self._outbox.append(Outcome(task, "complete", result=value))
             self._note("completed", task, seconds)
         elif verb == "release":
@@ -301,13 +314,24 @@ class Loop:
         self._outbox += others
         self._doubts.add(outcome, self._now())
         self._failures += 1
+        self._failed_since = job.began if self._failures == 1 else min(self._failed_since, job.began)
         self._note("failed", outcome.task, seconds, reason=outcome.reason)
         if self._failures >= self._failures_noted:  # the node may be excluded: nothing more before that is known
             self.returned(self._doer.take_back(), "")
             self._put_back_untouched()
+        headline = outcome.reason.partition("\n")[0]
         if self._failures >= self._limits.failures_max:
-            headline = outcome.reason.partition("\n")[0]
             self._end("failures", f"{self._failures} attempts in a row have failed, the last one: {headline}")
+        elif self._failures >= self._failures_first and not self._is_outlasted():
+            self._end("failures", f"the first {self._failures} attempts have all failed, the last one: {headline}")
+
+    def _noted(self) -> float:
+        """Return after how many failures in a row no more is begun until the queue has been told of them."""
+        return min(self._limits.failures_max, self._failures_first, self._limits.exclude_after or math.inf)
+
+    def _is_outlasted(self) -> bool:
+        """Tell whether some task is at work since before those that failed: it may well succeed."""
+        return any(job.began < self._failed_since for job in self._doer.at_work())
 
     def _settled(self, settled: Settled) -> None:
         for outcome, counted, said in settled.counted:
@@ -442,7 +466,7 @@ class Loop:
                 enough = max(2, self._heard + 1)
                 give_back(left, self._feeder.untaken, lambda: self._heard >= enough)
             self._teller.flush()
-            self.outlet.close()
+            self.outlet.close(lambda: self._heard > 0)
             self._report.unkept = self.outlet.unkept
             self.mailbox.close()
 

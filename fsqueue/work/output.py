@@ -1,4 +1,4 @@
-"""What commands and functions print: passed on as it comes, its tail remembered, all of it kept where asked for.
+"""What commands and functions print: passed on (`passing`), its tail remembered, all of it kept where asked for.
 
 Our own standard output and error may be stuck (a full pipe, a stopped terminal, a file on a server that is away), and
 so may the directory of kept output. So a thread of its own writes, and as long as too much lies before it the loop
@@ -14,9 +14,12 @@ from collections import Counter
 from collections.abc import Callable
 from queue import SimpleQueue
 
-from fsqueue.filesystem import KeptFile, write_all
+from fsqueue.clock import Clock
+from fsqueue.filesystem import KeptFile
+from fsqueue.task import LeasedTask
 from fsqueue.work.background import BackgroundThread, Died
 from fsqueue.work.events import Mailbox
+from fsqueue.work.passing import Channel, Exits, Output, PassOn
 
 TAIL_BYTES = 4096
 """How much of what was printed is kept as the reason of a failure."""
@@ -27,13 +30,16 @@ DRAIN_READS_MAX = 32
 """So often a pipe is read to get what was printed so far. Who prints without end must not hold the loop up."""
 CLOSE_S = 2.0
 """How long the end waits for what is still to be written."""
+CLOSE_LOOK_S = 0.1
+"""How often it looks meanwhile whether anybody is in a hurry."""
 
 
 class Outlet(BackgroundThread):
     """Writes in the order in which it is told to. What cannot be written is dropped: no task must suffer for it."""
 
-    def __init__(self, died: Died, trouble: Callable[[str], object]) -> None:
+    def __init__(self, died: Died, trouble: Callable[[str], object], pass_on: PassOn | None = None) -> None:
         super().__init__("output", died)
+        self.exits = Exits(pass_on)
         self._jobs: SimpleQueue[tuple[Callable[[], object], int, KeptFile | None] | None] = SimpleQueue()
         self._backlog = 0
         self._mutex = threading.Lock()
@@ -53,10 +59,6 @@ class Outlet(BackgroundThread):
             if kept is not None:
                 self._unwritten[kept] += 1
         self._jobs.put((action, size, kept))
-
-    def write(self, fd: int, data: bytes) -> None:
-        """Write to our own standard output or error."""
-        self.do(lambda: write_all(fd, data), len(data))
 
     def keep(self, file: KeptFile, data: bytes) -> None:
         """Append to a file."""
@@ -98,12 +100,20 @@ class Outlet(BackgroundThread):
                 self._resumed.append(resume)
         return full
 
-    def close(self, patience_s: float = CLOSE_S) -> None:
-        """End after what was told so far, or without it when `patience_s` is over."""
+    def close(self, is_hurried: Callable[[], bool] = lambda: True) -> None:
+        """End after what was told so far, or without it when it takes longer than CLOSE_S seconds.
+
+        For our own standard output and error, which may be a pipe to a pager, wait until somebody is in a hurry.
+        """
         self._jobs.put(None)
         if self.ident is None:
             return  # it was never started
-        self.join(patience_s)
+        now = Clock().monotonic
+        deadline = now() + CLOSE_S
+        while self.is_alive() and now() < deadline:
+            self.join(CLOSE_LOOK_S)
+            if self.exits.is_writing and not is_hurried():
+                deadline = now() + CLOSE_S
         with self._mutex:
             for file in self._unwritten:
                 self._miss(file)
@@ -131,8 +141,12 @@ class Outlet(BackgroundThread):
 class Stream:
     """A pipe that somebody prints into. The loop reads it; it ends with the end of the pipe or by `close`."""
 
-    def __init__(self, mailbox: Mailbox, outlet: Outlet, ours: int) -> None:
+    def __init__(self, mailbox: Mailbox, outlet: Outlet, ours: int, output: Output, has_tags: bool) -> None:
         self._mailbox, self._outlet, self._ours = mailbox, outlet, ours
+        self._channel = Channel(outlet.exits, ours, output, has_tags)
+        self._is_told_apart = output == "group" or has_tags
+        self._has_passed = self._is_over = False
+        """Whether anything was passed on since an attempt began or ended; whether it has ended."""
         self.tail = b""
         self.head = b""
         """The beginning, up to `head_bytes_max` bytes."""
@@ -169,7 +183,9 @@ class Stream:
         if self.kept is not None:
             self._outlet.keep(self.kept, chunk)
         if (sys.__stdout__, sys.__stderr__)[self._ours - 1] is not None:  # None: closed when this process began
-            self._outlet.write(self._ours, chunk)
+            self._has_passed = True
+            channel = self._channel
+            self._outlet.do(lambda: channel.take(chunk), len(chunk))
 
     def drain(self) -> None:
         """Read all that was printed so far, unless the outlet is full."""
@@ -185,9 +201,20 @@ class Stream:
         """Whether somebody may still print."""
         return self._fd >= 0
 
-    def fresh(self) -> None:
-        """Forget what was printed: what follows belongs to another task."""
+    def fresh(self, task: LeasedTask) -> None:
+        """Forget what was printed: what follows belongs to this task."""
         self.tail = self.head = b""
+        self._is_over = False
+        if self._is_told_apart:
+            channel, name = self._channel, task.id
+            self._outlet.do(lambda: channel.begin(name))
+
+    def ended(self) -> None:
+        """Show what was printed so far: the attempt has ended."""
+        self._is_over = True
+        if self._has_passed or self._is_told_apart:
+            self._has_passed = False
+            self._outlet.do(self._channel.end)
 
     def keep_in(self, file: KeptFile | None) -> None:
         """Have what is read from now on appended to this file, too. The last stream that leaves a file closes it."""
@@ -201,6 +228,8 @@ class Stream:
 
     def close(self) -> None:
         """Read no more."""
+        if self._is_over and self._has_passed:
+            self.ended()  # what a process that was left behind has printed
         self.keep_in(None)
         if self._fd >= 0:
             self._pause()

@@ -31,6 +31,7 @@ from fsqueue.work.events import Mailbox
 from fsqueue.work.jobs import Done, Job, kept_name
 from fsqueue.work.limits import KILLED_S, STALL_S
 from fsqueue.work.output import Outlet, Stream
+from fsqueue.work.passing import Output
 from fsqueue.work.spawning import Process, describe
 
 SENT_MAX = 128
@@ -64,7 +65,7 @@ class _Child:
         handed = [self.theirs.fileno(), family.flag]
         try:
             for ours in (1, 2):
-                self.streams.append(Stream(mailbox, outlet, ours))
+                self.streams.append(Stream(mailbox, outlet, ours, family.output, family.has_tags))
             source = os.memfd_create("nothing")
             self.process = Process(
                 mailbox,
@@ -107,7 +108,7 @@ class _Child:
             for stream in self.streams:
                 stream.keep_in(kept)
         for stream in self.streams:
-            stream.fresh()
+            stream.fresh(job.task)
 
     def read(self) -> None:
         """Take in the answers that are there."""
@@ -151,9 +152,10 @@ class _Child:
                 self._distrust(f"it sent what is no answer ({error})")
                 return
         self.given.popleft()
-        if self.family.keep_output is not None:
+        if self.family.is_told_apart:
             for stream in self.streams:
                 stream.drain()
+                stream.ended()
         if self.given:
             self._begin(self.given[0], self.family.now())
         self.family.done(job, verb, value, seconds)
@@ -207,6 +209,7 @@ class _Child:
     def close(self) -> None:
         """Close our side of it."""
         for stream in self.streams:
+            stream.ended()
             stream.close()
         if self.is_watched:
             self.is_watched = False
@@ -236,8 +239,13 @@ class Children:
         returned: Callable[[list[Job], str], object],
         *,
         keep_output: KeptOutput | None = None,
+        output: Output = "line",
+        has_tags: bool = False,
     ) -> None:
         self._most = most
+        self.output, self.has_tags = output, has_tags
+        self.is_told_apart = keep_output is not None or output == "group" or has_tags
+        """Whether it matters which task something was printed by."""
         self.mailbox, self.outlet, self.keep_output, self.done = mailbox, outlet, keep_output, done
         self.number_of = {id(queue): number for number, queue in enumerate(queues)}
         self.now = Clock().monotonic
@@ -294,7 +302,7 @@ class Children:
         return any(child.is_ready for child in self._children)
 
     def room(self, each: int) -> int:
-        each = 1 if self.keep_output is not None else min(each, SENT_MAX)
+        each = 1 if self.is_told_apart else min(each, SENT_MAX)
         return sum(max(0, each - len(child.given)) for child in self._open())
 
     def give(self, job: Job) -> bool:

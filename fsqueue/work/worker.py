@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,14 +13,15 @@ from typing import Any, Literal
 
 from fsqueue.arguments import whole
 from fsqueue.clock import duration_ms
-from fsqueue.errors import InvalidArgument
+from fsqueue.errors import FsqueueError, InvalidArgument
 from fsqueue.filesystem import KeptOutput, ResultFiles
 from fsqueue.queue import Queue
-from fsqueue.work import handlers
+from fsqueue.work import handlers, placeholders
 from fsqueue.work.commands import Commands
 from fsqueue.work.jobs import Doer
-from fsqueue.work.limits import Limits
+from fsqueue.work.limits import FAILURES_FIRST, Limits
 from fsqueue.work.loop import Loop
+from fsqueue.work.passing import OUTPUTS, Output, PassOn
 from fsqueue.work.processes import Children
 from fsqueue.work.report import Event, Tell, WorkerReport
 from fsqueue.work.threads import WARNING, Threads
@@ -44,6 +45,8 @@ class _How:
     keep_output: str | None
     result_dir: str | None
     result_from_stdout: bool
+    output: Output
+    has_tags: bool
 
 
 class Worker:
@@ -53,7 +56,8 @@ class Worker:
     with the task, or None. An exception fails the task, to be tried again later; `fsqueue.Retry` puts it back without
     blame, `fsqueue.Bury` gives it up. It is a function at the top of a module, or its name, "package.module:function".
     Instead of it, `load` names modules with registered functions (`fsqueue.task`), or `command` a program with its
-    arguments, run once a task: `{}` in an argument stands for the payload, `{field}` for a field of it.
+    arguments, run once a task: `{}` in an argument stands for the payload, `{field}` for a field of it. A task that
+    lacks the field fails. `{{field}}` stands for the text `{field}`; other braces stay as they are.
 
     processes: how many tasks are done at a time, each in a process of its own.
     threads: so many threads of this process instead; see the warning that it tells.
@@ -63,7 +67,8 @@ class Worker:
     until: "drained" ends when nothing is waiting, delayed or leased in any queue; "forever" when stopped.
     prefetch: tasks leased at a time for each process; chosen by how long tasks take if None.
     max_tasks, max_runtime_s, idle_timeout_s: end after so many tasks, so long, or so long without any.
-    stop_after_failures: end when so many attempts in a row have failed.
+    stop_after_failures: end when so many attempts in a row have failed. If neither this nor `exclude_after` is given:
+        when ten in a row have failed before the first success, and none of the others has been at work for longer.
     exclude_after: keep workers with this option off a node on which so many attempts in a row have failed.
     on_lease_lost: what is done about work whose task was taken over: "kill" it or let it "finish".
     sysexits: commands that exit with 75 are put back without blame, with 65 buried at once.
@@ -72,6 +77,11 @@ class Worker:
         temporary files if None. One that other nodes share serves commands that run there (srun).
     result_from_stdout: a command's result is its standard output, instead of what it writes to the file FSQUEUE_RESULT.
     patience_s: how long a failing filesystem is waited for.
+    output: how what is printed is passed on: "group", together when an attempt ends; "line", line by line; "none", as
+        it comes. By default in groups where commands run side by side, and else in lines.
+    tag: begin each line that is passed on with the task's id.
+    pass_on: called with 1 or 2 and bytes for what is printed, instead of writing it to our standard output or error.
+        It and `tell` are called in one thread, so never at the same time.
     tell: called with an `Event` for whatever may be of interest.
 
     Raises InvalidArgument.
@@ -102,13 +112,19 @@ class Worker:
         result_dir: str | Path | None = None,
         result_from_stdout: bool = False,
         patience_s: float = 600.0,
+        output: Output | None = None,
+        tag: bool = False,
+        pass_on: PassOn | None = None,
         tell: Tell = lambda event: None,
     ) -> None:
-        self._queues = [queues] if isinstance(queues, Queue) else list(queues)
+        self._queues = [queues] if isinstance(queues, Queue) else list(queues) if isinstance(queues, Iterable) else []
         if not self._queues or not all(isinstance(queue, Queue) for queue in self._queues):
             raise InvalidArgument(f"A worker takes a Queue, or several in a list, not {queues!r}.")
         if (handler is not None) + bool(command) + bool(load) != 1:
             raise InvalidArgument("A worker needs exactly one of a handler, a command, and modules to load.")
+        for name, words, like in (("command", command, "['./render', '{tile}']"), ("load", load, "['tiles.jobs']")):
+            if isinstance(words, str) or not all(isinstance(word, str) for word in words):
+                raise InvalidArgument(f"{name} must be a list of texts, such as {like}, not {words!r}.")
         if until not in ("drained", "forever"):
             raise InvalidArgument(f"until must be 'drained' or 'forever', not {until!r}.")
         if on_lease_lost not in ("kill", "finish"):
@@ -120,9 +136,15 @@ class Worker:
             if value is not None:
                 whole(name, value)
         whole("processes", processes)
-        if threads is not None and (command or timeout_s is not None or keep_output is not None):
-            raise InvalidArgument("Threads cannot be ended, nor their output told apart: a command, a timeout and "
-                                  "kept output need processes.")  # fmt: skip
+        if output not in (None, *OUTPUTS):
+            raise InvalidArgument(f"output must be one of {', '.join(OUTPUTS)}, not {output!r}.")
+        if tag and output == "none":
+            raise InvalidArgument("Tags stand before whole lines: output must be 'group' or 'line' with them.")
+        if threads is not None and (
+            command or timeout_s is not None or keep_output is not None or output is not None or tag
+        ):
+            raise InvalidArgument("Threads cannot be ended, nor their output told apart: a command, a timeout, kept, "
+                                  "grouped or tagged output need processes.")  # fmt: skip
         function = None
         if threads is not None:
             function = (
@@ -140,6 +162,8 @@ class Worker:
             keep_output=None if keep_output is None else str(Path(keep_output).absolute()),
             result_dir=None if result_dir is None else str(Path(result_dir).absolute()),
             result_from_stdout=result_from_stdout,
+            output=output or ("group" if command and processes > 1 else "line"),
+            has_tags=tag,
         )
         leases_s = [queue.settings.lease_s if lease_s is None else lease_s for queue in self._queues]
         self._limits = Limits(
@@ -152,12 +176,14 @@ class Worker:
             max_runtime_s=_seconds("max_runtime_s", max_runtime_s),
             idle_timeout_s=_seconds("idle_timeout_s", idle_timeout_s),
             failures_max=math.inf if stop_after_failures is None else stop_after_failures,
+            failures_first=FAILURES_FIRST if stop_after_failures is exclude_after is None else math.inf,
             exclude_after=exclude_after,
             kills_lost=on_lease_lost == "kill",
             patience_s=duration_ms(patience_s, "patience_s") / 1000,
         )
         self._lease_s, self._tell = lease_s, tell
-        self._loop = Loop(self._queues, self._lease_s, self._limits, self._make_doer, tell)
+        self._has_run = False
+        self._loop = Loop(self._queues, self._lease_s, self._limits, self._make_doer, tell, pass_on)
 
     def stop(self) -> None:
         """End the run as SIGTERM does, from any thread; a second call puts back at once what is at work."""
@@ -168,17 +194,42 @@ class Worker:
 
         In the main thread signals stop it: the first lets finish what fits into `grace_s`, the second puts back
         what is at work. Raises what keeps it from going on (QueueNotFound, StorageError; InvalidArgument for a
-        command or handler that cannot be found), after what is at work has ended and is settled.
+        command or handler that cannot be found, and for a command that asks for a field which a waiting task lacks),
+        after what is at work has ended and is settled.
         """
+        if self._has_run:
+            raise InvalidArgument("This worker has run already, or is running. Make another one for another run.")
+        self._has_run = True
         if handlers.is_loading:
             raise InvalidArgument(
                 "A worker was started while a child process imports its script. Put what starts it under "
                 "if __name__ == '__main__':"
             )
+        self._check_fields()
         if self._how.function is not None:
             self._tell(Event("warning", WARNING, {}))
         with _signals(self._loop.stop):
             return self._loop.run()
+
+    @property
+    def held(self) -> int:
+        """How many tasks it holds just now. A hint, for any thread."""
+        return self._loop.held_about
+
+    def _check_fields(self) -> None:
+        """Refuse a command that asks for a field which a waiting task lacks, before any task is leased."""
+        if not placeholders.asks_for_fields(self._how.command):
+            return
+        for queue in self._queues:
+            try:
+                waiting = queue.peek(1)
+            except FsqueueError:
+                continue  # the loop will meet it, say it, and wait for a filesystem that fails
+            for task in waiting:
+                try:
+                    placeholders.fill(self._how.command, task.payload)
+                except placeholders.MissingField as error:
+                    raise InvalidArgument(f"Task {task.id} cannot be run so: {error}. No task was touched.") from None
 
     def _make_doer(self, loop: Loop) -> Doer:
         how, slots = self._how, self._how.slots
@@ -189,10 +240,11 @@ class Worker:
             return Commands(
                 how.command, slots, loop.mailbox, loop.outlet, loop.done, loop.refused, ResultFiles(how.result_dir),
                 sysexits=how.sysexits, keep_output=kept, result_from_stdout=how.result_from_stdout,
+                output=how.output, has_tags=how.has_tags,
             )  # fmt: skip
         return Children(
             how.handler, self._queues, slots, loop.mailbox, loop.outlet, loop.done, loop.refused, loop.returned,
-            keep_output=kept,
+            keep_output=kept, output=how.output, has_tags=how.has_tags,
         )  # fmt: skip
 
 

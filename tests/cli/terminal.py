@@ -16,6 +16,7 @@ import termios
 import time
 import unicodedata
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 _TOKEN = re.compile(r"\x1b\[(\d*)([A-Za-z])|([\r\n])|([^\x00-\x1f\x7f-\x9f])|([\x00-\x1f\x7f-\x9f])")
@@ -31,6 +32,7 @@ class Terminal:
         rows: int = 24,
         encoding: str = "utf-8",
         env: dict[str, str] | None = None,
+        stdout: Path | None = None,
     ) -> None:
         self.columns, self.rows, self.encoding = columns, rows, encoding
         self.main, side = pty.openpty()
@@ -42,13 +44,17 @@ class Terminal:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "fsqueue_cli", *map(str, arguments)],
             stdin=side,
-            stdout=side,
+            stdout=side if stdout is None else self._opened(stdout),
             stderr=side,
             env=os.environ | {"TERM": "xterm"} | (env or {}),
             start_new_session=True,
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
         )
         os.close(side)
+
+    @staticmethod
+    def _opened(path: Path) -> int:
+        return os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC)
 
     def clear(self) -> None:
         self.cells = [[" "] * self.columns for _ in range(self.rows)]

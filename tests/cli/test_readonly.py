@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from fsqueue_cli import leases, running
+from fsqueue_cli import leases, progress, running
 from fsqueue_cli.main import cli
 
 from fsqueue import Queue
 from tests.test_group import MEMBER, OWNER, as_user, needs_root, shared
 
-__all__ = ["leases", "running", "shared"]  # loaded before the change of users: a Python may lie in root's home
+# Loaded before the change of users: a Python may lie in root's home.
+__all__ = ["leases", "progress", "running", "shared"]
 
 pytestmark = pytest.mark.once
 
@@ -41,6 +43,45 @@ def test_who_may_only_read_is_told_so_once(shared: Path, command: list[str], tas
     [line] = lines
     assert line.startswith("fsqueue: Permission denied while leasing")
     assert "Ask the queue's owner for read and write access" in line
+
+
+@needs_root
+@pytest.mark.parametrize("rest", [["--", "true"], ["--", "echo", "{x}"], ["--forever", "-j", "4", "--", "true"]])
+def test_who_may_only_read_a_queue_in_use_is_told_so_once(shared: Path, rest: list[str]) -> None:
+    path = shared / "q"
+
+    def create_and_use() -> None:
+        queue = Queue.create(path)
+        queue.insert_many(({"x": n} for n in range(60)), batch_tasks=1)
+        held = queue.lease(40)
+        queue.release(held[:10])
+        for task in held[10:20]:
+            task.bury("broken")
+        queue.complete(held[20:30])
+
+    as_user(OWNER, 0o022, create_and_use)
+    code, *lines = as_user(MEMBER, 0o022, lambda: said_by("run", str(path), *rest))
+    assert code == 1
+    [line] = lines
+    assert line.startswith("fsqueue: Permission denied while leasing")
+
+
+@needs_root
+def test_a_directory_for_outputs_that_one_may_not_write_is_refused_before_anything_is_leased(shared: Path) -> None:
+    path, kept = shared / "q", shared / "kept"
+
+    def create() -> None:
+        Queue.create(path).insert_many(range(3))
+        kept.mkdir(mode=0o755)
+
+    as_user(OWNER, 0o002, create)
+    for where in (kept, kept / "below"):
+        command = ["run", str(path), "--keep-output", str(where), "--", "true"]
+        code, *lines = as_user(MEMBER, 0o002, partial(said_by, *command))
+        assert code == 2
+        [line] = lines
+        assert line.startswith(f"fsqueue: No output can be kept in {where}: Permission denied. No task was begun.")
+    assert [(task.state, task.version) for task in Queue(path).tasks()] == [("waiting", 0)] * 3
 
 
 @needs_root

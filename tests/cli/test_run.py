@@ -35,12 +35,12 @@ def pids(directory: Path) -> list[int]:
 
 def test_runs_a_command_a_task_until_drained(spawn: Spawn, queue: Queue) -> None:
     queue.insert_many([{"name": "a b", "n": 1}, "plain", 3])
-    process = spawn("run", queue.path, "-j", 2, "--", "echo", "<{}>", "{name}", "{print $1}")
+    process = spawn("run", queue.path, "-j", 2, "--", "echo", "<{}>", "{{name}}", "{print $1}")
     out, err = process.communicate(timeout=60)
     assert sorted(out.splitlines()) == [
         "<3> {name} {print $1}",
         "<plain> {name} {print $1}",
-        '<{"name":"a b","n":1}> a b {print $1}',
+        '<{"name":"a b","n":1}> {name} {print $1}',
     ]
     assert (process.returncode, err) == (0, "fsqueue: 3 completed\n")
     assert queue.status().completed == 3
@@ -254,8 +254,47 @@ def test_a_function_that_is_not_found_exits_with_2(spawn: Spawn, queue: Queue) -
     process = spawn("run", queue.path, "--call", "no_such_module:f")
     _, err = process.communicate(timeout=60)
     assert process.returncode == 2
-    assert "No module named 'no_such_module'" in err
+    assert err == (
+        "fsqueue: This Python finds no module 'no_such_module'. Name it as in an import, without .py; install it, be "
+        "in its directory, or put that on PYTHONPATH.\n"
+    )
     assert queue.status().waiting == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [("def f(:", "SyntaxError: invalid syntax (typed.py, line 1)"), ("f = 1", "typed:f is no function, but int"),
+     ("import nosuch", "No module named 'nosuch' ("), ("f = {}['k']", "KeyError: 'k' ("), ("", "no function 'f'")],
+)  # fmt: skip
+def test_a_function_that_cannot_be_had_is_told_in_a_sentence(queue: Queue, tmp_path: Path, text: str, why: str) -> None:
+    (tmp_path / "typed.py").write_text(text)
+    queue.insert(1)
+    command = [sys.executable, "-m", "fsqueue_cli", "run", str(queue.path), "--call", "typed:f"]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert (ran.returncode, ran.stdout, ran.stderr.count("\n")) == (2, "", 1)
+    assert why in ran.stderr
+    assert "Traceback" not in ran.stderr
+    assert "\\n" not in ran.stderr
+    assert queue.status().waiting == 1
+
+
+def test_a_typo_in_a_placeholder_completes_nothing(spawn: Spawn, queue: Queue) -> None:
+    queue.insert_many([{"tile": n} for n in range(3)])
+    process = spawn("run", queue.path, "--", "echo", "{tyle}")
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err.count("\n")) == (2, "", 1)
+    assert "has no field 'tyle' for {tyle}: its fields are tile" in err
+    assert [(task.state, task.attempt) for task in queue.tasks()] == [("waiting", 0)] * 3
+
+
+def test_a_quoted_command_line_buries_nothing(spawn: Spawn, queue: Queue) -> None:
+    queue.insert(1)
+    for word in ("echo {}", "echo 1"):
+        process = spawn("run", queue.path, "--", word)
+        _, err = process.communicate(timeout=60)
+        assert (process.returncode, err.count("\n")) == (2, 1)
+        assert f"Leave the quotes away, so that each argument is a word of its own: -- {word}" in err
+    assert [(task.state, task.attempt) for task in queue.tasks()] == [("waiting", 0)]
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,7 @@ WHOLE = {
     "filesystem.results.ResultFiles.close",
     "filesystem.results.ResultFiles.open",
     "filesystem.results.ResultFiles.take",
+    "filesystem.spools.Spool.append",
     "filesystem.trees.OpenTree.read",
 }
 """Functions that only the layer calls, or that choose their paths themselves: their own row says it all."""

@@ -53,7 +53,7 @@ def test_every_attempt_is_executed_however_slow_syncs_are(
 
     queue.store.fs.fsync = slow_sync
     handler = Handler()
-    report = Worker(queue, handler, threads=2).run()
+    report = Worker(queue, handler, threads=2, stop_after_failures=1000).run()
     assert handler.executed == dict.fromkeys(range(12), 3)
     assert (report.failed, report.lost, queue.status().dead) == (36, 0, 12)
     assert (len(charged(queue)), set(charged(queue).values())) == (36, {1})  # each lease once

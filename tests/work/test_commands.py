@@ -42,13 +42,15 @@ def runner(told: list[str]) -> Make:
         ({"x": 1}, "<{x}{x}>", "<11>"),
         ({"x": "s p"}, "{x}", "s p"),
         ({"x": {"y": None}}, "{x}", '{"y":null}'),
-        ({"x": 1}, "{y}", "{y}"),
+        ({"x": 1}, "{{x}} {{y}} {{}}", "{x} {y} {}"),
+        ({"x": 1}, "${y} ${PATH}", "${y} ${PATH}"),
+        ({"x": 1}, '{"a":{x}}', '{"a":1}'),
+        ({"x": 1}, "{ }} {{", "{ }} {{"),
         ({"x": 1}, "{x.y} { x}", "{x.y} { x}"),
         ({"x": "{y}", "y": 2}, "{x}", "{y}"),
         ({"": 5}, "{}", '{"":5}'),
         ({"print $1": 5}, "{print $2}", "{print $2}"),
         ("{}", "{}", "{}"),
-        ("text", "{x}", "{x}"),
         ([1, 2], "{0}", "{0}"),
         (None, "{}", "null"),
         (True, "{}", "true"),
@@ -62,6 +64,66 @@ def test_substitution(queue: Queue, runner: Make, tmp_path: Path, payload: Any, 
     code = f"import os, sys; open({str(tmp_path / 'out')!r}, 'wb').write(os.fsencode(sys.argv[1]))"
     assert runner(queue, *python(code), argument).run() == drained(completed=1)
     assert os.fsdecode((tmp_path / "out").read_bytes()) == expected
+
+
+@pytest.mark.parametrize(
+    ("payload", "there"),
+    [
+        ({"tile": 1, "zoom": 2}, "its fields are tile, zoom"),
+        ({}, "it has no fields"),
+        ({str(n): n for n in range(10, 40)}, "28, 29 and 10 more"),
+        ("text", "it is a text, and no object"),
+        (None, "it is null, and no object"),
+        (b"bytes", "it is bytes, and no object"),
+    ],
+)
+def test_a_field_that_the_first_task_lacks_is_refused(queue: Queue, runner: Make, payload: Any, there: str) -> None:
+    queue.insert(payload)
+    with pytest.raises(InvalidArgument, match=r"has no field 'tyle' for \{tyle\}") as refused:
+        runner(queue, "echo", "{}", "a{tyle}b").run()
+    assert there in str(refused.value)
+    assert [(task.state, task.attempt) for task in queue.tasks()] == [("waiting", 0)]
+    assert queue.task(next(queue.tasks()).id).version == 0, "nothing was leased"
+
+
+def test_a_field_is_missed_in_any_of_several_queues(queue_factory: QueueFactory) -> None:
+    queues = [queue_factory("first"), queue_factory("second")]
+    for queue, field in zip(queues, ("x", "y"), strict=True):
+        queue.insert({field: 1})
+    with pytest.raises(InvalidArgument, match="has no field 'x'"):
+        Worker(queues, command=["echo", "{x}"]).run()
+    assert [queue.status().waiting for queue in queues] == [1, 1]
+
+
+def test_a_task_that_lacks_a_field_fails_among_others(queue_factory: QueueFactory, runner: Make) -> None:
+    queue = queue_factory(max_attempts=1)
+    queue.insert_many([{"x": 1}, {"y": 2}, {"x": 3}], batch_tasks=3)
+    assert runner(queue, "echo", "{x}").run() == drained(completed=2, failed=1)
+    [letter] = queue.dead()
+    assert letter.payload == {"y": 2}
+    assert letter.reason.startswith("the payload has no field 'x' for {x}: its fields are y")
+
+
+def test_a_payload_that_is_no_longer_there_is_not_looked_at(queue: Queue, runner: Make) -> None:
+    assert runner(queue, "echo", "{x}").run() == drained()
+
+
+@pytest.mark.parametrize("word", ["echo {}", "nosuch {x} y", "./render {x}", "sh -c 'echo {}'"])
+def test_a_command_that_is_one_word_is_refused(queue: Queue, runner: Make, word: str) -> None:
+    queue.insert({"x": 1})
+    with pytest.raises(InvalidArgument, match="is one word, and no program has that name"):
+        runner(queue, word).run()
+    assert [(task.state, task.attempt) for task in queue.tasks()] == [("waiting", 0)]
+
+
+def test_programs_whose_names_have_blanks_run(queue: Queue, runner: Make, tmp_path: Path) -> None:
+    (tmp_path / "my tools").mkdir()
+    program = tmp_path / "my tools" / "a b"
+    program.symlink_to("/bin/true")
+    queue.insert({"name": "a b"})
+    assert runner(queue, str(program)).run() == drained(completed=1)
+    queue.insert({"name": "a b"})
+    assert runner(queue, f"{tmp_path}/my tools/{{name}}").run() == drained(completed=1)
 
 
 def test_standard_input_and_environment(queue: Queue, runner: Make, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from fsqueue import Queue, Worker
 from fsqueue.task import LeasedTask
-from fsqueue.work import feeding, handlers, loop, output, settling
+from fsqueue.work import feeding, handlers, loop, passing, settling
 from tests.support import QueueFactory
 from tests.work.support import wait_for
 
@@ -142,7 +142,7 @@ def test_a_keeper_that_dies_ends_the_worker(
 def test_an_outlet_that_dies_ends_the_worker(
     queue: Queue, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str
 ) -> None:
-    monkeypatch.setattr(output, "write_all", unexpected(TypeError("what")))
+    monkeypatch.setattr(passing, "write_all", unexpected(TypeError("what")))
     queue.insert_many([{"do": "print", "text": "x" * 3_000_000}] * 3)
     command = ["head", "-c", "3000000", "/dev/zero"]
     how: dict[str, Any] = {"command": command} if kind == "command" else {"handler": "tests.work.tasks:obey"}

@@ -104,8 +104,8 @@ def test_a_run_with_few_descriptors_gets_through(queue: Queue, left: Path) -> No
 
 def test_who_prints_without_end_does_not_hold_the_loop_up(monkeypatch: pytest.MonkeyPatch) -> None:
     outlet = Outlet(lambda name, error: None, lambda text: None)
-    stream = Stream(Mailbox(), outlet, 1)
-    monkeypatch.setattr(outlet, "write", lambda fd, data: None)
+    stream = Stream(Mailbox(), outlet, 1, "none", False)
+    monkeypatch.setattr(outlet, "do", lambda *what: None)
     reads = [0]
 
     def endless(fd: int, size: int) -> bytes:

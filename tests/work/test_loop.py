@@ -88,6 +88,46 @@ def test_failures_that_are_not_in_a_row_do_not_count(queue_factory: QueueFactory
     assert Worker(queue, tasks.obey, stop_after_failures=3).run() == drained(completed=10, failed=20)
 
 
+@pytest.mark.parametrize(
+    "how", [{"handler": tasks.obey}, {"command": ["false"]}, {"handler": tasks.obey, "threads": 2}]
+)
+def test_ten_failures_before_the_first_success_end_it(queue: Queue, told: list[str], how: dict[str, Any]) -> None:
+    queue.insert_many([{"do": "raise", "text": "typo"}] * 500)
+    report = Worker(queue, **how, tell=lambda event: told.append(event.text)).run()
+    assert report.ended == "failures"
+    assert limits.FAILURES_FIRST == 10 <= report.failed <= 30  # what threads had begun, ended, too
+    assert any("attempts have all failed, the last one: " in line for line in told)
+    assert sum(task.attempt for task in queue.tasks()) == report.failed
+
+
+@pytest.mark.batched
+def test_failures_after_a_success_end_nothing_by_default(queue_factory: QueueFactory) -> None:
+    queue = queue_factory(max_attempts=1)
+    queue.insert_many([{"do": "return"}, *[{"do": "raise", "text": "bad input"}] * 30], batch_tasks=31)
+    assert Worker(queue, tasks.obey).run() == drained(completed=1, failed=30)
+
+
+@pytest.mark.parametrize("option", ["stop_after_failures", "exclude_after"])
+def test_who_says_a_number_gets_that_number(queue_factory: QueueFactory, option: str) -> None:
+    queue = queue_factory(max_attempts=1)
+    queue.insert_many([{"do": "raise", "text": "bad input"}] * 15)
+    assert Worker(queue, tasks.obey, **{option: 20}).run() == drained(failed=15)
+
+
+@pytest.mark.batched
+def test_quick_failures_beside_slow_work_end_nothing(queue_factory: QueueFactory, tmp_path: Path) -> None:
+    """A long task that began first may well succeed: bad inputs beside it do not stop the worker."""
+    queue = queue_factory(max_attempts=1)
+    go = tmp_path / "go"
+    queue.insert_many([{"wait": f"until [ -e {go} ]; do sleep 0.05; done"}, *[{"wait": "false"}] * 20], batch_tasks=21)
+    worker = Worker(queue, command=["sh", "-c", 'eval "$1"', "sh", "{wait}"], processes=2, prefetch=1)
+    thread, reports = in_background(worker)
+    wait_for(lambda: queue.status().dead == 20)
+    go.touch()
+    thread.join()
+    assert reports == [drained(completed=1, failed=20)]
+
+
 def test_a_node_on_which_tasks_fail_takes_no_more(queue: Queue) -> None:
     queue.insert_many([{"do": "raise", "text": "no GPU"}] * 100)
     first = Worker(queue, tasks.obey, exclude_after=4).run()
@@ -108,7 +148,25 @@ def test_bad_options(queue: Queue, options: dict[str, Any]) -> None:
         Worker(queue, tasks.nothing, **options)
 
 
-@pytest.mark.parametrize("queues", [[], "path", [None]])
+@pytest.mark.parametrize(
+    "options", [{"command": "true"}, {"command": ["echo", 5]}, {"command": b"true"}, {"load": "tasks"}, {"load": [1]}]
+)
+def test_lists_of_texts(queue: Queue, options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument, match="must be a list of texts"):
+        Worker(queue, **options)
+
+
+def test_a_worker_runs_once(queue: Queue) -> None:
+    queue.insert(1)
+    worker = Worker(queue, command=["true"])
+    assert worker.run() == drained(completed=1)
+    queue.insert(2)
+    with pytest.raises(InvalidArgument, match="has run already"):
+        worker.run()
+    assert queue.status().waiting == 1
+
+
+@pytest.mark.parametrize("queues", [[], "path", [None], 5, None])
 def test_bad_queues(queues: Any) -> None:
     with pytest.raises(InvalidArgument, match="a Queue"):
         Worker(queues, tasks.nothing)

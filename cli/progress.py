@@ -1,0 +1,218 @@
+"""What `run` shows on a terminal while it works: a bar below the output of commands, and failures as they happen.
+
+Nothing of this happens in the work loop's thread. A thread draws, another one looks at the queues now and then; a file
+server that is away, or a terminal that is stopped, keeps only these waiting.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import fsqueue
+from fsqueue.activity import alike, headline
+from fsqueue.work import Event
+
+from .common import duration
+from .drawing import Pen, number
+from .printing import Footer, complain
+
+DRAW_S = 0.5
+LOOK_S = 5.0
+"""How often the queues are looked at, at most."""
+LOOK_SHARE = 0.05
+"""The looker spends no more than this part of its time looking: the work goes on in the same process."""
+WINDOW_S = 60.0
+"""What the rate is an average over."""
+REPEAT_S = 5.0
+"""Failures that are alike are told at once the first time, then counted for so long."""
+KINDS_MAX = 8
+"""So many different failures are told at a time; the rest is only counted."""
+BAR_COLUMNS = 16
+CLOSE_S = 1.0
+
+Now = Callable[[], float]
+
+
+def is_wanted() -> bool:
+    """Tell whether standard error is a terminal on which a bar can be drawn."""
+    return sys.stderr.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
+
+
+class Numbers:
+    """How far the queues are, from a look now and then and from what this worker has done since."""
+
+    def __init__(self, now: Now = time.monotonic) -> None:
+        self._now = now
+        self.counts: Counter[str] = Counter()
+        """What became of the attempts of this worker, by kind of event."""
+        self._status: fsqueue.Status | None = None
+        self._elsewhere = 0
+        self._completed_then = 0
+        self._seen: deque[tuple[float, int]] = deque([(now(), 0)])
+
+    def look(self, status: fsqueue.Status, held: int, completed: int) -> None:
+        """Take in a look at the queues, before which this worker had completed so many tasks, and held so many."""
+        if self._status is None or self._done() > status.completed + status.dead + status.remaining:
+            self._seen.clear()  # what was done before it came, or before it was purged, says nothing about its rate
+        self._status, self._elsewhere, self._completed_then = status, max(0, status.leased - held), completed
+
+    def _since(self) -> int:
+        return self.counts["completed"] - self._completed_then
+
+    def _done(self) -> int:
+        status = self._status
+        return self._since() + (status.completed + status.dead if status is not None else 0)
+
+    def rate(self) -> float:
+        """Return the tasks done per second lately, by anybody; 0 while that is not known."""
+        now = self._now()
+        self._seen.append((now, self._done()))
+        while len(self._seen) > 2 and now - self._seen[1][0] > WINDOW_S:
+            self._seen.popleft()
+        (then, before), (now, done) = self._seen[0], self._seen[-1]
+        return max(0.0, (done - before) / (now - then)) if now > then else 0.0
+
+    def line(self, pen: Pen) -> str:
+        """Return the bar and the numbers, as far as they fit."""
+        rate, failed, status, done = self.rate(), self.counts["failed"], self._status, self._done()
+        bar = ""
+        if status is None:
+            parts = [f"{done:,} done"]
+        else:
+            inserted = max(status.inserted, done)
+            share = done / inserted if inserted else 0.0
+            bar = f"{int(100 * share):>3}% [{pen.bar(share, BAR_COLUMNS)}] "
+            parts = [f"{done:,} of {inserted:,} done"]
+        parts += [f"{failed:,} failed"] if failed else []
+        parts += [f"{self._elsewhere:,} leased elsewhere"] if self._elsewhere else []
+        parts += [f"{number(rate)}/s"] if rate else []
+        left = status.remaining - self._since() if status is not None else 0
+        parts += [f"{duration(left / rate)} left"] if rate and left > 0 else []
+        return pen.fit(bar + ", ".join(parts))
+
+
+@dataclass
+class _Kind:
+    """Failures that are alike: what the first one said, when they were last told, how many were not told since."""
+
+    said: str
+    told_at: float
+    more: int = 0
+
+
+class Failures:
+    """Tell of failures as they happen, each kind in a line; those that repeat are counted together."""
+
+    def __init__(self, tell: Callable[[str], object], now: Now = time.monotonic) -> None:
+        self._tell, self._now = tell, now
+        self._kinds: dict[str, _Kind] = {}
+        self._others = 0
+
+    def add(self, task: str, reason: str) -> None:
+        """Tell of a failed attempt, or count it."""
+        key = alike(reason)
+        kind = self._kinds.get(key)
+        if kind is not None:
+            kind.more += 1
+        elif len(self._kinds) >= KINDS_MAX:
+            self._others += 1
+        else:
+            self._kinds[key] = _Kind(headline(reason), self._now())
+            self._tell(f"task {task} failed: {headline(reason)}")
+
+    def flush(self, least_s: float = REPEAT_S) -> None:
+        """Tell how many failures were only counted since their kind was told, if that is long enough ago."""
+        now = self._now()
+        due = [(key, kind) for key, kind in self._kinds.items() if now - kind.told_at >= least_s]
+        for key, kind in due:
+            if kind.more:
+                self._tell(f"{kind.more:,} more failed: {kind.said}")
+                kind.more, kind.told_at = 0, now
+            else:
+                del self._kinds[key]  # if it comes again it is news
+        if self._others and (due or least_s <= 0):
+            self._tell(f"{self._others:,} more failed, for other reasons")
+            self._others = 0
+
+
+class Progress:
+    """Show on the terminal how a worker gets on, from `start` to `close`.
+
+    `tell` and `pass_on` are for the worker.
+    """
+
+    def __init__(self, paths: list[str]) -> None:
+        self._paths = paths
+        self._footer = Footer()
+        self._numbers = Numbers()
+        self._failures = Failures(self._say)
+        self._mutex = threading.Lock()  # for the failures: told in the worker's thread, and counted in the drawing one
+        self._closed = threading.Event()
+        self._held: Callable[[], int] = lambda: 0
+        self._drawer = threading.Thread(target=self._draw, name="fsqueue-bar", daemon=True)
+        self.pass_on = self._footer.pass_on
+
+    def start(self, worker: fsqueue.Worker) -> None:
+        """Begin to draw, and to look at the queues."""
+        self._held = lambda: worker.held
+        self._drawer.start()
+        threading.Thread(target=self._look, name="fsqueue-look", daemon=True).start()
+
+    def tell(self, event: Event) -> None:
+        """Take in what has happened to the worker. Called in a thread of the worker's."""
+        self._numbers.counts[event.kind] += 1
+        if event.text:
+            self._say(event.text)
+        elif event.kind == "failed":
+            with self._mutex:
+                self._failures.add(event.fields["task"], event.fields["reason"])
+
+    def close(self) -> None:
+        """Take the bar away, and tell what was only counted."""
+        self._closed.set()
+        if self._drawer.ident is not None:
+            self._drawer.join(CLOSE_S)
+        with self._mutex:
+            self._failures.flush(0)
+        self._footer.close()
+
+    def _say(self, text: str) -> None:
+        with self._footer.aside():
+            complain(text)
+
+    def _draw(self) -> None:
+        while not self._closed.wait(DRAW_S):
+            with self._mutex:
+                self._failures.flush()
+            self._footer.draw(lambda columns, encoding: self._numbers.line(Pen(columns, encoding=encoding)))
+
+    def _look(self) -> None:
+        """Look at the queues from time to time, in objects of this thread's own."""
+        queues: list[fsqueue.Queue] = []
+        wait_s = DRAW_S
+        while not self._closed.wait(wait_s):
+            began = time.monotonic()
+            try:
+                queues = queues or [fsqueue.Queue(path) for path in self._paths]
+                held, completed = self._held(), self._numbers.counts["completed"]
+                each = [queue.status() for queue in queues]
+                held = max(held, self._held())  # what was leased meanwhile is not elsewhere
+            except (fsqueue.FsqueueError, OSError):
+                pass  # the worker meets it, too, and says it
+            else:
+                self._numbers.look(total(each), held, completed)
+            wait_s = max(LOOK_S, (time.monotonic() - began) / LOOK_SHARE)
+        for queue in queues:
+            queue.close()
+
+
+def total(each: list[fsqueue.Status]) -> fsqueue.Status:
+    """Return the sum of several statuses."""
+    names = ("waiting", "delayed", "leased", "completed", "dead")
+    return fsqueue.Status(**{name: sum(getattr(one, name) for one in each) for name in names})

@@ -1,0 +1,98 @@
+"""What stands in the arguments of a command for a payload and its fields, and what is refused there."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from fsqueue.errors import InvalidArgument
+from fsqueue.filesystem import is_program
+
+PLACEHOLDER = re.compile(r"(?<!\{)\{\{(?P<escaped>(?:[^\W\d]\w*)?)\}\}(?!\})|\{(?P<named>[^{}]*)\}")
+"""`{}`: the payload; `{field}`: a field of it; `{{}}` and `{{field}}`: the same, as text with single braces."""
+FIELDS_SHOWN_MAX = 20
+"""So many fields of a payload are named, at most, where one is missing."""
+
+
+class MissingField(ValueError):
+    """A payload lacks a field that the command asks for. Its text says which fields there are."""
+
+
+def fill(argv: Sequence[str], payload: Any) -> list[str]:
+    """Return `argv` with the payload and its fields in the place of their placeholders. MissingField.
+
+    Braces around what is no identifier stay as they are, unless the payload has a field of that name: `{print $1}`
+    belongs to awk. So do those behind a dollar: `${name}` belongs to the shell.
+    """
+    fields = payload if isinstance(payload, dict) else {}
+
+    def one(match: re.Match[str]) -> str:
+        if match["escaped"] is not None:
+            return "{" + match["escaped"] + "}"
+        name = match["named"]
+        if not name:
+            return text_of(payload)
+        if name in fields:
+            return text_of(fields[name])
+        if _is_field(match):
+            raise MissingField(_missing(name, payload))
+        return match[0]
+
+    return [PLACEHOLDER.sub(one, argument) for argument in argv]
+
+
+def asks_for_fields(argv: Sequence[str]) -> bool:
+    """Tell whether a payload may lack what `argv` asks for."""
+    return any(_is_field(match) for argument in argv for match in PLACEHOLDER.finditer(argument))
+
+
+def is_fixed(argument: str) -> bool:
+    """Tell whether an argument is the same for every payload."""
+    return all(match["escaped"] is not None for match in PLACEHOLDER.finditer(argument))
+
+
+def check_program(argv: Sequence[str]) -> None:
+    """Refuse a command line that was quoted as a whole, so that its first word is no program. InvalidArgument."""
+    word = argv[0]
+    if len(argv) > 1 or not re.search(r"\s", word.strip()) or is_program(word):
+        return
+    directory = os.path.dirname(PLACEHOLDER.split(word, maxsplit=1)[0])
+    if re.search(r"\s", directory):
+        return  # "/my programs/{name}"
+    raise InvalidArgument(
+        f"The command {word!r} is one word, and no program has that name. No task was touched. Leave the quotes away, "
+        f"so that each argument is a word of its own: -- {word.strip()}"
+    )
+
+
+def text_of(value: Any) -> str:
+    """Return a payload, or a field of one, as it stands in an argument."""
+    if isinstance(value, str):
+        return value
+    return os.fsdecode(value if isinstance(value, bytes) else orjson.dumps(value))
+
+
+def _is_field(match: re.Match[str]) -> bool:
+    """Tell whether a placeholder can only mean a field."""
+    name = match["named"]
+    return bool(name) and name.isidentifier() and not match.string.startswith("$", max(0, match.start() - 1))
+
+
+def _missing(name: str, payload: Any) -> str:
+    if isinstance(payload, Mapping):
+        names = sorted(map(str, payload))
+        more = f" and {len(names) - FIELDS_SHOWN_MAX:,} more" if len(names) > FIELDS_SHOWN_MAX else ""
+        there = f"its fields are {', '.join(names[:FIELDS_SHOWN_MAX])}{more}" if names else "it has no fields"
+    else:
+        there = f"it is {_KINDS.get(type(payload), 'a value')}, and no object with fields"
+    return f"the payload has no field {name!r} for {{{name}}}: {there} (write {{{{{name}}}}} for the text {{{name}}})"
+
+
+_KINDS = {
+    str: "a text", int: "a number", float: "a number", bool: "true or false", list: "a list", bytes: "bytes",
+    type(None): "null",
+}  # fmt: skip

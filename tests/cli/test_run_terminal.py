@@ -1,0 +1,224 @@
+"""run on a terminal: the bar, failures as they happen, the output of commands above."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fsqueue_cli.drawing import Pen
+from fsqueue_cli.progress import KINDS_MAX, REPEAT_S, Failures, Numbers
+
+from fsqueue import Queue, Status
+from tests.cli.conftest import Spawn
+from tests.cli.terminal import Terminal
+from tests.conftest import QueueFactory
+
+pytestmark = pytest.mark.once
+
+On = Callable[..., Terminal]
+
+
+@pytest.fixture
+def on_terminal() -> Iterator[On]:
+    terminals: list[Terminal] = []
+
+    def start(*arguments: Any, **options: Any) -> Terminal:
+        terminals.append(Terminal(*arguments, **options))
+        return terminals[-1]
+
+    yield start
+    for terminal in terminals:
+        terminal.close()
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+# -- on a terminal
+
+
+def test_the_bar_stays_below_the_output_and_goes_at_the_end(on_terminal: On, queue: Queue, tmp_path: Path) -> None:
+    queue.insert_many(range(6))
+    command = f'echo "from $1"; until [ -e {tmp_path}/go.$1 ]; do sleep 0.05; done'
+    terminal = on_terminal("run", queue.path, "-j", 2, "--output", "line", "--", "sh", "-c", command, "sh", "{}")
+    for number in range(5):
+        (tmp_path / f"go.{number}").touch()
+    screen = terminal.read(lambda text: "5 of 6 done" in text and "elsewhere" not in text)  # it holds them itself
+    lines = screen.splitlines()
+    assert lines[-1].startswith(" 83% [")
+    assert sorted(lines[:-1]) == [f"from {number}" for number in range(6)]
+    (tmp_path / "go.5").touch()
+    code, screen = terminal.end()
+    assert code == 0
+    assert screen.splitlines()[-1] == "fsqueue: 6 completed"
+    assert sorted(screen.splitlines()[:-1]) == [f"from {number}" for number in range(6)]
+    assert (terminal.broken, terminal.strange) == (0, [])
+    assert terminal.settings_are_as_before()
+
+
+def test_lines_of_commands_side_by_side_stay_whole_above_the_bar(on_terminal: On, queue: Queue) -> None:
+    queue.insert_many(range(12))
+    command = "for n in 1 2 3; do printf '<%s ' $1; sleep 0.1; printf '%s>' $1; [ $n = 3 ] || echo; done"
+    terminal = on_terminal("run", queue.path, "-j", 4, "--", "sh", "-c", command, "sh", "{}", rows=60)
+    code, screen = terminal.end()
+    lines = screen.splitlines()
+    assert (code, lines[-1]) == (0, "fsqueue: 12 completed")
+    assert sorted(lines[:-1]) == sorted(f"<{n} {n}>" for n in range(12) for _ in range(3))
+    assert [len(set(lines[at : at + 3])) for at in range(0, 36, 3)] == [1] * 12
+    assert b"%" in terminal.raw
+
+
+def test_what_others_have_leased_and_what_fails_is_shown(
+    on_terminal: On, queue_factory: QueueFactory, tmp_path: Path
+) -> None:
+    queue = queue_factory(max_attempts=1)
+    queue.insert_many([1, 2], batch_tasks=1)
+    assert len(queue.lease(2)) == 2
+    queue.insert_many([3, 4], batch_tasks=1)
+    fails = "[ $1 = 3 ] || { echo '\x1b[31mno tile 17' >&2; exit 3; }"
+    command = f"{fails}; until [ -e {tmp_path}/go ]; do sleep 0.1; done"
+    arguments = ["-j", 2, "--max-tasks", 2, "--", "sh", "-c", command]
+    terminal = on_terminal("run", queue.path, *arguments, "sh", "{}", columns=120)
+    screen = terminal.read(lambda text: "1 failed, 2 leased elsewhere" in text.rpartition("\n")[2])
+    [told] = [line for line in screen.splitlines() if line.startswith("fsqueue: task ")]
+    assert told.endswith("failed: exit status 3: \\x1b[31mno tile 17"), "escaped where we say it"
+    (tmp_path / "go").touch()
+    assert terminal.end()[0] == 0
+
+
+def test_ctrl_c_leaves_a_clean_screen(on_terminal: On, queue: Queue) -> None:
+    queue.insert(1)
+    terminal = on_terminal("run", queue.path, "--grace", "0.1", "--", "sleep", "1000")
+    terminal.read(lambda text: "0 of 1 done" in text)
+    code, screen = terminal.end(signal.SIGINT)
+    assert code == 130
+    assert "done" not in screen
+    assert screen.splitlines()[-1] == "fsqueue: 1 released"
+
+
+def test_a_terminal_that_is_narrow(on_terminal: On, queue: Queue) -> None:
+    queue.insert_many(range(2))
+    terminal = on_terminal("run", queue.path, "--", "sleep", "1", columns=20)
+    terminal.read(lambda text: "50%" in text)
+    assert terminal.broken == 0
+    assert terminal.end()[0] == 0
+
+
+@pytest.mark.parametrize("env", [{"TERM": ""}, {"TERM": "dumb"}])
+def test_nothing_is_drawn_on_a_terminal_that_cannot(on_terminal: On, queue: Queue, env: dict[str, str]) -> None:
+    queue.insert_many(range(2))
+    terminal = on_terminal("run", queue.path, "--", "sh", "-c", "sleep 0.7; echo x", env=env)
+    assert terminal.end() == (0, "x\nx\nfsqueue: 2 completed")
+    assert b"\x1b" not in terminal.raw
+
+
+def test_nothing_is_drawn_without_a_terminal(spawn: Spawn, queue_factory: QueueFactory) -> None:
+    queue = queue_factory(max_attempts=1)
+    queue.insert_many(range(2))
+    process = spawn("run", queue.path, "--", "sh", "-c", "sleep 0.7; echo x; exit $1", "sh", "{}")
+    out, err = process.communicate(timeout=60)
+    assert (out, err.splitlines()[0]) == ("x\nx\n", "fsqueue: 1 completed, 1 failed")
+
+
+def test_a_bar_on_standard_error_leaves_redirected_output_alone(on_terminal: On, queue: Queue, tmp_path: Path) -> None:
+    queue.insert_many(range(2))
+    file = tmp_path / "out"
+    command = ["sh", "-c", "sleep 0.7; printf x"]
+    terminal = on_terminal("run", queue.path, "--", *command, stdout=file)
+    assert terminal.end() == (0, "fsqueue: 2 completed")
+    assert b"of 2 done" in terminal.raw
+    assert file.read_bytes() == b"x\nx"
+
+
+# -- the numbers
+
+
+def line(numbers: Numbers, columns: int = 100) -> str:
+    return numbers.line(Pen(columns, encoding="ascii"))
+
+
+def test_what_is_not_known_is_not_shown(clock: Clock) -> None:
+    numbers = Numbers(clock)
+    assert line(numbers) == "0 done"
+    numbers.look(Status(waiting=90, completed=10), held=0, completed=0)
+    clock.now += 10
+    assert line(numbers).endswith("] 10 of 100 done"), "no rate of nothing, no time left"
+
+
+def test_rate_and_time_left_come_from_everybody(clock: Clock) -> None:
+    numbers = Numbers(clock)
+    numbers.look(Status(waiting=100, leased=10), held=4, completed=0)
+    line(numbers)
+    clock.now += 10
+    numbers.counts["completed"] += 10
+    assert line(numbers).endswith("10 of 110 done, 6 leased elsewhere, 1.0/s, 2 min left")
+    numbers.look(Status(waiting=80, leased=10, completed=18, dead=2), held=10, completed=10)
+    numbers.counts["failed"] += 3
+    assert line(numbers).endswith("20 of 110 done, 3 failed, 2.0/s, 45 s left")
+
+
+def test_a_purge_begins_anew(clock: Clock) -> None:
+    numbers = Numbers(clock)
+    numbers.look(Status(completed=1000, waiting=10), held=0, completed=0)
+    line(numbers)
+    numbers.look(Status(waiting=10), held=0, completed=0)
+    clock.now += 10
+    assert line(numbers).endswith("] 0 of 10 done")
+
+
+def test_the_rate_is_that_of_the_last_minute(clock: Clock) -> None:
+    numbers = Numbers(clock)
+    numbers.look(Status(waiting=1000), held=0, completed=0)
+    for _ in range(200):
+        line(numbers)
+        clock.now += 1
+        numbers.counts["completed"] += 1 if clock.now < 1100 else 3
+    assert "3.0/s" in line(numbers)
+
+
+@pytest.mark.parametrize("columns", [1, 5, 30, 79])
+def test_it_fits(clock: Clock, columns: int) -> None:
+    numbers = Numbers(clock)
+    numbers.look(Status(waiting=100, leased=10), held=4, completed=0)
+    assert len(line(numbers, columns)) <= columns
+
+
+# -- failures
+
+
+def test_failures_that_are_alike_are_counted(clock: Clock) -> None:
+    told: list[str] = []
+    failures = Failures(told.append, clock)
+    for number in range(40):
+        failures.add(f"t{number}", f"exit status 1: no tile {number}\nin detail")
+    failures.add("other", "exit status 2")
+    assert told == ["task t0 failed: exit status 1: no tile 0", "task other failed: exit status 2"]
+    failures.flush()
+    assert len(told) == 2, "not yet"
+    clock.now += REPEAT_S
+    failures.flush()
+    assert told[2:] == ["39 more failed: exit status 1: no tile 0"]
+    failures.add("again", "exit status 2")
+    assert told[3:] == ["task again failed: exit status 2"]
+
+
+def test_many_kinds_of_failures_are_no_flood(clock: Clock) -> None:
+    told: list[str] = []
+    failures = Failures(told.append, clock)
+    for number in range(1000):
+        failures.add("t", f"reason {'x' * number}"[:150])
+    assert len(told) == KINDS_MAX
+    failures.flush(0)
+    assert sum(int(text.split()[0].replace(",", "")) for text in told[KINDS_MAX:]) == 1000 - KINDS_MAX
