@@ -184,3 +184,13 @@ def duration_ms(seconds: float, name: str, least_s: float = 0.0) -> int:
     if not least_s <= seconds <= MS_MAX / 1000:  # a NaN is not, either
         raise InvalidArgument(f"{name} must be between {least_s:g} and {MS_MAX // 1000} seconds, not {seconds!r}.")
     return math.ceil(seconds * 1000 - 1e-6)
+
+
+PAUSE_S = (1.0, 60.0)
+"""The first and the longest pause of a task that asks to be put back without saying for how long."""
+
+
+def pause_s(in_a_row: int, random: float) -> float:
+    """Return how long to put a task back that asks for it, after so many in a row. `random` is in [0, 1)."""
+    least, most = PAUSE_S
+    return min(most, least * 2.0 ** min(in_a_row - 1, 30)) * (0.75 + random / 2)

@@ -171,7 +171,7 @@ class UnsafeFilesystem(FsqueueError):
 
 
 class Retry(Exception):
-    """Raised by a worker's handler: put the task back, without blame, for another time.
+    """Raised by a worker's handler, or in `with task:`: put the task back, without blame, for another time.
 
     `delay_s`: seconds before it is available again; by default a pause that grows with each in a row.
     """
@@ -182,7 +182,15 @@ class Retry(Exception):
 
 
 class Bury(Exception):
-    """Raised by a worker's handler: the task cannot succeed; it becomes a dead letter at once, with this reason."""
+    """Raised by a worker's handler, or in `with task:`: the task cannot succeed.
+
+    It becomes a dead letter at once, with this reason.
+    """
+
+
+def bury_reason(error: Bury) -> str:
+    """Return the reason of a dead letter that `error` asks for."""
+    return text_of(error) or "given up by its handler"
 
 
 def said(error: BaseException) -> str:

@@ -9,7 +9,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from fsqueue.batch import payload_fields
-from fsqueue.errors import LeaseLost
+from fsqueue.clock import duration_ms, pause_s
+from fsqueue.errors import Bury, InvalidArgument, LeaseLost, Retry, bury_reason
 from fsqueue.names import Batch
 
 if TYPE_CHECKING:
@@ -73,8 +74,10 @@ class LeasedTask:
 
     As a context manager it completes the task, or fails it with the error that the block raised; KeyboardInterrupt,
     SystemExit and a cancellation by asyncio release it. The error is raised on. In a loop over `Queue.poll` it is
-    logged instead, and the loop goes on. What the block dealt with itself is left alone. A child that was forked in
-    the block and leaves it changes nothing: the task is its parent's. `async with` does the same in a thread.
+    logged instead, and the loop goes on. `fsqueue.Retry` and `fsqueue.Bury` mean what they mean in a worker's handler,
+    and end there: the program goes on behind the block. What the block dealt with itself is left alone. A child that
+    was forked in the block and leaves it changes nothing: the task is its parent's. `async with` does the same in a
+    thread.
     """
 
     key: str | None = None
@@ -82,6 +85,8 @@ class LeasedTask:
     poll: Prefetched | None = None
     """The loop that has leased it, if one has."""
     done = False
+    _retries = 0
+    """How many `with` blocks of this process in a row have asked for another time without saying when."""
     _entered_by = 0
     """The process that has entered its `with` block."""
     solo = False
@@ -158,6 +163,8 @@ class LeasedTask:
         poll = self.poll
         try:
             if error is None:
+                if LeasedTask._retries:
+                    LeasedTask._retries = 0
                 if not self.done:
                     self.complete()
                 if poll is not None:
@@ -168,13 +175,37 @@ class LeasedTask:
                     with suppress(LeaseLost):  # else Ctrl-C would not end the program
                         self.release()
                 return False
-            if not (self.done or isinstance(error, LeaseLost)):
-                self.fail(error)
+            if not self.done and self._end(error):
+                return True
         except LeaseLost as lost:
             if poll is None or not poll.goes_on(self, lost):
                 raise
             return True
         return poll is not None and poll.goes_on(self, error)
+
+    def _end(self, error: Exception) -> bool:
+        """End the lease as the error of a block asks for. Return whether that is all there is to do about it."""
+        if isinstance(error, Retry):
+            return self._retry(error)
+        if isinstance(error, Bury):
+            self.bury(bury_reason(error))
+            return True
+        if not isinstance(error, LeaseLost):
+            self.fail(error)
+        return False
+
+    def _retry(self, error: Retry) -> bool:
+        """Put the task back as a worker does whose handler raised `error`; False for a delay that is none."""
+        try:
+            delay_s = None if error.delay_s is None else duration_ms(error.delay_s, "delay_s") / 1000
+        except InvalidArgument as invalid:
+            self.fail(f"fsqueue.Retry: {invalid}")
+            return False
+        if delay_s is None:
+            LeasedTask._retries += 1
+            delay_s = pause_s(LeasedTask._retries, self.queue.store.entropy.random())
+        self.release(delay_s)
+        return True
 
     async def __aenter__(self) -> LeasedTask:
         return self.__enter__()

@@ -17,7 +17,7 @@ import orjson
 
 from fsqueue import batch, functions
 from fsqueue.clock import duration_ms
-from fsqueue.errors import Bury, InvalidArgument, InvalidTask, Retry, said, text_of
+from fsqueue.errors import Bury, InvalidArgument, InvalidTask, Retry, bury_reason, said
 
 TRACEBACK_CHARS = 4000
 """How much of a traceback is kept as the reason of a failure."""
@@ -151,7 +151,7 @@ def call(handler: Callable[..., Any], arguments: Sequence[Any]) -> Result:
         except InvalidArgument as error:
             return "fail", f"fsqueue.Retry: {error}"
     except Bury as given_up:
-        return "bury", text_of(given_up) or "given up by its handler"
+        return "bury", bury_reason(given_up)
     except InvalidTask as error:
         return "fail", f"it returned what JSON cannot hold: {error}"
     except BaseException as error:

@@ -21,8 +21,6 @@ STALL_S = 1.0
 """What was leased ahead and is not begun after so long is given to others."""
 UNTOLD_MAX = 256
 """With so many outcomes before it that the queues have not been told, a worker takes nothing more."""
-PAUSE_S = (1.0, 60.0)
-"""The first and the longest pause of a task that asks to be put back without saying for how long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +52,3 @@ def stop_time(limits: Limits, began: float) -> tuple[float, str]:
         if clock.monotonic() + left_s < at:
             at, why = clock.monotonic() + left_s, "job-end"
     return at, why
-
-
-def pause_s(in_a_row: int, random: float) -> float:
-    """How long to put a task back for that asks for it, after so many in a row. `random` is in [0, 1)."""
-    least, most = PAUSE_S
-    return min(most, least * 2.0 ** min(in_a_row - 1, 30)) * (0.75 + random / 2)

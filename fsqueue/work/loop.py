@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import Any, Literal
 
-from fsqueue.clock import Clock, Entropy
+from fsqueue.clock import Clock, Entropy, pause_s
 from fsqueue.errors import FsqueueError, InvalidArgument
 from fsqueue.queue import Queue
 from fsqueue.work.background import obituary
@@ -22,7 +22,7 @@ from fsqueue.work.doubts import Doubts
 from fsqueue.work.events import Mailbox
 from fsqueue.work.feeding import Fed, Feeder
 from fsqueue.work.jobs import Doer, Job, capacity
-from fsqueue.work.limits import KILL_S, LEAVE_S, STALL_S, UNTOLD_MAX, Limits, pause_s, stop_time
+from fsqueue.work.limits import KILL_S, LEAVE_S, STALL_S, UNTOLD_MAX, Limits, stop_time
 from fsqueue.work.output import Outlet
 from fsqueue.work.pace import Pace
 from fsqueue.work.report import Tell, Teller, WorkerReport
