@@ -37,6 +37,7 @@ from fsqueue.arguments import (
     verb,
     whole,
 )
+from fsqueue.callers import calling
 from fsqueue.clock import Clock, Entropy, duration_ms
 from fsqueue.committing import Commit
 from fsqueue.errors import InvalidArgument, LeaseLost, from_os_error, said, text_of
@@ -440,7 +441,10 @@ class Queue(Maintenance):
         `poll` is called with each status on the way; without it, waiting costs little (a few calls a minute).
         QueuePurged if what was waited for was purged or overwritten. For several queues: `fsqueue.wait`.
         """
-        return wait([self], timeout_s, None if poll is None else lambda found: poll(found[0]))[0]
+        if poll is None:
+            return wait([self], timeout_s)[0]
+        calling(poll)  # refuses what is no function
+        return wait([self], timeout_s, lambda found: poll(found[0]))[0]
 
     @verb("peeking")
     def peek(self, n: int = 1) -> list[TaskInfo]:

@@ -54,3 +54,23 @@ def test_the_python_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert sorted(rendered) == list(range(1_000))
     assert Queue(tmp_path / "tiles").status().completed == 1_000
     assert capsys.readouterr().out == "Status(waiting=0, delayed=0, leased=0, completed=1000, dead=0)\n"
+
+
+@pytest.mark.once
+def test_the_python_code_survives_failing_tasks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    Queue.create(tmp_path / "tiles", max_attempts=1)
+    rendered: list[int] = []
+
+    def render(tile: int) -> None:
+        if tile % 400 == 7:
+            raise ValueError(f"tile {tile} has no data")
+        rendered.append(tile)
+
+    exec(blocks("python", tmp_path), {"render": render})
+    assert len(rendered) == 997
+    assert capsys.readouterr().out == "Status(waiting=0, delayed=0, leased=0, completed=997, dead=3)\n"
+    reasons = sorted(letter.reason for letter in Queue(tmp_path / "tiles").dead())
+    assert reasons == [f"ValueError: tile {tile} has no data" for tile in (407, 7, 807)]
+    assert len(caplog.records) == 3
