@@ -35,28 +35,28 @@ class AsyncPoll:
         return self
 
     async def __anext__(self) -> LeasedTask:
-        tasks = self._poll.ahead.tasks
+        ahead = self._poll._ahead
         async with self._turn:
-            vigil, pause = Vigil(self._leaser, self._poll.ahead.lease_ms), BELL_S[0]
+            vigil, pause = Vigil(self._leaser, ahead.lease_ms), BELL_S[0]
             try:
-                while not (tasks or self._ended.is_set()):
+                while not (ahead.tasks or self._ended.is_set()):
                     if await in_thread(lambda: self._look(vigil)):
                         self._ended.set()
-                    elif not tasks:
+                    elif not ahead.tasks:
                         await self._nap(max(0.001, min(pause * self._jitter(), vigil.due_s())))
                         pause = min(pause * 1.3, BELL_S[1])
             except asyncio.CancelledError:
-                await in_thread(self._poll.put_back)
+                await in_thread(self._poll._put_back)
                 raise
             if self._ended.is_set():
-                await self.aclose()
+                await in_thread(self._poll.close)
                 raise StopAsyncIteration
-            return tasks.popleft()
+            return ahead.tasks.popleft()
 
     def _look(self, vigil: Vigil) -> bool:
         """Lease ahead. Return whether nothing was found because the loop's end is reached."""
-        got, ended = self._queue._look(vigil, self._poll.prefetch, self._poll.stop)
-        self._poll.ahead.add(got)
+        got, ended = self._queue._look(vigil, self._poll._prefetch, self._poll._stop)
+        self._poll._ahead.add(got)
         return ended
 
     def _jitter(self) -> float:
@@ -71,7 +71,8 @@ class AsyncPoll:
     async def aclose(self) -> None:
         """End the loop, and put back what was leased ahead. A task that was handed out stays leased."""
         self._ended.set()
-        await in_thread(self._poll.close)
+        async with self._turn:  # a look under way would lease what nobody puts back
+            await in_thread(self._poll.close)
 
     async def __aenter__(self) -> AsyncPoll:
         return self

@@ -218,26 +218,26 @@ class Poll:
 
     def __init__(self, queue: Queue, ahead: Prefetched, prefetch: int, until: Until) -> None:
         self._queue = queue
-        self.ahead = ahead
-        self.prefetch = prefetch
+        self._ahead = ahead
+        self._prefetch = prefetch
         self._until = until
         self._pid = os.getpid()
         self._closed = False
-        self.stop: Callable[[], bool] = (lambda: False) if until == "forever" else inspection.DrainCheck(queue.store)
+        self._stop: Callable[[], bool] = (lambda: False) if until == "forever" else inspection.DrainCheck(queue.store)
 
     def __iter__(self) -> Poll:
         return self
 
     def __next__(self) -> LeasedTask:
-        ahead = self.ahead
+        ahead = self._ahead
         if self._pid != os.getpid():  # else parent and child would both work on what was leased ahead
             ahead.tasks.clear()
             self._pid = os.getpid()
         if self._closed:
             raise StopIteration
         while not ahead.tasks:
-            ahead.add(self._queue._lease_waiting(self.prefetch, ahead.lease_ms, self.stop))
-            if not ahead.tasks and self.stop():
+            ahead.add(self._queue._lease_waiting(self._prefetch, ahead.lease_ms, self._stop))
+            if not ahead.tasks and self._stop():
                 self.close()
                 raise StopIteration
         return ahead.tasks.popleft()
@@ -245,9 +245,9 @@ class Poll:
     def close(self) -> None:
         """End the loop, and put back what was leased ahead. A task that was handed out stays leased."""
         self._closed = True
-        self.put_back()
+        self._put_back()
 
-    def put_back(self) -> None:
+    def _put_back(self) -> None:
         """Put back what was leased ahead."""
         if tasks := self._taken_out():
             try:
@@ -257,12 +257,12 @@ class Poll:
 
     def _taken_out(self) -> list[LeasedTask]:
         """End the leasing ahead; what this process had leased so far and not handed out."""
-        self.ahead.open = False
-        tasks, self.ahead.tasks = list(self.ahead.tasks), deque()
+        self._ahead.open = False
+        tasks, self._ahead.tasks = list(self._ahead.tasks), deque()
         return tasks if self._pid == os.getpid() else []
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else f"{len(self.ahead.tasks)} leased ahead"
+        state = "closed" if self._closed else f"{len(self._ahead.tasks)} leased ahead"
         return f"<Poll of {self._queue!r} until {self._until}, {state}>"
 
     def __enter__(self) -> Poll:
