@@ -50,8 +50,16 @@ def example(text: str) -> str:
 
 
 def brief(value: Any, chars: int = LINE_CHARS_MAX) -> str:
-    """A payload or a text, on one line of at most `chars`, harmless for a terminal."""
-    text = value if isinstance(value, str) else json_text(value)
+    """A payload or a text, on one line of at most `chars`, harmless for a terminal.
+
+    Bytes are told from all that JSON has by their number, which stands before them: `2 bytes: AP8=`.
+    """
+    if isinstance(value, bytes):
+        import base64
+
+        text = f"{len(value):,} byte{'s' * (len(value) != 1)}: {base64.b64encode(value[: chars * 4]).decode()}"
+    else:
+        text = value if isinstance(value, str) else json_text(value)
     text = plain(text[: chars * 4])
     return text if len(text) <= chars else text[: chars - 1] + "…"
 

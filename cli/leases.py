@@ -85,9 +85,12 @@ def _put_back(q: fsqueue.Queue, tasks: list[fsqueue.LeasedTask]) -> None:
 
 
 def _as_dict(task: fsqueue.LeasedTask) -> dict[str, Any]:
-    names = ("token", "id", "payload", "key", "priority", "attempt", "version", "lease_until")
-    values = {name: getattr(task, name) for name in names}
-    return {name: value for name, value in values.items() if value is not None or name == "payload"}
+    """Return what a program needs of a task. A payload of bytes is in `b64`, as in `TaskInfo.as_dict`."""
+    info = fsqueue.TaskInfo(task.id, "leased", task.payload).as_dict()
+    payload = {name: info[name] for name in ("payload", "b64") if name in info}
+    rest = {name: getattr(task, name) for name in ("key", "priority", "attempt", "version", "lease_until")}
+    known = {name: value for name, value in rest.items() if value is not None}
+    return {"token": task.token, "id": task.id} | payload | known
 
 
 class Settling:
@@ -228,15 +231,13 @@ def release_all(
 
     Whoever still works on such a task finds its lease lost, and the task is done again. No attempt is charged.
     """
-    chosen = [
-        f"{name} {value}"
-        for name, value in (("worker", worker), ("host", host), ("Slurm job", slurm_job))
-        if value is not None
-    ]
+    given = {"worker": worker, "host": host, "slurm_job": slurm_job}
+    only = {name: value for name, value in given.items() if value is not None}
+    chosen = [f"{name.replace('slurm_job', 'Slurm job')} {value}" for name, value in only.items()]
     with fsqueue.Queue(queue) as q:
         whose = f"of {', '.join(chosen)} " if chosen else ""
         confirm(f"Take all leases {whose}on tasks of {q.path} away{', offline' if offline else ''}?", yes)
-        count = q.release_all(worker=worker, host=host, slurm_job=slurm_job, offline=offline)
+        count = q.release_all(**only, offline=offline)
     _print_count("released", count, as_json)
 
 

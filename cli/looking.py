@@ -26,7 +26,7 @@ fsqueue ls Q --json | jq -r 'select(.attempt > 1) | .id'"""
 @click.option("--state", type=click.Choice(STATES), help="Only tasks in this state [all that are unfinished].")
 @click.option("--limit", type=click.IntRange(min=0), metavar="N", help="Stop after N tasks.")
 @json_option
-def ls(queue: str, state: str | None, limit: int | None, as_json: bool) -> None:
+def ls(queue: str, state: fsqueue.State | None, limit: int | None, as_json: bool) -> None:
     """List the tasks of Q, in no particular order.
 
     Finished ones are known while the history keeps them, without payload. The list is made as

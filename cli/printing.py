@@ -110,11 +110,7 @@ def _json_escaped(match: re.Match[str]) -> str:
 
 
 def _as_json(value: Any) -> Any:
-    """Return what JSON has no form for: bytes as they stand in a task file, all else as text."""
-    if isinstance(value, bytes):
-        import base64
-
-        return {"b64": base64.b64encode(value).decode()}
+    """Return what JSON has no form for as text."""
     return _as_unicode(str(value))
 
 

@@ -6,7 +6,7 @@ filesystem mounted. Start with `Queue.create(path)`, `Queue.insert_many` and `Qu
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fsqueue.activity import Activity, Failure, Held, Rate, TimeLeft
 from fsqueue.committing import Commit
@@ -36,7 +36,8 @@ from fsqueue.errors import (
 )
 from fsqueue.fsck import Finding
 from fsqueue.functions import task
-from fsqueue.poll import wait
+from fsqueue.layout import Durability, Settings
+from fsqueue.poll import Poll, wait
 from fsqueue.queue import Queue
 from fsqueue.task import (
     CommitPart,
@@ -45,37 +46,55 @@ from fsqueue.task import (
     GcReport,
     LeasedTask,
     Movement,
+    State,
     Status,
     Task,
     TaskInfo,
     TaskRef,
 )
 
-if TYPE_CHECKING:
-    from fsqueue.work import Worker, WorkerReport
-
 __version__ = "0.1.0"
 
-_LAZY = {"Worker": "fsqueue.work", "WorkerReport": "fsqueue.work"}
-"""What most programs do not use is imported when it is first asked for."""
+_LAZY = {
+    "AsyncPoll": "fsqueue.asyncpoll",
+    "Event": "fsqueue.work",
+    "Report": "fsqueue.doctor",
+    "StuckLock": "fsqueue.stuck",
+    "Worker": "fsqueue.work",
+    "WorkerReport": "fsqueue.work",
+}
+"""Names that few programs use. Their modules are imported when the program first asks for them."""
+
+if TYPE_CHECKING:
+    from fsqueue.asyncpoll import AsyncPoll
+    from fsqueue.doctor import Report
+    from fsqueue.stuck import StuckLock
+    from fsqueue.work import Event, Worker, WorkerReport
+else:  # hidden from type checkers, which would take every misspelt name for one that is imported late
+
+    def __getattr__(name):
+        if name not in _LAZY:
+            raise AttributeError(f"module 'fsqueue' has no attribute {name!r}")
+        from importlib import import_module
+
+        return getattr(import_module(_LAZY[name]), name)
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module 'fsqueue' has no attribute {name!r}")
-    from importlib import import_module
-
-    return getattr(import_module(_LAZY[name]), name)
+def __dir__() -> list[str]:
+    return sorted(__all__)
 
 
 __all__ = [
     "Activity",
+    "AsyncPoll",
     "Bury",
     "Commit",
     "CommitLost",
     "CommitPart",
     "CommitReport",
     "DeadLetter",
+    "Durability",
+    "Event",
     "Failure",
     "Finding",
     "FormatTooNew",
@@ -91,15 +110,20 @@ __all__ = [
     "LockTimeout",
     "Movement",
     "NotAQueue",
+    "Poll",
     "Queue",
     "QueueExists",
     "QueueNotFound",
     "QueuePurged",
     "Rate",
+    "Report",
     "Retry",
+    "Settings",
+    "State",
     "Status",
     "StorageError",
     "StorageFull",
+    "StuckLock",
     "Task",
     "TaskInfo",
     "TaskNotFound",

@@ -72,8 +72,10 @@ def _create(
         if "queue.jsonl" not in fs.names(path):
             _refuse_nested(mount, path)
         fs.make_root()
-    except (FileExistsError, NotADirectoryError):
-        raise NotAQueue(f"{path} is a file, or lies below one. Choose another path; nothing was changed.") from None
+    except OSError as error:
+        if error.errno not in (errno.EEXIST, errno.ENOTDIR, errno.ELOOP):
+            raise
+        raise NotAQueue(f"{_in_the_way(fs, path)}. Choose another path; nothing was changed.") from None
     if "queue.jsonl" in fs.names(path) and layout.read_fate(fs.read(layout.settings_file(path)), path).closed:
         move_away(fs, path, clock, entropy)
         fs.make_root()
@@ -88,6 +90,11 @@ def _create(
     if present:
         raise NotAQueue(
             f"{path} is not empty ({present[0]!r} is in it) and holds no queue. Choose a new path; nothing was changed."
+        )
+    if _is_link(fs, path):
+        raise NotAQueue(
+            f"{path} is a symbolic link to an empty directory. A queue there could not be deleted by this path. "
+            f"Nothing was changed. Create it by the path of the directory, which 'readlink -f {path}' tells."
         )
     if not is_new and fs.stat(path).st_uid not in (0, os.geteuid()):
         raise NotAQueue(
@@ -123,6 +130,25 @@ def _create(
         fs.close(fd)
         fs.unlink(fresh)
     _sync_name(fs, path)
+
+
+def _is_link(fs: Filesystem, path: str) -> bool:
+    """Return whether the last component of a path is a symbolic link."""
+    try:
+        return stat.S_ISLNK(_outside_of(fs, path).stat(path).st_mode)
+    except OSError:
+        return False
+
+
+def _in_the_way(fs: Filesystem, path: str) -> str:
+    """Return what keeps a directory from being made at `path`, as the beginning of a sentence."""
+    try:
+        mode = _outside_of(fs, path).stat(path).st_mode
+    except OSError:
+        return f"{path} lies below something that is no directory"
+    if stat.S_ISLNK(mode):
+        return f"{path} is a symbolic link that leads to no directory"
+    return f"{path} is a {'file' if stat.S_ISREG(mode) else 'device, pipe or socket, and no directory'}"
 
 
 def _refuse_nested(mount: Mount, path: str) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from enum import Enum
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
 from fsqueue import batch, names
 from fsqueue.callers import FromCaller, items_of
@@ -16,6 +17,15 @@ from fsqueue.task import LeasedTask, Task
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+class Every(Enum):
+    """Stands for an argument that was not given, where None would be a mistake."""
+
+    EVERY = "every"
+
+
+EVERY: Final = Every.EVERY
 
 
 class HasStore(Protocol):
@@ -88,6 +98,31 @@ def whole(name: str, value: object, least: int = 1) -> int:
     return value
 
 
+def one_of(name: str, value: object, known: Sequence[str]) -> None:
+    """Raise InvalidArgument unless `value` is one of the known words."""
+    if not isinstance(value, str) or value not in known:
+        raise InvalidArgument(f"{name} must be one of {', '.join(map(repr, known))}, not {value!r}.")
+
+
+def selector(name: str, value: object) -> str | None:
+    """Return which leases are meant: those of this name, or None for those of every name; InvalidArgument."""
+    if value is EVERY:
+        return None
+    if not isinstance(value, str) or not value:
+        raise InvalidArgument(
+            f"{name} must be text that is not empty, not {value!r}. No lease was ended. To end the leases of every "
+            f"{name}, leave the argument out."
+        )
+    return value
+
+
+def unchanged(tasks: Iterable[Any]) -> Iterator[Any]:
+    """Pass payloads or Tasks on; InvalidTask for the first payload that would come back changed."""
+    for index, item in enumerate(tasks):
+        batch.check_unchanged(item.payload if isinstance(item, Task) else item, index)
+        yield item
+
+
 def payloads_of(tasks: object, verb: str) -> Iterable[Any]:
     """Many payloads or Tasks; InvalidArgument for what looks like a single one."""
     if isinstance(tasks, (str, bytes, dict, Task)) or not isinstance(tasks, Iterable):
@@ -97,10 +132,8 @@ def payloads_of(tasks: object, verb: str) -> Iterable[Any]:
     return items_of(tasks)
 
 
-def task_ids(ids: object) -> set[str] | None:
-    """Task ids, one or many, as a set of sound ones; None stays None."""
-    if ids is None:
-        return None
+def task_ids(ids: object) -> set[str]:
+    """Return task ids, one or many, as a set of sound ones; InvalidArgument."""
     if isinstance(ids, str):
         ids = [ids]
     if not isinstance(ids, Iterable):
@@ -123,8 +156,12 @@ def leased(tasks: object) -> list[LeasedTask]:
     return found
 
 
-def results_of(results: Mapping[str, Any]) -> tuple[dict[tuple[Batch, int], bytes], dict[str, str]]:
+def results_of(results: object) -> tuple[dict[tuple[Batch, int], bytes], dict[str, str]]:
     """Return the results as JSON, by batch and index; and for those that cannot be kept why, by task id."""
+    if not isinstance(results, Mapping):
+        raise InvalidArgument(
+            f"results must be a dict of results by task id, as {{task.id: 7}}, not {results!r}. No task was completed."
+        )
     encoded: dict[tuple[Batch, int], bytes] = {}
     refused: dict[str, str] = {}
     for task_id, value in items_of(results.items()):

@@ -17,6 +17,11 @@ _U = ord("u")
 """Looked for before `null` is, as that takes ten times as long."""
 RESULT_BYTES_MAX = 64 * 1024
 """A result kept with a completed task is not larger than this: it lives in the log and the history."""
+_INSTEAD = {
+    "payload": "Use only what JSON has, or make the whole payload bytes.",
+    "result": "Use only what JSON has. Store bytes in a file and give its path, or give them as text (base64).",
+}
+"""What to do about a value that is not JSON."""
 SHALLOW_BYTES = 2 * nesting.NESTING_MAX
 """What is no longer than this cannot nest too deep."""
 
@@ -58,7 +63,7 @@ def encode_json(value: Any, what: str, index: int | None = None) -> bytes:
         if isinstance(error, RecursionError) or is_about_depth(error):
             raise too_deep(what, index) from None
         raise InvalidTask(
-            f"{_where(index)}: the {what} is not JSON: {error}. Use only what JSON has (or bytes).", index
+            f"{_where(index)}: the {what} is not JSON: {error}. {_INSTEAD.get(what, _INSTEAD['payload'])}", index
         ) from None
     if len(data) > SHALLOW_BYTES and nesting.is_deeper(data):
         raise too_deep(what, index)
@@ -67,6 +72,42 @@ def encode_json(value: Any, what: str, index: int | None = None) -> bytes:
             f"{_where(index)}: the {what} contains {bad}, which JSON does not have. Use null or a string.", index
         )
     return data
+
+
+_SAME = (str, int, float, bool, type(None))
+"""The types of scalars that come back as they went in."""
+
+
+def check_unchanged(payload: Any, index: int | None = None) -> None:
+    """Raise InvalidTask if anything in a payload would come back as something else: a tuple as a list, for one."""
+    if type(payload) is bytes:
+        return
+    pending: list[tuple[Any, int, Any]] = [(payload, 0, None)]  # a value, its depth, and its (container's entry, key)
+    while pending:
+        entry = value, depth, _ = pending.pop()
+        kind, inside = type(value), "payload"
+        if kind in _SAME:
+            continue
+        if depth > nesting.NESTING_MAX:
+            raise too_deep("payload", index)
+        if kind is list:
+            pending += [(item, depth + 1, (entry, number)) for number, item in enumerate(value)]
+            continue
+        if kind is dict:
+            bad = [type(key) for key in value if type(key) is not str]
+            if not bad:
+                pending += [(item, depth + 1, (entry, key)) for key, item in value.items()]
+                continue
+            kind, inside = bad[0], "a key of payload"
+        keys: list[str] = []
+        while entry[2] is not None:
+            entry, key = entry[2]
+            keys.insert(0, f"[{key!r}]")
+        raise InvalidTask(
+            f"{_where(index)}: {inside}{''.join(keys)} is of the type {kind.__name__}, and would not come back as "
+            "that. Convert it to a type of JSON first, or insert it without `strict`.",
+            index,
+        )
 
 
 def encode_result(value: Any) -> bytes:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import ParamSpec, TypeVar
 
-from fsqueue.errors import FsqueueError
+from fsqueue.errors import FsqueueError, InvalidArgument
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -58,7 +58,9 @@ def _carried(given: Iterable[T]) -> Iterator[T]:
 
 
 def calling(function: Callable[P, T]) -> Callable[P, T]:
-    """Return `function`, whose errors come as FromCaller."""
+    """Return `function`, whose errors come as FromCaller; InvalidArgument if it is none."""
+    if not callable(function):
+        raise InvalidArgument(f"A function is expected here (where=, poll=, progress=), not {function!r}.")
 
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         try:

@@ -111,7 +111,8 @@ def parse(content: bytes) -> Record | None:
 def _part(line: Any) -> Part | None:
     match line:
         case {"attempt": attempt, "first": first, "files": files, "tasks": tasks, "bytes": size}:
-            sound = all(type(number) is int and number >= 0 for number in (files, tasks, size)) and files <= FILES_MAX
+            numbers = files, tasks, size
+            sound = all(type(number) is int and 0 <= number < 2**63 for number in numbers) and files <= FILES_MAX
             known, batch = names.parse_uuid(attempt), names.parse_first(first)
             if sound and known is not None and batch is not None:
                 return Part(known, batch, files, tasks, size)

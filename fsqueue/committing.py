@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from fsqueue import batching, commits, insertion, names, overwriting
-from fsqueue.arguments import payloads_of, verb, whole
+from fsqueue.arguments import payloads_of, unchanged, verb, whole
 from fsqueue.callers import FromCaller, items_of
 from fsqueue.commits import Part, Record
 from fsqueue.errors import CommitLost, FsqueueError, InvalidArgument, InvalidTask
@@ -42,17 +42,21 @@ class Commit:
         return f"Commit({self.store.path!r}, {self.name!r})"
 
     @verb("staging")
-    def stage(self, tasks: Iterable[Any], *, batch_tasks: int | None = None, delay_s: float = 0) -> CommitPart:
+    def stage(
+        self, tasks: Iterable[Any], *, batch_tasks: int | None = None, delay_s: float = 0, strict: bool = False
+    ) -> CommitPart:
         """Write payloads or Tasks where nobody sees them, durably and in bounded memory. Any number, on any host.
 
-        `batch_tasks`: tasks a file (default: as many as fit). Delays count from now on. InvalidTask.part is what
-        came before the bad task. What is never published is reaped a week after the commit's last part.
+        `batch_tasks`: tasks a file (default: as many as fit). `strict`: see `Queue.insert`. Delays count from now on.
+        InvalidTask.part is what came before the bad task. What is never published is reaped a week after the commit's
+        last part.
         """
         if batch_tasks is not None:
             whole("batch_tasks", batch_tasks)
         self.store.refresh()
         size = batch_tasks or self.store.settings.batch_tasks_max
         given, when = payloads_of(tasks, "stage"), batching.default_when(delay_s)
+        given = unchanged(given) if strict else given
         return self._stage(batching.batches_of(given, self.store, when, size, None, set()))
 
     @verb("staging")
@@ -65,7 +69,7 @@ class Commit:
         return _Stager(self.store, self.name, self.attempt).stage(batches)
 
     @verb("publishing a commit")
-    def publish(self, parts: Iterable[CommitPart], *, overwrite: bool = False) -> CommitReport:
+    def publish(self, parts: CommitPart | Iterable[CommitPart], *, overwrite: bool = False) -> CommitReport:
         """Insert what these parts hold, all of it at one instant; or report what was inserted under this name before.
 
         `overwrite`: at the same instant everything else in the queue is purged.
@@ -121,8 +125,10 @@ class Commit:
         self.store.refresh(now=True)
         return commits.reap(self.store, self.store.layout, self.attempt, self.name)
 
-    def _parts(self, parts: Iterable[CommitPart]) -> list[CommitPart]:
+    def _parts(self, parts: CommitPart | Iterable[CommitPart]) -> list[CommitPart]:
         given: list[CommitPart] = []
+        if not isinstance(parts, (CommitPart, Iterable)):
+            raise InvalidArgument(f"publish takes parts, as `stage` returns them, not {parts!r}. Nothing was done.")
         for part in [parts] if isinstance(parts, CommitPart) else items_of(parts):
             if not isinstance(part, CommitPart):
                 raise InvalidArgument(f"publish takes parts, as `stage` returns them, not {part!r}.")

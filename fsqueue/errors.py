@@ -9,9 +9,9 @@
     ├── NotAQueue                the path is a file, or a directory that is no queue                   5
     ├── FormatTooNew             written by a newer fsqueue: upgrade this one                          1
     ├── InvalidArgument          an argument is wrong; nothing was done (also a ValueError)            2
-    ├── InvalidTask              this task cannot be stored (also a ValueError)                        2
-    │   ├── TaskTooLarge         … because of its size
-    │   └── InvalidResult        a result cannot be kept (also an InvalidArgument): its task is still leased  2
+    │   └── InvalidTask          this task cannot be stored                                            2
+    │       ├── TaskTooLarge     … because of its size
+    │       └── InvalidResult    a result cannot be kept: its task is still leased                     2
     ├── TaskNotFound             no such task, or it finished and the history no longer knows it       3
     ├── LeaseLost                the lease no longer holds: drop the result, do not retry              4
     │   └── LeaseExpired         … it ran out before it was renewed; nobody has taken the task yet
@@ -77,10 +77,8 @@ class InvalidArgument(FsqueueError, ValueError):
     exit_code = 2
 
 
-class InvalidTask(FsqueueError, ValueError):
+class InvalidTask(InvalidArgument):
     """A task cannot be stored as given. `index` is its position in the input, where there is one."""
-
-    exit_code = 2
 
     part: Any = None
     """Set by `Commit.stage`: a CommitPart with what came before the bad task, to be published or not."""
@@ -94,7 +92,7 @@ class TaskTooLarge(InvalidTask):
     """The task is larger than the queue accepts. Store the data in a file and queue its path."""
 
 
-class InvalidResult(InvalidTask, InvalidArgument):
+class InvalidResult(InvalidTask):
     """A result cannot be kept: it is not JSON, or too large, or nests too deep. Its task was not completed.
 
     `tasks` are the ids concerned, `reasons` says of each why: their leases still hold. Of tasks handed in together, the

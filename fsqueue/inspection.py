@@ -23,7 +23,7 @@ from fsqueue.task import DEAD as IS_DEAD
 from fsqueue.task import DELAYED as IS_DELAYED
 from fsqueue.task import LEASED as IS_LEASED
 from fsqueue.task import WAITING as IS_WAITING
-from fsqueue.task import DeadLetter, Status, TaskInfo
+from fsqueue.task import DeadLetter, State, Status, TaskInfo
 
 ROUNDS = 2
 """How often a status is read again because batches finished meanwhile, before it holds the counters for a moment."""
@@ -275,7 +275,7 @@ class DrainCheck:
 
 # -- tasks ----------------------------------------------------------------------------------------
 
-_NAMES = {COMPLETED: IS_COMPLETED, DEAD: IS_DEAD, CANCELLED: IS_CANCELLED}
+_NAMES: dict[int, State] = {COMPLETED: IS_COMPLETED, DEAD: IS_DEAD, CANCELLED: IS_CANCELLED}
 
 
 def tasks(store: Store, state: str | None = None) -> Iterator[TaskInfo]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, Literal, get_args
 
 import orjson
 
@@ -14,7 +14,8 @@ from fsqueue.errors import FormatTooNew, InvalidArgument, NotAQueue
 FORMAT = 1
 """The format this version writes, and the newest it reads."""
 
-DURABILITIES = ("none", "default", "strict")
+Durability = Literal["none", "default", "strict"]
+DURABILITIES: tuple[Durability, ...] = get_args(Durability)
 BATCH_BYTES_MAX = 1 << 20
 """A batch of more than one task is not larger than this."""
 GENERATION_MAX = 10**18 - 1
@@ -42,7 +43,7 @@ class Settings:
     max_attempts: int | None = 5
     lease_s: float = 600
     backoff_s: tuple[float, float] = (1, 3600)
-    durability: str = "default"
+    durability: Durability = "default"
     keep_history: bool = True
 
     def __post_init__(self) -> None:

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import _thread
 import atexit
+import logging
 import math
 import os
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from fsqueue import identity, inspection
+from fsqueue import identity, inspection, names
 from fsqueue.callers import FromCaller, calling
 from fsqueue.clock import duration_ms
-from fsqueue.errors import FsqueueError, LeaseLost, QueueNotFound, QueuePurged
+from fsqueue.errors import (
+    FsqueueError,
+    InvalidArgument,
+    LeaseLost,
+    QueueNotFound,
+    QueuePurged,
+    from_os_error,
+    said,
+)
 from fsqueue.filesystem import taken
 from fsqueue.store import Store
 from fsqueue.task import Status
@@ -24,6 +33,13 @@ if TYPE_CHECKING:
     from fsqueue.queue import Queue
     from fsqueue.task import LeasedTask
 
+logger = logging.getLogger("fsqueue")
+
+Until = Literal["drained", "forever"]
+Errors = Literal["record", "raise"]
+FIRST_FAILURES = 10
+"""So many failures in a row end a loop in which nothing has succeeded yet: a misspelt name in its body would otherwise
+bury the queue."""
 
 WAIT_S = (0.05, 15.0)
 """Shortest and longest pause between two looks of `wait`, ..."""
@@ -34,15 +50,18 @@ LOOK_SHARE = 0.2
 
 
 def wait(
-    queues: Iterable[Queue], timeout_s: float | None = None, poll: Callable[[list[Status]], object] | None = None
+    queues: Iterable[Queue | str | os.PathLike[str]],
+    timeout_s: float | None = None,
+    poll: Callable[[list[Status]], object] | None = None,
 ) -> list[Status]:
     """Wait until in none of the queues anything is waiting, delayed or leased, or `timeout_s` is over.
 
+    `queues` are queues, or paths as `fsqueue.queues` returns them.
     Returns the last status of each; `poll` is called with these on the way. Without it waiting costs little: one
     shard is looked into, which had something the last time, after pauses that grow to 15 s. QueuePurged if what was
     waited for was purged or overwritten.
     """
-    stores = [queue.store for queue in queues]
+    stores = [_store_of(one) for one in _several(queues)]
     timeout = math.inf if timeout_s is None else duration_ms(timeout_s, "timeout_s") / 1000
     told = None if poll is None else calling(poll)
     try:
@@ -54,6 +73,29 @@ def wait(
     except FromCaller as carried:
         own = carried.error
     raise own
+
+
+def _several(queues: object) -> Iterable[object]:
+    """Return what was given to `wait`; InvalidArgument if that is no list of queues."""
+    if isinstance(queues, (str, bytes, os.PathLike)) or hasattr(queues, "store") or not isinstance(queues, Iterable):
+        raise InvalidArgument(
+            f"wait takes a list of queues or paths, not {queues!r}. For a single queue use Queue.wait, or put it in a "
+            "list."
+        )
+    return queues
+
+
+def _store_of(queue: object) -> Store:
+    """Return the store of a queue, or of the queue at a path."""
+    store = getattr(queue, "store", None)
+    if isinstance(store, Store):
+        return store
+    path = names.queue_path(queue)
+    try:
+        with taken.Scope():
+            return Store(path)
+    except OSError as error:
+        raise from_os_error(error, f"opening the queue {path}") from error
 
 
 def _wait(stores: list[Store], timeout_s: float, poll: Callable[[list[Status]], object] | None) -> list[Status]:
@@ -88,10 +130,20 @@ def _wait(stores: list[Store], timeout_s: float, poll: Callable[[list[Status]], 
 
 
 class Prefetched:
-    """The tasks that are leased and not handed out yet. Completing one leases the next in the same append."""
+    """The tasks that are leased and not handed out yet. Completing one leases the next in the same append.
 
-    def __init__(self, queue: Queue, lease_ms: int, exchange: bool) -> None:
+    `errors` and `stop_after_failures`: see `Queue.poll`.
+    """
+
+    def __init__(
+        self, queue: Queue, lease_ms: int, exchange: bool, errors: Errors, stop_after_failures: int | None
+    ) -> None:
         self.queue = queue
+        self.records = errors == "record"
+        self.failures_max: float = stop_after_failures or math.inf
+        """So many failures in a row end the loop, ..."""
+        self.failures_left = FIRST_FAILURES if stop_after_failures is None else self.failures_max
+        """... and so many more do: at the beginning, and after a success, as many as that."""
         self.lease_ms = lease_ms
         self.tasks: deque[LeasedTask] = deque()
         self.open = exchange
@@ -112,6 +164,27 @@ class Prefetched:
         for task in tasks:
             task.poll = self
         self.tasks.extend(tasks)
+
+    def goes_on(self, task: LeasedTask, error: Exception) -> bool:
+        """Log the error that has ended a task's block. Return whether the loop goes on with the next task."""
+        if not self.records:
+            return False
+        self.failures_left -= 1
+        if self.failures_left <= 0:
+            error.add_note(
+                "This error ends the loop: too many tasks in a row have failed (stop_after_failures). Their failures "
+                "are recorded, and they will be tried again. Mend the cause, and start the loop again."
+            )
+            return False
+        logger.warning(
+            "task %s of %s: attempt %d failed, and the loop goes on: %s",
+            task.id,
+            self.queue.store.path,
+            task.attempt,
+            said(error),
+            exc_info=error,
+        )
+        return True
 
 
 left: deque[tuple[Queue, list[LeasedTask]]] = deque()
@@ -139,16 +212,18 @@ atexit.register(put_back)
 class Poll:
     """An iterator over leased tasks, until the queue is drained or for ever.
 
-    Leaving the loop, closing it or leaving its `with` puts back what was leased ahead. In a forked child that goes
-    on with the loop, or leaves it, what was leased ahead stays its parent's.
+    Closing it ends it and puts back what was leased ahead; so does leaving its `with`, or the loop. In a forked child
+    that goes on with the loop, or leaves it, what was leased ahead stays its parent's.
     """
 
-    def __init__(self, queue: Queue, lease_ms: int, prefetch: int, forever: bool) -> None:
+    def __init__(self, queue: Queue, ahead: Prefetched, prefetch: int, until: Until) -> None:
         self._queue = queue
-        self._ahead = Prefetched(queue, lease_ms, exchange=prefetch == 1)
+        self._ahead = ahead
         self._prefetch = prefetch
+        self._until = until
         self._process = identity.forks
-        self._stop: Callable[[], bool] = (lambda: False) if forever else inspection.DrainCheck(queue.store)
+        self._closed = False
+        self._stop: Callable[[], bool] = (lambda: False) if until == "forever" else inspection.DrainCheck(queue.store)
 
     def __iter__(self) -> Poll:
         return self
@@ -158,6 +233,8 @@ class Poll:
         if self._process != identity.forks:  # else parent and child would both work on what was leased ahead
             ahead.tasks.clear()
             self._process = identity.forks
+        if self._closed:
+            raise StopIteration
         while not ahead.tasks:
             ahead.add(self._queue._lease_waiting(self._prefetch, ahead.lease_ms, self._stop))
             if not ahead.tasks and self._stop():
@@ -166,6 +243,11 @@ class Poll:
         return ahead.tasks.popleft()
 
     def close(self) -> None:
+        """End the loop, and put back what was leased ahead. A task that was handed out stays leased."""
+        self._closed = True
+        self._put_back()
+
+    def _put_back(self) -> None:
         """Put back what was leased ahead."""
         if tasks := self._taken_out():
             try:
@@ -178,6 +260,10 @@ class Poll:
         self._ahead.open = False
         tasks, self._ahead.tasks = list(self._ahead.tasks), deque()
         return tasks if self._process == identity.forks else []
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else f"{len(self._ahead.tasks)} leased ahead"
+        return f"<Poll of {self._queue!r} until {self._until}, {state}>"
 
     def __enter__(self) -> Poll:
         return self

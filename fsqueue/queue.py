@@ -17,35 +17,46 @@ from fsqueue import (
     batching,
     biography,
     committing,
-    deadletters,
     insertion,
     inspection,
     names,
     transitions,
-    upkeep,
     waiting,
 )
 from fsqueue.activity import LEAST_S, Activity, activity
-from fsqueue.arguments import ended, leased, payloads_of, refuse, results_of, task_ids, translated, verb, whole
+from fsqueue.arguments import (
+    ended,
+    leased,
+    one_of,
+    payloads_of,
+    refuse,
+    results_of,
+    task_ids,
+    translated,
+    unchanged,
+    verb,
+    whole,
+)
 from fsqueue.callers import calling
 from fsqueue.clock import Clock, Entropy, duration_ms
 from fsqueue.committing import Commit
 from fsqueue.errors import InvalidArgument, LeaseLost, from_os_error, said, text_of
 from fsqueue.filesystem import Filesystem, taken
-from fsqueue.fsck import Finding, fsck
-from fsqueue.layout import Settings
+from fsqueue.layout import Durability, Settings
 from fsqueue.leasing import Leaser
-from fsqueue.poll import Poll, left, put_back, wait
+from fsqueue.maintenance import Maintenance
+from fsqueue.poll import Errors, Poll, Prefetched, Until, left, put_back, wait
 from fsqueue.store import QueueClosed, Store
-from fsqueue.task import STATES, DeadLetter, GcReport, LeasedTask, Movement, Status, Task, TaskInfo, TaskRef
+from fsqueue.task import STATES, LeasedTask, Movement, State, Status, Task, TaskInfo, TaskRef
 
 if TYPE_CHECKING:
+    from fsqueue.asyncpoll import AsyncPoll
     from fsqueue.stuck import StuckLock
 
 RESULT_BYTES_MAX = batch.RESULT_BYTES_MAX
 
 
-class Queue:
+class Queue(Maintenance):
     """An existing queue at a directory. Safe to use from many threads, and after a fork.
 
     `path` is a directory or `fq://` and a directory; `worker` a name to appear under in logs.
@@ -86,20 +97,29 @@ class Queue:
         task_bytes_max: int = 64 * 2**20,
         max_attempts: int | None = 5,
         lease_s: float = 600,
-        backoff_s: tuple[float, float] = (1, 3600),
-        durability: str = "default",
+        backoff_s: Sequence[float] = (1, 3600),
+        durability: Durability = "default",
         keep_history: bool = True,
         exist_ok: bool = False,
         allow_unsafe: bool = False,
     ) -> Queue:
         """Make a queue, whole or not at all, and open it. Parents of `path` are made as needed.
 
+        `backoff_s`: the least and the greatest pause after a failure.
+
         QueueExists if there is one (with `exist_ok` it is opened as it is); NotAQueue if the path
-        is a file or a directory with something else in it; UnsafeFilesystem if the mount cannot
+        is a file, a symbolic link or a directory with something else in it; UnsafeFilesystem if the mount cannot
         keep the queue's promises, unless `allow_unsafe`, which is recorded: opening refuses such mounts, too.
         """
         settings = Settings(
-            shards, batch_tasks_max, task_bytes_max, max_attempts, lease_s, backoff_s, durability, keep_history
+            shards,
+            batch_tasks_max,
+            task_bytes_max,
+            max_attempts,
+            lease_s,
+            backoff_s,  # type: ignore[arg-type]  # a sequence of another length or type is refused there
+            durability,
+            keep_history,
         )
         where = names.queue_path(path)
         try:
@@ -150,16 +170,28 @@ class Queue:
     def __repr__(self) -> str:
         return f"Queue({self.store.path!r})"
 
+    def __eq__(self, other: object) -> bool:
+        return self.store.path == other.store.path if isinstance(other, Queue) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.store.path)
+
     # -- inserting ------------------------------------------------------------------------------------
 
     @verb("inserting")
-    def insert(self, payload: Any, *, delay_s: float = 0, available_at: float | None = None) -> TaskRef:
+    def insert(
+        self, payload: Any, *, delay_s: float = 0, available_at: float | None = None, strict: bool = False
+    ) -> TaskRef:
         """Insert one task: any JSON value, or bytes. It is durable when this returns.
 
-        Available after `delay_s` seconds, or from `available_at` (Unix seconds) on. InvalidTask or
-        TaskTooLarge if it cannot be stored.
+        Some values come back as others: a tuple as a list, a UUID as text, a member of an Enum as its value, an
+        instance of a subclass of str, int, list or dict as one of the base class, bytearray and memoryview as bytes.
+        `strict` refuses these. Available after `delay_s` seconds, or from `available_at` (Unix seconds) on.
+        InvalidTask or TaskTooLarge if it cannot be stored.
         """
         item = payload if isinstance(payload, Task) else Task(payload, delay_s=delay_s, available_at=available_at)
+        if strict:
+            batch.check_unchanged(item.payload)
         sealed = batching.Encoded(batching.available_from(item, None))
         sealed.take(batch.encode_task(item.payload, self.settings.task_bytes_max), 1)
         return TaskRef(names.task_id(insertion.publish(self.store, [sealed])[0], 0))
@@ -173,6 +205,7 @@ class Queue:
         delay_s: float = 0,
         commit: str | None = None,
         total: int | None = None,
+        strict: bool = False,
     ) -> int:
         """Insert a stream of payloads or Tasks in bounded memory; returns how many are new.
 
@@ -181,12 +214,15 @@ class Queue:
         when this returns. An InvalidTask names the position of the bad one; the tasks before it are
         in the queue, and the error's `inserted` says how many that are. Under the name `commit` all
         appear together or not at all, once: what was committed before is not inserted again, nor read.
+        `strict` refuses payloads that would come back changed: see `insert`.
         """
         if batch_tasks is not None:
             whole("batch_tasks", batch_tasks)
         if total is not None:
             whole("total", total, 0)
         tasks = payloads_of(payloads, "insert_many")
+        if strict:
+            tasks = unchanged(tasks)
         if commit is not None:
             return committing.insert_many(self.store, tasks, commit, delay_s, batch_tasks)
         return insertion.insert_many(self.store, tasks, delay_s, batch_tasks, total)
@@ -222,16 +258,60 @@ class Queue:
         except BaseException as error:
             raise ended(self.store, before, error, "leasing")  # noqa: B904 - its cause is set
 
-    def poll(self, *, lease_s: float | None = None, prefetch: int = 1, until: str = "drained") -> Poll:
-        """An iterator over leased tasks, until the queue is drained or for ever.
+    def poll(
+        self,
+        *,
+        lease_s: float | None = None,
+        prefetch: int = 1,
+        until: Until = "drained",
+        errors: Errors = "record",
+        stop_after_failures: int | None = None,
+    ) -> Poll:
+        """Return an iterator over leased tasks, until the queue is drained or for ever.
 
         ``for task in q.poll():`` then ``with task: ...``. Completing a task leases the next in the
         same append; leaving the loop puts back what was leased ahead.
+
+        An exception in a `with task:` block is recorded with the task and logged, and the loop goes on. So is a lost
+        lease. With `errors="raise"` the exception is raised on. `stop_after_failures`: the exception of that many
+        failures in a row is raised on (0: never). By default that is 10, before the first success; then never.
         """
+        return self._poll(lease_s, prefetch, until, errors, stop_after_failures)
+
+    def poll_async(
+        self,
+        *,
+        lease_s: float | None = None,
+        prefetch: int = 1,
+        until: Until = "drained",
+        errors: Errors = "record",
+        stop_after_failures: int | None = None,
+    ) -> AsyncPoll:
+        """Return an asynchronous iterator over leased tasks: `poll` for asyncio, which works on the queue in threads.
+
+        ``async for task in q.poll_async():`` then ``async with task: ...``. A cancellation releases the task of the
+        block; ``async with q.poll_async() as tasks:`` puts back at once what was leased ahead.
+        """
+        from fsqueue.asyncpoll import AsyncPoll
+
+        return AsyncPoll(self, self._poll(lease_s, prefetch, until, errors, stop_after_failures, exchange=False))
+
+    def _poll(
+        self,
+        lease_s: float | None,
+        prefetch: int,
+        until: Until,
+        errors: Errors,
+        stop_after_failures: int | None,
+        exchange: bool = True,
+    ) -> Poll:
         whole("prefetch", prefetch)
-        if until not in ("drained", "forever"):
-            raise InvalidArgument(f"until must be 'drained' or 'forever', not {until!r}.")
-        return Poll(self, self._lease_ms(lease_s), prefetch, until == "forever")
+        one_of("until", until, ("drained", "forever"))
+        one_of("errors", errors, ("record", "raise"))
+        if stop_after_failures is not None:
+            whole("stop_after_failures", stop_after_failures, 0)
+        ahead = Prefetched(self, self._lease_ms(lease_s), exchange and prefetch == 1, errors, stop_after_failures)
+        return Poll(self, ahead, prefetch, until)
 
     def _lease_ms(self, lease_s: float | None) -> int:
         return self._default_lease_ms if lease_s is None else duration_ms(lease_s, "lease_s", 0.001)
@@ -240,6 +320,12 @@ class Queue:
     def _lease_waiting(self, n: int, lease_ms: int, stop: Callable[[], bool]) -> list[LeasedTask]:
         put_back(self)
         return waiting.wait(self._leaser, n, lease_ms, math.inf, stop=stop)
+
+    @verb("leasing")
+    def _look(self, vigil: waiting.Vigil, n: int, stop: Callable[[], bool]) -> tuple[list[LeasedTask], bool]:
+        put_back(self)
+        got = vigil.look(n)
+        return got, not got and stop()
 
     @verb("attaching to a lease")
     def attach(self, token: str) -> LeasedTask:
@@ -268,8 +354,8 @@ class Queue:
         task.done = True
 
     @verb("completing")
-    def complete(self, tasks: Iterable[LeasedTask], results: Mapping[str, Any] | None = None) -> None:
-        """Report tasks as done, one write a batch. LeaseLost.tasks names those that are lost; the rest is done.
+    def complete(self, tasks: LeasedTask | Iterable[LeasedTask], results: Mapping[str, Any] | None = None) -> None:
+        """Report tasks as done, one or many, one write a batch. LeaseLost.tasks names those lost; the rest is done.
 
         `results`: small JSON values to keep, by task id. InvalidResult.tasks names those whose results cannot be
         kept: they stay leased, and the rest is done.
@@ -284,12 +370,12 @@ class Queue:
         refuse(refused)
 
     @verb("renewing")
-    def renew(self, tasks: Iterable[LeasedTask], lease_s: float | None = None) -> None:
+    def renew(self, tasks: LeasedTask | Iterable[LeasedTask], lease_s: float | None = None) -> None:
         """Extend leases to `lease_s` seconds from now. LeaseLost (LeaseExpired) names those that held no longer."""
         transitions.renew(self.store, leased(tasks), self._lease_ms(lease_s))
 
     @verb("releasing")
-    def release(self, tasks: Iterable[LeasedTask], delay_s: float = 0) -> None:
+    def release(self, tasks: LeasedTask | Iterable[LeasedTask], delay_s: float = 0) -> None:
         """Put tasks back, available after `delay_s` seconds, uncharged. LeaseLost names those that held no longer."""
         delay_ms = duration_ms(delay_s, "delay_s")
         self._end(tasks, lambda mine: transitions.release(self.store, mine, delay_ms))
@@ -305,32 +391,21 @@ class Queue:
         self._end([task], lambda mine: transitions.bury(self.store, task, text_of(reason)))
 
     @staticmethod
-    def _end(tasks: Iterable[LeasedTask], act: Callable[[Sequence[LeasedTask]], None]) -> None:
+    def _end(tasks: LeasedTask | Iterable[LeasedTask], act: Callable[[Sequence[LeasedTask]], None]) -> None:
         mine = leased(tasks)
         act(mine)
         for task in mine:
             task.done = True
 
     @verb("cancelling")
-    def cancel(self, ids: Iterable[str]) -> int:
+    def cancel(self, ids: str | Iterable[str]) -> int:
         """Take out tasks that nobody holds, by id; returns how many. What is leased or finished is left alone."""
         grouped: dict[names.Batch, list[int]] = {}
-        for task_id in task_ids(ids) or ():
+        for task_id in task_ids(ids):
             batch_id, index = names.parse_task_id(task_id)
             grouped.setdefault(batch_id, []).append(index)
         self.store.verify()
         return sum(transitions.cancel(self.store, batch_id, indices) for batch_id, indices in sorted(grouped.items()))
-
-    @verb("releasing all leases")
-    def release_all(
-        self, *, worker: str | None = None, host: str | None = None, slurm_job: str | None = None, offline: bool = False
-    ) -> int:
-        """End leases from outside, uncharged: all, or those of a worker's name, host or Slurm job. Returns how many.
-
-        Workers that go on get LeaseLost. `offline` says that nobody is working: a batch that is
-        locked is then an error (LockTimeout) at once, instead of being waited for.
-        """
-        return administration.release_all(self.store, worker, host, slurm_job, offline)
 
     # -- looking ------------------------------------------------------------------------------------------
 
@@ -369,7 +444,10 @@ class Queue:
         `poll` is called with each status on the way; without it, waiting costs little (four cheap looks a minute).
         QueuePurged if what was waited for was purged or overwritten. For several queues: `fsqueue.wait`.
         """
-        return wait([self], timeout_s, None if poll is None else lambda found: poll(found[0]))[0]
+        if poll is None:
+            return wait([self], timeout_s)[0]
+        calling(poll)  # refuses what is no function
+        return wait([self], timeout_s, lambda found: poll(found[0]))[0]
 
     @verb("peeking")
     def peek(self, n: int = 1) -> list[TaskInfo]:
@@ -381,74 +459,13 @@ class Queue:
         """What is known of a task; TaskNotFound. Finished ones only while the history keeps them."""
         return inspection.task(self.store, id)
 
-    def tasks(self, state: str | None = None) -> Iterator[TaskInfo]:
+    def tasks(self, state: State | None = None) -> Iterator[TaskInfo]:
         """The unfinished tasks, or those in one state: waiting, delayed, leased, completed, dead or cancelled."""
-        if state is not None and state not in STATES:
-            raise InvalidArgument(f"state must be one of {', '.join(STATES)}, not {state!r}.")
+        if state is not None:
+            one_of("state", state, STATES)
         return translated(self.store, inspection.tasks(self.store, state), "listing tasks")
 
     @verb("reading the history")
     def history(self, id: str) -> list[Movement]:
         """What happened to a task, oldest first; TaskNotFound if nothing is known of it."""
         return biography.movements_of(self.store, id)
-
-    # -- dead letters ---------------------------------------------------------------------------------------
-
-    def dead(self, where: Callable[[DeadLetter], bool] | None = None) -> Iterator[DeadLetter]:
-        """The dead letters, or those for which `where(letter)` is true."""
-        self._write_letters()
-        letters = translated(self.store, deadletters.letters(self.store), "reading dead letters")
-        return letters if where is None else filter(where, letters)
-
-    @verb("retrying dead letters")
-    def retry_dead(self, ids: Iterable[str] | None = None, where: Callable[[DeadLetter], bool] | None = None) -> int:
-        """Insert dead tasks again, with new ids and all attempts before them; returns how many."""
-        wanted = task_ids(ids)
-        self._write_letters()
-        retried = deadletters.retry(self.store, wanted, None if where is None else calling(where))
-        self.store.ring()
-        return retried
-
-    @verb("purging dead letters")
-    def purge_dead(self, ids: Iterable[str] | None = None, where: Callable[[DeadLetter], bool] | None = None) -> int:
-        """Throw dead letters away; returns how many."""
-        wanted = task_ids(ids)
-        self._write_letters()
-        return deadletters.purge(self.store, wanted, None if where is None else calling(where))
-
-    @verb("writing dead letters")
-    def _write_letters(self) -> None:
-        self.store.refresh(now=True)
-        upkeep.write_letters(self.store)
-
-    # -- the whole queue ----------------------------------------------------------------------------------------
-
-    @verb("purging")
-    def purge(self) -> None:
-        """Drop everything in the queue, at once and whatever its size; settings stay, counts begin at zero."""
-        administration.purge(self.store)
-
-    @verb("deleting the queue")
-    def delete(self, *, wait: bool = False) -> None:
-        """Delete the queue at once, whatever its size. Its files go in the background or (`wait`) before this ends."""
-        administration.delete(self.store, wait)
-
-    @verb("collecting garbage")
-    def gc(self, *, touch: bool = False, history_days: int | None = None) -> GcReport:
-        """Mend what crashes left behind; reap trash and old staged files. Safe at any time.
-
-        `touch` refreshes the times of all files that the queue needs, for scratch systems that delete
-        idle files; `history_days`: older history is removed.
-        """
-        if history_days is not None:
-            whole("history_days", history_days, 0)
-        return upkeep.gc(self.store, touch, history_days)
-
-    def fsck(self, *, repair: bool = False, progress: Callable[[int, int], object] | None = None) -> Iterator[Finding]:
-        """What is wrong on disk, as it is found (nothing, in a sound queue, also a busy one). Safe at any time.
-
-        `repair` mends each finding before it is yielded, or says in its `note` why that could not be;
-        nothing that may be needed is removed: see `.quarantine`. `progress(done, steps)` is called now and then.
-        """
-        found = fsck(self.store, repair, None if progress is None else calling(progress))
-        return translated(self.store, found, "checking the queue")

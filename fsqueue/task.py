@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from fsqueue import identity
+from fsqueue.batch import payload_fields
 from fsqueue.clock import duration_ms, pause_s
 from fsqueue.errors import Bury, InvalidArgument, LeaseLost, Retry, bury_reason
 from fsqueue.names import Batch
 
 if TYPE_CHECKING:
+    from fsqueue.poll import Prefetched
     from fsqueue.queue import Queue
 
-WAITING, DELAYED, LEASED, COMPLETED, DEAD, CANCELLED = "waiting", "delayed", "leased", "completed", "dead", "cancelled"
-STATES = (WAITING, DELAYED, LEASED, COMPLETED, DEAD, CANCELLED)
+State = Literal["waiting", "delayed", "leased", "completed", "dead", "cancelled"]
+WAITING: Final = "waiting"
+DELAYED: Final = "delayed"
+LEASED: Final = "leased"
+COMPLETED: Final = "completed"
+DEAD: Final = "dead"
+CANCELLED: Final = "cancelled"
+STATES: tuple[State, ...] = (WAITING, DELAYED, LEASED, COMPLETED, DEAD, CANCELLED)
 """The states of a task. A task whose lease has run out is waiting again, by itself."""
 
 
@@ -23,13 +32,20 @@ class _AsDict:
     __slots__ = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields by name, ready for JSON."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+        """Return the fields by name, ready for JSON.
+
+        A payload of bytes is not in `payload`, but in `b64` as base64 text, as in the queue's files.
+        """
+        found: dict[str, Any] = {}
+        for field in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            found |= payload_fields(value) if field.name == "payload" else {field.name: value}
+        return found
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A task to insert. `payload` is any JSON value, or bytes.
+    """A task to insert. `payload` is any JSON value, or bytes; see `Queue.insert` for what comes back changed.
 
     `delay_s`: seconds before it becomes available; `available_at`: the same as an absolute time in
     Unix seconds (give one of the two).
@@ -56,15 +72,18 @@ class TaskRef:
 class LeasedTask:
     """A task that this process holds until `lease_until` (Unix seconds), and the verbs that end its lease.
 
-    As a context manager it completes the task, or fails it with the error that the block raised;
-    KeyboardInterrupt and SystemExit release it. `fsqueue.Retry` and `fsqueue.Bury` mean what they mean in a worker's
-    handler, and end there: the program goes on behind the block. What the block dealt with itself is left alone. A
-    child that was forked in the block and leaves it changes nothing: the task is its parent's.
+    As a context manager it completes the task, or fails it with the error that the block raised; KeyboardInterrupt,
+    SystemExit and a cancellation by asyncio release it. The error is raised on. In a loop over `Queue.poll` it is
+    logged instead, and the loop goes on. `fsqueue.Retry` and `fsqueue.Bury` mean what they mean in a worker's handler,
+    and end there: the program goes on behind the block. What the block dealt with itself is left alone. A child that
+    was forked in the block and leaves it changes nothing: the task is its parent's. `async with` does the same in a
+    thread.
     """
 
     key: str | None = None
     priority: str | None = None
-    poll: Any = None
+    poll: Prefetched | None = None
+    """The loop that has leased it, if one has."""
     done = False
     _retries = 0
     """How many `with` blocks of this process in a row have asked for another time without saying when."""
@@ -139,21 +158,40 @@ class LeasedTask:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        if self.done or self._entered_by != identity.forks:
+        if self._entered_by != identity.forks:
             return False
-        if error is None:
-            LeasedTask._retries = 0
-            self.complete()
-        elif isinstance(error, Exception):
-            if isinstance(error, Retry):
-                return self._retry(error)
-            if isinstance(error, Bury):
-                self.bury(bury_reason(error))
+        poll = self.poll
+        try:
+            if error is None:
+                if LeasedTask._retries:
+                    LeasedTask._retries = 0
+                if not self.done:
+                    self.complete()
+                if poll is not None:
+                    poll.failures_left = poll.failures_max
+                return False
+            if not isinstance(error, Exception):
+                if not self.done:
+                    with suppress(LeaseLost):  # else Ctrl-C would not end the program
+                        self.release()
+                return False
+            if not self.done and self._end(error):
                 return True
-            if not isinstance(error, LeaseLost):
-                self.fail(error)
-        else:
-            self.release()
+        except LeaseLost as lost:
+            if poll is None or not poll.goes_on(self, lost):
+                raise
+            return True
+        return poll is not None and poll.goes_on(self, error)
+
+    def _end(self, error: Exception) -> bool:
+        """End the lease as the error of a block asks for. Return whether that is all there is to do about it."""
+        if isinstance(error, Retry):
+            return self._retry(error)
+        if isinstance(error, Bury):
+            self.bury(bury_reason(error))
+            return True
+        if not isinstance(error, LeaseLost):
+            self.fail(error)
         return False
 
     def _retry(self, error: Retry) -> bool:
@@ -169,6 +207,16 @@ class LeasedTask:
         self.release(delay_s)
         return True
 
+    async def __aenter__(self) -> LeasedTask:
+        return self.__enter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        from fsqueue.aside import in_thread
+
+        return await in_thread(lambda: self.__exit__(kind, error, trace))
+
     def __repr__(self) -> str:
         return f"<LeasedTask {self.id} attempt {self.attempt}>"
 
@@ -178,7 +226,7 @@ class TaskInfo(_AsDict):
     """What is known of a task. Times are Unix seconds; a payload is None once the task has finished."""
 
     id: str
-    state: str
+    state: State
     payload: Any = None
     attempt: int = 0
     since: float | None = None

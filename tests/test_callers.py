@@ -157,7 +157,7 @@ def test_an_exception_whose_text_cannot_be_had_fails_its_task(queue_factory: Que
 def test_it_does_so_in_a_polling_loop_and_as_an_argument(queue_factory: QueueFactory) -> None:
     queue = queue_factory(max_attempts=1, durability="none")
     queue.insert_many(range(3))
-    for number, task in enumerate(queue.poll()):
+    for number, task in enumerate(queue.poll(errors="raise")):
         if number == 0:
             with pytest.raises(Unspeakable), task:
                 raise Unspeakable

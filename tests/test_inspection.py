@@ -184,7 +184,7 @@ def test_without_a_state_the_unfinished_are_listed(q: Queue) -> None:
 
 
 def test_an_unknown_state_is_refused_at_once(q: Queue) -> None:
-    with pytest.raises(InvalidArgument, match="state must be one of waiting"):
+    with pytest.raises(InvalidArgument, match="state must be one of 'waiting'"):
         q.tasks("sleeping")
 
 

@@ -148,11 +148,11 @@ def test_a_task_may_be_completed_after_the_loop_was_left(q: Queue) -> None:
     assert q.status().as_dict() == {"inserted": 3, "waiting": 2, "delayed": 0, "leased": 0, "completed": 1, "dead": 0}
 
 
-def test_an_error_in_the_body_fails_the_task_and_ends_the_loop(q: Queue) -> None:
+def test_an_error_in_the_body_fails_the_task_and_ends_the_loop_if_it_shall(q: Queue) -> None:
     q.insert_many(range(3), batch_tasks=3)
 
     def loop() -> None:
-        for task in q.poll(prefetch=2):
+        for task in q.poll(prefetch=2, errors="raise"):
             with task:
                 raise ZeroDivisionError
 
@@ -161,6 +161,124 @@ def test_an_error_in_the_body_fails_the_task_and_ends_the_loop(q: Queue) -> None
     gc.collect()
     status = q.status()
     assert (status.leased, status.delayed, status.waiting) == (0, 1, 2)
+
+
+def test_a_failing_task_is_recorded_and_logged_and_the_loop_goes_on(
+    queue_factory: QueueFactory, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    q = Queue(queue_factory(max_attempts=2).path, clock=clock)
+    q.insert_many(range(6), batch_tasks=2)
+    done = []
+    for task in q.poll():
+        with task:
+            if task.payload == 3:
+                raise ZeroDivisionError("no\x1b[2J way")
+            done.append(task.payload)
+    assert sorted(done) == [0, 1, 2, 4, 5]
+    assert [(letter.payload, letter.reason) for letter in q.dead()] == [(3, "ZeroDivisionError: no\x1b[2J way")]
+    assert [record.getMessage().count("the loop goes on: ZeroDivisionError") for record in caplog.records] == [1, 1]
+    assert all(record.exc_info for record in caplog.records), "with the place in the program"
+
+
+def test_an_error_after_the_end_of_the_task_is_logged(q: Queue, caplog: pytest.LogCaptureFixture) -> None:
+    q.insert_many(range(2))
+    for task in q.poll():
+        with task:
+            task.complete()
+            raise KeyError("late")
+    assert (q.status().completed, len(caplog.records)) == (2, 2)
+
+
+@pytest.mark.parametrize("where", ["at the end", "in the block", "before the error"])
+def test_a_lease_lost_in_a_block_does_not_end_the_loop(
+    q: Queue, clock: ManualClock, where: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    q.insert_many(range(2), batch_tasks=1)
+    other, found = Queue(q.path, clock=clock), []
+    for task in q.poll(lease_s=10):
+        with task:
+            found.append(task.payload)
+            if len(found) == 1:
+                assert other.release_all() == 1
+                other.cancel([task.id])
+                if where == "in the block":
+                    task.renew()
+                elif where == "before the error":
+                    raise ZeroDivisionError
+    assert (len(found), q.status().completed) == (2, 1)
+    assert ["LeaseLost" in record.getMessage() for record in caplog.records] == [True]
+
+
+def test_an_interruption_ends_the_loop_also_when_its_lease_is_lost(q: Queue, clock: ManualClock) -> None:
+    q.insert("x")
+    for task in q.poll():
+        q.release_all()
+        with pytest.raises(KeyboardInterrupt), task:
+            raise KeyboardInterrupt
+        break
+
+
+@pytest.mark.parametrize(
+    ("most", "succeeding", "failures"),
+    [(None, False, 10), (None, True, 20), (0, False, 20), (3, False, 3), (3, True, 3)],
+)
+def test_many_failures_in_a_row_end_the_loop(
+    queue_factory: QueueFactory, clock: ManualClock, most: int | None, succeeding: bool, failures: int
+) -> None:
+    """A misspelt name in the body must not bury the queue. By default only before the first success."""
+    q = Queue(queue_factory(max_attempts=1).path, clock=clock)
+    q.insert_many(range(21 if succeeding else 20), batch_tasks=30)
+    tried = 0
+
+    def loop() -> None:
+        nonlocal tried
+        for number, task in enumerate(q.poll(stop_after_failures=most)):
+            with task:
+                if succeeding and number == 0:
+                    continue
+                tried += 1
+                raise NameError("rendr")
+
+    if failures == 20:
+        loop()
+    else:
+        with pytest.raises(NameError) as caught:
+            loop()
+        assert "stop_after_failures" in caught.value.__notes__[0]
+    assert (tried, q.status().dead, q.status().leased) == (failures, failures, 0)
+
+
+def test_a_success_in_between_begins_the_row_anew(queue_factory: QueueFactory, clock: ManualClock) -> None:
+    q = Queue(queue_factory(max_attempts=1).path, clock=clock)
+    q.insert_many(range(9), batch_tasks=9)
+    for number, task in enumerate(q.poll(stop_after_failures=3)):
+        with task:
+            assert number % 3 == 2
+    assert (q.status().completed, q.status().dead) == (3, 6)
+
+
+def test_outside_of_a_loop_an_error_is_raised(q: Queue) -> None:
+    q.insert("x")
+    [task] = q.lease()
+    with pytest.raises(ZeroDivisionError), task:
+        raise ZeroDivisionError
+    assert q.status().delayed == 1
+
+
+def test_a_closed_loop_has_ended(q: Queue) -> None:
+    q.insert_many(range(5), batch_tasks=5)
+    loop = q.poll(prefetch=2)
+    assert repr(loop) == f"<Poll of {q!r} until drained, 0 leased ahead>"
+    task = next(loop)
+    loop.close()
+    assert (list(loop), q.status().leased) == ([], 1)
+    assert repr(loop) == f"<Poll of {q!r} until drained, closed>"
+    task.complete()
+    assert q.status().leased == 0
+    with q.poll() as loop:
+        next(loop).release()
+    with pytest.raises(StopIteration):
+        next(loop)
 
 
 def test_failed_tasks_come_round_again(q: Queue) -> None:
@@ -302,6 +420,9 @@ def test_tasks_out_of_attempts_are_buried_on_the_way(queue_factory: QueueFactory
         ({"prefetch": 0}, "prefetch"),
         ({"prefetch": 1.5}, "prefetch"),
         ({"until": "done"}, "until"),
+        ({"errors": "ignore"}, "errors"),
+        ({"stop_after_failures": -1}, "stop_after_failures"),
+        ({"stop_after_failures": True}, "stop_after_failures"),
         ({"lease_s": 0}, "lease_s"),
     ],
 )

@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from fsqueue import LeaseLost, Queue
+from fsqueue import Queue
 
 
 def measure(path: str) -> dict[str, object]:
@@ -27,13 +27,10 @@ def measure(path: str) -> dict[str, object]:
 def main(queue_path: str, results_path: str, pace_s: str = "0") -> None:
     with Queue(queue_path) as queue, open(results_path, "ab", buffering=0) as results:
         for task in queue.poll(prefetch=8, until="drained"):
-            try:
-                with task:  # leaving this block completes the task; an exception would fail it, with the error
-                    results.write(json.dumps(measure(task.payload["path"])).encode() + b"\n")
-                    os.fsync(results.fileno())  # the result is on the disk before the task counts as done
-                    time.sleep(float(pace_s))
-            except LeaseLost:
-                pass  # this process stood still for longer than the lease: somebody else has the task now
+            with task:  # leaving this block completes the task; an exception fails it, and the loop goes on
+                results.write(json.dumps(measure(task.payload["path"])).encode() + b"\n")
+                os.fsync(results.fileno())  # the result is on the disk before the task counts as done
+                time.sleep(float(pace_s))
 
 
 if __name__ == "__main__":

@@ -179,9 +179,22 @@ def test_a_waiting_lease_gets_what_comes(spawn: Spawn, queue: Queue) -> None:
 
 
 def test_bytes_are_printed_as_they_stand_in_the_file(fsqueue_cli: Run, queue_factory: QueueFactory) -> None:
-    queue = queue_factory()
-    queue.insert(b"\x00\xff")
-    assert leased(fsqueue_cli, queue)[0]["payload"] == {"b64": "AP8="}
+    """In every place they are told from an object that looks like them."""
+    queue = queue_factory(max_attempts=1)
+    for payload, key, text in ((b"\x00\xff", "b64", "2 bytes: AP8="), ({"b64": "AP8="}, "payload", '{"b64":"AP8="}')):
+        shown = "AP8=" if key == "b64" else payload
+        ref = queue.insert(payload)
+        for command in (("ls",), ("show", ref.id)):
+            found = json.loads(fsqueue_cli(command[0], queue.path, *command[1:], "--json").stdout)
+            assert (found[key], len({"payload", "b64"} & found.keys())) == (shown, 1)
+        assert fsqueue_cli("ls", queue.path).stdout.rstrip().endswith(f" {text}")
+        [task] = leased(fsqueue_cli, queue)
+        assert (task[key], len({"payload", "b64"} & task.keys())) == (shown, 1)
+        queue.attach(task["token"]).bury("no")
+        found = json.loads(fsqueue_cli("dead", "list", queue.path, "--json").stdout)
+        assert (found[key], len({"payload", "b64"} & found.keys())) == (shown, 1)
+        assert f" {text} " in fsqueue_cli("dead", "list", queue.path, "--all").stdout
+        assert queue.purge_dead() == 1
 
 
 @pytest.mark.once

@@ -352,3 +352,21 @@ def test_python_names_that_a_page_names_exist(page: str) -> None:
             for name in names.split("."):
                 assert hasattr(there, name), f"{root}.{names}"
                 there = getattr(there, name)
+
+
+def test_the_readme_s_loop_survives_failing_tasks(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    Queue.create(tmp_path / "tiles", max_attempts=1)
+    rendered: list[int] = []
+
+    def render(tile: int) -> None:
+        if tile % 400 == 7:
+            raise ValueError(f"tile {tile} has no data")
+        rendered.append(tile)
+
+    [loop, _] = [block for block in blocks(text_of("README.md")) if block.language == "python"]
+    instead = {"/scratch/me": str(tmp_path), "1_000_000": "1_000", "completed=1100000, dead=0": "completed=997, dead=3"}
+    Typed(tmp_path, "README.md", instead, {"render": render}).type(loop)
+    assert len(rendered) == 997
+    reasons = sorted(letter.reason for letter in Queue(tmp_path / "tiles").dead())
+    assert reasons == [f"ValueError: tile {tile} has no data" for tile in (407, 7, 807)]
+    assert len(caplog.records) == 3

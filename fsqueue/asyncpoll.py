@@ -1,0 +1,86 @@
+"""Poll for programs of asyncio: an asynchronous iterator of leased tasks. Looks at the queue are made in threads."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from fsqueue.aside import in_thread
+from fsqueue.leasing import Leaser
+from fsqueue.waiting import BELL_S, Vigil
+
+if TYPE_CHECKING:
+    from fsqueue.poll import Poll
+    from fsqueue.queue import Queue
+    from fsqueue.task import LeasedTask
+
+
+class AsyncPoll:
+    """An asynchronous iterator over leased tasks: see `Queue.poll_async`. Several coroutines may share one.
+
+    Closing it ends it and puts back what was leased ahead; so does leaving its `async with`, or the loop. A
+    cancellation while it waits for a task puts back what it has leased. While nothing is available it sleeps in the
+    event loop and keeps no thread.
+    """
+
+    def __init__(self, queue: Queue, poll: Poll) -> None:
+        self._queue, self._poll = queue, poll
+        self._leaser = Leaser(queue, queue.store)  # its own: the looks are made in several threads, one at a time
+        self._turn = asyncio.Lock()
+        self._ended = asyncio.Event()
+
+    def __aiter__(self) -> AsyncPoll:
+        return self
+
+    async def __anext__(self) -> LeasedTask:
+        ahead = self._poll._ahead
+        async with self._turn:
+            vigil, pause = Vigil(self._leaser, ahead.lease_ms), BELL_S[0]
+            try:
+                while not (ahead.tasks or self._ended.is_set()):
+                    if await in_thread(lambda: self._look(vigil)):
+                        self._ended.set()
+                    elif not ahead.tasks:
+                        await self._nap(max(0.001, min(pause * self._jitter(), vigil.due_s())))
+                        pause = min(pause * 1.3, BELL_S[1])
+            except asyncio.CancelledError:
+                await in_thread(self._poll._put_back)
+                raise
+            if self._ended.is_set():
+                await in_thread(self._poll.close)
+                raise StopAsyncIteration
+            return ahead.tasks.popleft()
+
+    def _look(self, vigil: Vigil) -> bool:
+        """Lease ahead. Return whether nothing was found because the loop's end is reached."""
+        got, ended = self._queue._look(vigil, self._poll._prefetch, self._poll._stop)
+        self._poll._ahead.add(got)
+        return ended
+
+    def _jitter(self) -> float:
+        return 0.75 + self._queue.store.entropy.random() / 2
+
+    async def _nap(self, seconds: float) -> None:
+        """Sleep, but not beyond the end."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._ended.wait()
+
+    async def aclose(self) -> None:
+        """End the loop, and put back what was leased ahead. A task that was handed out stays leased."""
+        self._ended.set()
+        async with self._turn:  # a look under way would lease what nobody puts back
+            await in_thread(self._poll.close)
+
+    async def __aenter__(self) -> AsyncPoll:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def __repr__(self) -> str:
+        return f"<Async{repr(self._poll)[1:]}"

@@ -1,0 +1,104 @@
+"""Verbs on a queue as a whole: its dead letters, all its leases, purge, delete, garbage collection, and the check."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from fsqueue import administration, deadletters, upkeep
+from fsqueue.arguments import EVERY, Every, selector, task_ids, translated, verb, whole
+from fsqueue.callers import calling
+from fsqueue.fsck import Finding, fsck
+from fsqueue.store import Store
+from fsqueue.task import DeadLetter, GcReport
+
+
+class Maintenance:
+    """The part of a queue that its keeper calls."""
+
+    store: Store
+
+    # -- dead letters ---------------------------------------------------------------------------------------
+
+    def dead(self, where: Callable[[DeadLetter], bool] | None = None) -> Iterator[DeadLetter]:
+        """The dead letters, or those for which `where(letter)` is true."""
+        if where is not None:
+            calling(where)  # refuses what is no function
+        self._write_letters()
+        letters = translated(self.store, deadletters.letters(self.store), "reading dead letters")
+        return letters if where is None else filter(where, letters)
+
+    @verb("retrying dead letters")
+    def retry_dead(
+        self, ids: str | Iterable[str] | None = None, where: Callable[[DeadLetter], bool] | None = None
+    ) -> int:
+        """Insert dead tasks again, with new ids and all attempts before them; returns how many."""
+        wanted = None if ids is None else task_ids(ids)
+        self._write_letters()
+        retried = deadletters.retry(self.store, wanted, None if where is None else calling(where))
+        self.store.ring()
+        return retried
+
+    @verb("purging dead letters")
+    def purge_dead(
+        self, ids: str | Iterable[str] | None = None, where: Callable[[DeadLetter], bool] | None = None
+    ) -> int:
+        """Throw dead letters away; returns how many."""
+        wanted = None if ids is None else task_ids(ids)
+        self._write_letters()
+        return deadletters.purge(self.store, wanted, None if where is None else calling(where))
+
+    @verb("writing dead letters")
+    def _write_letters(self) -> None:
+        self.store.refresh(now=True)
+        upkeep.write_letters(self.store)
+
+    # -- the whole queue ----------------------------------------------------------------------------------------
+
+    @verb("releasing all leases")
+    def release_all(
+        self,
+        *,
+        worker: str | Every = EVERY,
+        host: str | Every = EVERY,
+        slurm_job: str | Every = EVERY,
+        offline: bool = False,
+    ) -> int:
+        """End leases from outside, uncharged: all, or those of a worker's name, host or Slurm job. Returns how many.
+
+        None and "" are refused: they come from a variable that was never set. To end all leases, leave all three out.
+
+        Workers that go on get LeaseLost. `offline` says that nobody is working: a batch that is
+        locked is then an error (LockTimeout) at once, instead of being waited for.
+        """
+        chosen = selector("worker", worker), selector("host", host), selector("slurm_job", slurm_job)
+        return administration.release_all(self.store, *chosen, offline)
+
+    @verb("purging")
+    def purge(self) -> None:
+        """Drop everything in the queue, at once and whatever its size; settings stay, counts begin at zero."""
+        administration.purge(self.store)
+
+    @verb("deleting the queue")
+    def delete(self, *, wait: bool = False) -> None:
+        """Delete the queue at once, whatever its size. Its files go in the background or (`wait`) before this ends."""
+        administration.delete(self.store, wait)
+
+    @verb("collecting garbage")
+    def gc(self, *, touch: bool = False, history_days: int | None = None) -> GcReport:
+        """Mend what crashes left behind; reap trash and old staged files. Safe at any time.
+
+        `touch` refreshes the times of all files that the queue needs, for scratch systems that delete
+        idle files; `history_days`: older history is removed.
+        """
+        if history_days is not None:
+            whole("history_days", history_days, 0)
+        return upkeep.gc(self.store, touch, history_days)
+
+    def fsck(self, *, repair: bool = False, progress: Callable[[int, int], object] | None = None) -> Iterator[Finding]:
+        """What is wrong on disk, as it is found (nothing, in a sound queue, also a busy one). Safe at any time.
+
+        `repair` mends each finding before it is yielded, or says in its `note` why that could not be;
+        nothing that may be needed is removed: see `.quarantine`. `progress(done, steps)` is called now and then.
+        """
+        found = fsck(self.store, repair, None if progress is None else calling(progress))
+        return translated(self.store, found, "checking the queue")

@@ -1,0 +1,171 @@
+"""A program of a user that calls every public verb: type checkers must have nothing to say against it. Never run."""
+# pyright: strict
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsqueue
+from fsqueue import Bury, LeasedTask, LeaseLost, Queue, Retry, Task, doctor
+
+
+def render(tile: int) -> None:
+    print(tile)
+
+
+def handle(payload: dict[str, Any], task: LeasedTask) -> int:
+    if task.attempt > 3:
+        raise Bury("three times are enough")
+    if "tile" not in payload:
+        raise Retry(5)
+    return len(payload)
+
+
+@fsqueue.task
+def double(number: int) -> int:
+    return 2 * number
+
+
+def make(path: Path, durability: fsqueue.Durability) -> Queue:
+    queue = Queue.create(path, shards=16, backoff_s=[1, 60], durability=durability, exist_ok=True)
+    settings: fsqueue.Settings = queue.settings
+    assert settings.backoff_s[0] <= settings.backoff_s[1]
+    assert settings.durability == durability
+    assert queue == Queue(path, worker="me")
+    assert queue.generation >= 1
+    return queue
+
+
+def insert(queue: Queue) -> list[str]:
+    first: fsqueue.TaskRef = queue.insert({"tile": 1}, delay_s=5, strict=True)
+    second = queue.insert(Task(b"bytes", available_at=1.8e9))
+    count: int = queue.insert_many(({"tile": n} for n in range(10)), batch_tasks=5, total=10, commit="seed")
+    assert count in (0, 10)
+    assert first.inserted
+    commit: fsqueue.Commit = queue.commit("more")
+    part: fsqueue.CommitPart = commit.stage(["a", "b"], strict=True)
+    report: fsqueue.CommitReport = commit.publish([part], overwrite=False)
+    found: fsqueue.CommitReport | None = commit.publish(part) if report.repeated else commit.committed()
+    same = queue.commit(commit.name, attempt=part.attempt)
+    assert found is not None
+    assert same.forget() or same.discard()
+    return [first.id, str(second)]
+
+
+def work(queue: Queue) -> int:
+    done = 0
+    for task in queue.poll(lease_s=60, prefetch=2, until="drained", errors="record", stop_after_failures=10):
+        with task:
+            render(task.payload["tile"])
+            task.renew(60)
+            done += 1
+    loop: fsqueue.Poll = queue.poll(until="forever", errors="raise")
+    with loop:
+        with next(loop) as task:
+            task.complete({"done": done})
+        loop.close()
+    return done
+
+
+async def work_async(queue: Queue) -> None:
+    loop: fsqueue.AsyncPoll = queue.poll_async(until="drained")
+    async with loop:
+        async for task in loop:
+            async with task:
+                await asyncio.sleep(task.payload["seconds"])
+    await loop.aclose()
+
+
+def verbs(queue: Queue) -> None:
+    task, *others = queue.lease(5, lease_s=30, wait_s=1, strict=False)
+    held = queue.attach(task.token)
+    until: float = held.lease_until
+    assert until
+    assert held.id
+    assert held.version >= 0
+    assert held.queue == queue
+    try:
+        queue.renew(task, 60)
+        queue.renew(others)
+        queue.complete(others, results={one.id: one.attempt for one in others})
+        queue.complete(task)
+        queue.release(task, delay_s=1)
+        queue.release([task])
+        task.fail("no luck", delay_s=5)
+        task.release(1)
+        task.bury("hopeless")
+        task.complete()
+    except LeaseLost as lost:
+        print(lost.tasks, lost.reason)
+    print(queue.cancel(task.id) + queue.cancel([task.id]))
+    print(queue.release_all() + queue.release_all(worker="me", offline=True) + queue.release_all(slurm_job="5"))
+
+
+def look(queue: Queue, state: fsqueue.State) -> Iterator[dict[str, Any]]:
+    status: fsqueue.Status = queue.status(exact=False)
+    remaining: int = status.remaining + status.as_dict()["waiting"]
+    activity: fsqueue.Activity = queue.activity(60)
+    rate: fsqueue.Rate | None = activity.completed
+    left: fsqueue.TimeLeft | None = activity.left(remaining)
+    held: list[fsqueue.Held] = activity.oldest
+    failures: list[fsqueue.Failure] = activity.failures
+    locks: list[fsqueue.StuckLock] = queue.stuck()
+    print(rate, left, held, failures, locks, queue.is_drained(), queue.wait(timeout_s=5, poll=print))
+    infos: list[fsqueue.TaskInfo] = [*queue.peek(3), queue.task("id"), *queue.tasks("waiting"), *queue.tasks(state)]
+    for info in infos:
+        moves: list[fsqueue.Movement] = queue.history(info.id)
+        yield info.as_dict() | {"state": info.state, "moves": [move.as_dict() for move in moves]}
+    print(fsqueue.wait([queue]), fsqueue.wait(fsqueue.queues("/scratch"), timeout_s=1))
+
+
+def keep(queue: Queue) -> None:
+    letters: list[fsqueue.DeadLetter] = list(queue.dead(where=lambda letter: letter.attempt > 1))
+    print(queue.retry_dead([letter.id for letter in letters]), queue.retry_dead(letters[0].id))
+    print(queue.purge_dead(where=lambda letter: "typo" in letter.reason))
+    report: fsqueue.GcReport = queue.gc(touch=True, history_days=30)
+    findings: list[fsqueue.Finding] = list(queue.fsck(repair=False, progress=lambda done, steps: None))
+    print(report.as_dict(), [finding.as_dict() for finding in findings])
+    queue.purge()
+    queue.delete(wait=True)
+    with queue:
+        queue.close()
+
+
+def tell(event: fsqueue.Event) -> None:
+    print(event.kind, event.text)
+
+
+def run(queue: Queue) -> fsqueue.WorkerReport:
+    print(double(4))
+    worker = fsqueue.Worker([queue], handle, processes=2, until="drained", tell=tell)
+    try:
+        return worker.run()
+    finally:
+        worker.stop()
+
+
+def examine(path: Path) -> str:
+    report: fsqueue.Report = doctor.examine(path)
+    return report.verdict
+
+
+def explain(error: Exception) -> int:
+    match error:
+        case fsqueue.InvalidTask(index=index) if index is not None:
+            return index
+        case fsqueue.StorageFull() | fsqueue.LockTimeout() | fsqueue.QueueNotFound():
+            return error.exit_code
+        case _:
+            return 1
+
+
+if __name__ == "__main__":
+    tiles = make(Path("/scratch/tiles"), "default")
+    insert(tiles)
+    asyncio.run(work_async(tiles))
+    print(examine(tiles.path), work(tiles), list(look(tiles, "dead")), run(tiles).as_dict(), fsqueue.__version__)
+    verbs(tiles)
+    keep(tiles)

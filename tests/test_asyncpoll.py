@@ -1,0 +1,224 @@
+"""Poll for asyncio: looks in threads, sleeps in the event loop, and leaves nothing leased when it is cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import fsqueue
+from fsqueue import Queue, StorageError
+from fsqueue.aside import in_thread
+from fsqueue.filesystem import Filesystem
+
+TIMEOUT_S = 60.0
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(TIMEOUT_S):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+def test_everything_is_handed_out_once_until_the_queue_is_drained(queue: Queue) -> None:
+    queue.insert_many(range(20), batch_tasks=5)
+
+    async def main() -> list[int]:
+        found = []
+        async for task in queue.poll_async(prefetch=3):
+            async with task:
+                found.append(task.payload)
+        return found
+
+    assert sorted(asyncio.run(main())) == list(range(20))
+    assert queue.status().completed == 20
+
+
+@pytest.mark.once
+def test_a_failing_task_is_recorded_and_the_loop_goes_on(queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
+    queue.insert_many(range(4))
+
+    async def main() -> None:
+        done = 0
+        async with queue.poll_async(until="forever") as loop:
+            async for task in loop:
+                async with task:
+                    done += 1
+                    if task.payload == 2:
+                        raise ZeroDivisionError
+                if done == 4:
+                    break
+
+    asyncio.run(main())
+    status = queue.status()
+    assert (status.completed, status.remaining, status.leased, len(caplog.records)) == (3, 1, 0, 1)
+
+
+@pytest.mark.once
+def test_several_coroutines_share_a_loop(queue: Queue) -> None:
+    queue.insert_many(range(12), batch_tasks=12)
+    at_once: set[str] = set()
+
+    async def work(loop: fsqueue.AsyncPoll, together: asyncio.Barrier) -> int:
+        count = 0
+        async for task in loop:
+            async with task:
+                at_once.add(task.id)
+                if count == 0:
+                    await together.wait()
+                count += 1
+        return count
+
+    async def main() -> int:
+        together = asyncio.Barrier(3)
+        loop = queue.poll_async()
+        return sum(await asyncio.gather(*(work(loop, together) for _ in range(3))))
+
+    async def limited() -> int:
+        async with asyncio.timeout(TIMEOUT_S):
+            return await main()
+
+    assert asyncio.run(limited()) == 12
+    assert (len(at_once), queue.status().completed) == (12, 12)
+
+
+@pytest.mark.once
+def test_a_cancellation_releases_the_task_of_the_block_and_what_was_leased_ahead(queue: Queue) -> None:
+    queue.insert_many(range(5), batch_tasks=5)
+    begun = threading.Event()
+
+    async def work() -> None:
+        async with queue.poll_async(prefetch=4) as loop:
+            async for task in loop:
+                async with task:
+                    begun.set()
+                    await asyncio.sleep(1000)
+
+    async def main() -> None:
+        running = asyncio.create_task(work())
+        await until(begun.is_set)
+        assert queue.status().leased == 4
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert (queue.status().leased, queue.status().waiting) == (0, 5)
+        assert {info.attempt for info in queue.tasks()} == {0}
+
+    asyncio.run(main())
+
+
+@pytest.mark.once
+def test_a_cancellation_during_a_look_releases_what_it_finds(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue.insert_many(range(3), batch_tasks=3)
+    inside, go_on = threading.Event(), threading.Event()
+    look = Queue._look
+
+    def held_up(*arguments: object) -> object:
+        got = look(*arguments)  # type: ignore[arg-type]
+        inside.set()
+        go_on.wait(TIMEOUT_S)
+        return got
+
+    monkeypatch.setattr(Queue, "_look", held_up)
+
+    async def main() -> None:
+        loop = queue.poll_async(prefetch=2)
+        running = asyncio.create_task(anext(loop))
+        await until(inside.is_set)
+        assert queue.status().leased == 2
+        running.cancel()
+        await asyncio.sleep(0.01)
+        running.cancel()  # twice, as by a timeout around a timeout
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert queue.status().leased == 0
+        task = await anext(loop)  # it was the wait that was cancelled, not the loop
+        task.complete()
+        await loop.aclose()
+        assert (queue.status().completed, queue.status().leased) == (1, 0)
+
+    asyncio.run(main())
+
+
+@pytest.mark.once
+def test_an_idle_loop_sleeps_outside_of_threads_and_ends_at_once(queue: Queue) -> None:
+    async def main() -> None:
+        loop = queue.poll_async(until="forever")
+        waiting = asyncio.create_task(anext(loop, None))
+        await until(lambda: loop._turn.locked())
+        await asyncio.sleep(0.3)
+        cancelled = asyncio.create_task(anext(loop, None))
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
+        async with asyncio.timeout(TIMEOUT_S):
+            await loop.aclose()
+            assert await waiting is None
+        assert await anext(loop, None) is None
+        assert repr(loop) == f"<AsyncPoll of {queue!r} until forever, closed>"
+
+    asyncio.run(main())
+
+
+@pytest.mark.once
+def test_what_comes_later_is_found(queue: Queue) -> None:
+    async def main() -> object:
+        async with asyncio.timeout(TIMEOUT_S), queue.poll_async(until="forever") as loop:
+            waiting = asyncio.create_task(anext(loop))
+            await asyncio.sleep(0.2)
+            await asyncio.to_thread(queue.insert, "late")
+            async with await waiting as task:
+                return task.payload
+
+    assert asyncio.run(main()) == "late"
+    assert queue.status().completed == 1
+
+
+@pytest.mark.once
+def test_errors_of_the_filesystem_are_ours(queue: Queue, tmp_path: Path) -> None:
+    fs = Filesystem(str(queue.path), shared=False)
+    q = Queue(queue.path, filesystem=fs)
+    q.insert("x")
+
+    def broken(fd: int, data: bytes) -> int:
+        raise OSError(5, "Input/output error")
+
+    async def main() -> None:
+        async for _ in q.poll_async():
+            pytest.fail("nothing could be leased")
+
+    fs.write = broken  # type: ignore[method-assign]
+    with pytest.raises(StorageError, match="Input/output error"):
+        asyncio.run(main())
+
+
+@pytest.mark.once
+def test_a_cancellation_waits_for_the_thread_and_keeps_its_error_quiet(caplog: pytest.LogCaptureFixture) -> None:
+    inside, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def act() -> None:
+        inside.set()
+        go_on.wait(TIMEOUT_S)
+        ended.set()
+        raise ZeroDivisionError
+
+    async def main() -> None:
+        running = asyncio.create_task(in_thread(act))
+        await until(inside.is_set)
+        running.cancel()
+        await asyncio.sleep(0.01)
+        assert not running.done()
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert ended.is_set()
+        with pytest.raises(ZeroDivisionError):
+            await in_thread(act)
+
+    asyncio.run(main())
+    assert caplog.records == []
