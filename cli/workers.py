@@ -9,6 +9,7 @@ import click
 import fsqueue
 from fsqueue import nodes
 from fsqueue import workers as holders
+from fsqueue.errors import from_os_error
 
 from .common import brief, duration, example, json_option, moment, queue_argument
 from .printing import print_json, print_table, say
@@ -40,8 +41,14 @@ def workers(queue: str, release_dead: bool, admit: tuple[str, ...], as_json: boo
     """
     with fsqueue.Queue(queue) as q:
         store = q.store
-        admitted = [node for node in admit if nodes.admit(store, node)]
-        dead, released = holders.release_dead(store) if release_dead else ([], 0)
+        try:
+            admitted = [node for node in admit if nodes.admit(store, node)]
+        except OSError as error:
+            raise from_os_error(error, "admitting nodes") from error
+        try:
+            dead, released = holders.release_dead(store) if release_dead else ([], 0)
+        except OSError as error:
+            raise from_os_error(error, "releasing what the dead hold") from error
         found = holders.workers(store)
         failing = nodes.failing(store)
         now = store.clock.now_ms() / 1000

@@ -21,6 +21,9 @@ ONE_HOST = "Locks exclude on this host only, though they succeed: workers on two
 ANOTHER = "Use another filesystem that all hosts share (NFS 4, Lustre with flock, Spectrum Scale, CephFS)."
 TRY = "Try it: type 'fsqueue doctor PATH --join' here and on a second host."
 
+MEMORY = ("tmpfs", "ramfs", "rootfs")
+"""What lies in a host's memory."""
+
 COHERENT = {
     "gpfs": "Spectrum Scale",
     "ceph": "CephFS",
@@ -65,6 +68,16 @@ def known(mount: Mount) -> Known:
             TRY,
         )
     return (_BY_KIND.get(mount.kind) or _other)(mount)
+
+
+def volatile(mount: Mount) -> str:
+    """Return what a host loses, at its restart, of a queue on this mount; an empty text if nothing."""
+    if mount.kind not in MEMORY:
+        return ""
+    return (
+        f"on {mount.kind}, in this host's memory: when the host restarts, the queue and all that is in it are lost "
+        "(tasks, results, dead letters, history). No other host sees it. Good for tests; for work choose a disk."
+    )
 
 
 def is_unfit(mount: Mount) -> bool:
@@ -270,7 +283,7 @@ _BY_KIND: dict[str, Callable[[Mount], Known]] = {
     "ocfs2": _ocfs2,
     **dict.fromkeys(("orangefs", "pvfs2"), _orangefs),
     **dict.fromkeys(("9p", "virtiofs"), _guest),
-    **dict.fromkeys(("tmpfs", "ramfs", "rootfs"), _memory),
+    **dict.fromkeys(MEMORY, _memory),
     "overlay": _overlay,
     **dict.fromkeys(OBJECT_STORES, _object_store),
     **dict.fromkeys(HOST_FOLDERS, _host_folder),

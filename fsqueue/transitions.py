@@ -55,6 +55,10 @@ def locked(store: Store, batch: Batch, wait_s: float = LOCK_TIMEOUT_S) -> Iterat
             log.leave()
 
 
+ALREADY = "you have completed it already"
+"""Why a lease does not hold with which the task was completed before."""
+
+
 def why_lost(ledger: Ledger, index: int) -> str:
     """Why a lease on a task does not hold."""
     if index >= ledger.count:
@@ -64,6 +68,11 @@ def why_lost(ledger: Ledger, index: int) -> str:
         holder = ledger.holder[index]
         return f"taken over by {describe(holder.worker if holder is not None else None)}"
     return {COMPLETED: "completed", DEAD: "dead", CANCELLED: "cancelled"}.get(state, "given back")
+
+
+def already(tasks: str) -> str:
+    """Return the sentence about tasks that the caller's own lease has completed."""
+    return f"You have completed {tasks} already, with this lease. That counts, and nothing is left to do."
 
 
 class Losses:
@@ -92,6 +101,8 @@ class Losses:
             reason = ", ".join(sorted(self.reasons))
             kind = LeaseExpired if self.expired else LeaseLost
             some = self.tasks[0] if len(self.tasks) == 1 else f"{len(self.tasks)} tasks ({self.tasks[0]}, ...)"
+            if self.reasons == {ALREADY}:
+                raise LeaseLost(already(some), self.tasks, reason)
             raise kind(
                 f"The lease of {some} holds no longer ({reason}). Drop the result: the task is somebody else's.",
                 self.tasks,
@@ -208,21 +219,33 @@ def _in_batch(
                 if len(held) < len(indices):
                     for index in set(indices).difference(held):
                         if not done(ledger, index, lease):
-                            losses.add(batch, [index], why_lost(ledger, index))
+                            is_own = completed_by(ledger, index, lease)
+                            losses.add(batch, [index], ALREADY if is_own else why_lost(ledger, index))
                 if held:
                     act(log, lease, held, at)
             if not log.ledger.left:
                 finishing.try_finish(store, log)
     except FileNotFoundError:
-        records = history.find(store, batch) if uncertain is not None else []
+        records = _history_of(store, batch, done, uncertain)
         if records is None and uncertain is not None:
             raise uncertain from None
         ledger = history.replay(records or [])
         for lease, indices in leases.items():
-            lost = [index for index in indices if not done(ledger, index, lease)]
-            if lost:
-                losses.add(batch, lost, "the batch has finished")
+            for index in indices:
+                if uncertain is None or not done(ledger, index, lease):
+                    is_own = completed_by(ledger, index, lease)
+                    losses.add(batch, [index], ALREADY if is_own else "the batch has finished")
     return losses
+
+
+def _history_of(store: Store, batch: Batch, done: Done, uncertain: OSError | None) -> history.Records | None:
+    """Return the records of a finished batch, where they may tell that the caller has completed the task."""
+    if uncertain is not None:
+        return history.find(store, batch)
+    if done is completed_by:
+        with suppress(OSError):  # the lease is lost in any case: this only chooses the words
+            return history.find(store, batch)
+    return None
 
 
 Results = Mapping[tuple[Batch, int], bytes]
