@@ -71,7 +71,10 @@ def show(queue: str, task: str, as_json: bool) -> None:
     task_id = task.partition("@")[0]
     with fsqueue.Queue(queue) as q:
         info = q.task(task_id)
-        movements = q.history(task_id)
+        try:
+            movements = q.history(task_id)
+        except fsqueue.TaskNotFound:
+            movements = []  # the queue keeps none of finished tasks, but their dead letters
         settled = deadletters.settled_as(q.store, task_id) if info.state == "dead" else None
     done, new_id = settled or (None, None)
     if as_json:

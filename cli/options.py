@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 _NUMBER = r"(?:\d+(?:\.\d*)?|\.\d+)"
-_PLAIN = re.compile(rf"{_NUMBER}(?:e[+-]?\d+)?", re.IGNORECASE)
-_CLOCK = re.compile(rf"(?:(?P<d>\d+)-)?(?:(?P<h>\d+):)?(?P<m>\d+):(?P<s>{_NUMBER})")
+_PLAIN = re.compile(rf"{_NUMBER}(?:e[+-]?\d+)?", re.IGNORECASE | re.ASCII)
+_CLOCK = re.compile(rf"(?:(?P<d>\d+)-)?(?:(?P<h>\d+):)?(?P<m>\d+):(?P<s>{_NUMBER})", re.ASCII)
 _UNITS = {"w": 604_800.0, "d": 86_400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 _PARTS = re.compile(
     rf"(?:(?P<w>{_NUMBER})\s*w)?\s*(?:(?P<d>{_NUMBER})\s*d)?\s*(?:(?P<h>{_NUMBER})\s*h)?\s*"
-    rf"(?:(?P<m>{_NUMBER})\s*m(?:in)?)?\s*(?:(?P<s>{_NUMBER})\s*s)?\s*(?:(?P<ms>{_NUMBER})\s*ms)?"
+    rf"(?:(?P<m>{_NUMBER})\s*m(?:in)?)?\s*(?:(?P<s>{_NUMBER})\s*s)?\s*(?:(?P<ms>{_NUMBER})\s*ms)?",
+    re.ASCII,
 )
 
 

@@ -91,7 +91,7 @@ def create(
         has = asdict(q.settings)
         others = {name: has[name] for name, value in given.items() if has[name] != value}
         if others:
-            said = ", ".join(f"{name} is {value!r}, not {given[name]!r}" for name, value in others.items())
+            said = ", ".join(f"{name} is {_said(value)}, not {_said(given[name])}" for name, value in others.items())
             hint(f"warning: {q.path} was there already, and keeps its settings: {said}.")
         if is_new and (lost := mountadvice.volatile(mount_of(str(q.path)))):
             hint(f"warning: {q.path} is {lost}")
@@ -180,6 +180,13 @@ def gc(
     else:
         for name, value in report.items():
             say(f"{name.replace('_', ' '):<20} {value}")
+
+
+def _said(value: object) -> str:
+    """Return a setting as it would be typed."""
+    if isinstance(value, tuple):
+        return " ".join(map(_said, value))
+    return "none" if value is None else f"{value:.12g}" if isinstance(value, float) else str(value)
 
 
 def _inventory(status: fsqueue.Status) -> str:

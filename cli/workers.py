@@ -41,10 +41,7 @@ def workers(queue: str, release_dead: bool, admit: tuple[str, ...], as_json: boo
     """
     with fsqueue.Queue(queue) as q:
         store = q.store
-        try:
-            admitted = [node for node in admit if nodes.admit(store, node)]
-        except OSError as error:
-            raise from_os_error(error, "admitting nodes") from error
+        admitted = [node for node in admit if nodes.admit(store, node)]
         try:
             dead, released = holders.release_dead(store) if release_dead else ([], 0)
         except OSError as error:
@@ -52,6 +49,7 @@ def workers(queue: str, release_dead: bool, admit: tuple[str, ...], as_json: boo
         found = holders.workers(store)
         failing = nodes.failing(store)
         now = store.clock.now_ms() / 1000
+    refused = {node.node for node in failing}.intersection(admit).difference(admitted)  # a warning says why
     if as_json:
         said: dict[str, Any] = {"workers": [worker.as_dict() for worker in found]}
         said["nodes"] = [node.as_dict() for node in failing]
@@ -60,9 +58,11 @@ def workers(queue: str, release_dead: bool, admit: tuple[str, ...], as_json: boo
         if admit:
             said["admitted"] = admitted
         print_json(said)
+        _end(refused)
         return
     for node in admit:
-        say(f"{brief(node)}: {'takes tasks again' if node in admitted else 'no failures are counted there'}")
+        other = "its failures could not be forgotten" if node in refused else "no failures are counted there"
+        say(f"{brief(node)}: {'takes tasks again' if node in admitted else other}")
     if release_dead:
         say(f"released {released:,} task(s) of {len(dead):,} dead worker(s)")
     if found:
@@ -74,6 +74,13 @@ def workers(queue: str, release_dead: bool, admit: tuple[str, ...], as_json: boo
         say(
             brief(f"node {node_found.node}: the last {node_found.failures} task(s) failed{excluded}; {when}{why}", 200)
         )
+    _end(refused)
+
+
+def _end(refused: set[str]) -> None:
+    """Exit with 1 if nodes could not be admitted."""
+    if refused:
+        raise click.exceptions.Exit(1)
 
 
 def _row(worker: holders.Worker, now: float) -> tuple[str, ...]:

@@ -15,14 +15,17 @@ import sys
 import termios
 import time
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 _TOKEN = re.compile(r"\x1b\[(\d*)([A-Za-z])|([\r\n])|([^\x00-\x1f\x7f-\x9f])|([\x00-\x1f\x7f-\x9f])")
 
 
 class Terminal:
-    """Starts `python -m fsqueue_cli ARGUMENTS`; `read` follows what it writes, as a plain terminal would."""
+    """Starts `python PROGRAM ARGUMENTS`, by default the command line.
+
+    `read` follows what it writes, as a plain terminal would.
+    """
 
     def __init__(
         self,
@@ -31,6 +34,7 @@ class Terminal:
         rows: int = 24,
         encoding: str = "utf-8",
         env: dict[str, str] | None = None,
+        program: Sequence[str] = ("-m", "fsqueue_cli"),
     ) -> None:
         self.columns, self.rows, self.encoding = columns, rows, encoding
         self.main, side = pty.openpty()
@@ -40,7 +44,7 @@ class Terminal:
         self.raw = b""
         self.clear()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "fsqueue_cli", *map(str, arguments)],
+            [sys.executable, *program, *map(str, arguments)],
             stdin=side,
             stdout=side,
             stderr=side,
