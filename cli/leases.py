@@ -13,7 +13,6 @@ import orjson
 
 import fsqueue
 from fsqueue import known
-from fsqueue.transitions import ALREADY, already
 
 from . import entry
 from .common import confirm, example, json_option, queue_argument, words, worker_option, yes_option
@@ -144,14 +143,12 @@ class Settling:
                 self.lost[token.partition("@")[0]] = str(error)
             except fsqueue.TaskNotFound:
                 absent.append(token)
-        for token, reason in known.why_lost(q.store, absent).items() if absent else ():
+        for token, why in known.why_lost(q.store, absent).items() if absent else ():
             task_id = token.partition("@")[0]
-            if reason is None:
+            if why is None:
                 self.unknown.append(task_id)
-            elif reason == ALREADY:
-                self.lost[task_id] = already(task_id)
             else:
-                self.lost[task_id] = f"Its lease holds no longer ({reason}). Discard the result."
+                self.lost[task_id] = why
         return list(tasks.values())
 
     def _report(self) -> None:

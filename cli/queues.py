@@ -13,7 +13,6 @@ import click
 
 import fsqueue
 from fsqueue import mountadvice
-from fsqueue.filesystem import mount_of
 from fsqueue.upkeep import Reaping, reap
 
 from .common import (
@@ -93,7 +92,7 @@ def create(
         if others:
             said = ", ".join(f"{name} is {_said(value)}, not {_said(given[name])}" for name, value in others.items())
             hint(f"warning: {q.path} was there already, and keeps its settings: {said}.")
-        if is_new and (lost := mountadvice.volatile(mount_of(str(q.path)))):
+        if is_new and (lost := mountadvice.volatile(str(q.path))):
             hint(f"warning: {q.path} is {lost}")
         if as_json:
             print_json({"queue": str(q.path), "created": is_new, "settings": has})

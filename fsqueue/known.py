@@ -22,18 +22,28 @@ def unknown(store: Store, ids: Iterable[str]) -> list[str]:
 
 
 def why_lost(store: Store, tokens: Iterable[str]) -> dict[str, str | None]:
-    """Return why the leases of these tokens hold no longer, from the history, too; None for an unknown task."""
+    """Return a sentence on why the lease of each token holds no longer; None for an unknown task.
+
+    Also of batches that have finished: the history tells.
+    """
     leases = {token: names.parse_token(token) for token in tokens}
     outcomes = _outcomes(store, {token: (batch, index) for token, (batch, index, _) in leases.items()})
     reasons: dict[str, str | None] = {}
     for token, became in outcomes.items():
-        _, index, lease = leases[token]
-        if isinstance(became, Ledger):
-            is_own = transitions.completed_by(became, index, lease)
-            reasons[token] = transitions.ALREADY if is_own else transitions.why_lost(became, index)
+        batch, index, lease = leases[token]
+        if became is None:
+            reasons[token] = None
+        elif isinstance(became, Ledger) and transitions.completed_by(became, index, lease):
+            reasons[token] = transitions.already(names.task_id(batch, index))
         else:
-            reasons[token] = became
+            reason = transitions.why_lost(became, index) if isinstance(became, Ledger) else became
+            reasons[token] = f"Its lease holds no longer ({reason}). Discard the result."
     return reasons
+
+
+def settled_as(store: Store, task_id: str) -> tuple[str, str | None] | None:
+    """Return what was done about a dead letter: `retried` and the new id, or `purged`; None if nothing was."""
+    return deadletters.settled_as(store, task_id)
 
 
 def _outcomes(store: Store, wanted: dict[str, tuple[Batch, int]]) -> dict[str, Ledger | str | None]:

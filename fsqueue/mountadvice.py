@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fsqueue.errors import UnsafeFilesystem
-from fsqueue.filesystem import UNKNOWN, Mount, beegfs_setting
+from fsqueue.filesystem import UNKNOWN, Mount, beegfs_setting, mount_of
 
 OK, WARNING, UNFIT = "ok", "warning", "unfit"
 """A queue may be there; it may, with a limit that one should know; its promises would be broken."""
@@ -70,8 +70,9 @@ def known(mount: Mount) -> Known:
     return (_BY_KIND.get(mount.kind) or _other)(mount)
 
 
-def volatile(mount: Mount) -> str:
-    """Return what a host loses, at its restart, of a queue on this mount; an empty text if nothing."""
+def volatile(path: str) -> str:
+    """Return what the restart of this host loses of a queue at `path`; an empty text if nothing."""
+    mount = mount_of(path)
     if mount.kind not in MEMORY:
         return ""
     return (

@@ -52,9 +52,9 @@ def test_create_purge_and_delete_have_json(fsqueue_cli: Run, tmp_path: Path) -> 
 def test_create_in_memory_says_what_is_lost(
     fsqueue_cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fsqueue_cli.queues.mount_of", lambda path: Mount("ext4", "/", "rw"))
+    monkeypatch.setattr("fsqueue.mountadvice.mount_of", lambda path: Mount("ext4", "/", "rw"))
     assert fsqueue_cli("create", tmp_path / "on-disk").stderr == ""
-    monkeypatch.setattr("fsqueue_cli.queues.mount_of", lambda path: Mount("tmpfs", "/dev/shm", "rw"))
+    monkeypatch.setattr("fsqueue.mountadvice.mount_of", lambda path: Mount("tmpfs", "/dev/shm", "rw"))
     [said] = fsqueue_cli("create", tmp_path / "q").stderr.splitlines()
     assert "when the host restarts, the queue and all that is in it are lost" in said
     assert fsqueue_cli("create", tmp_path / "q", "--exist-ok").stderr == "", "its owner was told"
