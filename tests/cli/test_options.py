@@ -118,6 +118,16 @@ def test_durations_and_old_names_as_they_are_typed(fsqueue_cli: Run, tmp_path: P
     fsqueue_cli("wait", path, "--timeout", "10ms", code=124)
 
 
+@pytest.mark.parametrize("flag", ["--lease", "--lease-s"])
+def test_slurm_hands_old_and_new_names_to_the_workers(fsqueue_cli: Run, queue: Queue, flag: str) -> None:
+    queue.insert(1)
+    printed = fsqueue_cli("slurm", queue.path, flag, "1:00:00", "--time", "1:00:00", "--print", "--", "true").stdout
+    [sbatch, worker] = [line for line in printed.splitlines() if line.startswith(("sbatch", "exec"))]
+    assert f"{flag} 1:00:00" in worker
+    assert "--time 1:00:00" in sbatch
+    assert "--lease" not in sbatch
+
+
 def test_history_is_kept_by_days(fsqueue_cli: Run, queue: Queue) -> None:
     """A plain 30 would be half a minute, and all but the history of today would be gone."""
     for some in ("30", "1h", "1d1s"):
