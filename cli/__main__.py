@@ -1,6 +1,6 @@
 """`python -m fsqueue_cli`."""
 
-from .main import main
+from .entry import main
 
 if __name__ == "__main__":
     main()

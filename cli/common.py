@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 import time
@@ -19,17 +18,6 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 LINE_CHARS_MAX = 100
 """How much of a payload or a reason a table shows."""
-
-
-def seconds(value: str) -> float:
-    """A finite number of seconds, at least 0; fractions are allowed."""
-    try:
-        number = float(value)
-    except ValueError:
-        number = -1.0
-    if not math.isfinite(number) or number < 0:
-        raise click.BadParameter(f"{value!r} is not a number of seconds from 0.")
-    return number
 
 
 def _directories(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 import fsqueue
+from fsqueue import known
 from fsqueue.activity import alike, headline
 
 from .common import (
@@ -22,6 +23,7 @@ from .common import (
     words,
     yes_option,
 )
+from .counts import print_count
 from .printing import plain, print_json, print_table, say
 
 EXAMPLES_MAX = 3
@@ -152,11 +154,15 @@ def _headline(letter: fsqueue.DeadLetter) -> str:
 def retry(queue: str, ids: tuple[str, ...], conditions: tuple[Condition, ...], as_json: bool) -> None:
     """Make dead letters of Q waiting tasks again, with all their attempts.
 
-    Of the TASKs ('-': from standard input) and of those that meet the conditions; without either, all.
+    All of them, unless TASKs are named ('-': from standard input) or conditions given. With both, those of the TASKs
+    that meet the conditions. They get new ids: 'fsqueue show' of an old one tells the new one. Exit code 3: there is
+    no such task.
     """
     with fsqueue.Queue(queue) as q:
-        count = q.retry_dead(list(words(ids)) if ids else None, where=_all_of(conditions))
-    _print_count("retried", count, as_json)
+        chosen = list(words(ids)) if ids else None
+        count = q.retry_dead(chosen, where=_all_of(conditions))
+        unknown = known.unknown(q.store, dict.fromkeys(chosen or ()))
+    print_count("retried", count, as_json, unknown)
 
 
 @dead.command(epilog=example("fsqueue dead purge Q --where 'at<1790000000' --yes"))
@@ -168,20 +174,18 @@ def retry(queue: str, ids: tuple[str, ...], conditions: tuple[Condition, ...], a
 def purge(queue: str, ids: tuple[str, ...], conditions: tuple[Condition, ...], yes: bool, as_json: bool) -> None:
     """Drop dead letters of Q for good.
 
-    Of the TASKs ('-': from standard input) and of those that meet the conditions; without either, all.
+    All of them, unless TASKs are named ('-': from standard input) or conditions given. With both, those of the TASKs
+    that meet the conditions. Exit code 3: there is no such task.
     """
     with fsqueue.Queue(queue) as q:
-        chosen = list(words(ids)) if ids else None
-        which = f"{len(chosen):,}" if chosen is not None else "all"
-        confirm(
-            f"Drop {which} dead letter(s) of {q.path}{' that meet the conditions' if conditions else ''} for good?", yes
-        )
+        chosen = list(dict.fromkeys(words(ids))) if ids else None
+        whose = f"dead letter(s) of {q.path}"
+        if chosen is None:
+            which = f"all {whose} that meet the conditions" if conditions else f"all {whose}"
+        else:
+            which = f"the {len(chosen):,} named {whose}"
+            which = f"those of {which} that meet the conditions" if conditions else which
+        confirm(f"Drop {which} for good?", yes)
         count = q.purge_dead(chosen, where=_all_of(conditions))
-    _print_count("purged", count, as_json)
-
-
-def _print_count(name: str, count: int, as_json: bool) -> None:
-    if as_json:
-        print_json({name: count})
-    else:
-        say(count)
+        unknown = known.unknown(q.store, chosen or ())
+    print_count("purged", count, as_json, unknown)

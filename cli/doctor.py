@@ -9,7 +9,8 @@ import click
 from fsqueue.doctor import Report, examine, join
 from fsqueue.errors import UnsafeFilesystem
 
-from .common import duration, example, json_option, moment, seconds
+from .common import duration, example, json_option, moment
+from .options import DURATION
 from .printing import hint, passing, print_json, quoted, say
 
 MARKS = {"ok": "ok", "warning": "WARNING", "unfit": "UNFIT", "untried": "not tried"}
@@ -21,6 +22,10 @@ SENTENCES = {
     "warning": "Fit for a queue, with what is said above.",
     "unfit": "NOT fit for a queue: locks, names or writing do not work as they must.",
 }
+ONE_HOST = (
+    "Between two hosts NOTHING was shown: {why}. Type the command with --join on two hosts. "
+    "Whether locks exclude between them is not known."
+)
 
 
 @click.command(
@@ -32,7 +37,7 @@ fsqueue doctor /scratch/me --json | jq -r .verdict"""
 )
 @click.argument("path", metavar="PATH")
 @click.option("--join", "with_another", is_flag=True, help="Then make the tests between two hosts: type it on both.")
-@click.option("--timeout", "timeout_s", type=seconds, default=300.0, help="Seconds to wait for the other host [300].")
+@click.option("--timeout", "timeout_s", type=DURATION, default=300.0, help="How long to wait for the other host [5m].")
 @json_option
 def doctor(path: str, with_another: bool, timeout_s: float, as_json: bool) -> None:
     """Examine the mount that holds PATH: a queue, a directory, or a place where a queue could be.
@@ -42,7 +47,8 @@ def doctor(path: str, with_another: bool, timeout_s: float, as_json: bool) -> No
     Whether locks exclude between hosts takes two of them: type the command with --join on both. The
     first waits for the second; both print the verdict.
 
-    Exit codes: 0 fit (perhaps with warnings); 8 unfit; 124 --join, and no other host came or it fell silent.
+    Exit codes: 0 fit (perhaps with warnings); 8 unfit; 124 --join, and no other host came (only this one again), or it
+    fell silent.
     """
 
     def progress(step: str) -> None:
@@ -64,10 +70,10 @@ def doctor(path: str, with_another: bool, timeout_s: float, as_json: bool) -> No
     if as_json:
         print_json(report.as_dict())
     else:
-        _print(report)
+        _print(report, with_another)
     if report.verdict == "unfit":
         raise click.exceptions.Exit(UnsafeFilesystem.exit_code)
-    if with_another and report.partner is None:
+    if with_another and _why_untold(report):
         raise click.exceptions.Exit(TIMEOUT_EXIT)
 
 
@@ -76,7 +82,14 @@ def _end(*_: object) -> None:
     raise SystemExit(143)
 
 
-def _print(report: Report) -> None:
+def _why_untold(report: Report) -> str:
+    """Return why --join has shown nothing about two hosts; an empty text if it has."""
+    if report.partner is None:
+        return "the tests between two were not made"
+    return "both ends ran on this host" if report.same_host else ""
+
+
+def _print(report: Report, with_another: bool) -> None:
     say(f"{report.path} on {report.host}" + (f" and {report.partner}" if report.partner else ""))
     if report.directory != report.path:
         say(f"(it is not there; {report.directory} was examined)")
@@ -87,4 +100,5 @@ def _print(report: Report) -> None:
     for lock in report.stuck:
         say(f"{'stuck lock':<{WIDTHS[0]}}  {MARKS['warning']:<{WIDTHS[1]}}  {lock}")
         say(f"{'':<{sum(WIDTHS) + 4}}   {lock.path}, last written to {moment(lock.written)}")
-    say(SENTENCES[report.verdict])
+    why = _why_untold(report) if with_another and report.verdict != "unfit" else ""
+    say(ONE_HOST.format(why=why) if why else SENTENCES[report.verdict])

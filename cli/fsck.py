@@ -12,7 +12,7 @@ import click
 import fsqueue
 
 from .common import example, json_option, queue_argument
-from .printing import bar, print_json, say
+from .printing import bar, is_screen, print_json, say
 
 FINDINGS_EXIT = 10
 """Something was found, and is still so."""
@@ -35,7 +35,7 @@ class Bar:
 
     def show(self, done: int, steps: int) -> None:
         """So many of the steps are done."""
-        if not sys.stderr.isatty():
+        if not is_screen(sys.stderr):
             return
         if self._bar is None:
             self._bar = bar(total=steps, unit=" shards", desc="fsck", leave=False, delay=0.5)

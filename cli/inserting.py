@@ -9,6 +9,7 @@ import re
 import select
 import shlex
 import signal
+import stat
 import sys
 import time
 from collections.abc import Iterator
@@ -21,8 +22,9 @@ import orjson
 
 import fsqueue
 
-from .common import example, json_option, moment, queue_argument, seconds
-from .printing import bar, complain, print_json, say
+from .common import example, json_option, moment, queue_argument
+from .options import DURATION
+from .printing import bar, complain, hint, is_screen, print_json, say
 
 PROGRESS_AFTER_S = 1.0
 LOOK_EVERY = 256
@@ -34,6 +36,7 @@ SKIPPED_SHOWN_MAX = 20
 PUBLISH_S = 1.0
 """So long a task may wait for more input to come, before it is published."""
 
+EACH_ELEMENT = "For a task of each element, insert what \"jq -c '.[]'\" makes of it."
 CHUNK_BYTES = 1 << 16
 PAUSE = object()
 
@@ -45,7 +48,7 @@ _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
 @click.command(
     epilog=example(
         """seq 1000 | fsqueue insert Q
-fsqueue insert Q tasks.jsonl --delay 60
+fsqueue insert Q tasks.jsonl --delay 10m
 find /data -name '*.tif' | fsqueue insert Q --lines
 fsqueue insert Q tasks.jsonl --commit seed-2026-11   # all of it or nothing, and once, however often it is typed"""
     )
@@ -53,7 +56,7 @@ fsqueue insert Q tasks.jsonl --commit seed-2026-11   # all of it or nothing, and
 @queue_argument
 @click.argument("files", metavar="[FILE]...", nargs=-1, type=click.Path(allow_dash=True))
 @click.option("--lines", is_flag=True, help="Plain lines: each one is a task, its payload the line as a string.")
-@click.option("--delay", "delay_s", type=seconds, default=0.0, help="Seconds until the tasks become available.")
+@click.option("--delay", "delay_s", type=DURATION, default=0.0, help="How long until the tasks become available.")
 @click.option("--batch-tasks", type=int, metavar="N", help="Tasks to a file [grows with the input].")
 @click.option(
     "--skip-bad", is_flag=True, help="Go on after a bad line: name it on standard error, and end with exit code 1."
@@ -90,6 +93,7 @@ def insert(
         if commit is not None:
             _insert_once(q.commit(commit), source, batch_tasks, delay_s, as_json)
             return
+        source.check_files()
         count = 0
         failure: fsqueue.FsqueueError | None = None
         with source.interruptible():
@@ -111,9 +115,11 @@ def insert(
             complain(
                 "do not repeat the command: it would insert them again. Leave the first tasks out, as many as are in"
             )
-        complain(f"{_were_inserted(count)}, the first of the input, before this:")
+            complain(f"{_were_inserted(count)}, the first of the input, before this:")
         raise failure
     source.conclude(count)
+    if source.is_one_array and count == 1:
+        hint(f"hint: the input is one JSON array, and became one task. {EACH_ELEMENT}")
 
 
 def _insert_once(
@@ -122,6 +128,7 @@ def _insert_once(
     """The whole input under a name, unless it was committed before."""
     report = commit.committed()
     if report is None:
+        source.check_files()
         parts = []
         with source.interruptible():
             try:
@@ -190,11 +197,20 @@ class Source:
         self._bad: str | None = None
         self.ended = False
         self.skipped = 0
+        self.is_one_array = False
+        """Whether the first line is an array of several elements: which may have been meant as tasks."""
 
     @property
     def place(self) -> str:
         """The line that was read last; the file alone, if none was."""
         return f"{self._file}, line {self._line:,}" if self._line else self._file
+
+    def check_files(self) -> None:
+        """Refuse files that cannot be read, before anything is inserted: most often a name is mistyped."""
+        for name in self._files:
+            why = _why_unreadable(name) if name != "-" else None
+            if why is not None:
+                raise fsqueue.InvalidArgument(f"{name}: {why}. Nothing was inserted.")
 
     def until_pause(self) -> Iterator[Any]:
         """The payloads up to a pause of the input, or its end."""
@@ -261,6 +277,8 @@ class Source:
                     return
                 continue
             self._publish_at = min(self._publish_at, time.monotonic() + PUBLISH_S)
+            if self._line == 1 and type(payload) is list and len(payload) > 1:
+                self.is_one_array = True
             yield payload
 
     def _lines(self, file: IO[bytes]) -> Iterator[Any]:
@@ -369,7 +387,7 @@ class Progress:
 
     def __init__(self, files: tuple[str, ...]) -> None:
         self._files = files
-        self._wanted = sys.stderr.isatty()
+        self._wanted = is_screen(sys.stderr)
         self._due = time.monotonic() + PROGRESS_AFTER_S
         self._lines = self._bytes = 0
         self._bar: Any = None
@@ -397,6 +415,18 @@ class Progress:
             self._bar.close()
 
 
+def _why_unreadable(name: str) -> str | None:
+    """Return why a file cannot be read, in a few words; None if it seems that it can."""
+    try:
+        if stat.S_ISDIR(os.stat(name).st_mode):
+            return "it is a directory"
+    except FileNotFoundError:
+        return "no such file"
+    except OSError as error:
+        return error.strerror or str(error)
+    return None if os.access(name, os.R_OK) else "permission denied"
+
+
 def _open(name: str) -> IO[bytes]:
     if name == "-":
         if sys.stdin.isatty():
@@ -418,11 +448,20 @@ def _decode_json(line: bytes) -> Any:
     except orjson.JSONDecodeError as error:
         if "depth" in error.msg or "ecursion" in error.msg:
             raise BadLine("nests too deep: flatten it, or store it in a file and give its path") from None
-        hint = " (for plain lines use --lines)" if error.pos == 0 else ""
-        raise BadLine(f"is not JSON: {error}{hint}") from None
+        raise BadLine(f"is not JSON: {error}{_hint_at(line, error.pos)}") from None
     if _LONG_NUMBER.search(line):
         _refuse_rounding(line)
     return payload
+
+
+def _hint_at(line: bytes, position: int) -> str:
+    """Return what may have been meant by a line that is not JSON."""
+    begin = line.lstrip()[:1]
+    if begin == b"[":
+        return f" (an array over several lines? {EACH_ELEMENT})"
+    if begin == b"{":
+        return " (an object over several lines? 'jq -c .' makes a line of each)"
+    return " (for plain lines use --lines)" if position == 0 else ""
 
 
 def _refuse_rounding(line: bytes) -> None:

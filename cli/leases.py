@@ -12,12 +12,16 @@ import click
 import orjson
 
 import fsqueue
+from fsqueue import known
 
-from .common import confirm, example, json_option, queue_argument, seconds, words, worker_option, yes_option
+from . import entry
+from .common import confirm, example, json_option, queue_argument, words, worker_option, yes_option
+from .counts import UNKNOWN_EXIT, print_count, say_unknown
+from .options import DURATION, renamed
 from .printing import complain, print_json, say
 
 WAIT_STEP_S = (0.5, 5.0)
-"""How long an interrupted `lease --wait-s` may take to notice; longer, the longer it has waited."""
+"""How long an interrupted `lease --wait` may take to notice; longer, the longer it has waited."""
 
 tokens_argument = click.argument("tokens", metavar="TOKEN...", nargs=-1, required=True)
 
@@ -26,13 +30,15 @@ tokens_argument = click.argument("tokens", metavar="TOKEN...", nargs=-1, require
     epilog=example(
         """fsqueue lease Q                        # {"token": ..., "id": ..., "payload": ...}
 token=$(fsqueue lease Q --tokens) && work && fsqueue complete Q "$token"
-fsqueue lease Q -n 100 --wait-s 60 > mine.jsonl; fsqueue complete Q - < mine.jsonl"""
+fsqueue lease Q -n 100 --wait 1m > mine.jsonl; fsqueue complete Q - < mine.jsonl"""
     )
 )
 @queue_argument
-@click.option("-n", "n", type=click.IntRange(min=1), default=1, help="Most tasks to lease [1].")
-@click.option("--lease-s", type=seconds, help="Seconds until they come back, unless renewed or settled [the queue's].")
-@click.option("--wait-s", type=seconds, default=0.0, help="Seconds to wait for tasks if there are none.")
+@click.option("-n", "--limit", "n", metavar="N", type=click.IntRange(min=1), default=1, help="Most tasks to lease [1].")
+@renamed("--lease", "lease_s", former=["--lease-s"], type=DURATION,
+         help="How long until they come back, unless renewed or settled [the queue's].")  # fmt: skip
+@renamed("--wait", "wait_s", former=["--wait-s"], type=DURATION, default=0.0,
+         help="How long to wait for tasks if there are none.")  # fmt: skip
 @worker_option
 @click.option("--tokens/--json", "tokens_only", help="Print tokens only / a JSON object a line (default).")
 def lease(queue: str, n: int, lease_s: float | None, wait_s: float, worker: str | None, tokens_only: bool) -> None:
@@ -40,6 +46,8 @@ def lease(queue: str, n: int, lease_s: float | None, wait_s: float, worker: str 
 
     The other commands take the tokens. A task whose line cannot be written is put back.
     """
+    if "stdout" in entry.closed:
+        raise click.ClickException("Standard output is closed, so nobody could read the tokens. Nothing was leased.")
     with fsqueue.Queue(queue, worker) as q, noted_signals() as noted:
         q.store.lease_for_others()
         deadline, step_s = time.monotonic() + wait_s, WAIT_STEP_S[0]
@@ -94,11 +102,15 @@ def _as_dict(task: fsqueue.LeasedTask) -> dict[str, Any]:
 
 
 class Settling:
-    """Does one verb to the tasks of many tokens: to all that still hold; the others are named, with exit code 4."""
+    """Does one verb to the tasks of many tokens: to all that still hold; the others are named.
+
+    Exit code 4 if leases were lost, 3 if all the others are tasks that the queue does not know.
+    """
 
     def __init__(self, queue: str, tokens: tuple[str, ...], verb: str, as_json: bool) -> None:
         self._queue, self._tokens, self._verb, self._as_json = queue, list(words(tokens)), verb, as_json
         self.lost: dict[str, str] = {}
+        self.unknown: list[str] = []
         self.done: list[fsqueue.LeasedTask] = []
 
     def together(self, act: Callable[[fsqueue.Queue, list[fsqueue.LeasedTask]], object]) -> None:
@@ -126,21 +138,33 @@ class Settling:
 
     def _attach(self, q: fsqueue.Queue) -> list[fsqueue.LeasedTask]:
         """The tasks of those tokens that hold. A malformed token raises, before anything is done."""
-        tasks = {}
+        tasks, absent = {}, []
         for token in self._tokens:
             try:
                 tasks[token] = q.attach(token)
-            except (fsqueue.LeaseLost, fsqueue.TaskNotFound) as error:
+            except fsqueue.LeaseLost as error:
                 self.lost[token.partition("@")[0]] = str(error)
+            except fsqueue.TaskNotFound:
+                absent.append(token)
+        for token, why in known.why_lost(q.store, absent).items() if absent else ():
+            task_id = token.partition("@")[0]
+            if why is None:
+                self.unknown.append(task_id)
+            else:
+                self.lost[task_id] = why
         return list(tasks.values())
 
     def _report(self) -> None:
         if self._as_json:
-            print_json({self._verb: [task.id for task in self.done], "lost": list(self.lost)})
+            more = {"unknown": self.unknown} if self.unknown else {}
+            print_json({self._verb: [task.id for task in self.done], "lost": list(self.lost), **more})
         for task, why in self.lost.items():
             complain(f"{task}: {why}")
+        say_unknown(self.unknown)
         if self.lost:
             raise click.exceptions.Exit(4)
+        if self.unknown:
+            raise click.exceptions.Exit(UNKNOWN_EXIT)
 
 
 @click.command(epilog=example("""fsqueue complete Q "$token"\nfsqueue complete Q "$token" --result '{"mean": 0.5}'"""))
@@ -164,31 +188,32 @@ def complete(queue: str, tokens: tuple[str, ...], result: str | None, as_json: b
         settling.singly(lambda task: task.complete(value))
 
 
-@click.command(epilog=example('fsqueue renew Q "$token" --lease-s 3600'))
+@click.command(epilog=example('fsqueue renew Q "$token" --lease 1h'))
 @queue_argument
 @tokens_argument
-@click.option("--lease-s", type=seconds, help="Seconds from now [the queue's].")
+@renamed("--lease", "lease_s", former=["--lease-s"], type=DURATION, help="How long from now [the queue's].")
 @json_option
 def renew(queue: str, tokens: tuple[str, ...], lease_s: float | None, as_json: bool) -> None:
     """Extend the leases of the TOKENs ('-': read them from standard input). Exit code 4: a lease was lost."""
     Settling(queue, tokens, "renewed", as_json).together(lambda q, tasks: q.renew(tasks, lease_s=lease_s))
 
 
-@click.command(epilog=example('fsqueue release Q "$token" --delay 60'))
+@click.command(epilog=example('fsqueue release Q "$token" --delay 1m'))
 @queue_argument
 @tokens_argument
-@click.option("--delay", "delay_s", type=seconds, default=0.0, help="Seconds until they are available again.")
+@click.option("--delay", "delay_s", type=DURATION, default=0.0, help="How long until they are available again.")
 @json_option
 def release(queue: str, tokens: tuple[str, ...], delay_s: float, as_json: bool) -> None:
     """Put the tasks of the TOKENs back ('-': read them from standard input). It does not count as an attempt."""
     Settling(queue, tokens, "released", as_json).together(lambda q, tasks: q.release(tasks, delay_s))
 
 
-@click.command(epilog=example('fsqueue fail Q "$token" --error "no such image"'))
+@click.command(epilog=example('fsqueue fail Q "$token" --reason "no such image"'))
 @queue_argument
 @tokens_argument
-@click.option("--error", required=True, help="What went wrong; kept, and the reason if the task becomes a dead letter.")
-@click.option("--delay", "delay_s", type=seconds, help="Seconds until the next attempt [the queue's backoff].")
+@renamed("--reason", "error", former=["--error"], required=True,
+         help="What went wrong; kept, also if the task becomes a dead letter.")  # fmt: skip
+@click.option("--delay", "delay_s", type=DURATION, help="How long until the next attempt [the queue's backoff].")
 @json_option
 def fail(queue: str, tokens: tuple[str, ...], error: str, delay_s: float | None, as_json: bool) -> None:
     """Report a failed attempt at the tasks of the TOKENs ('-': read them from standard input).
@@ -238,7 +263,7 @@ def release_all(
         whose = f"of {', '.join(chosen)} " if chosen else ""
         confirm(f"Take all leases {whose}on tasks of {q.path} away{', offline' if offline else ''}?", yes)
         count = q.release_all(**only, offline=offline)
-    _print_count("released", count, as_json)
+    print_count("released", count, as_json)
 
 
 @click.command(epilog=example("fsqueue cancel Q 0193f0c2a4b97c31a2d5e8f001234567.12 --yes"))
@@ -249,17 +274,11 @@ def release_all(
 def cancel(queue: str, ids: tuple[str, ...], yes: bool, as_json: bool) -> None:
     """Cancel waiting tasks by id ('-': read them from standard input) and print how many were.
 
-    Leased and finished ones stay as they are.
+    Leased and finished ones stay as they are. Exit code 3: there is no such task.
     """
     with fsqueue.Queue(queue) as q:
         chosen = list(words(ids))
         confirm(f"Cancel {len(chosen):,} task(s) of {q.path}?", yes)
+        unknown = known.unknown(q.store, dict.fromkeys(chosen))  # before: without a history no trace is left
         count = q.cancel(chosen)
-    _print_count("cancelled", count, as_json)
-
-
-def _print_count(name: str, count: int, as_json: bool) -> None:
-    if as_json:
-        print_json({name: count})
-    else:
-        say(count)
+    print_count("cancelled", count, as_json, unknown)

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 import fsqueue
+from fsqueue import known
 
 from .common import brief, example, json_option, moment, queue_argument
 from .printing import print_json, print_table, say
@@ -38,9 +39,19 @@ def ls(queue: str, state: fsqueue.State | None, limit: int | None, as_json: bool
             for task in tasks:
                 print_json(task.as_dict())
             return
-        heading = [("TASK", "STATE", "ATTEMPT", "SINCE", "PAYLOAD")]
-        rows = ((task.id, task.state, str(task.attempt), moment(task.since), brief(task.payload)) for task in tasks)
+        heading = [("TASK", "STATE", "ATTEMPT", "UNTIL" if state == "delayed" else "SINCE", "PAYLOAD")]
+        rows = (
+            (task.id, task.state, str(task.attempt), _time_of(task, state), brief(task.payload)) for task in tasks
+        )
         print_table(_after(heading, rows), (36, 9, 7, 19))
+
+
+def _time_of(task: fsqueue.TaskInfo, state: str | None) -> str:
+    """When the task came into its state; of a delayed one, until when it stays there."""
+    if task.state != "delayed":
+        return moment(task.since)
+    until = moment(task.available_at)
+    return until if state == "delayed" else f"until {until}"
 
 
 def _after(heading: Iterable[tuple[str, ...]], rows: Iterable[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
@@ -60,14 +71,22 @@ def show(queue: str, task: str, as_json: bool) -> None:
     task_id = task.partition("@")[0]
     with fsqueue.Queue(queue) as q:
         info = q.task(task_id)
-        movements = q.history(task_id)
+        try:
+            movements = q.history(task_id)
+        except fsqueue.TaskNotFound:
+            movements = []  # the queue keeps none of finished tasks, but their dead letters
+        settled = known.settled_as(q.store, task_id) if info.state == "dead" else None
+    done, new_id = settled or (None, None)
     if as_json:
-        print_json(info.as_dict() | {"history": [move.as_dict() for move in movements]})
+        more = {"settled": done, "retried_as": new_id} if done is not None else {}
+        print_json(info.as_dict() | more | {"history": [move.as_dict() for move in movements]})
         return
     times = ("since", "available_at", "lease_until")
     for name, value in info.as_dict().items():
         if value is not None:
             say(*f"{name.replace('_', ' '):<13} {moment(value) if name in times else _text(value)}".split("\n"))
+    if done is not None:
+        say(f"{done + ' as' if new_id else done:<13} {new_id or 'it is a dead letter no longer'}")
     say("history")
     for move in movements:
         rest = {name: value for name, value in move.as_dict().items() if name not in ("op", "at")}

@@ -1,20 +1,17 @@
-"""The `fsqueue` command: a group that imports a command's module only when the command is called.
-
-Exit codes: 0 done, 1 error, 2 usage, 3 nothing available, 4 lease lost, 5 no such queue, 6 update conflict,
-7 storage full, 8 unsafe filesystem, 9 dead letters, 10 fsck has findings; 124 a timeout ran out, as of timeout(1);
-130 and 143 ended by SIGINT and SIGTERM; 141 whoever read the output went away.
-"""
+"""The `fsqueue` command: a group that imports a command's module only when the command is called."""
 
 from __future__ import annotations
 
 import importlib
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from . import printing, silence
+from . import entry, printing
 from .printing import complain, silence_stdout
 
 if TYPE_CHECKING:
@@ -56,6 +53,28 @@ Example:
   seq 1000 | fsqueue insert /scratch/me/tiles
   fsqueue run /scratch/me/tiles -j 4 -- ./process {}
   fsqueue status /scratch/me/tiles
+
+\b
+Durations are seconds (90, 1.5), units (5m, 1h30m, 7d) or clocks (1:00:00, 2-12:00:00).
+
+\b
+Exit codes:
+  0    done
+  1    an error, said in a sentence
+  2    wrong use, or a bad line of input
+  3    nothing is available; or there is no such task
+  4    a lease is lost
+  5    there is no such queue
+  6    an update met tasks that have changed
+  7    no room is left (disk, inodes, quota)
+  8    the filesystem is unsafe for a queue
+  9    drained, but there are dead letters
+  10   fsck has findings
+  11   run: too many failures in a row
+  12   run: this node takes no more tasks
+  124  a timeout ran out, as of timeout(1)
+  130  ended by Ctrl-C (143: by SIGTERM; 128 + N by signal N)
+  141  the reader of the output went away
 """
 
 
@@ -70,6 +89,7 @@ class LazyGroup(click.Group):
             return None
         module = importlib.import_module("." + COMMANDS[cmd_name][0], __package__)
         command: click.Command = getattr(module, cmd_name.replace("-", "_"))
+        entry.raise_interrupts()  # all that may be long in loading is loaded
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -100,25 +120,37 @@ class LazyGroup(click.Group):
         with printing.guarded():
             return super().main(*args, **options)
 
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        with errors_as_lines():  # --help and --version print, too
+            return super().make_context(*args, **extra)
+
     def invoke(self, ctx: click.Context) -> Any:
-        try:
+        with errors_as_lines():
             with printing.logging_escaped():
                 result = super().invoke(ctx)
             sys.stdout.flush()
-        except (click.ClickException, click.exceptions.Exit, click.Abort):
-            raise
-        except KeyboardInterrupt:
-            complain("interrupted")
-            ctx.exit(130)
-        except BrokenPipeError:
-            silence_stdout()
-            ctx.exit(141)
-        except Exception as error:  # the one place where an error becomes a line
-            message, code = explain(error)
-            complain(message)
-            silence_stdout()
-            ctx.exit(code)
-        return result
+            return result
+
+
+@contextmanager
+def errors_as_lines() -> Iterator[None]:
+    """Say what goes wrong meanwhile in a line, and end with the exit code for it. click's own errors pass."""
+    try:
+        yield
+    except (click.ClickException, click.exceptions.Exit, click.Abort):
+        raise
+    except KeyboardInterrupt:
+        entry.leave_at_once()
+        complain("interrupted")
+        raise click.exceptions.Exit(130) from None
+    except BrokenPipeError:
+        silence_stdout()
+        raise click.exceptions.Exit(141) from None
+    except Exception as error:  # the one place where an error becomes a line
+        message, code = explain(error)
+        complain(message)
+        silence_stdout()
+        raise click.exceptions.Exit(code) from None
 
 
 def explain(error: Exception) -> tuple[str, int]:
@@ -166,13 +198,5 @@ def cli() -> None:
     """
 
 
-def main() -> None:
-    """The console script."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # closed by the caller: a file of the queue must not get its number
-            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
-    silence.watch()
-    try:
-        cli.main(prog_name="fsqueue")
-    except KeyboardInterrupt:
-        sys.exit(130)
+main = entry.main
+"""What console scripts of earlier installations call."""

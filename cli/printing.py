@@ -252,9 +252,14 @@ def _is_in_foreground() -> bool:
         return True  # it is not the terminal that started this process
 
 
+def is_screen(stream: Any) -> bool:
+    """Return whether a stream is a terminal on which lines can be drawn over: TERM names one that is not dumb."""
+    return bool(stream.isatty()) and os.environ.get("TERM", "") not in ("", "dumb")
+
+
 def passing(text: str) -> None:
-    """Show, on standard error if that is a terminal, what goes on just now, in the place of what was shown before."""
-    if sys.stderr.isatty():
+    """Show, on standard error if that is a screen, what goes on just now, in the place of what was shown before."""
+    if is_screen(sys.stderr):
         stream = _bare(sys.stderr)
         stream.write(f"\r\x1b[K{plain(text)}")
         stream.flush()

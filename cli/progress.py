@@ -6,8 +6,6 @@ server that is away, or a terminal that is stopped, keeps only these waiting.
 
 from __future__ import annotations
 
-import os
-import sys
 import threading
 import time
 from collections import Counter, deque
@@ -37,11 +35,6 @@ BAR_COLUMNS = 16
 CLOSE_S = 1.0
 
 Now = Callable[[], float]
-
-
-def is_wanted() -> bool:
-    """Tell whether standard error is a terminal on which a bar can be drawn."""
-    return sys.stderr.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
 
 
 class Numbers:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
 
 import fsqueue
+from fsqueue import mountadvice
 from fsqueue.upkeep import Reaping, reap
 
 from .common import (
@@ -19,12 +21,13 @@ from .common import (
     json_option,
     optional_queue_argument,
     queue_argument,
-    seconds,
     yes_option,
 )
-from .printing import complain, print_json, say
+from .options import DURATION, renamed
+from .printing import complain, hint, print_json, say
 
 REAP_TRIES, REAP_PAUSE_S = 20, 0.5
+DAY_S = 86_400
 
 
 def _attempts(value: str) -> int | str:
@@ -38,22 +41,26 @@ def _attempts(value: str) -> int | str:
 @click.command(
     epilog=example(
         """fsqueue create /scratch/me/tiles
-fsqueue create /scratch/me/tiles --lease-s 3600 --max-attempts 3"""
+fsqueue create /scratch/me/tiles --lease 1h --max-attempts 3"""
     )
 )
 @queue_argument
 @click.option("--shards", type=int, help="Subdirectories that the task files spread over [64].")
-@click.option("--batch-tasks-max", type=int, metavar="N", help="Most tasks in one file [1024].")
-@click.option("--task-bytes-max", type=int, metavar="BYTES", help="Largest task [64 MiB].")
+@renamed("--max-batch-tasks", "batch_tasks_max", former=["--batch-tasks-max"], type=int, metavar="N",
+         help="Most tasks in one file [1024].")  # fmt: skip
+@renamed("--max-task-bytes", "task_bytes_max", former=["--task-bytes-max"], type=int, metavar="BYTES",
+         help="Largest task [64 MiB].")  # fmt: skip
 @click.option(
     "--max-attempts", type=_attempts, metavar="N", help="Attempts before a task becomes a dead letter, or 'none' [5]."
 )
-@click.option("--lease-s", type=seconds, help="How long a lease holds unless renewed [600].")
-@click.option(
-    "--backoff-s",
-    type=(seconds, seconds),
+@renamed("--lease", "lease_s", former=["--lease-s"], type=DURATION, help="How long a lease holds unless renewed [10m].")
+@renamed(
+    "--backoff",
+    "backoff_s",
+    former=["--backoff-s"],
+    type=(DURATION, DURATION),
     metavar="FIRST MOST",
-    help="Pause after a failed attempt, doubling [1 3600].",
+    help="Pause after a failed attempt, doubling [1 1h].",
 )
 @click.option(
     "--durability", type=click.Choice(["none", "default", "strict"]), help="What is synced to disk [default: inserts]."
@@ -61,59 +68,101 @@ fsqueue create /scratch/me/tiles --lease-s 3600 --max-attempts 3"""
 @click.option("--no-history", is_flag=True, help="Forget finished tasks at once.")
 @click.option("--exist-ok", is_flag=True, help="Leave an existing queue as it is, and succeed.")
 @click.option("--allow-unsafe", is_flag=True, help="Use it even on mounts that can't keep the promises.")
-def create(queue: str, no_history: bool, **settings: Any) -> None:
+@json_option
+def create(
+    queue: str, no_history: bool, exist_ok: bool, allow_unsafe: bool, as_json: bool, **settings: Any
+) -> None:
     """Create the queue Q, a directory. Its settings stay for good."""
     given = {name: value for name, value in settings.items() if value is not None}
     if settings["max_attempts"] == "none":
         given["max_attempts"] = None
-    fsqueue.Queue.create(queue, keep_history=not no_history, **given).close()
+    if no_history:
+        given["keep_history"] = False
+    is_new = True
+    try:
+        q = fsqueue.Queue.create(queue, allow_unsafe=allow_unsafe, **given)
+    except fsqueue.QueueExists:
+        if not exist_ok:
+            raise
+        is_new = False
+        q = fsqueue.Queue.create(queue, allow_unsafe=allow_unsafe, exist_ok=True, **given)
+    with q:
+        has = asdict(q.settings)
+        others = {name: has[name] for name, value in given.items() if has[name] != value}
+        if others:
+            said = ", ".join(f"{name} is {_said(value)}, not {_said(given[name])}" for name, value in others.items())
+            hint(f"warning: {q.path} was there already, and keeps its settings: {said}.")
+        if is_new and (lost := mountadvice.volatile(str(q.path))):
+            hint(f"warning: {q.path} is {lost}")
+        if as_json:
+            print_json({"queue": str(q.path), "created": is_new, "settings": has})
 
 
 @click.command(epilog=example("fsqueue purge /scratch/me/tiles --yes"))
 @queue_argument
 @yes_option
-def purge(queue: str, yes: bool) -> None:
+@json_option
+def purge(queue: str, yes: bool, as_json: bool) -> None:
     """Drop all tasks of Q, leased ones and dead letters too, and begin to count from zero. The settings stay."""
     with fsqueue.Queue(queue) as q:
-        confirm(f"Drop {_inventory(q)} of {q.path}?", yes)
+        lost = q.status()
+        confirm(f"Drop {_inventory(lost)} of {q.path}?", yes)
         q.purge()
         _reap_in_background(q.path.absolute())
+        if as_json:
+            print_json({"purged": str(q.path), **lost.as_dict()})
 
 
 @click.command(epilog=example("fsqueue delete /scratch/me/tiles --yes"))
 @queue_argument
 @click.option("--wait", is_flag=True, help="Stay until all its files are gone.")
 @yes_option
-def delete(queue: str, wait: bool, yes: bool) -> None:
+@json_option
+def delete(queue: str, wait: bool, yes: bool, as_json: bool) -> None:
     """Delete the queue Q. It is gone at once; its files are removed in the background."""
     with fsqueue.Queue(queue) as q:
-        confirm(f"Delete the queue {q.path} with {_inventory(q)}?", yes)
+        lost = q.status()
+        confirm(f"Delete the queue {q.path} with {_inventory(lost)}?", yes)
         parent = q.path.absolute().parent
         q.delete(wait=wait)
     if not wait:
         _reap_in_background(parent)
+    if as_json:
+        print_json({"deleted": str(q.path), **lost.as_dict()})
 
 
 @click.command(
     epilog=example(
-        """fsqueue gc /scratch/me/tiles --history-days 30
+        """fsqueue gc /scratch/me/tiles --keep-history 30d
 fsqueue gc --trash /scratch/me"""
     )
 )
 @optional_queue_argument
 @click.option("--touch", is_flag=True, help="Refresh its files, so that a scratch system does not purge them.")
-@click.option("--history-days", type=click.IntRange(min=0), metavar="DAYS", help="Drop history that is older.")
+@click.option("--keep-history", "history_s", type=DURATION, help="Drop history that is older; whole days, as 30d.")
+@click.option("--history-days", type=click.IntRange(min=0), hidden=True)
 @click.option("--trash", type=click.Path(path_type=Path), metavar="DIR", help="Only remove what was deleted from DIR.")
 @json_option
-def gc(queue: str | None, touch: bool, history_days: int | None, trash: Path | None, as_json: bool) -> None:
+def gc(
+    queue: str | None,
+    touch: bool,
+    history_s: float | None,
+    history_days: int | None,
+    trash: Path | None,
+    as_json: bool,
+) -> None:
     """Clean the queue Q up: finish what crashed workers left half done, remove leftovers and trash.
 
     It is safe at any time, and never necessary for correctness.
     """
     if (queue is None) == (trash is None):
         raise click.UsageError("Name either a queue or --trash DIR.")
+    if history_s is not None:
+        if history_s % DAY_S:  # a plain 30 would be seconds, and all but today's would go
+            raise click.UsageError("History is kept by whole days: write, for instance, --keep-history 30d.")
+        history_days = int(history_s // DAY_S)
     if queue is None and (touch or history_days is not None):
-        raise click.UsageError("--touch and --history-days need a queue.")
+        raise click.UsageError("--touch and --keep-history need a queue.")
     if queue is None:
         assert trash is not None
         done = _reap(trash)
@@ -132,9 +181,15 @@ def gc(queue: str | None, touch: bool, history_days: int | None, trash: Path | N
             say(f"{name.replace('_', ' '):<20} {value}")
 
 
-def _inventory(q: fsqueue.Queue) -> str:
+def _said(value: object) -> str:
+    """Return a setting as it would be typed."""
+    if isinstance(value, tuple):
+        return " ".join(map(_said, value))
+    return "none" if value is None else f"{value:.12g}" if isinstance(value, float) else str(value)
+
+
+def _inventory(status: fsqueue.Status) -> str:
     """What would be lost."""
-    status = q.status()
     return (
         f"{status.remaining:,} unfinished task(s), {status.leased:,} of them leased, and {status.dead:,} dead letter(s)"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sys
 from typing import Any
 
 import click
@@ -12,9 +13,10 @@ import click
 import fsqueue
 from fsqueue.work import Event, Output, check_program
 
-from .common import brief, example, json_option, queues_argument, search_working_directory, seconds, worker_option
-from .printing import complain, print_json, unguarded
-from .progress import Progress, is_wanted
+from .common import brief, example, json_option, queues_argument, search_working_directory, worker_option
+from .options import DURATION, renamed
+from .printing import complain, is_screen, print_json, unguarded
+from .progress import Progress
 
 FAILURES, EXCLUDED = 11, 12
 """Exit codes of its own: too many failures in a row; this node takes no more tasks."""
@@ -40,11 +42,11 @@ number = click.IntRange(min=1)
     cls=AfterDashes,
     epilog=example(
         """fsqueue run Q -- ./process {}
-fsqueue run Q -j 4 --timeout 600 -- convert {input} -resize 50% {output}
+fsqueue run Q -j 4 --timeout 10m -- convert {input} -resize 50% {output}
 fsqueue run Q -- sh -c 'jq -r .name | xargs ./process'     # the payload on standard input
 fsqueue run Q -- sh -c './process "$1" | gzip >"$2"' sh {input} {output}
 fsqueue run Q -j 8 --output line --tag -- ./process {}
-fsqueue run Q1 Q2 -j 8 --call mypackage.tiles:render --max-runtime 3500"""
+fsqueue run Q1 Q2 -j 8 --call mypackage.tiles:render --max-runtime 58m"""
     ),
 )
 @queues_argument
@@ -55,10 +57,11 @@ fsqueue run Q1 Q2 -j 8 --call mypackage.tiles:render --max-runtime 3500"""
 @click.option("-j", "--jobs", "--processes", type=number, default=1, help="Tasks at a time, a process each [1].")
 @click.option("--threads", type=number, help="Call functions in so many threads of one process instead.")
 @click.option("--prefetch", type=number, help="Tasks leased at a time for each process [as many as are quickly done].")
-@click.option("--lease-s", type=seconds, help="Seconds a lease holds; renewed while a task is at work [the queue's].")
+@renamed("--lease", "lease_s", former=["--lease-s"], type=DURATION,
+         help="How long a lease holds; renewed while a task is at work [the queue's].")  # fmt: skip
 @click.option("--on-lease-lost", type=click.Choice(["kill", "finish"]), default="kill",
               help="What to do about work that was taken over [kill].")  # fmt: skip
-@click.option("--timeout", "timeout_s", type=seconds, help="Seconds after which a task is ended, and fails.")
+@click.option("--timeout", "timeout_s", type=DURATION, help="How long a task may take; then it is ended, and fails.")
 @click.option("--sysexits", is_flag=True, help="A command's exit code 75 puts back without blame, 65 buries at once.")
 @click.option(
     "--stop-after-failures", type=number, metavar="N",
@@ -67,14 +70,14 @@ fsqueue run Q1 Q2 -j 8 --call mypackage.tiles:render --max-runtime 3500"""
 @click.option("--exclude-after", type=number, metavar="N",
               help="Take no more tasks on this node when so many in a row have failed on it.")  # fmt: skip
 @click.option("--max-tasks", type=number, help="Stop after so many tasks.")
-@click.option("--max-runtime", "max_runtime_s", type=seconds, help="Stop after so many seconds.")
-@click.option("--idle-timeout", "idle_timeout_s", type=seconds, help="Stop after so many seconds with nothing to do.")
+@click.option("--max-runtime", "max_runtime_s", type=DURATION, help="Stop after so long.")
+@click.option("--idle-timeout", "idle_timeout_s", type=DURATION, help="Stop after so long with nothing to do.")
 @click.option("--forever", is_flag=True, help="Wait for more tasks when the queues are drained.")
 @click.option(
-    "--grace", "grace_s", type=seconds, default=10.0, help="Seconds that tasks at work get when it has to stop [10]."
+    "--grace", "grace_s", type=DURATION, default=10.0, help="How long tasks at work get when it has to stop [10]."
 )
 @click.option(
-    "--patience", "patience_s", type=seconds, default=600.0, help="Seconds to wait for a filesystem that fails [600]."
+    "--patience", "patience_s", type=DURATION, default=600.0, help="How long to wait for a filesystem that fails [10m]."
 )
 @click.option("--keep-output", type=click.Path(file_okay=False), metavar="DIR",
               help="Keep all that is printed, a new file a task and attempt.")  # fmt: skip
@@ -128,7 +131,7 @@ def run(
     On a terminal a bar shows how the queues get on, and failures are told as they happen. What commands and functions
     print is passed on in whole lines: of commands side by side, all that one printed when it ends.
 
-    SIGTERM, SIGUSR1, SIGHUP or Ctrl-C: nothing more is begun, tasks at work have --grace seconds to end, then get
+    SIGTERM, SIGUSR1, SIGHUP or Ctrl-C: nothing more is begun, tasks at work have --grace to end, then get
     SIGTERM, and are put back; a second signal puts them back at once. Under Slurm, and with --max-runtime, nothing is
     begun that by the time measured so far would not end before the job does.
 
@@ -156,7 +159,7 @@ def run(
         search_working_directory()
     opened = [fsqueue.Queue(queue, worker) for queue in dict.fromkeys(queues)]
     # What functions print in threads of this process goes past the bar.
-    shows = not log_json and options["threads"] is None and is_wanted()
+    shows = not log_json and options["threads"] is None and is_screen(sys.stderr)
     progress = Progress([str(queue.path) for queue in opened]) if shows else None
     made = fsqueue.Worker(
         opened,

@@ -13,6 +13,7 @@ import click
 import fsqueue
 
 from .common import example, json_option
+from .options import names_of
 from .printing import complain, print_json, quoted, say
 from .running import run
 
@@ -48,11 +49,11 @@ class Submission(click.Command):
 
     def _sorted(self, words: list[str]) -> tuple[list[str], list[str], list[str], list[str]]:
         """The queues, and the words that are options of its own, of `run`, of sbatch."""
-        mine = {name for option in self.params for name in option.opts}
+        mine = {name for option in self.params for name in names_of(option)}
         theirs = {
             name: isinstance(option, click.Option) and not option.is_flag
             for option in run.params
-            for name in option.opts
+            for name in names_of(option)
         }
         rest = iter(words)
         queues: list[str] = []

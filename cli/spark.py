@@ -15,9 +15,9 @@ from .common import (
     json_option,
     queue_argument,
     search_working_directory,
-    seconds,
     yes_option,
 )
+from .options import DURATION, renamed, seconds_in
 from .printing import print_json, print_table, say
 
 FINDINGS_EXIT = 10
@@ -87,7 +87,8 @@ fsqueue spark seed /scratch/me/tiles 'lists/*.csv' --format csv --option header=
 @click.option("--option", "options", multiple=True, metavar="KEY=VALUE", help="An option of Spark's reader.")
 @click.option("--commit", metavar="NAME", help="Insert under this name, once: repeating it adds nothing.")
 @click.option("--payload", metavar="COLUMN", help="The column that is the payload [the whole row].")
-@click.option("--delay-s", metavar="COLUMN|SECONDS", help="Seconds until a task is available.")
+@renamed("--delay", "delay_s", former=["--delay-s"], metavar="COLUMN|DURATION",
+         help="How long until a task is available; a column holds seconds.")  # fmt: skip
 @click.option("--create", is_flag=True, help="Create the queue if there is none.")
 @spark_options
 @json_option
@@ -108,8 +109,11 @@ def seed(
     import fsqueue.spark as jobs
 
     reader = session(master, conf).read.format(form).options(**dict(option.partition("=")[::2] for option in options))
+    rows = reader.load(list(source))
+    if delay_s is not None and delay_s not in rows.columns and (seconds := seconds_in(delay_s)) is not None:
+        delay_s = str(seconds)
     made = jobs.seed(
-        reader.load(list(source)),
+        rows,
         queue,
         commit=commit,
         payload=payload,
@@ -182,8 +186,10 @@ fsqueue spark drain /scratch/me/tiles /scratch/me/out --function mymodule:proces
 @click.option("--sql", metavar="EXPRESSION", help="The result, over the columns id, attempt, payload (JSON text).")
 @click.option("--schema", metavar="DDL", help="The payload's fields: then payload is a struct.")
 @click.option("--function", metavar="MODULE:NAME", help="A function of the payload that returns the result.")
-@click.option("--lease-s", type=seconds, default=3600, show_default=True, help="A round's time.")
-@click.option("--rounds", type=click.IntRange(min=1), metavar="N", help="Stop after so many rounds.")
+@renamed("--lease", "lease_s", former=["--lease-s"], type=DURATION, default=3600.0,
+         help="How long a round may take [1h].")  # fmt: skip
+@renamed("--max-rounds", "rounds", former=["--rounds"], type=click.IntRange(min=1), metavar="N",
+         help="Stop after so many rounds.")  # fmt: skip
 @spark_options
 @json_option
 def drain(

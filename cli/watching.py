@@ -17,9 +17,10 @@ import click
 
 import fsqueue
 
-from .common import example, json_option, moment, queues_argument, seconds
+from .common import example, json_option, moment, queues_argument
 from .drawing import STATES, Look, Pen, details, progress_line, screen, total
-from .printing import Canvas, complain, plain, print_json, print_table, say
+from .options import DURATION
+from .printing import Canvas, complain, is_screen, plain, print_json, print_table, say
 
 if TYPE_CHECKING:
     from fsqueue.stuck import StuckLock
@@ -169,7 +170,7 @@ class Screen(Canvas):
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)
-        self.is_terminal = stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+        self.is_terminal = is_screen(stream)
         self._size = DEFAULT_SIZE
 
     def pen(self) -> Pen:
@@ -210,8 +211,8 @@ fsqueue status /scratch/me --watch                  # all queues in a directory"
 )
 @queues_argument
 @click.option("--watch", is_flag=True, help="Look again and again until drained; on a terminal, a screen.")
-@click.option("--interval", "interval_s", type=seconds, default=2.0, help="Seconds between two looks [2].")
-@click.option("--window", "window_s", type=seconds, help="Seconds to average rates over [60, or 3600 if slow].")
+@click.option("--interval", "interval_s", type=DURATION, default=2.0, help="Time between two looks [2].")
+@click.option("--window", "window_s", type=DURATION, help="Time to average rates over [1m, or 1h if slow].")
 @click.option("--fast", is_flag=True, help="Read file names only: cheap, but leased tasks may count as waiting.")
 @json_option
 def status(
@@ -296,12 +297,12 @@ def _watch(watching: Watching, interval_s: float, json: bool) -> None:
 
 @click.command(
     epilog=example(
-        """fsqueue wait /scratch/me/tiles --timeout 3600 && ./next-step
+        """fsqueue wait /scratch/me/tiles --timeout 1h && ./next-step
 sbatch --dependency=afterok:$(sbatch --parsable --wrap 'fsqueue wait /scratch/me/tiles') next.sh"""
     )
 )
 @queues_argument
-@click.option("--timeout", "timeout_s", type=seconds, help="Seconds to wait at most.")
+@click.option("--timeout", "timeout_s", type=DURATION, help="How long to wait at most.")
 @json_option
 def wait(queues: tuple[str, ...], timeout_s: float | None, as_json: bool) -> None:
     """Wait until Q is drained: nothing is waiting, delayed or leased.

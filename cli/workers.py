@@ -9,6 +9,7 @@ import click
 import fsqueue
 from fsqueue import nodes
 from fsqueue import workers as holders
+from fsqueue.errors import from_os_error
 
 from .common import brief, duration, example, json_option, moment, queue_argument
 from .printing import print_json, print_table, say
@@ -41,10 +42,14 @@ def workers(queue: str, release_dead: bool, admit: tuple[str, ...], as_json: boo
     with fsqueue.Queue(queue) as q:
         store = q.store
         admitted = [node for node in admit if nodes.admit(store, node)]
-        dead, released = holders.release_dead(store) if release_dead else ([], 0)
+        try:
+            dead, released = holders.release_dead(store) if release_dead else ([], 0)
+        except OSError as error:
+            raise from_os_error(error, "releasing what the dead hold") from error
         found = holders.workers(store)
         failing = nodes.failing(store)
         now = store.clock.now_ms() / 1000
+    refused = {node.node for node in failing}.intersection(admit).difference(admitted)  # a warning says why
     if as_json:
         said: dict[str, Any] = {"workers": [worker.as_dict() for worker in found]}
         said["nodes"] = [node.as_dict() for node in failing]
@@ -53,9 +58,11 @@ def workers(queue: str, release_dead: bool, admit: tuple[str, ...], as_json: boo
         if admit:
             said["admitted"] = admitted
         print_json(said)
+        _end(refused)
         return
     for node in admit:
-        say(f"{brief(node)}: {'takes tasks again' if node in admitted else 'no failures are counted there'}")
+        other = "its failures could not be forgotten" if node in refused else "no failures are counted there"
+        say(f"{brief(node)}: {'takes tasks again' if node in admitted else other}")
     if release_dead:
         say(f"released {released:,} task(s) of {len(dead):,} dead worker(s)")
     if found:
@@ -67,6 +74,13 @@ def workers(queue: str, release_dead: bool, admit: tuple[str, ...], as_json: boo
         say(
             brief(f"node {node_found.node}: the last {node_found.failures} task(s) failed{excluded}; {when}{why}", 200)
         )
+    _end(refused)
+
+
+def _end(refused: set[str]) -> None:
+    """Exit with 1 if nodes could not be admitted."""
+    if refused:
+        raise click.exceptions.Exit(1)
 
 
 def _row(worker: holders.Worker, now: float) -> tuple[str, ...]:

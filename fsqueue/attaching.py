@@ -42,6 +42,8 @@ def attach(queue: Queue, token: str) -> LeasedTask:
             f"The task {task_id} is not at work in {store.path}: it has finished, was purged, or never leased."
         )
     if not ledger.holds(index, lease):
+        if transitions.completed_by(ledger, index, lease):
+            raise LeaseLost(transitions.already(task_id), [task_id], transitions.ALREADY)
         reason = transitions.why_lost(ledger, index)
         raise LeaseLost(
             f"The lease of {task_id} holds no longer ({reason}). {transitions.NOT_ITS_OWN}",

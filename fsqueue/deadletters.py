@@ -171,9 +171,8 @@ class Ids:
 def known(store: Store, shard: str) -> set[str]:
     """The ids in a shard that have a letter, or had one that was dealt with."""
     found: set[str] = set()
-    for other, fd in _opened(store, store.layout):
-        if other == shard:
-            found.update(*_alive(store, fd))
+    for _, fd in _opened(store, store.layout, Shard(shard)):
+        found.update(*_alive(store, fd))
     return found
 
 
@@ -226,10 +225,18 @@ def _latest(store: Store, fd: int, bytes_max: int) -> tuple[Iterable[DeadLetter]
 
 def letter_of(store: Store, task_id: str) -> DeadLetter | None:
     """The letter of one task, if there is one."""
-    wanted = store.layout.shard(names.parse_task_id(task_id)[0])
-    for shard, fd in _opened(store, store.layout):
-        if shard == wanted:
-            return next((letter for letter in _letters(store, fd) if letter.id == task_id), None)
+    for _, fd in _opened(store, store.layout, store.layout.shard(names.parse_task_id(task_id)[0])):
+        return next((letter for letter in _letters(store, fd) if letter.id == task_id), None)
+    return None
+
+
+def settled_as(store: Store, task_id: str) -> tuple[str, str | None] | None:
+    """Return what was done about a dead letter: `retried` and its new id, or `purged`; None if nothing was."""
+    for _, fd in _opened(store, store.layout, store.layout.shard(names.parse_task_id(task_id)[0])):
+        for line in _lines(store, fd):
+            if line["op"] in SETTLED and task_id in line["ids"]:
+                new = line.get("as")
+                return line["op"], names.task_id(new, line["ids"].index(task_id)) if isinstance(new, str) else None
     return None
 
 

@@ -420,6 +420,11 @@ def task(store: Store, task_id: str) -> TaskInfo:
         return _of_letter(letter)
     if known is not None:
         return known
+    match deadletters.settled_as(store, task_id):
+        case ("retried", str(new)):
+            raise TaskNotFound(f"The task {task_id} was a dead letter, and was retried: its new id is {new}.")
+        case ("purged", _):
+            raise TaskNotFound(f"The task {task_id} was a dead letter, and was purged. It is gone.")
     raise TaskNotFound(
         f"The task {task_id} is not in {store.path}, nor in the history that it keeps. Check the id and the queue."
     )

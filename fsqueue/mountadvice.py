@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fsqueue.errors import UnsafeFilesystem
-from fsqueue.filesystem import UNKNOWN, Mount, beegfs_setting
+from fsqueue.filesystem import UNKNOWN, Mount, beegfs_setting, mount_of
 
 OK, WARNING, UNFIT = "ok", "warning", "unfit"
 """A queue may be there; it may, with a limit that one should know; its promises would be broken."""
@@ -20,6 +20,9 @@ Known = tuple[str, str, str]
 ONE_HOST = "Locks exclude on this host only, though they succeed: workers on two hosts would take the same tasks."
 ANOTHER = "Use another filesystem that all hosts share (NFS 4, Lustre with flock, Spectrum Scale, CephFS)."
 TRY = "Try it: type 'fsqueue doctor PATH --join' here and on a second host."
+
+MEMORY = ("tmpfs", "ramfs", "rootfs")
+"""What lies in a host's memory."""
 
 COHERENT = {
     "gpfs": "Spectrum Scale",
@@ -65,6 +68,17 @@ def known(mount: Mount) -> Known:
             TRY,
         )
     return (_BY_KIND.get(mount.kind) or _other)(mount)
+
+
+def volatile(path: str) -> str:
+    """Return what the restart of this host loses of a queue at `path`; an empty text if nothing."""
+    mount = mount_of(path)
+    if mount.kind not in MEMORY:
+        return ""
+    return (
+        f"on {mount.kind}, in this host's memory: when the host restarts, the queue and all that is in it are lost "
+        "(tasks, results, dead letters, history). No other host sees it. Good for tests; for work choose a disk."
+    )
 
 
 def is_unfit(mount: Mount) -> bool:
@@ -270,7 +284,7 @@ _BY_KIND: dict[str, Callable[[Mount], Known]] = {
     "ocfs2": _ocfs2,
     **dict.fromkeys(("orangefs", "pvfs2"), _orangefs),
     **dict.fromkeys(("9p", "virtiofs"), _guest),
-    **dict.fromkeys(("tmpfs", "ramfs", "rootfs"), _memory),
+    **dict.fromkeys(MEMORY, _memory),
     "overlay": _overlay,
     **dict.fromkeys(OBJECT_STORES, _object_store),
     **dict.fromkeys(HOST_FOLDERS, _host_folder),

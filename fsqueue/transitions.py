@@ -55,6 +55,10 @@ def locked(store: Store, batch: Batch, wait_s: float = LOCK_TIMEOUT_S) -> Iterat
             log.leave()
 
 
+ALREADY = "you have completed it already"
+"""Why a lease does not hold with which the task was completed before."""
+
+
 def why_lost(ledger: Ledger, index: int) -> str:
     """Why a lease on a task does not hold."""
     if index >= ledger.count:
@@ -72,6 +76,11 @@ EXPIRED = "it ran out before it was renewed"
 
 NOT_ITS_OWN = "Discard the result: this lease cannot settle the task any more."
 """What a LeaseLost tells a worker to do."""
+
+
+def already(tasks: str) -> str:
+    """Return the sentence about tasks that the caller's own lease has completed."""
+    return f"You have completed {tasks} already, with this lease. That counts, and nothing is left to do."
 
 
 class Losses:
@@ -100,7 +109,10 @@ class Losses:
         said = []
         if self.tasks:
             why = ", ".join(sorted(self.reasons - {EXPIRED}))
-            said.append(f"The lease of {_some(self.tasks)} holds no longer ({why}). {NOT_ITS_OWN}")
+            if why == ALREADY:
+                said.append(already(_some(self.tasks)))
+            else:
+                said.append(f"The lease of {_some(self.tasks)} holds no longer ({why}). {NOT_ITS_OWN}")
         if self.expired:
             said.append(
                 f"The lease of {_some(self.expired)} ran out before it was renewed. Nobody has taken it over yet: a "
@@ -224,21 +236,33 @@ def _in_batch(
                 if len(held) < len(indices):
                     for index in set(indices).difference(held):
                         if not done(ledger, index, lease):
-                            losses.add(batch, [index], why_lost(ledger, index))
+                            is_own = completed_by(ledger, index, lease)
+                            losses.add(batch, [index], ALREADY if is_own else why_lost(ledger, index))
                 if held:
                     act(log, lease, held, at)
             if not log.ledger.left:
                 finishing.try_finish(store, log)
     except FileNotFoundError:
-        records = history.find(store, batch) if uncertain is not None else []
+        records = _history_of(store, batch, done, uncertain)
         if records is None and uncertain is not None:
             raise uncertain from None
         ledger = history.replay(records or [])
         for lease, indices in leases.items():
-            lost = [index for index in indices if not done(ledger, index, lease)]
-            if lost:
-                losses.add(batch, lost, "the batch has finished")
+            for index in indices:
+                if uncertain is None or not done(ledger, index, lease):
+                    is_own = completed_by(ledger, index, lease)
+                    losses.add(batch, [index], ALREADY if is_own else "the batch has finished")
     return losses
+
+
+def _history_of(store: Store, batch: Batch, done: Done, uncertain: OSError | None) -> history.Records | None:
+    """Return the records of a finished batch, where they may tell that the caller has completed the task."""
+    if uncertain is not None:
+        return history.find(store, batch)
+    if done is completed_by:
+        with suppress(OSError):  # the lease is lost in any case: this only chooses the words
+            return history.find(store, batch)
+    return None
 
 
 Results = Mapping[tuple[Batch, int], bytes]

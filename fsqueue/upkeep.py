@@ -9,6 +9,7 @@ import errno
 import logging
 import os
 import time
+from collections import Counter
 
 from fsqueue import (
     commits,
@@ -48,6 +49,25 @@ NODE_AGE_S = 7 * STAGED_AGE_S
 """The failures in a row on a node are forgotten a week after the last: they say nothing of today."""
 
 
+class Refused:
+    """What the system refused, a line for each kind of error: a user who may only read would get one for each file."""
+
+    def __init__(self) -> None:
+        self.first: dict[int, OSError] = {}
+        self.count: Counter[int] = Counter()
+
+    def add(self, error: OSError) -> None:
+        """Remember an error."""
+        code = error.errno or 0
+        self.first.setdefault(code, error)
+        self.count[code] += 1
+
+    def warn(self, what: str) -> None:
+        """Log a warning for each kind. `what` tells in the plural what was refused: it follows the number."""
+        for code, error in self.first.items():
+            logger.warning("%d %s: the first because of %s", self.count[code], what, error)
+
+
 def gc(store: Store, touch: bool = False, history_days: int | None = None) -> GcReport:
     """Go through a queue and mend what can be mended; locked batches are left for the next time.
 
@@ -65,7 +85,10 @@ def gc(store: Store, touch: bool = False, history_days: int | None = None) -> Gc
     full = _apply_decided(store, report)
     missed = bool(full)
     begun = inspection.shards_with_logs(store)  # a log that is made later is for the next upkeep
-    full += [error for shard in inspection.shards(store) for error in _shard(store, shard, shard in begun, report)]
+    refused = Refused()
+    for shard in inspection.shards(store):
+        full += _shard(store, shard, shard in begun, report, refused)
+    refused.warn(f"batch(es) of {store.path} were passed over")
     if missed:  # the shards may have made room
         full += _apply_decided(store, report)
     if touch:
@@ -93,9 +116,10 @@ def _apply_decided(store: Store, report: GcReport) -> list[OSError]:
 def refresh(store: Store) -> int:
     """Set the times of every file that the queue needs to now; returns how many those are.
 
-    What is staged or proposed is left alone: its age tells whether its author lives.
+    What is staged or proposed is left alone: its age tells whether its author lives. PermissionError if it may not be
+    done to a single one.
     """
-    layout = store.layout
+    layout, refused = store.layout, Refused()
     files, directories, touched = [layout.settings_file, layout.doorbell], [layout.base], 0
     while directories:
         directory = directories.pop()
@@ -112,12 +136,15 @@ def refresh(store: Store) -> int:
             except FileNotFoundError:
                 pass  # it has been dealt with meanwhile
             except PermissionError as error:
-                logger.warning("the times of %s could not be set: %s", path, error)
+                refused.add(error)
         files = []
+    if not touched and refused.first:
+        raise next(iter(refused.first.values()))
+    refused.warn(f"time(s) of files of {store.path} could not be set")
     return touched
 
 
-def _shard(store: Store, shard: names.Shard, has_logs: bool, report: GcReport) -> list[OSError]:
+def _shard(store: Store, shard: names.Shard, has_logs: bool, report: GcReport, refused: Refused) -> list[OSError]:
     """The batches of a shard; the errors of those for which there was no room."""
     full = []
     files: dict[str, TaskFileName] = {}
@@ -145,7 +172,8 @@ def _shard(store: Store, shard: names.Shard, has_logs: bool, report: GcReport) -
                 continue
             if error.errno not in (*NOT_FILES, errno.EACCES, errno.EPERM, errno.EIO):
                 raise
-            logger.warning("batch %s of %s was passed over: %s", batch, store.path, error)
+            logger.debug("batch %s of %s was passed over: %s", batch, store.path, error)
+            refused.add(error)
             report.stray += 1
     return full
 
@@ -200,6 +228,7 @@ def publish_again(store: Store, log: Log) -> bool:
 def write_letters(store: Store) -> None:
     """Write the dead letters that are still missing, because the disk was full or a lock busy; best effort."""
     known: set[str] | None = None
+    refused = Refused()
     for shard in inspection.shards(store):
         for batch in inspection.logs(store, shard):
             try:
@@ -210,8 +239,11 @@ def write_letters(store: Store) -> None:
                 dead = (names.task_id(batch, index) for index, state in enumerate(ledger.state) if state == DEAD)
                 if not known.issuperset(dead):
                     mend(store, batch, None, GcReport())
-            except (OSError, LockTimeout) as error:
+            except OSError as error:
+                refused.add(error)
+            except LockTimeout as error:
                 logger.warning("dead letters of batch %s of %s are not written yet: %s", batch, store.path, error)
+    refused.warn(f"batch(es) of {store.path} have dead letters that are not written yet")
 
 
 def _staging(store: Store, report: GcReport) -> None:

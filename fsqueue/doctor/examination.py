@@ -49,6 +49,8 @@ class Report:
     stuck: list[stuck.StuckLock] = field(default_factory=list)
     partner: str | None = None
     """The other host, if the tests between two were made to their end."""
+    same_host: bool = False
+    """Whether that other host was this one, so that the tests show nothing about two."""
 
     @property
     def verdict(self) -> str:
@@ -63,6 +65,7 @@ class Report:
             "directory": self.directory,
             "host": self.host,
             "partner": self.partner,
+            "same_host": self.same_host,
             "verdict": self.verdict,
             "findings": [finding.as_dict() for finding in self.findings],
             "stuck": [lock.as_dict() for lock in self.stuck],
@@ -263,6 +266,7 @@ class Examination:
         findings = [replace(mount, probe=f"mount of {messages.host(there)}")]
         boot, device = messages.text(there, "boot", messages.WORD_CHARS_MAX), messages.number(there, "device", 0)
         if (boot, device) == (mine["boot"], mine["device"]):
+            self.report.same_host = True
             seen = "both ends run on the same host and mount: this shows nothing about two."
             findings.append(Finding("two hosts", WARNING, seen, "Type the command on another host."))
         return findings

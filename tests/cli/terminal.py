@@ -15,7 +15,7 @@ import sys
 import termios
 import time
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,10 @@ _TOKEN = re.compile(r"\x1b\[(\d*)([A-Za-z])|([\r\n])|([^\x00-\x1f\x7f-\x9f])|([\
 
 
 class Terminal:
-    """Starts `python -m fsqueue_cli ARGUMENTS`; `read` follows what it writes, as a plain terminal would."""
+    """Starts `python PROGRAM ARGUMENTS`, by default the command line.
+
+    `read` follows what it writes, as a plain terminal would.
+    """
 
     def __init__(
         self,
@@ -33,6 +36,7 @@ class Terminal:
         encoding: str = "utf-8",
         env: dict[str, str] | None = None,
         stdout: Path | None = None,
+        program: Sequence[str] = ("-m", "fsqueue_cli"),
     ) -> None:
         self.columns, self.rows, self.encoding = columns, rows, encoding
         self.main, side = pty.openpty()
@@ -42,7 +46,7 @@ class Terminal:
         self.raw = b""
         self.clear()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "fsqueue_cli", *map(str, arguments)],
+            [sys.executable, *program, *map(str, arguments)],
             stdin=side,
             stdout=side if stdout is None else self._opened(stdout),
             stderr=side,

@@ -61,6 +61,7 @@ def test_nobody_joins(fsqueue_cli: Run, tmp_path: Path) -> None:
     result = fsqueue_cli("doctor", tmp_path, "--join", "--timeout", "0.5", code=124)
     assert f"fsqueue doctor {tmp_path} --join" in result.stderr
     assert "No other host joined" in result.stdout
+    assert "Fit" not in result.stdout
     assert os.listdir(tmp_path) == []
 
 
@@ -87,7 +88,10 @@ def test_two_join(spawn: Spawn, tmp_path: Path) -> None:
     second = spawn("doctor", tmp_path, "--join")
     said, _ = second.communicate(timeout=60)
     report = json.loads(first.communicate(timeout=60)[0])
-    assert (first.returncode, second.returncode) == (0, 0)
+    assert (first.returncode, second.returncode) == (124, 124)  # as if no other host had come
+    assert report["same_host"]
+    assert "Fit" not in said
+    assert "Between two hosts NOTHING was shown: both ends ran on this host." in said.splitlines()[-1]
     assert report["partner"] == report["host"]
     found = {finding["probe"]: finding for finding in report["findings"]}
     for probe in ("locks", "appending", "reading", "create", "link", "rename", "sight"):

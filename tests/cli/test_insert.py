@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import pty
+import re
 import signal
 import struct
 import subprocess
@@ -171,6 +172,49 @@ def test_bytes_that_are_no_text_are_no_plain_line(fsqueue_cli: Run, queue: Queue
     assert "line 2 is not UTF-8" in fsqueue_cli("insert", queue.path, "--lines", input=b"a\n\xff\n", code=2).stderr
 
 
+def test_a_mistyped_file_is_one_sentence_and_nothing_is_inserted(
+    fsqueue_cli: Run, queue: Queue, tmp_path: Path
+) -> None:
+    (tmp_path / "good").write_text("1\n")
+    for bad, why in ((tmp_path / "tasks.josnl", "no such file"), (tmp_path, "it is a directory")):
+        for more in ([], ["--commit", "seed"], ["--skip-bad"], ["--json"]):
+            result = fsqueue_cli("insert", queue.path, tmp_path / "good", bad, *more, code=2)
+            assert (result.stdout, result.stderr) == ("", f"fsqueue: {bad}: {why}. Nothing was inserted.\n")
+    assert queue.status().inserted == 0
+    fsqueue_cli("insert", queue.path, tmp_path / "good", "--commit", "seed")
+    assert fsqueue_cli("insert", queue.path, tmp_path / "absent", "--commit", "seed").stdout == "0\n", "it is not read"
+
+
+HINT = "what \"jq -c '.[]'\" makes of it"
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "words"),
+    [
+        ("[1, 2, 3]\n", 0, f"one JSON array, and became one task. For a task of each element, .*{re.escape(HINT)}"),
+        ("[\n  1,\n  2\n]\n", 2, f"line 1 is not JSON: .*array over several lines. .*{re.escape(HINT)}"),
+        ('{\n  "a": 1\n}\n', 2, "object over several lines. 'jq -c .' makes a line of each"),
+        ("word\n", 2, "for plain lines use --lines"),
+    ],
+)
+def test_json_that_is_no_json_lines_gets_a_hint(
+    fsqueue_cli: Run, queue: Queue, given: str, code: int, words: str
+) -> None:
+    assert re.search(words, fsqueue_cli("insert", queue.path, input=given, code=code).stderr)
+
+
+@pytest.mark.parametrize("given", ["[1, 2]\n[3, 4]\n", "[]\n", "[1]\n", '{"a": [1, 2]}\n'])
+def test_payloads_that_are_arrays_get_none(fsqueue_cli: Run, queue: Queue, given: str) -> None:
+    assert fsqueue_cli("insert", queue.path, input=given).stderr == ""
+
+
+@pytest.fixture
+def files_vanish(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are there when the command begins, and cannot be read later."""
+    monkeypatch.setattr("fsqueue_cli.inserting._why_unreadable", lambda name: None)
+
+
+@pytest.mark.usefixtures("files_vanish")
 def test_a_file_that_cannot_be_read_ends_it_after_those_before(fsqueue_cli: Run, queue: Queue, tmp_path: Path) -> None:
     (tmp_path / "good").write_text("1\n")
     for bad in (tmp_path / "absent", tmp_path):
@@ -203,6 +247,7 @@ def test_who_follows_the_advice_after_a_bad_line_of_several_files_loses_and_repe
     assert sorted(payloads(queue)) == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.usefixtures("files_vanish")
 def test_the_advice_after_a_bad_line_of_a_pipe_and_a_missing_file(
     fsqueue_cli: Run, queue: Queue, tmp_path: Path
 ) -> None:

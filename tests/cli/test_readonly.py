@@ -8,14 +8,17 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from fsqueue_cli import leases, progress, running
+from fsqueue_cli import dead, fsck, inserting, leases, looking, progress, queues, running, slurm, watching, workers
 from fsqueue_cli.main import cli
 
-from fsqueue import Queue
+import fsqueue.fsck
+from fsqueue import Queue, nodes
 from tests.test_group import MEMBER, OWNER, as_user, needs_root, shared
 
-# Loaded before the change of users: a Python may lie in root's home.
-__all__ = ["leases", "progress", "running", "shared"]
+__all__ = [
+    "dead", "fsck", "fsqueue", "inserting", "leases", "looking", "progress", "queues", "running", "shared", "slurm",
+    "watching", "workers",
+]  # fmt: skip  # loaded before the change of users: a Python may lie in root's home
 
 pytestmark = pytest.mark.once
 
@@ -23,7 +26,7 @@ pytestmark = pytest.mark.once
 def said_by(*arguments: str) -> list[object]:
     """In a process of its own: the exit code, and the lines on standard error. Logs go there, as without pytest."""
     logging.getLogger().handlers.clear()
-    result = CliRunner().invoke(cli, arguments, prog_name="fsqueue")
+    result = CliRunner().invoke(cli, arguments, prog_name="fsqueue", input="1\n")
     return [result.exit_code, *result.stderr.splitlines()]
 
 
@@ -43,6 +46,54 @@ def test_who_may_only_read_is_told_so_once(shared: Path, command: list[str], tas
     [line] = lines
     assert line.startswith("fsqueue: Permission denied while leasing")
     assert "Ask the queue's owner for read and write access" in line
+
+
+REFUSED = (
+    ["insert"], ["insert", "--commit", "x"], ["lease"], ["run", "--", "true"], ["complete", "TOKEN"],
+    ["complete", "TOKEN", "--result", "1"], ["renew", "TOKEN"], ["release", "TOKEN"],
+    ["fail", "TOKEN", "--reason", "x"],
+    ["bury", "TOKEN", "--reason", "x"], ["release-all", "--yes"], ["release-all", "--yes", "--offline"],
+    ["cancel", "WAITING", "--yes"], ["dead retry"], ["dead retry", "DEAD"], ["dead purge", "--yes"], ["purge", "--yes"],
+    ["delete", "--yes"], ["gc", "--touch"], ["workers", "--release-dead"], ["workers", "--admit", "NODE"],
+)  # fmt: skip
+ALLOWED = (
+    ["status"], ["wait", "--timeout", "0"], ["ls"], ["show", "DEAD"], ["dead list"], ["workers"], ["fsck"], ["gc"],
+    ["create", "--exist-ok"], ["slurm", "--print", "--", "true"],
+)  # fmt: skip
+
+
+@needs_root
+def test_every_command_says_it_once(shared: Path) -> None:
+    """One sentence and exit code 1, however many batches there are; what only looks works without a word."""
+    path = shared / "q"
+
+    def create() -> dict[str, list[str]]:
+        queue = Queue.create(path, shards=4)
+        queue.insert_many(range(20), batch_tasks=1)
+        held, done, *buried = queue.lease(5)
+        done.complete()
+        for task in buried:
+            task.bury("no")
+        streak = nodes.Streak(queue.store, 3)
+        streak.failed()
+        waiting = [task.id for task in queue.peek(12)]
+        return {"NODE": [streak.node], "TOKEN": [held.token], "DEAD": [buried[0].id], "WAITING": waiting}
+
+    def type_all() -> list[tuple[list[str], list[object]]]:
+        typed = []
+        for line in (*REFUSED, *ALLOWED):
+            words = [word for given in line[1:] for word in known.get(given, [given])]
+            typed.append((line, said_by(*line[0].split(), str(path), *words)))
+        return typed
+
+    known = as_user(OWNER, 0o022, create)
+    for line, (code, *lines) in as_user(MEMBER, 0o022, type_all):
+        if line in REFUSED:
+            assert code == 1, (line, lines)
+            assert len(lines) == 1, (line, lines)
+            assert "Permission denied" in str(lines[0]), (line, lines)
+        else:
+            assert (code, lines) == (124 if line[0] == "wait" else 0, []), line
 
 
 @needs_root

@@ -65,6 +65,7 @@ FLOORS = {
     "activity": 4,
     "attaching": 4,
     "biography": 4,
+    "known": 4,
     "upkeep": 4,
     "stuck": 4,
     "workers": 4,

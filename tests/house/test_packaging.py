@@ -70,7 +70,7 @@ def test_wheel_metadata(wheel: zipfile.ZipFile) -> None:
         assert f"{line}\n" in text
     scripts = configparser.ConfigParser()
     scripts.read_string(wheel.read(info.replace("METADATA", "entry_points.txt")).decode())
-    assert dict(scripts["console_scripts"]) == {"fsqueue": "fsqueue_cli.main:main"}
+    assert dict(scripts["console_scripts"]) == {"fsqueue": "fsqueue_cli.entry:main"}
 
 
 @pytest.mark.once

@@ -1,0 +1,33 @@
+"""Print what a verb did to tasks that were named: how many, and which of them nobody knows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import click
+
+from .printing import complain, print_json, say
+
+UNKNOWN_EXIT = 3
+"""That of TaskNotFound."""
+SHOWN_MAX = 20
+"""Unknown ids that are named one by one; the rest is counted."""
+
+
+def print_count(name: str, count: int, as_json: bool, unknown: Sequence[str] = ()) -> None:
+    """Print a number, or both as JSON. Ids that nobody knows are named, and the exit code is that of `show`."""
+    if as_json:
+        print_json({name: count, **({"unknown": list(unknown)} if unknown else {})})
+    else:
+        say(count)
+    say_unknown(unknown)
+    if unknown:
+        raise click.exceptions.Exit(UNKNOWN_EXIT)
+
+
+def say_unknown(ids: Sequence[str]) -> None:
+    """Name the ids that neither the queue nor its history knows."""
+    for task_id in ids[:SHOWN_MAX]:
+        complain(f"{task_id}: there is no such task, nor does the history know it. Check the id and the queue.")
+    if len(ids) > SHOWN_MAX:
+        complain(f"there are {len(ids) - SHOWN_MAX:,} more such ids")

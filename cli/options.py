@@ -1,0 +1,89 @@
+"""What options have in common: durations, and the names that an option had before."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+_NUMBER = r"(?:\d+(?:\.\d*)?|\.\d+)"
+_PLAIN = re.compile(rf"{_NUMBER}(?:e[+-]?\d+)?", re.IGNORECASE | re.ASCII)
+_CLOCK = re.compile(rf"(?:(?P<d>\d+)-)?(?:(?P<h>\d+):)?(?P<m>\d+):(?P<s>{_NUMBER})", re.ASCII)
+_UNITS = {"w": 604_800.0, "d": 86_400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
+_PARTS = re.compile(
+    rf"(?:(?P<w>{_NUMBER})\s*w)?\s*(?:(?P<d>{_NUMBER})\s*d)?\s*(?:(?P<h>{_NUMBER})\s*h)?\s*"
+    rf"(?:(?P<m>{_NUMBER})\s*m(?:in)?)?\s*(?:(?P<s>{_NUMBER})\s*s)?\s*(?:(?P<ms>{_NUMBER})\s*ms)?",
+    re.ASCII,
+)
+
+
+def seconds_in(text: str) -> float | None:
+    """Return the seconds of a duration: `90`, `1.5`, `5m`, `1h30m`, `1:00:00`, `2-12:00:00`; None if it is none.
+
+    A plain number is seconds; `m:ss` and `h:mm:ss` are read as Slurm and most clocks do.
+    """
+    text = text.strip()
+    if _PLAIN.fullmatch(text):
+        total = float(text)
+    elif clock := _CLOCK.fullmatch(text):
+        days, hours, minutes, seconds = (float(clock[part] or 0) for part in "dhms")
+        if seconds >= 60 or (clock["h"] and minutes >= 60) or (clock["d"] and (not clock["h"] or hours >= 24)):
+            return None
+        total = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+    elif (parts := _PARTS.fullmatch(text)) and any(parts.groups()):
+        total = sum(float(parts[unit]) * length for unit, length in _UNITS.items() if parts[unit])
+    else:
+        return None
+    return total if math.isfinite(total) else None
+
+
+if TYPE_CHECKING:
+    _Seconds = click.ParamType[float]
+else:
+    _Seconds = click.ParamType  # generic in new versions of click only
+
+
+class Duration(_Seconds):
+    """A length of time from 0 on, in seconds for the program. For people: `90`, `5m`, `1:00:00`."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the seconds."""
+        seconds = value if isinstance(value, (int, float)) else seconds_in(value)
+        if seconds is None:
+            self.fail(f"{value!r} is no duration. Write seconds (90), units (5m, 1h30m) or a clock (1:00:00).")
+        return float(seconds)
+
+
+DURATION = Duration()
+
+
+class Renamed(click.Option):
+    """An option that had other names before: they are understood, but neither shown nor completed."""
+
+    def __init__(self, *arguments: Any, former: Sequence[str], **attributes: Any) -> None:
+        super().__init__(*arguments, **attributes)
+        self.former = list(former)
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        """Tell the parser of all names."""
+        shown = self.opts
+        self.opts = names_of(self)
+        try:
+            super().add_to_parser(parser, ctx)
+        finally:
+            self.opts = shown
+
+
+def renamed(*names: str, former: Sequence[str], **attributes: Any) -> Callable[[Any], Any]:
+    """Declare an option under its present names, and those that it had before."""
+    return click.option(*names, cls=Renamed, former=former, **attributes)
+
+
+def names_of(option: click.Parameter) -> list[str]:
+    """Return all names of an option, those that it had before, too."""
+    return [*option.opts, *getattr(option, "former", ())]

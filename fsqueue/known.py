@@ -1,0 +1,79 @@
+"""Say what became of tasks that a verb could not act on: their batch has finished, or nobody knows them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fsqueue import deadletters, history, inspection, names, transitions
+from fsqueue.ledger import Ledger
+from fsqueue.names import Batch, Shard, TaskFileName
+from fsqueue.store import Store
+
+NEVER_LEASED = "it was never leased"
+
+
+def unknown(store: Store, ids: Iterable[str]) -> list[str]:
+    """Return those ids of which neither the queue, nor its history, nor its dead letters know. A hint.
+
+    A task without a trace is one that finished and was not kept, or never was there.
+    """
+    wanted = {task_id: names.parse_task_id(task_id) for task_id in ids}
+    return [task_id for task_id, became in _outcomes(store, wanted).items() if became is None]
+
+
+def why_lost(store: Store, tokens: Iterable[str]) -> dict[str, str | None]:
+    """Return a sentence on why the lease of each token holds no longer; None for an unknown task.
+
+    Also of batches that have finished: the history tells.
+    """
+    leases = {token: names.parse_token(token) for token in tokens}
+    outcomes = _outcomes(store, {token: (batch, index) for token, (batch, index, _) in leases.items()})
+    reasons: dict[str, str | None] = {}
+    for token, became in outcomes.items():
+        batch, index, lease = leases[token]
+        if became is None:
+            reasons[token] = None
+        elif isinstance(became, Ledger) and transitions.completed_by(became, index, lease):
+            reasons[token] = transitions.already(names.task_id(batch, index))
+        else:
+            reason = transitions.why_lost(became, index) if isinstance(became, Ledger) else became
+            reasons[token] = f"Its lease holds no longer ({reason}). Discard the result."
+    return reasons
+
+
+def settled_as(store: Store, task_id: str) -> tuple[str, str | None] | None:
+    """Return what was done about a dead letter: `retried` and the new id, or `purged`; None if nothing was."""
+    return deadletters.settled_as(store, task_id)
+
+
+def _outcomes(store: Store, wanted: dict[str, tuple[Batch, int]]) -> dict[str, Ledger | str | None]:
+    """Return for each task its batch's ledger, a few words if there is none, or None. Each batch is read once."""
+    store.verify()
+    inspection.apply_pending(store)
+    files: dict[Shard, dict[Batch, TaskFileName]] = {}
+    ledgers: dict[Batch, Ledger | None] = {}
+    letters: dict[Shard, set[str]] = {}
+    found: dict[str, Ledger | str | None] = {}
+    for key, (batch, index) in wanted.items():
+        shard = store.layout.shard(batch)
+        if shard not in files:
+            files[shard] = inspection.task_files(store, shard)
+        if batch not in ledgers:
+            ledgers[batch] = _ledger(store, batch, in_history=batch not in files[shard])
+        ledger, file = ledgers[batch], files[shard].get(batch)
+        if ledger is not None and index < ledger.count:
+            found[key] = ledger
+        elif ledger is None and file is not None and index < file.count:
+            found[key] = NEVER_LEASED
+        else:
+            if shard not in letters:
+                letters[shard] = deadletters.known(store, shard)
+            found[key] = "dead" if names.task_id(batch, index) in letters[shard] else None
+    return found
+
+
+def _ledger(store: Store, batch: Batch, in_history: bool) -> Ledger | None:
+    ledger = inspection.read_ledger(store, batch)
+    if ledger is None and in_history and (records := history.find(store, batch)) is not None:
+        ledger = history.replay(records)
+    return ledger

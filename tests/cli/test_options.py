@@ -1,0 +1,148 @@
+"""Durations and names of options: one way for all commands, and what was typed before goes on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from fsqueue_cli.main import COMMANDS, cli
+from fsqueue_cli.options import DURATION, Renamed, names_of, seconds_in
+
+from fsqueue import Queue, errors
+from tests.cli.conftest import Run
+
+pytestmark = pytest.mark.once
+
+CONTEXT = cli.make_context("fsqueue", ["status", "Q"])
+
+
+def commands() -> Iterator[tuple[str, click.Command]]:
+    """All commands, those of groups too."""
+    for name in COMMANDS:
+        command = cli.get_command(CONTEXT, name)
+        assert command is not None
+        if isinstance(command, click.Group):
+            yield from ((f"{name} {below}", command.commands[below]) for below in command.commands)
+        else:
+            yield name, command
+
+
+OPTIONS = [
+    (name, option) for name, command in commands() for option in command.params if isinstance(option, click.Option)
+]
+SHOWN = [(name, option) for name, option in OPTIONS if not option.hidden]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90", 90), ("0", 0), ("1.5", 1.5), (".5", 0.5), ("1e3", 1000), ("5m", 300), ("5min", 300), ("90s", 90),
+        ("1h", 3600), ("1h30m", 5400), ("1 h 30 min", 5400), ("1.5h", 5400), ("2d", 172_800), ("1w", 604_800),
+        ("250ms", 0.25), ("2d12h", 216_000), ("1:00:00", 3600), ("0:30", 30), ("5:00", 300), ("90:00", 5400),
+        ("100:00:01", 360_001), ("2-12:00:00", 216_000), ("0:00:01.5", 1.5), (" 5m ", 300),
+    ],
+)  # fmt: skip
+def test_a_duration_is_seconds_units_or_a_clock(text: str, seconds: float) -> None:
+    assert seconds_in(text) == seconds
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", " ", "soon", "-1", "-5m", "inf", "nan", "1e999", "5x", "m", "m5", "30m1h", "5m5m", "1:60", "1:60:00",
+     "1:00:60", "1:", ":30", "1:2:3:4", "2-12", "2-12:00", "2-24:00:00", "1,5", "0x10", "1_000", "5 5", "٣m"],
+)  # fmt: skip
+def test_anything_else_is_none(text: str) -> None:
+    assert seconds_in(text) is None
+
+
+def test_every_option_that_is_a_time_is_a_duration() -> None:
+    """One click type: what ends up in seconds is typed in the same ways everywhere."""
+    timed = [(name, option) for name, option in OPTIONS if (option.name or "").endswith("_s")]
+    assert len(timed) >= 18
+    for name, option in timed:
+        kinds = option.type.types if isinstance(option.type, click.Tuple) else [option.type]
+        assert all(kind is DURATION for kind in kinds) or (name, option.name) == ("spark seed", "delay_s"), option
+        assert "second" not in (option.help or "").lower() or name == "spark seed", (name, option.help)
+
+
+def test_what_means_the_same_has_the_same_name() -> None:
+    named: dict[str, set[tuple[str, ...]]] = {}
+    for _, option in SHOWN:
+        named.setdefault(option.name or "", set()).add(tuple(option.opts))
+    differently = {name: options for name, options in named.items() if len(options) > 1}
+    assert differently == {}
+    flags = {flag for _, option in SHOWN for flag in option.opts}
+    assert not {flag for flag in flags if flag.endswith(("-s", "-max", "-days", "-seconds"))} - {"-s"}
+    assert {option.opts[0] for _, option in SHOWN if option.name in ("error", "reason")} == {"--reason"}
+
+
+def test_old_names_go_on_unseen() -> None:
+    renamed = [(name, option) for name, option in OPTIONS if isinstance(option, Renamed)]
+    assert {name for _, option in renamed for name in option.former} == {
+        "--lease-s", "--wait-s", "--backoff-s", "--delay-s", "--error", "--rounds", "--seconds", "--batch-tasks-max",
+        "--task-bytes-max",
+    }  # fmt: skip
+    by_name = dict(commands())
+    for name, option in renamed:
+        context = click.Context(by_name[name], info_name=name)
+        values = ["1"] * option.nargs
+        for flag in names_of(option):
+            taken, _, _ = by_name[name].make_parser(context).parse_args([flag, *values])
+            assert option.name in taken, (name, flag)
+        shown = by_name[name].get_help(context) + " ".join(
+            item.value for item in by_name[name].shell_complete(context, "--")
+        )
+        assert not [flag for flag in option.former if re.search(rf"{flag}\b", shown)], name
+
+
+def test_durations_and_old_names_as_they_are_typed(fsqueue_cli: Run, tmp_path: Path) -> None:
+    path = tmp_path / "q"
+    fsqueue_cli("create", path, "--lease", "1:00:00", "--backoff", "500ms", "1h30m", "--max-task-bytes", 5000)
+    settings = Queue(path).settings
+    assert (settings.lease_s, settings.backoff_s, settings.task_bytes_max) == (3600, (0.5, 5400), 5000)
+    fsqueue_cli("insert", path, "--delay", "5m", input="1\n")
+    [task] = Queue(path).tasks("delayed")
+    assert task.available_at is not None
+    assert task.since is not None
+    assert 290 < task.available_at - Queue(path).store.clock.now_ms() / 1000 <= 300
+    fsqueue_cli("insert", path, input="2\n")
+    token = fsqueue_cli("lease", path, "--tokens", "--lease", "2d", "--limit", 1).stdout.strip()
+    fsqueue_cli("renew", path, token, "--lease", "1:00:00:00", code=2)
+    fsqueue_cli("fail", path, token, "--reason", "no luck", "--delay", "1w")
+    assert {task.error for task in Queue(path).tasks("delayed")} == {None, "no luck"}
+    said = fsqueue_cli("lease", path, "--wait", "soon", code=2).stderr
+    assert "'soon' is no duration. Write seconds (90), units (5m, 1h30m) or a clock (1:00:00)." in said
+    fsqueue_cli("wait", path, "--timeout", "10ms", code=124)
+
+
+@pytest.mark.parametrize("flag", ["--lease", "--lease-s"])
+def test_slurm_hands_old_and_new_names_to_the_workers(fsqueue_cli: Run, queue: Queue, flag: str) -> None:
+    queue.insert(1)
+    printed = fsqueue_cli("slurm", queue.path, flag, "1:00:00", "--time", "1:00:00", "--print", "--", "true").stdout
+    [sbatch, worker] = [line for line in printed.splitlines() if line.startswith(("sbatch", "exec"))]
+    assert f"{flag} 1:00:00" in worker
+    assert "--time 1:00:00" in sbatch
+    assert "--lease" not in sbatch
+
+
+def test_history_is_kept_by_days(fsqueue_cli: Run, queue: Queue) -> None:
+    """A plain 30 would be half a minute, and all but the history of today would be gone."""
+    for some in ("30", "1h", "1d1s"):
+        assert "by whole days: write, for instance, --keep-history 30d" in fsqueue_cli(
+            "gc", queue.path, "--keep-history", some, code=2
+        ).stderr
+    fsqueue_cli("gc", queue.path, "--keep-history", "30d")
+    fsqueue_cli("gc", queue.path, "--keep-history", "0")
+    assert "history-days" not in fsqueue_cli("gc", "--help").stdout
+
+
+def test_the_help_tells_all_exit_codes_and_what_a_duration_is(fsqueue_cli: Run) -> None:
+    text = fsqueue_cli("--help").stdout
+    raised = {kind.exit_code for kind in vars(errors).values() if isinstance(kind, type) and hasattr(kind, "exit_code")}
+    for code in {0, *raised, 9, 10, 11, 12, 124, 130, 141}:
+        assert re.search(rf"^    {code} +\w", text, re.MULTILINE), code
+    assert "1:00:00" in text
+    assert "5m" in text
