@@ -520,6 +520,7 @@ def leaving(loop: Callable[[], object]) -> None:
             os._exit(0)
 
 
+@pytest.mark.batched
 @pytest.mark.parametrize("way", ["for", "with loop", "with task"])
 def test_a_child_that_ends_by_sys_exit_gives_nothing_of_its_parent_back(q: Queue, way: str) -> None:
     q.insert_many(range(10), batch_tasks=10)
@@ -558,6 +559,7 @@ def test_a_child_that_ends_by_sys_exit_gives_nothing_of_its_parent_back(q: Queue
     assert (status.completed, status.leased, status.waiting) == (1, 0, 9)
 
 
+@pytest.mark.batched
 def test_a_child_that_goes_on_with_the_loop_leases_its_own(q: Queue) -> None:
     """Else both would work on what was leased ahead."""
     q.insert_many(range(10), batch_tasks=10)
