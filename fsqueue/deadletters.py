@@ -168,10 +168,10 @@ class Ids:
         return self.dead | self.settled
 
 
-def known(store: Store, shard: str) -> set[str]:
+def known(store: Store, shard: Shard) -> set[str]:
     """The ids in a shard that have a letter, or had one that was dealt with."""
     found: set[str] = set()
-    for _, fd in _opened(store, store.layout, Shard(shard)):
+    for _, fd in _opened(store, store.layout, shard):
         found.update(*_alive(store, fd))
     return found
 

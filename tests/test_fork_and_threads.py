@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fsqueue import FsqueueError, LeaseLost, Queue
+from fsqueue import FsqueueError, LeaseLost, Queue, StorageError
 from fsqueue.filesystem import Filesystem
 from tests.concurrency.books import check_drained, drain
 from tests.concurrency.processes import Child, children
@@ -156,7 +156,12 @@ def test_a_thread_purges_while_others_work_on_the_same_object(queue: Queue) -> N
             if over.is_set():
                 break
             begin = time.monotonic()
-            queue.insert_many([f"{step}.{index}" for index in range(8)], batch_tasks=2)
+            try:
+                queue.insert_many([f"{step}.{index}" for index in range(8)], batch_tasks=2)
+            except StorageError as error:  # on a busy machine all purges may fall into one call
+                if "purged again and again" not in str(error):
+                    raise
+                continue
             done += [(begin, f"{step}.{index}") for index in range(8)]
         return done
 

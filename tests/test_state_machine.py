@@ -362,7 +362,7 @@ class QueueMachine(RuleBasedStateMachine):
         if name is not None:
             leased = [one for one in leased if holders[one.token] == name]
         if name is None or all(self.leased_by(one) == name for one in leased):
-            count = self.queues[worker].release_all(worker=name)
+            count = self.queues[worker].release_all(**({} if name is None else {"worker": name}))
             affected = [
                 one for one in self.tasks.values() if one.state == "leased" and name in (None, self.leased_by(one))
             ]

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from fsqueue import LeasedTask, LeaseLost, Status, counters
+from fsqueue import LeasedTask, LeaseLost, Status, TaskNotFound, counters
 from fsqueue.leasing import BUSY_WAIT_S
+from fsqueue.names import parse_token
 from tests.simulation import commit_acts
 from tests.simulation.disk import Directory, File
 from tests.simulation.faults import QUEUE
@@ -164,6 +165,8 @@ def _told(story: Story, truth: Truth, call: Call) -> Iterator[str]:
         for task in call.result if call.verb == "lease" else [call.result]:
             if not any(replay.acted(task.index, "lease", task.lease) for replay in truth.of(task)):
                 yield f"{call}: no log knows of the lease of {task.id}"
+    if call.verb == "attach" and isinstance(call.error, TaskNotFound) and _is_held_after(story, truth, call):
+        yield f"{call}: the lease held"
     if call.verb in ENDS and call.outcome in (DONE, REFUSED):
         lost = set(call.error.tasks) if isinstance(call.error, LeaseLost) else set()
         if call.outcome == REFUSED and not isinstance(call.error, LeaseLost):
@@ -203,6 +206,16 @@ def _purged(story: Story) -> Iterator[str]:
                     yield f"{call}: {task.id} had been purged {call.began - story.world.disk.ended_at[ended]:.1f} s ago"
             elif ended < call.begin:
                 yield f"{call}: it was reported done, but {task.id} had been purged"
+
+
+def _is_held_after(story: Story, truth: Truth, call: Call) -> bool:
+    """Whether the lease of a token, which was there before the call, held until it had ended."""
+    batch, index, lease = parse_token(call.args["token"])
+    after_ms = (call.ended + story.skew_s) * 1000 + 1000
+    return not story.world.disk.ends and any(
+        replay.acted(index, "lease", lease) and replay.ends.get((index, lease), NEVER) > after_ms
+        for replay in truth.replays.get(batch, ())
+    )
 
 
 def _repeated(story: Story, call: Call, task: LeasedTask) -> bool:

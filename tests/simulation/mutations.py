@@ -296,13 +296,10 @@ MUTATIONS = [
     Mutation(
         "no fresh look",
         "a client believes for a minute what it remembers of a name: a log that is gone, or that is not there yet",
-        "storm",
+        "attach",
         (("filesystem.door:Filesystem._open_anew",
           "    try:\n        within = self._open_directory(directory)\n    except FileNotFoundError:\n        if not self.shared:\n            raise\n        within = self._walk_to(directory)\n    try:\n        return open_at(within, name, flags, self)\n    finally:\n        taken.close(within)\n",
-          "    return self._open(path, flags | LOOK_FLAGS)\n"),
-         # and a listing, which asks the server, does not lead to another look at a name that was tried before
-         ("taskfiles:candidates", "        yield from names.task_files_of(log.batch, listed(store, log.layout, log.batch))\n",
-          "        yield from (name for name in names.task_files_of(log.batch, listed(store, log.layout, log.batch)) if str(name) not in seen)\n"),),
+          "    return self._open(path, flags | LOOK_FLAGS)\n"),),
     ),
     Mutation(
         "who only looks reads what is cached",

@@ -48,6 +48,10 @@ SCENARIOS = {
         Scenario("first", actions=WORK | {"status": 4.0, "is_drained": 3.0}, stale=0.95, tasks_before=0),
         Scenario("home", actions={"insert": 3.0, "consume": 2.0, "is_drained": 6.0}, stale=0.2, stale_listings=0.5),
         Scenario("revoke", actions=REVOKES, stale=0.9, stale_listings=0.5),
+        Scenario(
+            "attach", actions={"insert": 3.0, "consume": 4.0, "look": 9.0, "attach": 9.0}, stale=0.95, hosts=3, workers=5,
+            tasks_before=2,
+        ),
         Scenario("create", actions=WORK | {"delete": 0.7, "purge": 0.3, "create": 2.0, "insert": 4.0}, faults=("delay", "kill", "reply")),
         Scenario("purge-insert", actions=PURGES, workers=2),
         Scenario("nap", actions=WORK | {"insert": 6.0, "gc": 6.0}, faults=("nap", "delay")),
