@@ -97,7 +97,10 @@ def _status(store: Store, exact: bool) -> Status:
     before: _Seen | None = None
     for _ in range(ROUNDS):
         seen = _look(store, exact)
-        counted = seen.counted == _counted(store) or (before is not None and before.batches() <= seen.batches())
+        now = _counted(store)
+        # A retry turns a letter into a batch: if letters were settled meanwhile, its tasks may have been seen as both.
+        vanished = seen.counted[1] != now[1] or before is None or not before.batches() <= seen.batches()
+        counted = seen.counted == now or not vanished
         if counted and seen.is_sure and seen.decided == commits.decided(store):
             return seen.sum_up(store)
         before = seen
@@ -109,7 +112,7 @@ def _status(store: Store, exact: bool) -> Status:
                 pass  # not ours to write, or its holder is stopped: an estimate will have to do
         seen = _look(store, exact)
         for _ in range(COMMITS_MAX):
-            if seen.decided == commits.decided(store):
+            if seen.decided == commits.decided(store) and seen.counted[1] == deadletters.sizes(store):
                 break
             seen = _look(store, exact)
         return seen.sum_up(store)

@@ -274,6 +274,15 @@ MUTATIONS = [
         ),
     ),
     Mutation(
+        "status takes a task for dead and waiting while it is retried",
+        "its letter was read before, and the batch with its new id after that",
+        "letters",
+        (
+            ("inspection:_status", "seen.counted[1] != now[1] or before is None", "before is None"),
+        ),
+        stories=3000,
+    ),
+    Mutation(
         "a name that is late is left as it is",
         "upkeep leaves a task that waits, and nobody looks for it before the time that the name says",
         ("strict", "release", "", "power"),

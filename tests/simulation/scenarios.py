@@ -52,6 +52,7 @@ SCENARIOS = {
             "attach", actions={"insert": 3.0, "consume": 4.0, "look": 9.0, "attach": 9.0}, stale=0.95, hosts=3, workers=5,
             tasks_before=2,
         ),
+        Scenario("letters", actions={"insert": 2.0, "consume": 5.0, "retry_dead": 5.0, "status": 5.0}, workers=4),
         Scenario("create", actions=WORK | {"delete": 0.7, "purge": 0.3, "create": 2.0, "insert": 4.0}, faults=("delay", "kill", "reply")),
         Scenario("purge-insert", actions=PURGES, workers=2),
         Scenario("nap", actions=WORK | {"insert": 6.0, "gc": 6.0}, faults=("nap", "delay")),
