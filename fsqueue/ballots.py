@@ -1,7 +1,7 @@
 """Write and withdraw a commit's ballot (docs/design.md, "named commit").
 
-The ballot is a copy of the commit's proposal. The commit is decided by linking it to the record's name. It lies in the
-record's directory, since BeeGFS before version 8 and some FUSE filesystems refuse a link between directories.
+The ballot is a copy of the commit's proposal. Linking the ballot to the record's name decides the commit. Both are in
+one directory, since BeeGFS before version 8 and some FUSE filesystems refuse a link between directories.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class Maintenance:
 
     @verb("deleting the queue")
     def delete(self, *, wait: bool = False) -> None:
-        """Delete the queue at once, whatever its size. Its files go in the background, or (`wait`) before it returns."""
+        """Delete the queue at once, whatever its size. Its files go in the background, or (`wait`) before the end."""
         administration.delete(self.store, wait)
 
     @verb("collecting garbage")

@@ -1,4 +1,4 @@
-"""Find queues inside queues. `create` refuses to make one; `delete`, `purge` and `gc` spare those that are there.
+"""Find queues inside queues. `create` refuses to make one; `delete` refuses the outer queue while it holds one.
 
 An older version, or `mv`, may have put one there. It would be moved and removed with the outer queue. So before a tree
 is moved aside or removed, it is searched for the `queue.jsonl` of another queue.
@@ -130,7 +130,7 @@ def _content(fs: Filesystem, directory: str) -> bytes | None:
 
 
 def _is_strangers(fs: Filesystem, directory: str) -> bool:
-    """Tell whether every user may write in a directory, and its `queue.jsonl` is neither its owner's nor this user's."""
+    """Tell whether all users may write in a directory, and its `queue.jsonl` is neither its owner's nor this user's."""
     holder = fs.stat(directory)
     if not holder.st_mode & stat.S_IWOTH:
         return False
