@@ -27,7 +27,7 @@ class Spool:
         self._filed = 0
 
     def append(self, data: bytes) -> None:
-        """Append bytes. OSError if the disk is full: they are held in memory then, and nothing may be appended later."""
+        """Append bytes. OSError if the disk is full: they are kept in memory, and nothing may be appended later."""
         self._memory += data
         if len(self._memory) > self._most:
             if self._file is None:
