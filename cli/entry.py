@@ -1,4 +1,4 @@
-"""Start the command line. This is loaded first, and loads the rest while Ctrl-C already ends it as it should."""
+"""Start the command line. This module is loaded first, so that Ctrl-C ends the command while the rest is loading."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _is_ours = False
 
 
 def main() -> None:
-    """Be the console script."""
+    """Run the console script."""
     global _is_ours
     _is_ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # else nohup or a shell has it ignored
     leave_at_once()
@@ -34,16 +34,16 @@ def main() -> None:
 
 
 def leave_at_once() -> None:
-    """Have SIGINT end the process, without a word: for the moments in which nothing has begun or all is done.
+    """Make SIGINT end the process silently. Used before a command has begun and after it has ended.
 
-    An exception would not do: an import that it interrupts may print it and go on.
+    KeyboardInterrupt would not do: an import that it interrupts may print it and go on.
     """
     if _is_ours:
         signal.signal(signal.SIGINT, _leave)
 
 
 def raise_interrupts() -> None:
-    """Have SIGINT raise KeyboardInterrupt again: a command begins, which may have to tidy up."""
+    """Make SIGINT raise KeyboardInterrupt again, when a command begins: the command may have to tidy up."""
     if _is_ours and signal.getsignal(signal.SIGINT) is _leave:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

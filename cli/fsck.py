@@ -53,13 +53,13 @@ fsqueue fsck /scratch/me/tiles --json | jq -r 'select(.repaired | not) | .path'"
 @click.option("--repair", is_flag=True, help="Mend what can be mended.")
 @json_option
 def fsck(queue: str, repair: bool, as_json: bool) -> None:
-    """Check the queue Q: everything on disk that must be so, while others go on working.
+    """Check all files of the queue Q, while others go on working.
 
-    Each finding is explained; what is only in flight is none. --repair finishes what crashes left half
-    done, and moves what cannot be used into Q/.quarantine; it removes nothing that may be needed.
+    Each finding is explained. An unfinished step of a living process is not a finding. --repair finishes what crashes
+    left half done, and moves unusable files into Q/.quarantine; it removes nothing that may be needed.
     With --json each finding is a line.
 
-    Exit codes: 0 nothing was found, or all of it was repaired; 10 there are findings that were not.
+    Exit codes: 0 no findings, or all were repaired; 10 some findings were not repaired.
     """
     counts: Counter[str] = Counter()
     left = 0

@@ -1,4 +1,4 @@
-"""insert: lines to tasks, as a stream."""
+"""Insert tasks from lines, as a stream."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ LOOK_EVERY = 256
 """Lines between two looks at the clock for the progress bar."""
 
 SKIPPED_SHOWN_MAX = 20
-"""Skipped lines that are named one by one; the rest is counted."""
+"""How many skipped lines are named one by one; the rest is only counted."""
 
 PUBLISH_S = 1.0
-"""So long a task may wait for more input to come, before it is published."""
+"""How long a task may wait for further input before it is published."""
 
 EACH_ELEMENT = "For a task of each element, insert what \"jq -c '.[]'\" makes of it."
 CHUNK_BYTES = 1 << 16
@@ -79,14 +79,14 @@ def insert(
 ) -> None:
     """Insert a task for each line of the FILEs, or of standard input, and print how many there were.
 
-    Lines are JSON values unless --lines is given. Empty lines are no tasks.
+    Each line is a JSON value, or with --lines a string. Empty lines are skipped.
 
     At a bad line (not JSON, NaN, an integer beyond 64 bits, larger than the queue allows) the command ends with
-    exit code 2: the lines before it are inserted, it and those after it are not, and the message says where to
-    go on. To repeat the command would insert the first lines again. The same holds when it is interrupted, with exit
+    exit code 2. The lines before it are inserted; it and those after it are not. The message says where to go on: do
+    not repeat the command, which would insert the first lines again. The same holds when it is interrupted, with exit
     code 130, and on a full disk. With --commit nothing is inserted then, and the command may be repeated.
 
-    With --commit, what was inserted under NAME before is not inserted again, nor is the input read: 0 is printed.
+    With --commit, the command inserts nothing if NAME was committed before: it reads no input and prints 0.
     """
     with fsqueue.Queue(queue) as q:
         source = Source(files or ("-",), lines, skip_bad, q.settings.task_bytes_max)
@@ -125,7 +125,7 @@ def insert(
 def _insert_once(
     commit: fsqueue.Commit, source: Source, batch_tasks: int | None, delay_s: float, as_json: bool
 ) -> None:
-    """The whole input under a name, unless it was committed before."""
+    """Insert the whole input under a name, unless it was committed before."""
     report = commit.committed()
     if report is None:
         source.check_files()
@@ -171,14 +171,14 @@ def _were_inserted(count: int) -> str:
 
 
 class BadLine(Exception):
-    """Why a line is no task."""
+    """Say why a line is not a task."""
 
 
 class Source:
-    """The payloads, in order; when it ends early, it knows where and why.
+    """Yield the payloads in order. After an early end it knows where and why.
 
-    It never raises because of a line, but ends: so that what was read before is inserted, and counted.
-    It pauses when the input does, so that what came so far is not kept from the queue.
+    A bad line does not raise but ends the iteration, so that the lines before it are inserted and counted. When the
+    input pauses, the iteration pauses, so that the lines read so far are published.
     """
 
     def __init__(self, files: tuple[str, ...], plain: bool, skip_bad: bool, line_bytes_max: int) -> None:
@@ -188,9 +188,9 @@ class Source:
         self._progress = Progress(files)
         self._file, self._line = "", 0
         self._name, self._later = "", files
-        """The file that is read, as it was named, and those after it."""
+        """The file being read, as the user named it, and the files after it."""
         self._rest_from = 0
-        """The line to go on from after an error of the file; 0 if there was none."""
+        """The line to go on from after a read error; 0 if there was none."""
         self._publish_at = math.inf
         self._reading = False
         self._signal: int | None = None
@@ -198,22 +198,22 @@ class Source:
         self.ended = False
         self.skipped = 0
         self.is_one_array = False
-        """Whether the first line is an array of several elements: which may have been meant as tasks."""
+        """Whether the first line is an array of several elements. The user may have meant a task for each element."""
 
     @property
     def place(self) -> str:
-        """The line that was read last; the file alone, if none was."""
+        """Return the file and the line that was read last; the file alone if none was."""
         return f"{self._file}, line {self._line:,}" if self._line else self._file
 
     def check_files(self) -> None:
-        """Refuse files that cannot be read, before anything is inserted: most often a name is mistyped."""
+        """Refuse files that cannot be read, before anything is inserted. Most often a name is mistyped."""
         for name in self._files:
             why = _why_unreadable(name) if name != "-" else None
             if why is not None:
                 raise fsqueue.InvalidArgument(f"{name}: {why}. Nothing was inserted.")
 
     def until_pause(self) -> Iterator[Any]:
-        """The payloads up to a pause of the input, or its end."""
+        """Yield the payloads up to a pause of the input, or its end."""
         self._publish_at = math.inf
         for payload in self._stream:
             if payload is PAUSE:
@@ -222,17 +222,17 @@ class Source:
         self.ended = True
 
     def until_end(self) -> Iterator[Any]:
-        """The payloads up to the end of the input, however long that takes."""
+        """Yield the payloads up to the end of the input, through all pauses."""
         while not self.ended:
             yield from self.until_pause()
 
     @property
     def broken_off(self) -> bool:
-        """Whether it ended before the end of the input."""
+        """Tell whether it ended before the end of the input."""
         return self._bad is not None or self._signal is not None
 
     def refuse(self, why: str) -> None:
-        """The line read last is no task: skip it, or end."""
+        """Skip the line that was read last, or end: it is not a task."""
         if not self._skip_bad:
             self._bad, self.ended = why, True
             return
@@ -249,9 +249,9 @@ class Source:
                     yield from self._of_file(file)
                 if self._bad or self._signal:
                     return
-        except OSError as error:  # of the file, not of the queue: end, and say it after what was read is in
+        except OSError as error:  # of the file, not of the queue: insert the lines read so far, then report it
             self._bad = f"cannot be read: {error.strerror or error}"
-            self._rest_from = self._line + 1  # what was read of it is in
+            self._rest_from = self._line + 1  # the lines up to here are inserted
         finally:
             self._progress.close()
 
@@ -282,7 +282,7 @@ class Source:
             yield payload
 
     def _lines(self, file: IO[bytes]) -> Iterator[Any]:
-        """Lines without their ends, and PAUSE. A line too long for a task is cut, to a length that still shows it."""
+        """Yield lines without their ends, and PAUSE. A line too long for a task is cut, but stays too long."""
         parts: list[bytes] = []
         size = 0
         while chunk := self._read(file):
@@ -303,7 +303,7 @@ class Source:
             yield b"".join(parts)
 
     def _read(self, file: IO[bytes]) -> Any:
-        """Some bytes; PAUSE if there are none yet and payloads wait to be published; b"": the end, or interrupted."""
+        """Return some bytes; b"" at the end or if interrupted; PAUSE if payloads wait and no byte has come yet."""
         self._reading = True
         try:
             if self._publish_at < math.inf and not _is_ready(file, self._publish_at):
@@ -319,7 +319,7 @@ class Source:
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """While a line is read, SIGINT and SIGTERM interrupt that; in the middle of an insert they wait for its end."""
+        """Let SIGINT and SIGTERM interrupt the reading of a line. During an insert they wait for its end."""
 
         def note(number: int, frame: FrameType | None) -> None:
             again = self._signal is not None
@@ -376,14 +376,14 @@ class Source:
 
 
 def _is_ready(file: IO[bytes], until: float) -> bool:
-    """Whether there is something to read (or the end), waiting `until` then (monotonic seconds)."""
+    """Tell whether there is something to read (or the end). Wait for it `until` that time (monotonic seconds)."""
     waiting = select.poll()
     waiting.register(file.fileno(), select.POLLIN)
     return bool(waiting.poll(max(0.0, until - time.monotonic()) * 1000))
 
 
 class Progress:
-    """A bar on standard error, if that is a terminal and the work takes more than a second."""
+    """Show a bar on standard error, if that is a terminal and the work takes more than a second."""
 
     def __init__(self, files: tuple[str, ...]) -> None:
         self._files = files
@@ -455,7 +455,7 @@ def _decode_json(line: bytes) -> Any:
 
 
 def _hint_at(line: bytes, position: int) -> str:
-    """Return what may have been meant by a line that is not JSON."""
+    """Return a hint at what the user may have meant by a line that is not JSON."""
     begin = line.lstrip()[:1]
     if begin == b"[":
         return f" (an array over several lines? {EACH_ELEMENT})"
@@ -465,7 +465,7 @@ def _hint_at(line: bytes, position: int) -> str:
 
 
 def _refuse_rounding(line: bytes) -> None:
-    """Integers beyond 64 bits would silently become floats: refuse them instead."""
+    """Refuse integers beyond 64 bits, which would silently become floats."""
     for digits in _LONG_INTEGER.findall(_STRING.sub(b"", line)):
         if not -(1 << 63) <= int(digits) < 1 << 64:
             raise BadLine(f"has an integer beyond 64 bits, {digits[:40].decode()}: write it as a string")

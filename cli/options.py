@@ -1,4 +1,4 @@
-"""What options have in common: durations, and the names that an option had before."""
+"""Parse durations, and understand the former names of options."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PARTS = re.compile(
 
 
 def seconds_in(text: str) -> float | None:
-    """Return the seconds of a duration: `90`, `1.5`, `5m`, `1h30m`, `1:00:00`, `2-12:00:00`; None if it is none.
+    """Return the seconds of a duration: `90`, `1.5`, `5m`, `1h30m`, `1:00:00`, `2-12:00:00`. None for other text.
 
     A plain number is seconds; `m:ss` and `h:mm:ss` are read as Slurm and most clocks do.
     """
@@ -47,7 +47,7 @@ else:
 
 
 class Duration(_Seconds):
-    """A length of time from 0 on, in seconds for the program. For people: `90`, `5m`, `1:00:00`."""
+    """Convert a duration, such as `90`, `5m` or `1:00:00`, into seconds from 0 on."""
 
     name = "duration"
 
@@ -63,14 +63,14 @@ DURATION = Duration()
 
 
 class Renamed(click.Option):
-    """An option that had other names before: they are understood, but neither shown nor completed."""
+    """Declare an option with former names: they are understood, but neither shown nor completed."""
 
     def __init__(self, *arguments: Any, former: Sequence[str], **attributes: Any) -> None:
         super().__init__(*arguments, **attributes)
         self.former = list(former)
 
     def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
-        """Tell the parser of all names."""
+        """Add all names to the parser."""
         shown = self.opts
         self.opts = names_of(self)
         try:
@@ -80,10 +80,10 @@ class Renamed(click.Option):
 
 
 def renamed(*names: str, former: Sequence[str], **attributes: Any) -> Callable[[Any], Any]:
-    """Declare an option under its present names, and those that it had before."""
+    """Declare an option under its present names and its former ones."""
     return click.option(*names, cls=Renamed, former=former, **attributes)
 
 
 def names_of(option: click.Parameter) -> list[str]:
-    """Return all names of an option, those that it had before, too."""
+    """Return all names of an option, with its former ones."""
     return [*option.opts, *getattr(option, "former", ())]

@@ -1,7 +1,7 @@
-"""What `run` shows on a terminal while it works: a bar below the output of commands, and failures as they happen.
+"""Show on a terminal how `run` gets on: a bar below the output of commands, and failures as they happen.
 
-Nothing of this happens in the work loop's thread. A thread draws, another one looks at the queues now and then; a file
-server that is away, or a terminal that is stopped, keeps only these waiting.
+One thread draws, another looks at the queues now and then. The work loop has its own thread. So a file server that
+does not answer, or a stopped terminal, delays the display and not the work.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ DRAW_S = 0.5
 LOOK_S = 5.0
 """How often the queues are looked at, at most."""
 LOOK_SHARE = 0.05
-"""The looker spends no more than this part of its time looking: the work goes on in the same process."""
+"""The largest part of its time that the looking thread spends on looks: the work goes on in the same process."""
 WINDOW_S = 60.0
-"""What the rate is an average over."""
+"""The rate is an average over this time."""
 REPEAT_S = 5.0
-"""Failures that are alike are told at once the first time, then counted for so long."""
+"""The first failure of a kind is shown at once. Further ones are counted for this time, and then shown as a number."""
 KINDS_MAX = 8
-"""So many different failures are told at a time; the rest is only counted."""
+"""How many kinds of failures are shown at a time; the rest is only counted."""
 BAR_COLUMNS = 16
 CLOSE_S = 1.0
 
@@ -38,21 +38,21 @@ Now = Callable[[], float]
 
 
 class Numbers:
-    """How far the queues are, from a look now and then and from what this worker has done since."""
+    """Compute how far the queues are, from the last look at them and from what this worker has done since."""
 
     def __init__(self, now: Now = time.monotonic) -> None:
         self._now = now
         self.counts: Counter[str] = Counter()
-        """What became of the attempts of this worker, by kind of event."""
+        """This worker's events by kind, such as "completed" or "failed"."""
         self._status: fsqueue.Status | None = None
         self._elsewhere = 0
         self._completed_then = 0
         self._seen: deque[tuple[float, int]] = deque([(now(), 0)])
 
     def look(self, status: fsqueue.Status, held: int, completed: int) -> None:
-        """Take in a look at the queues, before which this worker had completed so many tasks, and held so many."""
+        """Record a look at the queues. Just before it, this worker held `held` tasks and had completed `completed`."""
         if self._status is None or self._done() > status.completed + status.dead + status.remaining:
-            self._seen.clear()  # what was done before it came, or before it was purged, says nothing about its rate
+            self._seen.clear()  # tasks done before this worker began, or before a purge, would distort the rate
         self._status, self._elsewhere, self._completed_then = status, max(0, status.leased - held), completed
 
     def _since(self) -> int:
@@ -63,7 +63,7 @@ class Numbers:
         return self._since() + (status.completed + status.dead if status is not None else 0)
 
     def rate(self) -> float:
-        """Return the tasks done per second lately, by anybody; 0 while that is not known."""
+        """Return the tasks done per second lately, by all workers; 0 while that is not known."""
         now = self._now()
         self._seen.append((now, self._done()))
         while len(self._seen) > 2 and now - self._seen[1][0] > WINDOW_S:
@@ -72,7 +72,7 @@ class Numbers:
         return max(0.0, (done - before) / (now - then)) if now > then else 0.0
 
     def line(self, pen: Pen) -> str:
-        """Return the bar and the numbers, as far as they fit."""
+        """Return the bar and the numbers, cut to the width of the terminal."""
         rate, failed, status, done = self.rate(), self.counts["failed"], self._status, self._done()
         bar = ""
         if status is None:
@@ -92,7 +92,7 @@ class Numbers:
 
 @dataclass
 class _Kind:
-    """Failures that are alike: what the first one said, when they were last told, how many were not told since."""
+    """Hold failures of one kind: the first one's text, when they were last shown, and how many were not shown since."""
 
     said: str
     told_at: float
@@ -100,7 +100,7 @@ class _Kind:
 
 
 class Failures:
-    """Tell of failures as they happen, each kind in a line; those that repeat are counted together."""
+    """Show failures as they happen, each kind in a line. Repeated ones are counted together."""
 
     def __init__(self, tell: Callable[[str], object], now: Now = time.monotonic) -> None:
         self._tell, self._now = tell, now
@@ -108,7 +108,7 @@ class Failures:
         self._others = 0
 
     def add(self, task: str, reason: str) -> None:
-        """Tell of a failed attempt, or count it."""
+        """Show a failed attempt, or count it."""
         key = alike(reason)
         kind = self._kinds.get(key)
         if kind is not None:
@@ -120,7 +120,7 @@ class Failures:
             self._tell(f"task {task} failed: {headline(reason)}")
 
     def flush(self, least_s: float = REPEAT_S) -> None:
-        """Tell how many failures were only counted since their kind was told, if that is long enough ago."""
+        """Show how many failures were only counted, for each kind that was last shown `least_s` ago or earlier."""
         now = self._now()
         due = [(key, kind) for key, kind in self._kinds.items() if now - kind.told_at >= least_s]
         for key, kind in due:
@@ -128,7 +128,7 @@ class Failures:
                 self._tell(f"{kind.more:,} more failed: {kind.said}")
                 kind.more, kind.told_at = 0, now
             else:
-                del self._kinds[key]  # if it comes again it is news
+                del self._kinds[key]  # if it comes again, show it at once
         if self._others and (due or least_s <= 0):
             self._tell(f"{self._others:,} more failed, for other reasons")
             self._others = 0
@@ -145,7 +145,7 @@ class Progress:
         self._footer = Footer()
         self._numbers = Numbers()
         self._failures = Failures(self._say)
-        self._mutex = threading.Lock()  # for the failures: told in the worker's thread, and counted in the drawing one
+        self._mutex = threading.Lock()  # for the failures: the worker's thread adds them, the drawing thread flushes
         self._closed = threading.Event()
         self._held: Callable[[], int] = lambda: 0
         self._drawer = threading.Thread(target=self._draw, name="fsqueue-bar", daemon=True)
@@ -158,7 +158,7 @@ class Progress:
         threading.Thread(target=self._look, name="fsqueue-look", daemon=True).start()
 
     def tell(self, event: Event) -> None:
-        """Take in what has happened to the worker. Called in a thread of the worker's."""
+        """Record an event of the worker, and show it if it has a text. Called in a thread of the worker's."""
         self._numbers.counts[event.kind] += 1
         if event.text:
             self._say(event.text)
@@ -167,7 +167,7 @@ class Progress:
                 self._failures.add(event.fields["task"], event.fields["reason"])
 
     def close(self) -> None:
-        """Take the bar away, and tell what was only counted."""
+        """Remove the bar, and show how many failures were only counted."""
         self._closed.set()
         if self._drawer.ident is not None:
             self._drawer.join(CLOSE_S)
@@ -195,9 +195,9 @@ class Progress:
                 queues = queues or [fsqueue.Queue(path) for path in self._paths]
                 held, completed = self._held(), self._numbers.counts["completed"]
                 each = [queue.status() for queue in queues]
-                held = max(held, self._held())  # what was leased meanwhile is not elsewhere
+                held = max(held, self._held())  # tasks that this worker leased meanwhile are not leased elsewhere
             except (fsqueue.FsqueueError, OSError):
-                pass  # the worker meets it, too, and says it
+                pass  # the worker meets the same error, and reports it
             else:
                 self._numbers.look(total(each), held, completed)
             wait_s = max(LOOK_S, (time.monotonic() - began) / LOOK_SHARE)

@@ -108,35 +108,35 @@ def run(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Run COMMAND, or call a Python function, for each task of the queues Q, until nothing is waiting, delayed or
-    leased in them, by anybody.
+    """Run COMMAND, or call a Python function, for each task of the queues Q, until no task is waiting, delayed or
+    leased in them, by any worker.
 
     '{}' in an argument of COMMAND stands for the payload, '{field}' for a field of it: strings as they are, all else
-    as JSON. A task that lacks the field fails; if the first one that waits does, nothing is begun. '{{field}}' stands
+    as JSON. A task that lacks the field fails; if the first waiting task lacks it, nothing is begun. '{{field}}' stands
     for the text '{field}', and braces around anything else stay as they are: '{print $1}', '${name}'. No shell is
     involved. The command also finds the payload as JSON on standard input, and FSQUEUE_PAYLOAD (if at most 100 kB),
     FSQUEUE_TASK_ID, FSQUEUE_ATTEMPT, FSQUEUE_QUEUE and FSQUEUE_TOKEN in its environment. Small JSON that it writes to
-    the file FSQUEUE_RESULT, which is not there before, is kept in the history. Of the caller's open files it inherits
-    none.
+    the file FSQUEUE_RESULT (which does not exist before) is kept in the history. It inherits no open files of the
+    caller but the standard streams.
 
     In 'sh -c SCRIPT' a placeholder becomes part of the script, and a payload can be a command: write
     sh -c 'cmd "$1"' sh {field} instead. A payload may also begin with '-'.
 
-    Exit status 0 completes the task; anything else fails it, with the end of what it printed as the reason, and it is
+    Exit status 0 completes the task. Any other fails it, with the end of its output as the reason. A failed task is
     tried again after a growing pause, up to the queue's number of attempts. A function is called as f(payload) or
-    f(payload, task); what it returns is the result, an exception fails the task, fsqueue.Retry puts it back,
-    fsqueue.Bury gives it up. It runs in processes of its own, whose end by itself fails one task only. Modules are
-    looked for in the working directory first.
+    f(payload, task). Its return value is the result, an exception fails the task, fsqueue.Retry puts it back, and
+    fsqueue.Bury makes it a dead letter. Functions run in separate processes; if one dies, only its own task fails.
+    Modules are looked for in the working directory first.
 
-    On a terminal a bar shows how the queues get on, and failures are told as they happen. What commands and functions
-    print is passed on in whole lines: of commands side by side, all that one printed when it ends.
+    On a terminal a bar shows how the queues get on, and failures are shown as they happen. The output of commands and
+    functions is passed on in whole lines. If several commands run at a time, the output of each is shown when it ends.
 
-    SIGTERM, SIGUSR1, SIGHUP or Ctrl-C: nothing more is begun, tasks at work have --grace to end, then get
-    SIGTERM, and are put back; a second signal puts them back at once. Under Slurm, and with --max-runtime, nothing is
-    begun that by the time measured so far would not end before the job does.
+    After SIGTERM, SIGUSR1, SIGHUP or Ctrl-C the worker begins no more tasks. Tasks at work have --grace to end; then
+    they get SIGTERM, and are put back. A second signal puts them back at once. Under Slurm, and with --max-runtime,
+    the worker begins no task that, by the times measured so far, would outlast the job.
 
-    A worker that has nothing to do looks for tasks less and less often: a task inserted then starts within
-    eight seconds; it ends at most half a minute after others have drained the queue.
+    An idle worker looks for tasks less and less often. A new task starts within eight seconds. The worker ends at most
+    half a minute after others have drained the queue.
 
     Exit codes: 0 drained, or stopped as asked for (--max-tasks, --max-runtime, --idle-timeout, the job's end); 9
     drained, but there are dead letters; 11 stopped by --stop-after-failures; 12 by --exclude-after; 2 COMMAND or the

@@ -1,7 +1,7 @@
-"""A watch over a command's threads: says that the file server does not answer, and has Ctrl-C end it all the same.
+"""Watch a command's threads: say when the file server does not answer, and let Ctrl-C end the command even then.
 
-A process that waits for a file server (NFS mounted "hard", a FUSE daemon) is woken by nothing but the answer or
-a deadly signal. Python's handler for Ctrl-C makes that signal none, and never runs, since its thread does not wake.
+Only the answer or a fatal signal wakes a process that waits for a file server (NFS mounted "hard", a FUSE daemon).
+Python handles SIGINT, so SIGINT is not fatal. The handler never runs, since its thread does not wake.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from .printing import say_at_once
 TICK_S = 1.0
 """How often the watch looks. It costs a healthy command some microseconds a second, and a short one nothing."""
 SILENT_TICKS = 5
-"""A thread that waits at so many looks in a row is said to wait for the file server."""
+"""After so many looks in a row at which a thread waits, it counts as waiting for the file server."""
 IDLE_NS = 2_000_000
-"""A thread that computes for longer meanwhile is answered, if slowly: a loop of syncs on a busy disk."""
+"""A thread that used more processor time meanwhile does get answers, if slowly: a loop of syncs on a busy disk."""
 WAITING = ("D", "I")
 """States in which a thread takes no signal (proc_pid_stat(5)): uninterruptible, and the same without load (Lustre)."""
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -30,17 +30,17 @@ ENDED = (
     "answers. What this command had leased comes back when its leases end."
 )
 SAY_S = 0.2
-"""How long the last line may take: standard error may be a file on that very server."""
+"""How long the last line may take: standard error may be a file on the server that does not answer."""
 
 
 def watch() -> None:
-    """Begin to watch this process, for as long as it lives. To be called in its main thread, before others start."""
+    """Begin to watch this process, for as long as it lives. Call it in the main thread, before other threads start."""
     _thread.start_new_thread(_watch, (_thread.get_native_id(),))
 
 
 def _watch(main: int) -> None:
-    # Every signal stays with the threads that it was for. One that the main thread cannot take stays pending, and is
-    # told as such to a thread that blocks it.
+    # Block all signals here, so that the other threads get them. A signal that the main thread cannot take then stays
+    # pending, and `sigpending` shows it to this thread.
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     waits: dict[int, tuple[int, int]] = {}
     said = False
@@ -60,7 +60,7 @@ def _watch(main: int) -> None:
 
 
 def look(waits: dict[int, tuple[int, int]]) -> dict[int, tuple[int, int]]:
-    """Return for each thread that waits at how many looks in a row it did, and its processor time at the first (ns)."""
+    """Return for each waiting thread at how many looks in a row it waited, and its processor time at the first (ns)."""
     found = {}
     for thread in _threads():
         state, ran_ns = _state(thread)
@@ -71,7 +71,7 @@ def look(waits: dict[int, tuple[int, int]]) -> dict[int, tuple[int, int]]:
 
 
 def _threads() -> list[int]:
-    """Return the threads of this process; none where there is no /proc."""
+    """Return the threads of this process; none if there is no /proc."""
     try:
         return [int(name) for name in os.listdir("/proc/self/task")]
     except OSError:
@@ -79,14 +79,14 @@ def _threads() -> list[int]:
 
 
 def _state(thread: int) -> tuple[str, int]:
-    """Return a thread's state, and the processor time that it has had, in nanoseconds; "" if it has just ended."""
+    """Return a thread's state and the processor time that it has used (ns); "" and 0 if it has just ended."""
     try:
         fields = _read(f"/proc/self/task/{thread}/stat").rpartition(b")")[2].split()
     except OSError:
         return "", 0
     try:
         ran_ns = int(_read(f"/proc/self/task/{thread}/schedstat").split()[0])
-    except (OSError, IndexError):  # a kernel that does not account for it so finely
+    except (OSError, IndexError):  # a kernel without schedstat: take the time in ticks of 10 ms
         ran_ns = (int(fields[11]) + int(fields[12])) * 10_000_000
     return fields[0].decode(), ran_ns
 

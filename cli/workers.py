@@ -1,4 +1,4 @@
-"""workers: who holds what, and who lives."""
+"""List workers, what they hold, and whether they are alive."""
 
 from __future__ import annotations
 

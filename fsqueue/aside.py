@@ -12,7 +12,7 @@ T = TypeVar("T")
 async def in_thread(act: Callable[[], T]) -> T:
     """Run `act` in a thread of the event loop's pool, and return what it returns.
 
-    A cancellation waits until `act` has ended: when the cancelled coroutine goes on, nothing happens behind its back.
+    A cancellation waits until `act` has ended. Otherwise `act` would still run while the cancelled coroutine goes on.
     """
     future = asyncio.get_running_loop().run_in_executor(None, act)
     cancelled: asyncio.CancelledError | None = None
@@ -22,7 +22,7 @@ async def in_thread(act: Callable[[], T]) -> T:
         except asyncio.CancelledError as error:
             cancelled = error
     if cancelled is not None:
-        future.exception()  # else asyncio would log that nobody has asked for it
+        future.exception()  # else asyncio would log that the exception was never retrieved
         try:
             raise cancelled
         finally:

@@ -1,4 +1,4 @@
-"""Poll for programs of asyncio: an asynchronous iterator of leased tasks. Looks at the queue are made in threads."""
+"""Poll a queue in an asyncio program: an asynchronous iterator of leased tasks. Threads look at the queue."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 class AsyncPoll:
-    """An asynchronous iterator over leased tasks: see `Queue.poll_async`. Several coroutines may share one.
+    """Iterate over leased tasks, asynchronously: see `Queue.poll_async`. Several coroutines may share one.
 
-    Closing it ends it and puts back what was leased ahead; so does leaving its `async with`, or the loop. A
-    cancellation while it waits for a task puts back what it has leased. While nothing is available it sleeps in the
-    event loop and keeps no thread.
+    `aclose` ends it and puts back the tasks that were leased ahead. So does the end of its `async with`, or of the
+    loop. If it is cancelled while it waits for a task, it puts back what it has leased. While nothing is available,
+    it sleeps in the event loop and keeps no thread.
     """
 
     def __init__(self, queue: Queue, poll: Poll) -> None:
@@ -54,7 +54,7 @@ class AsyncPoll:
             return ahead.tasks.popleft()
 
     def _look(self, vigil: Vigil) -> bool:
-        """Lease ahead. Return whether nothing was found because the loop's end is reached."""
+        """Lease ahead. Return whether the iteration has ended."""
         got, ended = self._queue._look(vigil, self._poll._prefetch, self._poll._stop)
         self._poll._ahead.add(got)
         return ended
@@ -63,7 +63,7 @@ class AsyncPoll:
         return 0.75 + self._queue.store.entropy.random() / 2
 
     async def _nap(self, seconds: float) -> None:
-        """Sleep, but not beyond the end."""
+        """Sleep for `seconds`, or until the iteration is ended."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._ended.wait()
@@ -71,7 +71,7 @@ class AsyncPoll:
     async def aclose(self) -> None:
         """End the loop, and put back what was leased ahead. A task that was handed out stays leased."""
         self._ended.set()
-        async with self._turn:  # a look under way would lease what nobody puts back
+        async with self._turn:  # wait for a look under way: nothing would put back what it leases
             await in_thread(self._poll.close)
 
     async def __aenter__(self) -> AsyncPoll:

@@ -1,7 +1,7 @@
-"""A commit's ballot: the copy of its proposal that is linked to the record's name (docs/design.md, "named commit").
+"""Write and withdraw a commit's ballot (docs/design.md, "named commit").
 
-It lies in the directory in which it is decided. BeeGFS before version 8, and some FUSE filesystems, refuse a link from
-one directory into another.
+The ballot is a copy of the commit's proposal. Linking the ballot to the record's name decides the commit. Both are in
+one directory, since BeeGFS before version 8 and some FUSE filesystems refuse a link between directories.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ def cast(store: Store, layout: Layout, identity: Uuid, content: bytes) -> None:
 
 
 def withdraw(store: Store, layout: Layout, identity: Uuid) -> None:
-    """Take back a proposal, or clear it up. The ballot goes first: a late link finds nothing to link then.
+    """Remove a proposal and its ballot. Remove the ballot first: a late link then finds nothing to link.
 
-    The other way round, a crash would leave a ballot that a cut-off client may still link, without a proposal that
-    leads to the decision.
+    In the other order, a crash could leave the ballot alone. A client that was cut off could still link it, and no
+    proposal would lead others to that decision.
     """
     store.fs.unlink(layout.ballot(identity))
     store.fs.unlink(layout.proposal(identity))

@@ -1,8 +1,8 @@
-"""The caller's own code, run inside a verb: generators of payloads, `where=`, `poll=`, `progress=`.
+"""Run the caller's own code inside a verb: generators of payloads, `where=`, `poll=`, `progress=`.
 
-Its errors are not the queue's. An OSError raised in it would otherwise be taken for one of the filesystem: retried,
-swallowed, or told as "the filesystem failed". So it travels inside of a `FromCaller` to the verb, which raises it as
-it was.
+Errors of the caller's code are not the queue's. A verb would take an OSError from it for one of the filesystem: retry,
+swallow it, or report "the filesystem failed". So the error travels inside a `FromCaller` up to the verb, which raises
+it unchanged.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ T = TypeVar("T")
 
 
 class FromCaller(Exception):
-    """Carry an exception of the caller's code past the handlers in between. Never reaches the caller itself.
+    """Carry an exception of the caller's code past the handlers in between. The caller itself never gets it.
 
-    A verb that calls another verb with the caller's code wraps twice; each verb unwraps once.
+    If a verb passes the caller's code to another verb, the exception is wrapped twice. Each verb unwraps once.
     """
 
     def __init__(self, error: Exception) -> None:
@@ -27,9 +27,9 @@ class FromCaller(Exception):
         self.error = error
 
     def count(self, inserted: int) -> None:
-        """Have an error of fsqueue's own kind say how many tasks this call has inserted.
+        """Set how many tasks this call has inserted, if the error is an FsqueueError.
 
-        The caller's code may have got it from another queue, whose number would be taken for this call's.
+        The caller's code may have got the error from another queue. Its number would be taken for this call's.
         """
         error = self.error
         if isinstance(error, FromCaller):
@@ -45,20 +45,20 @@ _OURS = (list, tuple, range, dict, set, frozenset, str)
 
 
 def items_of(given: Iterable[T]) -> Iterable[T]:
-    """Iterate over what the caller has given; an error of its own code comes as FromCaller."""
+    """Iterate over what the caller has given. An error of the caller's code is raised as FromCaller."""
     return given if type(given) in _OURS else _carried(given)
 
 
 def _carried(given: Iterable[T]) -> Iterator[T]:
     try:
-        for item in given:  # noqa: UP028 - `yield from` would close the caller's generator, which it may go on with
+        for item in given:  # noqa: UP028 - `yield from` would close the caller's generator; the caller may still use it
             yield item
     except _MISTAKEN as error:
         raise FromCaller(error) from None
 
 
 def calling(function: Callable[P, T]) -> Callable[P, T]:
-    """Return `function`, whose errors come as FromCaller; InvalidArgument if it is none."""
+    """Return `function` so that its errors are raised as FromCaller. InvalidArgument if it is not callable."""
     if not callable(function):
         raise InvalidArgument(f"A function is expected here (where=, poll=, progress=), not {function!r}.")
 

@@ -1,4 +1,4 @@
-"""Say what became of tasks that a verb could not act on: their batch has finished, or nobody knows them."""
+"""Say what became of tasks that a verb could not act on: their batch has finished, or they have left no trace."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ NEVER_LEASED = "it was never leased"
 
 
 def unknown(store: Store, ids: Iterable[str]) -> list[str]:
-    """Return those ids of which neither the queue, nor its history, nor its dead letters know. A hint.
+    """Return those ids that are neither in the queue, nor in its history, nor among its dead letters. A hint.
 
-    A task without a trace is one that finished and was not kept, or never was there.
+    Such a task has finished, and its history was not kept; or it was never inserted.
     """
     wanted = {task_id: names.parse_task_id(task_id) for task_id in ids}
     return [task_id for task_id, became in _outcomes(store, wanted).items() if became is None]
 
 
 def why_lost(store: Store, tokens: Iterable[str]) -> dict[str, str | None]:
-    """Return a sentence on why the lease of each token holds no longer; None for an unknown task.
+    """Return for each token a sentence on why its lease no longer holds; None for an unknown task.
 
-    Also of batches that have finished: the history tells.
+    For batches that have finished, the answer comes from the history.
     """
     leases = {token: names.parse_token(token) for token in tokens}
     outcomes = _outcomes(store, {token: (batch, index) for token, (batch, index, _) in leases.items()})
@@ -42,7 +42,7 @@ def why_lost(store: Store, tokens: Iterable[str]) -> dict[str, str | None]:
 
 
 def settled_as(store: Store, task_id: str) -> tuple[str, str | None] | None:
-    """Return what was done about a dead letter: `retried` and the new id, or `purged`; None if nothing was."""
+    """Return what became of a dead letter: `retried` and the new id, or `purged`; None if it is still dead."""
     return deadletters.settled_as(store, task_id)
 
 

@@ -13,14 +13,14 @@ from fsqueue.task import DeadLetter, GcReport
 
 
 class Maintenance:
-    """The part of a queue that its keeper calls."""
+    """Hold the methods of `Queue` that concern a queue as a whole, for the person who looks after it."""
 
     store: Store
 
     # -- dead letters ---------------------------------------------------------------------------------------
 
     def dead(self, where: Callable[[DeadLetter], bool] | None = None) -> Iterator[DeadLetter]:
-        """The dead letters, or those for which `where(letter)` is true."""
+        """Iterate over the dead letters, or those for which `where(letter)` is true."""
         if where is not None:
             calling(where)  # refuses what is no function
         self._write_letters()
@@ -31,7 +31,7 @@ class Maintenance:
     def retry_dead(
         self, ids: str | Iterable[str] | None = None, where: Callable[[DeadLetter], bool] | None = None
     ) -> int:
-        """Insert dead tasks again, with new ids and all attempts before them; returns how many."""
+        """Insert dead tasks again, with new ids and no attempts used; return how many."""
         wanted = None if ids is None else task_ids(ids)
         self._write_letters()
         retried = deadletters.retry(self.store, wanted, None if where is None else calling(where))
@@ -42,7 +42,7 @@ class Maintenance:
     def purge_dead(
         self, ids: str | Iterable[str] | None = None, where: Callable[[DeadLetter], bool] | None = None
     ) -> int:
-        """Throw dead letters away; returns how many."""
+        """Throw dead letters away; return how many."""
         wanted = None if ids is None else task_ids(ids)
         self._write_letters()
         return deadletters.purge(self.store, wanted, None if where is None else calling(where))
@@ -63,42 +63,42 @@ class Maintenance:
         slurm_job: str | Every = EVERY,
         offline: bool = False,
     ) -> int:
-        """End leases from outside, uncharged: all, or those of a worker's name, host or Slurm job. Returns how many.
+        """End leases of other workers: all, or those of a worker's name, host or Slurm job. Return how many.
 
-        None and "" are refused: they come from a variable that was never set. To end all leases, leave all three out.
+        The attempts do not count. Workers that go on get LeaseLost. To end all leases, leave all three names out. None
+        and "" are refused, since they often come from a variable that was never set.
 
-        Workers that go on get LeaseLost. `offline` says that nobody is working: a batch that is
-        locked is then an error (LockTimeout) at once, instead of being waited for.
+        `offline` says that no process is working: a locked batch then raises LockTimeout at once.
         """
         chosen = selector("worker", worker), selector("host", host), selector("slurm_job", slurm_job)
         return administration.release_all(self.store, *chosen, offline)
 
     @verb("purging")
     def purge(self) -> None:
-        """Drop everything in the queue, at once and whatever its size; settings stay, counts begin at zero."""
+        """Drop everything in the queue, at once, whatever its size. Settings stay; counts begin at zero."""
         administration.purge(self.store)
 
     @verb("deleting the queue")
     def delete(self, *, wait: bool = False) -> None:
-        """Delete the queue at once, whatever its size. Its files go in the background or (`wait`) before this ends."""
+        """Delete the queue at once, whatever its size. Its files go in the background, or (`wait`) before the end."""
         administration.delete(self.store, wait)
 
     @verb("collecting garbage")
     def gc(self, *, touch: bool = False, history_days: int | None = None) -> GcReport:
-        """Mend what crashes left behind; reap trash and old staged files. Safe at any time.
+        """Finish what crashes left half done; remove trash and old staged files. Safe at any time.
 
-        `touch` refreshes the times of all files that the queue needs, for scratch systems that delete
-        idle files; `history_days`: older history is removed.
+        `touch` refreshes the times of all files that the queue needs, for scratch systems that delete idle files.
+        `history_days`: remove older history.
         """
         if history_days is not None:
             whole("history_days", history_days, 0)
         return upkeep.gc(self.store, touch, history_days)
 
     def fsck(self, *, repair: bool = False, progress: Callable[[int, int], object] | None = None) -> Iterator[Finding]:
-        """What is wrong on disk, as it is found (nothing, in a sound queue, also a busy one). Safe at any time.
+        """Iterate over what is wrong on disk, as it is found. Safe at any time. A sound queue has no findings.
 
-        `repair` mends each finding before it is yielded, or says in its `note` why that could not be;
-        nothing that may be needed is removed: see `.quarantine`. `progress(done, steps)` is called now and then.
+        `repair` mends each finding before it is yielded, or says in its `note` why it could not. It removes nothing
+        that may be needed, but moves it into `.quarantine`. `progress(done, steps)` is called now and then.
         """
         found = fsck(self.store, repair, None if progress is None else calling(progress))
         return translated(self.store, found, "checking the queue")

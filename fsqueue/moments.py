@@ -1,9 +1,9 @@
-"""When a record is appended, and what is done about a log whose time is far ahead (docs/design.md, "Time").
+"""Choose the time of a record, and correct a log whose time is far ahead (docs/design.md, "Time").
 
-`at` does not run backwards in a log. So one record whose writer's clock was a month ahead would hold up all that
-follows: leases would end, and failed tasks come back, only once the right clock has got there. Such an `at` is not
-believed if the file itself was stamped long before it. Then a `clock` record sets the log's time right, in the log, so
-that all readers agree.
+`at` does not run backwards in a log. One record of a writer whose clock was a month ahead would therefore delay all
+later ones: leases would end, and failed tasks come back, a month late. If the file's own timestamp is long before
+such an `at`, the `at` is wrong. The next writer then appends a `clock` record, which corrects the log's time. It is in
+the log, so that all readers agree.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from fsqueue.names import TaskFileName
 from fsqueue.store import Store
 
 FAR_MS = 15 * 60_000
-"""Hosts whose clocks are apart by less are lived with. What is further ahead is an error."""
+"""A smaller difference between hosts' clocks is tolerated. A time that is further ahead is an error."""
 RESCHEDULING = frozenset({"lease", "renew", "release", "fail", "revoke", "commit"})
-"""Records that say from when a task is available, or until when it is leased."""
+"""Records that set the time at which a task becomes available, or at which its lease ends."""
 
 
 def present(store: Store, log: Log) -> int:
     """Return the `at` of a record that is about to be appended: now, or the log's own time if that is later.
 
-    Under the log's lock, caught up, and before anything is folded that is not written. OSError as from any append.
+    Call it under the log's lock, with the log caught up, and before a record is replayed that is not written yet.
+    OSError as from any append.
     """
     now, last = store.clock.now_ms(), log.ledger.at
     if last <= now:
@@ -37,22 +38,22 @@ def present(store: Store, log: Log) -> int:
 
 
 def is_ahead(store: Store, ledger: Ledger) -> bool:
-    """Tell whether a log's time is further ahead of the file server's than clocks may be apart."""
+    """Tell whether a log's time is ahead of the file server's by more than FAR_MS."""
     return ledger.at > store.clock.now_ms() + FAR_MS
 
 
 def is_of_the_future(store: Store, name: TaskFileName) -> bool:
-    """Tell whether an untouched task file was made, and so is due, by a clock that was far ahead."""
+    """Tell whether the clock was far ahead that gave an untouched task file its birth and its due time."""
     born = names.birth_ms(name.batch)
     return name.available_at >= born > store.clock.now_ms() + FAR_MS
 
 
 def set_right(store: Store, log: Log, certain: bool = False) -> bool:
-    """Set a log's time right if it is far ahead of the present and of the file's own stamp; whether that was done.
+    """Correct a log's time if it is far ahead of the present and of the file's own timestamp. Return whether it was.
 
-    Under the log's lock, caught up. The file server stamps the file at each append. So a record far beyond the last
-    stamp was written by a wrong clock. If the stamp agrees with the record, the clock that is wrong may be this
-    host's: nothing is done then, unless `certain`.
+    Call it under the log's lock, with the log caught up. The file server stamps the file at each append. So a record
+    far beyond the last timestamp was written by a wrong clock. If the timestamp agrees with the record, this host's
+    clock may be the wrong one: then nothing is done, unless `certain`.
     """
     now, last = store.clock.now_ms(), log.ledger.at
     if last <= now + FAR_MS:
@@ -68,9 +69,10 @@ def set_right(store: Store, log: Log, certain: bool = False) -> bool:
 
 
 def shifted(content: bytes, now: int) -> dict[int, int]:
-    """Return since when each open task whose time comes from records later than `now` is available, or leased until.
+    """Return new times for the open tasks whose times come from records later than `now`.
 
-    What was due a minute after such a record is due a minute from now. What comes from earlier records stays.
+    The time is that at which the task becomes available, or its lease ends. If it was a minute after such a record, it
+    is now a minute from `now`. Times from earlier records stay.
     """
     ledger, offset = Ledger(), 0
     written: dict[int, int] = {}
@@ -93,7 +95,7 @@ def shifted(content: bytes, now: int) -> dict[int, int]:
 
 
 def _tasks_of(record: dict[str, Any]) -> list[int]:
-    """Return the tasks that a record names, if they are ranges at all."""
+    """Return the tasks that a record names; none if its ranges are damaged."""
     try:
         return movements.from_ranges((start, min(end, names.BATCH_TASKS_MAX)) for start, end in record["tasks"])
     except (KeyError, TypeError, ValueError):

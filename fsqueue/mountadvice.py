@@ -1,6 +1,6 @@
-"""What is known of a mount from its type and options, and what to ask its administrator for (docs/doctor.md).
+"""Judge a mount by its type and options, and say what to ask its administrator for (docs/doctor.md).
 
-Known, not tried: options that keep locks within one host cannot be seen from that host in any other way. The doctor,
+Some options keep locks within one host. No test on that host can show this, so only the options tell. The doctor,
 `create` and every open of a queue take their verdict and their words from here.
 """
 
@@ -12,17 +12,17 @@ from fsqueue.errors import UnsafeFilesystem
 from fsqueue.filesystem import UNKNOWN, Mount, beegfs_setting, mount_of
 
 OK, WARNING, UNFIT = "ok", "warning", "unfit"
-"""A queue may be there; it may, with a limit that one should know; its promises would be broken."""
+"""A queue may be there. It may, with a limit that its users should know. It may not: the mount breaks its promises."""
 
 Known = tuple[str, str, str]
-"""Verdict, what is so, what to ask for."""
+"""The verdict, a sentence on the mount, and what to ask for."""
 
 ONE_HOST = "Locks exclude on this host only, though they succeed: workers on two hosts would take the same tasks."
 ANOTHER = "Use another filesystem that all hosts share (NFS 4, Lustre with flock, Spectrum Scale, CephFS)."
 TRY = "Try it: type 'fsqueue doctor PATH --join' here and on a second host."
 
 MEMORY = ("tmpfs", "ramfs", "rootfs")
-"""What lies in a host's memory."""
+"""Filesystems in a host's memory."""
 
 COHERENT = {
     "gpfs": "Spectrum Scale",
@@ -35,7 +35,7 @@ COHERENT = {
     "wekafs": "WEKA",
     "panfs": "PanFS",
 }
-"""Filesystems whose fcntl locks are made to exclude between hosts."""
+"""Filesystems whose fcntl locks are designed to exclude between hosts."""
 
 OBJECT_STORES = (
     "fuse.s3fs",
@@ -60,7 +60,7 @@ PLAIN = ("vfat", "msdos", "exfat")
 
 
 def known(mount: Mount) -> Known:
-    """Return what is known of a mount. WARNING where it depends on something that cannot be seen from here."""
+    """Return what is known of a mount. WARNING if it depends on something that this host cannot see."""
     if mount.kind == UNKNOWN:
         return (
             WARNING,
@@ -71,7 +71,7 @@ def known(mount: Mount) -> Known:
 
 
 def volatile(path: str) -> str:
-    """Return what the restart of this host loses of a queue at `path`; an empty text if nothing."""
+    """Return a warning if a restart of this host would lose a queue at `path`, else an empty text."""
     mount = mount_of(path)
     if mount.kind not in MEMORY:
         return ""
@@ -87,12 +87,12 @@ def is_unfit(mount: Mount) -> bool:
 
 
 def refusal(mount: Mount, what: str, then: str) -> UnsafeFilesystem:
-    """Return the error for a mount that is unfit: `what` is wrong with it, and what to do `then`."""
+    """Return the error for an unfit mount: `what` says what is wrong with it, `then` what to do."""
     return UnsafeFilesystem(f"{mount.point} ({mount.kind}) cannot keep a queue's promises. {what} {then}")
 
 
 def words(probe: str, seen: str, advice: str) -> str:
-    """Return the sentences of an error about one thing that is unfit."""
+    """Return the sentences of an error about one probe that found the mount unfit."""
     return f"{probe.capitalize()}: {seen} {advice}"
 
 

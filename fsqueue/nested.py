@@ -1,7 +1,7 @@
-"""Queues in queues: refused when one is created, and spared where an older version, or `mv`, has put one.
+"""Find queues inside queues. `create` refuses to make one; `delete` refuses the outer queue while it holds one.
 
-What is below a queue's directory is moved with it, and removed with it. So before a tree is moved aside or removed, it
-is searched for the `queue.jsonl` of another queue.
+An older version, or `mv`, may have put one there. It would be moved and removed with the outer queue. So before a tree
+is moved aside or removed, it is searched for the `queue.jsonl` of another queue.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from fsqueue.layout import SETTINGS_FILE, read_fate, settings_file
 logger = logging.getLogger("fsqueue")
 
 READ_BYTES = 1 << 20
-"""So much of a `queue.jsonl` is read. A file of this name may be anybody's, and of any size."""
+"""How much of a `queue.jsonl` is read. A file of this name may belong to any program, and have any size."""
 NO_ACCESS = (errno.EACCES, errno.EPERM, errno.EIO)
 LEAF_LINKS = 2
-"""The links of a directory without subdirectories, where the filesystem counts them: its name and its `.`."""
+"""Link count of a directory without subdirectories, if the filesystem counts them: its name and its `.`."""
 
 
 def around(path: str, shared: bool) -> str | None:
     """Return the queue in whose directory `path` lies, at any depth, links resolved; None if there is none.
 
-    A `queue.jsonl` that a stranger has put into a directory like /tmp makes no queue of it.
+    A directory like /tmp is no queue because another user has put a `queue.jsonl` into it.
     """
     for holder in holders_of(path):
         fs = Filesystem(holder, shared=shared)
@@ -39,17 +39,17 @@ def around(path: str, shared: bool) -> str | None:
             if content is not None and _is_birth(content) and not _is_strangers(fs, holder):
                 return holder
         except OSError:
-            continue  # one may go through it, and not look into it
+            continue  # this user may go through the directory, but not list it
         finally:
             fs.close_root()
     return None
 
 
 def inside(fs: Filesystem, directory: str, of_itself: bool = True) -> str | None:
-    """Return a queue that stands in a directory, at any depth, or (`of_itself`) that it is; None if there is none.
+    """Return a queue inside a directory, at any depth; None if there is none. `of_itself`: the directory itself counts.
 
-    Links are not followed, and what may not be read is passed by. A deleted queue is none. Directories that cannot
-    have others in them are not listed, if the filesystem tells by their links.
+    Links are not followed. Directories that may not be read are skipped. A deleted queue does not count. If the link
+    count shows that a directory has no subdirectories, it is not listed.
     """
     counts_links: bool | None = None
     pending = [directory]
@@ -71,7 +71,7 @@ def inside(fs: Filesystem, directory: str, of_itself: bool = True) -> str | None
 
 
 def refuse_inside(fs: Filesystem, queue: str) -> None:
-    """Raise InvalidArgument if another queue stands in a queue's directory, which is about to be moved and removed."""
+    """Raise InvalidArgument if another queue stands inside a queue's directory that is about to be removed."""
     found = inside(fs, queue, of_itself=False)
     if found is not None:
         raise InvalidArgument(
@@ -82,7 +82,7 @@ def refuse_inside(fs: Filesystem, queue: str) -> None:
 
 
 def spared(fs: Filesystem, tree: str) -> bool:
-    """Return whether a tree must stay because a queue stands in it, and log that."""
+    """Return whether a tree must stay because a queue stands inside it, and log that."""
     found = inside(fs, tree)
     if found is not None:
         logger.warning("%s is left as it is: the queue %s stands in it; move that elsewhere", tree, found)
@@ -90,7 +90,7 @@ def spared(fs: Filesystem, tree: str) -> bool:
 
 
 def _is_there(fs: Filesystem, directory: str) -> bool:
-    """Whether a directory has a `queue.jsonl`, damaged or not, that does not say that its queue was deleted."""
+    """Tell whether a directory has a `queue.jsonl`, damaged or not, without a record that the queue was deleted."""
     content = _content(fs, directory)
     if content is None:
         return False
@@ -101,7 +101,7 @@ def _is_there(fs: Filesystem, directory: str) -> bool:
 
 
 def _is_birth(content: bytes) -> bool:
-    """Whether it is a queue's, and not a file with tasks that its owner has called so."""
+    """Tell whether the content is a queue's, and not a user's file of tasks that happens to have this name."""
     for line in _lines(content):
         try:
             record = orjson.loads(line)
@@ -116,7 +116,7 @@ def _lines(content: bytes) -> Iterator[bytes]:
 
 
 def _content(fs: Filesystem, directory: str) -> bytes | None:
-    """The beginning of a directory's `queue.jsonl`; None if it has no regular file of that name."""
+    """Return the beginning of a directory's `queue.jsonl`; None if it has no regular file of that name."""
     try:
         fd = fs.look(settings_file(directory.rstrip("/")))
     except OSError as error:
@@ -130,7 +130,7 @@ def _content(fs: Filesystem, directory: str) -> bytes | None:
 
 
 def _is_strangers(fs: Filesystem, directory: str) -> bool:
-    """Whether all may write in a directory, and its `queue.jsonl` is neither its owner's nor this user's."""
+    """Tell whether all users may write in a directory, and its `queue.jsonl` is neither its owner's nor this user's."""
     holder = fs.stat(directory)
     if not holder.st_mode & stat.S_IWOTH:
         return False

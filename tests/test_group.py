@@ -191,7 +191,7 @@ def test_who_may_not_write_beside_the_queue_cannot_delete_it(shared: Path, mode:
 
 @needs_root
 @pytest.mark.once
-def test_who_may_only_read_can_hold_up_nobody(shared: Path) -> None:
+def test_a_reader_can_take_no_exclusive_lock(shared: Path) -> None:
     path = shared / "q"
     as_user(OWNER, 0o022, lambda: create(path))
 

@@ -1,4 +1,4 @@
-"""The size that a file has now: the cheapest question that tells whether others have appended to it."""
+"""Ask for the size that a file has now. That is the cheapest way to see whether others have appended to it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ STATX_BYTES, AT_BYTE = 256, 40
 
 
 class SizeOf(partial[int]):
-    """A function that tells the size of an open file: one system call, without a Python frame. It owns the descriptor.
+    """Return the size of an open file when called: one system call, without a Python frame. It owns the descriptor.
 
-    It moves the descriptor's offset to the end, so nothing must read by that. Nobody else closes the descriptor:
-    moving the offset of another file that has got its number would be a disaster. `drop` closes it: closing a file
-    behind the back of the classic locks would give back what this process has locked of it.
+    Each call moves the descriptor's offset to the end, so nothing may read by that offset. Only this object may close
+    the descriptor: another file could get its number, and the next call would move that file's offset. `drop` closes
+    it, and not `os.close`: with classic locks, closing any descriptor of a file gives back this process's locks on it.
     """
 
     drop: Callable[[int], None] = staticmethod(taken.close)
@@ -50,9 +50,9 @@ def _statx() -> Callable[..., int] | None:
 
 
 def size_on_server(directory: int, name: str) -> int | None:
-    """Return the size of a file in an open directory: one question to a file server, never its client's cache.
+    """Return the size of a file in an open directory. It asks the file server once, and ignores the client's cache.
 
-    None where the C library or the kernel cannot ask so. FileNotFoundError and other errors as stat(2).
+    None if the C library or the kernel has no statx(2). FileNotFoundError and other errors as stat(2).
     """
     function = _statx()
     if function is None:

@@ -1,4 +1,4 @@
-"""What is held back until it may be shown: in memory while it is little, else in a file without a name."""
+"""Hold back output until it may be shown: in memory while it is little, else in a file without a name."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ PIECE_BYTES = 1 << 16
 
 
 class Spool:
-    """Bytes in the order in which they came. Not thread-safe.
+    """Hold bytes in the order in which they came. Not thread-safe.
 
-    The file is in the system's directory for temporary files, and is gone with this process, however it ends.
+    The file is in the system's directory for temporary files. It goes when this process ends, also after a crash.
     """
 
     def __init__(self, memory_bytes_max: int) -> None:
         self._most = memory_bytes_max
         self._memory = bytearray()
-        """What follows what is in the file."""
+        """The bytes that follow those in the file."""
         self._file: Any = None
         self._filed = 0
 
     def append(self, data: bytes) -> None:
-        """Hold more back. OSError if there is no room: then it is held in memory, and nothing more may be appended."""
+        """Append bytes. OSError if the disk is full: they are kept in memory, and nothing may be appended later."""
         self._memory += data
         if len(self._memory) > self._most:
             if self._file is None:
@@ -37,7 +37,7 @@ class Spool:
             self._memory.clear()
 
     def pieces(self) -> Iterator[bytes]:
-        """Return all of it, piece by piece. OSError."""
+        """Yield all bytes, piece by piece. OSError."""
         at = 0
         while at < self._filed and (piece := os.pread(self._file.fileno(), min(PIECE_BYTES, self._filed - at), at)):
             at += len(piece)
@@ -46,7 +46,7 @@ class Spool:
             yield bytes(self._memory)
 
     def close(self) -> None:
-        """Forget it."""
+        """Drop all bytes and close the file."""
         self._memory.clear()
         self._filed = 0
         if self._file is not None:

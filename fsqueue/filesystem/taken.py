@@ -1,15 +1,15 @@
-"""What a thread has taken and has to give back: descriptors, file locks, mutexes (docs/design.md, "Interrupted").
+"""Record what a thread has taken and must give back: descriptors, file locks, mutexes (docs/design.md, "Interrupted").
 
 A signal handler may raise between any two instructions of Python: KeyboardInterrupt at Ctrl-C, a TimeoutError of the
 caller's alarm. `try` and `finally` do not suffice: the exception may come between a call that takes something and the
 `try` behind it, or as the first instruction of the `finally`. So each thread has a record of what it has taken:
 
-- A descriptor is opened, and recorded, in one call of C code; closed, and struck off, likewise. No instruction of
-  Python, hence no signal, comes in between.
-- A mutex is recorded before it is acquired, and struck off after it was released. It knows its owner itself.
-- Each verb compares the record with what it was at its start, if it ends with an exception, and gives the rest back.
+- One call of C code opens a descriptor and records it. Another one closes it and removes it from the record. No Python
+  instruction comes in between, and so no signal.
+- A mutex is recorded before it is acquired, and removed from the record after its release. It knows its owner.
+- If a verb ends with an exception, it compares the record with that at its start, and gives the difference back.
 
-A second exception within the few instructions of giving back makes it begin again.
+If a second exception interrupts this, it begins again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Protocol
 
 
 class Closer(Protocol):
-    """A Filesystem, as far as it matters here."""
+    """Unlock and close descriptors. A Filesystem is one."""
 
     unlock: Callable[[int], None]
     close: Callable[[int], None]
@@ -36,25 +36,25 @@ class Held(Protocol):
     """Something that is taken for the length of a section."""
 
     def abandon(self) -> None:
-        """Give it back, if this thread has it. Called for a section that was broken off at any instruction."""
+        """Give it back, if this thread has it. An exception may have ended the section at any instruction."""
 
 
 class Record:
-    """What one thread has taken."""
+    """List what one thread has taken."""
 
     __slots__ = ("fds", "fresh", "held")
 
     def __init__(self) -> None:
         self.fds: dict[int, Closer] = {}
-        """Open descriptors, and what closes each. Those that belong to something that lasts are not among them."""
+        """Open descriptors, and what closes each. A descriptor that an object keeps open is not among them."""
         self.fresh: list[int] = []
-        """Descriptors that are open, and not among `fds` yet."""
+        """Descriptors that were just opened, and are not among `fds` yet."""
         self.held: list[Held] = []
-        """Sections under way, the innermost last."""
+        """Sections that this thread has entered, the innermost last."""
 
 
 class _Hands(threading.local):
-    """Each thread's record."""
+    """Give each thread its own record."""
 
     def __init__(self) -> None:
         self.mine = Record()
@@ -67,10 +67,10 @@ NOTHING: Mark = (0, frozenset(), 0)
 
 
 def opened(by: Closer | None, attempt: Iterator[int]) -> int:
-    """Return the descriptor that `attempt` opens, recorded in the same moment; None: not recorded.
+    """Return the descriptor that `attempt` opens, and record it in the same C call. If `by` is None, do not record it.
 
-    `attempt` is a `map` of one call: `map(os.open, (path,), (flags,))`. Its function must be C code for this to hold;
-    the record is also kept for one of Python. A number below 0 says that nothing was opened, and is not recorded.
+    `attempt` is a `map` of one call: `map(os.open, (path,), (flags,))`. No signal can come in between only if its
+    function is C code. A number below 0 says that nothing was opened, and is not recorded.
     """
     if by is None:
         return next(attempt)
@@ -85,28 +85,28 @@ def opened(by: Closer | None, attempt: Iterator[int]) -> int:
 
 
 def close(fd: int) -> None:
-    """Close a descriptor and strike it off in the same moment, whoever has opened it."""
+    """Close a descriptor, and remove it from this thread's record (if it is there) in the same C call."""
     any(map(os.close, compress((fd,), map(hands.mine.fds.pop, (fd,), (True,)))))
 
 
 def own(fd: int, by: Closer) -> None:
-    """Record a descriptor of something that lasts, which is about to be closed."""
+    """Record a descriptor that an object kept open until now, and that is about to be closed."""
     hands.mine.fds[fd] = by
 
 
 def disown(fd: int) -> None:
-    """Strike off a descriptor that something that lasts closes from now on."""
+    """Remove a descriptor from the record: from now on an object keeps it open, and closes it."""
     hands.mine.fds.pop(fd, None)
 
 
 def close_all(fds: list[int]) -> None:
-    """Close the descriptors in a list, and take each out in the same moment."""
-    with suppress(IndexError):  # another thread did so at the same time
+    """Close the descriptors in a list, and remove each from the list in the same C call."""
+    with suppress(IndexError):  # another thread has emptied the list at the same time
         any(map(os.close, map(fds.pop, [-1] * len(fds))))
 
 
 class OwnedLock(_thread.RLock):  # type: ignore[misc]  # final only to type checkers
-    """A lock that knows which thread has it."""
+    """Lock, and know which thread has the lock."""
 
     __slots__ = ()
 
@@ -125,9 +125,9 @@ class OwnedLock(_thread.RLock):  # type: ignore[misc]  # final only to type chec
 
 
 class Mutex:
-    """Exclude other threads for the length of a `with` block, which may be broken off at any instruction.
+    """Exclude other threads for the length of a `with` block. An exception may end the block at any instruction.
 
-    Reentrant: a signal handler or finalizer that runs in the block, in its thread, does not wait for itself.
+    Reentrant: a signal handler or finalizer may run in the block's own thread, and must not wait for that thread.
     """
 
     __slots__ = ("_lock",)
@@ -154,7 +154,7 @@ class Mutex:
 
 
 def mark() -> Mark:
-    """Return what this thread has taken by now: to be given to `give_back`."""
+    """Return what this thread has taken by now, for a later `give_back`."""
     mine = hands.mine
     if not mine.held and not mine.fds and not mine.fresh:
         return NOTHING
@@ -162,7 +162,7 @@ def mark() -> Mark:
 
 
 def give_back(before: Mark, error: BaseException) -> None:
-    """Give back what this thread has taken since `mark`, which `error` kept from being given back. Mostly nothing."""
+    """Give back what this thread has taken since `mark` and, because of `error`, has not given back. Mostly nothing."""
     for last in (False, False, True):
         try:
             mine = hands.mine
@@ -170,15 +170,15 @@ def give_back(before: Mark, error: BaseException) -> None:
                 _give_back(before, error)
             return
         except BaseException as another:
-            # A second Ctrl-C: what was given back is struck off, so begin again with the rest.
+            # A second Ctrl-C: begin again. What was given back is no longer in the record.
             if last:
                 raise
             error = another
 
 
 def _give_back(before: Mark, error: BaseException) -> None:
-    # Generators that were broken off between two of their steps are still open in the frames that the traceback keeps.
-    # Close them now: some time later they would close descriptors whose numbers are others' by then.
+    # Close the generators that the traceback's frames keep open. Left to the garbage collector, they would later close
+    # descriptors by numbers that other files have got by then.
     seen: set[int] = set()
     chain: list[BaseException | None] = [error]
     while chain:
@@ -200,7 +200,7 @@ def _give_back(before: Mark, error: BaseException) -> None:
             by = fds[fd]
             try:
                 with suppress(OSError):  # it is no file, or the server has forgotten the lock
-                    by.unlock(fd)  # closing alone would not: a child that was forked meanwhile has it open, too
+                    by.unlock(fd)  # closing alone would keep the lock: a child forked meanwhile has the file open, too
                 with suppress(OSError):
                     by.close(fd)
             finally:
@@ -208,7 +208,7 @@ def _give_back(before: Mark, error: BaseException) -> None:
 
 
 class _Plain:
-    """Closes a descriptor that nobody has locked."""
+    """Close a descriptor that has no lock."""
 
     def __init__(self) -> None:
         self.unlock: Callable[[int], None] = lambda fd: None
@@ -216,7 +216,7 @@ class _Plain:
 
 
 class Scope:
-    """Give back, at the end of a `with` block that an exception ends, what was taken in it and not given back."""
+    """If an exception ends a `with` block, give back what the block has taken and not given back."""
 
     __slots__ = ("_before",)
 

@@ -10,12 +10,13 @@ from typing import Any
 from fsqueue.store import Store
 
 LEFTOVER, DAMAGE, STRAY = "leftover", "damage", "stray"
-"""What a crash leaves, and who passes by mends; what hinders or has lost something; what does not belong there."""
+"""Gravities: a crash left it, and the next process that meets it mends it; it hinders work or has lost data; it does
+not belong there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of finding: how grave, what it means, what repairing does."""
+    """Describe a kind of finding: its gravity, its meaning, and what a repair does."""
 
     gravity: str
     meaning: str
@@ -26,19 +27,20 @@ KINDS = {
     # -- leftovers
     "unfinished": Kind(
         LEFTOVER,
-        "All tasks of this batch have an outcome, but the process that was clearing it away died. "
-        "Nothing is lost; status counts it rightly.",
-        "clears it away: missing dead letters, counter, history, then the log",
+        "All tasks of this batch have an outcome, but the process that was removing it died. Nothing is lost; "
+        "status counts it rightly.",
+        "finishes the removal: writes missing dead letters, counter bytes and history, then removes the log",
     ),
     "orphaned-log": Kind(
         LEFTOVER,
-        "A movement log without a batch: its opener died, or the batch finished before. No task depends on it.",
-        "ends and removes the log; what is in it is kept in quarantine",
+        "A movement log without a batch: the process that made it died, or the batch finished before. No task "
+        "depends on it.",
+        "retires and removes the log, and keeps its content in quarantine",
     ),
     "late-name": Kind(
         LEFTOVER,
-        "The task file's name promises a later time than the first of its tasks is available at: "
-        "a process died before renaming it. Its tasks wait longer than they must, at most until their lease ends.",
+        "The time in the task file's name is later than the time at which its first task is available: a process "
+        "died before it renamed the file. Its tasks wait longer than they must, at most until their lease ends.",
         "renames the file to the right time",
     ),
     "missing-letter": Kind(
@@ -48,13 +50,13 @@ KINDS = {
     ),
     "torn-line": Kind(
         LEFTOVER,
-        "The file ends in half a line: its writer died, or the disk was full. "
-        "What it was about to say was never reported done.",
-        "closes the line off, so that it stays void",
+        "The file ends in half a line: its writer died, or the disk was full. The change in that line was never "
+        "reported done.",
+        "ends the line, so that it stays void",
     ),
     "staged-file": Kind(
         LEFTOVER,
-        "A staged file is over a day old and its writer lives no more. The insert was never reported done.",
+        "A staged file is over a day old and its writer is gone. The insert was never reported done.",
         "removes it",
     ),
     "pending-retry": Kind(
@@ -64,8 +66,8 @@ KINDS = {
     ),
     "pending-commit": Kind(
         LEFTOVER,
-        "A commit was decided, but the process died before all of its tasks were in their place. Status counts them, "
-        "and whoever finds nothing else to lease puts them there.",
+        "A commit was decided, but the process died before all of its tasks were in place. Status counts them. A "
+        "worker that finds nothing else to lease publishes them.",
         "publishes the tasks",
     ),
     "stale-proposal": Kind(
@@ -75,30 +77,37 @@ KINDS = {
     ),
     "staged-attempt": Kind(
         LEFTOVER,
-        "Tasks were staged for a commit over a week ago and never published, or are left of what was dropped.",
+        "Tasks were staged for a commit over a week ago and never published, or were left when the commit was dropped.",
         "removes them",
     ),
     "old-generation": Kind(
         LEFTOVER,
-        "A purged generation is still in place: the purging process died, or somebody came late. Nobody reads it.",
-        "moves it into the trash and empties that",
+        "A purged generation is still in place: the purging process died, or another process wrote to it late. No "
+        "process reads it.",
+        "moves it into the trash and empties the trash",
     ),
-    "trash": Kind(LEFTOVER, "The trash is not empty, and nobody is emptying it.", "empties it"),
+    "trash": Kind(
+        LEFTOVER,
+        "The trash is not empty, and no process is emptying it.",
+        "empties it",
+    ),
     "new-file": Kind(
-        LEFTOVER, "Left by a process that died while it created the queue. Nobody reads it.", "removes it"
+        LEFTOVER,
+        "A process died while it created the queue, and left this file. No process reads it.",
+        "removes it",
     ),
     "repeated-history": Kind(
         LEFTOVER,
-        "The history tells of a batch a second time: the first process died before it had removed the log. "
-        "Readers pass it by.",
+        "The history contains a batch twice: the first process died before it had removed the log. Readers ignore "
+        "the repeat.",
         "voids the repeat",
     ),
     # -- damage
     "task-file-gone": Kind(
         DAMAGE,
-        "Tasks of this batch have no outcome, but its task file is gone: something else than fsqueue removed it. "
+        "Tasks of this batch have no outcome, but its task file is gone: another program than fsqueue removed it. "
         "Their payloads are lost.",
-        "makes them dead letters, so that nobody waits for them; who holds a lease may still complete",
+        "makes them dead letters, so that nothing waits for them; a worker that holds a lease may still complete",
     ),
     "unreadable-tasks": Kind(
         DAMAGE,
@@ -107,85 +116,89 @@ KINDS = {
     ),
     "wrong-count": Kind(
         DAMAGE,
-        "The task file's name tells another number of tasks than there are: status would be wrong, or tasks be missed.",
+        "The task file has another number of tasks than its name says: status would be wrong, or tasks be missed.",
         "renames the file",
     ),
     "future-time": Kind(
         DAMAGE,
-        "A process whose clock was far ahead worked on this batch, or inserted it: what it leased, failed or inserted "
-        "comes back only when the right clock has got there.",
-        "sets the batch's time right by this host's clock, so see that that is right ('date'); leases end, and failed "
+        "A process whose clock was far ahead worked on this batch, or inserted it. What it leased, failed or "
+        "inserted is available again only when the right clock reaches that time.",
+        "corrects the batch's times by this host's clock; check that clock first ('date'). Leases end, and failed "
         "tasks come back, as long from now as they would have",
     ),
     "second-name": Kind(
         DAMAGE,
         "A batch has several task files. Its tasks could be executed again after it has finished.",
-        "moves all but one into quarantine: the one stays in which most tasks can be read",
+        "keeps the one in which most tasks can be read, and moves the others into quarantine",
     ),
     "returned-file": Kind(
         DAMAGE,
-        "The task file of a batch that has finished: it came back, perhaps from a backup, and perhaps with its log. "
-        "Its tasks would be executed again.",
-        "moves it into quarantine; a worker that has begun on it again gets LeaseLost",
+        "The task file of a finished batch is there again, perhaps from a backup, and perhaps with its log. Its "
+        "tasks would be executed again.",
+        "moves it into quarantine; a worker that has leased from it gets LeaseLost",
     ),
     "wrong-shard": Kind(
         DAMAGE,
-        "The file lies in another shard's directory than its name says, where nobody will find it.",
-        "moves it to its place, or into quarantine if its batch has finished, or is there already and as complete",
+        "The file lies in another shard's directory than its name says. No worker finds it there.",
+        "moves it to its place. If its batch has finished, or is there already and as complete: moves it into "
+        "quarantine",
     ),
     "damaged-line": Kind(
         DAMAGE,
-        "A line cannot be read, and counts as not written: a movement that it recorded is forgotten "
-        "(a completed task may be executed again), a letter or a piece of history is lost.",
+        "A line cannot be read, and counts as not written. A movement that it recorded is lost (a completed task "
+        "may be executed again), and so is a dead letter or a piece of history.",
         "keeps a copy of the line in quarantine and marks it as void",
     ),
     "damaged-record": Kind(
         DAMAGE,
-        "The record of a commit cannot be read: what it inserted cannot be told, nor can its name be committed again.",
-        "moves it into quarantine; see whether its tasks were inserted before you commit under its name again",
+        "The record of a commit cannot be read. fsqueue cannot tell what it inserted, and refuses to commit under "
+        "its name again.",
+        "moves it into quarantine; check whether its tasks were inserted before you commit under its name again",
     ),
     "counter-bytes": Kind(
         DAMAGE,
-        "Completions of a finished batch are missing from the counter, as after a power loss: status tells too few.",
+        "Completions of a finished batch are missing from the counter, as after a power loss: status counts too few.",
         "writes the bytes",
     ),
     "counter-surplus": Kind(
         DAMAGE,
-        "A counter has bytes that no batch in the history has written: status tells too many.",
+        "A counter has bytes that no batch in the history has written: status counts too many.",
         "keeps a copy of them in quarantine and overwrites them with NUL, which does not count",
     ),
     "in-the-way": Kind(
         DAMAGE,
-        "Something that is no directory (or no file) stands where the queue needs one.",
+        "The queue needs a directory here, and there is a file; or it needs a file, and there is something else.",
         "moves it into quarantine",
     ),
     "linked-file": Kind(
         DAMAGE,
-        "A file to which the queue appends has a second name, as backups by hard links make it ('cp -al', rsnapshot). "
-        "It may be somebody's private file, so nobody writes to it: its tasks can neither be leased nor completed.",
-        "nothing, since processes that have it open would go on in the old file. If it is the queue's own, replace it "
-        "while no process uses the queue: cp -p FILE FILE.new && mv -f FILE.new FILE; if not, move it elsewhere",
+        "A file to which the queue appends has a second name. Backups by hard links make such names ('cp -al', "
+        "rsnapshot). It may be a user's private file, so fsqueue does not write to it: its tasks can neither be "
+        "leased nor completed.",
+        "nothing, since processes that have it open would go on in the old file. If it is the queue's own, replace"
+        " it while no process uses the queue: cp -p FILE FILE.new && mv -f FILE.new FILE; if not, move it "
+        "elsewhere",
     ),
     "no-access": Kind(
         DAMAGE,
-        "It cannot be read or changed: what it holds could not be checked. The rest was.",
+        "It cannot be read or changed, so its content was not checked. Everything else was.",
         "nothing: ask its owner for read and write access, and check again",
     ),
     # -- strays
     "queue-inside": Kind(
         STRAY,
-        "Another queue stands inside this one's directory: it cannot be deleted while it does, "
-        "and what would be moved or removed with that queue is left.",
-        "nothing: move that directory elsewhere with mv while nobody works on it, and check again",
+        "Another queue stands inside this one's directory. Until it is moved, this queue cannot be deleted, and "
+        "directories that contain the other queue are not moved or removed.",
+        "nothing: move that directory elsewhere with mv while no process works on it, and check again",
     ),
     "link": Kind(
         STRAY,
-        "A symbolic link. fsqueue makes none and follows none: what it points to is not part of the queue.",
-        "moves the link (not what it points to) into quarantine",
+        "A symbolic link. fsqueue makes none and follows none: its target is not part of the queue.",
+        "moves the link (not its target) into quarantine",
     ),
     "stray": Kind(
         STRAY,
-        "Nothing that fsqueue knows; it reads or writes nothing there.",
+        "A file or directory that is not fsqueue's. fsqueue reads and writes nothing there.",
         "moves it into quarantine",
     ),
 }
@@ -193,9 +206,9 @@ KINDS = {
 
 @dataclass(slots=True)
 class Finding:
-    """Something that fsck found. `path` is relative to the queue; `tasks`: how many tasks it concerns, if any.
+    """Describe one thing that fsck found. `path` is relative to the queue; `tasks`: how many tasks it concerns, if any.
 
-    `repaired` after a repair that a second look confirmed; `note` says what is particular.
+    `repaired`: a second look has confirmed the repair. `note`: details of this finding.
     """
 
     kind: str
@@ -206,21 +219,21 @@ class Finding:
 
     @property
     def gravity(self) -> str:
-        """leftover, damage or stray."""
+        """Return "leftover", "damage" or "stray"."""
         return KINDS[self.kind].gravity
 
     @property
     def meaning(self) -> str:
-        """What it means."""
+        """Return a sentence on what it means."""
         return KINDS[self.kind].meaning
 
     @property
     def repair(self) -> str:
-        """What repairing does."""
+        """Return what a repair does."""
         return KINDS[self.kind].repair
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields by name, ready for JSON."""
+        """Return the fields by name, ready for JSON."""
         return {
             "kind": self.kind,
             "gravity": self.gravity,
@@ -232,7 +245,7 @@ class Finding:
 
 @dataclass(slots=True)
 class Suspect:
-    """What a first look found. `confirm` looks again, under the lock that matters; `mend` may be repeated."""
+    """Hold what a first look found. `confirm` looks again, under the lock that matters; `mend` may be repeated."""
 
     finding: Finding
     confirm: Callable[[], bool]
@@ -240,6 +253,6 @@ class Suspect:
 
 
 def found(store: Store, kind: str, path: str, tasks: int = 0, note: str = "") -> Finding:
-    """A finding at an absolute path in the queue; what is no text in it is escaped."""
+    """Return a finding at an absolute path in the queue. Bytes of the path that are not UTF-8 are escaped."""
     inside = path.removeprefix(store.path + "/")
     return Finding(kind, os.fsencode(inside).decode("utf-8", "backslashreplace"), tasks, note)

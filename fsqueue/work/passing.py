@@ -1,6 +1,6 @@
-"""How what attempts print is passed on to our own standard output and error: in groups, in lines, or as it comes.
+"""Pass on what attempts print to the worker's own standard output and error: in groups, in lines, or as it comes.
 
-All of this happens in the outlet's thread, which may be kept waiting.
+Only the outlet's thread runs this code. It may wait for a slow reader of the output; the work goes on meanwhile.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ Output = Literal["group", "line", "none"]
 """group: what an attempt prints is shown together when it ends; line: line by line; none: as it comes."""
 OUTPUTS = ("group", "line", "none")
 PassOn = Callable[[int, bytes], object]
-"""Is called with 1 or 2 (standard output or error) and what is to be written there."""
+"""Called with 1 or 2 (standard output or error) and the bytes to write there."""
 
 LINE_BYTES_MAX = 1 << 16
-"""A line that is longer is shown as far as it has come."""
+"""A longer line is shown before its end has come."""
 GROUP_BYTES = 1 << 16
-"""So much of a group is held in memory; a file takes what is more."""
+"""How much of a group is held in memory; the rest goes into a file."""
 
 
 class Exits:
-    """Our own standard output and error. What comes from different channels never shares a line."""
+    """Write to the worker's standard output and error. Output of different channels never shares a line."""
 
     def __init__(self, pass_on: PassOn | None) -> None:
         self._pass_on = pass_on or write_all
         self._is_one = is_same_file(1, 2)
         self._is_terminal = {1: is_terminal(1), 2: is_terminal(2)}
         self._unfinished: dict[int, Channel] = {}
-        """By descriptor: whose the line is that has no end yet."""
+        """By descriptor: the channel whose last line has no end yet."""
         self.is_writing = False
-        """Whether something is being written just now. Read by other threads."""
+        """Whether a write is under way. Read by other threads."""
 
     def put(self, channel: Channel, data: bytes) -> None:
-        """Write what a channel shows; on a new line, if another channel's last line has no end."""
+        """Write a channel's data. Begin a new line if another channel's last line has no end."""
         where = 1 if self._is_one else channel.ours
         before = self._unfinished.get(where)
         if before is not None and before is not channel:
@@ -46,9 +46,9 @@ class Exits:
         self.write(channel.ours, data)
 
     def end(self, channel: Channel) -> None:
-        """End the last line of a channel, on a terminal: what is typed or drawn there begins on a line of its own.
+        """End the last line of a channel, on a terminal only: the user's typing, or the bar, begins on a new line.
 
-        In files nothing is added before something follows: a command's output may be no text.
+        Add nothing to a file: a command's output may be binary.
         """
         if self._is_terminal[channel.ours] and channel in self._unfinished.values():
             self.put(channel, b"\n")
@@ -63,18 +63,18 @@ class Exits:
 
 
 class Channel:
-    """What attempts print on one of their two outputs, on its way to ours. One attempt prints at a time."""
+    """Carry what attempts print on one of their two outputs to ours. One attempt prints at a time."""
 
     def __init__(self, exits: Exits, ours: int, output: Output, has_tags: bool) -> None:
         self._exits, self.ours, self._output, self._has_tags = exits, ours, output, has_tags
         self._group: Spool | None = None
         self._partial = b""
-        """The beginning of a line that is held back."""
+        """The beginning of a line, held back until its end comes."""
         self._tag = b""
         self._is_within_line = False
 
     def begin(self, name: str) -> None:
-        """Take what follows for the output of the attempt at the task of this name."""
+        """Begin an attempt at the task of this name: what follows is its output."""
         self._tag = f"{name}\t".encode() if self._has_tags else b""
         if self._output == "group":
             self._group = Spool(GROUP_BYTES)
@@ -86,7 +86,7 @@ class Channel:
         elif self._group is not None:
             try:
                 self._group.append(chunk)
-            except OSError:  # no room to hold it back: show what there is, and what follows line by line
+            except OSError:  # the disk is full: show what was held back, and what follows line by line
                 self.end()
         else:
             data = self._partial + chunk
@@ -97,7 +97,7 @@ class Channel:
             self._show(data[:cut])
 
     def end(self) -> None:
-        """Show what was held back. What comes later, from processes that were left behind, is shown line by line."""
+        """Show what was held back. Later output, of processes that outlive the attempt, is shown line by line."""
         group, self._group = self._group, None
         if group is not None:
             try:

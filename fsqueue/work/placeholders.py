@@ -1,4 +1,4 @@
-"""What stands in the arguments of a command for a payload and its fields, and what is refused there."""
+"""Replace placeholders in a command's arguments by a payload and its fields, and refuse those that cannot be."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from fsqueue.filesystem import is_program
 PLACEHOLDER = re.compile(r"(?<!\{)\{\{(?P<escaped>(?:[^\W\d]\w*)?)\}\}(?!\})|\{(?P<named>[^{}]*)\}")
 """`{}`: the payload; `{field}`: a field of it; `{{}}` and `{{field}}`: the same, as text with single braces."""
 FIELDS_SHOWN_MAX = 20
-"""So many fields of a payload are named, at most, where one is missing."""
+"""How many fields of a payload an error about a missing field names, at most."""
 
 
 class MissingField(ValueError):
-    """A payload lacks a field that the command asks for. Its text says which fields there are."""
+    """Say that a payload lacks a field that the command asks for, and which fields it has."""
 
 
 def fill(argv: Sequence[str], payload: Any) -> list[str]:
     """Return `argv` with the payload and its fields in the place of their placeholders. MissingField.
 
-    Braces around what is no identifier stay as they are, unless the payload has a field of that name: `{print $1}`
-    belongs to awk. So do those behind a dollar: `${name}` belongs to the shell.
+    Two kinds of braces stay as they are, unless the payload has a field of that very name:
+    - around anything but an identifier: `{print $1}` belongs to awk;
+    - behind a dollar: `${name}` belongs to the shell.
     """
     fields = payload if isinstance(payload, dict) else {}
 
@@ -56,7 +57,7 @@ def is_fixed(argument: str) -> bool:
 
 
 def check_program(argv: Sequence[str]) -> None:
-    """Refuse a command line that was quoted as a whole, so that its first word is no program. InvalidArgument."""
+    """Refuse a command line that was quoted as a whole, so that its only word is not a program. InvalidArgument."""
     word = argv[0]
     if len(argv) > 1 or not re.search(r"\s", word.strip()) or is_program(word):
         return
@@ -70,7 +71,7 @@ def check_program(argv: Sequence[str]) -> None:
 
 
 def text_of(value: Any) -> str:
-    """Return a payload, or a field of one, as it stands in an argument."""
+    """Return a payload, or a field of one, as text for an argument."""
     if isinstance(value, str):
         return value
     return os.fsdecode(value if isinstance(value, bytes) else orjson.dumps(value))
