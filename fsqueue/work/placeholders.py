@@ -14,6 +14,8 @@ from fsqueue.filesystem import is_program
 
 PLACEHOLDER = re.compile(r"(?<!\{)\{\{(?P<escaped>(?:[^\W\d]\w*)?)\}\}(?!\})|\{(?P<named>[^{}]*)\}")
 """`{}`: the payload; `{field}`: a field of it; `{{}}` and `{{field}}`: the same, as text with single braces."""
+NAME = re.compile(r"[^\W\d]\w*(?:[-.]\w+)*")
+"""What may name a field: an identifier, or several joined by hyphens or single dots."""
 FIELDS_SHOWN_MAX = 20
 """So many fields of a payload are named, at most, where one is missing."""
 
@@ -25,8 +27,8 @@ class MissingField(ValueError):
 def fill(argv: Sequence[str], payload: Any) -> list[str]:
     """Return `argv` with the payload and its fields in the place of their placeholders. MissingField.
 
-    Braces around what is no identifier stay as they are, unless the payload has a field of that name: `{print $1}`
-    belongs to awk. So do those behind a dollar: `${name}` belongs to the shell.
+    Braces around what can be no name stay as they are, whatever the payload holds: `{print $1}` and `{1..3}` belong to
+    a program, and so does `${name}`. If a field of that name took their place, whoever inserts could write programs.
     """
     fields = payload if isinstance(payload, dict) else {}
 
@@ -36,7 +38,7 @@ def fill(argv: Sequence[str], payload: Any) -> list[str]:
         name = match["named"]
         if not name:
             return text_of(payload)
-        if name in fields:
+        if name in fields and _may_be_field(match):
             return text_of(fields[name])
         if _is_field(match):
             raise MissingField(_missing(name, payload))
@@ -76,10 +78,15 @@ def text_of(value: Any) -> str:
     return os.fsdecode(value if isinstance(value, bytes) else orjson.dumps(value))
 
 
+def _may_be_field(match: re.Match[str]) -> bool:
+    """Tell whether a placeholder means a field, if there is one of that name."""
+    name = match["named"]
+    return bool(name and NAME.fullmatch(name)) and not match.string.startswith("$", max(0, match.start() - 1))
+
+
 def _is_field(match: re.Match[str]) -> bool:
     """Tell whether a placeholder can only mean a field."""
-    name = match["named"]
-    return bool(name) and name.isidentifier() and not match.string.startswith("$", max(0, match.start() - 1))
+    return _may_be_field(match) and match["named"].isidentifier()
 
 
 def _missing(name: str, payload: Any) -> str:
