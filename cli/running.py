@@ -198,7 +198,7 @@ def run(
 
 SHELLS = ("sh", "bash", "dash", "ash", "ksh", "zsh")
 """Programs that take a script as the argument after `-c`."""
-EXPOSED = re.compile(r"(?<!\$)\{(?:[A-Za-z_]\w*)?\}")
+EXPOSED = re.compile(r"(?<!\$)\{(?:[^\W\d]\w*(?:[-.]\w+)*)?\}")
 """Matches what is most likely a payload or a field of it in a script: `${name}` and `{ …; }` belong to the shell."""
 
 

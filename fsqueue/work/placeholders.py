@@ -14,6 +14,8 @@ from fsqueue.filesystem import is_program
 
 PLACEHOLDER = re.compile(r"(?<!\{)\{\{(?P<escaped>(?:[^\W\d]\w*)?)\}\}(?!\})|\{(?P<named>[^{}]*)\}")
 """`{}`: the payload; `{field}`: a field of it; `{{}}` and `{{field}}`: the same, as text with single braces."""
+NAME = re.compile(r"[^\W\d]\w*(?:[-.]\w+)*")
+"""What may name a field: an identifier, or several joined by hyphens or single dots."""
 FIELDS_SHOWN_MAX = 20
 """How many fields of a payload an error about a missing field names, at most."""
 
@@ -25,9 +27,10 @@ class MissingField(ValueError):
 def fill(argv: Sequence[str], payload: Any) -> list[str]:
     """Return `argv` with the payload and its fields in the place of their placeholders. MissingField.
 
-    Two kinds of braces stay as they are, unless the payload has a field of that very name:
-    - around anything but an identifier: `{print $1}` belongs to awk;
+    Two kinds of braces stay as they are, whatever the payload holds:
+    - around what can be no name: `{print $1}` and `{1..3}` belong to a program;
     - behind a dollar: `${name}` belongs to the shell.
+    If a field of that name took their place, an inserter could write programs.
     """
     fields = payload if isinstance(payload, dict) else {}
 
@@ -37,7 +40,7 @@ def fill(argv: Sequence[str], payload: Any) -> list[str]:
         name = match["named"]
         if not name:
             return text_of(payload)
-        if name in fields:
+        if name in fields and _may_be_field(match):
             return text_of(fields[name])
         if _is_field(match):
             raise MissingField(_missing(name, payload))
@@ -77,10 +80,15 @@ def text_of(value: Any) -> str:
     return os.fsdecode(value if isinstance(value, bytes) else orjson.dumps(value))
 
 
+def _may_be_field(match: re.Match[str]) -> bool:
+    """Tell whether a placeholder means a field, if there is one of that name."""
+    name = match["named"]
+    return bool(name and NAME.fullmatch(name)) and not match.string.startswith("$", max(0, match.start() - 1))
+
+
 def _is_field(match: re.Match[str]) -> bool:
     """Tell whether a placeholder can only mean a field."""
-    name = match["named"]
-    return bool(name) and name.isidentifier() and not match.string.startswith("$", max(0, match.start() - 1))
+    return _may_be_field(match) and match["named"].isidentifier()
 
 
 def _missing(name: str, payload: Any) -> str:

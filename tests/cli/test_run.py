@@ -436,6 +436,7 @@ def test_runners_that_are_killed_lose_nothing(spawn: Spawn, queue_factory: Queue
         (["bash", "-o", "pipefail", "-c", "echo {name} | cat"], "echo {name} | cat"),
         (["bash", "--norc", "-l", "-c", "echo {}"], "echo {}"),
         (["srun", "-n1", "sh", "-c", "echo {}"], "echo {}"),
+        (["sh", "-c", "echo {x-y}"], "echo {x-y}"),
         (["env", "A=b", "timeout", "5", "zsh", "-c", "{}"], "{}"),
         (["sh", "-c", 'echo "$1"', "sh", "{}"], None),
         (["sh", "-c", "echo ${name}; { echo x; }; awk '{print $1}'; echo {a,b} {1..3}", "sh", "{}"], None),
