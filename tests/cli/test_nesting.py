@@ -70,7 +70,7 @@ def test_a_task_file_that_nests_too_deep_keeps_nothing_from_working(
         fsqueue_cli(command[0], queue.path, *command[1:])
     fsqueue_cli("dead", "list", queue.path)
     assert "unreadable-tasks" in fsqueue_cli("fsck", queue.path, code=10).stdout
-    worker = spawn("run", queue.path, "-j", "2", "--", "false")
+    worker = spawn("run", queue.path, "-j", "2", "--stop-after-failures", "1000", "--", "false")
     _, said = worker.communicate(timeout=120)
     assert (worker.returncode, "internal error" in said) == (9, False), said
     assert (queue.status().dead, queue.status().remaining) == (21, 0)
