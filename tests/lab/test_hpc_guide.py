@@ -41,6 +41,12 @@ def as_typed(block: Block) -> Block:
     return block._replace(code=re.sub(r"\$?\{(?:params\.)?(\w+)\}", r"$\1", commands) + "\n")
 
 
+def on_one_machine(block: Block) -> Block:
+    """A block for hosts that are all this machine: there the doctor ends with 124, since it met nobody but itself."""
+    meeting = re.compile(r"^fsqueue doctor .* --join$", re.MULTILINE)
+    return block._replace(code=meeting.sub(r"\g<0> || [ $? = 124 ]", block.code))
+
+
 BLOCKS = blocks(text_of(PAGE))
 
 
@@ -75,8 +81,9 @@ def check(ran: subprocess.CompletedProcess[str], wanted: list[Block], home: Path
     if ran.returncode:
         at = (home / "at").read_text().strip() if (home / "at").exists() else "script.sh"
         pytest.fail(f"{PAGE}, line {at}: exit {ran.returncode}\n{(home / at).read_text()}{ran.stderr}")
+    typed = {block.line for block in wanted}
     for block, after in pairwise(BLOCKS):
-        if after.language == "text" and block in wanted:
+        if after.language == "text" and block.line in typed:
             output = (home / str(block.line)).read_text().replace(str(home / "scratch"), "/scratch/me")
             assert is_shown(fewer(after.code), output), f"not what line {after.line} shows:\n{output}"
 
@@ -102,7 +109,8 @@ def test_the_guide(home: Path) -> None:
     install = [block for block in BLOCKS if block.language == "sh" and block.section in OUTSIDE]
     check(session(install, home), install, home)
 
-    rest = [as_typed(block) for block in BLOCKS if block.language in ("sh", *RULES) and block.section not in OUTSIDE]
+    rest = [block for block in BLOCKS if block.language in ("sh", *RULES) and block.section not in OUTSIDE]
+    rest = [on_one_machine(as_typed(block)) for block in rest]
     logs = home / "slurm"
     logs.mkdir()
     check(session(rest, home, str(LAB / "slurm"), str(logs)), rest, home)
