@@ -51,12 +51,13 @@ def troubled(df: DataFrame, directory: str, trouble: str) -> DataFrame:
         Path(directory, f"{partition}-{attempt}").touch()
         for number, batch in enumerate(batches):
             yield batch
-            if number == 0 and attempt == 0:
-                if trouble == "fails":
-                    raise RuntimeError("on purpose")
+            if number == 0:
+                # whichever attempt begins first: on a busy machine that may be the copy of one that has not begun
                 if trouble == "kills its executor" and partition == 1 and is_first(Path(directory, "killed")):
                     os.kill(jvm_of_this_worker(), 9)
-                if trouble == "is slow" and partition == 0:
+                if trouble == "fails" and attempt == 0:
+                    raise RuntimeError("on purpose")
+                if attempt == 0 and trouble == "is slow" and partition == 0:
                     time.sleep(8)
 
     return df.mapInArrow(work, df.schema)
