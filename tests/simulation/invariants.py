@@ -188,7 +188,12 @@ def _told(story: Story, truth: Truth, call: Call) -> Iterator[str]:
 
 
 def _purged(story: Story) -> Iterator[str]:
-    """What was purged or deleted is neither leased, but in the second after that, nor reported done."""
+    """What was purged or deleted is neither leased, but in the second after that, nor reported done.
+
+    A purge or deletion that did not end well may have taken its mark back. Nothing is known then.
+    """
+    if any(call.outcome != DONE and commit_acts.ends_the_generation(call) for call in story.history.calls):
+        return
     ends = sorted(step for step, how in story.world.disk.ends if how != "moved")
     inserted = {
         payload: call.end
@@ -320,9 +325,12 @@ def _creating(story: Story) -> list[Call]:
 
 
 def late_hints(story: Story) -> Iterator[str]:
-    """Where nothing went wrong, and after upkeep, no name promises a later time than the truth."""
+    """Where nothing went wrong, and after upkeep, no batch's earliest name promises a later time than the truth."""
+    earliest: dict[str, str] = {}  # a power loss may have left a file with two names
     for path, _ in files(story, f"{generation(story)}/queue"):
         name = path.rpartition("/")[2]
+        earliest[name[14:46]] = min(name, earliest.get(name[14:46], name))
+    for name in earliest.values():
         logs = story.world.disk.logs.get(name[14:46], ())
         there = [replayed(story, log) for log in logs if log.links]
         due = [task.since for log in there for task in log.tasks if task.state not in OUTCOMES]
