@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import sys
+import threading
 from typing import Any
 
 import click
@@ -178,6 +179,8 @@ def run(
         if progress is not None:
             progress.start(made)
         report = made.run()
+        if report.signal is not None:
+            ctx.call_on_close(_leave_soon(128 + report.signal).cancel)
     finally:
         if progress is not None:
             progress.close()
@@ -196,6 +199,8 @@ def run(
         raise click.exceptions.Exit(code)
 
 
+TELL_S = 3.0
+"""How long the summary may take once a signal has ended the work."""
 SHELLS = ("sh", "bash", "dash", "ash", "ksh", "zsh")
 """Programs that take a script as the argument after `-c`."""
 EXPOSED = re.compile(r"(?<!\$)\{(?:[^\W\d]\w*(?:[-.]\w+)*)?\}")
@@ -217,6 +222,17 @@ def exposed_script(command: list[str]) -> str | None:
             elif not option.startswith(("-", "+")):
                 break
     return None
+
+
+def _leave_soon(code: int) -> threading.Timer:
+    """End this process in a while, unless that is cancelled: nobody may read what is left to be told.
+
+    Whoever sent a signal wants it to end, and nothing is held any more.
+    """
+    timer = threading.Timer(TELL_S, os._exit, (code,))
+    timer.daemon = True
+    timer.start()
+    return timer
 
 
 def _say(event: Event) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ from fsqueue import Queue, Status
 from tests.cli.conftest import Spawn
 from tests.cli.terminal import Terminal
 from tests.conftest import QueueFactory
+from tests.work.support import wait_for
 
 pytestmark = pytest.mark.once
 
@@ -106,6 +110,27 @@ def test_ctrl_c_leaves_a_clean_screen(on_terminal: On, queue: Queue) -> None:
     assert code == 130
     assert "done" not in screen
     assert screen.splitlines()[-1] == "fsqueue: 1 released"
+
+
+@pytest.mark.parametrize("options", [[], ["--log-json"], ["--json"]])
+def test_a_second_signal_ends_it_where_nobody_reads(spawn: Spawn, queue: Queue, options: list[str]) -> None:
+    queue.insert_many(range(4))
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    try:
+        while os.write(writer, bytes(4096)):
+            pass
+    except BlockingIOError:
+        os.set_blocking(writer, True)
+    process = spawn("run", queue.path, "-j", 2, *options, "--", "sleep", 60, stdout=subprocess.DEVNULL, stderr=writer)
+    os.close(writer)
+    wait_for(lambda: queue.status().leased == 2)
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=30) == 143
+    os.close(reader)
+    assert queue.status() == Status(waiting=4)
 
 
 def test_a_terminal_that_is_narrow(on_terminal: On, queue: Queue) -> None:
