@@ -86,7 +86,12 @@ def opened(by: Closer | None, attempt: Iterator[int]) -> int:
 
 def close(fd: int) -> None:
     """Close a descriptor, and remove it from this thread's record (if it is there) in the same C call."""
-    any(map(os.close, compress((fd,), map(hands.mine.fds.pop, (fd,), (True,)))))
+    try:
+        strike_off = hands.mine.fds.pop
+    except AttributeError:  # a finalizer at the end of this thread: its record has gone before
+        os.close(fd)
+        return
+    any(map(os.close, compress((fd,), map(strike_off, (fd,), (True,)))))
 
 
 def own(fd: int, by: Closer) -> None:
