@@ -136,14 +136,14 @@ def progress_line(look: Look, named: bool = False) -> str:
 
 
 def rates(pen: Pen, look: Look, found: fsqueue.Activity) -> list[str]:
-    """The workers, the rates, the time left, the average lease: a line each."""
+    """Return a line each for the workers, the rates, the time left and the average lease."""
     lines = []
     if found.workers is not None and look.status.remaining:
         more = " or more" if found.share < 1 else ""
         holding = f"{found.workers:,}{more} hold{'s' if found.workers == 1 and not more else ''} tasks"
         lines.append(f"workers     {holding if found.workers else 'nobody holds a task'}")
     windows: dict[str, list[str]] = {}
-    """What is known, by the time that it is an average over: work may have begun within the window."""
+    """The rates that are known, by the time over which each is an average."""
     if something(found.inserted):
         windows.setdefault(duration(found.inserted.over_s), []).append(f"inserted {number(found.inserted.per_s)}")
     for name, rate in (("leased", found.leased), ("completed", found.completed)):

@@ -249,7 +249,7 @@ class Queue(Maintenance):
         lease_ms = self._default_lease_ms if lease_s is None else self._lease_ms(lease_s)
         if left:
             put_back(self)
-        mine = taken.hands.mine
+        mine = taken.hands.mine  # on the hot path: what `mark` asks, without a frame of its own
         before = taken.mark() if mine.held or mine.fds or mine.fresh else taken.NOTHING
         try:
             if wait_s:
@@ -339,7 +339,7 @@ class Queue(Maintenance):
     # -- ending leases ------------------------------------------------------------------------------------
 
     def _complete_one(self, task: LeasedTask, result: Any) -> None:
-        mine = taken.hands.mine
+        mine = taken.hands.mine  # on the hot path: what `mark` asks, without a frame of its own
         before = taken.mark() if mine.held or mine.fds or mine.fresh else taken.NOTHING
         try:
             if result is None:
