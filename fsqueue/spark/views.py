@@ -40,6 +40,10 @@ def seconds(at_s: float | None) -> int | None:
     return None if at_s is None else round(at_s * 1_000_000)
 
 
+def _seconds(ms: int | None) -> float | None:
+    return None if ms is None else ms / 1000
+
+
 def who(worker: dict[str, Any] | None) -> tuple[str | None, str | None]:
     """A worker's host, and all that is known of it as JSON."""
     return (None, None) if not worker else (_string(worker.get("host")), text(worker))
@@ -207,9 +211,11 @@ def all_attempts(store: Store, shard: Shard) -> Iterator[Row]:
                 one.lease,
                 one.outcome,
                 moment(one.leased_at),
+                moment(one.began_at),
                 moment(one.ended_at),
                 max(0, one.leased_at - one.available_at) / 1000,
-                None if one.ended_at is None else max(0, one.ended_at - one.leased_at) / 1000,
+                _seconds(one.duration),
+                _seconds(one.held),
                 *who(one.worker),
                 one.error,
             )
