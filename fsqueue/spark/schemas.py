@@ -47,6 +47,7 @@ VIEWS = {
         "host": "STRING",
         "worker": "STRING",
     },
+    "states": {"shard": "STRING", "state": "STRING", "tasks": "BIGINT"},
     "counters": {"counter": "STRING", "completed": "BIGINT"},
     "commits": {"name": "STRING", "at": "TIMESTAMP", "tasks": "BIGINT", "files": "BIGINT", "bytes": "BIGINT"},
     "movements": {

@@ -224,6 +224,15 @@ def all_attempts(store: Store, shard: Shard) -> Iterator[Row]:
 # -- letters, counters, findings -------------------------------------------------------------------------
 
 
+def states(store: Store, shard: Shard) -> Iterator[Row]:
+    """How many tasks of a shard are in which state. What the counters hold is told with the first shard."""
+    counts = inspection.status_of_shard(store, shard).as_dict()
+    del counts["inserted"]
+    yield from ((shard, state, count) for state, count in counts.items() if count)
+    if shard == names.all_shards(store.layout.shards)[0]:
+        yield None, IS_COMPLETED, sum(counters.completed(store, counters.sizes(store)).values())
+
+
 def dead(store: Store, shard: Shard) -> Iterator[Row]:
     """The dead letters that nobody dealt with."""
     for letter in deadletters.letters(store, shard):
@@ -254,6 +263,7 @@ def committed(store: Store) -> Iterator[Row]:
 OF_NO_SHARD: dict[str, Callable[[Store], Iterator[Row]]] = {"counters": counted, "commits": committed}
 """The views that tell of the queue as a whole."""
 BY_SHARD: dict[str, Callable[[Store, Shard], Iterator[Row]]] = {
+    "states": states,
     "leases": leases,
     "dead": dead,
     "movements": all_movements,
