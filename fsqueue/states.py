@@ -61,6 +61,8 @@ class States:
         self.returned: set[tuple[int, str]] = set()
         """Tasks that were released or failed, each with the lease that did it."""
         self.results: dict[int, Any] = {}
+        self.took: dict[int, int] = {}
+        """How long the work on completed tasks took (ms), where a record tells."""
         self.leases: dict[str, Lease] = {}
         self.names: list[str] = []
         """Every name of the task file that a record mentions, the last one mentioned last."""
