@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-# PySpark 4.1 makes every timestamp UTC by itself and refuses `timezone`. From 4.2 on, timestamps have no zone without it,
-# and Spark then refuses the record batch.
+# PySpark 4.1 makes every timestamp UTC by itself, and refuses `timezone`. From 4.2 on, timestamps have no zone
+# without it, and Spark refuses the record batch.
 _UTC: dict[str, Any] = {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}
 
 
