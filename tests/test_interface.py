@@ -45,6 +45,8 @@ WRONG: dict[str, tuple[Callable[[Any], object], str]] = {
     "a payload that is no JSON": (lambda q: q.insert({1}), "make the whole payload bytes"),
     "cancel none": (lambda q: q.cancel(None), "Task ids are text"),
     "dead letters where a number": (lambda q: q.dead(where=5), "function"),
+    "retry the letters of an unset variable": (lambda q: q.retry_dead(None), "ids must be task ids, not None"),
+    "purge the letters of an unset variable": (lambda q: q.purge_dead(ids=None), "ids must be task ids, not None"),
     "retry where a number": (lambda q: q.retry_dead(where=5), "function"),
     "purge where a number": (lambda q: q.purge_dead(where=5), "function"),
     "check, telling a number": (lambda q: q.fsck(progress=5), "function"),
