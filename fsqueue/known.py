@@ -1,4 +1,4 @@
-"""Say what became of tasks that a verb could not act on: their batch has finished, or they have left no trace."""
+"""Say what became of task ids and tokens that the command line could not act on: finished, taken over, or unknown."""
 
 from __future__ import annotations
 
