@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from fsqueue import slurm
 from fsqueue.arguments import whole
 from fsqueue.clock import duration_ms
 from fsqueue.errors import FsqueueError, InvalidArgument
@@ -59,7 +60,8 @@ class Worker:
     arguments, run once a task: `{}` in an argument stands for the payload, `{field}` for a field of it. A task that
     lacks the field fails. `{{field}}` stands for the text `{field}`; other braces stay as they are.
 
-    processes: how many tasks are done at a time, each in a process of its own.
+    processes: how many tasks are done at a time, each in a process of its own; "auto": as many as this process may
+        use processors, of its Slurm job or of the machine.
     threads: so many threads of this process instead; see the warning that it tells.
     lease_s: seconds; each queue's own if None. Leases are renewed after each third of it.
     timeout_s: a task that takes longer is ended, and fails.
@@ -94,7 +96,7 @@ class Worker:
         *,
         command: Sequence[str] = (),
         load: Sequence[str] = (),
-        processes: int = 1,
+        processes: int | Literal["auto"] = 1,
         threads: int | None = None,
         lease_s: float | None = None,
         timeout_s: float | None = None,
@@ -135,6 +137,8 @@ class Worker:
         }.items():  # fmt: skip
             if value is not None:
                 whole(name, value)
+        if processes == "auto":
+            processes = slurm.processors()
         whole("processes", processes)
         if output not in (None, *OUTPUTS):
             raise InvalidArgument(f"output must be one of {', '.join(OUTPUTS)}, not {output!r}.")
