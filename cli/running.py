@@ -95,7 +95,7 @@ fsqueue run Q1 Q2 -j 8 --call mypackage.tiles:render --max-runtime 58m"""
 @click.option("--keep-output", type=click.Path(file_okay=False), metavar="DIR",
               help="Keep all that is printed, a new file a task and attempt.")  # fmt: skip
 @click.option("--result-dir", type=click.Path(file_okay=False), metavar="DIR",
-              help="Where the files FSQUEUE_RESULT are; for srun, where all nodes see it [TMPDIR]")  # fmt: skip
+              help="Where the files FSQUEUE_RESULT are [TMPDIR; in Q for commands with srun or mpirun]")  # fmt: skip
 @click.option("--result-stdout", is_flag=True, help="Keep what a command prints on standard output as its result.")
 @click.option("--output", type=click.Choice(["group", "line", "none"]),
               help="Pass on what is printed when its attempt ends, line by line, or as it comes "

@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 import fsqueue
+from fsqueue.work import names_launcher
 
 from .common import example, json_option
 from .options import names_of
@@ -30,8 +31,6 @@ PROLOGUE_BYTES_MAX = 1 << 20
 """sbatch refuses scripts of more than 4 MiB, unless a site has set another bound."""
 TASKS = ("-N", "--nodes", "-n", "--ntasks", "--ntasks-per-node", "--ntasks-per-socket", "--ntasks-per-gpu")
 """Options of sbatch by which a job has several tasks, unless their value is 1."""
-LAUNCHERS = ("srun", "mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prun")
-"""Programs that use the tasks of a job themselves."""
 FLAGS = {
     "-H", "--hold", "-I", "--immediate", "-k", "--no-kill", "-O", "--overcommit", "-s", "--oversubscribe", "-Q",
     "--quiet", "-v", "--verbose", "-W", "--wait", "--contiguous", "--exclusive", "--requeue", "--no-requeue",
@@ -154,8 +153,8 @@ def slurm(
     elements: a worker takes one task after the other, and begins none that would not end before its job does.
 
     -j 4 asks for four processors (--cpus-per-task=4); -c 4 sets -j 4; give both if they differ. A job of several
-    tasks (-N, -n, --ntasks-per-node) starts a worker in each of them, by srun. With --one-worker, or if COMMAND is srun
-    or mpirun, it has one worker, whose commands use the tasks.
+    tasks (-N, -n, --ntasks-per-node) starts a worker in each of them, by srun. With --one-worker, or if COMMAND names
+    srun or mpirun, it has one worker, whose commands use the tasks.
 
     Logs are in DIR/JOBNAME-JOB_INDEX.out, and a job that is requeued appends to its own. The lines of --prologue are
     executed by bash on the node. The worker itself is the Python that submits; its commands see what the prologue set.
@@ -190,7 +189,7 @@ def slurm(
         raise click.exceptions.Exit(3)
     paths = [str(queue.path) for queue in opened]
     has_tasks = any(value not in (None, "1") for value in (_value(given, name) for name in TASKS))
-    one_worker = one_worker or os.path.basename((ctx.meta["command"] or [""])[0]) in LAUNCHERS
+    one_worker = one_worker or names_launcher(ctx.meta["command"] or [])
     for_worker = for_run[len(queues) :]
     cpus = _value(given, "-c", "--cpus-per-task")
     defaults = _defaults(given, paths[0], options)

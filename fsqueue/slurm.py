@@ -24,6 +24,13 @@ def in_job() -> bool:
     return bool(os.environ.get("SLURM_JOB_ID")) and bool(os.environ.get("SLURMD_NODENAME"))
 
 
+def is_alone_on_nodes() -> bool:
+    """Return whether this process's job has several nodes, and no task like this one beside it."""
+    nodes, tasks = (os.environ.get(name, "") for name in ("SLURM_JOB_NUM_NODES", "SLURM_STEP_NUM_TASKS"))
+    is_one_of_many = "SLURM_STEP_ID" in os.environ and tasks not in ("", "1")
+    return in_job() and nodes not in ("", "1") and not is_one_of_many
+
+
 @cache
 def job_end() -> float | None:
     """When this process's Slurm job ends, in Unix seconds on this host's clock; None if there is none or it is unknown.
