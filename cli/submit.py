@@ -5,6 +5,7 @@ only, and says which Python it is where that Python has no fsqueue.
 """
 
 import sys
+from importlib import import_module
 
 NOT_HERE = (
     "fsqueue: spark-submit starts the driver with {python}, which has no module {missing!r}. Nothing was done. "
@@ -15,11 +16,11 @@ NOT_HERE = (
 def main() -> None:
     """Run the command line with `spark` before what spark-submit passes on."""
     try:
-        import fsqueue_cli.main
+        command_line = import_module("fsqueue_cli.main")
     except ModuleNotFoundError as error:
         sys.exit(NOT_HERE.format(python=sys.executable, missing=error.name))
     sys.argv.insert(1, "spark")
-    fsqueue_cli.main.main()
+    command_line.main()
 
 
 if __name__ == "__main__":
