@@ -61,6 +61,8 @@ class States:
         self.returned_by: dict[int, str] = {}
         """The lease that released or failed a task last."""
         self.results: dict[int, Any] = {}
+        self.took: dict[int, int] = {}
+        """How long the work on completed tasks took (ms), where a record tells."""
         self.leases: dict[str, Lease] = {}
         self.names: list[str] = []
         """Every name of the task file that a record mentions, the last one mentioned last."""

@@ -1,4 +1,4 @@
-"""Charts as SVG, from plain numbers: counts over time, and how long tasks took. No script, no fonts, no colours of its own.
+"""Charts as SVG, from plain numbers: counts over time, and how long tasks took. No script, no fonts, no colours.
 
 Each chart is drawn twice, for a wide window and for a phone: text in a picture that is scaled down cannot be read. The
 page's style shows one of the two.
@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import pairwise
 
 WIDTHS = {"wide": 880, "narrow": 360}
 HEIGHT, TOP, BOTTOM, RIGHT = 280, 14, 52, 42
@@ -163,7 +164,7 @@ def of_durations(bins: Bins, counts: Sequence[int], marks: Sequence[tuple[str, f
         edges = [bins.edge(number) for number in range(bins.count + 1)]
         bars = [
             _Bar(place(a), place(b) - place(a), count, f"{span(a)} to {span(b)}: {count:,}")
-            for a, b, count in zip(edges, edges[1:], counts, strict=True)
+            for (a, b), count in zip(pairwise(edges), counts, strict=True)
             if count
         ]
         ticks = length_ticks(bins, wide, place)
@@ -174,7 +175,7 @@ def of_durations(bins: Bins, counts: Sequence[int], marks: Sequence[tuple[str, f
 
 
 def time_ticks(first: float, last: float, wide: float, place: _Place) -> list[_Tick]:
-    """Return ticks that tell times apart: the time as fine as they are apart, and below it the date where it changes."""
+    """Return ticks that tell times apart: the time as fine as they need it, and below it the date where that changes."""
     for step in STEPS_S:
         text = "%H:%M:%S" if step < MINUTE_S else "%H:%M" if step < DAY_S else "%m-%d"
         below = "%Y-%m-%d" if step < DAY_S else "%Y"
@@ -229,7 +230,8 @@ def _svg(
     top, base, left, right = TOP + rows, HEIGHT + rows - BOTTOM, _left(most), width - RIGHT
     greatest = count_ticks(most)[-1]
     drawn = [
-        f'<svg class="{name}" viewBox="0 0 {width} {HEIGHT + rows}" role="img" aria-label="{escape(f"{title}. {says}")}">',
+        f'<svg class="{name}" viewBox="0 0 {width} {HEIGHT + rows}" role="img"'
+        f' aria-label="{escape(f"{title}. {says}")}">',
         f"<title>{escape(title)}</title><desc>{escape(says)}</desc>",
     ]
     for count in count_ticks(most):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from html import escape
 from typing import Any
 
@@ -52,8 +52,8 @@ class Report:
 
     `duration_s` is the time at work, `held_s` the time under lease, `wait_s` the time until the lease: each the median,
     the 90 % and 99 % quantile and the longest of the completed tasks, empty if there are none. `throughput`:
-    completions a step. `durations`: from, to, count, on a logarithmic scale if `is_log`. `queues` has the first of the queues, and `queue_count` says how
-    many there are.
+    completions a step. `durations`: from, to, count, on a logarithmic scale if `is_log`. `queues` has the first of the
+    queues, and `queue_count` says how many there are.
     """
 
     out: str
@@ -71,6 +71,10 @@ class Report:
     queues: list[QueueState] = field(default_factory=list)
     queue_count: int = 0
     looked_at: float = 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields by name, ready for JSON."""
+        return asdict(self)
 
 
 def page(queue: str, report: Report) -> str:
@@ -97,9 +101,9 @@ def page(queue: str, report: Report) -> str:
     for key, (title, content) in sections.items():
         parts.append(f'<section aria-labelledby="{key}">\n<h2 id="{key}">{title}</h2>\n{content}\n</section>')
     parts.append(
-        "</main>\n<footer>Times: <i>waited</i> is from when a task was available to its lease; <i>took</i> is the work; "
-        "<i>leased</i> is the time under lease, which also counts what a worker had leased ahead. The numbers go back "
-        "as far as the history does.</footer>\n</body>\n</html>\n"
+        "</main>\n<footer><i>waited</i>: from when a task was available to its lease. <i>took</i>: the work. "
+        "<i>leased</i>: the time under lease, also while a worker had the task leased ahead. All numbers but those of "
+        "the states go back as far as the history does.</footer>\n</body>\n</html>\n"
     )
     return "\n".join(parts)
 
@@ -221,9 +225,7 @@ def table(caption: str, rows: Sequence[dict[str, Any]], identifier: str = "", lo
         return f'<th scope="row"{kind}>{escape(said)}</th>' if row_head else f"<td{kind}>{escape(said)}</td>"
 
     head = "".join(
-        f'<th scope="col"{" class=n" if name in numbers else ""}>{escape(_words(name))}</th>'
-        if name
-        else "<td></td>"
+        f'<th scope="col"{" class=n" if name in numbers else ""}>{escape(_words(name))}</th>' if name else "<td></td>"
         for name in columns
     )
     body = "\n".join(
