@@ -52,12 +52,12 @@ def span(seconds: float) -> str:
         return f"{seconds:.3g} s"
     whole = round(seconds)
     if whole < HOUR_S:
-        return f"{whole // 60} min {whole % 60:02d} s"
+        return f"{whole // 60} min" + (f" {whole % 60:02d} s" if whole % 60 else "")
     minutes = round(seconds / 60)
     if minutes < 24 * 60:
-        return f"{minutes // 60} h {minutes % 60:02d} min"
+        return f"{minutes // 60} h" + (f" {minutes % 60:02d} min" if minutes % 60 else "")
     hours = round(seconds / HOUR_S)
-    return f"{hours // 24:,} d {hours % 24} h"
+    return f"{hours // 24:,} d" + (f" {hours % 24} h" if hours % 24 else "")
 
 
 # -- the bars of durations ---------------------------------------------------------------------------------
@@ -122,6 +122,8 @@ def over_time(points: Sequence[tuple[float, int]], step_s: float) -> str:
     """Draw counts over time. `points`: Unix seconds and a count, ascending, a step apart or several."""
     first, last = points[0][0], points[-1][0] + step_s
     total, (when, most) = sum(count for _, count in points), max(points, key=lambda point: point[1])
+    days = dict.fromkeys(_clock(at, "%Y-%m-%d") for at in (first, last))
+    dates = " to ".join(days)
     says = (
         f"{total:,} completed tasks from {moment(first)} to {moment(last)}, in bars of {span(step_s)} each. "
         f"The highest bar has {most:,}, from {moment(when)}."
@@ -138,7 +140,7 @@ def over_time(points: Sequence[tuple[float, int]], step_s: float) -> str:
             _Bar(place(at), place(at + step_s) - place(at), count, f"{moment(at)}: {count:,}") for at, count in points
         ]
         ticks = time_ticks(first, last, wide, place)
-        return _svg(name, width, "Completed tasks over time", says, bars, ticks, [], "Time (UTC)", most)
+        return _svg(name, width, "Completed tasks over time", says, bars, ticks, [], f"Time (UTC), {dates}", most)
 
     return _both(draw)
 
@@ -175,12 +177,13 @@ def of_durations(bins: Bins, counts: Sequence[int], marks: Sequence[tuple[str, f
 
 
 def time_ticks(first: float, last: float, wide: float, place: _Place) -> list[_Tick]:
-    """Return ticks that tell times apart: the time as fine as they need it, and below it the date where that changes."""
+    """Return ticks that tell times apart: the time as fine as they need it, and below it the day where that changes.
+
+    Ticks of whole days have the day, and below it the year. The axis has the full dates of its ends.
+    """
     for step in STEPS_S:
-        text = "%H:%M:%S" if step < MINUTE_S else "%H:%M" if step < DAY_S else "%m-%d"
-        below = "%Y-%m-%d" if step < DAY_S else "%Y"
-        room = CHAR * 10 + GAP  # a date may stand below each of two neighbours
-        if step / (last - first) * wide >= room:
+        text, below = ("%H:%M:%S" if step < MINUTE_S else "%H:%M", "%m-%d") if step < DAY_S else ("%m-%d", "%Y")
+        if step / (last - first) * wide >= len(_clock(first, text)) * CHAR + GAP:
             break
     ticks, before = [], ""
     for number in range(math.ceil(first / step), math.floor(last / step) + 1):
@@ -188,7 +191,7 @@ def time_ticks(first: float, last: float, wide: float, place: _Place) -> list[_T
         ticks.append(_Tick(place(number * step), (label, under) if under != before else (label,)))
         before = under
     if not ticks:  # a span that holds no whole step: say at least where it begins
-        ticks = [_Tick(place(first), (_clock(first, "%H:%M:%S"), _clock(first, "%Y-%m-%d")))]
+        ticks = [_Tick(place(first), (_clock(first, "%H:%M:%S"), _clock(first, "%m-%d")))]
     return ticks
 
 
@@ -245,11 +248,13 @@ def _svg(
             f'<rect x="{bar.x:.1f}" y="{base - high:.1f}" width="{max(1.0, bar.width - gap):.1f}" height="{high:.1f}">'
             f"<title>{escape(bar.says)}</title></rect>"
         )
+    names = []
     for row, mark in enumerate(marks):
         y = TOP + 16 * row
         side, anchor = (5, "start") if mark.x < (left + right) / 2 else (-5, "end")
         drawn.append(f'<path class="mark" d="M{mark.x:.1f} {y - 8}V{base}"/>')
-        drawn.append(f'<text class="q" x="{mark.x + side:.1f}" y="{y + 2}" text-anchor="{anchor}">{mark.label}</text>')
+        names.append(f'<text class="q" x="{mark.x + side:.1f}" y="{y + 2}" text-anchor="{anchor}">{mark.label}</text>')
+    drawn += names  # above all lines: a line that crosses a name stops at its edge
     drawn.append(f'<path class="axis" d="M{left} {top}V{base}H{right}"/>')
     for tick in ticks:
         drawn.append(f'<path class="axis" d="M{tick.x:.1f} {base}v5"/>')

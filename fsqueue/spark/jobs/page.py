@@ -16,23 +16,24 @@ STYLE = """
 @media(prefers-color-scheme:dark){
 :root{--back:#15181c;--text:#e6e9ed;--soft:#a9b3bf;--line:#3b434d;--bar:#6ea8e6;--mark:#f0a868}}
 *{box-sizing:border-box}
-body{font:16px/1.5 system-ui,sans-serif;max-width:62rem;margin:0 auto;padding:1rem;color:var(--text);
+body{font:16px/1.5 system-ui,sans-serif;max-width:76rem;margin:0 auto;padding:1rem;color:var(--text);
 background:var(--back);overflow-wrap:anywhere}
 h1{font-size:1.6rem;margin:.5rem 0}h2{font-size:1.2rem;margin:2rem 0 .3rem}p{margin:.3rem 0 .8rem}
 .soft,caption,footer{color:var(--soft)}footer{margin:2rem 0 1rem;font-size:.9rem}
 .box{overflow-x:auto;max-width:100%;margin:.5rem 0 1rem}
 .box:focus-visible,summary:focus-visible{outline:3px solid var(--bar);outline-offset:2px}
-table{border-collapse:collapse;font-size:.92rem}caption{text-align:left;padding:.2rem 0}
+table{border-collapse:collapse;font-size:.92rem}caption{text-align:left;padding:.2rem 0;white-space:nowrap}
 th,td{padding:.25rem 1rem .25rem 0;text-align:left;vertical-align:top;border-bottom:1px solid var(--line);
 white-space:nowrap}
 th{font-weight:600}.n{text-align:right;font-variant-numeric:tabular-nums}
-.long{white-space:normal;min-width:16rem}.id{font-family:ui-monospace,monospace;font-weight:400;font-size:.85rem}
+.long{white-space:normal;min-width:20rem;font-weight:400}.id{font-family:ui-monospace,monospace;font-weight:400;font-size:.85rem}
 summary{cursor:pointer;padding:.3rem 0}
-svg{width:100%;height:auto;display:block}svg.narrow{display:none}
+svg{width:100%;max-width:56rem;height:auto;display:block}svg.narrow{display:none}
 svg text{font:12px system-ui,sans-serif;fill:var(--text)}svg rect{fill:var(--bar)}
 svg path{fill:none;stroke:var(--soft)}svg .grid{stroke:var(--line)}
-svg .mark{stroke:var(--mark);stroke-dasharray:4 3}svg .q{fill:var(--mark);font-weight:600}
-@media(max-width:640px){body{padding:.7rem}svg.wide{display:none}svg.narrow{display:block}}
+svg .mark{stroke:var(--mark);stroke-dasharray:4 3}svg .q{fill:var(--mark);font-weight:600;
+paint-order:stroke;stroke:var(--back);stroke-width:5px}
+@media(max-width:640px){body{padding:.7rem}.long{min-width:13rem}svg.wide{display:none}svg.narrow{display:block}}
 @media(forced-colors:active){svg rect{fill:CanvasText}svg text{fill:CanvasText}}
 """
 
@@ -208,7 +209,7 @@ def _hosts(report: Report) -> str:
 # -- elements --------------------------------------------------------------------------------------------------
 
 
-def table(caption: str, rows: Sequence[dict[str, Any]], identifier: str = "", long: Sequence[str] = ()) -> str:
+def table(caption: str, rows: Sequence[dict[str, Any]], identifier: str | None = None, long: Sequence[str] = ()) -> str:
     """Return rows with the same columns as a table, which scrolls by itself if it is too wide.
 
     The first column names the rows. Numbers stand right. `identifier`: a column of ids; `long`: columns that may wrap.

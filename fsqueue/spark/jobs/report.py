@@ -136,7 +136,7 @@ class _Report:
     def _slowest(self) -> list[dict[str, Any]]:
         """Return the tasks whose longest attempt took longest, of those that ended by themselves."""
         F = self.F
-        ended = self.attempts.where("outcome IN ('complete', 'fail', 'bury')")
+        ended = self.attempts.where("outcome IN ('complete', 'fail', 'bury') AND duration_s IS NOT NULL")
         ended = ended.withColumn("ended_at", F.col("ended_at").cast("double"))
         longest = ended.orderBy(F.desc("duration_s"), "id").limit(ROWS_MAX).collect()
         first = {row["id"]: row.asDict() for row in reversed(longest)}
