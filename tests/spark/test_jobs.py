@@ -87,6 +87,8 @@ def test_report_tells_what_a_queue_went_through(spark: SparkSession, queue: Queu
     assert page.count("<rect") == 2 * bars  # for a wide window, and for a phone
     assert sum(count for *_, count in made.durations) == 100
     assert made.durations[0][0] <= made.duration_s[0] <= made.duration_s[-1] <= made.durations[-1][1]
+    [of_median] = [count for a, b, count in made.durations if a <= made.duration_s[0] + 1e-9 < b]
+    assert of_median > 0  # a duration on an edge belongs to the bar that begins there
     assert len(made.held_s) == 4
     [state] = made.queues
     assert (state.path, state.states) == (str(queue.path), queue.status().as_dict())

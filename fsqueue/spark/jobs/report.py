@@ -31,6 +31,8 @@ ROWS_MAX = 50
 """The page's tables have at most so many rows; the Parquet tables have all."""
 SLOWEST = 20
 """So many of the slowest tasks are named."""
+EDGE = 1e-6
+"""So far, in bars, may a duration lie before an edge that it is meant to lie on: clocks count whole milliseconds."""
 QUANTILES = (0.5, 0.9, 0.99, 1.0)
 
 
@@ -129,7 +131,7 @@ class _Report:
             part = F.log(F.greatest(took, F.lit(bins.low)) / bins.low) / math.log(bins.high / bins.low)
         else:
             part = (took - bins.low) / (bins.high - bins.low)
-        number = F.greatest(F.lit(0), F.least(F.floor(part * bins.count), F.lit(bins.count - 1)))
+        number = F.greatest(F.lit(0), F.least(F.floor(part * bins.count + EDGE), F.lit(bins.count - 1)))
         counts = {row["part"]: row["count"] for row in done.groupBy(number.alias("part")).count().collect()}
         return [(bins.edge(n), bins.edge(n + 1), counts.get(n, 0)) for n in range(bins.count)]
 
