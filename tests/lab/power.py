@@ -14,7 +14,7 @@ from typing import Any
 
 from fsqueue import LeaseLost, Queue, QueueNotFound
 from fsqueue.store import _stores
-from tests.concurrency.books import Diary, check_sound, counted, diaries, leftovers
+from tests.concurrency.books import Diary, accounts, base_of, check_sound, counted, diaries, leftovers
 from tests.concurrency.processes import PATIENCE_S, Child, children, what_they_do
 from tests.lab import commits
 
@@ -278,11 +278,13 @@ def check(lines: list[list[str]], strict: bool) -> dict[str, int]:
         assert len(came) % size == 0, f"a torn insert: {len(came)} of {len(batch)} tasks, in batches of {size}"
     queue.gc()
     assert queue.status() == after, "upkeep changed the counts"
-    assert counted(queue) == after.completed
+    assert counted(queue) == after.completed, f"{counted(queue)} counted, but {after}\n{accounts(queue)}"
+    holes = sum(path.read_bytes().count(0) for path in (base_of(queue) / "completions").glob("??"))
     over = [name for name in leftovers(queue) if not name.startswith("staging/")]
     assert not over, over
     check_sound(queue, *(() if strict else ("counter-bytes",)))
-    return {"inserted": len(inserted), "done": len(done), "there": len(there), "repeated": len(repeated)}
+    sizes = {"inserted": len(inserted), "done": len(done), "there": len(there), "repeated": len(repeated)}
+    return {**sizes, "nulls": holes}
 
 
 def check_purged(lines: list[list[str]]) -> dict[str, int]:
