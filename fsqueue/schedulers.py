@@ -96,6 +96,8 @@ class Job:
 
 def here() -> Job | None:
     """Return the job that this process runs in, by its environment; None if there is none, or it is Slurm's."""
+    if os.environ.get("SLURM_JOB_ID"):
+        return None  # what others have left in the environment of a job of Slurm
     for scheduler in SCHEDULERS:
         sign = next((name for name in scheduler.signs if os.environ.get(name)), None)
         if sign is None:
