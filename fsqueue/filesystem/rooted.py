@@ -173,6 +173,10 @@ class Rooted:
                 errno.ENOTDIR, "A symbolic link, where a directory of the queue belongs", path
             ) from None
 
+    def hold_directory(self, path: str) -> int:
+        """Return a descriptor of a directory below the root, for names in it. The caller closes it."""
+        return self._open_directory(path, HOLDER_FLAGS)
+
     def _open_listing(self, path: str, touched: bool) -> int:
         """Open a directory to list it. `touched`: first change its time, so that a client asks its server for it."""
         fd = self._open_directory(path)

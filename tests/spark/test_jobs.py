@@ -32,6 +32,7 @@ def written(spark: SparkSession, out: Path) -> Counter[tuple[int, str]]:
 # -- audit -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.oldest
 def test_audit_of_a_sound_queue(spark: SparkSession, queue: Queue) -> None:
     queue.insert_many(range(100))
     queue.insert(1, delay_s=1000)
@@ -64,6 +65,7 @@ def test_audit_finds_what_fsck_finds_in_all_queues(
 # -- report ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.oldest
 def test_report_tells_what_a_queue_went_through(spark: SparkSession, queue: Queue, tmp_path: Path) -> None:
     queue.insert_many(range(500))
     for _ in range(2):
@@ -132,6 +134,7 @@ def test_report_of_nothing(spark: SparkSession, queue: Queue, tmp_path: Path) ->
 # -- drain -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.oldest
 def test_drain_with_a_function(spark: SparkSession, queue_factory: QueueFactory, tmp_path: Path) -> None:
     queue = queue_factory(backoff_s=(1000, 1000))
     queue.insert_many(range(100))
@@ -145,6 +148,7 @@ def test_drain_with_a_function(spark: SparkSession, queue_factory: QueueFactory,
     assert (failed.payload, failed.error, failed.attempt) == (13, "ValueError: 13 brings bad luck", 1)
 
 
+@pytest.mark.oldest
 def test_drain_with_an_expression(spark: SparkSession, queue: Queue, tmp_path: Path) -> None:
     queue.insert_many([{"x": n, "y": 2.5} for n in range(50)])
     done = jobs.drain(
@@ -211,6 +215,7 @@ def test_results_of_tasks_that_were_taken_over_do_not_count(spark: SparkSession,
 # -- requeue -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.oldest
 def test_requeue_takes_what_matches(spark: SparkSession, queue: Queue) -> None:
     queue.insert_many([{"n": n} for n in range(30)])
     for task in queue.lease(30):

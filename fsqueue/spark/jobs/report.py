@@ -56,8 +56,7 @@ def report(spark: SparkSession, path: str, out: str) -> Report:
 
 def _states(path: str) -> tuple[list[QueueState], int]:
     """Return the state of each queue there, of the first `ROWS_MAX`, and how many queues there are."""
-    where = reading({"path": path}).path
-    found = queues_in(where) or [where]
+    found = [one for where in reading({"path": path}).paths for one in queues_in(where) or [where]]
     states = []
     for one in found[:ROWS_MAX]:
         with Queue(one) as queue:
