@@ -145,9 +145,9 @@ def run(
     On a terminal a bar shows how the queues get on, and failures are shown as they happen. The output of commands and
     functions is passed on in whole lines. If several commands run at a time, the output of each is shown when it ends.
 
-    After SIGTERM, SIGUSR1, SIGHUP or Ctrl-C the worker begins no more tasks. Tasks at work have --grace to end; then
-    they get SIGTERM, and are put back. A second signal puts them back at once. Under Slurm, and with --max-runtime,
-    the worker begins no task that, by the times measured so far, would outlast the job.
+    After SIGTERM, SIGUSR1, SIGUSR2, SIGHUP or Ctrl-C the worker begins no more tasks. Tasks at work have --grace to
+    end; then they get SIGTERM, and are put back. A second signal puts them back at once. Under Slurm, and with
+    --max-runtime, the worker begins no task that, by the times measured so far, would outlast the job.
 
     An idle worker looks for tasks less and less often. A new task starts within eight seconds. The worker ends at most
     half a minute after others have drained the queue.
