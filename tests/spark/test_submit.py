@@ -138,7 +138,7 @@ def test_the_entry_that_is_printed_is_the_wheel_s(shared: Shared, tmp_path: Path
     (first, second) = printed.stdout.splitlines()
     assert first == second
     assert Path(first).is_relative_to(shared.place)
-    # It is not in the way of others: a copy outside its package, as spark-submit may make, does the same.
+    # spark-submit may copy the file away from its package.
     copied = shutil.copy(first, tmp_path / "entry.py")
     for file in (first, copied):
         helped = shared.type(f"python {file} audit --help", tmp_path)
