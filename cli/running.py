@@ -126,7 +126,8 @@ def run(
 
     '{}' in an argument of COMMAND stands for the payload, '{field}' for a field of it: strings as they are, all else
     as JSON. A task that lacks the field fails; if the first waiting task lacks it, nothing is begun. '{{field}}' stands
-    for the text '{field}', and braces around anything else stay as they are: '{print $1}', '${name}'. No shell is
+    for the text '{field}', and braces around what is no name stay as they are: '{print $1}', '${name}'. A name may hold
+    hyphens and dots: '{tile-id}'. No shell is
     involved. The command also finds the payload as JSON on standard input, and FSQUEUE_PAYLOAD (if at most 100 kB),
     FSQUEUE_TASK_ID, FSQUEUE_ATTEMPT, FSQUEUE_QUEUE and FSQUEUE_TOKEN in its environment. Small JSON that it writes to
     the file FSQUEUE_RESULT (which does not exist before) is kept in the history. It inherits no open files of the

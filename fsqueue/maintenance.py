@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from fsqueue import administration, deadletters, upkeep
-from fsqueue.arguments import EVERY, Every, selector, task_ids, translated, verb, whole
+from fsqueue.arguments import EVERY, Every, letters_meant, selector, translated, verb, whole
 from fsqueue.callers import calling
 from fsqueue.fsck import Finding, fsck
 from fsqueue.store import Store
@@ -29,10 +29,14 @@ class Maintenance:
 
     @verb("retrying dead letters")
     def retry_dead(
-        self, ids: str | Iterable[str] | None = None, where: Callable[[DeadLetter], bool] | None = None
+        self, ids: str | Iterable[str] | Every = EVERY, where: Callable[[DeadLetter], bool] | None = None
     ) -> int:
-        """Insert dead tasks again, with new ids and no attempts used; return how many."""
-        wanted = None if ids is None else task_ids(ids)
+        """Insert dead tasks again, with new ids and no attempts used; return how many.
+
+        All of them, or those of `ids`, or those for which `where(letter)` is true. To mean all, leave `ids` out. None
+        is refused, since it often comes from a variable that was never set.
+        """
+        wanted = letters_meant(ids)
         self._write_letters()
         retried = deadletters.retry(self.store, wanted, None if where is None else calling(where))
         self.store.ring()
@@ -40,10 +44,10 @@ class Maintenance:
 
     @verb("purging dead letters")
     def purge_dead(
-        self, ids: str | Iterable[str] | None = None, where: Callable[[DeadLetter], bool] | None = None
+        self, ids: str | Iterable[str] | Every = EVERY, where: Callable[[DeadLetter], bool] | None = None
     ) -> int:
-        """Throw dead letters away; return how many."""
-        wanted = None if ids is None else task_ids(ids)
+        """Throw dead letters away; return how many. `ids` and `where` as in `retry_dead`."""
+        wanted = letters_meant(ids)
         self._write_letters()
         return deadletters.purge(self.store, wanted, None if where is None else calling(where))
 

@@ -94,6 +94,10 @@ class Rooted:
                     self._root_fd = self._root_fds[0]
         return self._root_fd
 
+    def after_fork(self) -> None:
+        """In a forked child, where a thread that was opening the root does not go on: do not wait for it."""
+        self._opening = taken.Mutex()
+
     def close_root(self) -> None:
         """Close the root; the next use opens it anew, and may find another directory there."""
         self._root_fd = -1

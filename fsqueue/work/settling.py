@@ -276,6 +276,7 @@ def adopt(
         elif job is not None:
             job.task = task
         elif task.id in on_its_way:
+            task.took_s = on_its_way[task.id].task.took_s
             outcomes.append(replace(on_its_way[task.id], task=task))
             on_its_way[task.id].begun = False  # under the lease before it is lost, which is no loss
         else:
@@ -292,6 +293,7 @@ def failure(job: Job, verb: Literal["fail", "bury"], reason: str) -> tuple[Outco
     """
     if verb == "bury" or job.begun_under.token == job.task.token:
         return Outcome(job.task, verb, reason), []
+    job.task.took_s = 0.0
     return Outcome(job.begun_under, verb, reason), [Outcome(job.task, "release", begun=False)]
 
 

@@ -222,6 +222,11 @@ class Worker:
         """How many tasks it holds just now. A hint, for any thread."""
         return self._loop.held_about
 
+    @property
+    def completed(self) -> tuple[int, int]:
+        """How many tasks it has completed so far: for certain, and at most. Hints, for any thread."""
+        return self._loop.completed_about
+
     def _check_fields(self) -> None:
         """Refuse a command that asks for a field which a waiting task lacks, before any task is leased."""
         if not placeholders.asks_for_fields(self._how.command):
