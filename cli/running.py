@@ -7,7 +7,7 @@ import re
 import shutil
 import sys
 import threading
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -37,6 +37,17 @@ class AfterDashes(click.Command):
 
 
 number = click.IntRange(min=1)
+AUTO = "auto"
+
+
+class Processes(click.IntRange):
+    """Convert how many tasks to do at a time: a number from 1 on, or `AUTO`."""
+
+    name = "integer|auto"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number, or `AUTO`."""
+        return AUTO if value == AUTO else super().convert(value, param, ctx)
 
 
 @click.command(
@@ -55,7 +66,8 @@ fsqueue run Q1 Q2 -j 8 --call mypackage.tiles:render --max-runtime 58m"""
 @click.option(
     "--load", metavar="MODULE", multiple=True, help="Call the functions that this module registers. Repeatable."
 )
-@click.option("-j", "--jobs", "--processes", type=number, default=1, help="Tasks at a time, a process each [1].")
+@click.option("-j", "--jobs", "--processes", type=Processes(min=1), default=1,
+              help="Tasks at a time, a process each; auto: one for each processor of the job or machine [1].")
 @click.option("--threads", type=number, help="Call functions in so many threads of one process instead.")
 @click.option("--prefetch", type=number, help="Tasks leased at a time for each process [as many as are quickly done].")
 @renamed("--lease", "lease_s", former=["--lease-s"], type=DURATION,
@@ -83,7 +95,7 @@ fsqueue run Q1 Q2 -j 8 --call mypackage.tiles:render --max-runtime 58m"""
 @click.option("--keep-output", type=click.Path(file_okay=False), metavar="DIR",
               help="Keep all that is printed, a new file a task and attempt.")  # fmt: skip
 @click.option("--result-dir", type=click.Path(file_okay=False), metavar="DIR",
-              help="Where the files FSQUEUE_RESULT are; for srun, where all nodes see it [TMPDIR]")  # fmt: skip
+              help="Where the files FSQUEUE_RESULT are [TMPDIR; in Q for commands with srun or mpirun]")  # fmt: skip
 @click.option("--result-stdout", is_flag=True, help="Keep what a command prints on standard output as its result.")
 @click.option("--output", type=click.Choice(["group", "line", "none"]),
               help="Pass on what is printed when its attempt ends, line by line, or as it comes "
@@ -100,7 +112,7 @@ def run(
     queues: tuple[str, ...],
     call: str | None,
     load: tuple[str, ...],
-    jobs: int,
+    jobs: int | Literal["auto"],
     worker: str | None,
     forever: bool,
     result_stdout: bool,
@@ -141,14 +153,14 @@ def run(
     half a minute after others have drained the queue.
 
     Exit codes: 0 drained, or stopped as asked for (--max-tasks, --max-runtime, --idle-timeout, the job's end); 9
-    drained, but there are dead letters; 7 there was no room for what the commands print; 11 stopped by --stop-after-
-    failures; 12 by --exclude-after; 2 COMMAND or the function cannot be found; 129, 130, 138, 143 stopped by a signal.
+    drained, but this worker has given tasks up ('fsqueue wait' ends with 9 for dead letters of any run); 7 there was no
+    room for what is printed; 11 stopped by --stop-after-failures; 12 by --exclude-after; 2 COMMAND or the function
+    cannot be found; 129, 130, 138, 143 stopped by a signal.
     """
     command = ctx.meta.get("command", [])
     if bool(command) + bool(call) + bool(load) != 1:
         raise click.UsageError("Give either a command after '--', or --call, or --load.")
-    if command and "{" not in command[0] and shutil.which(command[0]) is None:
-        check_program(command)
+    if command and missing_program(command):
         raise click.UsageError(f"The command '{command[0]}' was not found, or is not executable. No task was touched.")
     script = exposed_script(command)
     if script is not None:
@@ -195,7 +207,7 @@ def run(
         _summarise(report, dead, queues)
     if report.signal is not None:
         raise click.exceptions.Exit(128 + report.signal)
-    code = {"failures": FAILURES, "excluded": EXCLUDED, "drained": 9 if dead else 0}.get(report.ended, 0)
+    code = {"failures": FAILURES, "excluded": EXCLUDED, "drained": 9 if report.buried else 0}.get(report.ended, 0)
     code = code or (fsqueue.StorageFull.exit_code if report.unwritten else 0)
     if code:
         raise click.exceptions.Exit(code)
@@ -207,6 +219,14 @@ SHELLS = ("sh", "bash", "dash", "ash", "ksh", "zsh")
 """Programs that take a script as the argument after `-c`."""
 EXPOSED = re.compile(r"(?<!\$)\{(?:[^\W\d]\w*(?:[-.]\w+)*)?\}")
 """Matches what is most likely a payload or a field of it in a script: `${name}` and `{ …; }` belong to the shell."""
+
+
+def missing_program(command: list[str]) -> bool:
+    """Tell whether the program of a command is not there. InvalidArgument if it was quoted as a whole."""
+    if "{" in command[0] or shutil.which(command[0]) is not None:
+        return False
+    check_program(command)
+    return True
 
 
 def exposed_script(command: list[str]) -> str | None:

@@ -192,7 +192,7 @@ def _weigh(store: Store, view: str, shards: Sequence[names.Shard]) -> dict[str, 
     if view == "dead":
         sizes = deadletters.sizes(store)
         return {shard: sizes.get(shard, 0) / HISTORY_BYTES for shard in shards}
-    if view in ("tasks", "findings", "leases"):
+    if view in ("tasks", "states", "findings", "leases"):
         return {shard: _weigh_tasks(store, shard) for shard in shards}
     kept = history.sizes(store)
     return {

@@ -284,7 +284,9 @@ class Loop:
     def _put_back_untouched(self, most: int | None = None) -> None:
         """Put back the last of what was leased ahead: all of it by default."""
         for _ in range(len(self._ahead) if most is None else min(most, len(self._ahead))):
-            self._outbox.append(Outcome(self._ahead.pop().task, "release", begun=False))
+            task = self._ahead.pop().task
+            task.took_s = 0.0
+            self._outbox.append(Outcome(task, "release", begun=False))
             self._taken -= 1
 
     # -- tasks end
@@ -292,6 +294,7 @@ class Loop:
     def done(self, job: Job, verb: str, value: Any, seconds: float) -> None:
         """A doer is done with a task: what is the queue to be told?"""
         task = job.task
+        task.took_s = job.begun_under.took_s = seconds
         if not job.doomed and verb in ("complete", "fail", "bury"):
             self._pace.took(seconds)
         if job.gone:

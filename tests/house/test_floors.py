@@ -49,6 +49,7 @@ FLOORS = {
     "overwriting": 3,
     "committing": 3,
     "transitions": 3,
+    "worktimes": 3,
     "finishing": 3,
     "revoking": 3,
     "leasing": 3,
