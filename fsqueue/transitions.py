@@ -10,7 +10,7 @@ from fsqueue.errors import LeaseExpired, LeaseLost, LockTimeout, QueueNotFound
 from fsqueue.filesystem import LOST
 from fsqueue.identity import describe
 from fsqueue.jsonl import LOCK_TIMEOUT_S
-from fsqueue.ledger import AVAILABLE, CANCELLED, COMPLETED, DEAD, LEASED, Ledger
+from fsqueue.ledger import CANCELLED, COMPLETED, DEAD, LEASED, Ledger
 from fsqueue.logs import Log
 from fsqueue.movements import to_ranges
 from fsqueue.names import Batch, TaskFileName, parse_task_file
@@ -157,11 +157,8 @@ def completed_by(ledger: Ledger, index: int, lease: str) -> bool:
 
 
 def ended_by(ledger: Ledger, index: int, lease: str) -> bool:
-    """Whether this very lease has given the task back or buried it, so that nothing is left to do."""
-    holder = ledger.holder[index] if index < ledger.count else None
-    if holder is None:
-        return index < ledger.count and ledger.state[index] == AVAILABLE and ledger.returned_by.get(index) == lease
-    return ledger.state[index] == DEAD and holder.id == lease
+    """Whether this very lease has given the task back or buried it, whatever others did with the task since."""
+    return (index, lease) in ledger.ended
 
 
 def each(
@@ -197,8 +194,8 @@ def each(
             except OSError as error:
                 if error.errno not in LOST:
                     raise
-                doubt = error if done is completed_by else None  # of other ends a history does not tell whose they are
                 ended = done if isinstance(error, NotRecorded) else after_loss or done
+                doubt = None if ended is never else error
                 lost = _in_batch(store, batch, grouped[batch], act, ended, wait_s, doubt)
         except LockTimeout as error:
             return error

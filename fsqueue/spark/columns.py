@@ -13,13 +13,13 @@ import numpy
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StringType, StructType
 
 from fsqueue import names
 from fsqueue.errors import InvalidArgument
 from fsqueue.names import TaskFileName
 from fsqueue.spark import schemas, uniform, views
+from fsqueue.spark.compat import arrow_schema
 from fsqueue.spark.views import Row
 
 ROWS_MAX = 8192
@@ -37,7 +37,7 @@ class Columns:
 
     def __init__(self, view: str, schema: StructType, queue: str) -> None:
         self.view = view
-        self.schema = to_arrow_schema(schema, timezone="UTC")
+        self.schema = arrow_schema(schema)
         self.queue = queue
         self.places = {name: place for place, name in enumerate(schemas.VIEWS[view])}
         self.is_parsed = "payload" in schema.names and schema["payload"].dataType != StringType()

@@ -97,6 +97,14 @@ class Loop:
         report = self._report
         return max(0, self._taken - report.completed - report.failed - report.released - report.lost)
 
+    @property
+    def completed_about(self) -> tuple[int, int]:
+        """Return how many tasks were completed for certain, and at most. Hints, for any thread.
+
+        The difference are outcomes that the queue is just being told.
+        """
+        return self._report.completed, len(self._untold) + self._report.completed
+
     def run(self) -> WorkerReport:
         """Work until there is nothing left to do, or until stopped; then raise what kept it from going on."""
         self._began = self._now()
@@ -338,11 +346,11 @@ class Loop:
 
     def _settled(self, settled: Settled) -> None:
         for outcome, counted, said in settled.counted:
-            self._untold.pop(id(outcome), None)
             if outcome.begun:
                 self._report.count(counted)
                 if said:
                     self._say("lost", said, task=outcome.task.id)
+            self._untold.pop(id(outcome), None)  # last, for `completed_about`
         if settled.error is not None:
             self._give_up(settled.error)
 
