@@ -144,6 +144,8 @@ def test_drain_with_a_function(spark: SparkSession, queue_factory: QueueFactory,
     assert written(spark, tmp_path / "out") == Counter((1, f'{{"square":{n * n}}}') for n in range(100) if n != 13)
     status = queue.status()
     assert (status.completed, status.remaining) == (99, 1)
+    took = [queue.history(task.id)[-1].took_s for task in queue.tasks("completed")]
+    assert {one is not None and one < 0.5 for one in took} == {True}, "the function's time, and not the round's"
     (failed,) = queue.tasks()
     assert (failed.payload, failed.error, failed.attempt) == (13, "ValueError: 13 brings bad luck", 1)
 

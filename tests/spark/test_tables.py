@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,7 @@ def test_what_is_no_directory_is_refused_and_nothing_is_made(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for make in (lambda: options.reading({"path": path}), lambda: options.writing({"path": path})):
-        with pytest.raises(InvalidArgument, match="mounted|absolute"):
+        with pytest.raises(InvalidArgument, match=r"mounted|absolute"):
             make()
     with pytest.raises(InvalidArgument, match="no directory for output"):
         Place(path)
@@ -68,13 +69,8 @@ def test_paths_that_spark_s_users_write(spark: SparkSession, queue_factory: Queu
     for name, count in (("a", 3), ("b c", 4), ("d%20e", 5)):
         queue_factory(name).insert_many(range(count))
     where = str(tmp_path)
-    counts = {
-        f"file:{where}/a": 3, f"file://{where}/a": 3, f"file:{where}/b c": 4, f"file:{where}/b%20c": 4,
-        f"{where}/d%20e": 5, f"file:{where}/d%20e": 5,
-    }  # fmt: skip
-    assert {path: load(spark, path).count() for path in counts} == counts
-    several = load(spark, [f"{where}/a", f"file:{where}/b c"])
-    assert {tuple(row) for row in several.groupBy("queue").count().collect()} == {("a", 3), ("b c", 4)}
+    several = load(spark, [f"file://{where}/a", f"file:{where}/b%20c", f"{where}/d%20e"])
+    assert Counter(row["queue"] for row in several.select("queue").collect()) == {"a": 3, "b c": 4, "d e": 5}
     with pytest.raises(PySparkException, match=re.escape("'s3a://b/c' is a URL (s3a:)")):
         spark.range(3).write.format("fsqueue").mode("append").option("ifExists", "create").save("s3a://b/c")
     with pytest.raises(InvalidArgument, match="no directory for output"):
@@ -90,13 +86,8 @@ def test_a_table_of_the_catalog(spark: SparkSession, queue_factory: QueueFactory
     queue = queue_factory("with space")
     queue.insert_many([{"x": n} for n in range(3)])
     spark.sql(f"CREATE TABLE t USING fsqueue OPTIONS (path '{queue.path}')")
-    assert spark.sql("SELECT * FROM t WHERE payload LIKE '%1%'").count() == 1
-    spark.sql("INSERT INTO t (payload) SELECT to_json(struct(id AS x)) FROM range(10, 12)")
-    assert sorted(task.payload["x"] for task in queue.tasks()) == [0, 1, 2, 10, 11]
     spark.sql("INSERT OVERWRITE t (payload) VALUES ('[1]')")
     assert [task.payload for task in queue.tasks()] == [[1]]
-    with pytest.raises(PySparkException, match="The column 'id' cannot be inserted"):
-        spark.sql("INSERT INTO t (id, payload) VALUES ('x', '1')")
     with pytest.raises(PySparkException, match="The column 'id' cannot be inserted"):
         spark.sql("INSERT INTO t SELECT * FROM t")
     spark.sql("DROP TABLE t")
@@ -105,10 +96,7 @@ def test_a_table_of_the_catalog(spark: SparkSession, queue_factory: QueueFactory
 
 @pytest.mark.usefixtures("tables")
 def test_a_table_of_another_view(spark: SparkSession, queue: Queue) -> None:
-    queue.insert("x")
-    queue.lease()[0].bury("no")
     spark.sql(f"CREATE TABLE d USING fsqueue OPTIONS (view 'dead') LOCATION '{queue.path}'")
-    assert [row.reason for row in spark.sql("SELECT reason FROM d").collect()] == ["no"]
     with pytest.raises(PySparkException, match="A table of the view 'dead' is for reading"):
         spark.sql("INSERT INTO d (reason) VALUES ('x')")
 
@@ -118,8 +106,7 @@ def test_a_temporary_view(spark: SparkSession, queue: Queue) -> None:
     queue.insert({"x": 1})
     spark.sql(f"CREATE TEMPORARY VIEW v USING fsqueue OPTIONS (path '{queue.path}')")
     spark.sql("INSERT INTO v (payload) VALUES ('{\"x\": 2}')")
-    spark.sql(f"CREATE TEMPORARY VIEW w (payload STRUCT<x: INT>) USING fsqueue OPTIONS (path '{queue.path}')")
-    assert sorted(row.x for row in spark.sql("SELECT payload.x FROM w").collect()) == [1, 2]
+    assert sorted(task.payload["x"] for task in queue.tasks()) == [1, 2]
 
 
 @pytest.mark.usefixtures("tables")
