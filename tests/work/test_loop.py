@@ -35,7 +35,7 @@ def kill_from_another_thread():
     signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
     time.sleep(60)
 
-worker = fsqueue.Worker(sys.argv[1], command=["true"], until="forever")
+worker = fsqueue.Worker(fsqueue.Queue(sys.argv[1]), command=["true"], until="forever")
 threading.Thread(target=kill_from_another_thread, daemon=True).start()
 print(worker.run().signal)
 """
