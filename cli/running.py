@@ -83,7 +83,8 @@ fsqueue run Q1 Q2 -j 8 --call mypackage.tiles:render --max-runtime 58m"""
 @click.option("--exclude-after", type=number, metavar="N",
               help="Take no more tasks on this node when so many in a row have failed on it.")  # fmt: skip
 @click.option("--max-tasks", type=number, help="Stop after so many tasks.")
-@click.option("--max-runtime", "max_runtime_s", type=DURATION, help="Stop after so long.")
+@click.option("--max-runtime", "max_runtime_s", type=DURATION,
+              help="Stop after so long; tasks at work then have --grace.")  # fmt: skip
 @click.option("--idle-timeout", "idle_timeout_s", type=DURATION, help="Stop after so long with nothing to do.")
 @click.option("--forever", is_flag=True, help="Wait for more tasks when the queues are drained.")
 @click.option(
@@ -147,7 +148,7 @@ def run(
 
     After SIGTERM, SIGUSR1, SIGHUP or Ctrl-C the worker begins no more tasks. Tasks at work have --grace to end; then
     they get SIGTERM, and are put back. A second signal puts them back at once. Under Slurm, and with --max-runtime,
-    the worker begins no task that, by the times measured so far, would outlast the job.
+    the worker begins no task that, by the times measured so far, is likely to outlast that time and its --grace.
 
     An idle worker looks for tasks less and less often. A new task starts within eight seconds. The worker ends at most
     half a minute after others have drained the queue.
