@@ -58,6 +58,7 @@ fsqueue run Q -j 4 --timeout 10m -- convert {input} -resize 50% {output}
 fsqueue run Q -- sh -c 'jq -r .name | xargs ./process'     # the payload on standard input
 fsqueue run Q -- sh -c './process "$1" | gzip >"$2"' sh {input} {output}
 fsqueue run Q -j 8 --output line --tag -- ./process {}
+fsqueue run Q -j 4 --gpus-per-task 1 -- ./train {config}
 fsqueue run Q1 Q2 -j 8 --call mypackage.tiles:render --max-runtime 58m"""
     ),
 )
@@ -68,6 +69,8 @@ fsqueue run Q1 Q2 -j 8 --call mypackage.tiles:render --max-runtime 58m"""
 )
 @click.option("-j", "--jobs", "--processes", type=Processes(min=1), default=1,
               help="Tasks at a time, a process each; auto: one for each processor of the job or machine [1].")
+@click.option("--gpus-per-task", type=number, metavar="N",
+              help="Show each process N of the visible GPUs, and no other process the same.")  # fmt: skip
 @click.option("--threads", type=number, help="Call functions in so many threads of one process instead.")
 @click.option("--prefetch", type=number, help="Tasks leased at a time for each process [as many as are quickly done].")
 @renamed("--lease", "lease_s", former=["--lease-s"], type=DURATION,
@@ -130,8 +133,8 @@ def run(
     for the text '{field}', and braces around what is no name stay as they are: '{print $1}', '${name}'. A name may hold
     hyphens and dots: '{tile-id}'. No shell is
     involved. The command also finds the payload as JSON on standard input, and FSQUEUE_PAYLOAD (if at most 100 kB),
-    FSQUEUE_TASK_ID, FSQUEUE_ATTEMPT, FSQUEUE_QUEUE and FSQUEUE_TOKEN in its environment. Small JSON that it writes to
-    the file FSQUEUE_RESULT (which does not exist before) is kept in the history. It inherits no open files of the
+    FSQUEUE_TASK_ID, FSQUEUE_ATTEMPT, FSQUEUE_QUEUE, FSQUEUE_TOKEN and FSQUEUE_SLOT in its environment. Small JSON that
+    it writes to the file FSQUEUE_RESULT (which does not exist before) is kept in the history. It inherits no open files of the
     caller but the standard streams.
 
     In 'sh -c SCRIPT' a placeholder becomes part of the script, and a payload can be a command: write
@@ -142,6 +145,10 @@ def run(
     f(payload, task). Its return value is the result, an exception fails the task, fsqueue.Retry puts it back, and
     fsqueue.Bury makes it a dead letter. Functions run in separate processes; if one dies, only its own task fails.
     Modules are looked for in the working directory first.
+
+    FSQUEUE_SLOT is 0 to JOBS - 1: no two processes at work have the same. With --gpus-per-task each slot has its own
+    share of the GPUs that CUDA_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES or ZE_AFFINITY_MASK name
+    (without them, of those that nvidia-smi shows). Too few for all processes are refused before a task is leased.
 
     On a terminal a bar shows how the queues get on, and failures are shown as they happen. The output of commands and
     functions is passed on in whole lines. If several commands run at a time, the output of each is shown when it ends.
