@@ -134,8 +134,8 @@ def run(
     hyphens and dots: '{tile-id}'. No shell is
     involved. The command also finds the payload as JSON on standard input, and FSQUEUE_PAYLOAD (if at most 100 kB),
     FSQUEUE_TASK_ID, FSQUEUE_ATTEMPT, FSQUEUE_QUEUE, FSQUEUE_TOKEN and FSQUEUE_SLOT in its environment. Small JSON that
-    it writes to the file FSQUEUE_RESULT (which does not exist before) is kept in the history. It inherits no open files of the
-    caller but the standard streams.
+    it writes to the file FSQUEUE_RESULT (which does not exist before) is kept in the history. It inherits no open files
+    of the caller but the standard streams.
 
     In 'sh -c SCRIPT' a placeholder becomes part of the script, and a payload can be a command: write
     sh -c 'cmd "$1"' sh {field} instead. A payload may also begin with '-'.

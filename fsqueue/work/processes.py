@@ -53,8 +53,7 @@ class _Child:
 
     def __init__(self, family: Children) -> None:
         self.family = family
-        taken = {child.slot for child in family.children}
-        self.slot: int = next(slot for slot in range(len(family.of_slots)) if slot not in taken)
+        self.slot = family.free_slot()
         self.given: deque[Job] = deque()
         self.is_ready = False
         self.distrusted = ""
@@ -255,7 +254,7 @@ class Children:
         self.numbers = count(1)
         """Of the givings of tasks to children."""
         self._broken, self.returned = broken, returned
-        self.children: list[_Child] = []
+        self._children: list[_Child] = []
         self._unready = 0
         self._closing = self._is_stopping = False
         self.flag = os.memfd_create("stopping")
@@ -273,7 +272,7 @@ class Children:
         open_directories(self.keep_output, None)
         setup = {"parent": os.getpid(), "argv": sys.argv, "handler": self._handler, "queues": self._queues}
         self.setup = orjson.dumps(setup)
-        self.children.append(_Child(self))
+        self._children.append(_Child(self))
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         if limit != resource.RLIM_INFINITY:
             self._keep_to(max(1, (limit - min(FILES_SPARE, limit // 4)) // FILES_EACH), "of open files (ulimit -n)")
@@ -289,20 +288,25 @@ class Children:
     @property
     def slots(self) -> int:
         """How many tasks can be at work: in the children that there are, and in those that may be started now."""
-        return min(self._most, len(self.children) + STARTING_MAX)
+        return min(self._most, len(self._children) + STARTING_MAX)
+
+    def free_slot(self) -> int:
+        """Return the lowest slot that no child has. There is one whenever a child is started."""
+        taken = {child.slot for child in self._children}
+        return next(slot for slot in range(len(self.of_slots)) if slot not in taken)
 
     def prepare(self, waiting: int) -> None:
-        wanted = min(self._most, waiting + sum(len(child.given) for child in self.children))
-        starting = sum(not child.is_ready for child in self.children)
-        for _ in range(min(wanted - len(self.children), STARTING_MAX - starting)):
+        wanted = min(self._most, waiting + sum(len(child.given) for child in self._children))
+        starting = sum(not child.is_ready for child in self._children)
+        for _ in range(min(wanted - len(self._children), STARTING_MAX - starting)):
             try:
-                self.children.append(_Child(self))
+                self._children.append(_Child(self))
             except OSError as error:  # EAGAIN, ENOMEM, EMFILE
-                self._keep_to(len(self.children), f"({error.strerror or error})")
+                self._keep_to(len(self._children), f"({error.strerror or error})")
                 return
 
     def is_ready(self) -> bool:
-        return any(child.is_ready for child in self.children)
+        return any(child.is_ready for child in self._children)
 
     def room(self, each: int) -> int:
         each = 1 if self.is_told_apart else min(each, SENT_MAX)
@@ -317,27 +321,27 @@ class Children:
         late = self.now() - STALL_S
         return [
             child
-            for child in self.children
+            for child in self._children
             if child.is_ready
             and not child.distrusted
             and (not child.given or (child.given[0].began > late and not child.given[0].doomed))
         ]
 
     def at_work(self) -> list[Job]:
-        return [child.given[0] for child in self.children if child.given]
+        return [child.given[0] for child in self._children if child.given]
 
     def held(self) -> list[Job]:
-        return [job for child in self.children for job in child.given]
+        return [job for child in self._children for job in child.given]
 
     def take_back(self, slower_than_s: float = -1.0) -> list[Job]:
         now = self.now()
         slow = [
-            child for child in self.children if len(child.given) > 1 and now - child.given[0].began > slower_than_s
+            child for child in self._children if len(child.given) > 1 and now - child.given[0].began > slower_than_s
         ]
         return [job for child in slow for job in child.take_back()]
 
     def end(self, job: Job, number: int) -> None:
-        child = next((child for child in self.children if child.given and child.given[0] is job), None)
+        child = next((child for child in self._children if child.given and child.given[0] is job), None)
         if child is None:
             return
         # What it has not received goes back first: else it might have ended this task, and be killed at the next.
@@ -361,18 +365,18 @@ class Children:
     def close(self) -> None:
         self._closing = True
         deadline = self.now() + CLOSE_S
-        for child in self.children:
+        for child in self._children:
             if child.is_ready:
                 child.take_back()  # the loop gives these back: nobody may begin them any more
             else:
                 child.process.kill(signal.SIGTERM)  # it is still importing: nothing of it is needed
             child.end.shutdown(socket.SHUT_WR)  # that is the end of its messages
-        while self.children and self.now() < deadline:
+        while self._children and self.now() < deadline:
             self.mailbox.wait(deadline - self.now())
-        for child in self.children:
+        for child in self._children:
             child.process.kill(signal.SIGKILL)
         deadline = self.now() + KILLED_S
-        for child in self.children:
+        for child in self._children:
             child.process.reap(deadline)
             child.close()
         os.close(self.flag)
@@ -389,7 +393,7 @@ class Children:
 
     def lost(self, child: _Child, blamed: list[Job], why: str, left: list[Job]) -> None:
         """A child has died: tell, and replace it."""
-        self.children.remove(child)
+        self._children.remove(child)
         for job in blamed:
             self.done(job, "fail", why, max(0.0, self.now() - job.began))
         self.returned(left, "" if self._closing or blamed else why)
@@ -400,5 +404,5 @@ class Children:
             if self._unready >= UNREADY_MAX:
                 self._broken(why)
                 return
-        if not self.children and not self._is_stopping:  # others are replaced when tasks wait for them
-            self.children.append(_Child(self))
+        if not self._children and not self._is_stopping:  # others are replaced when tasks wait for them
+            self._children.append(_Child(self))
