@@ -12,7 +12,6 @@ import click
 import fsqueue
 from fsqueue import known
 from fsqueue.activity import alike, headline
-from fsqueue.arguments import EVERY
 
 from .common import (
     brief,
@@ -161,7 +160,8 @@ def retry(queue: str, ids: tuple[str, ...], conditions: tuple[Condition, ...], a
     """
     with fsqueue.Queue(queue) as q:
         chosen = list(dict.fromkeys(words(ids)))
-        count = q.retry_dead(chosen if ids else EVERY, where=_all_of(conditions))
+        where = _all_of(conditions)
+        count = q.retry_dead(chosen, where=where) if ids else q.retry_dead(where=where)
         unknown = known.unknown(q.store, chosen)
     print_count("retried", count, as_json, unknown)
 
@@ -187,6 +187,7 @@ def purge(queue: str, ids: tuple[str, ...], conditions: tuple[Condition, ...], y
             which = f"the {len(chosen):,} named {whose}"
             which = f"those of {which} that meet the conditions" if conditions else which
         confirm(f"Drop {which} for good?", yes)
-        count = q.purge_dead(chosen if ids else EVERY, where=_all_of(conditions))
+        where = _all_of(conditions)
+        count = q.purge_dead(chosen, where=where) if ids else q.purge_dead(where=where)
         unknown = known.unknown(q.store, chosen)
     print_count("purged", count, as_json, unknown)

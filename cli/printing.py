@@ -180,6 +180,10 @@ class Canvas:
             self.stream.flush()
 
 
+_WIPE = "\r\x1b[K"
+"""Go to the beginning of the line, and clear it."""
+
+
 class Footer:
     """A line that stays below all else that is printed on the terminal of standard error. Thread-safe.
 
@@ -207,8 +211,10 @@ class Footer:
             _write(ours, data)
             return
         with self._mutex:
-            self._wipe()
-            _write(ours, data)
+            # In one write: between two, another `run` on this terminal could draw its bar, and the data go on there.
+            wipe = _WIPE.encode() if self._is_drawn else b""
+            self._is_drawn = False
+            _write(ours, wipe + data)
             self._is_at_start = data.endswith(b"\n")
             self._paint()
 
@@ -241,7 +247,7 @@ class Footer:
     def _wipe(self) -> None:
         if self._is_drawn:
             self._is_drawn = False
-            self._put("\r\x1b[K")
+            self._put(_WIPE)
 
     def _put(self, text: str) -> None:
         try:

@@ -153,17 +153,18 @@ def run(
     On a terminal a bar shows how the queues get on, and failures are shown as they happen. The output of commands and
     functions is passed on in whole lines. If several commands run at a time, the output of each is shown when it ends.
 
-    After SIGTERM, SIGUSR1, SIGHUP or Ctrl-C the worker begins no more tasks. Tasks at work have --grace to end; then
-    they get SIGTERM, and are put back. A second signal puts them back at once. Under Slurm, and with --max-runtime,
-    the worker begins no task that, by the times measured so far, is likely to outlast that time and its --grace.
+    After SIGTERM, SIGUSR1, SIGUSR2, SIGHUP or Ctrl-C the worker begins no more tasks. Tasks at work have --grace to
+    end; then they get SIGTERM, and are put back. A second signal puts them back at once. Under Slurm, and with
+    --max-runtime, the worker begins no task that, by the times measured so far, is likely to outlast that time and its
+    --grace.
 
     An idle worker looks for tasks less and less often. A new task starts within eight seconds. The worker ends at most
     half a minute after others have drained the queue.
 
     Exit codes: 0 drained, or stopped as asked for (--max-tasks, --max-runtime, --idle-timeout, the job's end); 9
-    drained, but this worker has given tasks up ('fsqueue wait' ends with 9 for dead letters of any run); 11 stopped by
-    --stop-after-failures; 12 by --exclude-after; 2 COMMAND or the function cannot be found; 129, 130, 138, 143
-    stopped by a signal.
+    drained, but this worker has given tasks up ('fsqueue wait' ends with 9 for dead letters of any run); 7 there was no
+    room for what is printed; 11 stopped by --stop-after-failures; 12 by --exclude-after; 2 COMMAND or the function
+    cannot be found; 129, 130, 138, 143 stopped by a signal.
     """
     command = ctx.meta.get("command", [])
     if bool(command) + bool(call) + bool(load) != 1:
@@ -216,6 +217,7 @@ def run(
     if report.signal is not None:
         raise click.exceptions.Exit(128 + report.signal)
     code = {"failures": FAILURES, "excluded": EXCLUDED, "drained": 9 if report.buried else 0}.get(report.ended, 0)
+    code = code or (fsqueue.StorageFull.exit_code if report.unwritten else 0)
     if code:
         raise click.exceptions.Exit(code)
 
@@ -284,6 +286,8 @@ def _summarise(report: fsqueue.WorkerReport, dead: int, queues: tuple[str, ...])
     parts = [f"{value:,} {name}" for name, value in counts.items() if value]
     if report.unkept:
         parts.append(f"the output of {report.unkept:,} not kept, or not all of it")
+    if report.unwritten:
+        parts.append("output was lost: no room")
     complain(", ".join(parts) or "there was nothing to do")
     if dead:
         complain(f"{dead:,} dead letter(s) in the queue: 'fsqueue dead list {queues[0]}' says why")

@@ -208,6 +208,8 @@ def slurm(
         logs = os.path.abspath(log_dir or LOG_DIR)
         defaults.append(f"--output={_pattern(logs)}/%x-{'%A_%a' if _names(given) & {'-a', '--array'} else '%j'}.out")
     launcher = _launcher(cpus) if has_tasks and not one_worker else []
+    if launcher:
+        complain("the job has a worker in each of its tasks; if its commands start tasks themselves: --one-worker")
     script = _script(before, launcher, [*paths, *for_worker])
     sbatch = ["sbatch", "--parsable", *defaults, *given]
     if not only_print:

@@ -403,4 +403,10 @@ def queue_path(path: object) -> str:
             "Give its path, as /scratch/me/tiles or fq:///scratch/me/tiles (a directory whose name ends in a colon: "
             "as ./name:/tiles)."
         )
-    return without_dots(os.path.expanduser(text))
+    try:
+        return without_dots(os.path.expanduser(text))
+    except FileNotFoundError:
+        raise InvalidArgument(
+            f"The working directory has been removed, so the relative path {text!r} leads nowhere. Nothing was "
+            "changed. Change into another directory, or give an absolute path."
+        ) from None

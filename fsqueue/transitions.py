@@ -158,10 +158,7 @@ def completed_by(ledger: Ledger, index: int, lease: str) -> bool:
 
 def ended_by(ledger: Ledger, index: int, lease: str) -> bool:
     """Whether this very lease has given the task back or buried it, whatever others did with the task since."""
-    if (index, lease) in ledger.returned:
-        return True
-    holder = ledger.holder[index] if index < ledger.count else None
-    return holder is not None and ledger.state[index] == DEAD and holder.id == lease
+    return (index, lease) in ledger.ended
 
 
 def each(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -189,3 +190,21 @@ def test_what_others_do_with_a_task_given_back_makes_no_lost_lease(
     VERBS[verb](mine, task)
     assert met
     assert other.status().completed == (then in ("completed", "finished"))
+
+
+@pytest.mark.parametrize("verb", ["release", "fail", "bury"])
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_task_that_others_buried_is_a_lost_lease(queue_factory: QueueFactory, verb: str, others: int) -> None:
+    """The holder was away until its lease ran out; who buried the task did not do what this call wants recorded."""
+    queue = queue_factory(shards=1, max_attempts=1)
+    queue.insert_many(range(1 + others), batch_tasks=2)
+    trap = Failing(1, errno.ESTALE, done=False)
+    mine = trapped(queue, trap, shared=True)
+    [task] = mine.lease(lease_s=0.1)
+    until = time.monotonic() + 60
+    while not queue.status().dead and time.monotonic() < until:
+        queue.lease(2)
+    trap.armed = True
+    with pytest.raises(LeaseLost):
+        VERBS[verb](mine, task)
+    assert trap.left <= 0

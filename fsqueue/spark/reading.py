@@ -68,8 +68,10 @@ class FsqueueReader(DataSourceReader):  # type: ignore[misc]
 
     def partitions(self) -> list[InputPartition]:
         """Pieces of about the same size. Before that, what was decided but not published yet is published."""
-        found = queues_in(self.options.path)
-        paths = [self.options.path] if found is None else found
+        paths = []
+        for path in self.options.paths:
+            found = queues_in(path)
+            paths += [path] if found is None else found
         if self.queue_names is not None:
             paths = [path for path in paths if name_of(path) in self.queue_names]
         if len(paths) > PLANNED_QUEUES_MAX:

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+from fsqueue import commits
+from fsqueue.clock import Clock, Entropy
+from fsqueue.names import commit_name, new_uuid
 from fsqueue.queue import Queue
 from fsqueue.spark import encoding, options
 from fsqueue.spark.sessions import register, spark_errors
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SeedReport:
-    """What a seeding inserted: `rows` tasks in `batches` files of `bytes` together. `repeated`: a former call did."""
+    """What a seeding inserted: `rows` tasks in `batches` files of `bytes` together. `repeated`: another call did."""
 
     commit: str
     rows: int
@@ -62,6 +65,7 @@ def seed(
     if commit is not None and (known := _committed(wanted.path, commit)) is not None:
         return SeedReport.of(known, True)
     given["commit"] = name
+    attempt = given[options.ATTEMPT] = new_uuid(Entropy(), Clock().now_ms())
     needed = df
     if payload is not None:
         columns = [column for column in df.columns if column in (payload, wanted.delay_s)]
@@ -72,12 +76,19 @@ def seed(
     known = _committed(wanted.path, name)
     if known is None:  # the queue was there, and was to be left alone
         return SeedReport(name, 0, 0, 0, False)
-    return SeedReport.of(known, False)
+    return SeedReport.of(known, not _is_own(wanted.path, name, attempt))
 
 
 def _quoted(name: str) -> str:
     """A column's name as Spark takes it, dots and all."""
     return "`" + name.replace("`", "``") + "`"
+
+
+def _is_own(path: str, name: str, attempt: str) -> bool:
+    """Return whether a commit inserted what this attempt staged: another driver may have published the name first."""
+    store = Queue(path).store
+    record = commits.find(store, store.layout, commit_name(name))
+    return record is None or not record.parts or attempt in record.attempts()
 
 
 def _committed(path: str, name: str) -> CommitReport | None:

@@ -488,7 +488,7 @@ class Loop:
                 give_back(left, self._feeder.untaken, lambda: self._heard >= enough)
             self._teller.flush()
             self.outlet.close(lambda: self._heard > 0)
-            self._report.unkept = self.outlet.unkept
+            self._report.unkept, self._report.unwritten = self.outlet.unkept, self.outlet.is_full_disk
             self.mailbox.close()
 
     def _trouble(self, what: str) -> Callable[[FsqueueError], object]:

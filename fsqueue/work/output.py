@@ -7,6 +7,7 @@ reads nothing more: those who print have to wait, and nobody else.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import threading
@@ -15,6 +16,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 from fsqueue.clock import Clock
+from fsqueue.errors import FULL
 from fsqueue.filesystem import KeptFile
 from fsqueue.task import LeasedTask
 from fsqueue.work.background import BackgroundThread, Died
@@ -45,8 +47,10 @@ class Outlet(BackgroundThread):
         self._mutex = threading.Lock()
         self._resumed: list[Callable[[], object]] = []
         self._trouble = trouble
-        """Called in this thread, with a sentence: once for each kind of error that keeps output from being kept."""
+        """Called in this thread, with a sentence: once for each kind of error that loses output."""
         self._said: set[int | None] = set()
+        self._not_passed_on: set[int | None] = set()
+        """Which errors kept output from being passed on."""
         self.unkept = 0
         """The number of attempts whose output was not kept, or not all of it. Final after `close`."""
         self._unwritten: Counter[KeptFile] = Counter()
@@ -86,6 +90,20 @@ class Outlet(BackgroundThread):
                 self._said.add(error.errno)
                 self._trouble(f"the output of {file.name} is not kept, or not all of it: {error}. The end counts such.")
 
+    def _not_written(self, error: OSError) -> None:
+        """Say, once for each kind of error, that output is not passed on. A reader that went away wants no more."""
+        if error.errno != errno.EPIPE and error.errno not in self._not_passed_on:
+            self._not_passed_on.add(error.errno)
+            self._trouble(
+                f"what is printed could not be written to standard output or standard error, and is lost: {error}. "
+                "The tasks go on, and count."
+            )
+
+    @property
+    def is_full_disk(self) -> bool:
+        """Tell whether output was lost for want of room behind standard output or error. Final after `close`."""
+        return any(number in FULL for number in self._not_passed_on)
+
     def _miss(self, file: KeptFile) -> None:
         """Count an attempt of which something is not kept."""
         if not file.is_incomplete:
@@ -123,8 +141,8 @@ class Outlet(BackgroundThread):
             action, size, kept = job
             try:
                 action()
-            except OSError:  # a full disk, a closed pipe: said on nobody's account
-                pass
+            except OSError as error:
+                self._not_written(error)
             with self._mutex:
                 self._backlog -= size
                 if kept is not None:

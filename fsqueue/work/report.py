@@ -27,6 +27,8 @@ class WorkerReport:
     """Taken over, purged or cancelled while they ran: the results were dropped."""
     unkept: int = 0
     """Attempts whose output was not kept, or not all of it, although `keep_output` asked for it."""
+    unwritten: bool = False
+    """Whether there was no room for what was to be passed on to standard output or standard error."""
     signal: int | None = None
     """The number of the signal that ended the run, if one did."""
     ended: str = ""

@@ -29,8 +29,8 @@ from fsqueue.work.processes import Children
 from fsqueue.work.report import Event, Tell, WorkerReport
 from fsqueue.work.threads import WARNING, Threads
 
-STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-"""What asks a worker to end. Slurm sends SIGTERM, and with --signal whatever was asked for."""
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""What asks a worker to end: schedulers send SIGTERM, before it what was asked for; at its time limit LSF, SIGUSR2."""
 
 SPARE_FILES = 32
 """So many files of kept output are open besides one for each slot: for processes that commands leave behind."""

@@ -52,10 +52,33 @@ def test_dead_letters_exit_with_9_and_keep_the_reason(spawn: Spawn, queue_factor
     process = spawn("run", queue.path, "--json", "--", "sh", "-c", 'echo trouble >&2; exit "$1"', "sh", "{}")
     out, err = process.communicate(timeout=60)
     assert process.returncode == 9
-    counts = {"completed": 1, "failed": 2, "buried": 1, "released": 0, "lost": 0, "unkept": 0}
+    counts = {"completed": 1, "failed": 2, "buried": 1, "released": 0, "lost": 0, "unkept": 0, "unwritten": False}
     assert json.loads(out) == counts | {"signal": None, "ended": "drained", "dead": 1}
     assert err == "trouble\n" * 3  # forwarded as it came
     assert [letter.reason for letter in queue.dead()] == ["exit status 1: trouble\ntrouble"]
+
+
+@pytest.mark.parametrize("output", ["group", "line", "none"])
+def test_output_that_finds_no_room_is_said_and_exits_with_7(spawn: Spawn, queue: Queue, output: str) -> None:
+    queue.insert_many(range(3))
+    with open("/dev/full", "w") as full:
+        process = spawn("run", queue.path, "--output", output, "--", "echo", "{}", stdout=full)
+        _, err = process.communicate(timeout=60)
+    lost, summary = err.splitlines()
+    assert "could not be written to standard output or standard error, and is lost: [Errno 28]" in lost
+    assert (process.returncode, summary) == (7, "fsqueue: 3 completed, output was lost: no room")
+    assert queue.status().completed == 3
+
+
+def test_a_reader_of_the_output_that_goes_away_is_no_trouble(spawn: Spawn, queue: Queue) -> None:
+    queue.insert_many(range(3))
+    process = spawn("run", queue.path, "--", "seq", "100000")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "1\n"
+    process.stdout.close()
+    process.wait(60)
+    assert process.stderr is not None
+    assert (process.returncode, process.stderr.read()) == (0, "fsqueue: 3 completed\n")
 
 
 def test_dead_letters_of_earlier_runs_are_told_and_fail_no_run(spawn: Spawn, queue_factory: QueueFactory) -> None:
@@ -127,7 +150,10 @@ def test_a_file_that_cannot_be_executed_exits_with_2_and_burns_nothing(
     assert (task.state, task.attempt) == ("waiting", 0)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGUSR2, 140)],  # LSF's at the limit
+)
 def test_stopped_by_a_signal_it_puts_back_what_it_holds(
     spawn: Spawn, queue: Queue, tmp_path: Path, number: int, code: int
 ) -> None:

@@ -115,7 +115,9 @@ def test_ctrl_c_leaves_a_clean_screen(on_terminal: On, queue: Queue) -> None:
 
 
 @pytest.mark.parametrize("options", [[], ["--log-json"], ["--json"]])
-def test_a_second_signal_ends_it_where_nobody_reads(spawn: Spawn, queue: Queue, options: list[str]) -> None:
+def test_a_second_signal_ends_it_where_nobody_reads(
+    spawn: Spawn, queue: Queue, tmp_path: Path, options: list[str]
+) -> None:
     queue.insert_many(range(4))
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
@@ -124,9 +126,10 @@ def test_a_second_signal_ends_it_where_nobody_reads(spawn: Spawn, queue: Queue, 
             pass
     except BlockingIOError:
         os.set_blocking(writer, True)
-    process = spawn("run", queue.path, "-j", 2, *options, "--", "sleep", 60, stdout=subprocess.DEVNULL, stderr=writer)
+    command = ["sh", "-c", f"touch {tmp_path}/begun-$1; exec sleep 60", "sh", "{}"]
+    process = spawn("run", queue.path, "-j", 2, *options, "--", *command, stdout=subprocess.DEVNULL, stderr=writer)
     os.close(writer)
-    wait_for(lambda: queue.status().leased == 2)
+    wait_for(lambda: len(list(tmp_path.glob("begun-*"))) == 2)  # those only leased would be put back at once
     process.send_signal(signal.SIGTERM)
     time.sleep(0.5)
     process.send_signal(signal.SIGTERM)
@@ -174,6 +177,32 @@ def test_a_bar_on_standard_error_leaves_redirected_output_alone(on_terminal: On,
 
 def line(numbers: Numbers, columns: int = 100) -> str:
     return numbers.line(Pen(columns, encoding="ascii"))
+
+
+TWO_AT_ONCE = """
+from fsqueue_cli import printing
+one, other, write = printing.Footer(), printing.Footer(), printing._write
+
+def drawing_between(fd, data):
+    write(fd, data)
+    if fd == 1 or b"of other" not in data:
+        other._is_drawn = False
+        other.draw(lambda columns, encoding: "[ bar of other ]")
+
+one.draw(lambda columns, encoding: "[ bar of one ]")
+printing._write = drawing_between
+for number in range(3):
+    one.pass_on(1, b"line %d\\n" % number)
+printing._write = write
+one.close()
+"""
+
+
+def test_the_bar_of_another_on_the_same_terminal_does_not_end_up_in_the_output(on_terminal: On) -> None:
+    """It draws its bar after each write of ours."""
+    code, screen = on_terminal(program=["-c", TWO_AT_ONCE]).end()
+    assert code == 0
+    assert screen.splitlines() == [f"line {number}" for number in range(3)]
 
 
 def test_what_is_not_known_is_not_shown(clock: Clock) -> None:

@@ -188,7 +188,7 @@ def test_as_many_processors_as_tasks_at_a_time(
 def test_a_job_of_several_tasks_has_a_worker_in_each(
     fsqueue_cli: Run, busy: Queue, sbatch: Path, words: list[str]
 ) -> None:
-    fsqueue_cli("slurm", busy.path, *words, "-j", "3", "--", "x", "{}")
+    assert "--one-worker" in fsqueue_cli("slurm", busy.path, *words, "-j", "3", "--", "x", "{}").stderr
     started = worker_of(sbatch)
     assert (started[0], "--cpus-per-task=3" in started) == ("srun", True)
     assert started[-7:] == ["run", str(busy.path), "-j", "3", "--", "x", "{}"]

@@ -60,6 +60,18 @@ def test_create_in_memory_says_what_is_lost(
     assert fsqueue_cli("create", tmp_path / "q", "--exist-ok").stderr == "", "its owner was told"
 
 
+@pytest.mark.once
+@pytest.mark.parametrize("command", [["status", "q"], ["create", "new"], ["run", "./q", "--", "true"]])
+def test_a_working_directory_that_was_removed_gets_a_sentence(tmp_path: Path, command: list[str]) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    script = f"cd {gone}; rmdir {gone}; exec {sys.executable} -m fsqueue_cli {' '.join(command)}"
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("fsqueue: The working directory has been removed, so the relative path ")
+    assert len(done.stderr.splitlines()) == 1
+
+
 # -- tasks ---------------------------------------------------------------------------------------------------
 
 

@@ -292,6 +292,21 @@ def test_a_named_commit_is_written_once(spark: SparkSession, queue: Queue) -> No
     assert sorted(os.listdir(queue.store.layout.staging)) == []
 
 
+def test_who_loses_to_another_driver_is_told_so(spark: SparkSession, queue: Queue) -> None:
+    """The other one publishes the name after this one has looked for it."""
+    path = str(queue.path)
+
+    def other(batches: Any) -> Any:
+        commit = Queue(path).commit("once")
+        commit.publish([commit.stage(range(3))])
+        yield from batches
+
+    report = seed(spark.range(0, 10, 1, 1).mapInArrow(other, "id BIGINT"), path, commit="once")
+    assert (report.repeated, report.rows) == (True, 3)
+    assert queue.status().inserted == 3
+    assert list(queue.path.rglob("staging/*/*")) == []
+
+
 def test_writes_without_a_name_add_up(spark: SparkSession, queue: Queue) -> None:
     for _ in range(2):
         write(rows(spark, 5), queue)
