@@ -38,7 +38,7 @@ DAY = re.compile(r"([0-9]{4})(?:-([0-9]{1,2})(?:-([0-9]{1,2})(?:[T ].*)?)?)?", r
 LEAST = (1, 1, 1, 0, 0, 0)
 """The parts of a time that are not written."""
 FLOATS = {
-    "NaN": "nan", "INF": "inf", "+INF": "inf", "Infinity": "inf", "+Infinity": "inf", "-INF": "-inf",
+    "NaN": "nan", "+INF": "inf", "Infinity": "inf", "+Infinity": "inf", "-INF": "-inf",
     "-Infinity": "-inf",
 }  # fmt: skip
 """The texts that stand for floats which JSON does not have."""
@@ -191,6 +191,11 @@ def _converter(kind: types.DataType) -> Convert:
     return next(convert for of, convert in SCALARS.items() if isinstance(kind, of))
 
 
+def _or_null(convert: Convert, value: Any) -> Any:
+    """Return a converted value. JSON's null is null, but in a variant, which has one of its own."""
+    return None if value is None and convert is not _variant else convert(value)
+
+
 def _struct(fields: dict[str, Convert], value: Any) -> dict[str, Any]:
     """Return the fields that fit, as far as they do."""
     if not isinstance(value, dict):
@@ -198,10 +203,9 @@ def _struct(fields: dict[str, Convert], value: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     is_unfit = False
     for name, convert in fields.items():
-        one = value.get(name)
-        if one is not None:
+        if name in value:
             try:
-                found[name] = convert(one)
+                found[name] = _or_null(convert, value[name])
             except Unfit as unfit:
                 found[name] = unfit.kept
                 is_unfit = True
@@ -215,7 +219,7 @@ def _several(convert: Convert, values: list[Any]) -> tuple[list[Any], bool]:
     found, is_unfit = [], False
     for value in values:
         try:
-            found.append(None if value is None else convert(value))
+            found.append(_or_null(convert, value))
         except Unfit as unfit:
             if unfit.kept is None:
                 raise

@@ -23,7 +23,7 @@ GOOD = {
     "INT": ["7", "2147483647"],
     "BIGINT": ["-9223372036854775808"],
     "FLOAT": ["0.5", "3", '"NaN"', '"-Infinity"'],
-    "DOUBLE": ["1e300", "-0.0", "12", '"INF"'],
+    "DOUBLE": ["1e300", "-0.0", "12", '"+INF"', '"INF"'],
     "DECIMAL(6, 2)": ["1.5", "-1234.567", "7", '"2.25"'],
     "BINARY": ['"YWI="'],
     "DATE": ['"2026-11-21"', '"2026-1-2"', '"2026-11-21T01:02:03Z"', '"0001-01-01"'],
@@ -52,7 +52,7 @@ ODD = [
 ]
 """What fits few types."""
 NAMES = {kind: f"f{number}" for number, kind in enumerate(GOOD)}
-FIELDS = ", ".join(f"{name}: {kind}" for kind, name in NAMES.items())
+FIELDS = ", ".join(f"{name} {kind}" for kind, name in NAMES.items())
 
 
 def with_payloads(queue: Queue, texts: list[str]) -> Queue:
@@ -102,7 +102,7 @@ def test_payloads_are_parsed_as_sparks_json_source_parses_them(
 ) -> None:
     texts = rows_of_all_types()
     with_payloads(queue, texts)
-    fields = f"{FIELDS}, _corrupt_record: STRING"
+    fields = f"{FIELDS}, _corrupt_record STRING"
     ours = [row.payload for row in read(spark, queue, f"payload STRUCT<{fields}>").collect()]
     known = theirs(spark, tmp_path / "rows.json", texts, fields)
     assert shown(ours) == shown(known)
