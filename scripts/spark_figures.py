@@ -185,7 +185,7 @@ def work(queue: Any, most: int) -> None:
 
 
 KINDS = {
-    "doubles": {"a": "id / 7", "b": "id * 0.001", "c": "cast(id as double)", "d": "sqrt(id)"},
+    "doubles": {"a": "id / 7", "b": "id * double(0.001)", "c": "cast(id as double)", "d": "sqrt(id)"},
     "timestamps": {
         "a": "timestamp_micros(1763737445123456 + id * 1000001)", "b": "timestamp_seconds(id * 31)",
         "c": "cast(timestamp_seconds(id * 31) as timestamp_ntz)",
