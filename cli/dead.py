@@ -12,6 +12,7 @@ import click
 import fsqueue
 from fsqueue import known
 from fsqueue.activity import alike, headline
+from fsqueue.arguments import EVERY
 
 from .common import (
     brief,
@@ -159,9 +160,9 @@ def retry(queue: str, ids: tuple[str, ...], conditions: tuple[Condition, ...], a
     no such task.
     """
     with fsqueue.Queue(queue) as q:
-        chosen = list(words(ids)) if ids else None
-        count = q.retry_dead(chosen, where=_all_of(conditions))
-        unknown = known.unknown(q.store, dict.fromkeys(chosen or ()))
+        chosen = list(dict.fromkeys(words(ids)))
+        count = q.retry_dead(chosen if ids else EVERY, where=_all_of(conditions))
+        unknown = known.unknown(q.store, chosen)
     print_count("retried", count, as_json, unknown)
 
 
@@ -178,14 +179,14 @@ def purge(queue: str, ids: tuple[str, ...], conditions: tuple[Condition, ...], y
     that meet the conditions. Exit code 3: there is no such task.
     """
     with fsqueue.Queue(queue) as q:
-        chosen = list(dict.fromkeys(words(ids))) if ids else None
+        chosen = list(dict.fromkeys(words(ids)))
         whose = f"dead letter(s) of {q.path}"
-        if chosen is None:
+        if not ids:
             which = f"all {whose} that meet the conditions" if conditions else f"all {whose}"
         else:
             which = f"the {len(chosen):,} named {whose}"
             which = f"those of {which} that meet the conditions" if conditions else which
         confirm(f"Drop {which} for good?", yes)
-        count = q.purge_dead(chosen, where=_all_of(conditions))
-        unknown = known.unknown(q.store, chosen or ())
+        count = q.purge_dead(chosen if ids else EVERY, where=_all_of(conditions))
+        unknown = known.unknown(q.store, chosen)
     print_count("purged", count, as_json, unknown)

@@ -20,6 +20,8 @@ STATES = ("waiting", "delayed", "leased", "completed", "dead")
 NAME_COLUMNS_MAX = 40
 OLDEST = 10
 """So many of the slowest are shown at most."""
+LEASED_AHEAD = 0.9
+"""Where tasks are at work for less than this part of their leases, both times are told."""
 LEAST_ROWS, LEAST_COLUMNS, TABLE_COLUMNS = 10, 50, 70
 """On less than this only the numbers are shown; the last for several queues."""
 
@@ -155,7 +157,9 @@ def rates(pen: Pen, look: Look, found: fsqueue.Activity) -> list[str]:
     left = look.left if look.status.remaining else None
     lines += [f"time left   {time_left(left).replace(' left', '', 1)}"] if left is not None else []
     if found.lease_s is not None:
-        lines.append(f"a lease     {duration(found.lease_s)} on average, of {found.measured:,} completed tasks")
+        ahead = found.work_s is not None and found.work_s < LEASED_AHEAD * found.lease_s
+        work = f" ({duration(found.work_s or 0.0)} of it at work)" if ahead else ""
+        lines.append(f"a lease     {duration(found.lease_s)} on average{work}, of {found.measured:,} completed tasks")
     return lines
 
 

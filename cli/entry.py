@@ -1,4 +1,7 @@
-"""Start the command line. This module is loaded first, so that Ctrl-C ends the command while the rest is loading."""
+"""Start the command line: what the console script `fsqueue` and `python -m fsqueue_cli` call.
+
+This module is loaded first, so that Ctrl-C ends the command while the rest is loading. The commands are in `main`.
+"""
 
 from __future__ import annotations
 

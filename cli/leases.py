@@ -5,14 +5,14 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import click
 import orjson
 
 import fsqueue
-from fsqueue import known
+from fsqueue import known, transitions
 
 from . import entry
 from .common import confirm, example, json_option, queue_argument, words, worker_option, yes_option
@@ -102,14 +102,18 @@ def _as_dict(task: fsqueue.LeasedTask) -> dict[str, Any]:
 
 
 class Settling:
-    """Does one verb to the tasks of many tokens: to all that still hold; the others are named.
+    """Do one verb to the tasks of many tokens: to all that still hold. Name the others.
 
-    Exit code 4 if leases were lost, 3 if all the others are tasks that the queue does not know.
+    Exit code 4 if leases were lost, 3 if all the others are tasks that the queue does not know. `completes`: the verb
+    completes. A task that was completed before, by the same token, is then as it should be: it is named, and no loss.
+    So a script may type `complete` again if it does not know whether that was done.
     """
 
-    def __init__(self, queue: str, tokens: tuple[str, ...], verb: str, as_json: bool) -> None:
-        self._queue, self._tokens, self._verb, self._as_json = queue, list(words(tokens)), verb, as_json
+    def __init__(self, queue: str, tokens: tuple[str, ...], verb: str, as_json: bool, completes: bool = False) -> None:
+        self._queue, self._tokens = queue, list(words(tokens))
+        self._verb, self._as_json, self._completes = verb, as_json, completes
         self.lost: dict[str, str] = {}
+        self.already: dict[str, str] = {}
         self.unknown: list[str] = []
         self.done: list[fsqueue.LeasedTask] = []
 
@@ -120,8 +124,9 @@ class Settling:
             try:
                 act(q, tasks)
             except fsqueue.LeaseLost as error:
-                self.lost |= dict.fromkeys(error.tasks or [task.id for task in tasks], str(error))
-            self.done = [task for task in tasks if task.id not in self.lost]
+                self._lose(q, [task for task in tasks if task.id in (error.tasks or [task.id])], error)
+            gone = self.lost.keys() | self.already.keys()
+            self.done = [task for task in tasks if task.id not in gone]
         self._report()
 
     def singly(self, act: Callable[[fsqueue.LeasedTask], object]) -> None:
@@ -131,34 +136,53 @@ class Settling:
                 try:
                     act(task)
                 except fsqueue.LeaseLost as error:
-                    self.lost[task.id] = str(error)
+                    self._lose(q, [task], error)
                 else:
                     self.done.append(task)
         self._report()
 
+    def _lose(self, q: fsqueue.Queue, tasks: list[fsqueue.LeasedTask], error: fsqueue.LeaseLost) -> None:
+        """Note leases that were lost since they were looked at: perhaps to the same command, typed twice at once."""
+        found: dict[str, known.Loss | None] = {}
+        with suppress(fsqueue.FsqueueError):  # this only chooses the words
+            found = known.why_lost(q.store, [task.token for task in tasks])
+        for task in tasks:
+            self._note(task.id, found.get(task.token) or known.Loss(str(error)))
+
+    def _note(self, task_id: str, loss: known.Loss) -> None:
+        if not loss.is_completed:
+            self.lost[task_id] = loss.why
+        elif self._completes:
+            self.already[task_id] = loss.why
+        else:
+            self.lost[task_id] = (
+                f"You have completed {task_id} already, with this lease. That counts; it is not {self._verb}."
+            )
+
     def _attach(self, q: fsqueue.Queue) -> list[fsqueue.LeasedTask]:
-        """The tasks of those tokens that hold. A malformed token raises, before anything is done."""
+        """Return the tasks of those tokens that hold. A malformed token raises, before anything is done."""
         tasks, absent = {}, []
         for token in self._tokens:
             try:
                 tasks[token] = q.attach(token)
             except fsqueue.LeaseLost as error:
-                self.lost[token.partition("@")[0]] = str(error)
+                self._note(token.partition("@")[0], known.Loss(str(error), error.reason == transitions.ALREADY))
             except fsqueue.TaskNotFound:
                 absent.append(token)
-        for token, why in known.why_lost(q.store, absent).items() if absent else ():
+        for token, loss in known.why_lost(q.store, absent).items() if absent else ():
             task_id = token.partition("@")[0]
-            if why is None:
+            if loss is None:
                 self.unknown.append(task_id)
             else:
-                self.lost[task_id] = why
+                self._note(task_id, loss)
         return list(tasks.values())
 
     def _report(self) -> None:
         if self._as_json:
-            more = {"unknown": self.unknown} if self.unknown else {}
+            more = {"already": list(self.already)} if self.already else {}
+            more |= {"unknown": self.unknown} if self.unknown else {}
             print_json({self._verb: [task.id for task in self.done], "lost": list(self.lost), **more})
-        for task, why in self.lost.items():
+        for task, why in (self.already | self.lost).items():
             complain(f"{task}: {why}")
         say_unknown(self.unknown)
         if self.lost:
@@ -175,9 +199,10 @@ class Settling:
 def complete(queue: str, tokens: tuple[str, ...], result: str | None, as_json: bool) -> None:
     """Complete the tasks of the TOKENs ('-': read them from standard input).
 
-    Exit code 4: a lease was lost, drop that result. The others are completed all the same.
+    Exit code 4: a lease was lost, discard that result. The others are completed all the same. A task that was completed
+    with the same TOKEN before is said to be, and is no error: the result given then is kept.
     """
-    settling = Settling(queue, tokens, "completed", as_json)
+    settling = Settling(queue, tokens, "completed", as_json, completes=True)
     if result is None:
         settling.together(lambda q, tasks: q.complete(tasks))
     else:
@@ -239,24 +264,26 @@ def bury(queue: str, tokens: tuple[str, ...], reason: str, as_json: bool) -> Non
 @click.command(
     epilog=example(
         """fsqueue release-all Q --host node17 --yes
-fsqueue release-all Q --slurm-job 4711 --yes      # of an array, all of it; 4711_3 is one element"""
+fsqueue release-all Q --job 4711 --yes            # of an array, all of it; 4711_3 is one element (PBS, LSF: 4711[3])"""
     )
 )
 @queue_argument
 @click.option("--worker", metavar="NAME", help="Only leases of workers with this name.")
 @click.option("--host", help="Only leases of workers on this host, or Slurm node.")
-@click.option("--slurm-job", metavar="JOB", help="Only leases of this Slurm job, or element of an array.")
+@click.option("--job", metavar="JOB", help="Only leases of this job of a batch scheduler, or element of an array.")
+@click.option("--slurm-job", metavar="JOB", help="As --job, of Slurm's jobs alone.")
 @click.option("--offline", is_flag=True, help="In bulk, when certainly nobody is working.")
 @yes_option
 @json_option
 def release_all(
-    queue: str, worker: str | None, host: str | None, slurm_job: str | None, offline: bool, yes: bool, as_json: bool
-) -> None:
-    """Take leases away, so that their tasks are available at once: all of Q, or those of a worker, host or Slurm job.
+    queue: str, worker: str | None, host: str | None, job: str | None, slurm_job: str | None, offline: bool, yes: bool,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Take leases away, so that their tasks are available at once: all of Q, or those of a worker, host or job.
 
     Whoever still works on such a task finds its lease lost, and the task is done again. No attempt is charged.
     """
-    given = {"worker": worker, "host": host, "slurm_job": slurm_job}
+    given = {"worker": worker, "host": host, "job": job, "slurm_job": slurm_job}
     only = {name: value for name, value in given.items() if value is not None}
     chosen = [f"{name.replace('slurm_job', 'Slurm job')} {value}" for name, value in only.items()]
     with fsqueue.Queue(queue) as q:

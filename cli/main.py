@@ -1,4 +1,8 @@
-"""The `fsqueue` command: a group that imports a command's module only when the command is called."""
+"""Define the `fsqueue` command: its help, its commands, and how an error becomes a line and an exit code.
+
+A command's module is imported only when the command is called. (`entry` is what the system starts: it is loaded before
+this module, and handles Ctrl-C meanwhile.)
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,7 @@ COMMANDS = {
     "run": ("running", "Run a command for each task."),
     "status": ("watching", "Count the tasks; rates, time left, failures by reason; --watch."),
     "wait": ("watching", "Wait until the queue is drained."),
-    "workers": ("workers", "List who holds what, and who lives; --release-dead frees what the dead hold."),
+    "workers": ("workers", "List workers: what each holds, whether it is alive; --release-dead."),
     "slurm": ("slurm", "Submit an array job of workers to Slurm."),
     "ls": ("looking", "List tasks."),
     "show": ("looking", "Show all about one task, with its history."),
@@ -38,10 +42,10 @@ COMMANDS = {
     "cancel": ("leases", "Cancel waiting tasks."),
     "purge": ("queues", "Drop all tasks, keep the settings."),
     "delete": ("queues", "Delete a queue."),
-    "gc": ("queues", "Clean up: leftovers, old history, trash."),
-    "doctor": ("doctor", "Is this mount fit for a queue? And what to ask for if not."),
-    "fsck": ("fsck", "Check everything on disk; --repair mends it."),
-    "spark": ("spark", "Seed, audit, report, drain, requeue on Spark, for what outgrows one machine."),
+    "gc": ("queues", "Clean a queue up: leftovers, old history, trash."),
+    "doctor": ("doctor", "Check whether a mount is fit for a queue, and say what to ask for if not."),
+    "fsck": ("fsck", "Check everything that a queue has on disk; --repair mends it."),
+    "spark": ("spark", "Seed, audit, report, drain, requeue on Spark: queues too large for one machine."),
     "bench": ("bench", "Measure what a queue does on your filesystem."),
     "completion": ("completion", "Print a shell completion script."),
 }

@@ -128,8 +128,25 @@ def _as_unicode(value: Any) -> Any:
 
 
 def ask(question: str) -> bool:
-    """Ask on standard error, and return whether the answer is yes."""
-    return click.confirm(plain(question), err=True)
+    """Ask on standard error, and return whether the answer is yes. Ctrl-C raises KeyboardInterrupt, as anywhere.
+
+    (`click.confirm` takes it for "no answer", which is another exit code.)
+    """
+    while True:
+        click.echo(f"{plain(question)} [y/N]: ", err=True, nl=False)
+        try:
+            line = sys.stdin.readline()
+        except KeyboardInterrupt:
+            click.echo(err=True)
+            raise
+        except UnicodeDecodeError:
+            line = "?"
+        if not line:
+            click.echo(err=True)
+        answer = line.strip().lower()
+        if answer in ("y", "yes", "n", "no", ""):
+            return answer in ("y", "yes")
+        complain("answer y or n")
 
 
 # -- terminals --------------------------------------------------------------------------------------------

@@ -35,13 +35,20 @@ BAR_COLUMNS = 16
 CLOSE_S = 1.0
 
 Now = Callable[[], float]
+Completed = Callable[[], tuple[int, int]]
+"""Return how many tasks this worker has completed: for certain, and at most."""
 
 
 class Numbers:
-    """Compute how far the queues are, from the last look at them and from what this worker has done since."""
+    """Compute how far the queues are, from the last look at them and from what this worker has done since.
+
+    What it has done is asked of the worker. Its events would not do: while the terminal stands still they are not told,
+    and tasks that the last look has counted would be counted again.
+    """
 
     def __init__(self, now: Now = time.monotonic) -> None:
         self._now = now
+        self.completed: Completed = lambda: (0, 0)
         self.counts: Counter[str] = Counter()
         """This worker's events by kind, such as "completed" or "failed"."""
         self._status: fsqueue.Status | None = None
@@ -49,14 +56,16 @@ class Numbers:
         self._completed_then = 0
         self._seen: deque[tuple[float, int]] = deque([(now(), 0)])
 
-    def look(self, status: fsqueue.Status, held: int, completed: int) -> None:
-        """Record a look at the queues. Just before it, this worker held `held` tasks and had completed `completed`."""
+    def look(self, status: fsqueue.Status, held: int) -> None:
+        """Record a look at the queues, right after it. Meanwhile this worker held `held` tasks."""
         if self._status is None or self._done() > status.completed + status.dead + status.remaining:
             self._seen.clear()  # tasks done before this worker began, or before a purge, would distort the rate
-        self._status, self._elsewhere, self._completed_then = status, max(0, status.leased - held), completed
+        # At most, and after the look: a task too few until the next look is better than one counted twice.
+        self._completed_then = self.completed()[1]
+        self._status, self._elsewhere = status, max(0, status.leased - held)
 
     def _since(self) -> int:
-        return self.counts["completed"] - self._completed_then
+        return max(0, self.completed()[0] - self._completed_then)
 
     def _done(self) -> int:
         status = self._status
@@ -154,6 +163,7 @@ class Progress:
     def start(self, worker: fsqueue.Worker) -> None:
         """Begin to draw, and to look at the queues."""
         self._held = lambda: worker.held
+        self._numbers.completed = lambda: worker.completed
         self._drawer.start()
         threading.Thread(target=self._look, name="fsqueue-look", daemon=True).start()
 
@@ -193,13 +203,13 @@ class Progress:
             began = time.monotonic()
             try:
                 queues = queues or [fsqueue.Queue(path) for path in self._paths]
-                held, completed = self._held(), self._numbers.counts["completed"]
+                held = self._held()
                 each = [queue.status() for queue in queues]
                 held = max(held, self._held())  # tasks that this worker leased meanwhile are not leased elsewhere
             except (fsqueue.FsqueueError, OSError):
                 pass  # the worker meets the same error, and reports it
             else:
-                self._numbers.look(total(each), held, completed)
+                self._numbers.look(total(each), held)
             wait_s = max(LOOK_S, (time.monotonic() - began) / LOOK_SHARE)
         for queue in queues:
             queue.close()

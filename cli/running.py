@@ -7,7 +7,7 @@ import re
 import shutil
 import sys
 import threading
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -37,6 +37,17 @@ class AfterDashes(click.Command):
 
 
 number = click.IntRange(min=1)
+AUTO = "auto"
+
+
+class Processes(click.IntRange):
+    """Convert how many tasks to do at a time: a number from 1 on, or `AUTO`."""
+
+    name = "integer|auto"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number, or `AUTO`."""
+        return AUTO if value == AUTO else super().convert(value, param, ctx)
 
 
 @click.command(
@@ -55,7 +66,8 @@ fsqueue run Q1 Q2 -j 8 --call mypackage.tiles:render --max-runtime 58m"""
 @click.option(
     "--load", metavar="MODULE", multiple=True, help="Call the functions that this module registers. Repeatable."
 )
-@click.option("-j", "--jobs", "--processes", type=number, default=1, help="Tasks at a time, a process each [1].")
+@click.option("-j", "--jobs", "--processes", type=Processes(min=1), default=1,
+              help="Tasks at a time, a process each; auto: one for each processor of the job or machine [1].")
 @click.option("--threads", type=number, help="Call functions in so many threads of one process instead.")
 @click.option("--prefetch", type=number, help="Tasks leased at a time for each process [as many as are quickly done].")
 @renamed("--lease", "lease_s", former=["--lease-s"], type=DURATION,
@@ -83,7 +95,7 @@ fsqueue run Q1 Q2 -j 8 --call mypackage.tiles:render --max-runtime 58m"""
 @click.option("--keep-output", type=click.Path(file_okay=False), metavar="DIR",
               help="Keep all that is printed, a new file a task and attempt.")  # fmt: skip
 @click.option("--result-dir", type=click.Path(file_okay=False), metavar="DIR",
-              help="Where the files FSQUEUE_RESULT are; for srun, where all nodes see it [TMPDIR]")  # fmt: skip
+              help="Where the files FSQUEUE_RESULT are [TMPDIR; in Q for commands with srun or mpirun]")  # fmt: skip
 @click.option("--result-stdout", is_flag=True, help="Keep what a command prints on standard output as its result.")
 @click.option("--output", type=click.Choice(["group", "line", "none"]),
               help="Pass on what is printed when its attempt ends, line by line, or as it comes "
@@ -100,7 +112,7 @@ def run(
     queues: tuple[str, ...],
     call: str | None,
     load: tuple[str, ...],
-    jobs: int,
+    jobs: int | Literal["auto"],
     worker: str | None,
     forever: bool,
     result_stdout: bool,
@@ -114,7 +126,8 @@ def run(
 
     '{}' in an argument of COMMAND stands for the payload, '{field}' for a field of it: strings as they are, all else
     as JSON. A task that lacks the field fails; if the first waiting task lacks it, nothing is begun. '{{field}}' stands
-    for the text '{field}', and braces around anything else stay as they are: '{print $1}', '${name}'. No shell is
+    for the text '{field}', and braces around what is no name stay as they are: '{print $1}', '${name}'. A name may hold
+    hyphens and dots: '{tile-id}'. No shell is
     involved. The command also finds the payload as JSON on standard input, and FSQUEUE_PAYLOAD (if at most 100 kB),
     FSQUEUE_TASK_ID, FSQUEUE_ATTEMPT, FSQUEUE_QUEUE and FSQUEUE_TOKEN in its environment. Small JSON that it writes to
     the file FSQUEUE_RESULT (which does not exist before) is kept in the history. It inherits no open files of the
@@ -132,22 +145,22 @@ def run(
     On a terminal a bar shows how the queues get on, and failures are shown as they happen. The output of commands and
     functions is passed on in whole lines. If several commands run at a time, the output of each is shown when it ends.
 
-    After SIGTERM, SIGUSR1, SIGHUP or Ctrl-C the worker begins no more tasks. Tasks at work have --grace to end; then
-    they get SIGTERM, and are put back. A second signal puts them back at once. Under Slurm, and with --max-runtime,
-    the worker begins no task that, by the times measured so far, would outlast the job.
+    After SIGTERM, SIGUSR1, SIGUSR2, SIGHUP or Ctrl-C the worker begins no more tasks. Tasks at work have --grace to
+    end; then they get SIGTERM, and are put back. A second signal puts them back at once. Under Slurm, and with
+    --max-runtime, the worker begins no task that, by the times measured so far, would outlast the job.
 
     An idle worker looks for tasks less and less often. A new task starts within eight seconds. The worker ends at most
     half a minute after others have drained the queue.
 
     Exit codes: 0 drained, or stopped as asked for (--max-tasks, --max-runtime, --idle-timeout, the job's end); 9
-    drained, but there are dead letters; 11 stopped by --stop-after-failures; 12 by --exclude-after; 2 COMMAND or the
-    function cannot be found; 129, 130, 138, 143 stopped by a signal.
+    drained, but this worker has given tasks up ('fsqueue wait' ends with 9 for dead letters of any run); 11 stopped by
+    --stop-after-failures; 12 by --exclude-after; 2 COMMAND or the function cannot be found; 129, 130, 138, 143
+    stopped by a signal.
     """
     command = ctx.meta.get("command", [])
     if bool(command) + bool(call) + bool(load) != 1:
         raise click.UsageError("Give either a command after '--', or --call, or --load.")
-    if command and "{" not in command[0] and shutil.which(command[0]) is None:
-        check_program(command)
+    if command and missing_program(command):
         raise click.UsageError(f"The command '{command[0]}' was not found, or is not executable. No task was touched.")
     script = exposed_script(command)
     if script is not None:
@@ -194,7 +207,7 @@ def run(
         _summarise(report, dead, queues)
     if report.signal is not None:
         raise click.exceptions.Exit(128 + report.signal)
-    code = {"failures": FAILURES, "excluded": EXCLUDED, "drained": 9 if dead else 0}.get(report.ended, 0)
+    code = {"failures": FAILURES, "excluded": EXCLUDED, "drained": 9 if report.buried else 0}.get(report.ended, 0)
     if code:
         raise click.exceptions.Exit(code)
 
@@ -205,6 +218,14 @@ SHELLS = ("sh", "bash", "dash", "ash", "ksh", "zsh")
 """Programs that take a script as the argument after `-c`."""
 EXPOSED = re.compile(r"(?<!\$)\{(?:[^\W\d]\w*(?:[-.]\w+)*)?\}")
 """Matches what is most likely a payload or a field of it in a script: `${name}` and `{ …; }` belong to the shell."""
+
+
+def missing_program(command: list[str]) -> bool:
+    """Tell whether the program of a command is not there. InvalidArgument if it was quoted as a whole."""
+    if "{" in command[0] or shutil.which(command[0]) is not None:
+        return False
+    check_program(command)
+    return True
 
 
 def exposed_script(command: list[str]) -> str | None:

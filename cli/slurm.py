@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import click
 
 import fsqueue
+from fsqueue.work import names_launcher
 
 from .common import example, json_option
 from .options import names_of
 from .printing import complain, print_json, quoted, say
-from .running import run
+from .running import AUTO, missing_program, run
 
 SPARE_S = 30
 """How much earlier than the grace, in seconds, workers hear of the end of their job."""
 SIGNAL_S_MAX = 65_535
 """The most that sbatch takes."""
 NAME_CHARS_MAX = 60
+LOG_DIR = "fsqueue-logs"
+"""Where jobs write their logs by default, in the directory of submission."""
+PROLOGUE_BYTES_MAX = 1 << 20
+"""sbatch refuses scripts of more than 4 MiB, unless a site has set another bound."""
+TASKS = ("-N", "--nodes", "-n", "--ntasks", "--ntasks-per-node", "--ntasks-per-socket", "--ntasks-per-gpu")
+"""Options of sbatch by which a job has several tasks, unless their value is 1."""
 FLAGS = {
     "-H", "--hold", "-I", "--immediate", "-k", "--no-kill", "-O", "--overcommit", "-s", "--oversubscribe", "-Q",
     "--quiet", "-v", "--verbose", "-W", "--wait", "--contiguous", "--exclusive", "--requeue", "--no-requeue",
@@ -49,12 +58,7 @@ class Submission(click.Command):
 
     def _sorted(self, words: list[str]) -> tuple[list[str], list[str], list[str], list[str]]:
         """The queues, and the words that are options of its own, of `run`, of sbatch."""
-        mine = {name for option in self.params for name in names_of(option)}
-        theirs = {
-            name: isinstance(option, click.Option) and not option.is_flag
-            for option in run.params
-            for name in names_of(option)
-        }
+        mine, theirs = _takes_value(self), _takes_value(run)
         rest = iter(words)
         queues: list[str] = []
         own: list[str] = []
@@ -79,6 +83,8 @@ class Submission(click.Command):
                 raise click.UsageError(f"{name} cannot be used here: workers are what the job runs.")
             if name in mine:
                 own.append(word)
+                if mine[name] and word == name:
+                    own += _next(rest, name)
             elif name in theirs:
                 for_run.append(word)
                 if theirs[name] and word == name:
@@ -92,6 +98,15 @@ class Submission(click.Command):
         return ["Q...", "[SBATCH OPTIONS]", "[WORKER OPTIONS]", "[-- COMMAND...]"]
 
 
+def _takes_value(command: click.Command) -> dict[str, bool]:
+    """Return the names of a command's options, and whether each takes a value."""
+    return {
+        name: isinstance(option, click.Option) and not option.is_flag
+        for option in command.params
+        for name in names_of(option)
+    }
+
+
 def _next(words: Iterator[str], name: str) -> list[str]:
     value = next(words, None)
     if value is None:
@@ -103,30 +118,56 @@ def _next(words: Iterator[str], name: str) -> list[str]:
     cls=Submission,
     epilog=example(
         """fsqueue slurm Q --array 0-99 --time 1:00:00 -- ./process {}
-fsqueue slurm Q --array 0-99%20 -t 4:00:00 -p short -c 4 -j 4 --exclude-after 5 -- ./process {}
-fsqueue slurm Q --array 0-9 -t 60 --call mypackage.tiles:render --print
+fsqueue slurm Q --array 0-99%20 -t 4:00:00 -p short -j 4 --exclude-after 5 -- ./process {}
+fsqueue slurm Q -N 4 --ntasks-per-node=1 --exclusive -j auto -t 60 -- ./process {}
+fsqueue slurm Q -N 4 -n 64 -t 60 -- srun -n 16 --exact ./simulate {}
+fsqueue slurm Q --array 0-9 -t 60 --prologue modules.sh --call mypackage.tiles:render --print
 job=$(fsqueue slurm Q --array 0-99 -t 60 --requeue -- ./process {})
 sbatch --dependency=afterany:$job --wrap 'fsqueue wait Q && ./assemble'"""
     ),
 )
 @click.option("--print", "only_print", is_flag=True, help="Submit nothing; print what would be, as a shell script.")
 @click.option("--allow-empty", is_flag=True, help="Submit even if there is nothing to do yet.")
+@click.option("--prologue", type=click.Path(exists=True, dir_okay=False), metavar="FILE",
+              help="Put this file's lines into the job script before the worker: modules, conda.")  # fmt: skip
+@click.option("--log-dir", type=click.Path(file_okay=False), metavar="DIR",
+              help=f"Where jobs write their logs; made if need be [{LOG_DIR}].")  # fmt: skip
+@click.option("--one-worker", is_flag=True,
+              help="Start one worker for all tasks of the job, whose commands use them (srun).")  # fmt: skip
+@click.option("--no-command-check", is_flag=True, help="Submit although COMMAND is not found here.")
 @json_option
 @click.pass_context
-def slurm(ctx: click.Context, only_print: bool, allow_empty: bool, as_json: bool) -> None:
+def slurm(
+    ctx: click.Context,
+    only_print: bool,
+    allow_empty: bool,
+    prologue: str | None,
+    log_dir: str | None,
+    one_worker: bool,
+    no_command_check: bool,
+    as_json: bool,
+) -> None:
     """Submit a Slurm job whose elements are workers, and print its id: 'fsqueue run Q -- COMMAND', many times.
 
     Options that 'fsqueue run' knows go to the workers; all others to sbatch, as they are. Have more tasks than
     elements: a worker takes one task after the other, and begins none that would not end before its job does.
 
+    -j 4 asks for four processors (--cpus-per-task=4); -c 4 sets -j 4; give both if they differ. A job of several
+    tasks (-N, -n, --ntasks-per-node) starts a worker in each of them, by srun. With --one-worker, or if COMMAND names
+    srun or mpirun, it has one worker, whose commands use the tasks.
+
+    Logs are in DIR/JOBNAME-JOB_INDEX.out, and a job that is requeued appends to its own. The lines of --prologue are
+    executed by bash on the node. The worker itself is the Python that submits; its commands see what the prologue set.
+
     Unless --signal says otherwise, workers get SIGUSR1 30 s and their --grace before the time limit: what they cannot
     finish within the grace they put back. At SIGTERM (scancel, preemption, requeueing, the limit itself) they put
     everything back at once, since Slurm sends that to the commands, too. Nothing has to run afterwards.
 
-    A dependent job should wait with 'fsqueue wait', as below: elements of the array may end early, or find others'
-    dead letters (exit code 9), which Slurm calls failed. 'afterok' would wait for ever then.
+    A dependent job should wait with 'fsqueue wait', as below: elements of the array may end early, or give tasks up
+    (exit code 9), which Slurm calls failed. 'afterok' would wait for ever then.
 
-    Exit codes: 3 there is nothing to do (--allow-empty); 1 sbatch is not here, or has refused.
+    Exit codes: 3 there is nothing to do (--allow-empty); 2 COMMAND is not found (--no-command-check); 1 sbatch is not
+    here, or has refused.
     """
     queues, for_run = ctx.meta["queues"], ctx.meta["run"]
     if not queues:
@@ -135,24 +176,130 @@ def slurm(ctx: click.Context, only_print: bool, allow_empty: bool, as_json: bool
         raise click.UsageError("There is nothing to run. Give a command after '--', or --call.")
     with run.make_context("fsqueue slurm", list(for_run)) as checked:
         options = checked.params
+        is_given = {name: _is_typed(checked, name) for name in ("jobs", "threads")}
+    given = ctx.meta["sbatch"]
+    if log_dir is not None and _names(given) & {"-o", "--output"}:
+        raise click.UsageError("Give either --log-dir or --output.")
+    before = "" if prologue is None else _read_prologue(prologue)
     opened = [fsqueue.Queue(queue) for queue in queues]
+    if ctx.meta["command"] and not no_command_check:
+        _check_command(ctx.meta["command"], _value(given, "-D", "--chdir"), has_prologue=bool(before))
     if not allow_empty and not options.get("forever") and all(queue.status().remaining == 0 for queue in opened):
         complain("there is nothing to do: insert tasks first, or let workers wait for them (--forever, --allow-empty)")
         raise click.exceptions.Exit(3)
     paths = [str(queue.path) for queue in opened]
-    script = _script([*paths, *for_run[len(queues) :]])
-    sbatch = ["sbatch", "--parsable", *_defaults(ctx.meta["sbatch"], paths[0], options), *ctx.meta["sbatch"]]
+    has_tasks = any(value not in (None, "1") for value in (_value(given, name) for name in TASKS))
+    one_worker = one_worker or names_launcher(ctx.meta["command"] or [])
+    for_worker = for_run[len(queues) :]
+    cpus = _value(given, "-c", "--cpus-per-task")
+    defaults = _defaults(given, paths[0], options)
+    if not (has_tasks and one_worker):  # else the processors are those of what its commands start
+        if cpus is None and is_given["jobs"] and options["jobs"] != AUTO:
+            cpus = str(options["jobs"])
+            defaults.append(f"--cpus-per-task={cpus}")
+        elif cpus is not None and cpus.isdecimal() and not any(is_given.values()):
+            for_worker = ["-j", cpus, *for_worker]
+    logs = None
+    if not _names(given) & {"-o", "--output"}:
+        logs = os.path.abspath(log_dir or LOG_DIR)
+        defaults.append(f"--output={_pattern(logs)}/%x-{'%A_%a' if _names(given) & {'-a', '--array'} else '%j'}.out")
+    launcher = _launcher(cpus) if has_tasks and not one_worker else []
+    script = _script(before, launcher, [*paths, *for_worker])
+    sbatch = ["sbatch", "--parsable", *defaults, *given]
     if not only_print:
-        _submit(sbatch, script, as_json)
+        _make_logs(logs)
+        _submit(sbatch, script, logs, as_json)
     elif as_json:
-        print_json(_described(sbatch, script))
+        print_json(_described(sbatch, script, logs))
     else:
-        say(*f"{' '.join(map(quoted, sbatch))} <<'END'\n{script}END".split("\n"))
+        say(*_as_shell(sbatch, script, logs))
+
+
+def _is_typed(ctx: click.Context, name: str) -> bool:
+    return ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+
+
+def _names(words: Iterable[str]) -> set[str]:
+    """Return the names of options of sbatch, as they were typed."""
+    return {word.partition("=")[0] if word.startswith("--") else word[:2] for word in words if word.startswith("-")}
+
+
+def _value(words: list[str], *names: str) -> str | None:
+    """Return the last value that an option of sbatch has under one of its names; None if it is not given."""
+    found = None
+    for word, after in pairwise([*words, ""]):
+        for name in names:
+            if word == name:
+                found = after
+            elif word.startswith(f"{name}=" if name.startswith("--") else name):
+                found = word[len(name) :].removeprefix("=")
+    return found
+
+
+def _check_command(command: list[str], directory: str | None, has_prologue: bool) -> None:
+    """Refuse a program that is not found here: each element of the array would end with that.
+
+    A name without a slash may be found only after a prologue has set the PATH, so it passes if there is one.
+    """
+    program = command[0]
+    if os.path.dirname(program):
+        program = os.path.join(directory or "", program)
+    elif has_prologue:
+        return
+    if missing_program([program, *command[1:]]):
+        raise click.UsageError(
+            f"The command '{command[0]}' was not found here, or is not executable. Nothing was submitted. If it is "
+            "only on the nodes, add --no-command-check."
+        )
+
+
+def _read_prologue(path: str) -> str:
+    """Return the lines that go before the worker. UsageError for what bash does not understand."""
+    with open(path, "rb") as file:
+        data = file.read(PROLOGUE_BYTES_MAX + 1)
+    wrong = ""
+    if len(data) > PROLOGUE_BYTES_MAX:
+        wrong = f"it is larger than {PROLOGUE_BYTES_MAX:,} bytes"
+    elif b"\0" in data:
+        wrong = "it is no text"
+    elif b"\r\n" in data:
+        wrong = "its lines end as on Windows (CR LF), which bash takes for part of each word"
+    elif any(line.startswith(b"#SBATCH") for line in data.split(b"\n")):
+        wrong = "options in it (#SBATCH) would have no effect where fsqueue gives others; type them on the command line"
+    elif bash := shutil.which("bash"):
+        tried = subprocess.run([bash, "-n"], input=data, capture_output=True, check=False)
+        if tried.returncode or tried.stderr:  # bash only warns of a here-document without an end
+            lines = tried.stderr.decode(errors="replace").splitlines()
+            wrong = lines[0] if lines else f"bash -n ends with exit status {tried.returncode}"
+    if wrong:
+        raise click.UsageError(f"The prologue '{path}' cannot be used: {wrong}. Nothing was submitted.")
+    return os.fsdecode(data)
+
+
+def _pattern(directory: str) -> str:
+    """Return a directory as sbatch takes it in the name of a file."""
+    if "\\" in directory:
+        raise click.UsageError("sbatch takes no directory with a backslash in its name. Name another one: --log-dir")
+    return directory.replace("%", "%%")
+
+
+def _make_logs(directory: str | None) -> None:
+    """Make the directory of the logs: Slurm makes none, and a job without it fails without a word."""
+    if directory is None:
+        return
+    try:
+        os.makedirs(directory, exist_ok=True)
+    except OSError as error:
+        complain(
+            f"the directory for logs, {directory}, cannot be made: {error.strerror}. Nothing was submitted. Name "
+            "another one: --log-dir"
+        )
+        raise click.exceptions.Exit(1) from None
 
 
 def _defaults(given: list[str], path: str, options: dict[str, Any]) -> list[str]:
     """What sbatch is told unless the user has said it."""
-    names = {word.partition("=")[0] if word.startswith("--") else word[:2] for word in given}
+    names = _names(given)
     defaults = []
     if not names & {"-J", "--job-name"}:
         name = "".join(character for character in path.rpartition("/")[2] if character.isprintable())
@@ -160,16 +307,41 @@ def _defaults(given: list[str], path: str, options: dict[str, Any]) -> list[str]
     if "--signal" not in names:
         early = min(int(options.get("grace_s") or 0) + SPARE_S, SIGNAL_S_MAX)
         defaults.append(f"--signal=B:USR1@{early}")
+    if "--open-mode" not in names:  # many sites requeue unasked, and that would empty the log of what went wrong
+        defaults.append("--open-mode=append")
     return defaults
 
 
-def _script(arguments: list[str]) -> str:
+def _launcher(cpus: str | None) -> list[str]:
+    """Return what starts a worker in each task of a job. It hands on the signals that it gets.
+
+    srun does not take the number of processors from the job. A site may have it end all tasks when one has failed.
+    """
+    wanted = [] if cpus is None else [f"--cpus-per-task={cpus}"]
+    return ["srun", "--export=ALL", "--kill-on-bad-exit=0", "--wait=0", "--label", *wanted]
+
+
+def _script(prologue: str, launcher: list[str], arguments: list[str]) -> str:
     """The batch script. The worker takes the shell's place, so that Slurm's signals reach it."""
-    worker = [sys.executable, "-P", "-m", __package__ or "fsqueue_cli", "run", *arguments]
-    return f"#!/bin/bash\nexec {' '.join(map(quoted, worker))}\n"
+    worker = [*launcher, sys.executable, "-P", "-m", __package__ or "fsqueue_cli", "run", *arguments]
+    before = f"{prologue}\n\n" if prologue else ""  # a backslash at its end continues an empty line
+    return f"#!/bin/bash\n{before}exec {' '.join(map(quoted, worker))}\n"
 
 
-def _submit(sbatch: list[str], script: str, as_json: bool) -> None:
+def _as_shell(sbatch: list[str], script: str, logs: str | None) -> list[str]:
+    """Return lines that do for bash what would be done here."""
+    made = [] if logs is None else [f"mkdir -p -- {quoted(logs)}"]
+    submit = " ".join(map(quoted, sbatch))
+    lines = script.removesuffix("\n").split("\n")
+    if not all(line.isprintable() for line in lines):
+        return [*made, f"{submit} <<<{quoted(script.removesuffix(chr(10)))}"]
+    end = "END"
+    while end in lines:
+        end += "_"
+    return [*made, f"{submit} <<'{end}'", *lines, end]
+
+
+def _submit(sbatch: list[str], script: str, logs: str | None, as_json: bool) -> None:
     """Submit, and print the job's id as soon as it is known: with --wait, sbatch stays."""
     try:
         process = subprocess.Popen(sbatch, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -189,7 +361,7 @@ def _submit(sbatch: list[str], script: str, as_json: bool) -> None:
             pass  # it has refused already
         job, _, cluster = process.stdout.readline().decode(errors="replace").strip().partition(";")
         if job and as_json:
-            print_json({"job": job, "cluster": cluster or None, **_described(sbatch, script)})
+            print_json({"job": job, "cluster": cluster or None, **_described(sbatch, script, logs)})
         elif job:
             say(job)
         sys.stdout.flush()
@@ -201,9 +373,13 @@ def _submit(sbatch: list[str], script: str, as_json: bool) -> None:
         raise click.exceptions.Exit(status if 0 < status < 256 else 1)
 
 
-def _described(sbatch: list[str], script: str) -> dict[str, Any]:
+def _described(sbatch: list[str], script: str, logs: str | None) -> dict[str, Any]:
     """What is submitted, as JSON can hold it: arguments may be any bytes."""
-    return {"sbatch": [_text(word) for word in sbatch], "script": _text(script)}
+    return {
+        "sbatch": [_text(word) for word in sbatch],
+        "script": _text(script),
+        "log_dir": None if logs is None else _text(logs),
+    }
 
 
 def _text(value: str) -> str:

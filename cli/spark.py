@@ -21,11 +21,12 @@ from .options import DURATION, renamed, seconds_in
 from .printing import print_json, print_table, say
 
 FINDINGS_EXIT = 10
+EXECUTORS_PYTHON = "spark.pyspark.python"
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def spark_options(command: Command) -> Command:
-    """How to reach Spark; inside spark-submit all of it is known already."""
+    """Add how to reach Spark. Within spark-submit, Spark's own options say it."""
     for option in (
         click.option("--conf", multiple=True, metavar="KEY=VALUE", help="A setting of Spark. May be repeated."),
         click.option("--master", metavar="URL", help="Where Spark runs [as configured; else local[*]]."),
@@ -37,9 +38,11 @@ def spark_options(command: Command) -> Command:
 def session(master: str | None, conf: tuple[str, ...]) -> Any:
     """The Spark session; what it says beyond errors is not passed on."""
     settings = [setting.partition("=") for setting in conf]
-    for key, sign, _ in settings:
+    for key, sign, value in settings:
         if not sign or not key:
             raise click.BadParameter(f"{key!r} is no setting: write --conf KEY=VALUE.")
+        if key == EXECUTORS_PYTHON:  # only spark-submit heeds it; a driver that runs already has to say it like this
+            os.environ["PYSPARK_PYTHON"] = value
     try:
         from pyspark.sql import SparkSession
     except ModuleNotFoundError:
@@ -62,13 +65,24 @@ def session(master: str | None, conf: tuple[str, ...]) -> Any:
     return spark
 
 
+def _print_entry(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        say(os.path.join(os.path.dirname(os.path.abspath(__file__)), "submit.py"))
+        ctx.exit()
+
+
 @click.group(
     epilog=example(
         """fsqueue spark seed /scratch/me/tiles tiles.parquet --commit seed-2026-11
 fsqueue spark report /scratch/me/tiles /scratch/me/tiles-report
-spark-submit --master yarn $(command -v fsqueue) spark audit /scratch/me/tiles"""
+fsqueue spark audit /scratch/me/tiles --master spark://head:7077
+spark-submit --master yarn "$(fsqueue spark --entry)" audit /scratch/me/tiles"""
     )
 )
+@click.option(
+    "--entry", is_flag=True, is_eager=True, expose_value=False, callback=_print_entry,
+    help="Print the path of the Python file to give to spark-submit.",
+)  # fmt: skip
 def spark() -> None:
     """Run jobs on Spark, for what outgrows one machine. Needs the extra: pip install 'fsqueue-tasks[spark]'."""
 

@@ -109,7 +109,8 @@ class Activity:
     first lease, if it is younger than the window.
 
     `lease_s`: how long a completed task had been leased, on average over the window, in seconds; `lease_error` its
-    standard error, `measured` the number of tasks that it comes from.
+    standard error, `measured` the number of tasks that it comes from. `work_s`: how long the work on them took, on
+    average, which is less where workers lease ahead.
 
     `share`: the part of the logs, or of the shards' histories if that is less, that was read; of the others, the oldest
     leases and the tasks that come back are not among those told. `whole_reasons`: whether all dead letters were read.
@@ -132,6 +133,7 @@ class Activity:
     whole_reasons: bool = True
     is_worked: bool = True
     holders: frozenset[bytes] | None = None
+    work_s: float | None = None
 
     @property
     def workers(self) -> int | None:
@@ -200,6 +202,7 @@ def together(found: Sequence[Activity]) -> Activity:
         whole_reasons=all(one.whole_reasons for one in found),
         is_worked=any(one.is_worked for one in found),
         holders=frozenset().union(*holders) if holders and len(holders) == len(found) else None,
+        work_s=sum(weight * (one.work_s or 0) for weight, one in weighed) if weighed else None,
     )
 
 
@@ -222,7 +225,7 @@ def _activity(store: Store, window_ms: int | None) -> Activity:
     if window_ms is None and survey.is_at_work() and survey.finished() < FEW:
         survey = _Survey(store, round(WINDOWS_S[1] * 1000))
     letters, whole = deadletters.latest(store, LETTERS_BYTES_MAX)
-    lease_s, lease_error, measured = survey.lease()
+    lease_s, lease_error, work_s, measured = survey.lease()
     return Activity(
         at=survey.now / 1000,
         inserted=survey.rate(INSERTED, survey.since),
@@ -238,6 +241,7 @@ def _activity(store: Store, window_ms: int | None) -> Activity:
         whole_reasons=whole,
         is_worked=survey.is_worked(),
         holders=frozenset(survey.holders),
+        work_s=work_s,
     )
 
 
@@ -250,8 +254,8 @@ class Unit:
     def __init__(self) -> None:
         self.events: tuple[Counter[int], ...] = tuple(Counter() for _ in range(4))
         """How many tasks were inserted, leased, completed, finished at which time."""
-        self.leases: list[tuple[int, int]] = []
-        """When a task was completed, and how long it had been leased."""
+        self.leases: list[tuple[int, int, int]] = []
+        """When a task was completed, how long it had been leased, and how long the work on it took."""
 
 
 class Part:
@@ -358,7 +362,7 @@ class _Survey:
                 unit.events[FINISHED][since] += 1
                 if state == COMPLETED and holder is not None:
                     unit.events[COMPLETIONS][since] += 1
-                    unit.leases.append((since, since - holder.at))
+                    unit.leases.append((since, since - holder.at, ledger.took.get(index, since - holder.at)))
             else:
                 continue
             self.was_at_work = self.was_at_work or (holder is not None and holder.at < self.asked)
@@ -403,19 +407,24 @@ class _Survey:
         leases = (at for part in self.parts for unit in part.units for at in unit.events[LEASES])
         return self.since if self.was_at_work else max(self.since, min(leases, default=self.since))
 
-    def lease(self) -> tuple[float | None, float | None, int]:
-        """How long completed tasks had been leased on average, the standard error (s), and how many were measured."""
-        weights = total = variance = 0.0
+    def lease(self) -> tuple[float | None, float | None, float | None, int]:
+        """Return how long completed tasks had been leased on average, the standard error, how long the work on them
+        took on average (all in s), and how many were measured.
+        """
+        weights = total = variance = work = 0.0
         measured = 0
         for part in self.parts:
-            found = [ms / 1000 for unit in part.units for at, ms in unit.leases if at >= self.since]
+            lately = [one for unit in part.units for one in unit.leases if one[0] >= self.since]
+            found = [leased / 1000 for _, leased, _ in lately]
+            work += part.scale * sum(worked / 1000 for *_, worked in lately)
             measured += len(found)
             weights += part.scale * len(found)
             total += part.scale * sum(found)
             variance += part.scale**2 * len(found) * (_variance(found) if len(found) > 1 else 0.0)
         if not measured:
-            return None, None, 0
-        return total / weights, math.sqrt(variance) / weights if measured > 1 else None, measured
+            return None, None, None, 0
+        error = math.sqrt(variance) / weights if measured > 1 else None
+        return total / weights, error, work / weights, measured
 
     def rate(self, kind: int, begin: int) -> Rate | None:
         """How often something happened from `begin` (ms) on."""

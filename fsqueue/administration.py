@@ -23,7 +23,7 @@ from fsqueue.errors import (
     UnsafeFilesystem,
 )
 from fsqueue.filesystem import Filesystem, Mount, OpenTree, mount_of
-from fsqueue.identity import job_of
+from fsqueue.identity import is_in_job
 from fsqueue.layout import Fate, Settings
 from fsqueue.ledger import LEASED, Ledger
 from fsqueue.names import QueueId
@@ -73,8 +73,10 @@ def _create(
             _refuse_nested(mount, path)
         fs.make_root()
     except OSError as error:
-        if error.errno not in (errno.EEXIST, errno.ENOTDIR, errno.ELOOP):
+        if error.errno not in (errno.EEXIST, errno.ENOTDIR, errno.ELOOP, errno.ENOENT):
             raise
+        if error.errno == errno.ENOENT and _dangling(fs, path) is None:
+            raise  # what was there a moment ago is gone
         raise NotAQueue(f"{_in_the_way(fs, path)}. Choose another path; nothing was changed.") from None
     if "queue.jsonl" in fs.names(path) and layout.read_fate(fs.read(layout.settings_file(path)), path).closed:
         move_away(fs, path, clock, entropy)
@@ -144,11 +146,25 @@ def _in_the_way(fs: Filesystem, path: str) -> str:
     """Return what keeps a directory from being made at `path`, as the beginning of a sentence."""
     try:
         mode = _outside_of(fs, path).stat(path).st_mode
+    except FileNotFoundError:
+        return f"{path} lies below {_dangling(fs, path)}, a symbolic link that leads to no directory"
     except OSError:
         return f"{path} lies below something that is no directory"
     if stat.S_ISLNK(mode):
         return f"{path} is a symbolic link that leads to no directory"
     return f"{path} is a {'file' if stat.S_ISREG(mode) else 'device, pipe or socket, and no directory'}"
+
+
+def _dangling(fs: Filesystem, path: str) -> str | None:
+    """Return the symbolic link that keeps a missing path from being made: the nearest there is of what is above it."""
+    while path != layout.holder_of(path):
+        try:
+            mode = Filesystem(layout.holder_of(path), shared=fs.shared).stat(path).st_mode
+        except OSError:
+            path = layout.holder_of(path)
+        else:
+            return path if stat.S_ISLNK(mode) else None
+    return None
 
 
 def _refuse_nested(mount: Mount, path: str) -> None:
@@ -405,8 +421,10 @@ def _settings(fs: Filesystem, path: str, clock: Clock, entropy: Entropy) -> Iter
         yield fd, layout.read_fate(fs.read_from(fd, 0), path)
 
 
-def release_all(store: Store, worker: str | None, host: str | None, slurm_job: str | None, offline: bool) -> int:
-    """End the leases of matching workers: on a host or Slurm's node, in a Slurm job or an element of an array."""
+def release_all(
+    store: Store, worker: str | None, host: str | None, slurm_job: str | None, job: str | None, offline: bool
+) -> int:
+    """End the leases of matching workers: on a host or Slurm's node, in a job or an element of an array of jobs."""
 
     def chosen(ledger: Ledger, index: int) -> bool:
         holder = ledger.holder[index]
@@ -414,7 +432,8 @@ def release_all(store: Store, worker: str | None, host: str | None, slurm_job: s
         return (
             (worker is None or str(info.get("name")) == worker)
             and (host is None or host in (str(info.get("host")), str(info.get("slurm_node"))))
-            and (slurm_job is None or slurm_job in (str(info.get("slurm_job")), job_of(info)))
+            and (slurm_job is None or ("slurm_job" in info and is_in_job(info, slurm_job)))
+            and (job is None or is_in_job(info, job))
         )
 
     return release(store, chosen, offline)

@@ -144,6 +144,18 @@ def task_ids(ids: object) -> set[str]:
     return wanted
 
 
+def letters_meant(ids: object) -> set[str] | None:
+    """Return the ids of the dead letters that are meant, or None for all; InvalidArgument."""
+    if ids is EVERY:
+        return None
+    if ids is None:
+        raise InvalidArgument(
+            "ids must be task ids, not None. No dead letter was changed. To mean all dead letters, leave the argument "
+            "out."
+        )
+    return task_ids(ids)
+
+
 def leased(tasks: object) -> list[LeasedTask]:
     """Leased tasks, one or many, as a list; InvalidArgument for anything else."""
     if isinstance(tasks, LeasedTask):

@@ -51,7 +51,10 @@ class AsyncPoll:
             if self._ended.is_set():
                 await in_thread(self._poll.close)
                 raise StopAsyncIteration
-            return ahead.tasks.popleft()
+            task = ahead.tasks.popleft()
+            if self._poll._prefetch > 1:
+                task.began = self._queue.store.clock.monotonic()
+            return task
 
     def _look(self, vigil: Vigil) -> bool:
         """Lease ahead. Return whether the iteration has ended."""

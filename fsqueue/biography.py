@@ -23,7 +23,7 @@ def movements_of(store: Store, task_id: str) -> list[Movement]:
     if index >= (name.count if name is not None else history.replay(records).count):
         raise TaskNotFound(f"The history of {task_id} is not known in {store.path}: check the id, or it was not kept.")
     birth = Movement("insert", names.birth_ms(batch) / 1000)
-    return [birth, *(_movement(record) for record in _applied(records, index))]
+    return [birth, *(_movement(record, index) for record in _applied(records, index))]
 
 
 def records_of(store: Store, batch: names.Batch) -> history.Records:
@@ -54,7 +54,9 @@ def _applied(records: history.Records, index: int) -> Iterator[dict[str, Any]]:
                     yield record
 
 
-def _movement(record: dict[str, Any]) -> Movement:
+def _movement(record: dict[str, Any], index: int) -> Movement:
+    took = movements.took_ms(record, index)
+
     def seconds(field: str) -> float | None:
         value = record.get(field)
         return value / 1000 if isinstance(value, int) else None
@@ -69,4 +71,5 @@ def _movement(record: dict[str, Any]) -> Movement:
         error=record.get("error"),
         reason=record.get("reason"),
         result=record.get("result"),
+        took_s=None if took is None else took / 1000,
     )

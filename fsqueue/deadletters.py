@@ -148,15 +148,16 @@ def _alive(store: Store, fd: int) -> tuple[dict[str, int], set[str]]:
 
 
 class Ids:
-    """What one reading of all letters says: the ids that are dead, those that were dealt with, what retries staged."""
+    """What one reading of all letters, or of a shard's, says: the ids that are dead, those that were dealt with, what
+    retries staged."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, only: Shard | None = None) -> None:
         self.dead: set[str] = set()
         self.settled: set[str] = set()
         self.staged: set[str] = set()
         """The names of the files in `staging/` that are as good as published, if they are there still."""
         layout = store.layout
-        for shard, fd in _opened(store, layout):
+        for shard, fd in _opened(store, layout, only):
             some, others = _alive(store, fd)
             self.dead.update(some)
             self.settled |= others

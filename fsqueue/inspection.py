@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from typing import Any
 
 from fsqueue import batch as batches
@@ -204,6 +205,29 @@ def _read_logs(store: Store, seen: _Seen, shard: Shard, touched: list[Batch]) ->
             seen.is_sure = False  # it has finished since, or somebody has just begun with it
 
 
+def _look_into(store: Store, seen: _Seen, shard: Shard, has_logs: bool) -> None:
+    touched = logs(store, shard) if has_logs else []
+    files = task_files(store, shard)
+    touched += logs(store, shard) if has_logs else []
+    seen.files.update(files)
+    _read_logs(store, seen, shard, touched)
+
+
+def status_of_shard(store: Store, shard: Shard) -> Status:
+    """Count the tasks of one shard, for what adds shards up; of the completed ones those that no counter holds yet.
+
+    While others work this is a hint: a batch that finishes meanwhile may be missing, or be in a counter, too.
+    """
+    seen = _Seen(({}, {}), set(), deadletters.Ids(store, shard))
+    _look_into(store, seen, shard, True)
+    for batch in seen.ledgers:
+        seen.files.pop(batch, None)
+    if any(ledger.counts for ledger in seen.ledgers.values()):
+        seen.counted = counters.sizes(store), {}
+    found = seen.sum_up(store)
+    return replace(found, completed=found.completed - sum(counters.completed(store, seen.counted[0]).values()))
+
+
 def _look(store: Store, exact: bool) -> _Seen:
     counted = _counted(store)
     letters = deadletters.Ids(store)
@@ -213,11 +237,7 @@ def _look(store: Store, exact: bool) -> _Seen:
     seen.files.update(commits.waiting(store))  # ... as these are
     begun = shards_with_logs(store) if exact else frozenset[Shard]()
     for shard in shards(store):
-        touched = logs(store, shard) if shard in begun else []
-        files = task_files(store, shard)
-        touched += logs(store, shard) if shard in begun else []
-        seen.files.update(files)
-        _read_logs(store, seen, shard, touched)
+        _look_into(store, seen, shard, shard in begun)
     if exact:
         for shard in sorted(shards_with_logs(store) - begun):
             _read_logs(store, seen, shard, logs(store, shard))

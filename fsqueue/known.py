@@ -1,8 +1,9 @@
-"""Say what became of tasks that a verb could not act on: their batch has finished, or they have left no trace."""
+"""Say what became of task ids and tokens that the command line could not act on: finished, taken over, or unknown."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from fsqueue import deadletters, history, inspection, names, transitions
 from fsqueue.ledger import Ledger
@@ -21,23 +22,30 @@ def unknown(store: Store, ids: Iterable[str]) -> list[str]:
     return [task_id for task_id, became in _outcomes(store, wanted).items() if became is None]
 
 
-def why_lost(store: Store, tokens: Iterable[str]) -> dict[str, str | None]:
-    """Return for each token a sentence on why its lease no longer holds; None for an unknown task.
+class Loss(NamedTuple):
+    """Say in a sentence why a lease no longer holds, and whether this very lease has completed its task."""
+
+    why: str
+    is_completed: bool = False
+
+
+def why_lost(store: Store, tokens: Iterable[str]) -> dict[str, Loss | None]:
+    """Return for each token why its lease no longer holds; None for an unknown task.
 
     For batches that have finished, the answer comes from the history.
     """
     leases = {token: names.parse_token(token) for token in tokens}
     outcomes = _outcomes(store, {token: (batch, index) for token, (batch, index, _) in leases.items()})
-    reasons: dict[str, str | None] = {}
+    reasons: dict[str, Loss | None] = {}
     for token, became in outcomes.items():
         batch, index, lease = leases[token]
         if became is None:
             reasons[token] = None
         elif isinstance(became, Ledger) and transitions.completed_by(became, index, lease):
-            reasons[token] = transitions.already(names.task_id(batch, index))
+            reasons[token] = Loss(transitions.already(names.task_id(batch, index)), True)
         else:
             reason = transitions.why_lost(became, index) if isinstance(became, Ledger) else became
-            reasons[token] = f"Its lease holds no longer ({reason}). Discard the result."
+            reasons[token] = Loss(f"Its lease holds no longer ({reason}). Discard the result.")
     return reasons
 
 

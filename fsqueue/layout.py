@@ -23,6 +23,8 @@ COUNTERS = 16
 """Into how many files the completion counter is spread."""
 
 SETTINGS_FILE = "queue.jsonl"
+RESULTS = ".results"
+"""Where commands on other nodes leave their results, in a private directory for each worker."""
 DOCTOR = ".fsqueue-doctor"
 """Where two doctors meet in a directory that they examine; with `-` and 16 digits, where one of them works."""
 
@@ -205,6 +207,7 @@ class Layout:
         "pending",
         "quarantine",
         "queue",
+        "results",
         "settings_file",
         "shards",
         "staging",
@@ -221,6 +224,7 @@ class Layout:
         self.doorbell = f"{queue}/doorbell"
         self.trash = f"{queue}/.trash"
         self.quarantine = f"{queue}/.quarantine"
+        self.results = f"{queue}/{RESULTS}"
         self.staging = f"{base}/staging"
         self.commits = f"{base}/commits"
         self.pending = f"{base}/commits/pending"

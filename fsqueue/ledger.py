@@ -139,7 +139,10 @@ def _renew(ledger: Ledger, record: dict[str, Any], at: int, offset: int) -> bool
 
 
 def _complete(ledger: Ledger, record: dict[str, Any], at: int, offset: int) -> bool:
-    return bool(ledger.complete(at, _text(record["lease"]), ledger._tasks(record), offset, record.get("result")))
+    done = ledger.complete(at, _text(record["lease"]), ledger._tasks(record), offset, record.get("result"))
+    if "took" in record:
+        ledger.took.update({index: ms for index in done if (ms := movements.took_ms(record, index)) is not None})
+    return bool(done)
 
 
 def _release(ledger: Ledger, record: dict[str, Any], at: int, offset: int) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from fsqueue import administration, deadletters, upkeep
-from fsqueue.arguments import EVERY, Every, selector, task_ids, translated, verb, whole
+from fsqueue.arguments import EVERY, Every, letters_meant, selector, translated, verb, whole
 from fsqueue.callers import calling
 from fsqueue.fsck import Finding, fsck
 from fsqueue.store import Store
@@ -29,10 +29,14 @@ class Maintenance:
 
     @verb("retrying dead letters")
     def retry_dead(
-        self, ids: str | Iterable[str] | None = None, where: Callable[[DeadLetter], bool] | None = None
+        self, ids: str | Iterable[str] | Every = EVERY, where: Callable[[DeadLetter], bool] | None = None
     ) -> int:
-        """Insert dead tasks again, with new ids and no attempts used; return how many."""
-        wanted = None if ids is None else task_ids(ids)
+        """Insert dead tasks again, with new ids and no attempts used; return how many.
+
+        All of them, or those of `ids`, or those for which `where(letter)` is true. To mean all, leave `ids` out. None
+        is refused, since it often comes from a variable that was never set.
+        """
+        wanted = letters_meant(ids)
         self._write_letters()
         retried = deadletters.retry(self.store, wanted, None if where is None else calling(where))
         self.store.ring()
@@ -40,10 +44,10 @@ class Maintenance:
 
     @verb("purging dead letters")
     def purge_dead(
-        self, ids: str | Iterable[str] | None = None, where: Callable[[DeadLetter], bool] | None = None
+        self, ids: str | Iterable[str] | Every = EVERY, where: Callable[[DeadLetter], bool] | None = None
     ) -> int:
-        """Throw dead letters away; return how many."""
-        wanted = None if ids is None else task_ids(ids)
+        """Throw dead letters away; return how many. `ids` and `where` as in `retry_dead`."""
+        wanted = letters_meant(ids)
         self._write_letters()
         return deadletters.purge(self.store, wanted, None if where is None else calling(where))
 
@@ -61,17 +65,20 @@ class Maintenance:
         worker: str | Every = EVERY,
         host: str | Every = EVERY,
         slurm_job: str | Every = EVERY,
+        job: str | Every = EVERY,
         offline: bool = False,
     ) -> int:
-        """End leases of other workers: all, or those of a worker's name, host or Slurm job. Return how many.
+        """End leases of other workers: all, or those of a worker's name, host or job. Return how many.
 
-        The attempts do not count. Workers that go on get LeaseLost. To end all leases, leave all three names out. None
-        and "" are refused, since they often come from a variable that was never set.
+        `job` is a job of Slurm, PBS, LSF, Grid Engine or HTCondor, or an element of an array, as their commands call
+        it; `slurm_job` is one of Slurm alone. The attempts do not count. Workers that go on get LeaseLost. To end all
+        leases, leave all names out. None and "" are refused, since they often come from a variable that was never set.
 
         `offline` says that no process is working: a locked batch then raises LockTimeout at once.
         """
-        chosen = selector("worker", worker), selector("host", host), selector("slurm_job", slurm_job)
-        return administration.release_all(self.store, *chosen, offline)
+        who = selector("worker", worker), selector("host", host)
+        where = selector("slurm_job", slurm_job), selector("job", job)
+        return administration.release_all(self.store, *who, *where, offline)
 
     @verb("purging")
     def purge(self) -> None:

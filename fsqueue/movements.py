@@ -17,6 +17,8 @@ Range = tuple[int, int]
 
 SHALLOW_BYTES = 2 * nesting.NESTING_MAX
 """What is no longer than this cannot nest too deep."""
+TOOK_MAX = 10**14
+"""As large as any time in a record."""
 VOID = b"~\n"
 """What makes a torn tail a line that nobody can parse: what was reported failed stays void."""
 
@@ -57,9 +59,13 @@ def lease(at: int, lease: str, tasks: Sequence[int], until: int, worker: str, se
     ).encode()
 
 
-def complete(at: int, lease: str, tasks: Sequence[int], result: bytes | None = None) -> bytes:
-    """`result` is JSON."""
+def complete(
+    at: int, lease: str, tasks: Sequence[int], result: bytes | None = None, took: int | list[int] | None = None
+) -> bytes:
+    """`result` is JSON; `took` comes from `worktimes`."""
     more = "" if result is None else f',"result":{result.decode()}'
+    if took is not None:
+        more += f',"took":{str(took).replace(" ", "")}'
     return f'{{"op":"complete","at":{at},"lease":"{lease}","tasks":[{_ranges(tasks)}]{more}}}\n'.encode()
 
 
@@ -72,6 +78,27 @@ def record(op: str, at: int, **fields: Any) -> bytes:
     """Any record; fields that are None are left out."""
     full = {"op": op, "at": at, **{key: value for key, value in fields.items() if value is not None}}
     return orjson.dumps(full, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def took_ms(record: dict[str, Any], index: int) -> int | None:
+    """Return how long the work on a task took that a record names, in milliseconds; None if it does not tell."""
+    took = record.get("took")
+    if type(took) is list:
+        took = _at_place_of(index, took, record.get("tasks"))
+    return took if type(took) is int and 0 <= took <= TOOK_MAX else None
+
+
+def _at_place_of(index: int, values: list[Any], ranges: Any) -> Any:
+    """Return the value of a task, of which `values` has one for each task in `ranges`; None if it has none for it."""
+    place = 0
+    try:
+        for first, end in ranges:
+            if first <= index < end:
+                return values[place + index - first]
+            place += end - first
+    except (TypeError, ValueError, IndexError):
+        pass
+    return None
 
 
 def parse(line: bytes) -> dict[str, Any] | None:

@@ -1,7 +1,8 @@
-"""Find queues inside queues. `create` refuses to make one; `delete` refuses the outer queue while it holds one.
+"""Find queues inside other queues' directories. `create` refuses to make one; `delete` refuses while it finds one.
 
-An older version, or `mv`, may have put one there. It would be moved and removed with the outer queue. So before a tree
-is moved aside or removed, it is searched for the `queue.jsonl` of another queue.
+An older version, or `mv`, may have put one there. It would be moved and removed with the outer queue. So before fsqueue
+moves a tree aside or removes it, it searches the tree for the `queue.jsonl` of another queue. (How deep JSON nests is
+the matter of `nesting`.)
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""How deep JSON may nest: one bound for payloads, results and whatever else a queue keeps (docs/format.md, "Nesting").
+"""Bound how deep JSON nests: payloads, results, and fields of records (docs/format.md, "Nesting").
 
-orjson reads 1,024 levels and writes 254. What is read is written again, wrapped: into a dead letter, a record of the
-history, a message to a child, an answer in JSON. So a value that could just be read would end whatever wraps it.
+orjson reads 1,024 levels and writes 254. fsqueue writes again what it reads, wrapped: into a dead letter, a record of
+the history, a message to a child, an answer in JSON. A value that could just be read could not be written again, and
+would end the process that wraps it. (Queues inside other queues are the matter of `nested`.)
 """
 
 from __future__ import annotations

@@ -240,7 +240,10 @@ class Poll:
             if not ahead.tasks and self._stop():
                 self.close()
                 raise StopIteration
-        return ahead.tasks.popleft()
+        task = ahead.tasks.popleft()
+        if self._prefetch > 1:  # else its lease tells when it was handed out
+            task.began = self._queue.store.clock.monotonic()
+        return task
 
     def close(self) -> None:
         """End the loop, and put back what was leased ahead. A task that was handed out stays leased."""
@@ -259,6 +262,8 @@ class Poll:
         """End the leasing ahead; what this process had leased so far and not handed out."""
         self._ahead.open = False
         tasks, self._ahead.tasks = list(self._ahead.tasks), deque()
+        for task in tasks:
+            task.took_s = 0.0
         return tasks if self._process == identity.forks else []
 
     def __repr__(self) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,13 @@ ASK_S = 5.0
 def in_job() -> bool:
     """Whether a node of Slurm has started this process (or what started it), so that the end of a job ends it."""
     return bool(os.environ.get("SLURM_JOB_ID")) and bool(os.environ.get("SLURMD_NODENAME"))
+
+
+def is_alone_on_nodes() -> bool:
+    """Return whether this process's job has several nodes, and no task like this one beside it."""
+    nodes, tasks = (os.environ.get(name, "") for name in ("SLURM_JOB_NUM_NODES", "SLURM_STEP_NUM_TASKS"))
+    is_one_of_many = "SLURM_STEP_ID" in os.environ and tasks not in ("", "1")
+    return in_job() and nodes not in ("", "1") and not is_one_of_many
 
 
 @cache
@@ -41,6 +49,37 @@ def job_end() -> float | None:
     except ValueError:  # no limit, or not known yet
         return None
     return end if time.time() < end < math.inf else None
+
+
+def processors() -> int:
+    """Return how many processors this process may use: those of its task of a Slurm job, or else of this machine.
+
+    The job's number counts even where Slurm confines no process to its processors: neighbours use the others. Never
+    more than the system lets this process use.
+    """
+    usable = len(os.sched_getaffinity(0))
+    return max(1, min(usable, _of_task() or usable))
+
+
+def _of_task() -> int | None:
+    """Return how many processors Slurm gives the task that this process belongs to; None if it does not say."""
+    if not in_job():
+        return None
+    told = os.environ.get("SLURM_CPUS_PER_TASK", "")
+    if told.isdecimal():
+        return int(told)
+    on_node = os.environ.get("SLURM_CPUS_ON_NODE", "")
+    if not on_node.isdecimal():
+        return None
+    if "SLURM_STEP_ID" not in os.environ:  # a batch script has them all
+        return int(on_node)
+    tasks, node = os.environ.get("SLURM_STEP_TASKS_PER_NODE", ""), os.environ.get("SLURM_NODEID", "")
+    left = int(node) if node.isdecimal() else 0
+    for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", tasks):  # 2(x3),1: three nodes with two each, one with one
+        left -= int(times or 1)
+        if left < 0:
+            return max(1, int(on_node) // max(1, int(count)))
+    return int(on_node)
 
 
 RUNNING = frozenset(

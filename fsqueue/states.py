@@ -58,9 +58,11 @@ class States:
         """Tasks that were leased with others when their worker died: they are leased alone from then on."""
         self.payloads: dict[int, Any] = {}
         self.errors: dict[int, str] = {}
-        self.returned_by: dict[int, str] = {}
-        """The lease that released or failed a task last."""
+        self.ended: set[tuple[int, str]] = set()
+        """Tasks that were released, failed or buried by a lease, each with that lease."""
         self.results: dict[int, Any] = {}
+        self.took: dict[int, int] = {}
+        """How long the work on completed tasks took (ms), where a record tells."""
         self.leases: dict[str, Lease] = {}
         self.names: list[str] = []
         """Every name of the task file that a record mentions, the last one mentioned last."""
@@ -268,7 +270,7 @@ class States:
                 self.attempts[index] += 1
                 self.errors[index] = error
             self._return(index, available_at, offset)
-            self.returned_by[index] = lease
+            self.ended.add((index, lease))
         return returned
 
     def bury(self, at: int, lease: str | None, tasks: list[int], reason: str, offset: int) -> list[int]:
@@ -279,6 +281,7 @@ class States:
                 if not self.holds(index, lease):
                     continue
                 self.attempts[index] += 1
+                self.ended.add((index, lease))
             elif not self.is_free(index, at):
                 continue
             else:

@@ -452,6 +452,7 @@ class Store:
             log.after_fork()
         self.logs.clear()
         self.mutex = taken.Mutex()
+        self.fs.after_fork()
         self.entropy.forget()
         self._identify()
 

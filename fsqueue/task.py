@@ -84,6 +84,10 @@ class LeasedTask:
     priority: str | None = None
     poll: Prefetched | None = None
     """The loop that has leased it, if one has."""
+    began: float | None = None
+    """When a loop that leases ahead handed it out, on the queue's monotonic clock; None: with its lease, or unknown."""
+    took_s: float | None = None
+    """How long the work on it took, if that was measured."""
     done = False
     _retries = 0
     """How many `with` blocks of this process in a row have asked for another time without saying when."""
@@ -253,6 +257,8 @@ class Movement(_AsDict):
     error: str | None = None
     reason: str | None = None
     result: Any = None
+    took_s: float | None = None
+    """How long the work took that this ended, where it differs from how long the task was leased."""
 
     def as_dict(self) -> dict[str, Any]:
         """The fields that are set, by name."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
-from fsqueue import finishing, history, moments, movements, names, taskfiles
+from fsqueue import finishing, history, moments, movements, names, taskfiles, worktimes
 from fsqueue.errors import LeaseExpired, LeaseLost, LockTimeout, QueueNotFound
 from fsqueue.filesystem import LOST
 from fsqueue.identity import describe
 from fsqueue.jsonl import LOCK_TIMEOUT_S
-from fsqueue.ledger import AVAILABLE, CANCELLED, COMPLETED, DEAD, LEASED, Ledger
+from fsqueue.ledger import CANCELLED, COMPLETED, DEAD, LEASED, Ledger
 from fsqueue.logs import Log
 from fsqueue.movements import to_ranges
 from fsqueue.names import Batch, TaskFileName, parse_task_file
@@ -157,11 +157,8 @@ def completed_by(ledger: Ledger, index: int, lease: str) -> bool:
 
 
 def ended_by(ledger: Ledger, index: int, lease: str) -> bool:
-    """Whether this very lease has given the task back or buried it, so that nothing is left to do."""
-    holder = ledger.holder[index] if index < ledger.count else None
-    if holder is None:
-        return index < ledger.count and ledger.state[index] == AVAILABLE and ledger.returned_by.get(index) == lease
-    return ledger.state[index] == DEAD and holder.id == lease
+    """Whether this very lease has given the task back or buried it, whatever others did with the task since."""
+    return (index, lease) in ledger.ended
 
 
 def each(
@@ -197,8 +194,8 @@ def each(
             except OSError as error:
                 if error.errno not in LOST:
                     raise
-                doubt = error if done is completed_by else None  # of other ends a history does not tell whose they are
                 ended = done if isinstance(error, NotRecorded) else after_loss or done
+                doubt = None if ended is never else error
                 lost = _in_batch(store, batch, grouped[batch], act, ended, wait_s, doubt)
         except LockTimeout as error:
             return error
@@ -276,13 +273,14 @@ def complete(
 
     LeaseLost names those that did not hold. `uncertain`: the error that left it open whether they are recorded.
     """
-    losses = Losses()
+    losses, times = Losses(), worktimes.worked(tasks)
 
     def act(log: Log, lease: str, held: list[int], at: int) -> None:
         own = {index: results[log.batch, index] for index in held if (log.batch, index) in results} if results else {}
         rest = [index for index in held if index not in own] if own else held
-        records = [movements.complete(at, lease, rest)] if rest else []
-        records += [movements.complete(at, lease, [index], data) for index, data in own.items()]
+        records = [movements.complete(at, lease, rest, None, worktimes.took(times, log, rest, at))] if rest else []
+        for index, data in own.items():
+            records.append(movements.complete(at, lease, [index], data, worktimes.took(times, log, [index], at)))
         log.write(b"".join(records))
 
     each(store, tasks, losses, act, completed_by, uncertain=uncertain)
@@ -319,7 +317,8 @@ def _complete_in(store: Store, log: Log, task: LeasedTask) -> bool:
         at = store.clock.now_ms()
         if ledger.at > at:
             at = moments.present(store, log)
-        offset = log.append(movements.complete(at, lease, [index]))
+        took = None if task.began is None else worktimes.took(worktimes.worked([task]), log, [index], at)
+        offset = log.append(movements.complete(at, lease, [index], None, took))
         ledger.decide(index, COMPLETED, at, offset)
         ledger.at = at
         if not ledger.left:
@@ -356,12 +355,13 @@ def renew(store: Store, tasks: Sequence[LeasedTask], lease_ms: int) -> None:
 
 def release(store: Store, tasks: Sequence[LeasedTask], delay_ms: int) -> None:
     """Put tasks back, uncharged."""
-    losses = Losses()
+    losses, times = Losses(), worktimes.worked(tasks)
 
     def act(log: Log, lease: str, held: list[int], at: int) -> None:
         available_at = at + delay_ms
         name_earlier(store, log, at, available_at)
-        log.note("release", at, lease=lease, tasks=to_ranges(held), available_at=available_at)
+        took = worktimes.took(times, log, held, at)
+        log.note("release", at, lease=lease, tasks=to_ranges(held), took=took, available_at=available_at)
 
     try:
         each(store, tasks, losses, act, after_loss=ended_by)
@@ -372,18 +372,19 @@ def release(store: Store, tasks: Sequence[LeasedTask], delay_ms: int) -> None:
 
 def fail(store: Store, task: LeasedTask, error: str, delay_ms: int | None) -> None:
     """Charge an attempt: the task comes back later, or is buried when that was the last one."""
-    losses, settings = Losses(), store.settings
+    losses, settings, times = Losses(), store.settings, worktimes.worked([task])
     error = shorten(error)
 
     def act(log: Log, lease: str, held: list[int], at: int) -> None:
+        took = worktimes.took(times, log, held, at)
         attempts = log.ledger.attempts[task.index] + 1
         if settings.max_attempts is not None and attempts >= settings.max_attempts:
-            log.note("bury", at, lease=lease, tasks=to_ranges(held), reason=error)
+            log.note("bury", at, lease=lease, tasks=to_ranges(held), took=took, reason=error)
             finishing.bury(store, log, held)
             return
         pause = delay_ms if delay_ms is not None else backoff_ms(store, attempts)
         name_earlier(store, log, at, at + pause)
-        log.note("fail", at, lease=lease, tasks=to_ranges(held), available_at=at + pause, error=error)
+        log.note("fail", at, lease=lease, tasks=to_ranges(held), took=took, available_at=at + pause, error=error)
 
     each(store, [task], losses, act, after_loss=ended_by)
     store.ring()
@@ -392,10 +393,11 @@ def fail(store: Store, task: LeasedTask, error: str, delay_ms: int | None) -> No
 
 def bury(store: Store, task: LeasedTask, reason: str) -> None:
     """Give a task up at once."""
-    losses = Losses()
+    losses, times = Losses(), worktimes.worked([task])
 
     def act(log: Log, lease: str, held: list[int], at: int) -> None:
-        log.note("bury", at, lease=lease, tasks=to_ranges(held), reason=shorten(reason))
+        took = worktimes.took(times, log, held, at)
+        log.note("bury", at, lease=lease, tasks=to_ranges(held), took=took, reason=shorten(reason))
         finishing.bury(store, log, held)
 
     each(store, [task], losses, act, after_loss=ended_by)

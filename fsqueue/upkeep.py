@@ -28,7 +28,7 @@ from fsqueue import (
     trash,
 )
 from fsqueue.errors import FULL, LockTimeout, StorageError
-from fsqueue.filesystem import NOT_FILES, Filesystem
+from fsqueue.filesystem import NOT_FILES, Filesystem, results
 from fsqueue.filesystem.held import Held
 from fsqueue.layout import is_doctors
 from fsqueue.ledger import DEAD, Ledger
@@ -80,6 +80,7 @@ def gc(store: Store, touch: bool = False, history_days: int | None = None) -> Gc
         _history(store, history_days, report)
     report.trash_reaped = trash.reap_own(store.fs, store.path, store.fate.id)
     report.trash_reaped += reap_doctors(store.fs, store.path, store.clock.now_ms() / 1000)
+    report.trash_reaped += reap_results(store)
     _staging(store, report)
     nodes.forget(store, NODE_AGE_S)
     full = _apply_decided(store, report)
@@ -349,6 +350,15 @@ def reap_doctors(fs: Filesystem, directory: str, now_s: float) -> int:
             return doctorplaces.reap(held, found, now_s)
     except OSError as error:
         logger.warning("what killed doctors left in %s could not be reaped: %s", directory, error)
+        return 0
+
+
+def reap_results(store: Store) -> int:
+    """Remove what this user's killed workers left of results, on any host; how many private directories went."""
+    try:
+        return results.reap(store.fs, store.layout.results, store.clock.now_ms() / 1000)
+    except OSError as error:
+        logger.warning("what killed workers left in %s could not be reaped: %s", store.layout.results, error)
         return 0
 
 

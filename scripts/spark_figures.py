@@ -125,11 +125,12 @@ def floor(rows: int, partitions: int) -> type:
 
         def read(self, partition: InputPartition) -> Any:
             import pyarrow as pa
-            from pyspark.sql.pandas.types import to_arrow_schema
+
+            from fsqueue.spark.compat import arrow_schema
 
             one = {"tile": 1234567, "path": "s3://bucket/volume/" + "0" * 64, "sum": "0" * 64, "x": 1 / 7}
             some = [{"id": "0" * 36 + ".123", "state": "waiting", "payload": one}] * 4096
-            batch = pa.RecordBatch.from_pylist(some, schema=to_arrow_schema(self.schema, timezone="UTC"))
+            batch = pa.RecordBatch.from_pylist(some, schema=arrow_schema(self.schema))
             for start in range(0, rows // partitions, 4096):
                 yield batch.slice(0, rows // partitions - start)
 

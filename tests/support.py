@@ -111,6 +111,11 @@ class CrashingFilesystem(Filesystem):
             self.change(f"mkdir {path}")
         super().make_directory(path, sync)
 
+    def make_root(self) -> None:
+        if not os.path.isdir(self.root):
+            self.change(f"mkdir {self.root}")
+        super().make_root()
+
     def rename(self, source: str, target: str) -> bool:
         self.change(f"rename {source} {target}")
         return super().rename(source, target)

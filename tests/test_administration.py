@@ -8,6 +8,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,8 +31,11 @@ from fsqueue import (
 )
 from fsqueue.clock import ManualClock
 from fsqueue.filesystem import Filesystem
+from tests.concurrency.books import check_sound
 from tests.concurrency.trapped import trapped
 from tests.support import (
+    Crash,
+    CrashingFilesystem,
     QueueFactory,
     base_of,
     drain,
@@ -648,3 +652,45 @@ def test_a_batch_that_is_purged_while_it_finishes_is_nothing_to_warn_of(
     last(task)
     assert next(times) > 0, "it was purged meanwhile"
     assert [record.getMessage() for record in caplog.records if "gc" in record.getMessage()] == []
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(("existing", "torn"), [(False, False), (True, True)])
+def test_a_crash_at_any_step_of_create_leaves_a_queue_or_what_creating_again_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, existing: bool, torn: bool
+) -> None:
+    """docs/design.md, "create"."""
+    crashed: list[str] = []
+    for at in itertools.count(1):
+        path = tmp_path / f"q{at}"
+        if existing:
+            path.mkdir()
+        made: list[CrashingFilesystem] = []
+
+        def dying(root: str, shared: bool, at: int = at, made: list[CrashingFilesystem] = made) -> CrashingFilesystem:
+            made.append(CrashingFilesystem(root, at=at, torn=torn, shared=shared))
+            return made[-1]
+
+        with monkeypatch.context() as patched, suppress(Crash):
+            patched.setattr(administration, "Filesystem", dying)
+            Queue.create(path, shards=7)
+        is_dead = made[0].dead
+        for fs in made:
+            fs.bury()
+        if (path / "queue.jsonl").exists():
+            with pytest.raises(QueueExists):
+                Queue.create(path, shards=9)
+            queue = Queue(path)
+            assert queue.settings.shards == 7
+        else:
+            assert is_dead
+            queue = Queue.create(path, shards=9)
+            assert queue.settings.shards == 9
+        queue.insert("x")
+        assert [task.payload for task in queue.lease(5)] == ["x"]
+        check_sound(queue)
+        if not is_dead:
+            break
+        crashed.append(made[0].log[-1].partition(" ")[0])
+    assert {"create", "link", "unlink", "write"} <= set(crashed)
+    assert ("mkdir" in crashed) != existing

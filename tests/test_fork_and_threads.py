@@ -318,6 +318,26 @@ def test_forking_all_the_time_while_threads_work(queue: Queue) -> None:
     assert len(check_drained(queue)[0]) == 800
 
 
+def test_a_child_opens_the_queue_that_a_thread_of_its_parent_was_opening(queue: Queue) -> None:
+    queue.insert("x")
+    queue.close()
+    begun, over = threading.Event(), threading.Event()
+
+    def open_slowly() -> None:
+        with queue.store.fs._opening:
+            begun.set()
+            over.wait(60)
+
+    with threads(open_slowly):
+        begun.wait(60)
+        child = Child(lambda: work(queue))
+        try:
+            assert child.result(30) == ["x"]
+        finally:
+            over.set()
+            child.close()
+
+
 def test_a_polling_loop_that_forks(queue: Queue) -> None:
     """A child forked inside a loop neither completes nor puts back what its parent holds."""
     queue.insert_many(range(12), batch_tasks=6)

@@ -11,7 +11,17 @@ from typing import Any
 import pytest
 
 import fsqueue
-from fsqueue import InvalidArgument, Queue, QueueNotFound, QueuePurged, Status, TaskNotFound, inspection
+from fsqueue import (
+    InvalidArgument,
+    Queue,
+    QueueNotFound,
+    QueuePurged,
+    Status,
+    TaskNotFound,
+    counters,
+    inspection,
+    names,
+)
 from fsqueue.clock import ManualClock
 from fsqueue.filesystem import Filesystem
 from tests.concurrency.trapped import Trapped, trapped
@@ -588,3 +598,24 @@ def test_a_payload_is_found_while_its_file_is_renamed_again_and_again(q: Queue) 
     found = [info.payload for info in Queue(q.path, filesystem=fs).tasks("leased")]
     assert found in (["one", "two"], ["two", "one"])  # with batches of one, in the order of their names
     assert fs.times == 0
+
+
+@pytest.mark.batched
+def test_the_shards_add_up_to_the_status(queue_factory: QueueFactory) -> None:
+    """Whatever is on its way: batches at work, finished ones, letters that were dealt with or are not written yet."""
+    queue = queue_factory(shards=4, max_attempts=1)
+    queue.insert_many(range(300), batch_tasks=16)
+    queue.insert_many(range(20), delay_s=1000)
+    tasks = queue.lease(70)
+    queue.complete(tasks[:36])
+    for task in tasks[40:50]:
+        task.bury("no")
+    queue.retry_dead([next(iter(queue.dead())).id])
+    found = [inspection.status_of_shard(queue.store, shard) for shard in names.all_shards(4)]
+    counted = sum(counters.completed(queue.store, counters.sizes(queue.store)).values())
+    status = queue.status()
+    assert status.as_dict() == {
+        name: sum(one.as_dict()[name] for one in found) + (counted if name in ("inserted", "completed") else 0)
+        for name in status.as_dict()
+    }
+    assert 0 < counted < status.completed, "some are in a counter, and some are not"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -156,3 +157,54 @@ def test_a_completion_whose_batch_others_finished_meanwhile_is_no_lost_lease(
             act(mine, task)
     assert steps == []
     assert other.status().completed == 1
+
+
+@pytest.mark.parametrize("verb", ["release", "fail"])
+@pytest.mark.parametrize("then", ["leased", "released", "completed", "finished"])
+def test_what_others_do_with_a_task_given_back_makes_no_lost_lease(
+    queue_factory: QueueFactory, verb: str, then: str
+) -> None:
+    """The record is there, the lock was lost before the call returned, and others go on with the task."""
+    queue = queue_factory(shards=1, backoff_s=(0, 0))
+    queue.insert_many(range(1 if then == "finished" else 2), batch_tasks=2)
+    other = Queue(queue.path)
+    met: list[str] = []
+
+    def trap(step: str, call: Callable[..., Any], *args: Any) -> Any:
+        if armed and not met and step == "unlock" and "/movements/" in os.readlink(f"/proc/self/fd/{args[0]}"):
+            call(*args)
+            [again] = other.lease()
+            assert again.id == task.id
+            if then == "released":
+                again.release()
+            elif then != "leased":
+                again.complete()
+            met.append(step)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return call(*args)
+
+    armed = False
+    mine = trapped(queue, trap)
+    [task] = mine.lease()
+    armed = True
+    VERBS[verb](mine, task)
+    assert met
+    assert other.status().completed == (then in ("completed", "finished"))
+
+
+@pytest.mark.parametrize("verb", ["release", "fail", "bury"])
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_task_that_others_buried_is_a_lost_lease(queue_factory: QueueFactory, verb: str, others: int) -> None:
+    """The holder was away until its lease ran out; who buried the task did not do what this call wants recorded."""
+    queue = queue_factory(shards=1, max_attempts=1)
+    queue.insert_many(range(1 + others), batch_tasks=2)
+    trap = Failing(1, errno.ESTALE, done=False)
+    mine = trapped(queue, trap, shared=True)
+    [task] = mine.lease(lease_s=0.1)
+    until = time.monotonic() + 60
+    while not queue.status().dead and time.monotonic() < until:
+        queue.lease(2)
+    trap.armed = True
+    with pytest.raises(LeaseLost):
+        VERBS[verb](mine, task)
+    assert trap.left <= 0

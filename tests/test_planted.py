@@ -176,14 +176,18 @@ def test_a_directory_in_place_of_the_one_just_made_for_results_is_not_adopted(
     private = tmp_path / "private"
     private.mkdir(0o700)
     (private / "diary").write_text("mine")
-    import tempfile
+    real = os.mkdir
 
-    monkeypatch.setattr(tempfile, "mkdtemp", lambda **_: str(private))
+    def swapping(name: str, mode: int, **within: int) -> None:
+        real(name, mode, **within)
+        private.rename(tmp_path / name)
+
+    monkeypatch.setattr(os, "mkdir", swapping)
     files = ResultFiles(str(tmp_path))
     with pytest.raises(FileExistsError):
         files.open()
     files.close()
-    assert [path.name for path in private.iterdir()] == ["diary"]
+    assert [path.name for path in tmp_path.glob("*/*")] == ["diary"]
 
 
 def test_a_pipe_in_place_of_a_file_that_was_waited_for_stops_nobody(

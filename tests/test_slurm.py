@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,8 +19,8 @@ Commands = Callable[[str, str], None]
 @pytest.fixture(autouse=True)
 def outside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """No Slurm anywhere, and nothing known from before."""
-    for name in ("SLURM_JOB_ID", "SLURM_JOB_END_TIME"):
-        monkeypatch.delenv(name, raising=False)
+    for name in [name for name in os.environ if name.startswith("SLURM")]:
+        monkeypatch.delenv(name)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     slurm.job_end.cache_clear()
     yield
@@ -91,3 +92,40 @@ def test_a_controller_that_does_not_answer_is_not_waited_for(
     begun = time.monotonic()
     assert slurm.job_end() is None
     assert time.monotonic() - begun < 60
+
+
+NODE = {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n2"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "processors"),
+    [
+        ({}, 8),
+        ({"SLURM_CPUS_PER_TASK": "4"}, 8),  # of an allocation that this shell does not run in
+        (NODE, 8),
+        (NODE | {"SLURM_CPUS_PER_TASK": "4", "SLURM_CPUS_ON_NODE": "6"}, 4),
+        (NODE | {"SLURM_CPUS_PER_TASK": "64"}, 8),  # more than the system lets it use
+        (NODE | {"SLURM_CPUS_ON_NODE": "6", "SLURM_STEP_TASKS_PER_NODE": "3"}, 6),  # a batch script
+        (NODE | {"SLURM_CPUS_ON_NODE": "6", "SLURM_STEP_ID": "0", "SLURM_STEP_TASKS_PER_NODE": "3(x4)"}, 2),
+        (
+            NODE
+            | {"SLURM_CPUS_ON_NODE": "6", "SLURM_STEP_ID": "0", "SLURM_STEP_TASKS_PER_NODE": "1(x2),2,6"}
+            | {"SLURM_NODEID": "2"},
+            3,
+        ),
+        (
+            NODE
+            | {"SLURM_CPUS_ON_NODE": "6", "SLURM_STEP_ID": "0", "SLURM_STEP_TASKS_PER_NODE": "2,12"}
+            | {"SLURM_NODEID": "1"},
+            1,
+        ),
+        (NODE | {"SLURM_CPUS_ON_NODE": "6", "SLURM_STEP_ID": "0", "SLURM_STEP_TASKS_PER_NODE": "odd"}, 6),
+    ],
+)
+def test_processors_are_those_of_the_job_s_task_or_of_the_machine(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], processors: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert slurm.processors() == processors

@@ -15,13 +15,17 @@ from typing import NamedTuple
 
 from filelock import BaseFileLock, FileLock, Timeout
 
-from fsqueue.filesystem import trees
+from fsqueue.filesystem import taken, trees
 from fsqueue.filesystem.answers import NOT_FILES
-from fsqueue.filesystem.beneath import DIRECTORY_FLAGS
+from fsqueue.filesystem.beneath import DIRECTORY_FLAGS, HOLDER_FLAGS
+from fsqueue.filesystem.door import Filesystem
 from fsqueue.filesystem.holders import boot_id
 
 PREFIX = "fsqueue-results-"
 """How the private directory of a worker is named."""
+LOCK_PREFIX = ".alive-"
+AGE_S = 7 * 86_400.0
+"""How long nothing has changed in what a killed worker of another host left, before it is removed."""
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 """What the system says of an attempt's directory that its command has removed, or has replaced by something else."""
 NO_RESULT_FILES = (*NOT_FILES, errno.EACCES, errno.EPERM)
@@ -42,46 +46,64 @@ class ResultFile(NamedTuple):
 class ResultFiles:
     """Hand out the paths of results, in a private directory (mode 0700) that is made in `parent`.
 
-    `parent` is the system's directory for temporary files by default. Not thread-safe.
+    `parent` is the system's directory for temporary files by default. If `fs` is given, `parent` lies below its root:
+    then it is made if need be, and reached through no link. Not thread-safe.
 
     A directory that is clean after an attempt is renamed, for the next one: on some disks making a directory takes a
     hundred times longer. A worker that is killed leaves its private directory behind; the next worker of this user on
     this host removes it (`_reap`).
     """
 
-    def __init__(self, parent: str | None = None) -> None:
-        self.parent = parent
-        self._root, self._fd = "", -1
+    def __init__(self, parent: str | None = None, fs: Filesystem | None = None) -> None:
+        self.parent, self._fs = parent, fs
+        self._root, self._name, self._fd, self._within = "", "", -1, -1
         self._alive: BaseFileLock | None = None
         self._spare: list[str] = []
         """The names of clean directories. No process has been told of any of them."""
 
     def open(self) -> None:
         """Make the private directory. OSError if that is refused, or if it would not be private."""
-        import tempfile  # which loads much that no other command needs
-
-        root = tempfile.mkdtemp(prefix=PREFIX, dir=self.parent)
-        fd = os.open(root, DIRECTORY_FLAGS | os.O_NOFOLLOW)
+        parent, within = self._open_parent()
+        fd = -1
         try:
+            name = f"{PREFIX}{os.urandom(8).hex()}"
+            os.mkdir(name, 0o700, dir_fd=within)
+            fd = os.open(name, DIRECTORY_FLAGS | os.O_NOFOLLOW, dir_fd=within)
             found = os.fstat(fd)
             if os.listdir(fd):
-                raise FileExistsError(errno.EEXIST, "Another directory was put in place of the one just made", root)
+                raise FileExistsError(errno.EEXIST, "Another directory was put in place of the one just made", name)
             if found.st_uid != os.geteuid() or found.st_mode & 0o077:
-                raise PermissionError(errno.EPERM, "What is made there is not this user's alone", root)
+                raise PermissionError(errno.EPERM, "What is made there is not this user's alone", name)
             with suppress(OSError):
                 fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # keeps systemd-tmpfiles from clearing it away
-            alive = _lock(fd)
+            alive = _lock(fd, _lock_name())
         except Timeout:  # another worker took it for a dead one's, between the making of the lock and its taking
             os.close(fd)
+            os.close(within)
             self.open()
             return
         except BaseException:
-            os.close(fd)
+            if fd >= 0:
+                os.close(fd)
+            os.close(within)
             raise
         self.close()
-        self._root, self._fd, self._alive = os.path.abspath(root), fd, alive
+        self._root, self._name, self._fd, self._within, self._alive = f"{parent}/{name}", name, fd, within, alive
         with suppress(OSError):
-            _reap(os.path.dirname(self._root))
+            _reap(within)
+
+    def _open_parent(self) -> tuple[str, int]:
+        """Return the path of the directory that holds the private one, and its descriptor."""
+        if self._fs is not None:
+            assert self.parent is not None
+            self._fs.make_directory(self.parent)
+            within = self._fs.hold_directory(self.parent)
+            taken.disown(within)
+            return self.parent, within
+        import tempfile  # which loads much that no other command needs
+
+        parent = os.path.abspath(self.parent or tempfile.gettempdir())
+        return parent, os.open(parent, HOLDER_FLAGS)
 
     def new(self) -> ResultFile:
         """Return the path for an attempt. OSError if its directory cannot be made."""
@@ -170,29 +192,29 @@ class ResultFiles:
         if self._fd < 0:
             return
         with suppress(OSError):
-            for name in os.listdir(self._fd):
+            for name in _lock_last(os.listdir(self._fd)):
                 with suppress(OSError):
                     trees.remove(name, self._fd)
         with suppress(OSError):
-            if os.path.samestat(os.fstat(self._fd), os.stat(self._root, follow_symlinks=False)):
-                os.rmdir(self._root)
+            if os.path.samestat(os.fstat(self._fd), os.stat(self._name, dir_fd=self._within, follow_symlinks=False)):
+                os.rmdir(self._name, dir_fd=self._within)
         os.close(self._fd)
+        os.close(self._within)
         if self._alive is not None:
             self._alive.release()
-        self._root, self._fd, self._alive, self._spare = "", -1, None, []
+        self._root, self._name, self._fd, self._within, self._alive, self._spare = "", "", -1, -1, None, []
 
 
 # -- whether the worker of a private directory lives -------------------------------------------------
 
 
-def _lock(directory: int) -> BaseFileLock | None:
+def _lock(directory: int, name: str) -> BaseFileLock | None:
     """Lock a file in an open private directory for as long as this process lives; None where there are no locks.
 
-    `filelock.Timeout` if another process has the lock. The file's name tells this boot of this host: a lock on a shared
-    mount need not exclude between hosts. The directory is named by its descriptor, so that nothing that is put in its
-    place is opened.
+    `filelock.Timeout` if another process has the lock. The directory is named by its descriptor, so that nothing that
+    is put in its place is opened.
     """
-    lock = FileLock(f"/proc/self/fd/{directory}/{_lock_name()}", timeout=0)
+    lock = FileLock(f"/proc/self/fd/{directory}/{name}", timeout=0)
     try:
         lock.acquire()
     except Timeout:
@@ -203,40 +225,77 @@ def _lock(directory: int) -> BaseFileLock | None:
 
 
 def _lock_name() -> str:
-    return f".alive-{boot_id()}"
+    """Return the lock's name. It tells this boot of this host: a lock need not exclude between hosts."""
+    return f"{LOCK_PREFIX}{boot_id()}"
 
 
-def _reap(parent: str) -> None:
-    """Remove the private directories in `parent` whose workers were killed.
+def _lock_last(names: list[str]) -> list[str]:
+    """Return names in the order of removal. Without its lock nobody would remove what a crash leaves of the others."""
+    return sorted(names, key=lambda name: name.startswith(LOCK_PREFIX))
 
-    Three things prove that of one: only this user may enter it, it has a lock file of this boot of this host, and no
-    process holds that lock.
+
+def reap(fs: Filesystem, parent: str, now_s: float) -> int:
+    """Remove the private directories of this user's killed workers, of any host, in `parent`; how many those were.
+
+    `now_s` is by the clock that stamps the files in there. What proves that of one is said in `_reap_one`.
     """
-    within = os.open(parent, DIRECTORY_FLAGS)
     try:
-        for name in os.listdir(within):
+        within = fs.hold_directory(parent)
+    except FileNotFoundError:
+        return 0
+    try:
+        return _reap(within, now_s)
+    finally:
+        taken.close(within)
+
+
+def _reap(within: int, now_s: float | None = None) -> int:
+    removed = 0
+    fd = os.open(".", DIRECTORY_FLAGS, dir_fd=within)
+    try:
+        for name in os.listdir(fd):
             if name.startswith(PREFIX):
                 with suppress(OSError, Timeout):
-                    _reap_one(name, within)
+                    removed += _reap_one(name, fd, now_s)
     finally:
-        os.close(within)
+        os.close(fd)
+    return removed
 
 
-def _reap_one(name: str, within: int) -> None:
+def _reap_one(name: str, within: int, now_s: float | None) -> bool:
+    """Remove a private directory whose worker was killed.
+
+    Three things prove that: only this user may enter it, it has a lock file of this boot of this host, and no process
+    holds that lock. Of another boot or host the lock proves less: then nothing in it may have changed for `AGE_S`, too.
+    The same age is asked of an empty one without a lock: its worker was killed before or after it had the lock there.
+    """
     fd = os.open(name, DIRECTORY_FLAGS | os.O_NOFOLLOW, dir_fd=within)
     try:
         found = os.fstat(fd)
-        if found.st_uid != os.geteuid() or found.st_mode & 0o077 or _lock_name() not in os.listdir(fd):
-            return
-        lock = _lock(fd)
-        if lock is None:
-            return
+        if found.st_uid != os.geteuid() or found.st_mode & 0o077:
+            return False
+        inside = os.listdir(fd)
+        locks = [lock for lock in inside if lock.startswith(LOCK_PREFIX)]
+        is_old = now_s is not None and all(
+            there.st_mtime < now_s - AGE_S
+            for there in (found, *(os.stat(one, dir_fd=fd, follow_symlinks=False) for one in inside))
+        )
+        if _lock_name() not in locks and not (is_old and (locks or not inside)):
+            return False
+        held = []
         try:
-            for inside in os.listdir(fd):
-                trees.remove(inside, fd)
+            for lock in locks:
+                alive = _lock(fd, lock)
+                if alive is None:
+                    return False
+                held.append(alive)
+            for one in _lock_last(inside):
+                trees.remove(one, fd)
             if os.path.samestat(found, os.stat(name, dir_fd=within, follow_symlinks=False)):
                 os.rmdir(name, dir_fd=within)
+            return True
         finally:
-            lock.release()
+            for alive in held:
+                alive.release()
     finally:
         os.close(fd)

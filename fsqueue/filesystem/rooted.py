@@ -94,6 +94,10 @@ class Rooted:
                     self._root_fd = self._root_fds[0]
         return self._root_fd
 
+    def after_fork(self) -> None:
+        """In a forked child, where a thread that was opening the root does not go on: do not wait for it."""
+        self._opening = taken.Mutex()
+
     def close_root(self) -> None:
         """Close the root; the next use opens it anew, and may find another directory there."""
         self._root_fd = -1
@@ -168,6 +172,10 @@ class Rooted:
             raise NotADirectoryError(
                 errno.ENOTDIR, "A symbolic link, where a directory of the queue belongs", path
             ) from None
+
+    def hold_directory(self, path: str) -> int:
+        """Return a descriptor of a directory below the root, for names in it. The caller closes it."""
+        return self._open_directory(path, HOLDER_FLAGS)
 
     def _open_listing(self, path: str, touched: bool) -> int:
         """Open a directory to list it. `touched`: first change its time, so that a client asks its server for it."""

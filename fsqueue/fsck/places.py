@@ -13,7 +13,7 @@ from fsqueue.fsck import attempts
 from fsqueue.fsck.access import guarded
 from fsqueue.fsck.findings import Suspect, found
 from fsqueue.fsck.repair import Repair, held
-from fsqueue.layout import SETTINGS_FILE, is_doctors, read_fate
+from fsqueue.layout import RESULTS, SETTINGS_FILE, is_doctors, read_fate
 from fsqueue.store import Store
 from fsqueue.task import GcReport
 
@@ -94,7 +94,7 @@ class _Places:
                 yield from self._kind(path, kind, "file")
             elif (
                 is_doctors(name)
-                or name in (trash.OWN, ".quarantine", self.store.fate.directory)
+                or name in (trash.OWN, ".quarantine", RESULTS, self.store.fate.directory)
                 or self._is_beside(name)
             ):
                 yield from self._kind(path, kind, "directory")

@@ -29,6 +29,27 @@ class Attempt:
     outcome: str = OPEN
     ended_at: int | None = None
     error: str | None = None
+    took: int | None = None
+    """How long the work took, where that was recorded."""
+    several: bool = True
+    """Whether the lease may be of several tasks, so that work may have begun later."""
+
+    @property
+    def held(self) -> int | None:
+        """Return how long the task was leased; None while it is."""
+        return None if self.ended_at is None else max(0, self.ended_at - self.leased_at)
+
+    @property
+    def duration(self) -> int | None:
+        """Return how long the work took: as recorded, else as long as the lease."""
+        return self.held if self.took is None else self.took
+
+    @property
+    def began_at(self) -> int | None:
+        """Return when the work began: with a lease of this task alone, or as recorded. None: not known."""
+        if self.took is None or self.ended_at is None:
+            return None if self.several else self.leased_at
+        return self.ended_at - self.took
 
 
 def attempts_of(batch: str, records: history.Records, now_ms: int) -> Iterator[Attempt]:
@@ -55,7 +76,10 @@ def attempts_of(batch: str, records: history.Records, now_ms: int) -> Iterator[A
                 if attempt is not None:
                     yield _ended(running.pop(index), EXPIRED, min(attempt.until, ledger.at))
                 available = max(before[index] if index < len(before) else 0, birth)
-                running[index] = Attempt(index, holder.id, holder.worker, available, holder.at, ledger.since[index])
+                running[index] = Attempt(
+                    index, holder.id, holder.worker, available, holder.at, ledger.since[index],
+                    several=holder.several or len(holder.tasks) > 1,
+                )  # fmt: skip
             elif attempt is not None:
                 outcome = _outcome(record, state)
                 late = record.get("lease") is None and outcome in (BURY, CANCEL)  # whose lease had run out before
@@ -63,6 +87,7 @@ def attempts_of(batch: str, records: history.Records, now_ms: int) -> Iterator[A
                 if late:
                     yield _ended(attempt, EXPIRED, min(attempt.until, ledger.at))
                 else:
+                    attempt.took = movements.took_ms(record, index)
                     yield _ended(attempt, outcome, ledger.at, ledger.errors.get(index) if outcome != COMPLETE else None)
     for attempt in running.values():
         yield _ended(attempt, EXPIRED, attempt.until) if attempt.until <= now_ms else attempt

@@ -12,12 +12,12 @@ from typing import Any
 import numpy
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StringType, StructType
 
 from fsqueue import names
 from fsqueue.names import TaskFileName
 from fsqueue.spark import schemas, views
+from fsqueue.spark.compat import arrow_schema
 from fsqueue.spark.options import DROP, ReadOptions
 from fsqueue.spark.parsing import PREFIX, SUFFIX, Parser
 from fsqueue.spark.views import Row
@@ -35,7 +35,7 @@ class Columns:
 
     def __init__(self, options: ReadOptions, schema: StructType, queue: str) -> None:
         view = options.view
-        self.schema = to_arrow_schema(schema, timezone="UTC")
+        self.schema = arrow_schema(schema)
         self.queue = queue
         self.places = {name: place for place, name in enumerate(schemas.VIEWS[view])}
         self.is_dropping = options.mode == DROP

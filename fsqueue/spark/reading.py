@@ -68,8 +68,10 @@ class FsqueueReader(DataSourceReader):  # type: ignore[misc]
 
     def partitions(self) -> list[InputPartition]:
         """Pieces of about the same size. Before that, what was decided but not published yet is published."""
-        found = queues_in(self.options.path)
-        paths = [self.options.path] if found is None else found
+        paths = []
+        for path in self.options.paths:
+            found = queues_in(path)
+            paths += [path] if found is None else found
         if self.queue_names is not None:
             paths = [path for path in paths if name_of(path) in self.queue_names]
         if len(paths) > PLANNED_QUEUES_MAX:
@@ -193,7 +195,7 @@ def _weigh(store: Store, view: str, shards: Sequence[names.Shard]) -> dict[str, 
     if view == "dead":
         sizes = deadletters.sizes(store)
         return {shard: sizes.get(shard, 0) / HISTORY_BYTES for shard in shards}
-    if view in ("tasks", "findings", "leases"):
+    if view in ("tasks", "states", "findings", "leases"):
         return {shard: _weigh_tasks(store, shard) for shard in shards}
     kept = history.sizes(store)
     return {

@@ -8,6 +8,9 @@ from uuid import uuid4
 
 from pyspark.sql import functions, types
 
+from fsqueue import commits
+from fsqueue.clock import Clock, Entropy
+from fsqueue.names import commit_name, new_uuid
 from fsqueue.queue import Queue
 from fsqueue.spark import encoding, options
 from fsqueue.spark.sessions import register, spark_errors
@@ -32,7 +35,7 @@ NO_UTF8 = "\nfsqueue.errors.InvalidTask: A column of texts has a value that is n
 
 @dataclass(frozen=True)
 class SeedReport:
-    """What a seeding inserted: `rows` tasks in `batches` files of `bytes` together. `repeated`: a former call did."""
+    """What a seeding inserted: `rows` tasks in `batches` files of `bytes` together. `repeated`: another call did."""
 
     commit: str
     rows: int
@@ -77,6 +80,7 @@ def seed(
     if commit is not None and (known := _committed(wanted.path, commit)) is not None:
         return SeedReport.of(known, True)
     given["commit"] = name
+    attempt = given[options.ATTEMPT] = new_uuid(Entropy(), Clock().now_ms())
     kind = payload_type(wanted, df.schema)
     if isinstance(kind, types.BinaryType) or df.sparkSession.conf.get(TIME_POLICY) == "LEGACY":
         columns = [column for column in df.columns if payload is None or column in (payload, wanted.delay_s)]
@@ -90,7 +94,7 @@ def seed(
     known = _committed(wanted.path, name)
     if known is None:  # the queue was there, and was to be left alone
         return SeedReport(name, 0, 0, 0, False)
-    return SeedReport.of(known, False)
+    return SeedReport.of(known, not _is_own(wanted.path, name, attempt))
 
 
 def payload_type(wanted: options.WriteOptions, schema: types.StructType) -> types.DataType:
@@ -132,6 +136,13 @@ def _other(wanted: options.WriteOptions) -> str:
 def _quoted(name: str) -> str:
     """A column's name as Spark takes it, dots and all."""
     return "`" + name.replace("`", "``") + "`"
+
+
+def _is_own(path: str, name: str, attempt: str) -> bool:
+    """Return whether a commit inserted what this attempt staged: another driver may have published the name first."""
+    store = Queue(path).store
+    record = commits.find(store, store.layout, commit_name(name))
+    return record is None or not record.parts or attempt in record.attempts()
 
 
 def _committed(path: str, name: str) -> CommitReport | None:

@@ -40,6 +40,10 @@ def seconds(at_s: float | None) -> int | None:
     return None if at_s is None else round(at_s * 1_000_000)
 
 
+def _seconds(ms: int | None) -> float | None:
+    return None if ms is None else ms / 1000
+
+
 def who(worker: dict[str, Any] | None) -> tuple[str | None, str | None]:
     """A worker's host, and all that is known of it as JSON."""
     return (None, None) if not worker else (_string(worker.get("host")), text(worker))
@@ -180,21 +184,26 @@ def _ranges(tasks: Any) -> list[dict[str, int]] | None:
 def finished(store: Store, shard: Shard) -> Iterator[Row]:
     """The tasks that have an outcome, as far as logs and history know them."""
     for batch, found, _ in records(store, shard):
-        ledger = history.replay(found)
-        birth = moment(names.birth_ms(batch))
-        for index, state in enumerate(ledger.state):
-            if state in FINISHED:
-                holder = ledger.holder[index]
-                yield (
-                    names.task_id(batch, index),
-                    FINISHED[state],
-                    birth,
-                    moment(ledger.since[index]),
-                    ledger.attempts[index] + (1 if state == COMPLETED else 0),
-                    *who(holder.worker if holder is not None else None),
-                    ledger.errors.get(index),
-                    text(ledger.results.get(index)),
-                )
+        yield from finished_in(batch, found)
+
+
+def finished_in(batch: str, found: history.Records) -> Iterator[Row]:
+    """The tasks of a batch that have an outcome."""
+    ledger = history.replay(found)
+    birth = moment(names.birth_ms(batch))
+    for index, state in enumerate(ledger.state):
+        if state in FINISHED:
+            holder = ledger.holder[index]
+            yield (
+                names.task_id(batch, index),
+                FINISHED[state],
+                birth,
+                moment(ledger.since[index]),
+                ledger.attempts[index] + (1 if state == COMPLETED else 0),
+                *who(holder.worker if holder is not None else None),
+                ledger.errors.get(index),
+                text(ledger.results.get(index)),
+            )
 
 
 def all_attempts(store: Store, shard: Shard) -> Iterator[Row]:
@@ -207,15 +216,26 @@ def all_attempts(store: Store, shard: Shard) -> Iterator[Row]:
                 one.lease,
                 one.outcome,
                 moment(one.leased_at),
+                moment(one.began_at),
                 moment(one.ended_at),
                 max(0, one.leased_at - one.available_at) / 1000,
-                None if one.ended_at is None else max(0, one.ended_at - one.leased_at) / 1000,
+                _seconds(one.duration),
+                _seconds(one.held),
                 *who(one.worker),
                 one.error,
             )
 
 
 # -- letters, counters, findings -------------------------------------------------------------------------
+
+
+def states(store: Store, shard: Shard) -> Iterator[Row]:
+    """How many tasks of a shard are in which state. What the counters hold is told with the first shard."""
+    counts = inspection.status_of_shard(store, shard).as_dict()
+    del counts["inserted"]
+    yield from ((shard, state, count) for state, count in counts.items() if count)
+    if shard == names.all_shards(store.layout.shards)[0]:
+        yield None, IS_COMPLETED, sum(counters.completed(store, counters.sizes(store)).values())
 
 
 def dead(store: Store, shard: Shard) -> Iterator[Row]:
@@ -248,6 +268,7 @@ def committed(store: Store) -> Iterator[Row]:
 OF_NO_SHARD: dict[str, Callable[[Store], Iterator[Row]]] = {"counters": counted, "commits": committed}
 """The views that tell of the queue as a whole."""
 BY_SHARD: dict[str, Callable[[Store, Shard], Iterator[Row]]] = {
+    "states": states,
     "leases": leases,
     "dead": dead,
     "movements": all_movements,

@@ -4,9 +4,10 @@
 what commands print. `commands`, `processes` and `threads` do the tasks.
 """
 
+from fsqueue.work.launchers import names_launcher
 from fsqueue.work.passing import Output
 from fsqueue.work.placeholders import check_program
 from fsqueue.work.report import Event, WorkerReport
 from fsqueue.work.worker import Worker
 
-__all__ = ["Event", "Output", "Worker", "WorkerReport", "check_program"]
+__all__ = ["Event", "Output", "Worker", "WorkerReport", "check_program", "names_launcher"]

@@ -97,6 +97,14 @@ class Loop:
         report = self._report
         return max(0, self._taken - report.completed - report.failed - report.released - report.lost)
 
+    @property
+    def completed_about(self) -> tuple[int, int]:
+        """Return how many tasks were completed for certain, and at most. Hints, for any thread.
+
+        The difference are outcomes that the queue is just being told.
+        """
+        return self._report.completed, len(self._untold) + self._report.completed
+
     def run(self) -> WorkerReport:
         """Work until there is nothing left to do, or until stopped; then raise what kept it from going on."""
         self._began = self._now()
@@ -276,7 +284,9 @@ class Loop:
     def _put_back_untouched(self, most: int | None = None) -> None:
         """Put back the last of what was leased ahead: all of it by default."""
         for _ in range(len(self._ahead) if most is None else min(most, len(self._ahead))):
-            self._outbox.append(Outcome(self._ahead.pop().task, "release", begun=False))
+            task = self._ahead.pop().task
+            task.took_s = 0.0
+            self._outbox.append(Outcome(task, "release", begun=False))
             self._taken -= 1
 
     # -- tasks end
@@ -284,6 +294,7 @@ class Loop:
     def done(self, job: Job, verb: str, value: Any, seconds: float) -> None:
         """A doer is done with a task: what is the queue to be told?"""
         task = job.task
+        task.took_s = job.begun_under.took_s = seconds
         if not job.doomed and verb in ("complete", "fail", "bury"):
             self._pace.took(seconds)
         if job.gone:
@@ -335,11 +346,11 @@ class Loop:
 
     def _settled(self, settled: Settled) -> None:
         for outcome, counted, said in settled.counted:
-            self._untold.pop(id(outcome), None)
             if outcome.begun:
                 self._report.count(counted)
                 if said:
                     self._say("lost", said, task=outcome.task.id)
+            self._untold.pop(id(outcome), None)  # last, for `completed_about`
         if settled.error is not None:
             self._give_up(settled.error)
 

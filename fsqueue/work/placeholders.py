@@ -12,10 +12,11 @@ import orjson
 from fsqueue.errors import InvalidArgument
 from fsqueue.filesystem import is_program
 
-PLACEHOLDER = re.compile(r"(?<!\{)\{\{(?P<escaped>(?:[^\W\d]\w*)?)\}\}(?!\})|\{(?P<named>[^{}]*)\}")
+_NAME = r"[^\W\d]\w*(?:[-.]\w+)*"
+NAME = re.compile(_NAME)
+"""What names a field: an identifier (`tile`), or one that goes on behind hyphens or single dots (`tile-id`, `x.y`)."""
+PLACEHOLDER = re.compile(rf"(?<!\{{)\{{\{{(?P<escaped>(?:{_NAME})?)\}}\}}(?!\}})|\{{(?P<named>[^{{}}]*)\}}")
 """`{}`: the payload; `{field}`: a field of it; `{{}}` and `{{field}}`: the same, as text with single braces."""
-NAME = re.compile(r"[^\W\d]\w*(?:[-.]\w+)*")
-"""What may name a field: an identifier, or several joined by hyphens or single dots."""
 FIELDS_SHOWN_MAX = 20
 """How many fields of a payload an error about a missing field names, at most."""
 
@@ -40,11 +41,11 @@ def fill(argv: Sequence[str], payload: Any) -> list[str]:
         name = match["named"]
         if not name:
             return text_of(payload)
-        if name in fields and _may_be_field(match):
-            return text_of(fields[name])
-        if _is_field(match):
+        if not _is_field(match):
+            return match[0]
+        if name not in fields:
             raise MissingField(_missing(name, payload))
-        return match[0]
+        return text_of(fields[name])
 
     return [PLACEHOLDER.sub(one, argument) for argument in argv]
 
@@ -80,15 +81,10 @@ def text_of(value: Any) -> str:
     return os.fsdecode(value if isinstance(value, bytes) else orjson.dumps(value))
 
 
-def _may_be_field(match: re.Match[str]) -> bool:
-    """Tell whether a placeholder means a field, if there is one of that name."""
+def _is_field(match: re.Match[str]) -> bool:
+    """Tell whether a placeholder means a field, whether the payload has one of that name or not."""
     name = match["named"]
     return bool(name and NAME.fullmatch(name)) and not match.string.startswith("$", max(0, match.start() - 1))
-
-
-def _is_field(match: re.Match[str]) -> bool:
-    """Tell whether a placeholder can only mean a field."""
-    return _may_be_field(match) and match["named"].isidentifier()
 
 
 def _missing(name: str, payload: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from fsqueue.task import LeasedTask
@@ -19,6 +19,8 @@ class WorkerReport:
     completed: int = 0
     failed: int = 0
     """Attempts that failed, timed out, or were buried; a task retried here counts each time."""
+    buried: int = field(default=0, compare=False)
+    """How many of `failed` made a dead letter. A part of it, so two reports are not compared by this, too."""
     released: int = 0
     """Put back after they were begun: the run was told to stop, or the task asked for it."""
     lost: int = 0
@@ -31,7 +33,9 @@ class WorkerReport:
     """Why it ended: drained, signal, max-tasks, max-runtime, job-end, idle, failures, excluded."""
 
     def count(self, what: str) -> None:
-        """One more is completed, failed, released or lost."""
+        """One more is completed, failed, buried (which is failed, too), released or lost."""
+        if what == "buried":
+            self.failed += 1
         setattr(self, what, getattr(self, what) + 1)
 
     def as_dict(self) -> dict[str, Any]:

@@ -50,7 +50,7 @@ GIVE_BACK_LOOK_S = 0.05
 LOST = (errors.LeaseLost, errors.TaskNotFound, errors.QueueNotFound)
 BROKEN = (errors.StorageError, errors.StorageFull)
 _HOPELESS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO)
-COUNTED_AS = {"complete": "completed", "fail": "failed", "bury": "failed", "release": "released"}
+COUNTED_AS = {"complete": "completed", "fail": "failed", "bury": "buried", "release": "released"}
 
 Verb = Literal["complete", "fail", "bury", "release"]
 
@@ -180,7 +180,7 @@ class Settler(BackgroundThread):
             if lost:
                 _let_pass(self._taking)
             for outcome in mine:
-                counted, said = COUNTED_AS[outcome.verb], ""  # a completion may have become a failure
+                counted, said = _counted_as(outcome), ""  # a completion may have become a failure
                 if outcome.task.id in lost:
                     counted = own_outcome(outcome.task) or "lost"
                     if counted == "lost":
@@ -196,8 +196,15 @@ class Settler(BackgroundThread):
         streak = self._streaks.setdefault(id(store), Streak(store, after))
         if counted == "completed":
             streak.succeeded()
-        elif counted == "failed":
+        elif counted in ("failed", "buried"):
             streak.failed(outcome.reason.partition("\n")[0])
+
+
+def _counted_as(outcome: Outcome) -> str:
+    """Return what a told outcome counts as. The queue buries a task whose attempts are used up."""
+    most = outcome.task.queue.settings.max_attempts
+    is_last = outcome.verb == "fail" and most is not None and outcome.task.attempt >= most
+    return "buried" if is_last else COUNTED_AS[outcome.verb]
 
 
 def _grouped(outcomes: Sequence[Outcome]) -> Iterable[tuple[Queue, Verb, float | None, list[Outcome]]]:
@@ -268,6 +275,7 @@ def adopt(
         elif job is not None:
             job.task = task
         elif task.id in on_its_way:
+            task.took_s = on_its_way[task.id].task.took_s
             outcomes.append(replace(on_its_way[task.id], task=task))
             on_its_way[task.id].begun = False  # under the lease before it is lost, which is no loss
         else:
@@ -284,6 +292,7 @@ def failure(job: Job, verb: Literal["fail", "bury"], reason: str) -> tuple[Outco
     """
     if verb == "bury" or job.begun_under.token == job.task.token:
         return Outcome(job.task, verb, reason), []
+    job.task.took_s = 0.0
     return Outcome(job.begun_under, verb, reason), [Outcome(job.task, "release", begun=False)]
 
 

@@ -94,7 +94,7 @@ class Threads:
         """A thread cannot be ended: instead of killing, its task is done with, and what it returns will be dropped."""
         if number == signal.SIGKILL and job in self._given:
             self._given.remove(job)
-            self._done(job, "release", 0, 0.0)
+            self._done(job, "release", 0, max(0.0, self._now() - job.began))
 
     def stopping(self) -> None:
         self._is_stopping = True

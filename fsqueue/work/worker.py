@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from fsqueue import slurm
 from fsqueue.arguments import whole
 from fsqueue.clock import duration_ms
 from fsqueue.errors import FsqueueError, InvalidArgument
@@ -19,6 +20,7 @@ from fsqueue.queue import Queue
 from fsqueue.work import handlers, placeholders
 from fsqueue.work.commands import Commands
 from fsqueue.work.jobs import Doer
+from fsqueue.work.launchers import may_leave_node
 from fsqueue.work.limits import FAILURES_FIRST, Limits
 from fsqueue.work.loop import Loop
 from fsqueue.work.passing import OUTPUTS, Output, PassOn
@@ -26,8 +28,8 @@ from fsqueue.work.processes import Children
 from fsqueue.work.report import Event, Tell, WorkerReport
 from fsqueue.work.threads import WARNING, Threads
 
-STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-"""What asks a worker to end. Slurm sends SIGTERM, and with --signal whatever was asked for."""
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""What asks a worker to end: schedulers send SIGTERM, before it what was asked for; at its time limit LSF, SIGUSR2."""
 
 SPARE_FILES = 32
 """So many files of kept output are open besides one for each slot: for processes that commands leave behind."""
@@ -59,7 +61,8 @@ class Worker:
     arguments, run once a task: `{}` in an argument stands for the payload, `{field}` for a field of it. A task that
     lacks the field fails. `{{field}}` stands for the text `{field}`; other braces stay as they are.
 
-    processes: how many tasks are done at a time, each in a process of its own.
+    processes: how many tasks are done at a time, each in a process of its own; "auto": as many as this process may
+        use processors, of its Slurm job or of the machine.
     threads: so many threads of this process instead; see the warning that it tells.
     lease_s: seconds; each queue's own if None. Leases are renewed after each third of it.
     timeout_s: a task that takes longer is ended, and fails.
@@ -73,8 +76,9 @@ class Worker:
     on_lease_lost: what is done about work whose task was taken over: "kill" it or let it "finish".
     sysexits: commands that exit with 75 are put back without blame, with 65 buried at once.
     keep_output: a directory for all that is printed, a new file for each task and attempt.
-    result_dir: where commands find the file FSQUEUE_RESULT, in a private directory; the system's directory for
-        temporary files if None. One that other nodes share serves commands that run there (srun).
+    result_dir: where commands find the file FSQUEUE_RESULT, in a private directory. If None: the system's directory
+        for temporary files; or a place in the queue, if commands may run on other nodes (they name srun or mpirun, or
+        this is the only worker in a Slurm job of several nodes).
     result_from_stdout: a command's result is its standard output, instead of what it writes to the file FSQUEUE_RESULT.
     patience_s: how long a failing filesystem is waited for.
     output: how what is printed is passed on: "group", together when an attempt ends; "line", line by line; "none", as
@@ -94,7 +98,7 @@ class Worker:
         *,
         command: Sequence[str] = (),
         load: Sequence[str] = (),
-        processes: int = 1,
+        processes: int | Literal["auto"] = 1,
         threads: int | None = None,
         lease_s: float | None = None,
         timeout_s: float | None = None,
@@ -135,6 +139,8 @@ class Worker:
         }.items():  # fmt: skip
             if value is not None:
                 whole(name, value)
+        if processes == "auto":
+            processes = slurm.processors()
         whole("processes", processes)
         if output not in (None, *OUTPUTS):
             raise InvalidArgument(f"output must be one of {', '.join(OUTPUTS)}, not {output!r}.")
@@ -216,6 +222,11 @@ class Worker:
         """How many tasks it holds just now. A hint, for any thread."""
         return self._loop.held_about
 
+    @property
+    def completed(self) -> tuple[int, int]:
+        """How many tasks it has completed so far: for certain, and at most. Hints, for any thread."""
+        return self._loop.completed_about
+
     def _check_fields(self) -> None:
         """Refuse a command that asks for a field which a waiting task lacks, before any task is leased."""
         if not placeholders.asks_for_fields(self._how.command):
@@ -238,7 +249,7 @@ class Worker:
         kept = None if how.keep_output is None else KeptOutput(how.keep_output, slots + SPARE_FILES)
         if how.command:
             return Commands(
-                how.command, slots, loop.mailbox, loop.outlet, loop.done, loop.refused, ResultFiles(how.result_dir),
+                how.command, slots, loop.mailbox, loop.outlet, loop.done, loop.refused, self._results(),
                 sysexits=how.sysexits, keep_output=kept, result_from_stdout=how.result_from_stdout,
                 output=how.output, has_tags=how.has_tags,
             )  # fmt: skip
@@ -246,6 +257,14 @@ class Worker:
             how.handler, self._queues, slots, loop.mailbox, loop.outlet, loop.done, loop.refused, loop.returned,
             keep_output=kept, output=how.output, has_tags=how.has_tags,
         )  # fmt: skip
+
+
+    def _results(self) -> ResultFiles:
+        """Return where results go: by default into the queue, which all nodes see, if commands may run elsewhere."""
+        if self._how.result_dir is None and may_leave_node(self._how.command):
+            store = self._queues[0].store
+            return ResultFiles(store.layout.results, store.fs)
+        return ResultFiles(self._how.result_dir)
 
 
 def _seconds(name: str, value: float | None) -> float:

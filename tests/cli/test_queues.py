@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import pty
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
@@ -143,13 +145,15 @@ def test_gc_needs_one_thing_to_clean(fsqueue_cli: Run, queue: Queue, tmp_path: P
 
 
 @pytest.mark.once
-@pytest.mark.parametrize(("answer", "code", "left"), [("y\n", 0, 0), ("n\n", 1, 3), ("\n", 1, 3), ("\x04", 1, 3)])
+@pytest.mark.parametrize(("answer", "code", "left"), [("y\n", 0, 0), ("n\n", 1, 3), ("\n", 1, 3), ("\x04", 1, 3),
+                                                    ("what?\ny\n", 0, 0), ("\x03", 130, 3)])  # fmt: skip
 def test_on_a_terminal_it_asks(queue: Queue, answer: str, code: int, left: int) -> None:
     queue.insert_many(range(3))
     main, side = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-m", "fsqueue_cli", "purge", str(queue.path)], stdin=side, stdout=side, stderr=side
-    )
+        [sys.executable, "-m", "fsqueue_cli", "purge", str(queue.path)], stdin=side, stdout=side, stderr=side,
+        start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )  # fmt: skip
     os.close(side)
     written = b""
     while b"]: " not in written:

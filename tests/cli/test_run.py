@@ -52,10 +52,47 @@ def test_dead_letters_exit_with_9_and_keep_the_reason(spawn: Spawn, queue_factor
     process = spawn("run", queue.path, "--json", "--", "sh", "-c", 'echo trouble >&2; exit "$1"', "sh", "{}")
     out, err = process.communicate(timeout=60)
     assert process.returncode == 9
-    counts = {"completed": 1, "failed": 2, "released": 0, "lost": 0, "unkept": 0}
+    counts = {"completed": 1, "failed": 2, "buried": 1, "released": 0, "lost": 0, "unkept": 0}
     assert json.loads(out) == counts | {"signal": None, "ended": "drained", "dead": 1}
     assert err == "trouble\n" * 3  # forwarded as it came
     assert [letter.reason for letter in queue.dead()] == ["exit status 1: trouble\ntrouble"]
+
+
+def test_dead_letters_of_earlier_runs_are_told_and_fail_no_run(spawn: Spawn, queue_factory: QueueFactory) -> None:
+    """As elements of an array that begin after a task was given up."""
+    queue = queue_factory(max_attempts=1)
+    queue.insert_many(["false", "true"])
+    [first] = queue.lease(1)
+    first.fail("earlier")
+    process = spawn("run", queue.path, "--", "{}")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert "1 completed" in err
+    assert "1 dead letter(s) in the queue" in err
+
+
+@pytest.mark.parametrize(("attempts", "verb"), [(5, "bury"), (1, "fail")])
+def test_a_task_that_its_command_gives_up_by_token_is_the_run_s_own(
+    spawn: Spawn, queue_factory: QueueFactory, attempts: int, verb: str
+) -> None:
+    queue = queue_factory(max_attempts=attempts)
+    queue.insert(1)
+    command = f'{sys.executable} -m fsqueue_cli {verb} "$FSQUEUE_QUEUE" "$FSQUEUE_TOKEN" --reason hopeless'
+    process = spawn("run", queue.path, "--json", "--", "sh", "-c", command)
+    out, _ = process.communicate(timeout=60)
+    assert (process.returncode, json.loads(out)["buried"], json.loads(out)["failed"]) == (9, 1, 1)
+
+
+def test_as_many_at_a_time_as_the_job_has_processors(spawn: Spawn, queue: Queue) -> None:
+    """One at a time, since the job has one processor, whatever the machine has: no two commands at once."""
+    queue.insert_many(range(6))
+    command = 'mkdir "$0.d" || exit 1; sleep 0.05; rmdir "$0.d"'
+    job = {"SLURM_JOB_ID": "1", "SLURMD_NODENAME": "n", "SLURM_CPUS_PER_TASK": "1", "SLURM_JOB_END_TIME": "x"}
+    words = ["run", queue.path, "-j", "auto", "--", "sh", "-c", command, queue.path]
+    assert spawn(*words, env=os.environ | job).wait(timeout=60) == 0
+    assert [task.attempt for task in queue.tasks("completed")] == [1] * 6
+    said = spawn("run", queue.path, "-j", "many", "--", "true").communicate(timeout=60)[1]
+    assert "'many' is not a valid" in said
 
 
 def test_jobs_run_side_by_side(spawn: Spawn, queue: Queue, tmp_path: Path) -> None:
@@ -90,7 +127,10 @@ def test_a_file_that_cannot_be_executed_exits_with_2_and_burns_nothing(
     assert (task.state, task.attempt) == ("waiting", 0)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGUSR2, 140)],  # LSF's at the limit
+)
 def test_stopped_by_a_signal_it_puts_back_what_it_holds(
     spawn: Spawn, queue: Queue, tmp_path: Path, number: int, code: int
 ) -> None:

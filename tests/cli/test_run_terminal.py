@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import pytest
 from fsqueue_cli.drawing import Pen
 from fsqueue_cli.progress import KINDS_MAX, REPEAT_S, Failures, Numbers
 
-from fsqueue import Queue, Status
+from fsqueue import Event, Queue, Status, Worker
 from tests.cli.conftest import Spawn
 from tests.cli.terminal import Terminal
 from tests.conftest import QueueFactory
@@ -177,46 +179,85 @@ def line(numbers: Numbers, columns: int = 100) -> str:
 def test_what_is_not_known_is_not_shown(clock: Clock) -> None:
     numbers = Numbers(clock)
     assert line(numbers) == "0 done"
-    numbers.look(Status(waiting=90, completed=10), held=0, completed=0)
+    numbers.look(Status(waiting=90, completed=10), held=0)
     clock.now += 10
     assert line(numbers).endswith("] 10 of 100 done"), "no rate of nothing, no time left"
 
 
 def test_rate_and_time_left_come_from_everybody(clock: Clock) -> None:
     numbers = Numbers(clock)
-    numbers.look(Status(waiting=100, leased=10), held=4, completed=0)
+    numbers.look(Status(waiting=100, leased=10), held=4)
     line(numbers)
     clock.now += 10
-    numbers.counts["completed"] += 10
+    numbers.completed = lambda: (10, 10)
     assert line(numbers).endswith("10 of 110 done, 6 leased elsewhere, 1.0/s, 2 min left")
-    numbers.look(Status(waiting=80, leased=10, completed=18, dead=2), held=10, completed=10)
+    numbers.look(Status(waiting=80, leased=10, completed=18, dead=2), held=10)
     numbers.counts["failed"] += 3
     assert line(numbers).endswith("20 of 110 done, 3 failed, 2.0/s, 45 s left")
 
 
+def test_nothing_is_counted_twice_after_the_terminal_stood_still(queue: Queue) -> None:
+    """A look has counted what the worker completed meanwhile; its events come when the terminal goes on."""
+    queue.insert_many(range(30))
+    inside, goes_on = threading.Event(), threading.Event()
+    told: list[Event] = []
+
+    def tell(event: Event) -> None:
+        inside.set()
+        assert goes_on.wait(60)
+        told.append(event)
+
+    numbers = Numbers()
+    worker = Worker(queue, command=["true"], tell=tell, max_tasks=20)
+    numbers.completed = lambda: worker.completed
+    with ThreadPoolExecutor() as pool:
+        running = pool.submit(worker.run)
+        assert inside.wait(60)
+        wait_for(lambda: queue.status().completed == 20)
+        numbers.look(queue.status(), held=0)
+        goes_on.set()
+        running.result(60)
+    assert "completed" in [event.kind for event in told]
+    for event in told:
+        numbers.counts[event.kind] += 1
+    assert "20 of 30 done" in line(numbers)
+
+
+def test_what_a_look_may_have_counted_is_not_counted_again(clock: Clock) -> None:
+    numbers = Numbers(clock)
+    numbers.completed = lambda: (3, 5)
+    numbers.look(Status(waiting=5, completed=5), held=0)
+    numbers.completed = lambda: (5, 5)
+    assert "] 5 of 10 done" in line(numbers)
+    numbers.completed = lambda: (7, 7)
+    assert "] 7 of 10 done" in line(numbers)
+
+
 def test_a_purge_begins_anew(clock: Clock) -> None:
     numbers = Numbers(clock)
-    numbers.look(Status(completed=1000, waiting=10), held=0, completed=0)
+    numbers.look(Status(completed=1000, waiting=10), held=0)
     line(numbers)
-    numbers.look(Status(waiting=10), held=0, completed=0)
+    numbers.look(Status(waiting=10), held=0)
     clock.now += 10
     assert line(numbers).endswith("] 0 of 10 done")
 
 
 def test_the_rate_is_that_of_the_last_minute(clock: Clock) -> None:
     numbers = Numbers(clock)
-    numbers.look(Status(waiting=1000), held=0, completed=0)
+    numbers.look(Status(waiting=1000), held=0)
+    completed = 0
+    numbers.completed = lambda: (completed, completed)
     for _ in range(200):
         line(numbers)
         clock.now += 1
-        numbers.counts["completed"] += 1 if clock.now < 1100 else 3
+        completed += 1 if clock.now < 1100 else 3
     assert "3.0/s" in line(numbers)
 
 
 @pytest.mark.parametrize("columns", [1, 5, 30, 79])
 def test_it_fits(clock: Clock, columns: int) -> None:
     numbers = Numbers(clock)
-    numbers.look(Status(waiting=100, leased=10), held=4, completed=0)
+    numbers.look(Status(waiting=100, leased=10), held=4)
     assert len(line(numbers, columns)) <= columns
 
 

@@ -30,6 +30,9 @@ def sbatch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A sbatch that notes what it is given; its directory."""
     place = tmp_path / "bin"
     place.mkdir()
+    monkeypatch.chdir(tmp_path)
+    for program in (place / "x", tmp_path / "process"):
+        program.touch(0o755)
     monkeypatch.setenv("PATH", f"{place}:/usr/bin:/bin")
     script(place, f'printf "%s\\0" "$@" >{place}/arguments; cat >{place}/script; echo "4711;lab"')
     return place
@@ -57,7 +60,8 @@ def test_sbatch_s_options_and_those_of_workers(fsqueue_cli: Run, busy: Queue, sb
     words = ["--array", "0-99%20", "-j", "4", "-t", "1:00:00", "--mem=4G", "--requeue", "--timeout=60", "-N1", "-j2"]
     assert fsqueue_cli("slurm", busy.path, *words, "--", "./process", "{}").output == "4711\n"
     assert given(sbatch) == [
-        *("--parsable", "--job-name=fsqueue-q", "--signal=B:USR1@40"),
+        *("--parsable", "--job-name=fsqueue-q", "--signal=B:USR1@40", "--open-mode=append"),
+        *("--cpus-per-task=2", f"--output={sbatch.parent}/fsqueue-logs/%x-%A_%a.out"),
         *("--array", "0-99%20", "-t", "1:00:00", "--mem=4G", "--requeue", "-N1"),
     ]
     assert worker_of(sbatch)[4:] == [
@@ -71,7 +75,7 @@ def test_workers_hear_of_the_end_in_time_for_their_grace(fsqueue_cli: Run, busy:
     fsqueue_cli("slurm", busy.path, "--grace", "1e9", "--", "true")
     assert "--signal=B:USR1@65535" in given(sbatch)
     fsqueue_cli("slurm", busy.path, "--signal", "B:TERM@60", "-J", "mine", "--", "true")
-    assert given(sbatch) == ["--parsable", "--signal", "B:TERM@60", "-J", "mine"]
+    assert [word for word in given(sbatch) if "signal" in word or "job-name" in word] == ["--signal"]
 
 
 def test_any_argument_arrives_as_it_is(fsqueue_cli: Run, busy: Queue, sbatch: Path) -> None:
@@ -100,13 +104,15 @@ def test_json(fsqueue_cli: Run, busy: Queue, sbatch: Path) -> None:
     assert said["sbatch"][0] == "sbatch"
     assert said["script"] == (sbatch / "script").read_text()
     shown = json.loads(fsqueue_cli("slurm", busy.path, "--json", "--print", "--array=0-9", "--", "true").output)
-    assert shown == {"sbatch": said["sbatch"], "script": said["script"]}
+    assert shown == {name: said[name] for name in ("sbatch", "script", "log_dir")}
+    assert said["log_dir"] == str(sbatch.parent / "fsqueue-logs")
 
 
 def test_without_sbatch(fsqueue_cli: Run, busy: Queue, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
     fsqueue_cli("slurm", busy.path, "--print", "--", "true")
     monkeypatch.setenv("PATH", str(tmp_path))
-    said = fsqueue_cli("slurm", busy.path, "--", "true", code=1).stderr
+    said = fsqueue_cli("slurm", busy.path, "--", "/bin/true", code=1).stderr
     assert "sbatch cannot be run here" in said
     assert "--print" in said
 
@@ -154,3 +160,126 @@ def test_what_makes_no_sense_is_refused(
     result = fsqueue_cli("slurm", *[busy.path if word == "Q" and words[0] == "Q" else word for word in words], code=2)
     assert said in result.stderr
     assert not (sbatch / "script").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "asked", "jobs"),
+    [
+        (["-j", "4"], ["--cpus-per-task=4"], ["-j", "4"]),
+        (["-c", "4"], ["-c", "4"], ["-j", "4"]),
+        (["--cpus-per-task=4"], ["--cpus-per-task=4"], ["-j", "4"]),
+        (["-c4", "-j", "8"], ["-c4"], ["-j", "8"]),
+        (["-c", "4", "--threads", "2"], ["-c", "4"], ["--threads", "2"]),
+        (["-j", "auto", "--exclusive"], [], ["-j", "auto"]),
+        ([], [], []),
+    ],
+)
+def test_as_many_processors_as_tasks_at_a_time(
+    fsqueue_cli: Run, busy: Queue, sbatch: Path, words: list[str], asked: list[str], jobs: list[str]
+) -> None:
+    fsqueue_cli("slurm", busy.path, *words, "--call", "a:b")
+    found = given(sbatch)
+    named = [at for at, word in enumerate(found) if word.startswith(("-c", "--cpus"))]
+    assert [word for at in named for word in found[at : at + len(asked)]] == asked
+    assert worker_of(sbatch)[6:] == [*jobs, "--call", "a:b"]
+
+
+@pytest.mark.parametrize("words", [["-N", "4", "--ntasks-per-node=1"], ["-n4"], ["--nodes=2-4"], ["-N4"]])
+def test_a_job_of_several_tasks_has_a_worker_in_each(
+    fsqueue_cli: Run, busy: Queue, sbatch: Path, words: list[str]
+) -> None:
+    fsqueue_cli("slurm", busy.path, *words, "-j", "3", "--", "x", "{}")
+    started = worker_of(sbatch)
+    assert (started[0], "--cpus-per-task=3" in started) == ("srun", True)
+    assert started[-7:] == ["run", str(busy.path), "-j", "3", "--", "x", "{}"]
+    assert "--cpus-per-task=3" in given(sbatch)
+
+
+@pytest.mark.parametrize("words", [["--one-worker", "--", "x"], ["--", "srun", "-n", "2", "x"]])
+def test_commands_that_use_the_tasks_of_the_job_have_one_worker(
+    fsqueue_cli: Run, busy: Queue, sbatch: Path, words: list[str]
+) -> None:
+    (sbatch / "srun").touch(0o755)
+    fsqueue_cli("slurm", busy.path, "-N", "4", "-n", "64", "-c", "2", "-j", "3", *words)
+    assert worker_of(sbatch)[4:8] == ["run", str(busy.path), "-j", "3"]
+    assert "--cpus-per-task=3" not in given(sbatch)
+    fsqueue_cli("slurm", busy.path, "-N", "4", "-c", "2", *words)
+    assert "-j" not in worker_of(sbatch)
+
+
+def test_logs_have_a_directory_that_is_there(fsqueue_cli: Run, busy: Queue, sbatch: Path, tmp_path: Path) -> None:
+    fsqueue_cli("slurm", busy.path, "--print", "--", "true")
+    assert not (tmp_path / "fsqueue-logs").exists()
+    fsqueue_cli("slurm", busy.path, "--", "true")
+    assert f"--output={tmp_path}/fsqueue-logs/%x-%j.out" in given(sbatch)
+    assert (tmp_path / "fsqueue-logs").is_dir()
+    fsqueue_cli("slurm", busy.path, "--log-dir", "100%/of", "-a", "0-3", "--", "true")
+    assert f"--output={tmp_path}/100%%/of/%x-%A_%a.out" in given(sbatch)
+    assert (tmp_path / "100%/of").is_dir()
+    fsqueue_cli("slurm", busy.path, "-o", "mine.out", "--", "true")
+    assert [word for word in given(sbatch) if word.startswith(("-o", "--output"))] == ["-o"]
+    assert "either" in fsqueue_cli("slurm", busy.path, "-o", "a", "--log-dir", "b", "--", "true", code=2).stderr
+    (sbatch / "script").unlink()
+    said = fsqueue_cli("slurm", busy.path, "--log-dir", "process/logs", "--", "true", code=1).stderr
+    assert "Nothing was submitted" in said
+    assert not (sbatch / "script").exists()
+
+
+def test_a_log_is_appended_to_unless_asked_otherwise(fsqueue_cli: Run, busy: Queue, sbatch: Path) -> None:
+    fsqueue_cli("slurm", busy.path, "--requeue", "--", "true")
+    assert "--open-mode=append" in given(sbatch)
+    fsqueue_cli("slurm", busy.path, "--open-mode=truncate", "--", "true")
+    assert "--open-mode=append" not in given(sbatch)
+
+
+def test_a_prologue_comes_before_the_worker(fsqueue_cli: Run, busy: Queue, sbatch: Path, tmp_path: Path) -> None:
+    """Its environment is the worker's, however it ends; what is printed does the same."""
+    prologue = tmp_path / "modules.sh"
+    prologue.write_text("module() {\n\texport LOADED=$2\n}\nmodule load 'gcc\t12' \\")
+    words = ["slurm", busy.path, "--prologue", prologue, "--", "only-with-modules"]
+    fsqueue_cli(*words)
+    submitted, script = given(sbatch), (sbatch / "script").read_text()
+    assert script.startswith("#!/bin/bash\nmodule() {\n\texport")
+    shown = script.replace("exec ", "declare -p LOADED #")
+    ran = subprocess.run(["bash"], input=shown, stdout=subprocess.PIPE, check=True, text=True)
+    assert ran.stdout == "declare -x LOADED=$'gcc\\t12'\n"
+    printed = fsqueue_cli(*words[:2], "--print", *words[2:]).stdout
+    subprocess.run(["bash", "-c", printed], check=True, stdout=subprocess.DEVNULL)
+    assert (given(sbatch), (sbatch / "script").read_text()) == (submitted, script)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b"if true; then\n", "unexpected end"),
+        (b"cat <<EOF\n", "here-document"),
+        (b"#SBATCH -t 5\n", "#SBATCH"),
+        (b"module load gcc\r\n", "CR LF"),
+        (b"\0", "no text"),
+        (b"#" * 1_100_000, "larger"),
+    ],
+)
+def test_a_prologue_that_cannot_work_is_refused(
+    fsqueue_cli: Run, busy: Queue, sbatch: Path, tmp_path: Path, text: bytes, said: str
+) -> None:
+    (tmp_path / "prologue").write_bytes(text)
+    error = fsqueue_cli("slurm", busy.path, "--prologue", "prologue", "--", "true", code=2).stderr
+    assert said in error
+    assert "Nothing was submitted" in error
+    assert not (sbatch / "script").exists()
+    fsqueue_cli("slurm", busy.path, "--prologue", "none", "--", "true", code=2)
+
+
+def test_a_command_that_is_not_there_is_refused_before_it_is_submitted(
+    fsqueue_cli: Run, busy: Queue, sbatch: Path, tmp_path: Path
+) -> None:
+    said = fsqueue_cli("slurm", busy.path, "--", "proces", "{}", code=2).stderr
+    assert "The command 'proces' was not found here" in said
+    assert "--no-command-check" in said
+    fsqueue_cli("slurm", busy.path, "--", "./no-such", code=2)
+    assert "one word" in fsqueue_cli("slurm", busy.path, "--", "./process all", code=2).stderr
+    fsqueue_cli("slurm", busy.path, "-D", sbatch, "--", "./process", code=2)
+    assert not (sbatch / "script").exists()
+    fsqueue_cli("slurm", busy.path, "--chdir", sbatch, "--", "./x")
+    fsqueue_cli("slurm", busy.path, "--no-command-check", "--", "proces", "{}")
+    fsqueue_cli("slurm", busy.path, "--", "{}")

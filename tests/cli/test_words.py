@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from fsqueue import LeaseLost, Queue, TaskNotFound
+from fsqueue import LeasedTask, LeaseLost, Queue, TaskNotFound
 from fsqueue.filesystem import Mount
 from tests.cli.conftest import Run, Spawn
 from tests.cli.terminal import Terminal
@@ -70,12 +70,40 @@ def test_completing_twice_says_so(fsqueue_cli: Run, queue: Queue, others: int) -
     token = fsqueue_cli("lease", queue.path, "--tokens").stdout.strip()
     task_id = token.partition("@")[0]
     fsqueue_cli("complete", queue.path, token)
-    for verb in (["complete"], ["renew"], ["fail", "--reason", "x"]):
-        result = fsqueue_cli(verb[0], queue.path, token, *verb[1:], code=4)
-        assert result.stderr == (
-            f"fsqueue: {task_id}: You have completed {task_id} already, with this lease. "
-            "That counts, and nothing is left to do.\n"
-        )
+    said = f"fsqueue: {task_id}: You have completed {task_id} already, with this lease. That counts"
+    for again in ([], ["--result", "7"]):
+        result = fsqueue_cli("complete", queue.path, token, *again, code=0)
+        assert result.stderr == f"{said}, and nothing is left to do.\n"
+    answer = json.loads(fsqueue_cli("complete", queue.path, token, "--json", code=0).stdout)
+    assert answer == {"completed": [], "lost": [], "already": [task_id]}
+    for verb, did in (("renew", "renewed"), ("release", "released"), ("fail", "failed"), ("bury", "buried")):
+        reason = ["--reason", "x"] if verb in ("fail", "bury") else []
+        assert fsqueue_cli(verb, queue.path, token, *reason, code=4).stderr == f"{said}; it is not {did}.\n"
+
+
+@pytest.mark.parametrize("result", [[], ["--result", "7"]])
+def test_two_processes_that_complete_at_once_both_succeed(
+    fsqueue_cli: Run, queue: Queue, monkeypatch: pytest.MonkeyPatch, result: list[str]
+) -> None:
+    """Between the look at the leases and the completion, somebody else completes one task and another is taken over."""
+    queue.insert_many(range(3))
+    tasks = queue.lease(3)
+    attach = Queue.attach
+
+    def attaching(looking: Queue, token: str) -> LeasedTask:
+        task = attach(looking, token)
+        if token == tasks[2].token:
+            queue.complete(tasks[0])
+            tasks[1].release()
+        return task
+
+    monkeypatch.setattr(Queue, "attach", attaching)
+    tokens = [task.token for task in tasks]
+    answer = fsqueue_cli("complete", queue.path, *tokens, *result, "--json", code=4)
+    assert json.loads(answer.stdout) == {"completed": [tasks[2].id], "lost": [tasks[1].id], "already": [tasks[0].id]}
+    assert "given back" in answer.stderr
+    monkeypatch.undo()
+    assert "That counts" in fsqueue_cli("complete", queue.path, *tokens[::2], code=0).stderr
 
 
 def test_a_task_that_another_has_completed_is_not_said_to_be_ours(fsqueue_cli: Run, queue: Queue) -> None:

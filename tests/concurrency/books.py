@@ -50,7 +50,13 @@ def leftovers(queue: Queue) -> list[str]:
 
 def counted(queue: Queue) -> int:
     """How many completions the counters hold."""
-    return sum(path.stat().st_size for path in (base_of(queue) / "completions").glob("??"))
+    return sum(map(marks, (base_of(queue) / "completions").glob("??")))
+
+
+def marks(counter: Path) -> int:
+    """How many completions a counter holds: a power cut may leave NULs where bytes were appended and not yet synced."""
+    content = counter.read_bytes()
+    return len(content) - content.count(0)
 
 
 def mistaken(queue: Queue) -> int:
@@ -76,7 +82,7 @@ def mistaken(queue: Queue) -> int:
                 end = record["offset"] + record["count"]
                 there = contents.get(record["file"], b"")[record["offset"] : end]
                 claimed += counters.common_prefix(there, counters.mark(batch, record["count"]))
-    return claimed - sum(map(len, contents.values()))
+    return claimed - sum(len(content) - content.count(0) for content in contents.values())
 
 
 LATER_MS = 100_000_000

@@ -72,7 +72,7 @@ RECEIVERS = {"fs", "outside", "directory", "meeting", "holder", "outer", "inner"
 
 WRAPPERS = {
     DELETES: ("commits.drop", "commits.reap", "upkeep.reap_trash", "upkeep.reap_doctors", "doctorplaces.remove_place",
-              "doctorplaces.clear_away", "doctorplaces.reap", "trees.remove"),
+              "doctorplaces.clear_away", "doctorplaces.reap", "results.reap", "trees.remove"),
     MOVES: ("store.discard", "self.discard", "upkeep.to_trash", "quarantine.move"),
     WRITES: ("jsonl.held", "store.held", "repair.held", "plain.append_to", "filesystem.append_to", "fs.compare_clock",
              "filesystem.write_all"),

@@ -19,6 +19,7 @@ BEHIND_THE_DOOR = {
 HARMLESS = {
     # this process and its surroundings
     "environ", "getpid", "getppid", "getuid", "geteuid", "urandom", "register_at_fork", "cpu_count", "strerror",
+    "sched_getaffinity",
     # names, not files
     "path", "fspath", "PathLike", "stat_result", "fsencode", "fsdecode", "sep", "extsep", "curdir",
     # flags that are handed to the door

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+import select
 import signal
 import subprocess
 import sys
@@ -506,6 +507,56 @@ def cut() -> dict[str, dict[str, Any]]:
             found[what] |= settle(name, diaries[what], cut_short=1)
         except (AssertionError, FsqueueError) as error:
             found[what]["wrong"] = f"{type(error).__name__}: {error}"
+    return found
+
+
+COMMANDS = {
+    "status": ["status", "{}"], "wait": ["wait", "{}"], "insert": ["insert", "{}", "--lines", "/dev/null"],
+    "run": ["run", "{}", "--", "true"], "lease": ["lease", "{}"],
+}  # fmt: skip
+"""Commands that meet a server which does not answer."""
+
+
+def silent() -> dict[str, Any]:
+    """Commands of a client that is cut off: what each says, and when; most get Ctrl-C then, one goes on afterwards."""
+    path = at(1, "silent")
+    Queue.create(path).insert_many(range(5))
+
+    def begin(words: list[str]) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [FSQUEUE, *(word.format(path) for word in words)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
+
+    def line_of(process: subprocess.Popen[str]) -> str:
+        assert process.stderr is not None
+        ready, _, _ = select.select([process.stderr], [], [], PATIENCE_S)
+        return process.stderr.readline() if ready else "(nothing)"
+
+    found: dict[str, Any] = {}
+    with ExitStack() as stack:
+        lab("cut", 1)
+        try:
+            begun = time.monotonic()
+            processes = {name: stack.enter_context(begin(words)) for name, words in COMMANDS.items()}
+            patient = stack.enter_context(begin(COMMANDS["status"]))
+            stack.callback(lambda: [process.kill() for process in (*processes.values(), patient)])
+            for name, process in processes.items():
+                found[name] = {"said": line_of(process), "after_s": time.monotonic() - begun}
+            found["patient"] = {"said": line_of(patient)}
+            for process in processes.values():
+                process.send_signal(signal.SIGINT)
+            for name, process in processes.items():
+                found[name] |= {"code": process.wait(PATIENCE_S), "rest": process.communicate()[1]}
+        finally:
+            lab("join", 1)
+        stdout, rest = patient.communicate(timeout=PATIENCE_S)
+        found["patient"] |= {"code": patient.returncode, "stdout": stdout, "rest": rest}
+    found["left"] = Queue(SERVER / "silent").status().as_dict()
     return found
 
 

@@ -14,13 +14,15 @@ from typing import Any
 
 from fsqueue import LeaseLost, Queue, QueueNotFound
 from fsqueue.store import _stores
-from tests.concurrency.books import Diary, check_sound, counted, diaries, leftovers
+from tests.concurrency.books import Diary, accounts, base_of, check_sound, counted, diaries, leftovers
 from tests.concurrency.processes import PATIENCE_S, Child, children, what_they_do
 from tests.lab import commits
 
 QUEUE = Path("/disk/q")
 FSQUEUE = str(Path(sys.executable).with_name("fsqueue"))
 GROUP = Path("/sys/fs/cgroup/work/cgroup.procs")
+LEASE_S = 5
+"""If the cut undoes a lease, but not the renaming after it, the file's name still promises the lease's end."""
 BULK = 40
 """Tasks of an insert in bulk; a batch has up to `batch_tasks_max` of them."""
 
@@ -67,7 +69,7 @@ def work(notes: Path, seed: int) -> None:
     life = Life(notes, seed)
     note, dice = life.diary.note, life.dice
     while True:
-        tasks = life.queue.lease(dice.choice([1, 1, 3, 20]), lease_s=dice.choice([0.2, 5]), wait_s=0.2)
+        tasks = life.queue.lease(dice.choice([1, 1, 3, 20]), lease_s=dice.choice([0.2, LEASE_S]), wait_s=0.2)
         if len(tasks) > 1 and dice.random() < 0.5:
             for task in tasks:
                 note("try", task.payload)
@@ -90,7 +92,7 @@ def work(notes: Path, seed: int) -> None:
                     task.bury("no good")
                 else:
                     if chance < 0.35:
-                        task.renew(5)
+                        task.renew(LEASE_S)
                     note("try", task.payload)
                     task.complete()
                     note("done", task.payload)
@@ -101,7 +103,7 @@ def work(notes: Path, seed: int) -> None:
 def loop(notes: Path, seed: int) -> None:
     """The work loop."""
     life = Life(notes, seed)
-    for task in life.queue.poll(lease_s=5, until="forever"):
+    for task in life.queue.poll(lease_s=LEASE_S, until="forever"):
         life.diary.note("try", task.payload)
         task.complete()
         life.diary.note("done", task.payload)
@@ -185,7 +187,13 @@ def cut(seed: int, style: str, durability: str, batch_tasks_max: int) -> dict[st
     lab("disk")
     try:
         queue = Queue.create(
-            QUEUE, shards=4, durability=durability, batch_tasks_max=batch_tasks_max, backoff_s=(0, 0), max_attempts=None
+            QUEUE,
+            shards=4,
+            durability=durability,
+            batch_tasks_max=batch_tasks_max,
+            max_attempts=None,
+            backoff_s=(0, 0),
+            lease_s=LEASE_S,
         )
         if style in ("working", "looping", "everything", "commands"):
             payloads = [f"first.0.{index}" for index in range(400 if batch_tasks_max > 1 else 60)]
@@ -278,11 +286,13 @@ def check(lines: list[list[str]], strict: bool) -> dict[str, int]:
         assert len(came) % size == 0, f"a torn insert: {len(came)} of {len(batch)} tasks, in batches of {size}"
     queue.gc()
     assert queue.status() == after, "upkeep changed the counts"
-    assert counted(queue) == after.completed
+    assert counted(queue) == after.completed, f"{counted(queue)} counted, but {after}\n{accounts(queue)}"
+    holes = sum(path.read_bytes().count(0) for path in (base_of(queue) / "completions").glob("??"))
     over = [name for name in leftovers(queue) if not name.startswith("staging/")]
     assert not over, over
     check_sound(queue, *(() if strict else ("counter-bytes",)))
-    return {"inserted": len(inserted), "done": len(done), "there": len(there), "repeated": len(repeated)}
+    sizes = {"inserted": len(inserted), "done": len(done), "there": len(there), "repeated": len(repeated)}
+    return {**sizes, "nulls": holes}
 
 
 def check_purged(lines: list[list[str]]) -> dict[str, int]:

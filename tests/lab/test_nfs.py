@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from tests import tally
 from tests.lab.conftest import NFS, SEED
 from tests.lab.guests import Guest
-from tests.lab.nfs import POINTS, TASKS
+from tests.lab.nfs import COMMANDS, POINTS, TASKS
 
 pytestmark = [pytest.mark.once, pytest.mark.slow]
 SCENARIOS = "tests.lab.nfs"
@@ -89,6 +90,24 @@ def test_what_is_inserted_after_the_other_client_s_purge_is_there(nfs: Guest) ->
     assert found["missing"] == []
     assert found["lease_lost"]
     assert found["gone"]
+
+
+def test_commands_say_that_the_server_does_not_answer_and_ctrl_c_ends_them(nfs: Guest) -> None:
+    found = nfs.call(SCENARIOS, "silent")
+    tally.note(KIND, {"client cut off": 1, "rounds": 1})
+    for name in COMMANDS:
+        one = found[name]
+        assert one["said"].startswith("fsqueue: the file server (or a disk) does not answer, for 5 s now"), name
+        assert 5 <= one["after_s"] < 60, name
+        assert one["code"] == 130, name
+        assert one["rest"].startswith("fsqueue: interrupted while the file server did not answer."), name
+        assert len(one["rest"].splitlines()) == 1, name
+    patient = found["patient"]
+    assert "does not answer" in patient["said"]
+    assert patient["rest"] in ("", "fsqueue: the file server answers again\n"), "unless it ended at once then"
+    assert patient["code"] == 0
+    assert re.search(r"waiting +5\b", patient["stdout"])
+    assert (found["left"]["waiting"], found["left"]["inserted"]) == (5, 5)
 
 
 @pytest.fixture(scope="module")

@@ -269,3 +269,66 @@ def test_a_job_knows_its_end(cluster: Cluster) -> None:
     assert 200 < int(cluster.run(*command[:1], "-t", "5", *command[1:])) <= 300
     assert cluster.run(*command) == "None\n"
     assert cluster.run(*command[3:]) == "None\n"
+
+
+def test_a_job_of_several_tasks_has_a_worker_in_each(cluster: Cluster) -> None:
+    """Each command waits for the other's. What the prologue has set on the first node is there on both."""
+    queue = prepare(cluster, "tasks", 8)
+    prologue = cluster.directory / "prologue"
+    prologue.write_text("export LOADED=yes\n")
+    meet = "until [ -e at.0 ] && [ -e at.1 ]; do sleep 0.1; done"
+    command = ("sh", "-c", f'test "$LOADED" = yes || exit 1; hostname >"at.$SLURM_PROCID"; {meet}')
+    words = ("-N", "2", "--ntasks-per-node=1", "-j", "1", "-t", "5", "--prologue", prologue)
+    job = Job(cluster, queue, cluster.fsqueue("slurm", queue.path, *words, "--", *command).strip())
+    cluster.fsqueue("wait", queue.path, "--timeout", "120")
+    job.ends()
+    assert job.state() == "COMPLETED"
+    assert len({(cluster.directory / f"at.{task}").read_text() for task in (0, 1)}) == 2, "two nodes"
+    log = (cluster.directory / "fsqueue-logs" / f"fsqueue-tasks-{job.id}.out").read_text()
+    assert {line.partition(":")[0] for line in log.splitlines() if "completed" in line} == {"0", "1"}
+
+
+def test_a_signal_reaches_the_workers_of_all_tasks(cluster: Cluster) -> None:
+    job = submit(cluster, "each", "-x", OTHERS, "-n", "2", "--grace", "1", tasks=3)
+    cluster.until("both work", lambda: len(job.leased()) == 2)
+    cluster.run("scancel", "--batch", "--signal=USR1", job.id)
+    job.puts_back(3)
+    job.ends()
+    log = (cluster.directory / "fsqueue-logs" / f"fsqueue-each-{job.id}.out").read_text()
+    assert log.count("released") == 2
+
+
+def test_commands_on_another_node_leave_their_results(cluster: Cluster) -> None:
+    """One worker has the whole job: its commands are started on the job's other node."""
+    queue = prepare(cluster, "other", 2)
+    script = r'printf "[\"%s\",\"%s\"]" "$(hostname)" "$FSQUEUE_RESULT" >"$FSQUEUE_RESULT"'
+    words = ("-N", "2", "-t", "5", "--", "srun", "--nodes=1", "--ntasks=1", "--relative=1", "sh", "-c", script)
+    job = cluster.fsqueue("slurm", queue.path, *words).strip()
+    cluster.fsqueue("wait", queue.path, "--timeout", "60")
+    for info in queue.tasks("completed"):
+        assert info.worker is not None
+        node, path = info.result
+        assert node != info.worker["slurm_node"]
+        assert path.startswith(f"{queue.path}/.results/")
+    cluster.until("the worker has ended", lambda: cluster.state(job) == "COMPLETED")
+    assert list((queue.path / ".results").iterdir()) == []
+
+
+def test_the_only_worker_of_several_nodes_is_told_from_one_of_many(cluster: Cluster) -> None:
+    """By the environment alone, which is Slurm's: what the commands start elsewhere is in a script of their own."""
+    kept = {}
+    for name, words in (("only", ("--one-worker",)), ("many", ())):
+        queue = prepare(cluster, name, 1)
+        command = ("sh", "-c", r'printf "\"%s\"" "$FSQUEUE_RESULT" >"$FSQUEUE_RESULT"')
+        cluster.fsqueue("slurm", queue.path, "-N", "2", "-t", "5", *words, "--", *command)
+        cluster.fsqueue("wait", queue.path, "--timeout", "60")
+        [info] = queue.tasks("completed")
+        kept[name] = info.result.startswith(f"{queue.path}/.results/")
+    assert kept == {"only": True, "many": False}
+
+
+def test_a_requeued_job_appends_to_its_log(cluster: Cluster, jobs: dict[str, Job]) -> None:
+    """Run after the job was requeued: what its first worker said is still there."""
+    job = jobs["requeue"]
+    log = (cluster.directory / "fsqueue-logs" / f"fsqueue-requeue-{job.id}_5.out").read_text()
+    assert "1 released" in log

@@ -30,6 +30,7 @@ def rows(spark: SparkSession, tmp_path: Path) -> Path:
     return file
 
 
+@pytest.mark.oldest
 def test_from_a_file_to_results(spark: SparkSession, rows: Path, tmp_path: Path) -> None:
     queue = tmp_path / "q"
     seeding = ("seed", queue, rows, "--format", "csv", "--option", "header=true", "--commit", "a")

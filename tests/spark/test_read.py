@@ -55,6 +55,7 @@ def at(value: Any) -> float | None:
     return None if value is None else value.timestamp()
 
 
+@pytest.mark.oldest
 def test_tasks_are_those_of_the_queue(spark: SparkSession, busy: Queue) -> None:
     import orjson
 
@@ -78,6 +79,7 @@ def test_tasks_are_those_of_the_queue(spark: SparkSession, busy: Queue) -> None:
         assert read(spark, busy, state=state).count() == states[state]
 
 
+@pytest.mark.oldest
 def test_payloads_can_be_parsed_on_the_way(spark: SparkSession, busy: Queue) -> None:
     kind = "payload STRUCT<n: INT, text: STRING, none: ARRAY<INT>>, id STRING"
     found = {row["id"]: row["payload"] for row in as_rows(read(spark, busy, schema=kind))}
@@ -130,6 +132,7 @@ def test_dead_letters(spark: SparkSession, busy: Queue) -> None:
     assert as_rows(read(spark, busy, "dead")) == []
 
 
+@pytest.mark.oldest
 def test_history_and_tasks_together_are_everything(spark: SparkSession, busy: Queue) -> None:
     finished = {row["id"]: row for row in as_rows(read(spark, busy, "history"))}
     assert Counter(row["state"] for row in finished.values()) == {"completed": 5, "dead": 1, "cancelled": 1}
@@ -161,6 +164,7 @@ def test_movements_are_the_records_of_logs_and_history(spark: SparkSession, busy
     assert [one for one in told if one in known] == known
 
 
+@pytest.mark.oldest
 def test_attempts_tell_how_each_lease_ended(spark: SparkSession, busy: Queue) -> None:
     found = as_rows(read(spark, busy, "attempts"))
     outcomes = Counter(row["outcome"] for row in found)
@@ -203,6 +207,7 @@ def test_all_of_a_drained_queue(spark: SparkSession, queue: Queue) -> None:
     assert read(spark, queue, "attempts").select("id").distinct().count() == 3000
 
 
+@pytest.mark.oldest
 def test_a_group_has_a_column_with_the_queue(spark: SparkSession, queue_factory: QueueFactory, tmp_path: Path) -> None:
     for name, count in (("a%20b", 3), ("c", 5)):
         queue_factory(name).insert_many(range(count))
@@ -231,6 +236,7 @@ def test_shards_and_partitions_by_option(spark: SparkSession, busy: Queue) -> No
     assert some == {task_id for task_id in everything if busy.store.layout.shard(task_id.partition(".")[0]) < "03"}
 
 
+@pytest.mark.oldest
 def test_filters_are_pushed_down_on_request(spark: SparkSession, queue_factory: QueueFactory, tmp_path: Path) -> None:
     used(queue_factory("a"))
     used(queue_factory("b"))

@@ -58,6 +58,7 @@ def records(queue: Queue) -> list[str]:
     return sorted(path.stem.rpartition("-")[2] for path in Path(queue.store.layout.commits).glob("*.json"))
 
 
+@pytest.mark.oldest
 def test_each_batch_is_inserted_once_and_only_the_last_is_on_record(stream: Stream, queue: Queue) -> None:
     for count in (10, 20):
         stream.feed(count)

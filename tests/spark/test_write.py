@@ -78,6 +78,7 @@ JSON = {
 }  # fmt: skip
 
 
+@pytest.mark.oldest
 def test_both_ways_make_the_same_payloads_of_all_types(spark: SparkSession, queue_factory: QueueFactory) -> None:
     df = spark.createDataFrame([VALUES, (None,) * len(VALUES)], EVERYTHING).coalesce(1)
     one, other = queue_factory("one"), queue_factory("other")
@@ -203,6 +204,8 @@ def test_columns_may_be_named_anything(spark: SparkSession, queue: Queue) -> Non
     df = spark.createDataFrame([(1, 2, 3, 0.0, 5)], '`a.b` INT, A INT, `a` INT, line DOUBLE, `c"0` INT')
     seed(df, str(queue.path), delay_s="line")
     assert payloads(queue) == [{"a.b": 1, "A": 2, "a": 3, 'c"0': 5}]
+    seed(df.select("line"), str(queue.path), delay_s="line")
+    assert payloads(queue)[1:] == [{}]
 
 
 def test_floats_are_the_same_both_ways(spark: SparkSession, queue_factory: QueueFactory) -> None:
@@ -216,6 +219,7 @@ def test_floats_are_the_same_both_ways(spark: SparkSession, queue_factory: Queue
     assert payloads(one)[0]["f"] == 0.1
 
 
+@pytest.mark.oldest
 def test_delays_come_from_a_column_or_are_all_the_same(spark: SparkSession, queue_factory: QueueFactory) -> None:
     df = spark.createDataFrame([(n, None if n == 3 else float(n % 3) * 1000) for n in range(9)], "n INT, wait DOUBLE")
     one, other = queue_factory("one"), queue_factory("other")
@@ -327,6 +331,7 @@ def test_batch_tasks_makes_them_as_small_as_asked_for(spark: SparkSession, queue
 # -- once ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.oldest
 def test_a_named_commit_is_written_once(spark: SparkSession, queue: Queue) -> None:
     for _ in range(2):
         write(rows(spark, 50), queue, commit="seed-1")
@@ -400,6 +405,7 @@ def test_an_empty_queue_left_by_a_driver_that_died_is_no_reason_to_refuse(spark:
     assert queue.status().waiting == 3
 
 
+@pytest.mark.oldest
 def test_overwriting_leaves_what_is_new_and_nothing_else(spark: SparkSession, queue: Queue) -> None:
     queue.insert(1)
     for name in ("first", "second", "second"):  # the repeated one adds nothing

@@ -46,13 +46,13 @@ def runner(told: list[str]) -> Make:
         ({"x": 1}, "${y} ${PATH}", "${y} ${PATH}"),
         ({"x": 1}, '{"a":{x}}', '{"a":1}'),
         ({"x": 1}, "{ }} {{", "{ }} {{"),
-        ({"x": 1}, "{x.y} { x}", "{x.y} { x}"),
+        ({"x": 1}, "{x..y} {x-} {-x} { x}", "{x..y} {x-} {-x} { x}"),
         ({"x": "{y}", "y": 2}, "{x}", "{y}"),
         ({"": 5}, "{}", '{"":5}'),
         ({"print $1": 5}, "{print $2}", "{print $2}"),
         ({"print $1": 5, "1..3": 6, "3": 7, " x": 8}, "{print $1} {1..3} {3} { x}", "{print $1} {1..3} {3} { x}"),
         ({"x": 1, "HOME": 2}, "${HOME} ${x}", "${HOME} ${x}"),
-        ({"x-y": 1, "x.z": 2}, "{x-y} {x.z} {x-z}", "1 2 {x-z}"),
+        ({"x-y": 1, "x.z": 2}, "{x-y} {x.z} {{x-y}} {{x.z}} ${x-z} ${x-y}", "1 2 {x-y} {x.z} ${x-z} ${x-y}"),
         ("{}", "{}", "{}"),
         ([1, 2], "{0}", "{0}"),
         (None, "{}", "null"),
@@ -87,6 +87,14 @@ def test_a_field_that_the_first_task_lacks_is_refused(queue: Queue, runner: Make
     assert there in str(refused.value)
     assert [(task.state, task.attempt) for task in queue.tasks()] == [("waiting", 0)]
     assert queue.task(next(queue.tasks()).id).version == 0, "nothing was leased"
+
+
+@pytest.mark.parametrize("field", ["tile-id", "tile.id", "a-b.c"])
+def test_a_field_with_hyphens_or_dots_is_refused_like_any_other(queue: Queue, runner: Make, field: str) -> None:
+    queue.insert({"tile_id": 1, "tile": {"id": 1}})
+    with pytest.raises(InvalidArgument, match=rf"has no field '{field}' for \{{{field}\}}: .* \(write {{{{{field}}}}}"):
+        runner(queue, "echo", f"a{{{field}}}b").run()
+    assert [(task.state, task.attempt) for task in queue.tasks()] == [("waiting", 0)]
 
 
 def test_a_field_is_missed_in_any_of_several_queues(queue_factory: QueueFactory) -> None:

@@ -54,6 +54,19 @@ def test_results_are_kept_with_the_tasks(queue: Queue) -> None:
     assert sorted(result["double"] for result in results(queue)) == [0, 2, 4, 6, 8]
 
 
+def test_a_module_is_imported_once_and_its_function_called_without_a_new_process(
+    queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "counted.py").write_text(
+        f"import os\nopen({str(tmp_path / 'imports')!r}, 'a').write('x')\ndef pid(payload): return os.getpid()\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    queue.insert_many(range(30))
+    assert Worker(queue, "counted:pid").run() == drained(completed=30)
+    assert len(set(results(queue))) == 1
+    assert (tmp_path / "imports").read_text() == "x"
+
+
 def test_a_handler_may_know_its_task(queue: Queue) -> None:
     task_id = queue.insert(1).id
     Worker(queue, tasks.about).run()

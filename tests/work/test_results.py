@@ -9,6 +9,8 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ import filelock
 import pytest
 
 from fsqueue import InvalidArgument, Queue, StorageError, Worker
-from fsqueue.filesystem import ResultFiles
+from fsqueue.filesystem import ResultFiles, results
 from fsqueue.work.leftovers import Leftovers
 from tests.support import QueueFactory
 from tests.work.support import drained, in_background, wait_for
@@ -422,3 +424,191 @@ def test_nothing_is_removed_without_proof_that_its_worker_was_killed(
     assert (left / "precious").exists()
     if holder is not None:
         holder.release()
+
+
+# -- commands that run on other nodes, or in containers ----------------------------------------------------
+
+
+@pytest.fixture
+def launcher(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A srun whose node shares this machine's files, except for its directory for temporary files."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "tmp").mkdir()
+    srun = tmp_path / "bin/srun"
+    srun.write_text(f"#!/bin/sh\ncase $FSQUEUE_RESULT in {tmp_path}/tmp/*) exit 65;; esac; exec \"$@\"\n")
+    srun.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    for name in [name for name in os.environ if name.startswith("SLURM")]:
+        monkeypatch.delenv(name)
+
+
+KEEP = "echo {} >$FSQUEUE_RESULT; echo $FSQUEUE_RESULT >>$FSQUEUE_QUEUE.paths"
+BATCH = {"SLURM_JOB_ID": "1", "SLURMD_NODENAME": "n", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_END_TIME": "x"}
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("command", "environment"),
+    [
+        (["srun", "sh", "-c", KEEP], {}),
+        (["sh", "-c", f"srun sh -c '{KEEP}'"], {}),
+        (["sh", "-c", KEEP], BATCH),
+    ],
+)
+def test_results_of_commands_on_other_nodes_are_kept_where_all_nodes_see_them(
+    queue: Queue, launcher: None, monkeypatch: pytest.MonkeyPatch, command: list[str], environment: dict[str, str]
+) -> None:
+    queue.insert_many(range(3))
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert Worker(queue, command=command).run() == drained(completed=3)
+    assert sorted(task.result for task in queue.tasks("completed")) == [0, 1, 2]
+    paths = Path(f"{queue.path}.paths").read_text().split()
+    assert all(path.startswith(f"{queue.path}/.results/") for path in paths)
+    assert list((queue.path / ".results").iterdir()) == []
+    assert list(queue.fsck()) == []
+    queue.delete(wait=True)
+    assert not queue.path.exists()
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    "environment",
+    [{}, BATCH | {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}, BATCH | {"SLURM_JOB_NUM_NODES": "1"}],
+)
+def test_results_of_other_commands_cost_the_file_server_nothing(
+    queue: Queue, launcher: None, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]
+) -> None:
+    queue.insert(1)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert Worker(queue, command=["sh", "-c", KEEP]).run() == drained(completed=1)
+    assert not (queue.path / ".results").exists()
+
+
+@pytest.mark.once
+def test_a_container_with_processes_of_its_own_keeps_its_result(queue: Queue) -> None:
+    container = ["unshare", "--pid", "--fork", "--mount-proc"]
+    if subprocess.run([*container, "true"], capture_output=True).returncode:
+        pytest.skip("no namespaces can be made here")
+    queue.insert(7)
+    command = [*container, "sh", "-c", "[ $$ -lt 9 ] && echo {} >$FSQUEUE_RESULT"]
+    assert Worker(queue, command=command).run() == drained(completed=1)
+    assert [task.result for task in queue.tasks("completed")] == [7]
+
+
+@pytest.mark.once
+def test_a_link_in_place_of_the_queue_s_results_leads_nowhere(queue: Queue, launcher: None, tmp_path: Path) -> None:
+    """A member puts it there: nothing may be made or removed in the home that it leads to."""
+    queue.insert(1)
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "fsqueue-results-0").mkdir(0o700)
+    (home / "fsqueue-results-0/.alive-0").touch()
+    old = time.time() - 30 * 86_400
+    for path in (home / "fsqueue-results-0/.alive-0", home / "fsqueue-results-0"):
+        os.utime(path, (old, old))
+    (queue.path / ".results").symlink_to(home)
+    with pytest.raises(InvalidArgument, match=r"Results cannot be kept in .*--result-dir"):
+        Worker(queue, command=["srun", "true"]).run()
+    queue.gc()
+    assert [path.name for path in home.rglob("*")] == ["fsqueue-results-0", ".alive-0"]
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("state", ["killed", "killed lately", "at work", "of another user", "open to others"])
+def test_gc_removes_what_a_worker_killed_on_another_host_left_in_the_queue(
+    queue: Queue, launcher: None, state: str
+) -> None:
+    left = queue.path / ".results/fsqueue-results-0123456789abcdef"
+    (left / "0123").mkdir(parents=True)
+    left.chmod(0o755 if state == "open to others" else 0o700)
+    (left / "0123/result").write_text("1")
+    lock = left / ".alive-of-another-boot"
+    lock.touch()
+    old = time.time() - (6 if state == "killed lately" else 8) * 86_400
+    holder = filelock.FileLock(lock)
+    if state == "at work":
+        holder.acquire()
+    if state == "of another user":
+        if os.geteuid():
+            pytest.skip("only root can give a directory away")
+        os.chown(left, 65534, 65534)
+    for path in (left / "0123", lock, left):
+        os.utime(path, (old, old))
+    queue.gc()
+    assert left.exists() == (state != "killed")
+    holder.release()
+
+
+@pytest.mark.once
+def test_gc_removes_what_a_worker_killed_on_this_host_left_in_the_queue(queue: Queue, launcher: None) -> None:
+    queue.insert("killed")
+    script = ["sh", "-c", "echo 1 >$FSQUEUE_RESULT; kill -KILL $PPID; : srun"]
+    worker = [sys.executable, "-m", "fsqueue_cli", "run", str(queue.path), "--", *script]
+    assert subprocess.run(worker, capture_output=True, timeout=60).returncode == -signal.SIGKILL
+    assert len(list((queue.path / ".results").iterdir())) == 1
+    queue.gc()
+    assert list((queue.path / ".results").iterdir()) == []
+
+
+@pytest.mark.once
+def test_whichever_step_a_worker_on_another_host_was_killed_at_gc_removes_what_it_left(
+    queue: Queue, launcher: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stop before each call that changes the disk, in making, using and closing; then let a week pass on that host."""
+    boots, changed = iter(range(1000)), [0]
+    stop_at = [0]
+
+    class Killed(BaseException):
+        pass
+
+    def dying(call: Any) -> Any:
+        def counted(*arguments: Any, **options: Any) -> Any:
+            changed[0] += 1
+            if changed[0] == stop_at[0]:
+                raise Killed
+            return call(*arguments, **options)
+
+        return counted
+
+    for at in range(1, 100):
+        with monkeypatch.context() as dies:
+            boot = f".alive-{next(boots)}"
+            dies.setattr(results, "_lock_name", lambda boot=boot: boot)
+            changed[0], stop_at[0] = 0, at
+            for name in ("mkdir", "unlink", "rename", "rmdir"):
+                dies.setattr(os, name, dying(getattr(os, name)))
+            dies.setattr(results, "_lock", dying(results._lock))
+            files = ResultFiles(queue.store.layout.results, queue.store.fs)
+            try:
+                files.open()
+                for _ in range(2):
+                    result = files.new()
+                    Path(result.path).write_text("1")
+                    files.take(result, 10)
+                files.new()
+                files.close()
+            except Killed:
+                pass
+        if files._alive is not None:
+            files._alive.release()
+        if changed[0] < at:
+            break
+        for path in (*(queue.path / ".results").rglob("*"),):
+            os.utime(path, (time.time() - 8 * 86_400,) * 2)
+        queue.gc()
+        assert not (queue.path / ".results").exists() or list((queue.path / ".results").iterdir()) == [], at
+    assert 8 < at < 99
+
+
+@pytest.mark.once
+def test_a_purge_meanwhile_costs_no_result(queue: Queue, launcher: None) -> None:
+    queue.insert(1)
+
+    command = f"{sys.executable} -m fsqueue_cli purge --yes $FSQUEUE_QUEUE; echo 2 | {sys.executable} -m fsqueue_cli"
+    command += " insert $FSQUEUE_QUEUE; : srun"
+    first = f"if mkdir $FSQUEUE_QUEUE.first; then {command}; else echo {{}} >$FSQUEUE_RESULT; fi"
+    Worker(queue, command=["sh", "-c", first]).run()
+    assert [task.result for task in Queue(queue.path).tasks("completed")] == [2]

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from fsqueue.spark.sessions import register, spark_errors
+from fsqueue.task import COMPLETED, DEAD, DELAYED, LEASED, WAITING
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -35,13 +36,13 @@ class AuditReport:
 def audit(spark: SparkSession, path: str) -> AuditReport:
     """Check a queue, or all queues in a directory, while others work on it. Nothing is mended: that is fsck's.
 
-    The states are counted while the queue is read, so of a queue at work they are about right: `Queue.status` is exact.
+    The states are those of `Queue.status`, and exact of a queue that rests. They are counted shard by shard, so of a
+    queue at work they are about right: what finishes meanwhile may be counted twice or not at all.
     """
     register(spark)
 
-    def view(name: str, schema: str = "") -> DataFrame:
-        reader = spark.read.format("fsqueue").option("view", name)
-        return (reader.schema(schema) if schema else reader).load(path)
+    def view(name: str) -> DataFrame:
+        return spark.read.format("fsqueue").option("view", name).load(path)
 
     with spark_errors():
         findings = view("findings").cache()
@@ -50,9 +51,6 @@ def audit(spark: SparkSession, path: str) -> AuditReport:
             first = [row.asDict() for row in findings.limit(FINDINGS_MAX).collect()]
         finally:
             findings.unpersist()
-        states = {
-            row["state"]: row["count"] for row in view("tasks", "state STRING").groupBy("state").count().collect()
-        }
-        states["completed"] = view("counters").agg({"completed": "sum"}).collect()[0][0] or 0
-        states["dead"] = view("dead", "id STRING").count()
+        found = {row[0]: row[1] for row in view("states").groupBy("state").agg({"tasks": "sum"}).collect()}
+    states = {state: found.get(state, 0) for state in (WAITING, DELAYED, LEASED, COMPLETED, DEAD)}
     return AuditReport(dict(sorted(counts.items())), first, states)

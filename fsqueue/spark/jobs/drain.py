@@ -24,7 +24,8 @@ from fsqueue.errors import InvalidArgument, LeaseLost, said
 from fsqueue.ledger import Ledger
 from fsqueue.queue import Queue
 from fsqueue.spark.jobs.places import Place
-from fsqueue.spark.sessions import register, spark_errors
+from fsqueue.spark.paths import directory
+from fsqueue.spark.sessions import parallelism, register, spark_errors
 from fsqueue.spark.views import payload
 from fsqueue.task import LeasedTask
 
@@ -78,10 +79,10 @@ def drain(
     `results` reads what was written. A drain that died is gone on with by another one into the same directory.
     """
     register(spark)
-    queue = Queue(path)
+    queue = Queue(directory(path))
     place = Place(out)
     job = _Drain(spark, str(queue.path), place, work, payload_schema, lease_s, partition_tasks)
-    partitions = partitions or spark.sparkContext.defaultParallelism
+    partitions = partitions or parallelism(spark)
     with spark_errors():
         for number in sorted(set(place.whole("results")) - set(place.whole("settled"))):
             job.settle(number)
