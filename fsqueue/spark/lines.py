@@ -7,6 +7,7 @@ The rows of other writes are encoded here, one by one.
 from __future__ import annotations
 
 import re
+import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -26,9 +27,9 @@ from fsqueue.spark.encoding import Encoder, contains, payload_fields
 
 FLOATS = (types.FloatType, types.DoubleType)
 TIMES = (types.DateType, types.TimestampType, types.TimestampNTZType)
-NOT_FINITE = ('"NaN"', 'Infinity"')
+NOT_FINITE = (b'"NaN"', b'"Infinity"', b'"-Infinity"')
 """How the JVM writes the floats that JSON does not have."""
-ODD_YEARS = ('"+', '"-', '"0000-')
+ODD_YEARS = (b'"+', b'"-', b'"0000-')
 """How the JVM begins times outside of the years 1 to 9999. Texts may begin so, too: `_fault` tells them apart."""
 YEAR = re.compile(r"(?!0000)[0-9]{4}-")
 OUTSIDE = "a time outside of the years 1 to 9999: cast the column to string"
@@ -100,13 +101,20 @@ class Made:
         if len(sizes) and sizes.max() > bytes_max:
             longest = int(sizes.argmax())
             raise batch.too_large(int(sizes[longest]), bytes_max, first + longest)
-        content = bytes(data[offsets[0] : offsets[-1]]) if self.signs else b""
-        for sign in self.signs:
-            if content.find(sign.encode()) >= 0:
+        content = bytes(data[offsets[0] : offsets[-1]]) if self.signs and len(lines) else b""
+        for sign in self.signs if content else ():
+            if _holds(content, sign):
                 for at in np.flatnonzero(pc.match_substring(lines, sign).to_numpy(zero_copy_only=False)):
                     fault = _fault(orjson.loads(lines[int(at)].as_py())["payload"], self.kind)
                     if fault is not None:
                         raise _refused(fault, first + int(at))
+
+
+def _holds(content: bytes, sign: bytes) -> bool:
+    """Return whether a sign occurs in lines. NumPy finds two bytes in a tenth of the time that `find` takes."""
+    pair = int.from_bytes(sign[:2], sys.byteorder)
+    pairs = (np.frombuffer(content, np.uint16, (len(content) - at) // 2, at) for at in (0, 1))
+    return any((found == pair).any() for found in pairs) and content.find(sign) >= 0
 
 
 def _fault(value: Any, kind: types.DataType) -> str | None:
