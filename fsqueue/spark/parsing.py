@@ -35,6 +35,8 @@ MOMENT = re.compile(
     r"\s*(Z|UTC|GMT|[+-][0-9]{1,2}(?::?[0-9]{2})?)?)?)?)?"
 )
 DAY = re.compile(r"([0-9]{4})(?:-([0-9]{1,2})(?:-([0-9]{1,2})(?:[T ].*)?)?)?", re.DOTALL)
+DAYS = re.compile("[+-]?[0-9]{1,9}")
+"""Days since 1970 in a text, as Spark once wrote dates, and reads them still."""
 LEAST = (1, 1, 1, 0, 0, 0)
 """The parts of a time that are not written."""
 FLOATS = {
@@ -295,13 +297,17 @@ def _binary(value: Any) -> bytes:
 
 
 def _date(value: Any) -> date:
-    found = DAY.fullmatch(value.strip()) if isinstance(value, str) else None
-    if found is None:
+    if not isinstance(value, str):
         raise Unfit
+    found = DAY.fullmatch(value.strip())
     try:
-        return date(*(int(part or 1) for part in found.groups()))
-    except ValueError:
-        raise Unfit from None
+        if found is None and DAYS.fullmatch(value):
+            return date(1970, 1, 1) + timedelta(days=int(value))
+        if found is not None:
+            return date(*(int(part or 1) for part in found.groups()))
+    except (OverflowError, ValueError):
+        pass
+    raise Unfit
 
 
 def _moment(value: Any) -> tuple[datetime, str | None]:
