@@ -66,7 +66,7 @@ class HistoryStream(DataSourceStreamReader):  # type: ignore[misc]
             )
         if len(options.paths) != 1 or queues_in(options.paths[0]) is not None:
             raise InvalidArgument("A stream reads one queue. Start one for each, and unite them.")
-        schemas.check(options.view, schema)
+        schemas.check(options.view, schema, options.corrupt)
         self.options, self.schema = options, schema
         if not Store(options.paths[0]).settings.keep_history:
             raise InvalidArgument(f"The queue {options.paths[0]} keeps no history: there is nothing to stream.")
@@ -127,7 +127,7 @@ class HistoryStream(DataSourceStreamReader):  # type: ignore[misc]
         if store.layout.directory != partition.generation:
             logger.warning("%s was purged: what a stream had not read of its history yet is gone", path)
             return
-        columns, seen = Columns("history", self.schema, path.rpartition("/")[2]), set[str]()
+        columns, seen = Columns(self.options, self.schema, path.rpartition("/")[2]), set[str]()
         for piece in partition.slices:
             for line in _lines(store, piece):
                 found = history.parse(line)

@@ -14,12 +14,18 @@ from fsqueue.spark.paths import directory
 from fsqueue.task import DELAYED, LEASED, WAITING
 
 IF_EXISTS = ("append", "create", "error", "ignore")
-READ = ("path", "paths", "view", "state", "shards", "partitions", "pushdown")
+READ = (
+    "path", "paths", "view", "state", "shards", "partitions", "pushdown", "mode", "columnnameofcorruptrecord",
+)  # fmt: skip
 WRITE = ("path", "commit", "ifexists", "payload", "payloadformat", "delay_s", "batch_tasks")
 ATTEMPT = "__attempt"
 """The option by which `seed` names its attempt."""
 LATER = ("key", "priority")
 """Refused by name until the queue has them."""
+PERMISSIVE, DROP, FAIL = MODES = ("PERMISSIVE", "DROPMALFORMED", "FAILFAST")
+"""What becomes of payloads that are not of the type that is asked for: as for Spark's own JSON source."""
+MADE_OF = "__made_of"
+"""How `seeding` hands WriteOptions.made_of over."""
 OTHERS = ("checkpointlocation", "queryname", "outputmode", "includeheader")
 """Of Spark itself."""
 
@@ -34,6 +40,9 @@ class ReadOptions:
     shards: tuple[str, ...] | None = None
     partitions: int | None = None
     pushdown: bool = False
+    mode: str = PERMISSIVE
+    corrupt: str = "_corrupt_record"
+    """The field of a parsed payload that takes the text of one that does not fit, if it is asked for."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +56,8 @@ class WriteOptions:
     is_json: bool = False
     delay_s: str | None = None
     batch_tasks: int | None = None
+    made_of: str | None = None
+    """The column `payload` holds whole lines that the JVM made of this type (its JSON). Only `seeding` asks for it."""
     attempt: str | None = None
     """The attempt under which to stage, if the caller wants to know its own again. Not for users."""
 
@@ -62,6 +73,9 @@ def reading(options: Mapping[str, str]) -> ReadOptions:
                 f"dead), not {state!r}."
             )
     shards = given.get("shards")
+    mode = given.get("mode", PERMISSIVE).upper()
+    if mode not in MODES:
+        raise InvalidArgument(f"The option `mode` is one of {', '.join(MODES)}, not {mode!r}.")
     return ReadOptions(
         paths=_paths(given),
         view=schemas.view_of(given.get("view", "tasks")),
@@ -69,6 +83,8 @@ def reading(options: Mapping[str, str]) -> ReadOptions:
         shards=None if shards is None else tuple(part.strip() for part in shards.split(",")),
         partitions=_whole(given, "partitions"),
         pushdown=_flag(given, "pushdown"),
+        mode=mode,
+        corrupt=given.get("columnnameofcorruptrecord", ReadOptions.corrupt),
     )
 
 
@@ -97,6 +113,7 @@ def writing(options: Mapping[str, str]) -> WriteOptions:
         is_json=form == "json",
         delay_s=given.get("delay_s"),
         batch_tasks=_whole(given, "batch_tasks"),
+        made_of=given.get(MADE_OF),
         attempt=given.get(ATTEMPT),
     )
 

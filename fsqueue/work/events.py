@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import selectors
+import signal
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 WAIT_S_MAX = 86_400.0
@@ -23,6 +25,23 @@ class Mailbox:
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._bell, selectors.EVENT_READ)
+
+    @contextmanager
+    def woken_by_signals(self) -> Iterator[None]:
+        """Have each signal end a wait, in the main thread, until this ends. `close` comes before.
+
+        Python calls a signal's handler in the main thread only, and only when that goes on. A signal that comes just
+        before the wait, or in another thread, would not end it: an idle worker would wait on, and never stop.
+        """
+        fd, end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self.watch(fd, lambda: os.read(fd, 4096))  # the handlers themselves are called by Python
+        before = signal.set_wakeup_fd(end, warn_on_full_buffer=False)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(before)
+            os.close(fd)
+            os.close(end)
 
     def post(self, action: Callable[[], object]) -> None:
         """Have the loop call `action`."""

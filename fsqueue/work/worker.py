@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +20,7 @@ from fsqueue.filesystem import KeptOutput, ResultFiles
 from fsqueue.queue import Queue
 from fsqueue.work import devices, handlers, placeholders
 from fsqueue.work.commands import Commands
+from fsqueue.work.events import Mailbox
 from fsqueue.work.jobs import Doer
 from fsqueue.work.launchers import may_leave_node
 from fsqueue.work.limits import FAILURES_FIRST, Limits
@@ -223,7 +224,7 @@ class Worker:
         self._check_fields()
         if self._how.function is not None:
             self._tell(Event("warning", WARNING, {}))
-        with _signals(self._loop.stop):
+        with _signals(self._loop.stop, self._loop.mailbox):
             return self._loop.run()
 
     @property
@@ -290,17 +291,20 @@ def _seconds(name: str, value: float | None) -> float:
 
 
 @contextmanager
-def _signals(stop: Callable[[int], object]) -> Iterator[None]:
+def _signals(stop: Callable[[int], object], mailbox: Mailbox) -> Iterator[None]:
     """In the main thread, have signals reported to `stop`. Those that are ignored (nohup) stay ignored."""
     before: dict[int, Any] = {}
+    waking: AbstractContextManager[object] = nullcontext()
     if threading.current_thread() is threading.main_thread():
+        waking = mailbox.woken_by_signals()
         for number in STOPPING:
             if signal.getsignal(number) != signal.SIG_IGN:
                 before[number] = signal.signal(number, lambda number, frame: stop(number))
         if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:  # inherited; it would hide every exit status
             before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
-        yield
+        with waking:
+            yield
     finally:
         for changed, handler in before.items():
             signal.signal(changed, handler)

@@ -106,6 +106,7 @@ def test_what_cannot_be_streamed_is_refused(queue: Queue, queue_factory: QueueFa
         stream_of(queue_factory("bare", keep_history=False))
 
 
+@pytest.mark.oldest
 def test_a_query_that_is_started_again_reads_each_task_once(spark: SparkSession, queue: Queue, tmp_path: Path) -> None:
     ids = finish(queue, range(20))
     for _ in range(2):

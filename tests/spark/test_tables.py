@@ -81,6 +81,7 @@ def test_paths_that_spark_s_users_write(spark: SparkSession, queue_factory: Queu
 
 
 @pytest.mark.usefixtures("tables")
+@pytest.mark.oldest
 def test_a_table_of_the_catalog(spark: SparkSession, queue_factory: QueueFactory) -> None:
     queue = queue_factory("with space")
     queue.insert_many([{"x": n} for n in range(3)])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -20,6 +22,31 @@ from tests.work import tasks
 from tests.work.support import drained, in_background, wait_for
 
 # -- how it ends
+
+
+HEARS_LATE = """
+import signal, sys, threading, time
+import fsqueue
+
+def kill_from_another_thread():
+    while signal.getsignal(signal.SIGTERM) is signal.SIG_DFL or not worker._loop._feeder.is_busy:
+        time.sleep(0.01)
+    time.sleep(1)  # nothing is to be done: the main thread waits
+    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+    time.sleep(60)
+
+worker = fsqueue.Worker(fsqueue.Queue(sys.argv[1]), command=["true"], until="forever")
+threading.Thread(target=kill_from_another_thread, daemon=True).start()
+print(worker.run().signal)
+"""
+
+
+@pytest.mark.once
+def test_a_signal_that_does_not_interrupt_the_wait_ends_an_idle_worker(queue: Queue) -> None:
+    """As one that comes just before the wait begins: its handler is called when the main thread goes on, not before."""
+    command = [sys.executable, "-c", HEARS_LATE, str(queue.path)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=40, check=True)
+    assert int(done.stdout) == signal.SIGTERM
 
 
 def test_an_empty_queue_is_drained(queue: Queue) -> None:
