@@ -12,7 +12,6 @@ import click
 import fsqueue
 from fsqueue import known
 from fsqueue.activity import alike, headline
-from fsqueue.arguments import EVERY
 
 from .common import (
     brief,
@@ -98,6 +97,11 @@ def _all_of(conditions: tuple[Condition, ...]) -> Condition | None:
     return (lambda letter: all(holds(letter) for holds in conditions)) if conditions else None
 
 
+def _only(named: tuple[str, ...], ids: list[str]) -> dict[str, Any]:
+    """Return the argument for the ids of dead letters: none, if none were named and so all are meant."""
+    return {"ids": ids} if named else {}
+
+
 @click.group()
 def dead() -> None:
     """Dead letters: tasks that were given up, with the reason and the last worker."""
@@ -161,7 +165,7 @@ def retry(queue: str, ids: tuple[str, ...], conditions: tuple[Condition, ...], a
     """
     with fsqueue.Queue(queue) as q:
         chosen = list(dict.fromkeys(words(ids)))
-        count = q.retry_dead(chosen if ids else EVERY, where=_all_of(conditions))
+        count = q.retry_dead(**_only(ids, chosen), where=_all_of(conditions))
         unknown = known.unknown(q.store, chosen)
     print_count("retried", count, as_json, unknown)
 
@@ -187,6 +191,6 @@ def purge(queue: str, ids: tuple[str, ...], conditions: tuple[Condition, ...], y
             which = f"the {len(chosen):,} named {whose}"
             which = f"those of {which} that meet the conditions" if conditions else which
         confirm(f"Drop {which} for good?", yes)
-        count = q.purge_dead(chosen if ids else EVERY, where=_all_of(conditions))
+        count = q.purge_dead(**_only(ids, chosen), where=_all_of(conditions))
         unknown = known.unknown(q.store, chosen)
     print_count("purged", count, as_json, unknown)
