@@ -97,11 +97,6 @@ def _all_of(conditions: tuple[Condition, ...]) -> Condition | None:
     return (lambda letter: all(holds(letter) for holds in conditions)) if conditions else None
 
 
-def _only(named: tuple[str, ...], ids: list[str]) -> dict[str, Any]:
-    """Return the argument for the ids of dead letters: none, if none were named and so all are meant."""
-    return {"ids": ids} if named else {}
-
-
 @click.group()
 def dead() -> None:
     """Dead letters: tasks that were given up, with the reason and the last worker."""
@@ -165,7 +160,8 @@ def retry(queue: str, ids: tuple[str, ...], conditions: tuple[Condition, ...], a
     """
     with fsqueue.Queue(queue) as q:
         chosen = list(dict.fromkeys(words(ids)))
-        count = q.retry_dead(**_only(ids, chosen), where=_all_of(conditions))
+        where = _all_of(conditions)
+        count = q.retry_dead(chosen, where=where) if ids else q.retry_dead(where=where)
         unknown = known.unknown(q.store, chosen)
     print_count("retried", count, as_json, unknown)
 
@@ -191,6 +187,7 @@ def purge(queue: str, ids: tuple[str, ...], conditions: tuple[Condition, ...], y
             which = f"the {len(chosen):,} named {whose}"
             which = f"those of {which} that meet the conditions" if conditions else which
         confirm(f"Drop {which} for good?", yes)
-        count = q.purge_dead(**_only(ids, chosen), where=_all_of(conditions))
+        where = _all_of(conditions)
+        count = q.purge_dead(chosen, where=where) if ids else q.purge_dead(where=where)
         unknown = known.unknown(q.store, chosen)
     print_count("purged", count, as_json, unknown)

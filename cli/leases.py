@@ -264,24 +264,26 @@ def bury(queue: str, tokens: tuple[str, ...], reason: str, as_json: bool) -> Non
 @click.command(
     epilog=example(
         """fsqueue release-all Q --host node17 --yes
-fsqueue release-all Q --slurm-job 4711 --yes      # of an array, all of it; 4711_3 is one element"""
+fsqueue release-all Q --job 4711 --yes            # of an array, all of it; 4711_3 is one element (PBS, LSF: 4711[3])"""
     )
 )
 @queue_argument
 @click.option("--worker", metavar="NAME", help="Only leases of workers with this name.")
 @click.option("--host", help="Only leases of workers on this host, or Slurm node.")
-@click.option("--slurm-job", metavar="JOB", help="Only leases of this Slurm job, or element of an array.")
+@click.option("--job", metavar="JOB", help="Only leases of this job of a batch scheduler, or element of an array.")
+@click.option("--slurm-job", metavar="JOB", help="As --job, of Slurm's jobs alone.")
 @click.option("--offline", is_flag=True, help="In bulk, when certainly nobody is working.")
 @yes_option
 @json_option
 def release_all(
-    queue: str, worker: str | None, host: str | None, slurm_job: str | None, offline: bool, yes: bool, as_json: bool
-) -> None:
-    """Take leases away, so that their tasks are available at once: all of Q, or those of a worker, host or Slurm job.
+    queue: str, worker: str | None, host: str | None, job: str | None, slurm_job: str | None, offline: bool, yes: bool,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Take leases away, so that their tasks are available at once: all of Q, or those of a worker, host or job.
 
     Whoever still works on such a task finds its lease lost, and the task is done again. No attempt is charged.
     """
-    given = {"worker": worker, "host": host, "slurm_job": slurm_job}
+    given = {"worker": worker, "host": host, "job": job, "slurm_job": slurm_job}
     only = {name: value for name, value in given.items() if value is not None}
     chosen = [f"{name.replace('slurm_job', 'Slurm job')} {value}" for name, value in only.items()]
     with fsqueue.Queue(queue) as q:

@@ -58,6 +58,7 @@ fsqueue run Q -j 4 --timeout 10m -- convert {input} -resize 50% {output}
 fsqueue run Q -- sh -c 'jq -r .name | xargs ./process'     # the payload on standard input
 fsqueue run Q -- sh -c './process "$1" | gzip >"$2"' sh {input} {output}
 fsqueue run Q -j 8 --output line --tag -- ./process {}
+fsqueue run Q -j 4 --gpus-per-task 1 -- ./train {config}
 fsqueue run Q1 Q2 -j 8 --call mypackage.tiles:render --max-runtime 58m"""
     ),
 )
@@ -68,6 +69,8 @@ fsqueue run Q1 Q2 -j 8 --call mypackage.tiles:render --max-runtime 58m"""
 )
 @click.option("-j", "--jobs", "--processes", type=Processes(min=1), default=1,
               help="Tasks at a time, a process each; auto: one for each processor of the job or machine [1].")
+@click.option("--gpus-per-task", type=number, metavar="N",
+              help="Show each process N of the visible GPUs, and no other process the same.")  # fmt: skip
 @click.option("--threads", type=number, help="Call functions in so many threads of one process instead.")
 @click.option("--prefetch", type=number, help="Tasks leased at a time for each process [as many as are quickly done].")
 @renamed("--lease", "lease_s", former=["--lease-s"], type=DURATION,
@@ -83,7 +86,8 @@ fsqueue run Q1 Q2 -j 8 --call mypackage.tiles:render --max-runtime 58m"""
 @click.option("--exclude-after", type=number, metavar="N",
               help="Take no more tasks on this node when so many in a row have failed on it.")  # fmt: skip
 @click.option("--max-tasks", type=number, help="Stop after so many tasks.")
-@click.option("--max-runtime", "max_runtime_s", type=DURATION, help="Stop after so long.")
+@click.option("--max-runtime", "max_runtime_s", type=DURATION,
+              help="Stop after so long; tasks at work then have --grace.")  # fmt: skip
 @click.option("--idle-timeout", "idle_timeout_s", type=DURATION, help="Stop after so long with nothing to do.")
 @click.option("--forever", is_flag=True, help="Wait for more tasks when the queues are drained.")
 @click.option(
@@ -129,9 +133,9 @@ def run(
     for the text '{field}', and braces around what is no name stay as they are: '{print $1}', '${name}'. A name may hold
     hyphens and dots: '{tile-id}'. No shell is
     involved. The command also finds the payload as JSON on standard input, and FSQUEUE_PAYLOAD (if at most 100 kB),
-    FSQUEUE_TASK_ID, FSQUEUE_ATTEMPT, FSQUEUE_QUEUE and FSQUEUE_TOKEN in its environment. Small JSON that it writes to
-    the file FSQUEUE_RESULT (which does not exist before) is kept in the history. It inherits no open files of the
-    caller but the standard streams.
+    FSQUEUE_TASK_ID, FSQUEUE_ATTEMPT, FSQUEUE_QUEUE, FSQUEUE_TOKEN and FSQUEUE_SLOT in its environment. Small JSON that
+    it writes to the file FSQUEUE_RESULT (which does not exist before) is kept in the history. It inherits no open files
+    of the caller but the standard streams.
 
     In 'sh -c SCRIPT' a placeholder becomes part of the script, and a payload can be a command: write
     sh -c 'cmd "$1"' sh {field} instead. A payload may also begin with '-'.
@@ -142,12 +146,17 @@ def run(
     fsqueue.Bury makes it a dead letter. Functions run in separate processes; if one dies, only its own task fails.
     Modules are looked for in the working directory first.
 
+    FSQUEUE_SLOT is 0 to JOBS - 1: no two processes at work have the same. With --gpus-per-task each slot has its own
+    share of the GPUs that CUDA_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES or ZE_AFFINITY_MASK name
+    (without them, of those that nvidia-smi shows). Too few for all processes are refused before a task is leased.
+
     On a terminal a bar shows how the queues get on, and failures are shown as they happen. The output of commands and
     functions is passed on in whole lines. If several commands run at a time, the output of each is shown when it ends.
 
-    After SIGTERM, SIGUSR1, SIGHUP or Ctrl-C the worker begins no more tasks. Tasks at work have --grace to end; then
-    they get SIGTERM, and are put back. A second signal puts them back at once. Under Slurm, and with --max-runtime,
-    the worker begins no task that, by the times measured so far, would outlast the job.
+    After SIGTERM, SIGUSR1, SIGUSR2, SIGHUP or Ctrl-C the worker begins no more tasks. Tasks at work have --grace to
+    end; then they get SIGTERM, and are put back. A second signal puts them back at once. Under Slurm, and with
+    --max-runtime, the worker begins no task that, by the times measured so far, is likely to outlast that time and its
+    --grace.
 
     An idle worker looks for tasks less and less often. A new task starts within eight seconds. The worker ends at most
     half a minute after others have drained the queue.

@@ -38,6 +38,8 @@ FLAGS = {
     "--nice", "--propagate",
 }  # fmt: skip
 """Options of sbatch that take no value, or none in a word of its own."""
+GPUS = {"--gres", "-G", "--gpus", "--gpus-per-node", "--gpus-per-socket"}
+"""Options of sbatch that ask for GPUs."""
 NOT_HERE = ("--wrap", "--usage", "--version", "-V")
 """Options of sbatch that make no sense here."""
 
@@ -198,12 +200,16 @@ def slurm(
             cpus = str(options["jobs"])
             defaults.append(f"--cpus-per-task={cpus}")
         elif cpus is not None and cpus.isdecimal() and not any(is_given.values()):
-            for_worker = ["-j", cpus, *for_worker]
+            for_worker, options["jobs"] = ["-j", cpus, *for_worker], int(cpus)
+    if options["gpus_per_task"] and not has_tasks and options["jobs"] != AUTO and not _names(given) & GPUS:
+        defaults.append(f"--gres=gpu:{options['jobs'] * options['gpus_per_task']}")
     logs = None
     if not _names(given) & {"-o", "--output"}:
         logs = os.path.abspath(log_dir or LOG_DIR)
         defaults.append(f"--output={_pattern(logs)}/%x-{'%A_%a' if _names(given) & {'-a', '--array'} else '%j'}.out")
     launcher = _launcher(cpus) if has_tasks and not one_worker else []
+    if launcher:
+        complain("the job has a worker in each of its tasks; if its commands start tasks themselves: --one-worker")
     script = _script(before, launcher, [*paths, *for_worker])
     sbatch = ["sbatch", "--parsable", *defaults, *given]
     if not only_print:

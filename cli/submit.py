@@ -5,7 +5,6 @@ only, and says which Python it is where that Python has no fsqueue.
 """
 
 import sys
-from importlib import import_module
 
 NOT_HERE = (
     "fsqueue: spark-submit starts the driver with {python}, which has no module {missing!r}. Nothing was done. "
@@ -15,6 +14,8 @@ NOT_HERE = (
 
 def main() -> None:
     """Run the command line with `spark` before what spark-submit passes on."""
+    from importlib import import_module  # not before sys.path is in order, below
+
     try:
         command_line = import_module("fsqueue_cli.main")
     except ModuleNotFoundError as error:

@@ -23,7 +23,7 @@ from fsqueue.errors import (
     UnsafeFilesystem,
 )
 from fsqueue.filesystem import Filesystem, Mount, OpenTree, mount_of
-from fsqueue.identity import job_of
+from fsqueue.identity import is_in_job
 from fsqueue.layout import Fate, Settings
 from fsqueue.ledger import LEASED, Ledger
 from fsqueue.names import QueueId
@@ -421,8 +421,10 @@ def _settings(fs: Filesystem, path: str, clock: Clock, entropy: Entropy) -> Iter
         yield fd, layout.read_fate(fs.read_from(fd, 0), path)
 
 
-def release_all(store: Store, worker: str | None, host: str | None, slurm_job: str | None, offline: bool) -> int:
-    """End the leases of matching workers: on a host or Slurm's node, in a Slurm job or an element of an array."""
+def release_all(
+    store: Store, worker: str | None, host: str | None, slurm_job: str | None, job: str | None, offline: bool
+) -> int:
+    """End the leases of matching workers: on a host or Slurm's node, in a job or an element of an array of jobs."""
 
     def chosen(ledger: Ledger, index: int) -> bool:
         holder = ledger.holder[index]
@@ -430,7 +432,8 @@ def release_all(store: Store, worker: str | None, host: str | None, slurm_job: s
         return (
             (worker is None or str(info.get("name")) == worker)
             and (host is None or host in (str(info.get("host")), str(info.get("slurm_node"))))
-            and (slurm_job is None or slurm_job in (str(info.get("slurm_job")), job_of(info)))
+            and (slurm_job is None or ("slurm_job" in info and is_in_job(info, slurm_job)))
+            and (job is None or is_in_job(info, job))
         )
 
     return release(store, chosen, offline)

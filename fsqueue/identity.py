@@ -6,6 +6,7 @@ import os
 import socket
 from typing import Any
 
+from fsqueue import schedulers
 from fsqueue.filesystem.processes import identity_of
 
 SLURM = {
@@ -30,7 +31,7 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def worker_of_this_process(name: str | None = None) -> dict[str, Any]:
-    """Who leases: host, pid, what tells this process from others of that number, address, and the Slurm job."""
+    """Return who leases: host, pid, what tells this process from others of that number, address, and the batch job."""
     worker: dict[str, Any] = {"host": socket.gethostname(), "pid": os.getpid()}
     if name is not None:
         worker["name"] = name
@@ -42,6 +43,8 @@ def worker_of_this_process(name: str | None = None) -> dict[str, Any]:
     if job:
         worker |= {"slurm_job": job, "slurm_user": os.getuid()}
         worker |= {field: value for field, variable in SLURM.items() if (value := _told(variable))}
+    elif (other := schedulers.here()) is not None:
+        worker |= other.record()
     return worker
 
 
@@ -67,9 +70,18 @@ def node_of(worker: dict[str, Any]) -> str:
 
 
 def job_of(worker: dict[str, Any]) -> str | None:
-    """A worker's Slurm job, as Slurm writes it: 4711, or 4711_3 for an element of an array; None outside Slurm."""
+    """Return a worker's job as its scheduler writes it: 4711, or an element of an array (Slurm: 4711_3); else None."""
     job, index = worker.get("slurm_job"), worker.get("slurm_index")
-    return None if job is None else f"{job}" if index is None else f"{job}_{index}"
+    if job is None:
+        return schedulers.written(worker)
+    return f"{job}" if index is None else f"{job}_{index}"
+
+
+def is_in_job(worker: dict[str, Any], job: str) -> bool:
+    """Return whether a worker runs in a job, or in an element of an array, that its scheduler's commands call `job`."""
+    if "slurm_job" in worker:
+        return job in (str(worker["slurm_job"]), job_of(worker))
+    return schedulers.is_of(worker, job)
 
 
 def describe(worker: dict[str, Any] | None) -> str:
@@ -77,5 +89,6 @@ def describe(worker: dict[str, Any] | None) -> str:
     if not worker:
         return "an unknown worker"
     name = f"{worker['name']} on " if "name" in worker else ""
-    job = f", Slurm job {job_of(worker)}" if "slurm_job" in worker else ""
+    scheduler = "Slurm" if "slurm_job" in worker else schedulers.title_of(worker)
+    job = f", {scheduler} job {job_of(worker)}" if scheduler is not None else ""
     return f"{name}{worker.get('host', '?')} (process {worker.get('pid', '?')}{job})"

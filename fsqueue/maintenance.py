@@ -65,17 +65,20 @@ class Maintenance:
         worker: str | Every = EVERY,
         host: str | Every = EVERY,
         slurm_job: str | Every = EVERY,
+        job: str | Every = EVERY,
         offline: bool = False,
     ) -> int:
-        """End leases of other workers: all, or those of a worker's name, host or Slurm job. Return how many.
+        """End leases of other workers: all, or those of a worker's name, host or job. Return how many.
 
-        The attempts do not count. Workers that go on get LeaseLost. To end all leases, leave all three names out. None
-        and "" are refused, since they often come from a variable that was never set.
+        `job` is a job of Slurm, PBS, LSF, Grid Engine or HTCondor, or an element of an array, as their commands call
+        it; `slurm_job` is one of Slurm alone. The attempts do not count. Workers that go on get LeaseLost. To end all
+        leases, leave all names out. None and "" are refused, since they often come from a variable that was never set.
 
         `offline` says that no process is working: a locked batch then raises LockTimeout at once.
         """
-        chosen = selector("worker", worker), selector("host", host), selector("slurm_job", slurm_job)
-        return administration.release_all(self.store, *chosen, offline)
+        who = selector("worker", worker), selector("host", host)
+        where = selector("slurm_job", slurm_job), selector("job", job)
+        return administration.release_all(self.store, *who, *where, offline)
 
     @verb("purging")
     def purge(self) -> None:

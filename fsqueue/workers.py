@@ -49,7 +49,7 @@ class Worker:
 
     @property
     def job(self) -> str | None:
-        """Its Slurm job, if it is in one."""
+        """Its job as its scheduler writes it, if it is in one."""
         return job_of(self.worker)
 
     def as_dict(self) -> dict[str, Any]:

@@ -185,6 +185,112 @@ def work(queue: Any, most: int) -> None:
     tasks.close()
 
 
+KINDS = {
+    "doubles": {"a": "id / 7", "b": "id * double(0.001)", "c": "cast(id as double)", "d": "sqrt(id)"},
+    "timestamps": {
+        "a": "timestamp_micros(1763737445123456 + id * 1000001)", "b": "timestamp_seconds(id * 31)",
+        "c": "cast(timestamp_seconds(id * 31) as timestamp_ntz)",
+        "d": "date_add(date'2026-11-21', cast(id % 9999 as int))",
+    },
+    "quoted text": {
+        "a": "concat('say ', chr(34), id, chr(34), chr(10), sha2(cast(id as string), 256))",
+        "b": "concat('C:', chr(92), 'dir', chr(92), id)",
+    },
+    "maps and arrays": {
+        "a": "map('x', id, 'y', id + 1)", "b": "array(id, id + 1, id + 2)", "c": "array(cast(id as string), 'two')",
+    },
+    "nested structs": {
+        "a": "named_struct('b', id, 'c', named_struct('d', cast(id as string), 'e', array(named_struct('f', id / 3))))",
+    },
+    "mixed": {
+        "a": "id", "b": "id / 7", "c": "timestamp_micros(1763737445123456 + id)", "d": "concat(chr(34), id, chr(34))",
+        "e": "map('x', id)", "f": "array(id / 3)", "g": "named_struct('a', id, 'b', cast(id as string))",
+        "h": "id % 2 = 0",
+    },
+}  # fmt: skip
+"""Columns by what is hard about them."""
+
+
+def measure_types(spark: Any, place: Path, rows: int, repeat: int) -> Times:
+    """Seeding and reading of hard types. `Times` has for each the seconds, and under "… cpu" those of processor."""
+    from fsqueue import Queue
+    from fsqueue import spark as jobs
+
+    times: Times = {}
+
+    def both(name: str, action: Callable[..., object], *arguments: object, **options: object) -> None:
+        before = processor_s()
+        measured(times, name, action, *arguments, **options)
+        times.setdefault(f"{name} cpu", []).append(processor_s() - before)
+
+    for number, (kind, columns) in enumerate(KINDS.items()):
+        made = spark.range(0, rows, 1, 4).selectExpr(*(f"{how} AS {name}" for name, how in columns.items()))
+        made.write.parquet(str(place / f"rows-{number}"))
+        df = spark.read.parquet(str(place / f"rows-{number}"))
+        fields = ", ".join(f"{field.name}: {field.dataType.simpleString()}" for field in df.schema)
+        paths = []
+        Queue.create(place / f"warm-{number}")
+        jobs.seed(df.limit(1000), str(place / f"warm-{number}"))
+        df.limit(1000).write.json(str(place / f"warm-json-{number}"))
+        for turn in range(repeat):
+            json_place, path = str(place / f"json-{number}-{turn}"), str(place / f"q-{number}-{turn}")
+            Queue.create(path)
+            paths.append((json_place, path))
+            turns: list[tuple[Any, ...]] = [
+                (f"{kind}: write.json", df.write.json, json_place), (f"{kind}: seed", jobs.seed, df, path),
+            ]  # fmt: skip
+            for one in turns if turn % 2 == 0 else reversed(turns):  # whoever is first bears what the other left
+                both(*one)
+        for turn, (json_place, path) in enumerate(paths):
+            theirs = spark.read.schema(df.schema).json(json_place)
+            ours = spark.read.format("fsqueue").schema(f"payload STRUCT<{fields}>").load(path)
+            reads = [(f"{kind}: read.json", drop, theirs), (f"{kind}: read", drop, ours)]
+            for read in reads if turn % 2 == 0 else reversed(reads):
+                both(*read)
+        print(types_table(times, rows), file=sys.stderr)
+    for json_place, path in paths:
+        both("count: read.json", spark.read.schema(df.schema).json(json_place).count)
+        both("count: a column of names", spark.read.format("fsqueue").schema("state STRING").load(path).count)
+        both("count: all columns", spark.read.format("fsqueue").load(path).count)
+    return times
+
+
+def processor_s() -> float:
+    """Seconds of processor that this process and all below it have taken: Java and the Python workers."""
+    parents, used = {}, {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = entry.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        process = int(entry.parent.name)
+        parents[process] = int(fields[1])
+        used[process] = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    ours = {os.getpid()}
+    while more := {process for process, parent in parents.items() if parent in ours} - ours:
+        ours |= more
+    return sum(used.get(process, 0.0) for process in ours)
+
+
+def types_table(times: Times, rows: int) -> str:
+    lines = [
+        "| what | against | rows/s | best of all | middle of the rounds | by processor |",
+        "|---|---|---|---|---|---|",
+    ]
+    both = (("write.json", "seed"), ("read.json", "read"))
+    pairs = [(f"{kind}: {theirs}", f"{kind}: {ours}") for theirs, ours in both for kind in KINDS]
+    pairs += [("count: read.json", f"count: {ours}") for ours in ("a column of names", "all columns")]
+    for theirs, ours in pairs:
+        if ours in times:
+            best, middle = ratios(times, theirs, ours)
+            _, processor = ratios(times, f"{theirs} cpu", f"{ours} cpu")
+            rate = rows / min(times[ours])
+            lines.append(
+                f"| {ours} | {theirs.partition(': ')[2]} | {rate:,.0f} | {best:.2f} | {middle:.2f} | {processor:.2f} |"
+            )
+    return "\n".join(lines)
+
+
 FIGURES = (
     ("seeding, against df.write.json", "write.json", "seed", 0.7),
     ("reading back, against spark.read.json with a schema", "read.json", "read", 0.8),
@@ -231,11 +337,15 @@ def main() -> None:
     parser.add_argument("--dir", type=Path, default=None, help="where to work [the system's temporary directory]")
     parser.add_argument("--no-report", action="store_true", help="leave out the report, which takes longest")
     parser.add_argument("--json", action="store_true", help="print the seconds as JSON")
+    parser.add_argument("--types", action="store_true", help="measure types that are hard to write, and nothing else")
     arguments = parser.parse_args()
     place = Path(tempfile.mkdtemp(dir=arguments.dir))
     try:
         spark = session(place, arguments.cores)
-        times = measure(spark, place, arguments.rows, arguments.repeat, not arguments.no_report)
+        if arguments.types:
+            times = measure_types(spark, place, arguments.rows, arguments.repeat)
+        else:
+            times = measure(spark, place, arguments.rows, arguments.repeat, not arguments.no_report)
         spark.stop()
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
         if arguments.json:
@@ -243,7 +353,7 @@ def main() -> None:
         else:
             where = f"local[{arguments.cores}], Python {platform.python_version()}"
             print(f"{arguments.rows:,} rows, {where}, driver {peak} MB\n")
-            print(table(times, arguments.rows))
+            print((types_table if arguments.types else table)(times, arguments.rows))
     finally:
         shutil.rmtree(place, ignore_errors=True)
 

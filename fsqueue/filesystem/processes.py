@@ -30,7 +30,7 @@ def identity_of(pid: int) -> str | None:
     The beginning of the boot id and the number of the PID namespace in hexadecimal digits, then when the process
     began, in ticks since the boot (proc(5), /proc/PID/stat, field 22).
     """
-    place, fields = _place(), _fields(pid)
+    place, fields = _place(), fields_of(pid)
     return f"{place}.{fields[19]}" if place is not None and len(fields) > 19 else None
 
 
@@ -45,7 +45,7 @@ def is_alive(pid: int, identity: str) -> bool | None:
         return False
     except (OSError, OverflowError):
         pass  # another user's, and there
-    fields = _fields(pid)
+    fields = fields_of(pid)
     if len(fields) <= 19:
         return None  # hidden from us, or just gone
     return identity == f"{place}.{fields[19]}" and fields[0] not in ("Z", "X")
@@ -70,8 +70,8 @@ def inheritable_descriptors() -> list[int]:
     return found
 
 
-def _fields(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat from the third on; the second, in brackets, may hold anything."""
+def fields_of(pid: int) -> list[str]:
+    """Return the fields of /proc/PID/stat from the third on: the second, in brackets, may hold anything."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             return file.read().rpartition(")")[2].split()

@@ -12,14 +12,14 @@ from typing import Any
 import numpy
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.json
 from pyspark.sql.types import StringType, StructType
 
 from fsqueue import names
-from fsqueue.errors import InvalidArgument
 from fsqueue.names import TaskFileName
-from fsqueue.spark import schemas, uniform, views
+from fsqueue.spark import schemas, views
 from fsqueue.spark.compat import arrow_schema
+from fsqueue.spark.options import DROP, ReadOptions
+from fsqueue.spark.parsing import PREFIX, SUFFIX, Parser
 from fsqueue.spark.views import Row
 
 ROWS_MAX = 8192
@@ -27,20 +27,25 @@ ROWS_MAX = 8192
 BYTES_MAX = 8 << 20
 """... or about so many bytes of payload (the largest task more)."""
 INDICES = pa.array([str(index) for index in range(names.BATCH_TASKS_MAX)])
-PREFIX, SUFFIX = b'{"payload":', b"}\n"
-"""What stands before and after a payload in a task file's line, where it stands alone."""
 NEWLINE = ord("\n")
 
 
 class Columns:
     """Collects rows of a view, and gives record batches of `schema` away when there is enough for one."""
 
-    def __init__(self, view: str, schema: StructType, queue: str) -> None:
-        self.view = view
+    def __init__(self, options: ReadOptions, schema: StructType, queue: str) -> None:
+        view = options.view
         self.schema = arrow_schema(schema)
         self.queue = queue
         self.places = {name: place for place, name in enumerate(schemas.VIEWS[view])}
-        self.is_parsed = "payload" in schema.names and schema["payload"].dataType != StringType()
+        self.is_dropping = options.mode == DROP
+        self.parser: Parser | None = None
+        """Where payloads are asked for as anything but their text."""
+        if "payload" in schema.names and schema["payload"].dataType != StringType():
+            kind, arrow = schema["payload"].dataType, self.schema.field("payload").type
+            self.parser = Parser(kind, arrow, options.mode, options.corrupt)
+        self.is_parsed = self.parser is not None
+        self.is_payload_wanted = not {"payload", "payload_bytes"}.isdisjoint(schema.names)
         self._clear()
 
     def _clear(self) -> None:
@@ -72,13 +77,16 @@ class Columns:
     def _wanted(self) -> list[tuple[list[Any], int]]:
         return [(values, self.places[name]) for name, values in self.values.items() if name in self.places]
 
-    def untouched(self, name: TaskFileName, state: str, content: bytes) -> list[pa.RecordBatch] | None:
+    def untouched(self, name: TaskFileName, state: str, content: bytes | None) -> list[pa.RecordBatch] | None:
         """Take all tasks of a batch that nobody has touched; gives the record batch that is full, if one is.
 
-        None: its file's content has to be looked at line by line; nothing was taken.
+        `content` None: its file was not read, as no column needs more than its name.
+        None: the content has to be looked at line by line; nothing was taken.
         """
         lines = None
-        if self.is_parsed and "payload_bytes" not in self.schema.names:
+        if content is None:
+            assert not self.is_payload_wanted
+        elif self.is_parsed and "payload_bytes" not in self.schema.names:
             if not are_lines(content, name.count):
                 return None
         elif (lines := lines_of(content, name.count)) is None:
@@ -96,6 +104,7 @@ class Columns:
             if field.name == "id":
                 found = pc.binary_join_element_wise(f"{name.batch}.", INDICES[: name.count], "")
             elif field.name == "payload":
+                assert content is not None
                 if self.is_parsed:
                     self.json.append(content)
                     continue
@@ -105,7 +114,7 @@ class Columns:
             self.arrays[field.name].append(found)
         self.count += name.count
         self.sealed = self.count
-        self.size += len(content)
+        self.size += len(content or b"")
         return [self._batch()] if self.is_full else []
 
     def _seal(self) -> None:
@@ -131,17 +140,18 @@ class Columns:
 
     def _batch(self) -> pa.RecordBatch:
         self._seal()
-        arrays = []
+        arrays, unfit = [], None
         for field in self.schema:
             if field.name == schemas.QUEUE:
                 arrays.append(pa.repeat(pa.scalar(self.queue, field.type), self.count))
-            elif field.name == "payload" and self.is_parsed:
-                arrays.append(parse(self.json, field.type, self.count))
+            elif field.name == "payload" and self.parser is not None:
+                column, unfit = self.parser.parse(self.json, self.count)
+                arrays.append(column)
             else:
                 arrays.append(pa.concat_arrays(self.arrays[field.name]))
         batch = pa.RecordBatch.from_arrays(arrays, schema=self.schema)
         self._clear()
-        return batch
+        return batch.filter(pa.array(~unfit)) if self.is_dropping and unfit is not None else batch
 
 
 def are_lines(content: bytes, count: int) -> bool:
@@ -177,43 +187,3 @@ def payloads_of(lines: pa.Array) -> pa.Array:
     """The payloads in the lines of `lines_of`, as JSON text; null for a line that is plainly damaged."""
     payloads = pc.binary_slice(lines, len(PREFIX), -1).cast(pa.string())
     return pc.if_else(pc.ends_with(lines, SUFFIX[:1]), payloads, None)
-
-
-def parse(lines: list[bytes], kind: pa.DataType, count: int) -> pa.Array:
-    """The payloads in lines of task files, as a column of a type. Null for a payload that is not of that type.
-
-    All at once; if one of them does not fit, one after the other. InvalidArgument for a type that no JSON has.
-    """
-    content = b"".join(lines)
-    try:
-        found = uniform.parse(content, kind, count)
-        if found is None:
-            found = _parse(content, kind)
-        if len(found) == count:
-            return found
-    except pa.ArrowNotImplementedError as error:
-        raise InvalidArgument(
-            f"The payload cannot be read as {kind}: {error}. Read it as STRING, and use from_json."
-        ) from None
-    except pa.ArrowInvalid:
-        pass
-    return pa.concat_arrays([_parse_one(line, kind) for line in content.splitlines()])
-
-
-def _parse(content: bytes, kind: pa.DataType) -> pa.Array:
-    table = pyarrow.json.read_json(
-        pa.BufferReader(content),
-        read_options=pyarrow.json.ReadOptions(use_threads=False, block_size=len(content) + 1),
-        parse_options=pyarrow.json.ParseOptions(
-            explicit_schema=pa.schema([("payload", kind)]), unexpected_field_behavior="ignore"
-        ),
-    )
-    column = table.column("payload")
-    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
-
-
-def _parse_one(line: bytes, kind: pa.DataType) -> pa.Array:
-    try:
-        return _parse(line + b"\n", kind)
-    except pa.ArrowInvalid:
-        return pa.nulls(1, kind)

@@ -67,6 +67,17 @@ def payload_fields(options: WriteOptions, schema: types.StructType) -> list[type
     return [field for field in schema.fields if field.name != options.delay_s]
 
 
+def contains(kind: types.DataType, some: tuple[type[types.DataType], ...]) -> bool:
+    """Return whether a type, or one inside it, is one of some."""
+    if isinstance(kind, types.StructType):
+        return any(contains(field.dataType, some) for field in kind.fields)
+    if isinstance(kind, types.ArrayType):
+        return contains(kind.elementType, some)
+    if isinstance(kind, types.MapType):
+        return contains(kind.keyType, some) or contains(kind.valueType, some)
+    return isinstance(kind, some)
+
+
 def _check_type(kind: types.DataType, where: str, level: int = 2) -> None:
     """Refuse types that JSON does not have. `level`: the level of nesting that an array or object here is on."""
     if isinstance(kind, (*_PLAIN, *_DATES)):

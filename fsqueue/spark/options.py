@@ -6,30 +6,43 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-from fsqueue import names
+import orjson
+
 from fsqueue.errors import InvalidArgument
 from fsqueue.spark import schemas
+from fsqueue.spark.paths import directory
 from fsqueue.task import DELAYED, LEASED, WAITING
 
 IF_EXISTS = ("append", "create", "error", "ignore")
-READ = ("path", "view", "state", "shards", "partitions", "pushdown")
+READ = (
+    "path", "paths", "view", "state", "shards", "partitions", "pushdown", "mode", "columnnameofcorruptrecord",
+)  # fmt: skip
 WRITE = ("path", "commit", "ifexists", "payload", "payloadformat", "delay_s", "batch_tasks")
+ATTEMPT = "__attempt"
+"""The option by which `seed` names its attempt."""
 LATER = ("key", "priority")
 """Refused by name until the queue has them."""
+PERMISSIVE, DROP, FAIL = MODES = ("PERMISSIVE", "DROPMALFORMED", "FAILFAST")
+"""What becomes of payloads that are not of the type that is asked for: as for Spark's own JSON source."""
+MADE_OF = "__made_of"
+"""How `seeding` hands WriteOptions.made_of over."""
 OTHERS = ("checkpointlocation", "queryname", "outputmode", "includeheader")
 """Of Spark itself."""
 
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """What to read: a view of the queue, or of all queues in the directory, at `path`."""
+    """What to read: a view of the queue, or of all queues in the directory, at each of `paths`."""
 
-    path: str
+    paths: tuple[str, ...]
     view: str = "tasks"
     states: tuple[str, ...] = (WAITING, DELAYED, LEASED)
     shards: tuple[str, ...] | None = None
     partitions: int | None = None
     pushdown: bool = False
+    mode: str = PERMISSIVE
+    corrupt: str = "_corrupt_record"
+    """The field of a parsed payload that takes the text of one that does not fit, if it is asked for."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +56,10 @@ class WriteOptions:
     is_json: bool = False
     delay_s: str | None = None
     batch_tasks: int | None = None
+    made_of: str | None = None
+    """The column `payload` holds whole lines that the JVM made of this type (its JSON). Only `seeding` asks for it."""
+    attempt: str | None = None
+    """The attempt under which to stage, if the caller wants to know its own again. Not for users."""
 
 
 def reading(options: Mapping[str, str]) -> ReadOptions:
@@ -56,13 +73,18 @@ def reading(options: Mapping[str, str]) -> ReadOptions:
                 f"dead), not {state!r}."
             )
     shards = given.get("shards")
+    mode = given.get("mode", PERMISSIVE).upper()
+    if mode not in MODES:
+        raise InvalidArgument(f"The option `mode` is one of {', '.join(MODES)}, not {mode!r}.")
     return ReadOptions(
-        path=_path(given),
+        paths=_paths(given),
         view=schemas.view_of(given.get("view", "tasks")),
         states=states,
         shards=None if shards is None else tuple(part.strip() for part in shards.split(",")),
         partitions=_whole(given, "partitions"),
         pushdown=_flag(given, "pushdown"),
+        mode=mode,
+        corrupt=given.get("columnnameofcorruptrecord", ReadOptions.corrupt),
     )
 
 
@@ -91,7 +113,29 @@ def writing(options: Mapping[str, str]) -> WriteOptions:
         is_json=form == "json",
         delay_s=given.get("delay_s"),
         batch_tasks=_whole(given, "batch_tasks"),
+        made_of=given.get(MADE_OF),
+        attempt=given.get(ATTEMPT),
     )
+
+
+def is_table(options: Mapping[str, str]) -> bool:
+    """Return whether these are the properties of a table that is being created."""
+    return "provider" in options
+
+
+def must_be_tasks(given: Mapping[str, str]) -> None:
+    """Refuse to insert into a table of another view."""
+    if given.get("view", "tasks") != "tasks":
+        raise InvalidArgument(
+            f"A table of the view {given['view']!r} is for reading. Insert into one of the view 'tasks', the default."
+        )
+
+
+def table_options(options: Mapping[str, str]) -> dict[str, str]:
+    """Return the options among the properties of a table, with an absolute path."""
+    given = {key[7:].lower(): value for key, value in options.items() if key.lower().startswith("option.")}
+    given.pop("serialization.format", None)
+    return {**given, "path": _path({"path": options.get("path", "")})}
 
 
 def _known(options: Mapping[str, str], names: tuple[str, ...], doing: str) -> dict[str, str]:
@@ -107,8 +151,23 @@ def _known(options: Mapping[str, str], names: tuple[str, ...], doing: str) -> di
 def _path(given: Mapping[str, str]) -> str:
     path = given.get("path", "")
     if not path:
-        raise InvalidArgument("Name the queue's directory: .load(path) or .save(path).")
-    return names.queue_path(path.removeprefix("file://") if path.startswith("file:///") else path)
+        raise InvalidArgument(
+            "Name the queue's directory: .load(path), .save(path), or OPTIONS (path '…'). Of a table that was created "
+            "with columns of its own, Spark does not tell the path: create it without columns."
+        )
+    return directory(path)
+
+
+def _paths(given: Mapping[str, str]) -> tuple[str, ...]:
+    if "paths" not in given:
+        return (_path(given),)
+    try:
+        found = orjson.loads(given["paths"])
+    except orjson.JSONDecodeError:
+        found = None
+    if not isinstance(found, list) or not found or not all(isinstance(path, str) for path in found):
+        raise InvalidArgument('Name several queues as .load(["/scratch/me/a", "/scratch/me/b"]).')
+    return tuple(dict.fromkeys(directory(path) for path in found))
 
 
 def _whole(given: Mapping[str, str], name: str) -> int | None:

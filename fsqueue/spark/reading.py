@@ -59,7 +59,7 @@ class FsqueueReader(DataSourceReader):  # type: ignore[misc]
     """Reads a view. With options.pushdown use `PushdownReader`."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
-        schemas.check(options.view, schema)
+        schemas.check(options.view, schema, options.corrupt)
         self.options = options
         self.schema = schema
         self.queue_names: tuple[str, ...] | None = None
@@ -68,8 +68,10 @@ class FsqueueReader(DataSourceReader):  # type: ignore[misc]
 
     def partitions(self) -> list[InputPartition]:
         """Pieces of about the same size. Before that, what was decided but not published yet is published."""
-        found = queues_in(self.options.path)
-        paths = [self.options.path] if found is None else found
+        paths = []
+        for path in self.options.paths:
+            found = queues_in(path)
+            paths += [path] if found is None else found
         if self.queue_names is not None:
             paths = [path for path in paths if name_of(path) in self.queue_names]
         if len(paths) > PLANNED_QUEUES_MAX:
@@ -115,7 +117,7 @@ class FsqueueReader(DataSourceReader):  # type: ignore[misc]
         for piece in partition.pieces:
             store = Store(piece.path)
             _same_generation(store, piece)
-            columns = Columns(self.options.view, self.schema, name_of(piece.path))
+            columns = Columns(self.options, self.schema, name_of(piece.path))
             yield from self._read(store, piece, columns)
             yield from columns.rest()
             store.refresh(now=True)
@@ -146,8 +148,9 @@ class FsqueueReader(DataSourceReader):  # type: ignore[misc]
         for name in fresh:
             state = DELAYED if name.available_at > now else WAITING
             if state in states:
-                content = views.content_of(store, name)
-                full = None if content is None else columns.untouched(name, state, content)
+                content = views.content_of(store, name) if columns.is_payload_wanted else None
+                is_gone = columns.is_payload_wanted and content is None
+                full = None if is_gone else columns.untouched(name, state, content)
                 if full is not None:
                     yield from full
                 else:  # renamed, finished, or with lines that need to be looked at one by one

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from fsqueue.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import DataType, StructType
 
 RANGES = "ARRAY<STRUCT<first: INT, end: INT>>"
 
@@ -102,6 +102,12 @@ VIEWS = {
 }
 """What can be read; a column's type, by name."""
 
+PARSED = (
+    "StringType", "BooleanType", "IntegralType", "FloatType", "DoubleType", "DecimalType", "BinaryType", "DateType",
+    "TimestampType", "TimestampNTZType", "VariantType",
+)  # fmt: skip
+"""What a payload's fields may be, beside structs, arrays and maps of text."""
+
 QUEUE = "queue"
 """The column with a queue's name: there in a group, and on request elsewhere."""
 
@@ -135,11 +141,11 @@ def schema_of(view: str, group: bool) -> StructType:
     return types.StructType([types.StructField(name, kinds[kind]) for name, kind in columns.items()])
 
 
-def check(view: str, schema: StructType) -> None:
+def check(view: str, schema: StructType, corrupt: str) -> None:
     """InvalidArgument if a schema that a user gives asks for something that the view does not have.
 
     Any columns in any order will do: what is left out is not read. `payload` may have any type that JSON can be
-    parsed into.
+    parsed into; `corrupt` is the field of it that takes the text of what does not fit.
     """
     there = schema_of(view, True)
     for field in schema.fields:
@@ -148,8 +154,33 @@ def check(view: str, schema: StructType) -> None:
             raise InvalidArgument(
                 f"The view {view!r} has no column {field.name!r}, but {', '.join(there.names)}.{inside}"
             )
-        if field.name != "payload" and field.dataType != there[field.name].dataType:
+        if field.name == "payload":
+            _check_payload(field.dataType, "payload", corrupt)
+        elif field.dataType != there[field.name].dataType:
             raise InvalidArgument(
                 f"The column {field.name!r} of the view {view!r} is {there[field.name].dataType.simpleString()}, "
                 f"not {field.dataType.simpleString()}: read it so, and cast."
             )
+
+
+def _check_payload(kind: DataType, where: str, corrupt: str = "") -> None:
+    """Raise InvalidArgument for a type that payloads are not parsed into."""
+    from pyspark.sql import types
+
+    if isinstance(kind, types.StructType):
+        for field in kind.fields:
+            if field.name != corrupt:
+                _check_payload(field.dataType, f"{where}.{field.name}")
+            elif field.dataType != types.StringType():
+                raise InvalidArgument(
+                    f"The field {corrupt!r} takes the text of a payload that does not fit: it is string, not "
+                    f"{field.dataType.simpleString()}."
+                )
+    elif isinstance(kind, types.ArrayType):
+        _check_payload(kind.elementType, f"{where}[]")
+    elif isinstance(kind, types.MapType) and isinstance(kind.keyType, types.StringType):
+        _check_payload(kind.valueType, f"{where}{{}}")
+    elif not isinstance(kind, tuple(getattr(types, name) for name in PARSED)):
+        raise InvalidArgument(
+            f"{where!r} cannot be read as {kind.simpleString()}. Read it as STRING, and cast it or use from_json."
+        )

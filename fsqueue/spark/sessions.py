@@ -21,6 +21,21 @@ def register(spark: SparkSession) -> SparkSession:
     return spark
 
 
+PROBE_ROWS = 1 << 16
+"""So many rows make one in each partition, whatever their number."""
+
+
+def parallelism(spark: SparkSession) -> int:
+    """Return how many tasks Spark runs at a time, about: into so many partitions it splits a range."""
+    from pyspark.errors import PySparkException
+    from pyspark.sql import functions as F
+
+    try:
+        return int(spark.sparkContext.defaultParallelism)
+    except PySparkException:  # Spark Connect has no context
+        return int(spark.range(PROBE_ROWS).select(F.spark_partition_id()).distinct().count())
+
+
 _OURS = re.compile(r"^fsqueue\.errors\.(\w+): (.*)$", re.MULTILINE)
 _NO_MODULE = re.compile(r"No module named '((?:fsqueue|orjson|filelock|pyarrow|numpy|pandas)\b[^']*)'")
 _NO_PYTHON = re.compile(r'Cannot run program "([^"]+)"')

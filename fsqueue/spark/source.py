@@ -7,12 +7,17 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource
 
 if TYPE_CHECKING:
-    from pyspark.sql.datasource import DataSourceReader, DataSourceStreamWriter, DataSourceWriter
+    from pyspark.sql.datasource import (
+        DataSourceReader,
+        DataSourceStreamReader,
+        DataSourceStreamWriter,
+        DataSourceWriter,
+    )
     from pyspark.sql.types import StructType
 
 
 class FsqueueDataSource(DataSource):  # type: ignore[misc]
-    """`spark.read.format("fsqueue")`, `df.write.format("fsqueue")`, `df.writeStream.format("fsqueue")`."""
+    """`spark.read.format("fsqueue")`, `df.write.format("fsqueue")`; the same with `readStream` and `writeStream`."""
 
     @classmethod
     def name(cls) -> str:
@@ -24,22 +29,42 @@ class FsqueueDataSource(DataSource):  # type: ignore[misc]
         from fsqueue.discovery import queues_in
         from fsqueue.spark import options, schemas
 
-        wanted = options.reading(self.options)
-        return schemas.schema_of(wanted.view, queues_in(wanted.path) is not None)
+        is_table = options.is_table(self.options)
+        given = options.table_options(self.options) if is_table else self.options
+        wanted = options.reading(given)
+        are_several = len(wanted.paths) > 1
+        schema = schemas.schema_of(wanted.view, queues_in(wanted.paths[0]) is not None or are_several)
+        if is_table:
+            from fsqueue.spark import tables
+
+            return tables.marked(schema, given)
+        return schema
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Reads the view that the options name; `schema` may be any of its columns."""
-        from fsqueue.spark import options, reading
+        from fsqueue.spark import options, reading, tables
 
-        wanted = options.reading(self.options)
+        wanted = options.reading(tables.options_of(self.options, schema))
         kind = reading.PushdownReader if wanted.pushdown else reading.FsqueueReader
         return kind(wanted, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Inserts rows as tasks, all of them at one instant."""
-        from fsqueue.spark import options, writing
+        from fsqueue.spark import options, tables, writing
 
-        return writing.FsqueueWriter(options.writing(self.options), schema, overwrite)
+        given = tables.options_of(self.options, schema)
+        if "path" not in self.options and "path" in given:
+            options.must_be_tasks(given)
+            given = {**dict(self.options), "path": given["path"]}
+        wanted = options.writing(given)
+        kind = tables.TableWriter if tables.is_insertion(wanted, schema) else writing.FsqueueWriter
+        return kind(wanted, schema, overwrite)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """Reads tasks as they finish: the view `history`."""
+        from fsqueue.spark import following, options
+
+        return following.HistoryStream(options.reading(self.options), schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         """Inserts each micro-batch at one instant, exactly once."""

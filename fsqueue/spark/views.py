@@ -184,21 +184,26 @@ def _ranges(tasks: Any) -> list[dict[str, int]] | None:
 def finished(store: Store, shard: Shard) -> Iterator[Row]:
     """The tasks that have an outcome, as far as logs and history know them."""
     for batch, found, _ in records(store, shard):
-        ledger = history.replay(found)
-        birth = moment(names.birth_ms(batch))
-        for index, state in enumerate(ledger.state):
-            if state in FINISHED:
-                holder = ledger.holder[index]
-                yield (
-                    names.task_id(batch, index),
-                    FINISHED[state],
-                    birth,
-                    moment(ledger.since[index]),
-                    ledger.attempts[index] + (1 if state == COMPLETED else 0),
-                    *who(holder.worker if holder is not None else None),
-                    ledger.errors.get(index),
-                    text(ledger.results.get(index)),
-                )
+        yield from finished_in(batch, found)
+
+
+def finished_in(batch: str, found: history.Records) -> Iterator[Row]:
+    """The tasks of a batch that have an outcome."""
+    ledger = history.replay(found)
+    birth = moment(names.birth_ms(batch))
+    for index, state in enumerate(ledger.state):
+        if state in FINISHED:
+            holder = ledger.holder[index]
+            yield (
+                names.task_id(batch, index),
+                FINISHED[state],
+                birth,
+                moment(ledger.since[index]),
+                ledger.attempts[index] + (1 if state == COMPLETED else 0),
+                *who(holder.worker if holder is not None else None),
+                ledger.errors.get(index),
+                text(ledger.results.get(index)),
+            )
 
 
 def all_attempts(store: Store, shard: Shard) -> Iterator[Row]:

@@ -46,7 +46,7 @@ class FsqueueWriter(DataSourceArrowWriter):  # type: ignore[misc]
         self.overwrite = overwrite
         self.encoder = Encoder(options, schema)
         queue = open_queue(options)
-        self.commit_ = queue.commit(options.commit or f"spark-{uuid4()}")
+        self.commit_ = queue.commit(options.commit or f"spark-{uuid4()}", attempt=options.attempt)
         self.is_needed = options.commit is None or self.commit_.committed() is None
         """Whether rows are worth staging: not if this very commit was published before."""
         if self.is_needed and options.if_exists in ("error", "ignore") and holds_something(queue):

@@ -53,6 +53,8 @@ class _Running:
         mailbox, outlet = commands.mailbox, commands.outlet
         argv, environment, stdin = commands.invocation(job.task)
         environment["FSQUEUE_RESULT"] = result.path
+        self.slot = commands.free[-1]
+        environment.update(commands.of_slots[self.slot])
         self.streams: list[Stream] = []
         source = os.memfd_create("payload")  # unlike a pipe it is never full and never breaks
         try:
@@ -79,7 +81,9 @@ class _Running:
 
 
 class Commands:
-    """Runs `argv` once for each task, `slots` at a time.
+    """Runs `argv` once for each task, as many at a time as there are slots.
+
+    `of_slots` is what the environment of a slot's command has more. A slot is free again when its command has exited.
 
     `refused` is called with an error if the command cannot be executed whatever the payload; its task is put back.
     """
@@ -87,7 +91,7 @@ class Commands:
     def __init__(
         self,
         argv: Sequence[str],
-        slots: int,
+        of_slots: Sequence[dict[str, str]],
         mailbox: Mailbox,
         outlet: Outlet,
         done: Done,
@@ -100,7 +104,9 @@ class Commands:
         output: Output = "group",
         has_tags: bool = False,
     ) -> None:
-        self.slots = slots
+        self.slots, self.of_slots = len(of_slots), of_slots
+        self.free = list(reversed(range(self.slots)))
+        """The slots in which no command is at work; the last is taken next."""
         self.output, self.has_tags = output, has_tags
         self.mailbox, self.outlet, self.keep_output = mailbox, outlet, keep_output
         self._argv, self._done, self._refused, self._results = list(argv), done, refused, results
@@ -142,6 +148,7 @@ class Commands:
             self._refuse(job, error)
             return True
         self._running[job] = running
+        self.free.pop()
         for stream in running.streams:
             stream.head_bytes_max = RESULT_BYTES_MAX + 1 if self._result_from_stdout else 0
         return True
@@ -205,6 +212,7 @@ class Commands:
 
     def _finish(self, running: _Running) -> None:
         del self._running[running.job]
+        self.free.append(running.slot)
         for stream in running.streams:
             stream.ended()
         self._left.add(running.streams)

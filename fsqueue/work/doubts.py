@@ -1,8 +1,8 @@
 """Failures that may be a job's end, and no fault of the task.
 
-When a Slurm job is cancelled, preempted, requeued or over its time, Slurm sends SIGTERM to every process in it at
-once: a command may die of it before its worker has heard of anything. So in a job a failure is told a moment later; if
-SIGTERM comes meanwhile, the task is put back instead.
+When a batch job is cancelled, preempted, requeued or over its time, its scheduler sends SIGTERM to every process in it
+at once: a command may die of it before its worker has heard of anything. So in a job a failure is told a moment later;
+if such a signal comes meanwhile, the task is put back instead.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import signal
 from collections import deque
 from dataclasses import replace
 
-from fsqueue import slurm
+from fsqueue import schedulers, slurm
 from fsqueue.work.settling import Outcome
 
 WAIT_S = 1.0
@@ -20,10 +20,14 @@ WAIT_S = 1.0
 
 
 class Doubts:
-    """Failures on their way, in order. Used in the loop's thread alone. Outside Slurm nothing is doubted."""
+    """Failures on their way, in order. Used in the loop's thread alone. Outside of jobs nothing is doubted."""
 
     def __init__(self) -> None:
-        self._wait_s = WAIT_S if slurm.in_job() else 0.0
+        job = schedulers.here()
+        self._ending = frozenset({signal.SIGTERM}) if slurm.in_job() else job.scheduler.ending if job else frozenset()
+        self._warning = frozenset() if slurm.in_job() or job is None else job.scheduler.warning
+        self._wait_s = WAIT_S if self._ending else 0.0
+        self._is_explained = False
         self._waiting: deque[tuple[float, Outcome]] = deque()
         self.is_over = False
         """Whether the job is being ended."""
@@ -42,9 +46,10 @@ class Doubts:
     def ripe(self, now: float) -> list[Outcome]:
         """What is to be told now: failures that nothing has explained, or that their tasks are put back."""
         told = []
-        while self._waiting and (self.is_over or self._waiting[0][0] <= now):
+        while self._waiting and (self._is_explained or self._waiting[0][0] <= now):
             failure = self._waiting.popleft()[1]
-            told.append(replace(failure, verb="release", delay_s=0) if self.is_over else failure)
+            told.append(replace(failure, verb="release", delay_s=0) if self._is_explained else failure)
+        self._is_explained = self.is_over  # a warning explains what was waiting, and nothing that fails later
         return told
 
     def left(self) -> list[Outcome]:
@@ -52,5 +57,6 @@ class Doubts:
         return [failure for _, failure in self._waiting]
 
     def hear(self, number: int) -> None:
-        """A signal has come."""
-        self.is_over = self.is_over or (number == signal.SIGTERM and self._wait_s > 0)
+        """A signal has come. One that ends the job, or warns of its end, has reached the commands, too."""
+        self.is_over = self.is_over or number in self._ending
+        self._is_explained = self.is_over or number in self._warning

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from fsqueue import slurm
+from fsqueue import schedulers, slurm
 from fsqueue.clock import Clock
 
 KILL_S = 5.0
@@ -50,7 +50,7 @@ def stop_time(limits: Limits, began: float) -> tuple[float, str]:
     at, why = math.inf, ""
     if limits.max_runtime_s < math.inf:
         at, why = began + limits.max_runtime_s, "max-runtime"
-    end, clock = slurm.job_end(), Clock()
+    end, clock = slurm.job_end() or schedulers.job_end(), Clock()
     if end is not None:
         left_s = end - clock.local_ms() / 1000 - limits.grace_s - 2 * KILL_S
         if clock.monotonic() + left_s < at:

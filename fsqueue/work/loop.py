@@ -160,15 +160,25 @@ class Loop:
 
     def _each(self) -> int:
         """How many tasks each slot may hold: what fails is to be noticed before more is begun."""
-        return self._pace.each_within(self._failures_noted - self._failures, self._stop_at - self._now())
+        left_s, likely_s = (math.inf, 0.0) if self._stop_at == math.inf else self._outlook()
+        return self._pace.each_within(self._failures_noted - self._failures, left_s, likely_s)
 
     def _may_begin(self) -> bool:
-        """Whether a task that begins now is likely to end before the worker has to. If not, that is the end."""
-        likely_s = self._pace.likely_s or 0.0
-        if self._now() + likely_s < self._stop_at:
+        """Whether a task that begins now is likely to end before it would be told to. If not, that is the end."""
+        if self._stop_at == math.inf:
+            return True
+        left_s, likely_s = self._outlook()
+        if likely_s < left_s:
             return True
         self._end(self._stop_why, f"another task may take {likely_s:.3g} s, longer than is left: nothing more is begun")
         return False
+
+    def _outlook(self) -> tuple[float, float]:
+        """Return how long a task that begins now has until the grace is over, and how long it may take (0: unknown)."""
+        now = self._now()
+        left_s = self._stop_at + self._limits.grace_s - now
+        likely_s = self._pace.likely_s(left_s, lambda: [now - job.began for job in self._doer.at_work()])
+        return left_s, min(likely_s, self._limits.timeout_s)
 
     def _hand_out(self) -> None:
         if not self._ahead:
@@ -295,7 +305,7 @@ class Loop:
         """A doer is done with a task: what is the queue to be told?"""
         task = job.task
         task.took_s = job.begun_under.took_s = seconds
-        if not job.doomed and verb in ("complete", "fail", "bury"):
+        if job.doomed in ("", "timeout") and verb in ("complete", "fail", "bury"):
             self._pace.took(seconds)
         if job.gone:
             self._report.count(job.gone)

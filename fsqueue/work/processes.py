@@ -53,6 +53,7 @@ class _Child:
 
     def __init__(self, family: Children) -> None:
         self.family = family
+        self.slot = family.free_slot()
         self.given: deque[Job] = deque()
         self.is_ready = False
         self.distrusted = ""
@@ -70,7 +71,7 @@ class _Child:
             self.process = Process(
                 mailbox,
                 [sys.executable, "-c", family.program, *map(str, handed)],
-                os.environ,
+                {**os.environ, **family.of_slots[self.slot]},
                 [source, *(stream.write_end for stream in self.streams)],
                 self._ended,
                 inherited=handed,
@@ -219,10 +220,11 @@ class _Child:
 
 
 class Children:
-    """Runs a handler in up to `most` child processes, which are started as tasks wait for them.
+    """Runs a handler in child processes, one for each slot at most, which are started as tasks wait for them.
 
     The first one is started at once, for it tells whether the handler can be found. Where the system allows no further
     process or descriptor, those that there are go on.
+    `of_slots` is what a slot's child has more in its environment. One that died is reaped before its slot is free.
     `broken` is called with a sentence when no child can find the handler; `replaced` when one that died is replaced,
     and `returned` with the tasks that it had not begun.
     """
@@ -231,7 +233,7 @@ class Children:
         self,
         handler: Mapping[str, Any],
         queues: Sequence[Queue],
-        most: int,
+        of_slots: Sequence[Mapping[str, str]],
         mailbox: Mailbox,
         outlet: Outlet,
         done: Done,
@@ -242,7 +244,7 @@ class Children:
         output: Output = "line",
         has_tags: bool = False,
     ) -> None:
-        self._most = most
+        self._most, self.of_slots = len(of_slots), of_slots
         self.output, self.has_tags = output, has_tags
         self.is_told_apart = keep_output is not None or output == "group" or has_tags
         """Whether it matters which task something was printed by."""
@@ -287,6 +289,11 @@ class Children:
     def slots(self) -> int:
         """How many tasks can be at work: in the children that there are, and in those that may be started now."""
         return min(self._most, len(self._children) + STARTING_MAX)
+
+    def free_slot(self) -> int:
+        """Return the lowest slot that no child has. There is one whenever a child is started."""
+        taken = {child.slot for child in self._children}
+        return next(slot for slot in range(len(self.of_slots)) if slot not in taken)
 
     def prepare(self, waiting: int) -> None:
         wanted = min(self._most, waiting + sum(len(child.given) for child in self._children))

@@ -180,7 +180,9 @@ class Settler(BackgroundThread):
             if lost:
                 _let_pass(self._taking)
             for outcome in mine:
-                counted, said = _counted_as(outcome), ""  # a completion may have become a failure
+                counted, said = COUNTED_AS[outcome.verb], ""  # a completion may have become a failure
+                if counted == "failed" and _is_last(outcome.task):
+                    counted = "buried"
                 if outcome.task.id in lost:
                     counted = own_outcome(outcome.task) or "lost"
                     if counted == "lost":
@@ -200,11 +202,10 @@ class Settler(BackgroundThread):
             streak.failed(outcome.reason.partition("\n")[0])
 
 
-def _counted_as(outcome: Outcome) -> str:
-    """Return what a told outcome counts as. The queue buries a task whose attempts are used up."""
-    most = outcome.task.queue.settings.max_attempts
-    is_last = outcome.verb == "fail" and most is not None and outcome.task.attempt >= most
-    return "buried" if is_last else COUNTED_AS[outcome.verb]
+def _is_last(task: LeasedTask) -> bool:
+    """Tell whether an attempt was the last: if it fails, the queue buries the task."""
+    most = task.queue.settings.max_attempts
+    return most is not None and task.attempt >= most
 
 
 def _grouped(outcomes: Sequence[Outcome]) -> Iterable[tuple[Queue, Verb, float | None, list[Outcome]]]:

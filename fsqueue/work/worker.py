@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,7 +18,7 @@ from fsqueue.clock import duration_ms
 from fsqueue.errors import FsqueueError, InvalidArgument
 from fsqueue.filesystem import KeptOutput, ResultFiles
 from fsqueue.queue import Queue
-from fsqueue.work import handlers, placeholders
+from fsqueue.work import devices, handlers, placeholders
 from fsqueue.work.commands import Commands
 from fsqueue.work.events import Mailbox
 from fsqueue.work.jobs import Doer
@@ -29,8 +30,8 @@ from fsqueue.work.processes import Children
 from fsqueue.work.report import Event, Tell, WorkerReport
 from fsqueue.work.threads import WARNING, Threads
 
-STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-"""What asks a worker to end. Slurm sends SIGTERM, and with --signal whatever was asked for."""
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""What asks a worker to end: schedulers send SIGTERM, before it what was asked for; at its time limit LSF, SIGUSR2."""
 
 SPARE_FILES = 32
 """So many files of kept output are open besides one for each slot: for processes that commands leave behind."""
@@ -44,6 +45,8 @@ class _How:
     handler: dict[str, Any]
     function: Callable[..., Any] | None
     slots: int
+    of_slots: list[dict[str, str]]
+    """What the environment of each slot's process has beside this process's own."""
     sysexits: bool
     keep_output: str | None
     result_dir: str | None
@@ -64,6 +67,8 @@ class Worker:
 
     processes: how many tasks are done at a time, each in a process of its own; "auto": as many as this process may
         use processors, of its Slurm job or of the machine.
+    gpus_per_task: so many of the visible GPUs for each process, and no other process the same (CUDA_VISIBLE_DEVICES and
+        its kin). Each process finds the number of its slot, from 0 on, in FSQUEUE_SLOT, with GPUs or without.
     threads: so many threads of this process instead; see the warning that it tells.
     lease_s: seconds; each queue's own if None. Leases are renewed after each third of it.
     timeout_s: a task that takes longer is ended, and fails.
@@ -100,6 +105,7 @@ class Worker:
         command: Sequence[str] = (),
         load: Sequence[str] = (),
         processes: int | Literal["auto"] = 1,
+        gpus_per_task: int | None = None,
         threads: int | None = None,
         lease_s: float | None = None,
         timeout_s: float | None = None,
@@ -136,7 +142,7 @@ class Worker:
             raise InvalidArgument(f"on_lease_lost must be 'kill' or 'finish', not {on_lease_lost!r}.")
         for name, value in {
             "prefetch": prefetch, "max_tasks": max_tasks, "stop_after_failures": stop_after_failures,
-            "exclude_after": exclude_after, "threads": threads,
+            "exclude_after": exclude_after, "threads": threads, "gpus_per_task": gpus_per_task,
         }.items():  # fmt: skip
             if value is not None:
                 whole(name, value)
@@ -152,6 +158,8 @@ class Worker:
         ):
             raise InvalidArgument("Threads cannot be ended, nor their output told apart: a command, a timeout, kept, "
                                   "grouped or tagged output need processes.")  # fmt: skip
+        if threads is not None and gpus_per_task is not None:
+            raise InvalidArgument("Threads share what their process sees: GPUs for each task need processes.")
         function = None
         if threads is not None:
             function = (
@@ -165,6 +173,7 @@ class Worker:
             handler={"load": list(load)} if load else {} if command or function else handlers.name_of(handler),
             function=function,
             slots=processes if threads is None else threads,
+            of_slots=_of_slots(processes, gpus_per_task),
             sysexits=sysexits,
             keep_output=None if keep_output is None else str(Path(keep_output).absolute()),
             result_dir=None if result_dir is None else str(Path(result_dir).absolute()),
@@ -250,12 +259,12 @@ class Worker:
         kept = None if how.keep_output is None else KeptOutput(how.keep_output, slots + SPARE_FILES)
         if how.command:
             return Commands(
-                how.command, slots, loop.mailbox, loop.outlet, loop.done, loop.refused, self._results(),
+                how.command, how.of_slots, loop.mailbox, loop.outlet, loop.done, loop.refused, self._results(),
                 sysexits=how.sysexits, keep_output=kept, result_from_stdout=how.result_from_stdout,
                 output=how.output, has_tags=how.has_tags,
             )  # fmt: skip
         return Children(
-            how.handler, self._queues, slots, loop.mailbox, loop.outlet, loop.done, loop.refused, loop.returned,
+            how.handler, self._queues, how.of_slots, loop.mailbox, loop.outlet, loop.done, loop.refused, loop.returned,
             keep_output=kept, output=how.output, has_tags=how.has_tags,
         )  # fmt: skip
 
@@ -266,6 +275,15 @@ class Worker:
             store = self._queues[0].store
             return ResultFiles(store.layout.results, store.fs)
         return ResultFiles(self._how.result_dir)
+
+
+def _of_slots(processes: int, gpus_per_task: int | None) -> list[dict[str, str]]:
+    """Return what each slot's process finds in its environment. InvalidArgument if there are too few GPUs."""
+    numbers = [{devices.SLOT: str(slot)} for slot in range(processes)]
+    if gpus_per_task is None:
+        return numbers
+    shares = devices.shares(os.environ, processes, gpus_per_task)
+    return [number | share for number, share in zip(numbers, shares, strict=True)]
 
 
 def _seconds(name: str, value: float | None) -> float:

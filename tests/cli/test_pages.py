@@ -312,13 +312,13 @@ def test_the_format_tells_of_every_operation() -> None:
 
 
 def known(group: click.Group) -> Iterator[tuple[str, click.Command]]:
-    """Yield all commands by name, those of groups with the group's."""
+    """Yield all commands by name, those of groups with the group's, and the group after them."""
     with click.Context(group) as context:
         for name in group.list_commands(context):
             command = group.get_command(context, name)
             if isinstance(command, click.Group):
                 yield from ((f"{name} {inner}", one) for inner, one in known(command))
-            elif command is not None:
+            if command is not None:
                 yield name, command
 
 

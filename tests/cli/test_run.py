@@ -150,7 +150,10 @@ def test_a_file_that_cannot_be_executed_exits_with_2_and_burns_nothing(
     assert (task.state, task.attempt) == ("waiting", 0)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGUSR2, 140)],  # LSF's at the limit
+)
 def test_stopped_by_a_signal_it_puts_back_what_it_holds(
     spawn: Spawn, queue: Queue, tmp_path: Path, number: int, code: int
 ) -> None:

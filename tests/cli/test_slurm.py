@@ -188,7 +188,7 @@ def test_as_many_processors_as_tasks_at_a_time(
 def test_a_job_of_several_tasks_has_a_worker_in_each(
     fsqueue_cli: Run, busy: Queue, sbatch: Path, words: list[str]
 ) -> None:
-    fsqueue_cli("slurm", busy.path, *words, "-j", "3", "--", "x", "{}")
+    assert "--one-worker" in fsqueue_cli("slurm", busy.path, *words, "-j", "3", "--", "x", "{}").stderr
     started = worker_of(sbatch)
     assert (started[0], "--cpus-per-task=3" in started) == ("srun", True)
     assert started[-7:] == ["run", str(busy.path), "-j", "3", "--", "x", "{}"]
@@ -283,3 +283,21 @@ def test_a_command_that_is_not_there_is_refused_before_it_is_submitted(
     fsqueue_cli("slurm", busy.path, "--chdir", sbatch, "--", "./x")
     fsqueue_cli("slurm", busy.path, "--no-command-check", "--", "proces", "{}")
     fsqueue_cli("slurm", busy.path, "--", "{}")
+
+
+@pytest.mark.parametrize(
+    ("words", "asked"),
+    [
+        (["-j", "4", "--gpus-per-task", "2"], ["--gres=gpu:8"]),
+        (["-c", "3", "--gpus-per-task=1"], ["--gres=gpu:3"]),
+        (["-j", "2", "--gpus-per-task", "1", "--gres=gpu:a100:2"], ["--gres=gpu:a100:2"]),
+        (["-j", "2", "--gpus-per-task", "1", "-G2"], ["-G2"]),
+        (["-j", "2"], []),
+    ],
+)
+def test_gpus_for_each_process_are_asked_for(
+    fsqueue_cli: Run, busy: Queue, sbatch: Path, words: list[str], asked: list[str]
+) -> None:
+    fsqueue_cli("slurm", busy.path, "-t", "5", *words, "--", "true")
+    assert [word for word in given(sbatch) if word.startswith(("--gres", "-G", "--gpus"))] == asked
+    assert ("--gpus-per-task" in " ".join(worker_of(sbatch))) == ("--gpus-per-task" in " ".join(words))

@@ -23,6 +23,7 @@ FLOORS = {
     "mountadvice": 1,
     "identity": 1,
     "slurm": 1,
+    "schedulers": 1,
     "task": 2,
     "batch": 2,
     "movements": 2,

@@ -93,7 +93,7 @@ class Cluster:
     def said(self) -> str:
         """The end of what its parts have written."""
         files = [self.directory / "output", *sorted(self.directory.glob("logs/*.log"))]
-        files += sorted(self.directory.glob("*.out"))
+        files += sorted([*self.directory.glob("*.out"), *self.directory.glob("fsqueue-logs/*.out")])
         return "\n".join(
             f"-- {file.name}\n{file.read_text(errors='replace')[-1500:]}" for file in files if file.exists()
         )

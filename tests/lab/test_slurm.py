@@ -176,6 +176,8 @@ def test_a_requeued_job_puts_back_and_goes_on_later(jobs: dict[str, Job]) -> Non
     assert (after.worker["slurm_job"], after.worker["slurm_index"]) == (job.id, "5")
     assert after.worker["slurm_restart"] == "1"
     assert [worker["life"] for worker in job.workers()["workers"]] == ["alive"]
+    log = job.cluster.directory / "fsqueue-logs" / f"fsqueue-requeue-{job.id}_5.out"
+    assert "1 released" in log.read_text(), "it goes on with the log of its first worker"
 
 
 def test_a_preempted_job_puts_back_for_whoever_comes_first(jobs: dict[str, Job]) -> None:
@@ -325,10 +327,3 @@ def test_the_only_worker_of_several_nodes_is_told_from_one_of_many(cluster: Clus
         [info] = queue.tasks("completed")
         kept[name] = info.result.startswith(f"{queue.path}/.results/")
     assert kept == {"only": True, "many": False}
-
-
-def test_a_requeued_job_appends_to_its_log(cluster: Cluster, jobs: dict[str, Job]) -> None:
-    """Run after the job was requeued: what its first worker said is still there."""
-    job = jobs["requeue"]
-    log = (cluster.directory / "fsqueue-logs" / f"fsqueue-requeue-{job.id}_5.out").read_text()
-    assert "1 released" in log

@@ -15,18 +15,22 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from fsqueue import spark as jobs
 from fsqueue.spark import seed
 from tests.spark.conftest import CONF
 
 
 def session(master: str, directory: str, **conf: str) -> SparkSession:
-    builder = SparkSession.builder.master(master).appName("fsqueue driver")
+    is_remote = master == "connect"
+    builder = SparkSession.builder.remote("local[2]") if is_remote else SparkSession.builder.master(master)
+    builder = builder.appName("fsqueue driver")
     builder = builder.config("spark.local.dir", f"{directory}/local-{os.getpid()}")
     builder = builder.config("spark.sql.warehouse.dir", f"{directory}/warehouse")
     for key, value in {**CONF, **conf}.items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
-    spark.sparkContext.setLogLevel("OFF")
+    if not is_remote:
+        spark.sparkContext.setLogLevel("OFF")
     return spark
 
 
@@ -102,7 +106,19 @@ def seeds(spark: SparkSession, directory: str, queue: str, count: str, commit: s
     return {"rows": report.rows, "repeated": report.repeated}
 
 
-PROGRAMS = {"seeds": seeds, "seeds_with_trouble": seeds_with_trouble}
+def connect(spark: SparkSession, directory: str, queue: str) -> dict[str, Any]:
+    drained = jobs.drain(spark, queue, f"{directory}/drained", square)
+    states = jobs.audit(spark, queue).states
+    try:
+        jobs.report(spark, f"{directory}/nothing", f"{directory}/report")
+        refused = ""
+    except Exception as error:
+        refused = type(error).__name__
+    results = [row.result for row in jobs.results(spark, f"{directory}/drained").collect()]
+    return {"drained": drained.as_dict(), "states": states, "results": results, "refused": refused}
+
+
+PROGRAMS = {"connect": connect, "seeds": seeds, "seeds_with_trouble": seeds_with_trouble}
 
 
 def main(master: str, directory: str, name: str, *arguments: str) -> None:

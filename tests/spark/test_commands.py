@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -101,6 +102,15 @@ def test_help_shows_an_example(command: str) -> None:
     done = run(command, "--help")
     assert done.exit_code == 0
     assert f"fsqueue spark {command} /scratch/me/tiles" in done.output
+
+
+def test_the_workers_python_is_the_one_that_conf_names(
+    spark: SparkSession, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only spark-submit heeds that setting. A driver that runs already takes it from its environment."""
+    monkeypatch.setenv("PYSPARK_PYTHON", "/another/python")
+    assert run("audit", queue.path, "--conf", f"spark.pyspark.python={sys.executable}").exit_code == 0
+    assert os.environ["PYSPARK_PYTHON"] == sys.executable
 
 
 @pytest.mark.slow

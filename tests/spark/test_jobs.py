@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -16,8 +18,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from fsqueue import spark as jobs
-from fsqueue.spark.jobs import charts
 from fsqueue.spark.jobs import drain as drain_module
+from fsqueue.spark.jobs import report as report_module
 from fsqueue.spark.jobs.drain import Settler, _Drain
 from fsqueue.spark.jobs.places import Place
 from tests.spark.drivers import square
@@ -83,26 +85,50 @@ def test_report_tells_what_a_queue_went_through(spark: SparkSession, queue: Queu
     assert made.duration_s == sorted(made.duration_s)
     page = (tmp_path / "out" / "report.html").read_text()
     assert "exit status #: &lt;no&gt;" in page
-    assert page.count("<rect") == len(made.throughput)
+    bars = len(made.throughput) + sum(1 for *_, count in made.durations if count)
+    assert page.count("<rect") == 2 * bars  # for a wide window, and for a phone
+    assert sum(count for *_, count in made.durations) == 100
+    assert made.durations[0][0] <= made.duration_s[0] <= made.duration_s[-1] <= made.durations[-1][1]
+    [of_median] = [count for a, b, count in made.durations if a <= made.duration_s[0] + 1e-9 < b]
+    assert of_median > 0  # a duration on an edge belongs to the bar that begins there
+    assert len(made.held_s) == 4
+    [state] = made.queues
+    assert (state.path, state.states) == (str(queue.path), queue.status().as_dict())
+    assert state.settings["lease_s"] == queue.settings.lease_s
+    assert time.time() - 300 < made.looked_at < time.time()
+    assert len(made.slowest) == 20
+    took = [row["duration_s"] for row in made.slowest]
+    assert took == sorted(took, reverse=True)
+    assert all(row["attempts"] in (1, 2) and row["outcome"] in ("complete", "fail") for row in made.slowest)
+    assert len({row["id"] for row in made.slowest}) == 20
+    assert f"(process {os.getpid()})" in made.slowest[0]["worker"]
+    assert abs(made.slowest[0]["ended_at"] - made.looked_at) < 300
+    assert all(row["id"] in page for row in made.slowest)
     assert spark.read.parquet(str(tmp_path / "out" / "attempts")).count() == 201
     with pytest.raises(InvalidArgument, match="is not empty"):
         jobs.report(spark, str(queue.path), str(tmp_path / "out"))
 
 
+def test_the_states_of_a_directory_of_queues(
+    queue_factory: QueueFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, name in enumerate("cab"):
+        queue_factory(name, max_attempts=number + 1).insert_many(range(number))
+    found, count = report_module._states(f"file://{tmp_path}")
+    assert count == 3
+    assert [(one.path, one.states["waiting"], one.settings["max_attempts"]) for one in found] == [
+        (f"{tmp_path}/a", 1, 2), (f"{tmp_path}/b", 2, 3), (f"{tmp_path}/c", 0, 1),
+    ]  # fmt: skip
+    monkeypatch.setattr(report_module, "ROWS_MAX", 2)
+    found, count = report_module._states(str(tmp_path))
+    assert (len(found), count) == (2, 3)
+
+
 def test_report_of_nothing(spark: SparkSession, queue: Queue, tmp_path: Path) -> None:
     made = jobs.report(spark, str(queue.path), str(tmp_path / "out"))
     assert (made.attempts, made.throughput, made.duration_s) == ({}, [], [])
-    assert (tmp_path / "out" / "report.html").read_text().startswith("<!doctype html>")
-
-
-def test_a_chart_spans_its_points() -> None:
-    drawn = charts.bars([(0.0, 5), (60.0, 10), (240.0, 1)], 60)
-    assert drawn.count("<rect") == 3
-    assert ">10</text>" in drawn
-    assert "1970-01-01 00:05 UTC" in drawn
-    assert charts.table([{"a_b": 1234, "c": 0.5, "d": None, "e": "<"}]) == (
-        "<table><tr><th>a b<th>c<th>d<th>e<tr><td class=n>1,234<td class=n>0.5<td>–<td>&lt;</table>"
-    )
+    assert (made.durations, made.slowest, made.queues[0].states["inserted"]) == ([], [], 0)
+    assert "No task was completed." in (tmp_path / "out" / "report.html").read_text()
 
 
 # -- drain -------------------------------------------------------------------------------------------------------
@@ -118,6 +144,8 @@ def test_drain_with_a_function(spark: SparkSession, queue_factory: QueueFactory,
     assert written(spark, tmp_path / "out") == Counter((1, f'{{"square":{n * n}}}') for n in range(100) if n != 13)
     status = queue.status()
     assert (status.completed, status.remaining) == (99, 1)
+    took = [queue.history(task.id)[-1].took_s for task in queue.tasks("completed")]
+    assert {one is not None and one < 0.5 for one in took} == {True}, "the function's time, and not the round's"
     (failed,) = queue.tasks()
     assert (failed.payload, failed.error, failed.attempt) == (13, "ValueError: 13 brings bad luck", 1)
 

@@ -20,6 +20,10 @@ from tests.spark.conftest import CONF, TOP, Cluster
 pytest.importorskip("pyspark", reason="PySpark is not installed: pip install 'fsqueue-tasks[spark]'")
 
 import pyspark
+from pyspark.sql import SparkSession
+
+from fsqueue.errors import FsqueueError
+from fsqueue.spark import audit, register
 
 SUBMIT_S = 300
 HERE = [path for path in sys.path if path.endswith("site-packages")]
@@ -104,14 +108,26 @@ def test_a_python_without_fsqueue_is_named(shared: Shared, queue: Queue, tmp_pat
     python = f"--conf spark.pyspark.python={bare}/bin/python"
     driver = shared.type(f'spark-submit --master local {python} "$(fsqueue spark --entry)" {asked}', tmp_path)
     assert driver.returncode == 1
-    assert f"the driver with {bare}/bin/python, which has no module 'fsqueue_cli'. Nothing was done." in driver.stderr
-    assert "Traceback" not in driver.stderr
-    for path, said in ((bare, "The Python that Spark runs has no module"), ("nowhere", "Spark found no Python at")):
-        workers = shared.type(
-            f"fsqueue spark {asked} --master local --conf spark.pyspark.python={path}/bin/python", tmp_path
-        )
-        assert workers.returncode == 1
-        assert workers.stderr.splitlines()[-1].startswith(f"fsqueue: {said}"), workers.stderr
+    assert f"the driver with {bare}/bin/python, which has no module 'fsqueue_cli'. Nothing was done." in driver.stdout
+    assert "Traceback" not in driver.stdout
+
+
+def test_a_python_of_spark_s_workers_without_fsqueue_is_named(
+    shared: Shared, spark: SparkSession, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bare = shared.make("bare-workers") / "bin/python"
+    try:
+        for python, said in (
+            (bare, "Spark runs has no module"),
+            ("none/python", "Spark found no Python at none/python"),
+        ):
+            monkeypatch.setattr(spark.sparkContext, "pythonExec", str(python))
+            with pytest.raises(FsqueueError, match=f"{said}.*--conf spark.pyspark.python=PATH"):
+                audit(spark, str(queue.path))
+    finally:
+        monkeypatch.undo()
+        register(spark)  # else the session keeps the data source of the Python above
+    assert audit(spark, str(queue.path)).is_sound
 
 
 def test_the_entry_that_is_printed_is_the_wheel_s(shared: Shared, tmp_path: Path) -> None:
@@ -122,7 +138,7 @@ def test_the_entry_that_is_printed_is_the_wheel_s(shared: Shared, tmp_path: Path
     (first, second) = printed.stdout.splitlines()
     assert first == second
     assert Path(first).is_relative_to(shared.place)
-    # It is not in the way of others: a copy outside its package, as spark-submit may make, does the same.
+    # spark-submit may copy the file away from its package.
     copied = shutil.copy(first, tmp_path / "entry.py")
     for file in (first, copied):
         helped = shared.type(f"python {file} audit --help", tmp_path)

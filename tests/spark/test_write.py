@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import math
 import os
+import struct
 import time
 from collections import Counter
 from pathlib import Path
@@ -165,6 +166,66 @@ def test_text_that_is_no_utf8_is_refused(spark: SparkSession, queue: Queue) -> N
     assert queue.status().inserted == 0
 
 
+@pytest.mark.parametrize("inside", ["array(a)", "map('k', a)", "map(a, 1)", "named_struct('b', array(a))"])
+def test_text_that_is_no_utf8_is_refused_wherever_it_is(spark: SparkSession, queue: Queue, inside: str) -> None:
+    df = spark.sql(f"SELECT {inside} AS x FROM (SELECT CAST(X'EDA080' AS STRING) AS a)")
+    with pytest.raises(InvalidTask, match="no UTF-8"):
+        seed(df, str(queue.path))
+    assert queue.status().inserted == 0
+    seed(spark.sql(f"SELECT {inside} AS x FROM (SELECT '\ufffd' AS a)"), str(queue.path))  # which is a character
+    assert "\ufffd" in str(payloads(queue))
+
+
+@pytest.mark.parametrize("kind", ["DATE", "TIMESTAMP", "TIMESTAMP_NTZ"])
+@pytest.mark.parametrize("policy", ["CORRECTED", "LEGACY"])
+def test_times_of_all_years_that_json_has_are_written(
+    spark: SparkSession, queue_factory: QueueFactory, kind: str, policy: str
+) -> None:
+    spark.conf.set("spark.sql.legacy.timeParserPolicy", policy)
+    try:
+        times = ("0001-01-01T00:00:00.000001", "1582-10-10T12:00:00.000000", "9999-12-31T23:59:59.999999")
+        df = spark.createDataFrame([(text,) for text in times], "t STRING").coalesce(1)
+        df = df.select(F.array(F.col("t").cast(kind)).alias("x"))
+        one, other = queue_factory("one"), queue_factory("other")
+        seed(df, str(one.path))
+        write(df, other)
+        ending = {"DATE": "", "TIMESTAMP": "Z", "TIMESTAMP_NTZ": ""}[kind]
+        wanted = [(text[:10] if kind == "DATE" else text) + ending for text in times]
+        assert [row["x"] for row in payloads(one)] == [row["x"] for row in payloads(other)] == [[one] for one in wanted]
+        late = spark.sql(f"SELECT map('a', CAST('+10000-01-01' AS {kind})) AS x")
+        with pytest.raises(InvalidTask, match="years 1 to 9999"):
+            seed(late, str(one.path))
+        with pytest.raises(PySparkException, match="years 1 to 9999"):
+            write(late, other)
+    finally:
+        spark.conf.unset("spark.sql.legacy.timeParserPolicy")
+
+
+def test_columns_may_be_named_anything(spark: SparkSession, queue: Queue) -> None:
+    df = spark.createDataFrame([(1, 2, 3, 0.0, 5)], '`a.b` INT, A INT, `a` INT, line DOUBLE, `c"0` INT')
+    seed(df, str(queue.path), delay_s="line")
+    assert payloads(queue) == [{"a.b": 1, "A": 2, "a": 3, 'c"0': 5}]
+    seed(df.select("line"), str(queue.path), delay_s="line")
+    assert payloads(queue)[1:] == [{}]
+
+
+def test_floats_are_the_same_both_ways(spark: SparkSession, queue_factory: QueueFactory) -> None:
+    numbers = [0.1, 1.0, -0.0, 1e16, 1e-7, 123456.789, 1e38]
+    df = spark.createDataFrame([(x, x, [x]) for x in numbers], "f FLOAT, d DOUBLE, a ARRAY<FLOAT>").coalesce(1)
+    one, other = queue_factory("one"), queue_factory("other")
+    seed(df, str(one.path))
+    write(df, other)
+    for row, same in zip(payloads(one), payloads(other), strict=True):
+        for text in (row["f"], row["a"][0]):  # older Javas write more digits of a float than it has
+            assert struct.pack("f", text) == struct.pack("f", same["f"]) == struct.pack("f", same["a"][0])
+    assert (
+        [repr(row["d"]) for row in payloads(one)]
+        == [repr(row["d"]) for row in payloads(other)]
+        == [*map(repr, numbers)]
+    )
+    assert payloads(one)[0]["f"] == payloads(other)[0]["f"] == 0.1
+
+
 @pytest.mark.oldest
 def test_delays_come_from_a_column_or_are_all_the_same(spark: SparkSession, queue_factory: QueueFactory) -> None:
     df = spark.createDataFrame([(n, None if n == 3 else float(n % 3) * 1000) for n in range(9)], "n INT, wait DOUBLE")
@@ -290,6 +351,21 @@ def test_a_named_commit_is_written_once(spark: SparkSession, queue: Queue) -> No
     assert known is not None
     assert (known.tasks, known.files > 0, known.bytes > 0) == (50, True, True)
     assert sorted(os.listdir(queue.store.layout.staging)) == []
+
+
+def test_who_loses_to_another_driver_is_told_so(spark: SparkSession, queue: Queue) -> None:
+    """The other one publishes the name after this one has looked for it."""
+    path = str(queue.path)
+
+    def other(batches: Any) -> Any:
+        commit = Queue(path).commit("once")
+        commit.publish([commit.stage(range(3))])
+        yield from batches
+
+    report = seed(spark.range(0, 10, 1, 1).mapInArrow(other, "id BIGINT"), path, commit="once")
+    assert (report.repeated, report.rows) == (True, 3)
+    assert queue.status().inserted == 3
+    assert list(queue.path.rglob("staging/*/*")) == []
 
 
 def test_writes_without_a_name_add_up(spark: SparkSession, queue: Queue) -> None:

@@ -74,9 +74,9 @@ def test_a_time_that_is_years_away_is_waited_for(queue: Queue) -> None:
 
 
 def test_nothing_is_begun_that_would_not_end_in_time(queue: Queue, told: list[str]) -> None:
-    queue.insert_many([{"do": "sleep", "s": 1.0}] * 20)
+    queue.insert_many([{"do": "sleep", "s": 3}] * 20)
     began = time.monotonic()
-    worker = Worker(queue, tasks.obey, max_runtime_s=8, grace_s=100, tell=lambda event: told.append(event.text))
+    worker = Worker(queue, tasks.obey, max_runtime_s=8, grace_s=1, tell=lambda event: told.append(event.text))
     report = worker.run()
     assert report.completed >= 1
     assert (report.released, report.ended) == (0, "max-runtime")

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -553,36 +554,47 @@ def test_gc_removes_what_a_worker_killed_on_this_host_left_in_the_queue(queue: Q
     assert list((queue.path / ".results").iterdir()) == []
 
 
-@pytest.mark.once
-def test_whichever_step_a_worker_on_another_host_was_killed_at_gc_removes_what_it_left(
-    queue: Queue, launcher: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Stop before each call that changes the disk, in making, using and closing; then let a week pass on that host."""
-    boots, changed = iter(range(1000)), [0]
-    stop_at = [0]
+class Killed(BaseException):
+    """Stand for SIGKILL."""
 
-    class Killed(BaseException):
-        pass
 
-    def dying(call: Any) -> Any:
+class Dying:
+    """Have calls raise `Killed` at the `at`-th of them, together; count them."""
+
+    def __init__(self, at: int, patch: pytest.MonkeyPatch, *names: str) -> None:
+        self.at, self.calls = at, 0
+        for name in names:
+            patch.setattr(os, name, self.counting(getattr(os, name)))
+
+    def counting(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*arguments: Any, **options: Any) -> Any:
-            changed[0] += 1
-            if changed[0] == stop_at[0]:
+            self.calls += 1
+            if self.calls == self.at:
                 raise Killed
             return call(*arguments, **options)
 
         return counted
 
+
+def let_a_week_pass(place: Path) -> None:
+    """What is in a place was changed eight days ago."""
+    for path in place.rglob("*"):
+        os.utime(path, (time.time() - 8 * 86_400,) * 2)
+
+
+@pytest.mark.once
+def test_whichever_step_a_worker_on_another_host_was_killed_at_gc_removes_what_it_left(
+    queue: Queue, launcher: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stop before each call that changes the disk, in making, using and closing."""
+    place = queue.path / ".results"
     for at in range(1, 100):
-        with monkeypatch.context() as dies:
-            boot = f".alive-{next(boots)}"
-            dies.setattr(results, "_lock_name", lambda boot=boot: boot)
-            changed[0], stop_at[0] = 0, at
-            for name in ("mkdir", "unlink", "rename", "rmdir"):
-                dies.setattr(os, name, dying(getattr(os, name)))
-            dies.setattr(results, "_lock", dying(results._lock))
+        with monkeypatch.context() as patch:
+            patch.setattr(results, "_lock_name", lambda: ".alive-of-another-boot")
+            dying = Dying(at, patch, "mkdir", "unlink", "rename", "rmdir")
+            patch.setattr(results, "_lock", dying.counting(results._lock))
             files = ResultFiles(queue.store.layout.results, queue.store.fs)
-            try:
+            with suppress(Killed):
                 files.open()
                 for _ in range(2):
                     result = files.new()
@@ -590,17 +602,37 @@ def test_whichever_step_a_worker_on_another_host_was_killed_at_gc_removes_what_i
                     files.take(result, 10)
                 files.new()
                 files.close()
-            except Killed:
-                pass
         if files._alive is not None:
             files._alive.release()
-        if changed[0] < at:
-            break
-        for path in (*(queue.path / ".results").rglob("*"),):
-            os.utime(path, (time.time() - 8 * 86_400,) * 2)
+        let_a_week_pass(place)
         queue.gc()
-        assert not (queue.path / ".results").exists() or list((queue.path / ".results").iterdir()) == [], at
+        assert not place.exists() or list(place.iterdir()) == [], at
+        if dying.calls < at:
+            break
     assert 8 < at < 99
+
+
+@pytest.mark.once
+def test_whenever_gc_is_killed_while_it_removes_results_the_next_one_goes_on(
+    queue: Queue, launcher: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = queue.path / ".results"
+    for at in range(1, 20):
+        left = place / "fsqueue-results-0123456789abcdef"
+        (left / "zzz").mkdir(parents=True)
+        left.chmod(0o700)
+        (left / "zzz/result").write_text("1")
+        (left / ".alive-of-another-boot").touch()
+        let_a_week_pass(place)
+        with monkeypatch.context() as patch, suppress(Killed):
+            dying = Dying(at, patch, "unlink", "rmdir")
+            results.reap(queue.store.fs, str(place), time.time())
+        let_a_week_pass(place)
+        queue.gc()
+        assert not left.exists(), at
+        if dying.calls < at:
+            break
+    assert 4 < at < 19
 
 
 @pytest.mark.once

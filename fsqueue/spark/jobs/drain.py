@@ -12,6 +12,7 @@ So a task's result is there before it counts as done, and `results` gives each t
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,8 @@ from fsqueue.errors import InvalidArgument, LeaseLost, said
 from fsqueue.ledger import Ledger
 from fsqueue.queue import Queue
 from fsqueue.spark.jobs.places import Place
-from fsqueue.spark.sessions import register, spark_errors
+from fsqueue.spark.paths import directory
+from fsqueue.spark.sessions import parallelism, register, spark_errors
 from fsqueue.spark.views import payload
 from fsqueue.task import LeasedTask
 
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 LEASED = "id STRING, token STRING, generation INT, attempt INT, payload STRING, payload_bytes BINARY"
-COMPUTED = "id STRING, token STRING, generation INT, attempt INT, result STRING, error STRING"
+COMPUTED = "id STRING, token STRING, generation INT, attempt INT, result STRING, error STRING, took_s DOUBLE"
 SETTLED = "id STRING, token STRING, outcome STRING"
 COMPLETED, FAILED, LOST = "completed", "failed", "lost"
 """What became of a task whose result was written: lost is one that somebody else took over meanwhile."""
@@ -78,10 +80,10 @@ def drain(
     `results` reads what was written. A drain that died is gone on with by another one into the same directory.
     """
     register(spark)
-    queue = Queue(path)
+    queue = Queue(directory(path))
     place = Place(out)
     job = _Drain(spark, str(queue.path), place, work, payload_schema, lease_s, partition_tasks)
-    partitions = partitions or spark.sparkContext.defaultParallelism
+    partitions = partitions or parallelism(spark)
     with spark_errors():
         for number in sorted(set(place.whole("results")) - set(place.whole("settled"))):
             job.settle(number)
@@ -146,6 +148,7 @@ class _Drain:
             "attempt",
             F.expr(str(self.work)).alias("result"),
             F.lit(None).cast("string").alias("error"),
+            F.lit(None).cast("double").alias("took_s"),
         )
 
     def settle(self, number: int) -> None:
@@ -222,11 +225,14 @@ def _identity(task: LeasedTask) -> tuple[str, str, int, int]:
     return task.id, task.token, task.generation, task.attempt
 
 
-def _apply(function: Function, value: Any) -> tuple[str | None, str | None]:
+def _apply(function: Function, value: Any) -> tuple[str | None, str | None, float]:
+    """Return the result as JSON, or the error; and the seconds that it took."""
+    began = time.perf_counter()
     try:
-        return orjson.dumps(function(value), option=orjson.OPT_SERIALIZE_NUMPY).decode(), None
+        result = orjson.dumps(function(value), option=orjson.OPT_SERIALIZE_NUMPY).decode()
+        return result, None, time.perf_counter() - began
     except Exception as error:
-        return None, said(error)
+        return None, said(error), time.perf_counter() - began
 
 
 class Settler:
@@ -265,7 +271,9 @@ class Settler:
 
 def _task(queue: Queue, row: dict[str, Any]) -> LeasedTask:
     batch, index, lease = names.parse_token(row["token"])
-    return LeasedTask(queue, batch, index, lease, None, row["attempt"], 0, 0, row["generation"])
+    task = LeasedTask(queue, batch, index, lease, None, row["attempt"], 0, 0, row["generation"])
+    task.took_s = row["took_s"]
+    return task
 
 
 def was_completed_by(queue: Queue, task: LeasedTask) -> bool:
@@ -285,7 +293,7 @@ def _history(queue: Queue, task_id: str) -> list[Any]:
 def _batch(schema: str, rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
     import pyarrow as pa
 
-    kinds = {"STRING": pa.string(), "INT": pa.int32(), "BINARY": pa.binary()}
+    kinds = {"STRING": pa.string(), "INT": pa.int32(), "BINARY": pa.binary(), "DOUBLE": pa.float64()}
     fields = [field.split() for field in schema.split(", ")]
     columns = list(zip(*rows, strict=True)) or [()] * len(fields)
     arrays = [pa.array(column, kinds[kind]) for column, (_, kind) in zip(columns, fields, strict=True)]

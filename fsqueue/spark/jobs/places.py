@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-import os
-
 from fsqueue.errors import InvalidArgument
 from fsqueue.filesystem import Filesystem, mount_of
+from fsqueue.spark.paths import directory
 
 
 class Place:
     """An output directory. Spark marks each table that it wrote completely with a file _SUCCESS."""
 
     def __init__(self, path: str) -> None:
-        self.path = os.path.abspath(os.path.expanduser(path.removeprefix("file://")))
+        try:
+            self.path = directory(path)
+        except InvalidArgument:
+            raise InvalidArgument(
+                f"{path!r} is no directory for output that the driver sees. Nothing was done. Name one on a filesystem "
+                "that the driver and the executors have mounted, as /scratch/me/out."
+            ) from None
         self.fs = Filesystem(self.path, shared=mount_of(self.path).shared)
         self.fs.make_root()
 

@@ -6,11 +6,19 @@ is bounded whatever the history's size.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import json
+import math
+import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from fsqueue.discovery import queues_in
+from fsqueue.identity import describe
+from fsqueue.queue import Queue
 from fsqueue.spark.jobs import charts
+from fsqueue.spark.jobs.page import QueueState, Report, page
 from fsqueue.spark.jobs.places import Place
+from fsqueue.spark.options import reading
 from fsqueue.spark.sessions import register, spark_errors
 
 if TYPE_CHECKING:
@@ -21,42 +29,39 @@ POINTS = 60
 """Throughput over time has about so many points, a step of those apart."""
 ROWS_MAX = 50
 """The page's tables have at most so many rows; the Parquet tables have all."""
+SLOWEST = 20
+"""So many of the slowest tasks are named."""
+EDGE = 1e-6
+"""So far, in bars, may a duration lie before an edge that it is meant to lie on: clocks count whole milliseconds."""
 QUANTILES = (0.5, 0.9, 0.99, 1.0)
-
-
-@dataclass(frozen=True)
-class Report:
-    """The numbers of a report, and where it was written. Times are seconds; `throughput` is completions a step."""
-
-    out: str
-    attempts: dict[str, int]
-    duration_s: list[float]
-    wait_s: list[float]
-    step_s: int
-    throughput: list[tuple[float, int]]
-    failures: list[dict[str, Any]]
-    hosts: list[dict[str, Any]]
-
-    def as_dict(self) -> dict[str, Any]:
-        """The fields by name, ready for JSON."""
-        return asdict(self)
 
 
 def report(spark: SparkSession, path: str, out: str) -> Report:
     """Write into the new directory `out`: `attempts`, `throughput`, `failures`, `hosts` as Parquet, and `report.html`.
 
     Of a queue, or of all queues in a directory; as far as the history goes back. Times waited are from when a task
-    was available to its lease, durations from the lease to how it ended.
+    was available to its lease, durations those of the work.
     """
     register(spark)
     place = Place(out)
     place.must_be_empty()
+    looked_at = time.time()
     with spark_errors():
         read = spark.read.format("fsqueue").option("view", "attempts").load(path)
         read.write.parquet(f"{place.path}/attempts")
-        made = _Report(spark, place.path).make()
-    place.write("report.html", charts.page(path, made))
+        made = _Report(spark, place.path).make(looked_at, *_states(path))
+    place.write("report.html", page(path, made))
     return made
+
+
+def _states(path: str) -> tuple[list[QueueState], int]:
+    """Return the state of each queue there, of the first `ROWS_MAX`, and how many queues there are."""
+    found = [one for where in reading({"path": path}).paths for one in queues_in(where) or [where]]
+    states = []
+    for one in found[:ROWS_MAX]:
+        with Queue(one) as queue:
+            states.append(QueueState(one, queue.status().as_dict(), asdict(queue.settings)))
+    return states, len(found)
 
 
 class _Report:
@@ -67,13 +72,13 @@ class _Report:
         self.attempts = spark.read.parquet(f"{out}/attempts")
         self.spark = spark
 
-    def make(self) -> Report:
+    def make(self, looked_at: float, queues: list[QueueState], queue_count: int) -> Report:
         F = self.F
         outcomes = {row["outcome"]: row["count"] for row in self.attempts.groupBy("outcome").count().collect()}
         done = self.attempts.where("outcome = 'complete'")
-        quantiles = [F.percentile_approx(name, list(QUANTILES)) for name in ("duration_s", "wait_s")]
-        durations, waits = done.agg(*quantiles).collect()[0]
-        first, last = done.agg(F.min("ended_at").cast("double"), F.max("ended_at").cast("double")).collect()[0]
+        quantiles = [F.percentile_approx(name, list(QUANTILES)) for name in ("duration_s", "wait_s", "held_s")]
+        ends = [edge("ended_at").cast("double") for edge in (F.min, F.max)]
+        durations, waits, helds, first, last, shortest = done.agg(*quantiles, *ends, F.min("duration_s")).collect()[0]
         step = next((step for step in STEPS_S if ((last or 0) - (first or 0)) / step <= POINTS), STEPS_S[-1])
         bucket = (F.floor(F.col("ended_at").cast("double") / step) * step).cast("double").alias("at")
         throughput = self._kept(done.groupBy(bucket).agg(F.count("*").alias("completed")).orderBy("at"), "throughput")
@@ -97,6 +102,7 @@ class _Report:
             .orderBy(F.desc("attempts"), "host"),
             "hosts",
         )
+        bins = charts.bins_for(shortest, durations[-1]) if durations else None
         points = [(row["at"], row["completed"]) for row in throughput.orderBy("at").limit(10 * POINTS).collect()]
         return Report(
             self.out,
@@ -107,7 +113,44 @@ class _Report:
             points,
             _rows(failures.orderBy(F.desc("attempts"), "reason", "host")),
             _rows(hosts.orderBy(F.desc("attempts"), "host")),
+            held_s=helds or [],
+            durations=[] if bins is None else self._histogram(done, bins),
+            is_log=bins is not None and bins.is_log,
+            slowest=self._slowest(),
+            queues=queues,
+            queue_count=queue_count,
+            looked_at=looked_at,
         )
+
+    def _histogram(self, done: DataFrame, bins: charts.Bins) -> list[tuple[float, float, int]]:
+        """Count the durations in each part of the axis; what lies at its ends or beyond counts to the first or last."""
+        F = self.F
+        took = F.col("duration_s")
+        if bins.is_log:
+            part = F.log(F.greatest(took, F.lit(bins.low)) / bins.low) / math.log(bins.high / bins.low)
+        else:
+            part = (took - bins.low) / (bins.high - bins.low)
+        number = F.greatest(F.lit(0), F.least(F.floor(part * bins.count + EDGE), F.lit(bins.count - 1)))
+        counts = {row["part"]: row["count"] for row in done.groupBy(number.alias("part")).count().collect()}
+        return [(bins.edge(n), bins.edge(n + 1), counts.get(n, 0)) for n in range(bins.count)]
+
+    def _slowest(self) -> list[dict[str, Any]]:
+        """Return the tasks whose longest attempt took longest, of those that ended by themselves."""
+        F = self.F
+        ended = self.attempts.where("outcome IN ('complete', 'fail', 'bury') AND duration_s IS NOT NULL")
+        ended = ended.withColumn("ended_at", F.col("ended_at").cast("double"))
+        longest = ended.orderBy(F.desc("duration_s"), "id").limit(ROWS_MAX).collect()
+        first = {row["id"]: row.asDict() for row in reversed(longest)}
+        chosen = sorted(first.values(), key=lambda row: (-row["duration_s"], row["id"]))[:SLOWEST]
+        ids = [row["id"] for row in chosen]
+        known = self.attempts.where(F.col("id").isin(ids)).groupBy("id").count().collect() if ids else []
+        attempts = {row["id"]: row["count"] for row in known}
+        wanted = ("id", "queue", "duration_s", "held_s", "outcome")
+        return [
+            {name: row[name] for name in wanted if name in row}
+            | {"attempts": attempts[row["id"]], "worker": describe(_worker(row)), "ended_at": row["ended_at"]}
+            for row in chosen
+        ]
 
     def _kept(self, df: DataFrame, name: str) -> DataFrame:
         """Written as Parquet, and read from there."""
@@ -117,3 +160,12 @@ class _Report:
 
 def _rows(df: DataFrame) -> list[dict[str, Any]]:
     return [row.asDict() for row in df.limit(ROWS_MAX).collect()]
+
+
+def _worker(row: dict[str, Any]) -> dict[str, Any] | None:
+    """Return what a row says of its worker: a record may hold anything."""
+    try:
+        found = json.loads(row["worker"] or "null")
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None

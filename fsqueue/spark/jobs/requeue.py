@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from fsqueue.queue import Queue
+from fsqueue.spark.paths import directory
 from fsqueue.spark.sessions import register, spark_errors
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ def requeue(spark: SparkSession, path: str, where: str = "true") -> int:
     register(spark)
     with spark_errors():
         chosen = spark.read.format("fsqueue").option("view", "dead").load(path).where(where).select("id")
-        return sum(row[0] for row in chosen.mapInArrow(_Retry(path), "retried BIGINT").collect())
+        return sum(row[0] for row in chosen.mapInArrow(_Retry(directory(path)), "retried BIGINT").collect())
 
 
 class _Retry:

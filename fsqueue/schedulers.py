@@ -1,0 +1,182 @@
+"""The batch schedulers besides Slurm: which job this process runs in, and when that ends, by its environment alone.
+
+No scheduler is asked. What each one sets, and what it does not, is in docs/hpc.md, "PBS, LSF, SGE, HTCondor".
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from fsqueue.filesystem import surroundings
+
+VALUE_CHARS_MAX = 200
+"""A longer value is no job id, index or limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduler:
+    """How one scheduler tells a job what it is. Of several variables the first that is set counts."""
+
+    name: str
+    """As lease records have it."""
+    title: str
+    """As people have it."""
+    signs: tuple[str, ...]
+    """Only its jobs have one of these variables."""
+    job: tuple[str, ...]
+    """The variables with the job's id, which may hold the index, too."""
+    index: tuple[str, ...]
+    """The variables with the index in an array."""
+    ids: str
+    """How ids look: a pattern with the groups `job`, `index` and `server`, the latter two possibly None or empty."""
+    written: str
+    """How it writes an element of an array, with {job} and {index}."""
+    no_index: str = ""
+    """What the index says outside of arrays."""
+    limits: tuple[str, ...] = ()
+    """The variables with the time that the job may take, from its begin; the shortest counts."""
+    attributes: str = ""
+    """The variable that names a file of further variables, `NAME = VALUE` a line."""
+    ending: frozenset[int] = field(default=frozenset({signal.SIGTERM}))
+    """Signals that it sends to all processes of a job when it ends the job."""
+    warning: frozenset[int] = frozenset()
+    """Signals that it sends to all processes of a job some time before it ends the job."""
+
+
+SCHEDULERS = (
+    Scheduler(
+        name="pbs", title="PBS", signs=("PBS_JOBID",), job=("PBS_JOBID",), index=("PBS_ARRAY_INDEX", "PBS_ARRAYID"),
+        ids=r"(?P<job>\d+)(?:\[(?P<index>\d*)\]|-(?P<dash>\d+))?(?:\.(?P<server>.+))?",  # 7[3].pbs; once: 7-3.pbs
+        written="{job}[{index}]", limits=("PBS_WALLTIME",),
+    ),
+    Scheduler(
+        name="lsf", title="LSF", signs=("LSB_JOBID",), job=("LSB_JOBID",), index=("LSB_JOBINDEX",),
+        ids=r"(?P<job>\d+)(?:\[(?P<index>\d+)\])?", written="{job}[{index}]", no_index="0",
+        ending=frozenset({signal.SIGINT, signal.SIGTERM}), warning=frozenset({signal.SIGUSR2}),
+    ),
+    Scheduler(
+        name="sge", title="Grid Engine", signs=("SGE_TASK_ID",), job=("JOB_ID",), index=("SGE_TASK_ID",),
+        ids=r"(?P<job>\d+)(?:\.(?P<index>\d+))?", written="{job}.{index}", no_index="undefined",
+        ending=frozenset({signal.SIGTERM, signal.SIGUSR2}), warning=frozenset({signal.SIGUSR1}),
+    ),
+    Scheduler(
+        name="htcondor", title="HTCondor", signs=("_CONDOR_JOB_AD", "_CONDOR_SLOT"),
+        job=("ClusterId", "CONDOR_CLUSTER"), index=("ProcId", "CONDOR_PROCESS"),
+        ids=r"(?P<job>\d+)(?:\.(?P<index>\d+))?", written="{job}.{index}",
+        limits=("AllowedExecuteDuration", "AllowedJobDuration"), attributes="_CONDOR_JOB_AD",
+    ),
+)  # fmt: skip
+_BY_NAME = {scheduler.name: scheduler for scheduler in SCHEDULERS}
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job of one of the schedulers, or an element of an array of jobs (`index`)."""
+
+    scheduler: Scheduler
+    id: str
+    """The number; of an array, the whole array's."""
+    index: str | None
+    server: str | None
+    limit_s: float | None
+    """How long it may take; None if the environment does not say."""
+    sign: tuple[str, str]
+    """The variable that told of it, and what that says."""
+
+    def record(self) -> dict[str, str]:
+        """Return what a lease record says of it (docs/format.md, "Workers")."""
+        told = {"scheduler": self.scheduler.name, "job": self.id, "job_index": self.index, "job_server": self.server}
+        return {key: value for key, value in told.items() if value is not None}
+
+
+def here() -> Job | None:
+    """Return the job that this process runs in, by its environment; None if there is none, or it is Slurm's."""
+    if os.environ.get("SLURM_JOB_ID"):
+        return None  # what others have left in the environment of a job of Slurm
+    for scheduler in SCHEDULERS:
+        sign = next((name for name in scheduler.signs if os.environ.get(name)), None)
+        if sign is None:
+            continue
+        values = _values(scheduler)
+        parsed = re.fullmatch(scheduler.ids, _first(values, scheduler.job))
+        if parsed is None:
+            continue
+        found = parsed.groupdict()
+        index = _first(values, scheduler.index) or found.get("index") or found.get("dash") or ""
+        is_element = index.isascii() and index.isdecimal() and index != scheduler.no_index
+        limits = [limit for name in scheduler.limits if (limit := _seconds(_first(values, (name,)))) is not None]
+        return Job(
+            scheduler, found["job"], index if is_element else None, found.get("server"), min(limits, default=None),
+            (sign, os.environ[sign]),
+        )  # fmt: skip
+    return None
+
+
+def job_end() -> float | None:
+    """Return when this process's job ends, in Unix seconds on this host's clock; None if that is not told.
+
+    The limit counts from the begin of the job's first process. A time that is past says nothing.
+    """
+    job = here()
+    if job is None or job.limit_s is None:
+        return None
+    left_s = job.limit_s - surroundings.age_with(*job.sign)
+    return time.time() + left_s if left_s > 0 else None
+
+
+def written(worker: Mapping[str, object]) -> str | None:
+    """Return the job of a worker, by its lease record, as its scheduler writes it; None if none of ours is told."""
+    scheduler = _BY_NAME.get(str(worker.get("scheduler")))
+    if scheduler is None or "job" not in worker:
+        return None
+    job, index = str(worker["job"]), worker.get("job_index")
+    return job if index is None else scheduler.written.format(job=job, index=index)
+
+
+def title_of(worker: Mapping[str, object]) -> str | None:
+    """Return the name of a worker's scheduler, for people; None if none of ours is told."""
+    scheduler = _BY_NAME.get(str(worker.get("scheduler")))
+    return None if scheduler is None else scheduler.title
+
+
+def is_of(worker: Mapping[str, object], text: str) -> bool:
+    """Return whether a worker runs in the job, or the element of an array, that a scheduler's user calls `text`."""
+    scheduler = _BY_NAME.get(str(worker.get("scheduler")))
+    parsed = None if scheduler is None else re.fullmatch(scheduler.ids, text)
+    if parsed is None or str(worker.get("job")) != parsed["job"]:
+        return False
+    asked = parsed.groupdict()
+    index, server = asked.get("index") or asked.get("dash"), asked.get("server")
+    told = worker.get("job_server")
+    return index in (None, "", worker.get("job_index")) and (server is None or told is None or server == told)
+
+
+def _values(scheduler: Scheduler) -> dict[str, str]:
+    """Return what the environment says, and the file that it names, if the scheduler has one."""
+    values = {name: os.environ.get(name, "") for name in (*scheduler.job, *scheduler.index, *scheduler.limits)}
+    if scheduler.attributes and (path := os.environ.get(scheduler.attributes)):
+        for line in surroundings.text_of(path).splitlines():
+            name, sign, value = line.partition("=")
+            if sign and name.strip() in values:
+                values[name.strip()] = value.strip()
+    return values
+
+
+def _first(values: Mapping[str, str], names: tuple[str, ...]) -> str:
+    value = next((values[name].strip() for name in names if values[name]), "")
+    return value if value.isascii() and value.isprintable() and len(value) <= VALUE_CHARS_MAX else ""
+
+
+def _seconds(text: str) -> float | None:
+    """Return the seconds of `3600` or `1:00:00`; None for other text."""
+    if not re.fullmatch(r"\d{1,9}|(\d{1,3}:)?\d{1,6}:\d\d(:\d\d)?", text):
+        return None
+    total = 0.0
+    for part, size in zip(reversed(text.split(":")), (1, 60, 3600, 86_400), strict=False):
+        total += int(part) * size
+    return total or None

@@ -1,0 +1,123 @@
+"""A headless Chromium, driven through a pipe: pages as a browser lays them out, and as a screen reader gets them."""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import json
+import os
+import select
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+FLAGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
+    "--hide-scrollbars", "--remote-debugging-pipe",
+)  # fmt: skip
+ANSWER_S = 60.0
+"""How long an answer may take."""
+
+
+def why_not() -> str:
+    """Return why there is no browser here; "" if there is one."""
+    if shutil.which("chromium") is None:
+        return "Chromium is not installed (as root on Debian: scripts/setup-chromium)"
+    return ""
+
+
+class Browser:
+    """One Chromium with one tab. It ends with `close`, or with this process."""
+
+    def __init__(self, home: Path) -> None:
+        ours_out, theirs_in = _pipe(), _pipe()
+        program = f'exec chromium {" ".join(FLAGS)} --user-data-dir="$1" 3<&{theirs_in[0]} 4>&{ours_out[1]}'
+        self._process = subprocess.Popen(
+            ["bash", "-c", program, "bash", str(home)], pass_fds=(theirs_in[0], ours_out[1]), stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+            env=os.environ | {"HOME": str(home)},
+        )  # fmt: skip
+        os.close(theirs_in[0])
+        os.close(ours_out[1])
+        self._in, self._out = ours_out[0], theirs_in[1]
+        self._rest, self._number, self._session = b"", 0, ""
+        target = self.ask("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self.ask("Page.enable")
+
+    def close(self) -> None:
+        """End it."""
+        for fd in (self._out, self._in):
+            os.close(fd)
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, 9)
+            self._process.wait()
+
+    def ask(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """Call a method of the DevTools protocol."""
+        self._number += 1
+        message: dict[str, Any] = {"id": self._number, "method": method, "params": parameters}
+        if self._session:
+            message["sessionId"] = self._session
+        os.write(self._out, json.dumps(message).encode() + b"\0")
+        while True:
+            answer = self._read()
+            if answer.get("id") == self._number:
+                assert "error" not in answer, answer["error"]
+                result: dict[str, Any] = answer["result"]
+                return result
+
+    def show(self, page: Path, width: int, dark: bool = False) -> None:
+        """Load a page in a window of this width."""
+        self.ask("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 600)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.ask("Emulation.setEmulatedMedia", features=[scheme])
+        self.ask("Page.navigate", url=page.as_uri())
+        until = time.monotonic() + ANSWER_S
+        while self.run("[document.readyState, location.href]") != ["complete", page.as_uri()]:
+            assert time.monotonic() < until, "the page did not load"
+            time.sleep(0.02)
+
+    def run(self, expression: str) -> Any:
+        """Return the value of an expression in the page."""
+        answer = self.ask("Runtime.evaluate", expression=expression, returnByValue=True)
+        assert "exceptionDetails" not in answer, answer
+        return answer["result"].get("value")
+
+    def tree(self) -> list[dict[str, Any]]:
+        """Return the accessibility tree's nodes that a screen reader sees: role and name of each."""
+        nodes = self.ask("Accessibility.getFullAXTree")["nodes"]
+        return [
+            {"role": node["role"]["value"], "name": node.get("name", {}).get("value", "")}
+            for node in nodes
+            if not node.get("ignored") and "role" in node
+        ]
+
+    def picture(self, file: Path) -> None:
+        """Save what the whole page looks like."""
+        made = self.ask("Page.captureScreenshot", captureBeyondViewport=True)
+        file.write_bytes(base64.b64decode(made["data"]))
+
+    def _read(self) -> dict[str, Any]:
+        while b"\0" not in self._rest:
+            assert select.select([self._in], [], [], ANSWER_S)[0], "Chromium does not answer"
+            got = os.read(self._in, 1 << 16)
+            assert got, "Chromium has ended"
+            self._rest += got
+        line, self._rest = self._rest.split(b"\0", 1)
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+
+def _pipe() -> tuple[int, int]:
+    """Make a pipe whose ends have high numbers: 3 and 4 are to be Chromium's own."""
+    ends = os.pipe()
+    reader, writer = (fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 100) for end in ends)
+    for end in ends:
+        os.close(end)
+    return reader, writer
