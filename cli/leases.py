@@ -12,7 +12,7 @@ import click
 import orjson
 
 import fsqueue
-from fsqueue import known, transitions
+from fsqueue import known
 
 from . import entry
 from .common import confirm, example, json_option, queue_argument, words, worker_option, yes_option
@@ -166,7 +166,7 @@ class Settling:
             try:
                 tasks[token] = q.attach(token)
             except fsqueue.LeaseLost as error:
-                self._note(token.partition("@")[0], known.Loss(str(error), error.reason == transitions.ALREADY))
+                self._note(token.partition("@")[0], known.loss_of(error))
             except fsqueue.TaskNotFound:
                 absent.append(token)
         for token, loss in known.why_lost(q.store, absent).items() if absent else ():

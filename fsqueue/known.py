@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from fsqueue import deadletters, history, inspection, names, transitions
+from fsqueue.errors import LeaseLost
 from fsqueue.ledger import Ledger
 from fsqueue.names import Batch, Shard, TaskFileName
 from fsqueue.store import Store
@@ -27,6 +28,11 @@ class Loss(NamedTuple):
 
     why: str
     is_completed: bool = False
+
+
+def loss_of(error: LeaseLost) -> Loss:
+    """Return why a single lease does not hold, as `attach` has said it."""
+    return Loss(str(error), error.reason == transitions.ALREADY)
 
 
 def why_lost(store: Store, tokens: Iterable[str]) -> dict[str, Loss | None]:

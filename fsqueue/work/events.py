@@ -33,7 +33,8 @@ class Mailbox:
         Python calls a signal's handler in the main thread only, and only when that goes on. A signal that comes just
         before the wait, or in another thread, would not end it: an idle worker would wait on, and never stop.
         """
-        fd, end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        fd, end = os.pipe()
+        os.set_blocking(end, False)  # as `set_wakeup_fd` asks for
         self.watch(fd, lambda: os.read(fd, 4096))  # the handlers themselves are called by Python
         before = signal.set_wakeup_fd(end, warn_on_full_buffer=False)
         try:
