@@ -120,11 +120,11 @@ def renewed_in_time(queue: Queue, lease_s: float) -> bool:
             got += len(mine.lease(wait_s=0.1))
         return got
 
+    last = begun = time.monotonic()
+    tasks = queue.lease(4, lease_s=lease_s)
+    assert len(tasks) == 4
     with children(*((lurk,) for _ in range(4))) as lurkers:
-        last = time.monotonic()
-        tasks = queue.lease(4, lease_s=lease_s)
-        assert len(tasks) == 4
-        until, latest = last + length_s + 0.2, 0.0
+        until, latest = begun + length_s + 0.2, 0.0
         while last < until:
             begun = time.monotonic()
             try:
