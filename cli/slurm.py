@@ -158,7 +158,8 @@ def slurm(
     tasks (-N, -n, --ntasks-per-node) starts a worker in each of them, by srun. With --one-worker, or if COMMAND names
     srun or mpirun, it has one worker, whose commands use the tasks.
 
-    Logs are in DIR/JOBNAME-JOB_INDEX.out, and a job that is requeued appends to its own. The lines of --prologue are
+    Jobs write logs to DIR/JOBNAME-JOB_INDEX.out (DIR: --log-dir). A job that is requeued appends
+    to its own. The lines of --prologue are
     executed by bash on the node. The worker itself is the Python that submits; its commands see what the prologue set.
 
     Unless --signal says otherwise, workers get SIGUSR1 30 s and their --grace before the time limit: what they cannot
