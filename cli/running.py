@@ -37,6 +37,8 @@ class AfterDashes(click.Command):
 
 
 number = click.IntRange(min=1)
+OUTPUTS = ("group", "line", "none")
+"""What `--output` takes."""
 AUTO = "auto"
 
 
@@ -67,8 +69,14 @@ fsqueue run Q1 Q2 -j 8 --call mypackage.tiles:render --max-runtime 58m"""
 @click.option(
     "--load", metavar="MODULE", multiple=True, help="Call the functions that this module registers. Repeatable."
 )
-@click.option("-j", "--jobs", "--processes", type=Processes(min=1), default=1,
-              help="Tasks at a time, a process each; auto: one for each processor of the job or machine [1].")
+@click.option(
+    "-j",
+    "--jobs",
+    "--processes",
+    type=Processes(min=1),
+    default=1,
+    help="Tasks at a time, a process each; auto: one for each processor of the job or machine [1].",
+)
 @click.option("--gpus-per-task", type=number, metavar="N",
               help="Show each process N of the visible GPUs, and no other process the same.")  # fmt: skip
 @click.option("--threads", type=number, help="Call functions in so many threads of one process instead.")
@@ -80,7 +88,9 @@ fsqueue run Q1 Q2 -j 8 --call mypackage.tiles:render --max-runtime 58m"""
 @click.option("--timeout", "timeout_s", type=DURATION, help="How long a task may take; then it is ended, and fails.")
 @click.option("--sysexits", is_flag=True, help="A command's exit code 75 puts back without blame, 65 buries at once.")
 @click.option(
-    "--stop-after-failures", type=number, metavar="N",
+    "--stop-after-failures",
+    type=number,
+    metavar="N",
     help="Stop when so many attempts in a row have failed [10 before the first success].",
 )
 @click.option("--exclude-after", type=number, metavar="N",
@@ -101,7 +111,7 @@ fsqueue run Q1 Q2 -j 8 --call mypackage.tiles:render --max-runtime 58m"""
 @click.option("--result-dir", type=click.Path(file_okay=False), metavar="DIR",
               help="Where the files FSQUEUE_RESULT are [TMPDIR; in Q for commands with srun or mpirun]")  # fmt: skip
 @click.option("--result-stdout", is_flag=True, help="Keep what a command prints on standard output as its result.")
-@click.option("--output", type=click.Choice(["group", "line", "none"]),
+@click.option("--output", type=click.Choice(OUTPUTS),
               help="Pass on what is printed when its attempt ends, line by line, or as it comes "
               "[group for commands side by side, else line].")  # fmt: skip
 @click.option("--tag", is_flag=True, help="Begin each line that is passed on with the id of its task.")
@@ -288,6 +298,7 @@ def _summarise(report: fsqueue.WorkerReport, dead: int, queues: tuple[str, ...])
         parts.append(f"the output of {report.unkept:,} not kept, or not all of it")
     if report.unwritten:
         parts.append("output was lost: no room")
-    complain(", ".join(parts) or "there was nothing to do")
+    is_cut_short = report.ended in ("max-runtime", "job-end", "excluded")  # there may be tasks that it left to others
+    complain(", ".join(parts) or ("no task was begun" if is_cut_short else "there was nothing to do"))
     if dead:
         complain(f"{dead:,} dead letter(s) in the queue: 'fsqueue dead list {queues[0]}' says why")

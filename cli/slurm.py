@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -18,7 +19,7 @@ from fsqueue.work import names_launcher
 from .common import example, json_option
 from .options import names_of
 from .printing import complain, print_json, quoted, say
-from .running import AUTO, missing_program, run
+from .running import AUTO, OUTPUTS, missing_program, run
 
 SPARE_S = 30
 """How much earlier than the grace, in seconds, workers hear of the end of their job."""
@@ -27,6 +28,8 @@ SIGNAL_S_MAX = 65_535
 NAME_CHARS_MAX = 60
 LOG_DIR = "fsqueue-logs"
 """Where jobs write their logs by default, in the directory of submission."""
+DIRECTIVES = (b"#SBATCH", b"#PBS", b"#BSUB")
+"""With what lines begin that sbatch reads in a script, and takes for its options."""
 PROLOGUE_BYTES_MAX = 1 << 20
 """sbatch refuses scripts of more than 4 MiB, unless a site has set another bound."""
 TASKS = ("-N", "--nodes", "-n", "--ntasks", "--ntasks-per-node", "--ntasks-per-socket", "--ntasks-per-gpu")
@@ -88,9 +91,9 @@ class Submission(click.Command):
                 if mine[name] and word == name:
                     own += _next(rest, name)
             elif name in theirs:
-                for_run.append(word)
-                if theirs[name] and word == name:
-                    for_run += _next(rest, name)
+                words_of = [word, *(_next(rest, name) if theirs[name] and word == name else [])]
+                is_log = name == "--output" and words_of[-1].removeprefix("--output=") not in OUTPUTS
+                (for_sbatch if is_log else for_run).extend(words_of)
             else:
                 for_sbatch.append(word)
                 waits_for_value = word == name and name not in FLAGS
@@ -158,8 +161,8 @@ def slurm(
     tasks (-N, -n, --ntasks-per-node) starts a worker in each of them, by srun. With --one-worker, or if COMMAND names
     srun or mpirun, it has one worker, whose commands use the tasks.
 
-    Jobs write logs to DIR/JOBNAME-JOB_INDEX.out (DIR: --log-dir). A job that is requeued appends
-    to its own. The lines of --prologue are
+    Logs are in DIR/JOBNAME-JOB_INDEX.out, and a job that is requeued appends to its own. --output group, line or none
+    is for the workers; any other --output is sbatch's, the name of the log. The lines of --prologue are
     executed by bash on the node. The worker itself is the Python that submits; its commands see what the prologue set.
 
     Unless --signal says otherwise, workers get SIGUSR1 30 s and their --grace before the time limit: what they cannot
@@ -206,8 +209,11 @@ def slurm(
         defaults.append(f"--gres=gpu:{options['jobs'] * options['gpus_per_task']}")
     logs = None
     if not _names(given) & {"-o", "--output"}:
-        logs = os.path.abspath(log_dir or LOG_DIR)
-        defaults.append(f"--output={_pattern(logs)}/%x-{'%A_%a' if _names(given) & {'-a', '--array'} else '%j'}.out")
+        logs = _outside(os.path.abspath(log_dir or LOG_DIR), paths)
+        # a slash in the job's name would name a directory that is not there
+        name = "" if "/" in (_value(given, "-J", "--job-name") or "") else "%x-"
+        number = "%A_%a" if _names(given) & {"-a", "--array"} else "%j"
+        defaults.append(f"--output={_pattern(logs)}/{name}{number}.out")
     launcher = _launcher(cpus) if has_tasks and not one_worker else []
     if launcher:
         complain("the job has a worker in each of its tasks; if its commands start tasks themselves: --one-worker")
@@ -269,12 +275,18 @@ def _read_prologue(path: str) -> str:
         wrong = f"it is larger than {PROLOGUE_BYTES_MAX:,} bytes"
     elif b"\0" in data:
         wrong = "it is no text"
-    elif b"\r\n" in data:
+    elif b"\r\n" in data or data.endswith(b"\r"):
         wrong = "its lines end as on Windows (CR LF), which bash takes for part of each word"
-    elif any(line.startswith(b"#SBATCH") for line in data.split(b"\n")):
-        wrong = "options in it (#SBATCH) would have no effect where fsqueue gives others; type them on the command line"
+    elif found := next((sign for sign in DIRECTIVES for line in data.split(b"\n") if line.startswith(sign)), b""):
+        wrong = (
+            f"sbatch takes options out of it ({found.decode()}), but none where fsqueue gives others; type them on the "
+            "command line"
+        )
     elif bash := shutil.which("bash"):
-        tried = subprocess.run([bash, "-n"], input=data, capture_output=True, check=False)
+        # A locale that is not installed here, or a site's BASH_ENV, would have bash complain of more than these lines.
+        environment = {key: value for key, value in os.environ.items() if key != "BASH_ENV"} | {"LC_ALL": "C"}
+        extended = ["-O", "extglob"] if b"extglob" in data else []  # -n does not execute the prologue's own shopt
+        tried = subprocess.run([bash, *extended, "-n"], input=data, capture_output=True, check=False, env=environment)
         if tried.returncode or tried.stderr:  # bash only warns of a here-document without an end
             lines = tried.stderr.decode(errors="replace").splitlines()
             wrong = lines[0] if lines else f"bash -n ends with exit status {tried.returncode}"
@@ -290,15 +302,29 @@ def _pattern(directory: str) -> str:
     return directory.replace("%", "%%")
 
 
+def _outside(directory: str, queues: list[str]) -> str:
+    """Return a directory for logs. UsageError if it is in a queue."""
+    real = os.path.realpath(directory)
+    for queue in queues:
+        if os.path.commonpath([real, where := os.path.realpath(queue)]) == where:
+            raise click.UsageError(
+                f"Logs would be written to {directory}, which is in the queue. Whoever deletes the queue would delete "
+                "them, and fsck would move them away. Nothing was submitted. Name another directory: --log-dir"
+            )
+    return directory
+
+
 def _make_logs(directory: str | None) -> None:
     """Make the directory of the logs: Slurm makes none, and a job without it fails without a word."""
     if directory is None:
         return
     try:
         os.makedirs(directory, exist_ok=True)
+        if not os.access(directory, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
         complain(
-            f"the directory for logs, {directory}, cannot be made: {error.strerror}. Nothing was submitted. Name "
+            f"the directory for logs, {directory}, cannot be used: {error.strerror}. Nothing was submitted. Name "
             "another one: --log-dir"
         )
         raise click.exceptions.Exit(1) from None

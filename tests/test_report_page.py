@@ -127,8 +127,18 @@ def test_what_others_wrote_is_text() -> None:
     rows = {"failures": [FAILURE], "slowest": [slow(1, worker=HOSTILE)], "hosts": [HOST | {"host": HOSTILE}]}
     text = page(f"/scratch/{HOSTILE}", report(attempts={HOSTILE: 1}, **rows))
     assert "<img" not in text
-    assert "<" not in Outline(text).all("h1")[0][1].replace(HOSTILE, "")
+    assert "<" not in Outline(text).all("h1")[0][1].replace(HOSTILE.replace("\u202e", r"\u202e"), "")
     assert text.count("&lt;img src=x onerror=alert(1)&gt;") >= 6
+
+
+def test_what_others_wrote_hides_nothing_and_turns_no_text_around() -> None:
+    hidden = "a\x00\x1b[31m\u202e\u2066\x85\udcff"
+    rows = {"failures": [FAILURE | {"reason": hidden}], "slowest": [slow(1, worker=hidden)]}
+    text = page(f"/scratch/{hidden}", report(attempts={hidden: 1}, hosts=[HOST | {"host": hidden}], **rows))
+    shown = r"a\x00\x1b[31m\u202e\u2066\x85\udcff"
+    assert text.count(shown) >= 7
+    assert not re.search(r"[^\n -~\u2013]", text)
+    text.encode()
 
 
 def test_states_settings_quantiles_and_slowest_tasks_are_there() -> None:

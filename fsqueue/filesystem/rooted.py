@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from fsqueue.filesystem import beneath, taken
 from fsqueue.filesystem.beneath import DIRECTORY_FLAGS, FILE_MODE, HOLDER_FLAGS
-from fsqueue.filesystem.sizes import SizeOf, size_on_server
+from fsqueue.filesystem.sizes import SizeOf, ask_anew, size_on_server
 
 DIRECTORY_MODE = 0o777
 """Before the umask: a queue shared by a Unix group is a matter of umask and setgid."""
@@ -37,10 +37,13 @@ class Holder:
         return self.within, self.name
 
     def __exit__(self, kind: object, error: object, at: object) -> None:
+        if isinstance(error, OSError):
+            if error.errno == errno.ESTALE:
+                ask_anew(self.within)
+            if error.filename in (None, self.name):
+                error.filename = self.path
         if self.is_owned:
             taken.close(self.within)
-        if isinstance(error, OSError) and error.filename in (None, self.name):
-            error.filename = self.path
 
 
 class Rooted:

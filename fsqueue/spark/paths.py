@@ -39,6 +39,7 @@ def _is_there(path: str) -> bool:
     try:
         return Filesystem(path, shared=mount_of(path).shared).exists(path)
     except OSError as error:
-        if error.errno in (*NOT_FILES, errno.ENOENT, errno.EACCES):
+        # ENAMETOOLONG: %E3%81%82 is nine bytes before it is decoded, and three after
+        if error.errno in (*NOT_FILES, errno.ENOENT, errno.EACCES, errno.ENAMETOOLONG):
             return False
         raise

@@ -22,6 +22,8 @@ from fsqueue.task import COMPLETED as IS_COMPLETED
 from fsqueue.task import DEAD as IS_DEAD
 
 Row = tuple[Any, ...]
+PID_MAX = 2**31 - 1
+"""A record may hold any number. One that the column cannot hold would make the view fail for all rows."""
 FINISHED = {COMPLETED: IS_COMPLETED, DEAD: IS_DEAD, CANCELLED: IS_CANCELLED}
 
 
@@ -119,7 +121,7 @@ def leases(store: Store, shard: Shard) -> Iterator[Row]:
                     moment(until),
                     until > now,
                     _string(worker.get("host")),
-                    pid if type(pid) is int else None,
+                    pid if type(pid) is int and 0 <= pid <= PID_MAX else None,
                     _string(worker.get("slurm_job")),
                     text(holder.worker),
                 )

@@ -170,7 +170,8 @@ class Loop:
         left_s, likely_s = self._outlook()
         if likely_s < left_s:
             return True
-        self._end(self._stop_why, f"another task may take {likely_s:.3g} s, longer than is left: nothing more is begun")
+        why = f"another task may take {likely_s:.3g} s, longer than is left" if likely_s else "no time is left"
+        self._end(self._stop_why, f"{why}: nothing more is begun")
         return False
 
     def _outlook(self) -> tuple[float, float]:

@@ -439,6 +439,20 @@ def test_all_output_is_kept_a_file_an_attempt(spawn: Spawn, queue_factory: Queue
         assert kept.count(b"\0") == 100_000
 
 
+def test_a_job_that_is_all_but_over_says_so_and_not_that_there_is_nothing_to_do(
+    spawn: Spawn, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in os.environ if name.startswith("SLURM")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PBS_JOBID", "4711.server")
+    monkeypatch.setenv("PBS_WALLTIME", "10")
+    queue.insert(1)
+    process = spawn("run", queue.path, "--", "true")
+    expected = "fsqueue: no time is left: nothing more is begun\nfsqueue: no task was begun\n"
+    assert process.communicate(timeout=30)[1] == expected
+    assert queue.status().waiting == 1
+
+
 def test_max_runtime_and_idle_timeout_are_no_failures(spawn: Spawn, queue: Queue) -> None:
     queue.insert_many([1] * 5)
     process = spawn("run", queue.path, "--json", "--max-runtime", 3, "--grace", "0.2", "--", "sleep", "1000")

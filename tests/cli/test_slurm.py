@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from pathlib import Path
 
+import click
 import pytest
+from fsqueue_cli.slurm import _make_logs
 
 from fsqueue import Queue
 from tests.cli.conftest import Run
@@ -218,6 +221,11 @@ def test_logs_have_a_directory_that_is_there(fsqueue_cli: Run, busy: Queue, sbat
     assert (tmp_path / "100%/of").is_dir()
     fsqueue_cli("slurm", busy.path, "-o", "mine.out", "--", "true")
     assert [word for word in given(sbatch) if word.startswith(("-o", "--output"))] == ["-o"]
+    for words in (("--output", "mine.out"), ("--output=mine.out",)):
+        fsqueue_cli("slurm", busy.path, *words, "--output", "line", "--", "true")
+        assert " ".join(words) in " ".join(given(sbatch))
+        assert worker_of(sbatch)[-4:] == ["--output", "line", "--", "true"]
+        assert not any("fsqueue-logs" in word for word in given(sbatch))
     assert "either" in fsqueue_cli("slurm", busy.path, "-o", "a", "--log-dir", "b", "--", "true", code=2).stderr
     (sbatch / "script").unlink()
     said = fsqueue_cli("slurm", busy.path, "--log-dir", "process/logs", "--", "true", code=1).stderr
@@ -254,7 +262,10 @@ def test_a_prologue_comes_before_the_worker(fsqueue_cli: Run, busy: Queue, sbatc
         (b"if true; then\n", "unexpected end"),
         (b"cat <<EOF\n", "here-document"),
         (b"#SBATCH -t 5\n", "#SBATCH"),
+        (b"#PBS -l walltime=1:00:00\n", "#PBS"),
+        (b"#BSUB -W 60\n", "#BSUB"),
         (b"module load gcc\r\n", "CR LF"),
+        (b"module load gcc\r", "CR LF"),
         (b"\0", "no text"),
         (b"#" * 1_100_000, "larger"),
     ],
@@ -268,6 +279,55 @@ def test_a_prologue_that_cannot_work_is_refused(
     assert "Nothing was submitted" in error
     assert not (sbatch / "script").exists()
     fsqueue_cli("slurm", busy.path, "--prologue", "none", "--", "true", code=2)
+
+
+def test_a_sound_prologue_passes_whatever_the_environment_of_bash_is(
+    fsqueue_cli: Run, busy: Queue, sbatch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "site").write_text("if\n")
+    (tmp_path / "prologue").write_text("shopt -s extglob\nls !(a)\n")
+    monkeypatch.setenv("BASH_ENV", str(tmp_path / "site"))
+    monkeypatch.setenv("LC_ALL", "xx_YY.UTF-8")  # on the nodes, but not installed here
+    fsqueue_cli("slurm", busy.path, "--prologue", "prologue", "--", "true")
+    assert "ls !(a)" in (sbatch / "script").read_text()
+
+
+def test_logs_are_not_written_into_the_queue(
+    fsqueue_cli: Run, busy: Queue, sbatch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "link").symlink_to(busy.path)
+    for place in (f"{busy.path}/logs", busy.path, "link/logs"):
+        said = fsqueue_cli("slurm", busy.path, "--log-dir", str(place), "--", "true", code=2).stderr
+        assert "in the queue" in said
+        assert "Nothing was submitted" in said
+    monkeypatch.chdir(busy.path)
+    fsqueue_cli("slurm", busy.path, "--", "true", code=2)
+    fsqueue_cli("slurm", busy.path, "--output", "/dev/null", "--", "true")
+    assert not (Path(busy.path) / "fsqueue-logs").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="takes another user's part")
+def test_a_directory_for_logs_that_cannot_be_written_to_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    pid = os.fork()
+    if not pid:
+        said = 99
+        try:
+            os.chdir(tmp_path)  # whatever is above it
+            os.setuid(65534)
+            _make_logs(".")
+        except click.exceptions.Exit as end:
+            said = end.exit_code
+        finally:
+            os._exit(said)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
+
+
+def test_a_slash_in_the_jobs_name_is_no_directory_of_the_logs(
+    fsqueue_cli: Run, busy: Queue, sbatch: Path, tmp_path: Path
+) -> None:
+    fsqueue_cli("slurm", busy.path, "-J", "a/b", "--array=0-3", "--", "true")
+    assert f"--output={tmp_path}/fsqueue-logs/%A_%a.out" in given(sbatch)
 
 
 def test_a_command_that_is_not_there_is_refused_before_it_is_submitted(

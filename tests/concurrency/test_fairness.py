@@ -68,12 +68,17 @@ def test_nobody_is_told_empty_while_there_are_tasks(queue: Queue, n: int) -> Non
 
 @pytest.mark.batched
 def test_nobody_is_told_empty_when_all_meet_in_one_batch(queue: Queue) -> None:
-    queue.insert_many(range(TASKS), batch_tasks=TASKS)
-    found = drain_together(queue, work_s=0.0005)
-    assert sum(one["done"] for one in found) == TASKS
-    assert not false_empties(found)
-    done = sorted(one["done"] for one in found)
-    assert done[-1] <= 4 * done[0], done
+    rounds = []
+    for _ in range(3):  # a busy machine may keep a worker from running; a queue that keeps it out does so every time
+        queue.insert_many(range(TASKS), batch_tasks=TASKS)
+        found = drain_together(queue, work_s=0.0005)
+        assert sum(one["done"] for one in found) == TASKS
+        assert not false_empties(found)
+        done = sorted(one["done"] for one in found)
+        if done[-1] <= 4 * done[0]:
+            return
+        rounds.append(done)
+    pytest.fail(f"never fair: {rounds}")
 
 
 def test_what_comes_back_is_found_at_once_by_all(queue: Queue) -> None:

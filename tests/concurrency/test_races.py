@@ -98,27 +98,49 @@ def test_renewing_a_lease_that_ran_out(queue: Queue) -> None:
     taken.complete()
 
 
-def test_a_renewed_lease_is_not_taken_over(queue: Queue) -> None:
-    """A heartbeat at a third of the lease keeps eight hungry workers away."""
+def test_a_renewed_lease_is_not_taken_over(queue_factory: QueueFactory) -> None:
+    """A heartbeat at a quarter of the lease keeps hungry workers away. On a busy machine it comes late: once more then,
+    with a longer lease.
+    """
+    for number in range(5):
+        if renewed_in_time(queue_factory(str(number)), 0.4 * 2**number):
+            return
+    pytest.fail("the heartbeat was late each time")
+
+
+def renewed_in_time(queue: Queue, lease_s: float) -> bool:
+    """Renew leases for five times their length beside those who wait for them; False if a renewal came late."""
     queue.insert_many(range(4), batch_tasks=2)
-    tasks = queue.lease(4, lease_s=0.4)
-    assert len(tasks) == 4
+    length_s = 5 * lease_s
 
     def lurk() -> int:
-        mine, until = Queue(queue.path), time.monotonic() + 2
+        mine, until = Queue(queue.path), time.monotonic() + length_s
         got = 0
         while time.monotonic() < until:
             got += len(mine.lease(wait_s=0.1))
         return got
 
+    last = begun = time.monotonic()
+    tasks = queue.lease(4, lease_s=lease_s)
+    assert len(tasks) == 4
     with children(*((lurk,) for _ in range(4))) as lurkers:
-        until = time.monotonic() + 2.2
-        while time.monotonic() < until:
-            queue.renew(tasks, 0.4)
-            time.sleep(0.1)
-        assert [child.result() for child in lurkers] == [0] * 4
+        until, latest = begun + length_s + 0.2, 0.0
+        while last < until:
+            begun = time.monotonic()
+            try:
+                queue.renew(tasks, lease_s)
+            except LeaseLost:
+                latest = max(latest, time.monotonic() - last)
+                break
+            latest, last = max(latest, time.monotonic() - last), begun
+            time.sleep(lease_s / 4)
+        got = [child.result() for child in lurkers]
+    if latest >= lease_s:
+        return False
+    assert got == [0] * 4
     queue.complete(tasks)
     assert queue.status().completed == 4
+    return True
 
 
 def test_an_idle_worker_wakes_when_a_renewed_lease_runs_out(queue: Queue) -> None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import select
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from fsqueue import FsqueueError, LeaseLost, Queue, QueueNotFound
+from fsqueue.filesystem import Filesystem
 from tests.concurrency.books import Diary
 from tests.concurrency.processes import PATIENCE_S, Child, children
 from tests.concurrency.rounds import (
@@ -285,6 +287,40 @@ def seen_beside_one_who_stands_still() -> dict[str, Any]:
         after, moves = queue.status().as_dict(), [move.op for move in queue.history(tasks[0].id)]
         child.kill()
     return {"before": before, "after": after, "truth": Queue(SERVER / name).status().as_dict(), "moves": moves}
+
+
+def asked_of_a_directory_that_is_gone() -> dict[str, str]:
+    """One client has looked into a directory, the other empties and removes it: what the first is told of it then."""
+
+    def told(action: Callable[[Filesystem], object], number: int) -> str:
+        here, there = (at(client, f"gone-{number}") for client in (1, 2))
+        for directory in ("from", "to"):
+            (here / directory).mkdir(parents=True)
+        (here / "from/x").touch()
+        fs = Filesystem(str(here), shared=True)
+        fs.names(f"{here}/from")
+        os.rename(there / "from/x", there / "to/x")
+        os.rmdir(there / "from")
+        try:
+            return repr(action(fs))
+        except OSError as error:
+            return errno.errorcode[error.errno or 0]
+
+    def inside(path: str) -> Callable[[Filesystem], str]:
+        return lambda fs: f"{fs.root}/{path}"
+
+    old, new = inside("from/x"), inside("to/y")
+    asked: dict[str, Callable[[Filesystem], object]] = {
+        "rename": lambda fs: fs.rename(old(fs), new(fs)),
+        "unlink": lambda fs: fs.unlink(old(fs)),
+        "names": lambda fs: fs.names(inside("from")(fs)),
+        "create": lambda fs: fs.create(old(fs)),
+        "look": lambda fs: fs.look(old(fs)),
+        "make": lambda fs: fs.make_directory(inside("from/new")(fs)),
+        "remove": lambda fs: fs.remove_directory(inside("from")(fs)),
+        "sync": lambda fs: fs.sync_directory(inside("from")(fs)),
+    }
+    return {name: told(action, number) for number, (name, action) in enumerate(asked.items())}
 
 
 def one_waits_for_the_other() -> dict[str, Any]:

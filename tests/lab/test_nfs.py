@@ -60,6 +60,21 @@ def test_a_worker_that_stands_still_does_not_blind_its_host(nfs: Guest) -> None:
     assert found["moves"] == ["insert", "lease", "complete"]
 
 
+def test_what_was_in_a_directory_that_another_client_removed_is_missing(nfs: Guest) -> None:
+    """A client may know the removed directory for half a minute more, and then its server says "stale"."""
+    found = nfs.call(SCENARIOS, "asked_of_a_directory_that_is_gone")
+    assert found == {
+        "rename": "False",
+        "unlink": "False",
+        "names": "[]",
+        "create": "ENOENT",
+        "look": "ENOENT",
+        "make": "ENOENT",
+        "remove": "False",
+        "sync": "ENOENT",
+    }
+
+
 def test_a_killed_worker_s_task_is_had_by_the_other_client_when_its_lease_ends(nfs: Guest) -> None:
     found = nfs.call(SCENARIOS, "lease_of_a_killed_worker")
     assert found["early"] == 0

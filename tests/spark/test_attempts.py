@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from fsqueue import Queue
+from fsqueue import Queue, inspection
 from fsqueue.biography import records_of
 from fsqueue.clock import ManualClock
 from fsqueue.history import Records
+from fsqueue.spark import views
 from fsqueue.spark.attempts import attempts_of
 from tests.support import QueueFactory
 
@@ -98,3 +102,15 @@ def test_a_real_queue_s_attempts(queue_factory: QueueFactory) -> None:
             (only,) = attempts_of(batch, records_of(queue.store, batch), clock.now_ms())
             assert (only.outcome, only.leased_at - only.available_at, only.error) == ("fail", 5000, "no")
     assert queue.status().dead == 1
+
+
+def test_a_number_that_no_column_holds_costs_no_other_row(queue: Queue) -> None:
+    queue.insert(1)
+    queue.insert(2)
+    queue.lease(2)
+    log = min(Path(queue.path).glob("*/movements/*/*"))
+    log.write_bytes(re.sub(rb'"pid":\d+', b'"pid":18446744073709551615', log.read_bytes()))
+    found = [row for shard in inspection.shards(queue.store) for row in views.leases(queue.store, shard)]
+    assert len(found) == 2
+    assert sum(os.getpid() in row for row in found) == 1
+    assert all(abs(value) < 2**63 for row in found for value in row if type(value) is int)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -50,6 +51,9 @@ def test_what_a_path_means(tmp_path: Path) -> None:
     assert directory(f"file:{tmp_path}/a%20b") == f"{tmp_path}/a b", "there is no other"
     (tmp_path / "a%20b").mkdir()
     assert directory(f"file:{tmp_path}/a%20b") == f"{tmp_path}/a%20b"
+    long = "\u3042" * 60
+    (tmp_path / long).mkdir()
+    assert directory(f"file:{tmp_path}/{quote(long)}") == f"{tmp_path}/{long}", "too long before it is decoded"
 
 
 @pytest.mark.parametrize("path", ["s3a://b/c", "hdfs://n/x", "dbfs:/x", "file://host/x", "file:a", "abfss://c@a/x"])

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import html
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from html import escape
 from typing import Any
 
 from fsqueue.spark.jobs import charts
 
+_HIDDEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Characters that show nothing, that turn the direction of the text behind them, or that no file of UTF-8 can hold."""
 QUANTILE_NAMES = ("median", "90 %", "99 %", "longest")
 
 STYLE = """
@@ -204,6 +207,11 @@ def _hosts(report: Report) -> str:
         for row in report.hosts
     ]
     return table("Attempts by host", rows) if rows else "<p>None.</p>"
+
+
+def escape(text: str) -> str:
+    """Return text that others wrote, as HTML, with hidden characters as Python writes them: \\x1b, \\u202e."""
+    return html.escape(_HIDDEN.sub(lambda match: repr(match[0])[1:-1], text))
 
 
 # -- elements --------------------------------------------------------------------------------------------------
