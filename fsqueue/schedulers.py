@@ -1,4 +1,4 @@
-"""The batch schedulers besides Slurm: which job this process runs in, and when that ends, by its environment alone.
+"""Tell which job of a scheduler other than Slurm this process runs in, and when it ends, by its environment alone.
 
 No scheduler is asked. What each one sets, and what it does not, is in docs/hpc.md, "PBS, LSF, SGE, HTCondor".
 """
@@ -20,12 +20,12 @@ VALUE_CHARS_MAX = 200
 
 @dataclass(frozen=True, slots=True)
 class Scheduler:
-    """How one scheduler tells a job what it is. Of several variables the first that is set counts."""
+    """Describe how a scheduler identifies a job to its processes. Of several variables the first that is set counts."""
 
     name: str
-    """As lease records have it."""
+    """The name in lease records."""
     title: str
-    """As people have it."""
+    """The name for people."""
     signs: tuple[str, ...]
     """Only its jobs have one of these variables."""
     job: tuple[str, ...]
@@ -97,7 +97,7 @@ class Job:
 def here() -> Job | None:
     """Return the job that this process runs in, by its environment; None if there is none, or it is Slurm's."""
     if os.environ.get("SLURM_JOB_ID"):
-        return None  # what others have left in the environment of a job of Slurm
+        return None  # other schedulers' variables may be inherited into a job of Slurm
     for scheduler in SCHEDULERS:
         sign = next((name for name in scheduler.signs if os.environ.get(name)), None)
         if sign is None:
@@ -120,7 +120,7 @@ def here() -> Job | None:
 def job_end() -> float | None:
     """Return when this process's job ends, in Unix seconds on this host's clock; None if that is not told.
 
-    The limit counts from the begin of the job's first process. A time that is past says nothing.
+    The limit counts from the begin of the job's first process. Return None, too, if that time has passed.
     """
     job = here()
     if job is None or job.limit_s is None:

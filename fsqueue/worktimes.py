@@ -1,4 +1,4 @@
-"""How long the work on tasks took, where that differs from how long they were leased (docs/format.md, `took`).
+"""Record how long the work on tasks took, where that differs from their leases (docs/format.md, `took`).
 
 A worker leases several tasks ahead, so a lease is longer than the work. Only the loop that hands tasks out knows when
 work began. Nothing in the protocol depends on these times: they are for people.
@@ -13,11 +13,11 @@ from fsqueue.names import Batch
 from fsqueue.task import LeasedTask
 
 LEAST_MS = 1
-"""Times that differ from the lease by no more than this, ..."""
+"""Do not record a time that differs from the lease by at most this, in milliseconds: the lease tells enough."""
 LEAST_SHARE = 8
-"""... or by no more than this part of the lease, are not recorded: the lease tells enough."""
+"""Nor one that differs by at most the lease divided by this."""
 LONGEST_S = 10**10
-"""Longer times are taken for errors of whoever measured them."""
+"""Ignore longer times: they are errors of measurement."""
 
 Worked = Mapping[tuple[Batch, int], int]
 """Milliseconds of work, by batch and index."""
@@ -40,7 +40,7 @@ def worked(tasks: Iterable[LeasedTask]) -> Worked:
 def took(times: Worked, log: Log, tasks: Sequence[int], at: int) -> int | list[int] | None:
     """Return the field `took` of a record that ends the leases of `tasks` at `at`; None if the leases tell as much.
 
-    A single number if it is the same for all. A task of which nothing is known counts as at work since it was leased.
+    Return one number if it is the same for all. A task without a measured time counts as worked on since its lease.
     """
     if not times:
         return None

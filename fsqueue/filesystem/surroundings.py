@@ -1,4 +1,4 @@
-"""What the files of the kernel and of a batch system say about the job that this process runs in. Read only."""
+"""Read what the kernel's and a batch system's files say about the job that this process runs in."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import time
 from fsqueue.filesystem.processes import fields_of
 
 TEXT_BYTES_MAX = 1 << 20
-"""How much of a batch system's file is read."""
+"""Read at most so many bytes of a batch system's file."""
 ANCESTORS_MAX = 100
-"""How many generations of processes are looked at."""
+"""Look at most at so many generations of parent processes."""
 
 
 def text_of(path: str) -> str:

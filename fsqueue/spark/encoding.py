@@ -29,7 +29,7 @@ _NUMBERS = (types.ByteType, types.ShortType, types.IntegerType, types.LongType, 
 
 
 def check(options: WriteOptions, schema: types.StructType) -> None:
-    """InvalidArgument says which column cannot be stored, and what to do about it."""
+    """Raise InvalidArgument for a column that cannot be stored, with what to do about it."""
     for name in schema.names:
         if schema.names.count(name) > 1:
             raise InvalidArgument(f"There are several columns named {name!r}. Rename or drop all but one.")
@@ -55,7 +55,7 @@ def check(options: WriteOptions, schema: types.StructType) -> None:
 
 
 def is_number(text: str | None) -> bool:
-    """Whether the option `delay_s` gives seconds, not a column."""
+    """Return whether the option `delay_s` gives seconds, not a column."""
     try:
         return text is not None and math.isfinite(float(text))
     except ValueError:
@@ -63,7 +63,7 @@ def is_number(text: str | None) -> bool:
 
 
 def payload_fields(options: WriteOptions, schema: types.StructType) -> list[types.StructField]:
-    """The columns that make a payload: all but that of the delay."""
+    """Return the columns that make a payload: all but that of the delay."""
     return [field for field in schema.fields if field.name != options.delay_s]
 
 
@@ -120,7 +120,7 @@ class Encoder:
             )
 
     def batches(self, rows: Iterable[pa.RecordBatch], settings: Settings) -> Iterator[Encoded]:
-        """All rows as encoded batches, in bounded memory. InvalidTask says which row cannot be stored."""
+        """Yield all rows as encoded batches, in bounded memory. Raise InvalidTask for a row that cannot be stored."""
         from fsqueue.spark.lines import Lines
 
         return Lines(self, settings).batches(rows)

@@ -237,7 +237,7 @@ class Batcher:
         self.filling: dict[When, Encoded] = {}
 
     def add(self, when: When, lines: pa.Array) -> Iterator[Encoded]:
-        """Take whole lines of tasks that are available from then on; gives the batches that are full."""
+        """Take whole lines of tasks that are available from then on; yield the batches that are full."""
         offsets, data = buffers(lines)
         at, count = 0, len(lines)
         while at < count:
@@ -261,6 +261,6 @@ class Batcher:
                 yield self.filling.pop(when)
 
     def rest(self) -> Iterator[Encoded]:
-        """The batches that are not full."""
+        """Yield the batches that are not full."""
         yield from self.filling.values()
         self.filling = {}
