@@ -201,6 +201,7 @@ class Layout:
         "dead_letters",
         "directory",
         "doorbell",
+        "generation",
         "history_days",
         "logs",
         "nodes",
@@ -218,6 +219,7 @@ class Layout:
     def __init__(self, queue: str, directory: names.Generation, shards: int) -> None:
         self.queue = queue
         self.directory = directory
+        self.generation = int(directory.partition("-")[0])
         self.base = base = f"{queue}/{directory}"
         self.shards = shards
         self.settings_file = settings_file(queue)

@@ -352,7 +352,8 @@ class Leaser:
         self, log: Log, given: list[int], lease: str, until: int, offset: int, lines: list[bytes], solo: bool
     ) -> list[LeasedTask]:
         """The leased tasks with their payloads. A damaged line becomes a dead letter instead of a task."""
-        batch, queue, generation = log.batch, self.queue(), self.generation
+        batch, queue = log.batch, self.queue()
+        generation = log.layout.generation  # not the one this look began in: a thread may have seen a later one since
         assert queue is not None  # it is its method that is under way
         attempts, payloads = log.ledger.attempts, log.ledger.payloads
         tasks: list[LeasedTask] = []

@@ -26,6 +26,7 @@ from fsqueue import (
 )
 from fsqueue.clock import ManualClock
 from fsqueue.filesystem import Filesystem
+from fsqueue.selection import Selection
 from tests.support import BATCH_TASKS_MAX, QueueFactory, base_of, calls, log_files, task_file_names
 
 
@@ -788,3 +789,22 @@ def test_sound_tasks_are_handed_out_although_a_damaged_one_cannot_be_buried(
     assert q.lease(9) == []
     assert ["unreadable" in letter.reason for letter in q.dead()] == [True]
     assert q.status().drained
+
+
+def test_a_lease_belongs_to_the_generation_that_it_was_found_in(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread may notice a purge in the middle of a look, which then finds tasks of the new generation."""
+    assert queue.lease() == []
+    other = Queue(queue.path)
+    other.purge()
+    other.insert("new")
+    following = Selection.next
+
+    def noticed_meanwhile(self: Selection, *args: Any, **kwargs: Any) -> Any:
+        queue.store.refresh(now=True)
+        return following(self, *args, **kwargs)
+
+    monkeypatch.setattr(Selection, "next", noticed_meanwhile)
+    [task] = queue.lease()
+    monkeypatch.undo()
+    task.complete()
+    assert queue.status().completed == 1
