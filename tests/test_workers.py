@@ -190,7 +190,7 @@ def test_processes_of_another_boot_machine_or_namespace_are_unknown(q: Queue, pl
 def test_a_process_that_hides_is_not_taken_for_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     mine = processes.identity_of(os.getpid())
     assert mine is not None
-    monkeypatch.setattr(processes, "_fields", lambda pid: [])
+    monkeypatch.setattr(processes, "fields_of", lambda pid: [])
     assert processes.is_alive(os.getpid(), mine) is None
 
 

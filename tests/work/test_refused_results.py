@@ -55,7 +55,7 @@ def test_completions_are_told_whatever_results_are_among_them(queue_factory: Que
     settled, again = settler._round(outcomes)
     assert again == []
     counted = {outcome.task.payload: how for outcome, how, _ in settled.counted}
-    assert counted == {0: "completed", 1: "failed", 2: "completed", 3: "failed", 4: "completed", 5: "released"}
+    assert counted == {0: "completed", 1: "buried", 2: "completed", 3: "buried", 4: "completed", 5: "released"}
     letters = {letter.payload: letter.reason for letter in queue.dead()}
     assert re.search(TOO_LARGE, letters[1])
     assert "nan" in letters[3]
@@ -75,7 +75,7 @@ def test_a_disk_that_fails_among_refused_results_loses_none_of_them(
     assert len(again) == 4
     settled, again = settler._round(again)
     assert again == []
-    assert sorted(how for _, how, _ in settled.counted) == ["completed", "failed", "failed", "failed"]
+    assert sorted(how for _, how, _ in settled.counted) == ["buried", "buried", "buried", "completed"]
     assert (queue.status().completed, queue.status().dead) == (1, 3)
 
 
