@@ -304,8 +304,9 @@ def test_what_is_reported_inserted_after_a_purge_is_there(queue: Queue) -> None:
             Queue(queue.path).purge()
             purged = time.monotonic()
         deadline = time.monotonic() + 60
-        while Queue(queue.path).status().inserted <= 15 and time.monotonic() < deadline:
-            time.sleep(0.02)  # of each inserter one call may have begun before the last purge
+        enough = Queue(queue.path).status().inserted + 15  # of each inserter one call may have begun before
+        while Queue(queue.path).status().inserted <= enough and time.monotonic() < deadline:
+            time.sleep(0.02)
         over.touch()
         found = [tuple(pair) for child in inserters for pair in child.result()]
     fresh = Queue(queue.path)
