@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
+import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -108,6 +109,9 @@ def q(fs: FakeFilesystem, clock: ManualClock) -> Iterator[Queue]:
         file.write(layout.birth_record(Settings(shards=1), QUEUE_ID, 1))
     with Queue(ROOT, worker="w", filesystem=FakeDoor(ROOT), clock=clock) as queue:
         yield queue
+    for thread in threading.enumerate():  # a reaper that outlived the fake would close real files by its numbers
+        if thread.name == "fsqueue-reaper":
+            thread.join(60)
 
 
 def test_the_tree_after_each_step(q: Queue, clock: ManualClock) -> None:
