@@ -206,7 +206,7 @@ def test_columns_may_be_named_anything(spark: SparkSession, queue: Queue) -> Non
     seed(df, str(queue.path), delay_s="line")
     assert payloads(queue) == [{"a.b": 1, "A": 2, "a": 3, 'c"0': 5}]
     seed(df.select("line"), str(queue.path), delay_s="line")
-    assert payloads(queue)[1:] == [{}]
+    assert sorted(payloads(queue), key=len) == [{}, {"a.b": 1, "A": 2, "a": 3, 'c"0': 5}]
 
 
 def test_floats_are_the_same_both_ways(spark: SparkSession, queue_factory: QueueFactory) -> None:
