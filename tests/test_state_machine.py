@@ -396,8 +396,9 @@ class QueueMachine(RuleBasedStateMachine):
         chosen = self.dead()
         if not everything and chosen:
             chosen = [chosen[place % len(chosen)]]
-        ids = None if everything else [one.id for one in chosen]
-        assert self.queues[worker].purge_dead(ids) == len(chosen)
+        queue = self.queues[worker]
+        purged = queue.purge_dead() if everything else queue.purge_dead([one.id for one in chosen])
+        assert purged == len(chosen)
         for one in chosen:
             del self.tasks[one.id]
 
