@@ -38,7 +38,7 @@ class AfterDashes(click.Command):
 
 number = click.IntRange(min=1)
 OUTPUTS = ("group", "line", "none")
-"""What `--output` takes."""
+"""The values of `--output`."""
 AUTO = "auto"
 
 

@@ -25,7 +25,7 @@ PREFIX = "fsqueue-results-"
 """How the private directory of a worker is named."""
 LOCK_PREFIX = ".alive-"
 AGE_S = 7 * 86_400.0
-"""How long nothing has changed in what a killed worker of another host left, before it is removed."""
+"""`reap` removes what a killed worker of another host left once nothing in it has changed for so long (seconds)."""
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 """What the system says of an attempt's directory that its command has removed, or has replaced by something else."""
 NO_RESULT_FILES = (*NOT_FILES, errno.EACCES, errno.EPERM)

@@ -101,7 +101,7 @@ class Parser:
                 found = by_arrow(content, self.carrier)
             return found.cast(self.inner) if len(found) == count else None
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-            return None
+            return None  # some payload does not fit, or Arrow has no such cast: `_each` tells what each one is
 
     def _each(self, lines: list[bytes]) -> Parsed:
         values: list[Any] = []

@@ -268,7 +268,6 @@ class Worker:
             keep_output=kept, output=how.output, has_tags=how.has_tags,
         )  # fmt: skip
 
-
     def _results(self) -> ResultFiles:
         """Return where results go: by default into the queue, which all nodes see, if commands may run elsewhere."""
         if self._how.result_dir is None and may_leave_node(self._how.command):
