@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fsqueue import Queue, layout, movements
+from fsqueue import Queue, administration, layout, movements
 from fsqueue.clock import ManualClock
 from fsqueue.filesystem import Filesystem, beneath, taken
 from fsqueue.filesystem.beneath import DIRECTORY_FLAGS, walk
@@ -97,6 +97,16 @@ def no_garbage() -> None:
     gc.collect()
 
 
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a purge removes, it removes before it returns.
+
+    pyfakefs is for one thread: while it calls a real function for one, it does so for all of them, and another thread
+    closes real descriptors by the fake's numbers.
+    """
+    monkeypatch.setattr(administration, "_later", lambda action, *args: action(*args))
+
+
 @pytest.fixture
 def clock() -> ManualClock:
     return ManualClock(1_795_255_200.0)  # 2026-11-21
@@ -108,10 +118,9 @@ def q(fs: FakeFilesystem, clock: ManualClock) -> Iterator[Queue]:
     with open(f"{ROOT}/queue.jsonl", "wb") as file:
         file.write(layout.birth_record(Settings(shards=1), QUEUE_ID, 1))
     with Queue(ROOT, worker="w", filesystem=FakeDoor(ROOT), clock=clock) as queue:
+        threads = threading.active_count()
         yield queue
-    for thread in threading.enumerate():  # a reaper that outlived the fake would close real files by its numbers
-        if thread.name == "fsqueue-reaper":
-            thread.join(60)
+    assert threading.active_count() == threads
 
 
 def test_the_tree_after_each_step(q: Queue, clock: ManualClock) -> None:
