@@ -23,6 +23,7 @@ from fsqueue.batching import NOW, Encoded, When
 from fsqueue.clock import duration_ms
 from fsqueue.errors import InvalidArgument, InvalidTask
 from fsqueue.layout import BATCH_BYTES_MAX, Settings
+from fsqueue.spark.collector import paused_collector
 from fsqueue.spark.encoding import Encoder, contains, payload_fields
 
 FLOATS = (types.FloatType, types.DoubleType)
@@ -80,8 +81,9 @@ class Lines:
             return lines
         assert self.value_of is not None
         encode = _json_line if self.encoder.options.is_json else batch.encode_task
-        found = [encode(value, self.bytes_max, at) for at, value in enumerate(self.value_of(rows), first)]
-        return pa.array(found, pa.large_binary())
+        with paused_collector():
+            found = [encode(value, self.bytes_max, at) for at, value in enumerate(self.value_of(rows), first)]
+            return pa.array(found, pa.large_binary())
 
 
 # -- lines that the JVM made -----------------------------------------------------------------------------------
@@ -111,7 +113,13 @@ class Made:
 
 
 def _holds(content: bytes, sign: bytes) -> bool:
-    """Return whether a sign occurs in lines. NumPy finds two bytes in a tenth of the time that `find` takes."""
+    """Return whether a sign occurs in lines.
+
+    Most lines lack its second byte, which costs next to nothing to see. For two bytes, NumPy takes a tenth of the time
+    that `find` takes.
+    """
+    if content.find(sign[1:2]) < 0:
+        return False
     pair = int.from_bytes(sign[:2], sys.byteorder)
     pairs = (np.frombuffer(content, np.uint16, (len(content) - at) // 2, at) for at in (0, 1))
     return any((found == pair).any() for found in pairs) and content.find(sign) >= 0

@@ -1,7 +1,8 @@
 """Payloads as a column of a type, as Spark's own JSON source parses them (docs/spark.md, "Payloads as fields").
 
-Arrow parses a record batch at once. If one payload of it does not fit, or Arrow lacks the type, each is converted here
-by itself, field by field: a value that is not of its field's type makes that field null, and no other.
+Arrow parses a record batch at once, or `columnar` does where Arrow lacks the type. If one payload of it does not fit,
+each is converted here by itself, field by field: a value that is not of its field's type makes that field null, and no
+other.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import pyarrow.json
 from pyspark.sql import types
 
 from fsqueue.errors import InvalidTask
-from fsqueue.spark import uniform
+from fsqueue.spark import columnar, uniform
 from fsqueue.spark.encoding import contains
 from fsqueue.spark.options import FAIL
 
@@ -77,6 +78,7 @@ class Parser:
         self.kind = types.StructType(fields) if _is_struct(kind) else kind
         self.inner = pa.struct([field for field in arrow if field.name != self.corrupt]) if _is_struct(kind) else arrow
         self.carrier = _carrier(self.kind, self.inner)
+        self.is_columnar = self.carrier is None and columnar.is_known(self.kind)
         self.convert = _converter(self.kind)
         self.loads: Callable[[bytes], Any] = orjson.loads
         if contains(kind, (types.DecimalType,)):  # whose digits a float would not keep
@@ -93,14 +95,17 @@ class Parser:
         return Parsed(column, None)
 
     def _at_once(self, content: bytes, count: int) -> pa.Array | None:
-        if self.carrier is None:
-            return None
         try:
-            found = uniform.parse(content, self.carrier, count)
-            if found is None:
-                found = by_arrow(content, self.carrier)
+            if self.is_columnar:
+                found = columnar.parse(content, self.kind, self.inner)
+            elif self.carrier is not None:
+                found = uniform.parse(content, self.carrier, count)
+                if found is None:
+                    found = by_arrow(content, self.carrier)
+            else:
+                return None
             return found.cast(self.inner) if len(found) == count else None
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        except (columnar.Unsuited, pa.ArrowException, OverflowError):
             return None  # some payload does not fit, or Arrow has no such cast: `_each` tells what each one is
 
     def _each(self, lines: list[bytes]) -> Parsed:
