@@ -215,8 +215,10 @@ def measure_types(spark: Any, place: Path, rows: int, repeat: int) -> Times:
     """Seeding and reading of hard types. `Times` has for each the seconds, and under "… cpu" those of processor."""
     from fsqueue import Queue
     from fsqueue import spark as jobs
+    from fsqueue.spark import options, seeding
 
     times: Times = {}
+    spark.dataSource.register(floor(rows, 2))
 
     def both(name: str, action: Callable[..., object], *arguments: object, **options: object) -> None:
         before = processor_s()
@@ -228,6 +230,10 @@ def measure_types(spark: Any, place: Path, rows: int, repeat: int) -> Times:
         made.write.parquet(str(place / f"rows-{number}"))
         df = spark.read.parquet(str(place / f"rows-{number}"))
         fields = ", ".join(f"{field.name}: {field.dataType.simpleString()}" for field in df.schema)
+        wanted = options.writing({"path": str(place)})
+        lines = seeding.lines_of(df, wanted, seeding.payload_type(wanted, df.schema))
+        dropping = lines.write.format("floor").mode("append").save
+        dropping()
         paths = []
         Queue.create(place / f"warm-{number}")
         jobs.seed(df.limit(1000), str(place / f"warm-{number}"))
@@ -238,6 +244,7 @@ def measure_types(spark: Any, place: Path, rows: int, repeat: int) -> Times:
             paths.append((json_place, path))
             turns: list[tuple[Any, ...]] = [
                 (f"{kind}: write.json", df.write.json, json_place), (f"{kind}: seed", jobs.seed, df, path),
+                (f"{kind}: a source that drops the lines", dropping),
             ]  # fmt: skip
             for one in turns if turn % 2 == 0 else reversed(turns):  # whoever is first bears what the other left
                 both(*one)
@@ -277,7 +284,7 @@ def types_table(times: Times, rows: int) -> str:
         "| what | against | rows/s | best of all | middle of the rounds | by processor |",
         "|---|---|---|---|---|---|",
     ]
-    both = (("write.json", "seed"), ("read.json", "read"))
+    both = (("write.json", "seed"), ("write.json", "a source that drops the lines"), ("read.json", "read"))
     pairs = [(f"{kind}: {theirs}", f"{kind}: {ours}") for theirs, ours in both for kind in KINDS]
     pairs += [("count: read.json", f"count: {ours}") for ours in ("a column of names", "all columns")]
     for theirs, ours in pairs:

@@ -210,9 +210,13 @@ class Filesystem(Rooted):
         """Make a directory below the root, and those above it as the class says; FileNotFoundError if one is gone."""
         if not self._inside(path):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-        try:
+
+        def make() -> None:
             with self._holder(path) as (within, name):
                 os.mkdir(name, DIRECTORY_MODE, dir_fd=within)
+
+        try:
+            asking_again(make)
         except FileExistsError:
             sync = False
         except FileNotFoundError:
@@ -300,8 +304,12 @@ class Filesystem(Rooted):
 
     def link(self, source: str, target: str) -> None:
         """Make `target` a second name of `source`; FileExistsError if it is taken."""
-        with self._holders(source, target) as (here, old, there, new):
-            os.link(old, new, src_dir_fd=here, dst_dir_fd=there, follow_symlinks=False)
+
+        def link() -> None:
+            with self._holders(source, target) as (here, old, there, new):
+                os.link(old, new, src_dir_fd=here, dst_dir_fd=there, follow_symlinks=False)
+
+        asking_again(link)
 
     def unlink(self, path: str) -> bool:
         """Remove a name; False if it was not there."""

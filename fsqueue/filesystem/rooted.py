@@ -7,11 +7,11 @@ import os
 import stat
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from fsqueue.filesystem import beneath, taken
 from fsqueue.filesystem.beneath import DIRECTORY_FLAGS, FILE_MODE, HOLDER_FLAGS
-from fsqueue.filesystem.sizes import SizeOf, ask_anew, size_on_server
+from fsqueue.filesystem.sizes import SizeOf, size_on_server
 
 DIRECTORY_MODE = 0o777
 """Before the umask: a queue shared by a Unix group is a matter of umask and setgid."""
@@ -28,10 +28,10 @@ class Holder:
     An error of the system names the whole path.
     """
 
-    __slots__ = ("is_owned", "name", "path", "within")
+    __slots__ = ("is_owned", "name", "path", "root", "within")
 
-    def __init__(self, within: int, name: str, path: str, is_owned: bool = True) -> None:
-        self.within, self.name, self.path, self.is_owned = within, name, path, is_owned
+    def __init__(self, root: Rooted, within: int, name: str, path: str, is_owned: bool = True) -> None:
+        self.root, self.within, self.name, self.path, self.is_owned = root, within, name, path, is_owned
 
     def __enter__(self) -> tuple[int, str]:
         return self.within, self.name
@@ -39,7 +39,7 @@ class Holder:
     def __exit__(self, kind: object, error: object, at: object) -> None:
         if isinstance(error, OSError):
             if error.errno == errno.ESTALE:
-                ask_anew(self.within)
+                self.root.ask_anew(self.path)
             if error.filename in (None, self.name):
                 error.filename = self.path
         if self.is_owned:
@@ -197,9 +197,19 @@ class Rooted:
     def _holder(self, path: str) -> Holder:
         """Open the directory that holds `path`: yield its descriptor, and the name in it ("." for the root itself)."""
         if path == self.root:
-            return Holder(self._root(), ".", path, False)
+            return Holder(self, self._root(), ".", path, False)
         directory, _, name = path.rpartition("/")
-        return Holder(self._open_directory(directory, HOLDER_FLAGS), name, path)
+        return Holder(self, self._open_directory(directory, HOLDER_FLAGS), name, path)
+
+    def ask_anew(self, path: str) -> None:
+        """Have a network filesystem's client ask its server for each directory on the way to `path`.
+
+        A client may believe for a minute in a directory that another host has removed, and answer "stale" for each
+        name in it. A descriptor that is for names only (`HOLDER_FLAGS`) is opened without a question to the server, and
+        asking for the attributes of what is open does not make the client doubt its name.
+        """
+        with suppress(OSError):
+            self.close(self._walk_to(path.rpartition("/")[0]))
 
     @contextmanager
     def _holders(self, source: str, target: str) -> Iterator[tuple[int, str, int, str]]:

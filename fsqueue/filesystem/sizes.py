@@ -7,7 +7,6 @@ import errno
 import os
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from functools import cache, partial
 
 from fsqueue.filesystem import taken
@@ -65,13 +64,3 @@ def size_on_server(directory: int, name: str) -> int | None:
     if code in (errno.ENOSYS, errno.EPERM):  # an old kernel, or a container that forbids the call
         return None
     raise OSError(code, os.strerror(code), name)
-
-
-def ask_anew(directory: int) -> None:
-    """Have a network filesystem's client ask its server whether an open directory is still there.
-
-    A client may believe for a minute in a directory that another host has removed, and answer "stale" for each name
-    in it. Once it has asked, the path of that directory is missing.
-    """
-    with suppress(OSError):
-        size_on_server(directory, ".")

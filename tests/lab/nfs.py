@@ -40,6 +40,8 @@ from tests.support import base_of
 SERVER = Path("/export")
 PARTS = ("queue", "movements", "staging", "dead", "history", "completions")
 FSQUEUE = str(Path(sys.executable).with_name("fsqueue"))
+REMOVALS = 60
+"""How often a directory is removed for each question. One removal in twenty falls into the tick of its making."""
 
 
 def at(client: int, name: str) -> Path:
@@ -289,11 +291,14 @@ def seen_beside_one_who_stands_still() -> dict[str, Any]:
     return {"before": before, "after": after, "truth": Queue(SERVER / name).status().as_dict(), "moves": moves}
 
 
-def asked_of_a_directory_that_is_gone() -> dict[str, str]:
-    """One client has looked into a directory, the other empties and removes it: what the first is told of it then."""
+def asked_of_a_directory_that_is_gone() -> dict[str, list[str]]:
+    """One client has looked into a directory, the other empties and removes it: what the first is told of it then.
 
-    def told(action: Callable[[Filesystem], object], number: int) -> str:
-        here, there = (at(client, f"gone-{number}") for client in (1, 2))
+    Many times: if both happens within one tick of the server's clock, the directory above seems not to have changed.
+    """
+
+    def told(action: Callable[[Filesystem], object], name: str) -> str:
+        here, there = (at(client, f"gone-{name}") for client in (1, 2))
         for directory in ("from", "to"):
             (here / directory).mkdir(parents=True)
         (here / "from/x").touch()
@@ -312,6 +317,7 @@ def asked_of_a_directory_that_is_gone() -> dict[str, str]:
     old, new = inside("from/x"), inside("to/y")
     asked: dict[str, Callable[[Filesystem], object]] = {
         "rename": lambda fs: fs.rename(old(fs), new(fs)),
+        "link": lambda fs: fs.link(inside("to/x")(fs), inside("from/y")(fs)),
         "unlink": lambda fs: fs.unlink(old(fs)),
         "names": lambda fs: fs.names(inside("from")(fs)),
         "create": lambda fs: fs.create(old(fs)),
@@ -320,7 +326,9 @@ def asked_of_a_directory_that_is_gone() -> dict[str, str]:
         "remove": lambda fs: fs.remove_directory(inside("from")(fs)),
         "sync": lambda fs: fs.sync_directory(inside("from")(fs)),
     }
-    return {name: told(action, number) for number, (name, action) in enumerate(asked.items())}
+    return {
+        name: sorted({told(action, f"{name}-{turn}") for turn in range(REMOVALS)}) for name, action in asked.items()
+    }
 
 
 def one_waits_for_the_other() -> dict[str, Any]:
