@@ -70,7 +70,8 @@ fsqueue run Q1 Q2 -j 8 --call mypackage.tiles:render --max-runtime 58m"""
     "--load", metavar="MODULE", multiple=True, help="Call the functions that this module registers. Repeatable."
 )
 @click.option("-j", "--jobs", "--processes", type=Processes(min=1), default=1,
-              help="Tasks at a time, a process each; auto: one for each processor of the job or machine [1].")
+              help="Tasks at a time, a process each; auto: one for each processor of the job or machine, or for fewer "
+              "GPUs [1].")
 @click.option("--gpus-per-task", type=number, metavar="N",
               help="Show each process N of the visible GPUs, and no other process the same.")  # fmt: skip
 @click.option("--threads", type=number, help="Call functions in so many threads of one process instead.")

@@ -1,7 +1,7 @@
 """Divide the GPUs that this process may use among the processes of a worker (docs/hpc.md, "GPUs").
 
-Which GPUs these are, the environment says: `CUDA_VISIBLE_DEVICES` and its kin, as set by a scheduler or the user. Only
-without any of them NVIDIA's own tool is asked. Nothing opens a device.
+The environment says which GPUs these are: `CUDA_VISIBLE_DEVICES` or one of the other variables below, as a scheduler or
+the user set it. If none is set, NVIDIA's own tool is asked. Nothing opens a device.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ORDINAL = "GPU_DEVICE_ORDINAL"
 VARIABLES = (CUDA, ROCR, HIP, LEVEL_ZERO, ORDINAL)
 """Of NVIDIA, AMD (twice: the second counts within the first), Intel, and OpenCL on AMD. Slurm may set several."""
 WITHIN_ROCR = (HIP, ORDINAL)
-_NONE = ("-1", "NoDevFiles", "none", "void")
+_NONE = re.compile("-[0-9]+|NoDevFiles|none|void")
 """Words for no device. What follows one of them in a list is ignored, as by CUDA."""
 _UUID = re.compile(r"\(UUID: ((?:GPU|MIG)-[^)\s]+)\)")
 
@@ -30,7 +30,7 @@ def shares(environment: Mapping[str, str], processes: int, each: int) -> list[di
     InvalidArgument if there are not enough.
     """
     lists = _lists(environment)
-    name, found = min(lists.items(), key=lambda item: len(item[1]), default=("", _asked(environment)))
+    name, found = _found(environment, lists)
     wanted = processes * each
     if len(found) < wanted:
         unset = ", ".join(VARIABLES[:4])
@@ -47,6 +47,16 @@ def shares(environment: Mapping[str, str], processes: int, each: int) -> list[di
             share |= dict.fromkeys([HIP, *(key for key in (ORDINAL,) if key in lists)], ",".join(map(str, range(each))))
         made.append(share)
     return made
+
+
+def count(environment: Mapping[str, str]) -> int:
+    """Return how many devices there are to divide."""
+    return len(_found(environment, _lists(environment))[1])
+
+
+def _found(environment: Mapping[str, str], lists: Mapping[str, list[str]]) -> tuple[str, list[str]]:
+    """Return the devices, and the variable that names them: "" if none is set. Of several the shortest list counts."""
+    return min(lists.items(), key=lambda item: len(item[1]), default=None) or ("", _asked(environment))
 
 
 def _lists(environment: Mapping[str, str]) -> dict[str, list[str]]:
@@ -69,7 +79,7 @@ def _devices(text: str) -> list[str]:
     """Return the devices of a list, each once."""
     found: list[str] = []
     for word in (word.strip() for word in text.split(",")):
-        if not word or word in _NONE:
+        if not word or _NONE.fullmatch(word):
             break
         found.append(word)
     return list(dict.fromkeys(found))

@@ -66,9 +66,10 @@ class Worker:
     lacks the field fails. `{{field}}` stands for the text `{field}`; other braces stay as they are.
 
     processes: how many tasks are done at a time, each in a process of its own; "auto": as many as this process may
-        use processors, of its Slurm job or of the machine.
-    gpus_per_task: so many of the visible GPUs for each process, and no other process the same (CUDA_VISIBLE_DEVICES and
-        its kin). Each process finds the number of its slot, from 0 on, in FSQUEUE_SLOT, with GPUs or without.
+        use processors, of its Slurm job or of the machine; with `gpus_per_task` no more than the GPUs suffice for.
+    gpus_per_task: so many of the visible GPUs for each process, and no other process the same
+        (CUDA_VISIBLE_DEVICES and such). Each process finds the number of its slot, from 0 on, in FSQUEUE_SLOT, with
+        GPUs or without.
     threads: so many threads of this process instead; see the warning that it tells.
     lease_s: seconds; each queue's own if None. Leases are renewed after each third of it.
     timeout_s: a task that takes longer is ended, and fails.
@@ -148,6 +149,8 @@ class Worker:
                 whole(name, value)
         if processes == "auto":
             processes = slurm.processors()
+            if gpus_per_task is not None:
+                processes = max(1, min(processes, devices.count(os.environ) // gpus_per_task))
         whole("processes", processes)
         if output not in (None, *OUTPUTS):
             raise InvalidArgument(f"output must be one of {', '.join(OUTPUTS)}, not {output!r}.")

@@ -58,7 +58,7 @@ def test_what_amd_counts_within_the_first_variable_begins_at_zero_in_each_share(
     ]
 
 
-@pytest.mark.parametrize("text", ["", "0", "0,0", "-1", "NoDevFiles", "0,-1,1", "none"])
+@pytest.mark.parametrize("text", ["", "0", "0,0", "-1", "-2,0,1", "NoDevFiles", "0,-1,1", "none"])
 def test_too_few_are_refused_before_anything_is_leased(
     queue: Queue, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,6 +100,24 @@ def test_nothing_is_found_where_there_is_no_tool(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(slurm, "ask", lambda *command: None)
     with pytest.raises(InvalidArgument, match="0 can be found"):
         devices.shares({}, 1, 1)
+
+
+@pytest.mark.parametrize(("gpus", "each", "slots"), [("0,1,2", 1, 3), ("0,1,2", 2, 1), ("0,1,2,3,4,5,6,7", 1, 4)])
+def test_auto_starts_no_more_processes_than_there_are_gpus_for(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, gpus: str, each: int, slots: int
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
+    monkeypatch.setattr(slurm, "processors", lambda: 4)
+    worker = Worker(queue, command=["true"], processes="auto", gpus_per_task=each)
+    assert worker._how.slots == slots
+
+
+def test_auto_does_not_hide_that_there_are_too_few_gpus_for_one(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    with pytest.raises(InvalidArgument, match="need 2, but CUDA_VISIBLE_DEVICES names 1"):
+        Worker(queue, command=["true"], processes="auto", gpus_per_task=2)
 
 
 def test_threads_have_no_gpus_of_their_own(queue: Queue) -> None:
