@@ -73,7 +73,7 @@ def job_of(worker: dict[str, Any]) -> str | None:
     """Return a worker's job as its scheduler writes it: 4711, or an element of an array (Slurm: 4711_3); else None."""
     job, index = worker.get("slurm_job"), worker.get("slurm_index")
     if job is None:
-        return schedulers.written(worker)
+        return schedulers.job_of(worker)
     return f"{job}" if index is None else f"{job}_{index}"
 
 

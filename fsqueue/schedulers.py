@@ -1,6 +1,6 @@
-"""Tell which job of a scheduler other than Slurm this process runs in, and when it ends, by its environment alone.
+"""Recognise the job of a scheduler other than Slurm by the environment: its id, its index, and when it ends.
 
-No scheduler is asked. What each one sets, and what it does not, is in docs/hpc.md, "PBS, LSF, SGE, HTCondor".
+Nothing here asks a scheduler. docs/hpc.md, "PBS, LSF, SGE, HTCondor", says which variables each one sets.
 """
 
 from __future__ import annotations
@@ -20,54 +20,57 @@ VALUE_CHARS_MAX = 200
 
 @dataclass(frozen=True, slots=True)
 class Scheduler:
-    """Describe how a scheduler identifies a job to its processes. Of several variables the first that is set counts."""
+    """Describe the variables by which a scheduler's processes know their job.
+
+    Where a field names several variables, the first that is set counts.
+    """
 
     name: str
     """The name in lease records."""
     title: str
     """The name for people."""
-    signs: tuple[str, ...]
-    """Only its jobs have one of these variables."""
+    marks: tuple[str, ...]
+    """One of these variables is set in each of its jobs, and in no other scheduler's."""
     job: tuple[str, ...]
-    """The variables with the job's id, which may hold the index, too."""
+    """The job's id, which may include the index."""
     index: tuple[str, ...]
-    """The variables with the index in an array."""
+    """The index in an array of jobs."""
     ids: str
-    """How ids look: a pattern with the groups `job`, `index` and `server`, the latter two possibly None or empty."""
-    written: str
-    """How it writes an element of an array, with {job} and {index}."""
+    """A pattern for ids, with the groups `job`, `index` and `server`. The latter two may be None or empty."""
+    element: str
+    """The format of the id of one element of an array, with {job} and {index}."""
     no_index: str = ""
-    """What the index says outside of arrays."""
+    """The value of the index outside of arrays."""
     limits: tuple[str, ...] = ()
-    """The variables with the time that the job may take, from its begin; the shortest counts."""
+    """The time that the job may take from its start. The shortest counts."""
     attributes: str = ""
-    """The variable that names a file of further variables, `NAME = VALUE` a line."""
+    """The name of a file with further variables, one `NAME = VALUE` a line."""
     ending: frozenset[int] = field(default=frozenset({signal.SIGTERM}))
-    """Signals that it sends to all processes of a job when it ends the job."""
+    """Signals that it sends to all processes of a job to end them."""
     warning: frozenset[int] = frozenset()
     """Signals that it sends to all processes of a job some time before it ends the job."""
 
 
 SCHEDULERS = (
     Scheduler(
-        name="pbs", title="PBS", signs=("PBS_JOBID",), job=("PBS_JOBID",), index=("PBS_ARRAY_INDEX", "PBS_ARRAYID"),
+        name="pbs", title="PBS", marks=("PBS_JOBID",), job=("PBS_JOBID",), index=("PBS_ARRAY_INDEX", "PBS_ARRAYID"),
         ids=r"(?P<job>\d+)(?:\[(?P<index>\d*)\]|-(?P<dash>\d+))?(?:\.(?P<server>.+))?",  # 7[3].pbs; once: 7-3.pbs
-        written="{job}[{index}]", limits=("PBS_WALLTIME",),
+        element="{job}[{index}]", limits=("PBS_WALLTIME",),
     ),
     Scheduler(
-        name="lsf", title="LSF", signs=("LSB_JOBID",), job=("LSB_JOBID",), index=("LSB_JOBINDEX",),
-        ids=r"(?P<job>\d+)(?:\[(?P<index>\d+)\])?", written="{job}[{index}]", no_index="0",
+        name="lsf", title="LSF", marks=("LSB_JOBID",), job=("LSB_JOBID",), index=("LSB_JOBINDEX",),
+        ids=r"(?P<job>\d+)(?:\[(?P<index>\d+)\])?", element="{job}[{index}]", no_index="0",
         ending=frozenset({signal.SIGINT, signal.SIGTERM}), warning=frozenset({signal.SIGUSR2}),
     ),
     Scheduler(
-        name="sge", title="Grid Engine", signs=("SGE_TASK_ID",), job=("JOB_ID",), index=("SGE_TASK_ID",),
-        ids=r"(?P<job>\d+)(?:\.(?P<index>\d+))?", written="{job}.{index}", no_index="undefined",
+        name="sge", title="Grid Engine", marks=("SGE_TASK_ID",), job=("JOB_ID",), index=("SGE_TASK_ID",),
+        ids=r"(?P<job>\d+)(?:\.(?P<index>\d+))?", element="{job}.{index}", no_index="undefined",
         ending=frozenset({signal.SIGTERM, signal.SIGUSR2}), warning=frozenset({signal.SIGUSR1}),
     ),
     Scheduler(
-        name="htcondor", title="HTCondor", signs=("_CONDOR_JOB_AD", "_CONDOR_SLOT"),
+        name="htcondor", title="HTCondor", marks=("_CONDOR_JOB_AD", "_CONDOR_SLOT"),
         job=("ClusterId", "CONDOR_CLUSTER"), index=("ProcId", "CONDOR_PROCESS"),
-        ids=r"(?P<job>\d+)(?:\.(?P<index>\d+))?", written="{job}.{index}",
+        ids=r"(?P<job>\d+)(?:\.(?P<index>\d+))?", element="{job}.{index}",
         limits=("AllowedExecuteDuration", "AllowedJobDuration"), attributes="_CONDOR_JOB_AD",
     ),
 )  # fmt: skip
@@ -76,22 +79,22 @@ _BY_NAME = {scheduler.name: scheduler for scheduler in SCHEDULERS}
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job of one of the schedulers, or an element of an array of jobs (`index`)."""
+    """A job of one of the schedulers. With an `index`, one element of an array of jobs."""
 
     scheduler: Scheduler
     id: str
-    """The number; of an array, the whole array's."""
+    """The job's number. All elements of an array have the same."""
     index: str | None
     server: str | None
     limit_s: float | None
-    """How long it may take; None if the environment does not say."""
-    sign: tuple[str, str]
-    """The variable that told of it, and what that says."""
+    """How many seconds it may take; None if the environment does not say."""
+    mark: tuple[str, str]
+    """The variable by which the scheduler was recognised, and its value."""
 
     def record(self) -> dict[str, str]:
-        """Return what a lease record says of it (docs/format.md, "Workers")."""
-        told = {"scheduler": self.scheduler.name, "job": self.id, "job_index": self.index, "job_server": self.server}
-        return {key: value for key, value in told.items() if value is not None}
+        """Return the job's fields of a lease record (docs/format.md, "Workers")."""
+        fields = {"scheduler": self.scheduler.name, "job": self.id, "job_index": self.index, "job_server": self.server}
+        return {key: value for key, value in fields.items() if value is not None}
 
 
 def here() -> Job | None:
@@ -99,8 +102,8 @@ def here() -> Job | None:
     if os.environ.get("SLURM_JOB_ID"):
         return None  # other schedulers' variables may be inherited into a job of Slurm
     for scheduler in SCHEDULERS:
-        sign = next((name for name in scheduler.signs if os.environ.get(name)), None)
-        if sign is None:
+        mark = next((name for name in scheduler.marks if os.environ.get(name)), None)
+        if mark is None:
             continue
         values = _values(scheduler)
         parsed = re.fullmatch(scheduler.ids, _first(values, scheduler.job))
@@ -112,57 +115,60 @@ def here() -> Job | None:
         limits = [limit for name in scheduler.limits if (limit := _seconds(_first(values, (name,)))) is not None]
         return Job(
             scheduler, found["job"], index if is_element else None, found.get("server"), min(limits, default=None),
-            (sign, os.environ[sign]),
+            (mark, os.environ[mark]),
         )  # fmt: skip
     return None
 
 
 def job_end() -> float | None:
-    """Return when this process's job ends, in Unix seconds on this host's clock; None if that is not told.
+    """Return when this process's job ends, in Unix seconds on this host's clock; None if the environment does not say.
 
-    The limit counts from the begin of the job's first process. Return None, too, if that time has passed.
+    The limit counts from the start of the job's first process. Return None, too, if that time has passed.
     """
     job = here()
     if job is None or job.limit_s is None:
         return None
-    left_s = job.limit_s - surroundings.age_with(*job.sign)
+    left_s = job.limit_s - surroundings.age_with(*job.mark)
     return time.time() + left_s if left_s > 0 else None
 
 
-def written(worker: Mapping[str, object]) -> str | None:
-    """Return the job of a worker, by its lease record, as its scheduler writes it; None if none of ours is told."""
+def job_of(worker: Mapping[str, object]) -> str | None:
+    """Return a worker's job, as its scheduler writes it. None if its lease record names none of these schedulers."""
     scheduler = _BY_NAME.get(str(worker.get("scheduler")))
     if scheduler is None or "job" not in worker:
         return None
     job, index = str(worker["job"]), worker.get("job_index")
-    return job if index is None else scheduler.written.format(job=job, index=index)
+    return job if index is None else scheduler.element.format(job=job, index=index)
 
 
 def title_of(worker: Mapping[str, object]) -> str | None:
-    """Return the name of a worker's scheduler, for people; None if none of ours is told."""
+    """Return the name of a worker's scheduler, for people. None if its lease record names none of these schedulers."""
     scheduler = _BY_NAME.get(str(worker.get("scheduler")))
     return None if scheduler is None else scheduler.title
 
 
 def is_of(worker: Mapping[str, object], text: str) -> bool:
-    """Return whether a worker runs in the job, or the element of an array, that a scheduler's user calls `text`."""
+    """Return whether a worker runs in the job, or the element of an array, with the id `text`.
+
+    An id without an index means all elements, and one without a server any server.
+    """
     scheduler = _BY_NAME.get(str(worker.get("scheduler")))
     parsed = None if scheduler is None else re.fullmatch(scheduler.ids, text)
     if parsed is None or str(worker.get("job")) != parsed["job"]:
         return False
     asked = parsed.groupdict()
     index, server = asked.get("index") or asked.get("dash"), asked.get("server")
-    told = worker.get("job_server")
-    return index in (None, "", worker.get("job_index")) and (server is None or told is None or server == told)
+    its_server = worker.get("job_server")
+    return index in (None, "", worker.get("job_index")) and (server is None or its_server in (None, server))
 
 
 def _values(scheduler: Scheduler) -> dict[str, str]:
-    """Return what the environment says, and the file that it names, if the scheduler has one."""
+    """Return the scheduler's variables, from the environment and from the file that it names."""
     values = {name: os.environ.get(name, "") for name in (*scheduler.job, *scheduler.index, *scheduler.limits)}
     if scheduler.attributes and (path := os.environ.get(scheduler.attributes)):
         for line in surroundings.text_of(path).splitlines():
-            name, sign, value = line.partition("=")
-            if sign and name.strip() in values:
+            name, equals, value = line.partition("=")
+            if equals and name.strip() in values:
                 values[name.strip()] = value.strip()
     return values
 

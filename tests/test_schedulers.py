@@ -26,7 +26,7 @@ from tests.pages import blocks, text_of
 
 pytestmark = pytest.mark.once
 
-SIGNS = [name for one in schedulers.SCHEDULERS for name in (*one.signs, *one.job, *one.index, *one.limits)]
+VARIABLES = [name for one in schedulers.SCHEDULERS for name in (*one.marks, *one.job, *one.index, *one.limits)]
 PBS = {"PBS_JOBID": "4711[3].pbs01", "PBS_ARRAY_INDEX": "3", "PBS_ENVIRONMENT": "PBS_BATCH"}
 TORQUE = {"PBS_JOBID": "4711[3].mgr", "PBS_ARRAYID": "3", "PBS_WALLTIME": "3600"}
 LSF = {"LSB_JOBID": "4711", "LSB_JOBINDEX": "3", "LSB_JOBNAME": "tiles[3]"}
@@ -44,7 +44,7 @@ Requirements = (TARGET.Arch == "X86_64") && (TARGET.Disk >= RequestDisk)
 @pytest.fixture(autouse=True)
 def nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """No job anywhere."""
-    for name in (*SIGNS, "SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID", "SLURMD_NODENAME"):
+    for name in (*VARIABLES, "SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID", "SLURMD_NODENAME"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -280,7 +280,7 @@ def test_the_scripts_of_the_guide(prefix: str, code: str, tmp_path: Path) -> Non
     queue.insert_many([{"tile": n, "zoom": 2} for n in (1, 2)])
     for shell in ("sh", "bash"):
         subprocess.run([shell, "-n", "script"], cwd=tmp_path, check=True)
-    environment = {name: value for name, value in os.environ.items() if name not in ("VIRTUAL_ENV", *SIGNS)}
+    environment = {name: value for name, value in os.environ.items() if name not in ("VIRTUAL_ENV", *VARIABLES)}
     environment |= variables | {"HOME": str(tmp_path), "Q": str(queue.path), "PBS_O_WORKDIR": str(tmp_path)}
     ran = subprocess.run(["bash", "script"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
     assert (ran.returncode, "2 completed" in ran.stderr) == (0, True), ran.stderr

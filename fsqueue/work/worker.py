@@ -148,9 +148,7 @@ class Worker:
             if value is not None:
                 whole(name, value)
         if processes == "auto":
-            processes = slurm.processors()
-            if gpus_per_task is not None:
-                processes = max(1, min(processes, devices.count(os.environ) // gpus_per_task))
+            processes = _processes(gpus_per_task)
         whole("processes", processes)
         if output not in (None, *OUTPUTS):
             raise InvalidArgument(f"output must be one of {', '.join(OUTPUTS)}, not {output!r}.")
@@ -277,6 +275,14 @@ class Worker:
             store = self._queues[0].store
             return ResultFiles(store.layout.results, store.fs)
         return ResultFiles(self._how.result_dir)
+
+
+def _processes(gpus_per_task: int | None) -> int:
+    """Return how many processes "auto" means."""
+    processors = slurm.processors()
+    if gpus_per_task is None:
+        return processors
+    return max(1, min(processors, devices.count(os.environ) // gpus_per_task))
 
 
 def _of_slots(processes: int, gpus_per_task: int | None) -> list[dict[str, str]]:
