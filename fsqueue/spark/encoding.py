@@ -1,5 +1,6 @@
-"""What of a DataFrame can be a task. How it is written is in `lines`, which needs pyarrow: planning and committing
-start sooner without it.
+"""Check which columns of a DataFrame can be stored as payloads and delays.
+
+`lines` writes them. It needs pyarrow, which takes a tenth of a second to import; planning and committing do without.
 """
 
 from __future__ import annotations
