@@ -186,13 +186,14 @@ class Queue(Maintenance):
 
         Some values come back as others: a tuple as a list, a UUID as text, a member of an Enum as its value, an
         instance of a subclass of str, int, list or dict as one of the base class, bytearray and memoryview as bytes.
-        `strict` refuses these. Available after `delay_s` seconds, or from `available_at` (Unix seconds) on.
-        InvalidTask or TaskTooLarge if it cannot be stored.
+        `strict` refuses these. Available after `delay_s` seconds, or from `available_at` (Unix seconds) on; a Task may
+        say otherwise. InvalidTask or TaskTooLarge if it cannot be stored.
         """
-        item = payload if isinstance(payload, Task) else Task(payload, delay_s=delay_s, available_at=available_at)
+        item = payload if isinstance(payload, Task) else Task(payload)
         if strict:
             batch.check_unchanged(item.payload)
-        sealed = batching.Encoded(batching.available_from(item, None))
+        default = batching.available_from(Task(None, delay_s=delay_s, available_at=available_at), None)
+        sealed = batching.Encoded(batching.available_from(item, None, default))
         sealed.take(batch.encode_task(item.payload, self.settings.task_bytes_max), 1)
         return TaskRef(names.task_id(insertion.publish(self.store, [sealed])[0], 0))
 
@@ -210,7 +211,8 @@ class Queue(Maintenance):
         """Insert a stream of payloads or Tasks in bounded memory; returns how many are new.
 
         `batch_tasks`: tasks a file, instead of batches that grow with the stream; `total`: how many
-        there will be about, if known, so that batches are large from the start. They are durable
+        there will be about, if known, so that batches are large from the start; `delay_s`: seconds before tasks
+        become available that do not say so themselves. They are durable
         when this returns. An InvalidTask names the position of the bad one; the tasks before it are
         in the queue, and the error's `inserted` says how many that are. Under the name `commit` all
         appear together or not at all, once: what was committed before is not inserted again, nor read.

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from fsqueue import commits, counters, inspection, names
+from fsqueue import commits, counters, history, inspection, names
 from fsqueue.filesystem.holders import Holder, holders_of
 from fsqueue.identity import describe
 from fsqueue.ledger import Ledger
@@ -87,9 +87,9 @@ def _files(store: Store) -> Iterator[tuple[str, str]]:
     for text in fs.names(layout.staging):
         if (attempt := names.parse_attempt(text)) is not None:
             yield f"attempt of a commit {text}", f"{layout.attempt(*attempt)}/{commits.LOCK}"
-    for day in fs.names(layout.history_days)[-2:]:
-        for name in fs.names(f"{layout.history_days}/{day}"):
-            yield f"history {day}/{name}", f"{layout.history_days}/{day}/{name}"
+    for day in history.days(store)[-2:]:  # nobody writes to earlier ones any more
+        for shard in history.shards_of(store, day):
+            yield f"history of shard {shard} on {day}", layout.history(day, shard)
 
 
 def _is_suspect(store: Store, path: str) -> bool:

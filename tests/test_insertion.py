@@ -163,6 +163,31 @@ def test_a_delay_of_the_call_is_for_tasks_that_have_none(q: Queue, clock: Manual
     assert sorted(task.payload for task in q.lease(9)) == ["a", "b"]
 
 
+@pytest.mark.parametrize("batched", [False, True])
+def test_a_delay_of_the_call_means_the_same_for_one_task_and_for_many(
+    q: Queue, clock: ManualClock, batched: bool
+) -> None:
+    for task in (Task("a"), Task("b", delay_s=5)):
+        if batched:
+            q.insert_many([task], delay_s=60)
+        else:
+            q.insert(task, delay_s=60)
+    assert q.lease(9) == []
+    clock.advance(5)
+    assert [task.payload for task in q.lease(9)] == ["b"]
+    clock.advance(55)
+    assert [task.payload for task in q.lease(9)] == ["a"]
+
+
+def test_a_time_of_the_call_is_for_a_task_that_has_none(q: Queue, clock: ManualClock) -> None:
+    q.insert(Task("a"), available_at=clock.now_s + 60)
+    q.insert(Task("b", available_at=clock.now_s + 5), available_at=clock.now_s + 60)
+    clock.advance(5)
+    assert [task.payload for task in q.lease(9)] == ["b"]
+    clock.advance(55)
+    assert [task.payload for task in q.lease(9)] == ["a"]
+
+
 def test_a_time_in_the_past_is_at_once(q: Queue) -> None:
     q.insert("a", available_at=0)
     q.insert("b", available_at=1.5)

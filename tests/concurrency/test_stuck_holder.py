@@ -19,6 +19,7 @@ import pytest
 from fsqueue import FsqueueError, LockTimeout, Queue, stuck
 from fsqueue.doctor import examination as doctor
 from fsqueue.errors import StorageError
+from fsqueue.names import Day, all_shards
 from tests.cli.conftest import Run, fsqueue_cli
 from tests.concurrency.books import check_drained, drain
 from tests.concurrency.processes import Child, children
@@ -286,6 +287,17 @@ def test_shared_files_are_looked_at_too(queue: Queue, monkeypatch: pytest.Monkey
         assert lock.path == str(path)
         assert [holder.pid for holder in lock.holders] == [child.pid]
         child.signal(signal.SIGCONT)
+
+
+def test_of_the_history_the_last_two_days_are_looked_at(queue: Queue) -> None:
+    layout = queue.store.layout
+    shard = all_shards(layout.shards)[0]
+    made = [Path(layout.history(Day(f"2026-11-{number:02}"), shard)) for number in range(1, 29)]
+    for path in made:
+        path.parent.mkdir(parents=True)
+        path.touch()
+    looked_at = [path for what, path in stuck._files(queue.store) if what.startswith("history")]
+    assert looked_at == [str(path) for path in made[-2:]]
 
 
 def test_locks_held_for_moments_are_not_stuck(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
