@@ -12,6 +12,7 @@ import click
 import fsqueue
 from fsqueue import known
 from fsqueue.activity import alike, headline
+from fsqueue.wording import counted
 
 from .common import (
     brief,
@@ -41,7 +42,7 @@ def condition(value: str) -> Condition:
     path = match[1].split(".") if match else []
     if match is None or path[0] not in _FIELDS:
         raise click.BadParameter(
-            f"{value!r} is no condition: write FIELD=VALUE (or != < <= > >=; ~ and !~ search a regular expression) "
+            f"{value!r} is not a condition. Write FIELD=VALUE (or != < <= > >=; ~ and !~ search a regular expression) "
             f"with a FIELD of {', '.join(_FIELDS)}, or one inside, such as payload.name or worker.host."
         )
     operator, wanted = match[2], match[3].strip()
@@ -180,11 +181,11 @@ def purge(queue: str, ids: tuple[str, ...], conditions: tuple[Condition, ...], y
     """
     with fsqueue.Queue(queue) as q:
         chosen = list(dict.fromkeys(words(ids)))
-        whose = f"dead letter(s) of {q.path}"
+        whose = f"dead letters of {q.path}"
         if not ids:
             which = f"all {whose} that meet the conditions" if conditions else f"all {whose}"
         else:
-            which = f"the {len(chosen):,} named {whose}"
+            which = f"the {counted(len(chosen), 'named dead letter')} of {q.path}"
             which = f"those of {which} that meet the conditions" if conditions else which
         confirm(f"Drop {which} for good?", yes)
         where = _all_of(conditions)

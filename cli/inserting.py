@@ -21,6 +21,7 @@ import click
 import orjson
 
 import fsqueue
+from fsqueue.wording import counted
 
 from .common import example, json_option, moment, queue_argument
 from .options import DURATION
@@ -115,7 +116,7 @@ def insert(
             complain(
                 "do not repeat the command: it would insert them again. Leave the first tasks out, as many as are in"
             )
-            complain(f"{_were_inserted(count)}, the first of the input, before this:")
+            complain(f"{_were_inserted(count)} from the beginning of the input, then this happened:")
         raise failure
     source.conclude(count)
     if source.is_one_array and count == 1:
@@ -167,7 +168,7 @@ def _insert_once(
 
 
 def _were_inserted(count: int) -> str:
-    return "1 task was inserted" if count == 1 else f"{count:,} tasks were inserted"
+    return f"{counted(count, 'task')} {'was' if count == 1 else 'were'} inserted"
 
 
 class BadLine(Exception):
@@ -371,7 +372,7 @@ class Source:
             complain(self._how_to_go_on(count, self._line + 1))
             raise click.exceptions.Exit(128 + self._signal)
         if self.skipped:
-            complain(f"{so_far}, {self.skipped:,} bad line(s) were not")
+            complain(f"{so_far}; {counted(self.skipped, 'bad line')} skipped")
             raise click.exceptions.Exit(1)
 
 

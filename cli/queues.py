@@ -14,6 +14,7 @@ import click
 import fsqueue
 from fsqueue import mountadvice
 from fsqueue.upkeep import Reaping, reap
+from fsqueue.wording import counted
 
 from .common import (
     confirm,
@@ -47,7 +48,7 @@ fsqueue create /scratch/me/tiles --lease 1h --max-attempts 3"""
 @queue_argument
 @click.option("--shards", type=int, help="Subdirectories that the task files spread over [64].")
 @renamed("--max-batch-tasks", "batch_tasks_max", former=["--batch-tasks-max"], type=int, metavar="N",
-         help="Most tasks in one file [1024].")  # fmt: skip
+         help="Put no more tasks into one file [1024].")  # fmt: skip
 @renamed("--max-task-bytes", "task_bytes_max", former=["--task-bytes-max"], type=int, metavar="BYTES",
          help="Largest task [64 MiB].")  # fmt: skip
 @click.option(
@@ -72,7 +73,7 @@ fsqueue create /scratch/me/tiles --lease 1h --max-attempts 3"""
 def create(
     queue: str, no_history: bool, exist_ok: bool, allow_unsafe: bool, as_json: bool, **settings: Any
 ) -> None:
-    """Create the queue Q, a directory. Its settings stay for good."""
+    """Create the queue Q, a directory. Its settings cannot be changed later."""
     given = {name: value for name, value in settings.items() if value is not None}
     if settings["max_attempts"] == "none":
         given["max_attempts"] = None
@@ -191,7 +192,8 @@ def _said(value: object) -> str:
 def _inventory(status: fsqueue.Status) -> str:
     """What would be lost."""
     return (
-        f"{status.remaining:,} unfinished task(s), {status.leased:,} of them leased, and {status.dead:,} dead letter(s)"
+        f"{counted(status.remaining, 'unfinished task')}, {status.leased:,} of them leased, and "
+        f"{counted(status.dead, 'dead letter')}"
     )
 
 

@@ -21,6 +21,7 @@ from fsqueue.names import Shard
 from fsqueue.store import Store
 from fsqueue.task import DeadLetter
 from fsqueue.taskfiles import LOST
+from fsqueue.wording import counted
 
 logger = logging.getLogger("fsqueue")
 
@@ -318,9 +319,9 @@ def retry(store: Store, wanted: set[str] | None, where: Where | None) -> int:
     count = _settle(store, wanted, where, encode, act)
     if lost:
         logger.warning(
-            "%d dead letter(s) of %s cannot be retried and stay dead: their payloads are lost. Insert these tasks "
-            "anew from where they came from, then purge the letters.",
-            lost,
+            "%s of %s cannot be retried: the payload is lost. Insert the tasks anew from where they came from, then "
+            "purge the letters.",
+            counted(lost, "dead letter"),
             store.path,
         )
     return count

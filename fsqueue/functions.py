@@ -78,7 +78,7 @@ class Function(Generic[P, R]):
         try:
             bound = self.signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise InvalidTask(f"{self.name} cannot be called so: {error}.") from None
+            raise InvalidTask(f"{self.name} does not take these arguments: {error}.") from None
         for argument, value in _by_name(bound):
             if (alien := _alien(value)) is not None:
                 where, what = alien
@@ -211,7 +211,7 @@ class Handler:
         try:
             function.signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise Bury(f"{name} cannot be called so: {error}") from None
+            raise Bury(f"{name} does not take these arguments: {error}") from None
         return function(*args, **kwargs)
 
 

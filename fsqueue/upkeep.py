@@ -10,6 +10,7 @@ import logging
 import os
 import time
 from collections import Counter
+from collections.abc import Callable
 
 from fsqueue import (
     commits,
@@ -36,6 +37,7 @@ from fsqueue.logs import Log
 from fsqueue.names import Batch, Day, Generation, TaskFileName
 from fsqueue.store import Store
 from fsqueue.task import GcReport
+from fsqueue.wording import counted
 
 logger = logging.getLogger("fsqueue")
 
@@ -62,10 +64,10 @@ class Refused:
         self.first.setdefault(code, error)
         self.count[code] += 1
 
-    def warn(self, what: str) -> None:
-        """Log a warning for each kind. `what` tells in the plural what was refused: it follows the number."""
+    def warn(self, what: Callable[[int], str]) -> None:
+        """Log a warning for each kind. `what` says what was refused so many times."""
         for code, error in self.first.items():
-            logger.warning("%d %s: the first because of %s", self.count[code], what, error)
+            logger.warning("%s; the first because of %s", what(self.count[code]), error)
 
 
 def gc(store: Store, touch: bool = False, history_days: int | None = None) -> GcReport:
@@ -89,7 +91,7 @@ def gc(store: Store, touch: bool = False, history_days: int | None = None) -> Gc
     refused = Refused()
     for shard in inspection.shards(store):
         full += _shard(store, shard, shard in begun, report, refused)
-    refused.warn(f"batch(es) of {store.path} were passed over")
+    refused.warn(lambda count: f"passed over {counted(count, 'batch', 'batches')} of {store.path}")
     if missed:  # the shards may have made room
         full += _apply_decided(store, report)
     if touch:
@@ -141,7 +143,7 @@ def refresh(store: Store) -> int:
         files = []
     if not touched and refused.first:
         raise next(iter(refused.first.values()))
-    refused.warn(f"time(s) of files of {store.path} could not be set")
+    refused.warn(lambda count: f"could not set the times of {counted(count, 'file')} of {store.path}")
     return touched
 
 
@@ -244,7 +246,9 @@ def write_letters(store: Store) -> None:
                 refused.add(error)
             except LockTimeout as error:
                 logger.warning("dead letters of batch %s of %s are not written yet: %s", batch, store.path, error)
-    refused.warn(f"batch(es) of {store.path} have dead letters that are not written yet")
+    refused.warn(
+        lambda count: f"could not write the dead letters of {counted(count, 'batch', 'batches')} of {store.path} yet"
+    )
 
 
 def _staging(store: Store, report: GcReport) -> None:

@@ -17,6 +17,7 @@ from fsqueue.ledger import DEAD, Ledger
 from fsqueue.names import Batch, Shard, TaskFileName
 from fsqueue.store import Store
 from fsqueue.task import GcReport
+from fsqueue.wording import counted
 
 LOOK_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 """What the system says to one who may look, but not lock."""
@@ -85,7 +86,7 @@ class BatchLook:
         *lines, rest = content.split(b"\n")
         bad = sum(jsonl.is_bad(line, is_movement) for line in lines)
         if bad:
-            yield found(self.store, "damaged-line", self.log, note=f"{bad} line(s)")
+            yield found(self.store, "damaged-line", self.log, note=counted(bad, "line"))
         if rest:
             yield found(self.store, "torn-line", self.log)
 
@@ -109,7 +110,7 @@ class BatchLook:
             if not ledger.count or ledger.state[index] in OPEN
         ]
         if bad:
-            yield found(store, "unreadable-tasks", path, len(bad), f"task(s) {brief(bad)}")
+            yield found(store, "unreadable-tasks", path, len(bad), f"{'tasks' if bad[1:] else 'task'} {brief(bad)}")
         if ledger.count and upkeep.is_late(ledger, name):
             yield found(store, "late-name", path)
 
@@ -348,7 +349,7 @@ def lines(store: Store, repair: Repair, path: str, is_sound: Callable[[bytes], b
         raise
     for kind, count in first.items():
         yield Suspect(
-            found(store, kind, path, note=f"{count} line(s)" if kind == "damaged-line" else ""),
+            found(store, kind, path, note=counted(count, "line") if kind == "damaged-line" else ""),
             partial(again, kind),
             (lambda: repair.void_lines(path, is_sound)) if kind == "damaged-line" else (lambda: repair.close_off(path)),
         )

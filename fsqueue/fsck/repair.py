@@ -20,6 +20,7 @@ from fsqueue.ledger import AVAILABLE, LEASED, Ledger
 from fsqueue.logs import Log
 from fsqueue.names import Batch, TaskFileName
 from fsqueue.store import Store
+from fsqueue.wording import counted
 
 WAIT_S = 2.0
 """How long to wait for a lock; what stays busy is left for the next time."""
@@ -333,7 +334,8 @@ def _check_held(ledger: Ledger, tasks: list[int], at: int) -> None:
         until = time.strftime("%FT%TZ", time.gmtime(ledger.since[last] / 1000))
         holder = ledger.holder[last]
         who = describe(holder.worker if holder is not None else None)
-        raise StillHeld(f"{len(held)} task(s) are leased until {until}, the last by {who}; check again then")
+        tasks_held = counted(len(held), "task")
+        raise StillHeld(f"leases on {tasks_held} hold until {until}, the last by {who}; check again then")
 
 
 def unreadable(lines: list[bytes], count: int, payloads: dict[int, object]) -> list[int]:

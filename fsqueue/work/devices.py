@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from fsqueue import slurm
 from fsqueue.errors import InvalidArgument
+from fsqueue.wording import counted
 
 SLOT = "FSQUEUE_SLOT"
 """The number of the slot that a process has, from 0 on. No two processes at work have the same."""
@@ -36,8 +37,8 @@ def shares(environment: Mapping[str, str], processes: int, each: int) -> list[di
         unset = ", ".join(VARIABLES[:4])
         where = f"{name} names {len(found)}" if name else f"{len(found)} can be found ({unset} unset)"
         raise InvalidArgument(
-            f"{processes} process(es) with {each} GPU(s) each need {wanted}, but {where}: "
-            "ask for more GPUs, or start fewer processes (-j). No task was touched."
+            f"{counted(processes, 'process', 'processes')} with {counted(each, 'GPU')} each would need {wanted}, but "
+            f"{where}: ask for more GPUs, or start fewer processes (-j). No task was touched."
         )
     lists = lists or {CUDA: found}
     made = []

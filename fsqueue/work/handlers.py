@@ -70,7 +70,8 @@ def name_of(handler: object) -> dict[str, Any]:
             return {"module": MAIN, "main": spec.name, "name": name}
         if file is None:
             raise InvalidArgument(
-                f"{name} was typed in: no other process can import it. Put it into a module, or give threads=…."
+                f"{name} was defined at a prompt, so no other process can import it. Put it into a module, or give "
+                "threads=…."
             )
         return {"module": MAIN, "file": os.path.abspath(file), "name": name}
     found: Any = sys.modules.get(where)

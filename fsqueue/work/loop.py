@@ -17,6 +17,7 @@ from typing import Any, Literal
 from fsqueue.clock import Clock, Entropy, pause_s
 from fsqueue.errors import FsqueueError, InvalidArgument
 from fsqueue.queue import Queue
+from fsqueue.wording import counted
 from fsqueue.work.background import obituary
 from fsqueue.work.doubts import Doubts
 from fsqueue.work.events import Mailbox
@@ -152,7 +153,7 @@ class Loop:
         left = self._limits.max_tasks - self._taken
         if left <= 0:
             if held == at_work:
-                self._end("max-tasks", f"{self._taken:,} task(s) were taken, as many as asked for")
+                self._end("max-tasks", f"took {counted(self._taken, 'task')}, as --max-tasks says")
         elif few and held < most and len(self._untold) + len(self._doubts) <= most + UNTOLD_MAX:
             self._asked = int(min(most - held, left))
             self._feeder.ask(self._asked)
@@ -356,9 +357,9 @@ class Loop:
         return any(job.began < self._failed_since for job in self._doer.at_work())
 
     def _settled(self, settled: Settled) -> None:
-        for outcome, counted, said in settled.counted:
+        for outcome, kind, said in settled.counted:
             if outcome.begun:
-                self._report.count(counted)
+                self._report.count(kind)
                 if said:
                     self._say("lost", said, task=outcome.task.id)
             self._untold.pop(id(outcome), None)  # last, for `completed_about`
@@ -433,9 +434,9 @@ class Loop:
         if self._signals == 1:
             self._report.signal = number
             if at_work:
-                left = f"have {self._limits.grace_s:g} s to end; a second signal puts them back now"
-                what = "are put back: the job is ended" if self._doubts.is_over else left
-                self._say("stopping", f"stopping: {len(at_work)} task(s) at work {what}")
+                left = f"may go on for {self._limits.grace_s:g} s; a second signal puts them back now"
+                what = "will be put back: the job is ended" if self._doubts.is_over else left
+                self._say("stopping", f"stopping: {counted(len(at_work), 'task')} at work {what}")
             self._end("signal", "")
             self._report.ended = "signal"
             self._wind_up()

@@ -25,6 +25,7 @@ import orjson
 from fsqueue.clock import Clock
 from fsqueue.filesystem import KeptOutput, inheritable_descriptors
 from fsqueue.queue import Queue
+from fsqueue.wording import counted
 from fsqueue.work import output, wire
 from fsqueue.work.directories import open_directories
 from fsqueue.work.events import Mailbox
@@ -281,7 +282,8 @@ class Children:
         """Start no more than so many children."""
         if most < self._most:
             self.outlet.say(
-                f"{most:,} process(es) work instead of {self._most:,}: the system's limit {of_what} allows no more."
+                f"starting no more than {counted(most, 'process', 'processes')} instead of {self._most:,}: "
+                f"the system's limit {of_what} allows no more."
             )
             self._most = most
 

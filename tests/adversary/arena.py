@@ -312,7 +312,7 @@ class Arena:
                 for pid in left:
                     with suppress(OSError):
                         os.kill(int(pid), signal.SIGKILL)
-                return [f"{len(left)} process(es) that it left behind hung for {PATIENCE_S:g} s"]
+                return [f"{len(left)} of the processes that it left behind hung for {PATIENCE_S:g} s"]
             time.sleep(0.02)
         return []
 

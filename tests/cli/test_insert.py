@@ -118,7 +118,7 @@ def test_skip_bad_names_each_and_ends_with_1(fsqueue_cli: Run, queue: Queue) -> 
     assert result.stdout == "3\n"
     assert "line 2 is not JSON" in result.stderr
     assert "line 4 is not JSON" in result.stderr
-    assert "3 tasks were inserted, 2 bad line(s) were not" in result.stderr
+    assert "3 tasks were inserted; 2 bad lines skipped" in result.stderr
 
 
 def test_many_skipped_lines_are_counted(fsqueue_cli: Run, queue: Queue) -> None:
@@ -164,7 +164,7 @@ def test_a_full_disk_exits_with_7_and_says_how_many_were_inserted(
     monkeypatch.setattr(Queue, "insert_many", fill)
     result = fsqueue_cli("insert", queue.path, input="1\n2\n3\n4\n5\n", code=7)
     assert result.stdout == "3\n"
-    assert "3 tasks were inserted, the first of the input" in result.stderr
+    assert "3 tasks were inserted from the beginning of the input" in result.stderr
     assert "no room left" in result.stderr
 
 

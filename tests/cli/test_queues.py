@@ -158,7 +158,7 @@ def test_on_a_terminal_it_asks(queue: Queue, answer: str, code: int, left: int) 
     written = b""
     while b"]: " not in written:
         written += os.read(main, 4096)
-    assert b"Drop 3 unfinished task(s), 0 of them leased, and 0 dead letter(s)" in written
+    assert b"Drop 3 unfinished tasks, 0 of them leased, and 0 dead letters" in written
     os.write(main, answer.encode())
     assert process.wait(timeout=30) == code
     os.close(main)

@@ -91,7 +91,7 @@ def test_dead_letters_of_earlier_runs_are_told_and_fail_no_run(spawn: Spawn, que
     _, err = process.communicate(timeout=60)
     assert process.returncode == 0
     assert "1 completed" in err
-    assert "1 dead letter(s) in the queue" in err
+    assert "1 dead letter in the queue" in err
 
 
 @pytest.mark.parametrize(("attempts", "verb"), [(5, "bury"), (1, "fail")])
@@ -163,7 +163,7 @@ def test_stopped_by_a_signal_it_puts_back_what_it_holds(
     process.send_signal(number)
     _, err = process.communicate(timeout=30)
     assert process.returncode == code
-    assert "2 task(s) at work have 0.5 s to end" in err
+    assert "2 tasks at work may go on for 0.5 s" in err
     assert "2 released" in err
     assert not any(map(is_alive, pids(tmp_path)))
     assert all((task.state, task.attempt) == ("waiting", 0) for task in queue.tasks())

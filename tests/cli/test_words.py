@@ -228,12 +228,12 @@ def test_show_of_a_retried_letter_names_the_new_id(
 @pytest.mark.parametrize(
     ("arguments", "question"),
     [
-        ([], "Drop all dead letter(s) of {path} for good?"),
-        (["--where", "reason~x"], "Drop all dead letter(s) of {path} that meet the conditions for good?"),
-        (["{id}", "{id}"], "Drop the 1 named dead letter(s) of {path} for good?"),
+        ([], "Drop all dead letters of {path} for good?"),
+        (["--where", "reason~x"], "Drop all dead letters of {path} that meet the conditions for good?"),
+        (["{id}", "{id}"], "Drop the 1 named dead letter of {path} for good?"),
         (
             ["{id}", "--where", "reason~x"],
-            "Drop those of the 1 named dead letter(s) of {path} that meet the conditions for good?",
+            "Drop those of the 1 named dead letter of {path} that meet the conditions for good?",
         ),
     ],
 )

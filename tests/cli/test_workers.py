@@ -47,7 +47,7 @@ def test_killed_runners_are_released_and_the_living_are_not(fsqueue_cli: Run, qu
             break
     assert [worker["worker"]["pid"] for worker in report["dead"]] == [killed["worker"]["pid"]]
     assert queue.status().leased == 1
-    assert fsqueue_cli("workers", queue.path, "--release-dead").output.startswith("released 0 task(s) of 0 dead")
+    assert fsqueue_cli("workers", queue.path, "--release-dead").output.startswith("released 0 tasks of 0 dead workers")
 
 
 def test_what_lease_took_for_a_script_is_not_released(fsqueue_cli: Run, queue: Queue, spawn: Spawn) -> None:
@@ -66,7 +66,7 @@ def test_an_excluded_node_is_shown_and_admitted(fsqueue_cli: Run, queue: Queue) 
     streak.failed("no \x1b[2Jdevice")
     streak.failed("no \x1b[2Jdevice")
     said = fsqueue_cli("workers", queue.path).output
-    assert f"node {streak.node}: the last 2 task(s) failed, excluded from 2 on" in said
+    assert f"node {streak.node}: 2 tasks in a row failed, excluded from 2 on" in said
     assert "\x1b" not in said
     [node] = json.loads(fsqueue_cli("workers", queue.path, "--json").output)["nodes"]
     assert (node["node"], node["failures"], node["excluded"]) == (streak.node, 2, True)

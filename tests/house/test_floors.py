@@ -16,6 +16,7 @@ FLOORS = {
     "clock": 0,
     "nesting": 0,
     "aside": 0,
+    "wording": 0,
     "filesystem": 1,
     "names": 1,
     "layout": 1,

@@ -64,7 +64,7 @@ def test_audit_tells_by_its_exit_code(spark: SparkSession, queue: Queue) -> None
     found = run("audit", queue.path)
     assert found.exit_code == 10
     assert "stray" in found.output
-    assert found.output.endswith("1 finding(s)\n")
+    assert found.output.endswith("1 finding\n")
 
 
 def test_requeue(spark: SparkSession, queue: Queue) -> None:

@@ -99,7 +99,7 @@ def test_an_audit_as_the_page_writes_it(
     told = done.stdout.splitlines()
     assert "10 waiting" in told[0]
     assert "stray" in told[1]
-    assert told[2:] == ["1 finding(s)"]
+    assert told[2:] == ["1 finding"]
 
 
 @pytest.mark.slow

@@ -91,7 +91,7 @@ def test_where_no_further_process_can_be_started_those_that_there_are_go_on(
     before = len(os.listdir("/proc/self/fd"))
     assert worker.run() == drained(completed=8)
     assert started.count == 2
-    assert [text for text in told if "2 process(es) work instead of" in text]
+    assert [text for text in told if "no more than 2 processes instead of" in text]
     assert len(os.listdir("/proc/self/fd")) <= before + 2
 
 
@@ -113,5 +113,5 @@ def test_the_limit_of_open_files_is_kept_and_said(queue: Queue) -> None:
     finally:
         run.kill()
     assert run.returncode == 128 + signal.SIGTERM
-    assert f"9 process(es) work instead of {MANY:,}" in said
+    assert f"no more than 9 processes instead of {MANY:,}" in said
     assert queue.status().waiting == 30
