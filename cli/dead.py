@@ -10,9 +10,8 @@ from typing import Any
 import click
 
 import fsqueue
-from fsqueue import known
+from fsqueue import known, wording
 from fsqueue.activity import alike, headline
-from fsqueue.wording import counted
 
 from .common import (
     brief,
@@ -185,7 +184,7 @@ def purge(queue: str, ids: tuple[str, ...], conditions: tuple[Condition, ...], y
         if not ids:
             which = f"all {whose} that meet the conditions" if conditions else f"all {whose}"
         else:
-            which = f"the {counted(len(chosen), 'named dead letter')} of {q.path}"
+            which = f"the {wording.counted(len(chosen), 'named dead letter')} of {q.path}"
             which = f"those of {which} that meet the conditions" if conditions else which
         confirm(f"Drop {which} for good?", yes)
         where = _all_of(conditions)

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 import fsqueue
-from fsqueue.wording import counted
+from fsqueue import wording
 
 from .common import example, json_option, queue_argument
 from .printing import bar, is_screen, print_json, say
@@ -97,6 +97,6 @@ def _sum_up(counts: Counter[str], left: int, repair: bool) -> None:
         return
     kinds = ", ".join(f"{count:,} {gravity}" for gravity, count in counts.most_common())
     if repair:
-        say(f"{counted(total, 'finding')} ({kinds}); {total - left:,} repaired, {left:,} not")
+        say(f"{wording.counted(total, 'finding')} ({kinds}); {total - left:,} repaired, {left:,} not")
     else:
-        say(f"{counted(total, 'finding')} ({kinds}); 'fsqueue fsck --repair' mends what can be mended")
+        say(f"{wording.counted(total, 'finding')} ({kinds}); 'fsqueue fsck --repair' mends what can be mended")

@@ -21,7 +21,7 @@ import click
 import orjson
 
 import fsqueue
-from fsqueue.wording import counted
+from fsqueue import wording
 
 from .common import example, json_option, moment, queue_argument
 from .options import DURATION
@@ -168,7 +168,7 @@ def _insert_once(
 
 
 def _were_inserted(count: int) -> str:
-    return f"{counted(count, 'task')} {'was' if count == 1 else 'were'} inserted"
+    return f"{wording.counted(count, 'task')} {'was' if count == 1 else 'were'} inserted"
 
 
 class BadLine(Exception):
@@ -372,7 +372,7 @@ class Source:
             complain(self._how_to_go_on(count, self._line + 1))
             raise click.exceptions.Exit(128 + self._signal)
         if self.skipped:
-            complain(f"{so_far}; {counted(self.skipped, 'bad line')} skipped")
+            complain(f"{so_far}; {wording.counted(self.skipped, 'bad line')} skipped")
             raise click.exceptions.Exit(1)
 
 

@@ -12,8 +12,7 @@ import click
 import orjson
 
 import fsqueue
-from fsqueue import known
-from fsqueue.wording import counted
+from fsqueue import known, wording
 
 from . import entry
 from .common import confirm, example, json_option, queue_argument, words, worker_option, yes_option
@@ -306,7 +305,7 @@ def cancel(queue: str, ids: tuple[str, ...], yes: bool, as_json: bool) -> None:
     """
     with fsqueue.Queue(queue) as q:
         chosen = list(words(ids))
-        confirm(f"Cancel {counted(len(chosen), 'task')} of {q.path}?", yes)
+        confirm(f"Cancel {wording.counted(len(chosen), 'task')} of {q.path}?", yes)
         unknown = known.unknown(q.store, dict.fromkeys(chosen))  # before: without a history no trace is left
         count = q.cancel(chosen)
     print_count("cancelled", count, as_json, unknown)

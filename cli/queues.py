@@ -12,9 +12,8 @@ from typing import Any
 import click
 
 import fsqueue
-from fsqueue import mountadvice
+from fsqueue import mountadvice, wording
 from fsqueue.upkeep import Reaping, reap
-from fsqueue.wording import counted
 
 from .common import (
     confirm,
@@ -192,8 +191,8 @@ def _said(value: object) -> str:
 def _inventory(status: fsqueue.Status) -> str:
     """What would be lost."""
     return (
-        f"{counted(status.remaining, 'unfinished task')}, {status.leased:,} of them leased, and "
-        f"{counted(status.dead, 'dead letter')}"
+        f"{wording.counted(status.remaining, 'unfinished task')}, {status.leased:,} of them leased, and "
+        f"{wording.counted(status.dead, 'dead letter')}"
     )
 
 

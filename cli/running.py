@@ -12,7 +12,7 @@ from typing import Any, Literal
 import click
 
 import fsqueue
-from fsqueue.wording import counted
+from fsqueue import wording
 from fsqueue.work import Event, Output, check_program
 
 from .common import brief, example, json_option, queues_argument, search_working_directory, worker_option
@@ -295,4 +295,4 @@ def _summarise(report: fsqueue.WorkerReport, dead: int, queues: tuple[str, ...])
     is_cut_short = report.ended in ("max-runtime", "job-end", "excluded")  # there may be tasks that it left to others
     complain(", ".join(parts) or ("no task was begun" if is_cut_short else "there was nothing to do"))
     if dead:
-        complain(f"{counted(dead, 'dead letter')} in the queue: 'fsqueue dead list {queues[0]}' says why")
+        complain(f"{wording.counted(dead, 'dead letter')} in the queue: 'fsqueue dead list {queues[0]}' says why")

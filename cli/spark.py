@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from fsqueue.wording import counted
+from fsqueue import wording
 
 from .common import (
     confirm,
@@ -165,7 +165,7 @@ def audit(queue: str, master: str | None, conf: tuple[str, ...], as_json: bool) 
             say(
                 f"{finding['kind']:<17} {where}{finding['path']} {finding['note'] or ''}".rstrip()
             )
-        say(counted(sum(found.counts.values()), "finding") if found.counts else "nothing was found")
+        say(wording.counted(sum(found.counts.values()), "finding") if found.counts else "nothing was found")
     if not found.is_sound:
         raise click.exceptions.Exit(FINDINGS_EXIT)
 

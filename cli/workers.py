@@ -7,10 +7,9 @@ from typing import Any
 import click
 
 import fsqueue
-from fsqueue import nodes
+from fsqueue import nodes, wording
 from fsqueue import workers as holders
 from fsqueue.errors import from_os_error
-from fsqueue.wording import counted
 
 from .common import brief, duration, example, json_option, moment, queue_argument
 from .printing import print_json, print_table, say
@@ -65,13 +64,13 @@ def workers(queue: str, release_dead: bool, admit: tuple[str, ...], as_json: boo
         other = "its failures could not be forgotten" if node in refused else "no failures are counted there"
         say(f"{brief(node)}: {'takes tasks again' if node in admitted else other}")
     if release_dead:
-        say(f"released {counted(released, 'task')} of {counted(len(dead), 'dead worker')}")
+        say(f"released {wording.counted(released, 'task')} of {wording.counted(len(dead), 'dead worker')}")
     if found:
         print_table([("WORKER", "JOB", "NODE", "TASKS", "SINCE", "HEARTBEAT", "LEASE", "LIFE")], WIDTHS)
         print_table((_row(worker, now) for worker in found), WIDTHS)
     for node_found in failing:
         excluded = f", excluded from {node_found.after} on" if node_found.is_excluded else ""
-        failed = counted(node_found.failures, "task")
+        failed = wording.counted(node_found.failures, "task")
         when, why = moment(node_found.last), f" ({node_found.reason})" if node_found.reason else ""
         say(
             brief(f"node {node_found.node}: {failed} in a row failed{excluded}; {when}{why}", 200)

@@ -1,4 +1,4 @@
-"""Rare verbs on a whole queue: create, purge, delete, release all (DESIGN section 4)."""
+"""Rare verbs on a whole queue: create, purge, delete, release all (docs/design.md, section 4)."""
 
 from __future__ import annotations
 

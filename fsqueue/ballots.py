@@ -1,4 +1,4 @@
-"""Write and withdraw a commit's ballot (docs/design.md, "named commit").
+"""Write and withdraw a commit's ballot (docs/design.md, section 4.3).
 
 The ballot is a copy of the commit's proposal. Linking the ballot to the record's name decides the commit. Both are in
 one directory, since BeeGFS before version 8 and some FUSE filesystems refuse a link between directories.

@@ -1,4 +1,4 @@
-"""Time and randomness, injected everywhere and never called for directly (DESIGN section 7).
+"""Time and randomness, injected everywhere and never called for directly (docs/design.md, section 9).
 
 Protocol times are integer milliseconds since the Unix epoch on the file server's clock; what
 users see are Unix seconds as floats. Durations inside a process come from a clock that does not

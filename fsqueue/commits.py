@@ -1,6 +1,6 @@
 """Named commits on disk: attempts, proposals, records, and what whoever meets them does (docs/format.md, "Commits").
 
-Order (DESIGN section 4, "named commit"; invariant 4): what is staged is synced; a ballot, complete and synced, lies in
+Order (docs/design.md, section 4.3, invariant 4): what is staged is synced; a ballot, complete and synced, lies in
 `commits/`, and then a proposal in `commits/pending/`, before the attempts are proven; linking the ballot to
 `commits/NAME.json` decides; that is synced before anything is published; what is published is synced before the
 proposal goes. So a decision always has a proposal that leads to it until it is applied, and an attempt that somebody

@@ -1,6 +1,6 @@
-"""Named commits as users hold them: many writers stage, one publishes, repeating is harmless (INTERFACE, "Python").
+"""Named commits as users hold them: many writers stage, one publishes, repeating is harmless.
 
-What is on disk, and in which order, is `commits`' matter (DESIGN section 4, "named commit").
+What is on disk, and in which order, is `commits`' matter (docs/design.md, section 4.3).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Insert: from a stream of tasks to published batches, in bounded memory (DESIGN section 4, "insert").
+"""Insert: from a stream of tasks to published batches, in bounded memory (docs/design.md, section 4.2).
 
 Batches are staged and published in groups. A group is reported inserted only after its files and
 directories are synced and `queue.jsonl`, read again, shows that no purge overtook it; if one did,

@@ -1,4 +1,4 @@
-"""Looking without touching: status, tasks, history (no locks, no changes; DESIGN section 2, "Unary counter").
+"""Looking without touching: status, tasks, history (no locks, no changes; docs/design.md, section 6).
 
 What is read while others work is consistent batch by batch. The numbers of `status` add up,
 because *inserted* is their sum, and no completion is counted both from a log and from a counter.

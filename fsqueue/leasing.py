@@ -1,4 +1,4 @@
-"""Lease: pick a batch, claim tasks in its log, prove emptiness before saying so (DESIGN section 4)."""
+"""Lease: pick a batch, claim tasks in its log, prove emptiness before saying so (docs/design.md, section 4.5)."""
 
 from __future__ import annotations
 

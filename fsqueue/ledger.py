@@ -1,4 +1,4 @@
-"""The replay: from the records of a movement log to the state of each task (DESIGN section 3).
+"""The replay: from the records of a movement log to the state of each task (docs/format.md, "Movement logs").
 
 Pure: no clock, no input or output. Every byte string is some valid state, any prefix too, and two
 readers of the same bytes agree. A record that does not apply, or not to some of its tasks, is as

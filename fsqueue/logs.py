@@ -1,4 +1,4 @@
-"""A batch's movement log on disk: opened, locked, caught up with, appended to (DESIGN section 4).
+"""A batch's movement log on disk: opened, locked, caught up with, appended to (docs/design.md, section 3).
 
 Three rules hold here. *Fresh look*: a log is opened through its directory. *Sure append*: under
 the lock, torn tails are voided first, what was written is synced (shared mounts) and read back.

@@ -1,4 +1,4 @@
-"""Choose the time of a record, and correct a log whose time is far ahead (docs/design.md, "Time").
+"""Choose the time of a record, and correct a log whose time is far ahead (docs/design.md, section 9).
 
 `at` does not run backwards in a log. One record of a writer whose clock was a month ahead would therefore delay all
 later ones: leases would end, and failed tasks come back, a month late. If the file's own timestamp is long before

@@ -1,4 +1,4 @@
-"""A named commit in place of all there is: it begins a generation, and is in it (docs/design.md, "overwrite").
+"""A named commit in place of all there is: it begins a generation, and is in it (docs/design.md, section 4.4).
 
 Order: under the lock of `queue.jsonl`, the next generation's directory is made, with the staged attempts moved into it
 and the commit's record there, all of it durable; then the line that begins it decides. From then on it is a commit

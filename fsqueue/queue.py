@@ -1,4 +1,4 @@
-"""The queue as users hold it: arguments checked, errors translated, the work done below (INTERFACE, "Python")."""
+"""The queue as users hold it: arguments checked, errors translated, the work done below."""
 
 from __future__ import annotations
 

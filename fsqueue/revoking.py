@@ -1,4 +1,4 @@
-"""Leases that somebody else ends: taken away at once, or made to run out (DESIGN section 4)."""
+"""Leases that somebody else ends: taken away at once, or made to run out (docs/design.md, section 4.8)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which batch next: shards as subqueues, their heads in a bounded cache (DESIGN section 6).
+"""Which batch next: shards as subqueues, their heads in a bounded cache (docs/design.md, section 8).
 
 After the relaxed priority queue: a worker looks at a few shards, picks the best of what it sees,
 and never asks anybody. What is here are hints; the log decides.

@@ -1,6 +1,6 @@
 """Task files on their way in: staged invisibly under a lock, then published by one rename.
 
-Order (DESIGN section 4, invariants 1 and 4): write, sync, rename into the shard, sync the shard.
+Order (docs/design.md, section 4.2, invariants 1 and 4): write, sync, rename into the shard, sync the shard.
 A crash before the rename leaves a staged file that upkeep reaps after a day; the lock keeps it
 from reaping one whose writer lives.
 """

@@ -1,4 +1,4 @@
-"""The states of a batch's tasks, and what a valid record does to them (DESIGN section 3, "per task").
+"""The states of a batch's tasks, and what a valid record does to them (docs/format.md, "Movement logs").
 
 Pure: no clock, no input or output. `ledger` decides which records are valid.
 """

@@ -1,4 +1,4 @@
-"""What users hold: tasks to insert, leased tasks, and what is known of a task (shared/INTERFACE names)."""
+"""What users hold: tasks to insert, leased tasks, and what is known of a task."""
 
 from __future__ import annotations
 

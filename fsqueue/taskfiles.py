@@ -1,7 +1,7 @@
 """Finding, reading, moving and removing a batch's published task file. Under the log's lock.
 
 The file's name changes with the time at which something inside is available, so a name is a hint:
-what was opened last, then the names in the log, then a listing of the shard (DESIGN section 4).
+what was opened last, then the names in the log, then a listing of the shard (docs/design.md, section 4.5).
 """
 
 from __future__ import annotations

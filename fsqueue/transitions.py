@@ -1,4 +1,4 @@
-"""What ends or extends a lease: lock, fold, append (DESIGN section 4, "renew / complete / release / fail")."""
+"""What ends or extends a lease: lock, fold, append (docs/design.md, section 4.7)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What is on its way out, and the proof that it is ours: deleted queues, earlier generations, old days of the history.
 
 Nothing is removed because of where it is. A deleted queue's directory bears the queue's id in its name, and holds the
-`queue.jsonl` of that queue, which says that it is deleted (docs/design.md, "What is removed"). In a queue's own trash
+`queue.jsonl` of that queue, which says that it is deleted (docs/design.md, section 5). In a queue's own trash
 only the names that fsqueue gives there are removed. Several processes may reap the same trees at once: each removes
 what it finds, and the tree is gone after the last.
 """

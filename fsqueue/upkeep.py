@@ -1,4 +1,4 @@
-"""Upkeep: what crashes left behind and nobody met, old history, and trash (DESIGN sections 4 and 8).
+"""Upkeep: what crashes left behind and nobody met, old history, and trash (docs/design.md, section 4.11).
 
 Everything here may run at any time, while others work, and be stopped at any moment.
 """

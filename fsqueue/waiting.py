@@ -1,4 +1,7 @@
-"""Waiting for tasks, easy on the file server: a look at the doorbell instead of a listing (DESIGN section 6)."""
+"""Wait for tasks by looking at the doorbell, which is easier on the file server than a listing is.
+
+docs/design.md, section 4.6.
+"""
 
 from __future__ import annotations
 

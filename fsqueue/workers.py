@@ -1,4 +1,4 @@
-"""Who holds tasks of a queue, since when, and who lives: `fsqueue workers` (docs/design.md, "release the dead").
+"""Who holds tasks of a queue, since when, and who lives: `fsqueue workers` (docs/design.md, section 4.8).
 
 What is known comes from the logs of the batches at work, and whether a worker lives from this host's process table and
 from Slurm. Both can prove a death; where neither can, a worker counts as unknown, and its leases run out.

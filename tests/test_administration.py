@@ -659,7 +659,7 @@ def test_a_batch_that_is_purged_while_it_finishes_is_nothing_to_warn_of(
 def test_a_crash_at_any_step_of_create_leaves_a_queue_or_what_creating_again_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, existing: bool, torn: bool
 ) -> None:
-    """docs/design.md, "create"."""
+    """docs/design.md, section 4.1."""
     crashed: list[str] = []
     for at in itertools.count(1):
         path = tmp_path / f"q{at}"

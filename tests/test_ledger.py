@@ -1,4 +1,4 @@
-"""The replay, rule by rule (DESIGN section 3)."""
+"""The replay, rule by rule (docs/format.md, "Movement logs")."""
 
 from __future__ import annotations
 

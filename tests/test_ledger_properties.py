@@ -270,7 +270,7 @@ class OracleTask:
 
 
 class Oracle:
-    """The rules of DESIGN section 3, once more: slowly, a task at a time, from scratch."""
+    """The rules of docs/format.md, "Movement logs", once more: slowly, a task at a time, from scratch."""
 
     def __init__(self) -> None:
         self.at = 0

@@ -355,7 +355,7 @@ def test_a_death_at_any_step_of_releasing_the_dead_is_made_good_by_the_next(
 
     for where, q in crashes(build, lambda worker: release_dead(worker.store), clock):
         release_dead(q.store)
-        q.gc()  # a file's name may promise the later time of before: see docs/design.md, "complete, renew"
+        q.gc()  # a file's name may promise the later time of before: see docs/design.md, section 4.7
         assert [worker.tasks for worker in workers(q.store)] in ([], [[]]), where
         assert q.status().waiting == 4, where
         assert list(q.fsck()) == [], where

@@ -1,4 +1,4 @@
-"""Exclusive locks on open files, between processes, threads and hosts (DESIGN section 8).
+"""Exclusive locks on open files, between processes, threads and hosts.
 
 Linux has locks that belong to the open file description (`F_OFD_SETLK`): they exclude threads,
 work across NFS clients and are not dropped when somebody closes another descriptor of the file.

@@ -1,4 +1,4 @@
-"""Record what a thread has taken and must give back: descriptors, file locks, mutexes (docs/design.md, "Interrupted").
+"""Record what a thread has taken and must give back: descriptors, file locks, mutexes (docs/design.md, section 11).
 
 A signal handler may raise between any two instructions of Python: KeyboardInterrupt at Ctrl-C, a TimeoutError of the
 caller's alarm. `try` and `finally` do not suffice: the exception may come between a call that takes something and the

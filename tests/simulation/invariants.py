@@ -1,5 +1,5 @@
 # ruff: noqa: E501
-"""The judgement: what must hold of everything that happened (docs/design.md, "Invariants")."""
+"""The judgement: what must hold of everything that happened (docs/design.md, section 2)."""
 
 from __future__ import annotations
 

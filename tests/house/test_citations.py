@@ -1,0 +1,69 @@
+"""What code and pages cite is there: each page, and each chapter of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tests.house.source import TOP
+
+pytestmark = pytest.mark.once
+
+PLACES = ("fsqueue", "cli", "scripts", "tests", "examples", "docs", "README.md", "CONTRIBUTING.md")
+PAGE = re.compile(r"\bdocs/[\w/-]+\.md")
+CHAPTER = re.compile(r'\b(docs/[\w/-]+\.md), "([^"\n]+)"')
+SECTION = re.compile(r"\bdocs/design\.md, section (\d+(?:\.\d+)?)")
+ELSEWHERE = re.compile(r"\b(?:DESIGN section|INTERFACE,|shared/[A-Z])")
+"""Documents that are not part of this repository."""
+
+
+def texts() -> Iterator[tuple[str, str]]:
+    """Each file's path and text, line breaks within a sentence taken out."""
+    for place in PLACES:
+        found = TOP / place
+        for path in [found] if found.is_file() else sorted(found.rglob("*")):
+            if path.is_file() and path.suffix in (".py", ".md", ".sh", "") and path != Path(__file__):
+                yield str(path.relative_to(TOP)), re.sub(r"\s*\n[\s#*|]*", " ", path.read_text(errors="replace"))
+
+
+def chapters(page: str) -> set[str]:
+    """The titles of a page: of its headings, without numbers and modules, and of paragraphs that begin in bold."""
+    text = (TOP / page).read_text()
+    headings = re.findall(r"^#+ (?:\d+(?:\.\d+)*\.? )?(.+?)(?: \[.*\])?$", text, re.MULTILINE)
+    return {*headings, *(title.rstrip(".:") for title in re.findall(r"^(?:- )?\*\*(.+?)\*\*", text, re.MULTILINE))}
+
+
+def test_every_page_that_is_cited_is_there() -> None:
+    missing = [(where, page) for where, text in texts() for page in PAGE.findall(text) if not (TOP / page).exists()]
+    assert missing == []
+
+
+def test_every_chapter_that_is_cited_is_there() -> None:
+    cited = [(where, *found) for where, text in texts() for found in CHAPTER.findall(text)]
+    assert len(cited) > 20
+    assert [one for one in cited if one[2] not in chapters(one[1])] == []
+
+
+def test_every_section_of_the_design_that_is_cited_is_there() -> None:
+    sections = set(re.findall(r"^#+ (\d+(?:\.\d+)?)\.? ", (TOP / "docs/design.md").read_text(), re.MULTILINE))
+    cited = [(where, number) for where, text in texts() for number in SECTION.findall(text)]
+    assert len(cited) > 20
+    assert [one for one in cited if one[1] not in sections] == []
+
+
+def test_nothing_cites_what_readers_do_not_have() -> None:
+    assert [(where, found) for where, text in texts() for found in ELSEWHERE.findall(text)] == []
+
+
+def test_the_sections_of_the_design_are_numbered_in_a_row() -> None:
+    headings = re.findall(r"^#{2,3} (.*)$", (TOP / "docs/design.md").read_text(), re.MULTILINE)
+    numbers = [re.match(r"(\d+)(?:\.(\d+))?\.? ", heading) for heading in headings]
+    assert None not in numbers
+    found = [(int(number[1]), int(number[2] or 0)) for number in numbers if number is not None]
+    assert found == sorted(set(found))
+    for (chapter, section), (following, below) in pairwise(found):
+        assert (following, below) in ((chapter, section + 1), (chapter + 1, 0))
