@@ -40,7 +40,7 @@ class Settings:
     """
 
     shards: int = 64
-    batch_tasks_max: int = 1024
+    batch_tasks_max: int = names.BATCH_TASKS_MAX
     task_bytes_max: int = 64 * 2**20
     max_attempts: int | None = 5
     lease_s: float = 600
@@ -55,7 +55,7 @@ class Settings:
                 raise InvalidArgument(f"{name} must be a whole number from {least:,} to {most:,}, not {value!r}.")
 
         whole("shards", 1, 4096)
-        whole("batch_tasks_max", 1, 1024)
+        whole("batch_tasks_max", 1, names.BATCH_TASKS_MAX)
         whole("task_bytes_max", 1, 2**30)
         if self.max_attempts is not None:
             whole("max_attempts", 1, 1_000_000)
@@ -79,6 +79,10 @@ def _seconds(name: str, value: object, least: float) -> None:
         raise InvalidArgument(f"{name} must be a number of seconds, not {value!r}.")
     if not least <= value <= 10**9:
         raise InvalidArgument(f"{name} must be from {least:g} to 1,000,000,000 seconds, not {value!r}.")
+
+
+DEFAULTS = Settings()
+"""The settings of a queue whose creator gives none."""
 
 
 @dataclass(frozen=True, slots=True)

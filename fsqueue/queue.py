@@ -42,7 +42,7 @@ from fsqueue.clock import Clock, Entropy, duration_ms
 from fsqueue.committing import Commit
 from fsqueue.errors import InvalidArgument, LeaseLost, from_os_error, said, text_of
 from fsqueue.filesystem import Filesystem, taken
-from fsqueue.layout import Durability, Settings
+from fsqueue.layout import DEFAULTS, Durability, Settings
 from fsqueue.leasing import Leaser
 from fsqueue.maintenance import Maintenance
 from fsqueue.poll import Errors, Poll, Prefetched, Until, left, put_back, wait
@@ -57,7 +57,7 @@ RESULT_BYTES_MAX = batch.RESULT_BYTES_MAX
 
 
 class Queue(Maintenance):
-    """An existing queue at a directory. Safe to use from many threads, and after a fork.
+    """An existing queue at a directory. Safe to use from many threads, and after a fork; pickled, it is opened anew.
 
     `path` is a directory or `fq://` and a directory; `worker` a name to appear under in logs.
     QueueNotFound, NotAQueue or FormatTooNew if it cannot be opened; nothing is created. UnsafeFilesystem if this host's
@@ -92,14 +92,14 @@ class Queue(Maintenance):
         cls,
         path: str | os.PathLike[str],
         *,
-        shards: int = 64,
-        batch_tasks_max: int = 1024,
-        task_bytes_max: int = 64 * 2**20,
-        max_attempts: int | None = 5,
-        lease_s: float = 600,
-        backoff_s: Sequence[float] = (1, 3600),
-        durability: Durability = "default",
-        keep_history: bool = True,
+        shards: int = DEFAULTS.shards,
+        batch_tasks_max: int = DEFAULTS.batch_tasks_max,
+        task_bytes_max: int = DEFAULTS.task_bytes_max,
+        max_attempts: int | None = DEFAULTS.max_attempts,
+        lease_s: float = DEFAULTS.lease_s,
+        backoff_s: Sequence[float] = DEFAULTS.backoff_s,
+        durability: Durability = DEFAULTS.durability,
+        keep_history: bool = DEFAULTS.keep_history,
         exist_ok: bool = False,
         allow_unsafe: bool = False,
     ) -> Queue:
@@ -175,6 +175,10 @@ class Queue(Maintenance):
 
     def __hash__(self) -> int:
         return hash(self.store.path)
+
+    def __reduce__(self) -> tuple[type[Queue], tuple[str, str | None]]:
+        """Pickle the path and the worker's name, so that a process pool opens the queue anew."""
+        return Queue, (self.store.path, self.store.worker_name)
 
     # -- inserting ------------------------------------------------------------------------------------
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 import stat
 import subprocess
 import sys
 import threading
 from collections import Counter
+from multiprocessing import reduction
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from fsqueue import InvalidArgument, NotAQueue, Queue, QueueNotFound, StorageErr
 from fsqueue.clock import ManualClock
 from fsqueue.errors import FormatTooNew
 from fsqueue.filesystem import Filesystem
+from fsqueue.layout import DEFAULTS, Settings
 from fsqueue.ledger import Ledger
 from fsqueue.queue import Queue as QueueClass
 from tests.support import QueueFactory, counted, full_state, leftovers
@@ -104,6 +107,36 @@ def test_a_worker_tells_its_slurm_job(queue: Queue, monkeypatch: pytest.MonkeyPa
     [info] = q.tasks("leased")
     assert info.worker is not None
     assert (info.worker["slurm_job"], info.worker["slurm_index"]) == ("77", "3")
+
+
+def take(queue: Queue) -> tuple[str, str | None, list[object]]:
+    """What a process of a pool does with the queue that it was given."""
+    return str(queue.path), queue.store.worker_name, [task.payload for task in queue.lease()]
+
+
+@pytest.mark.slow
+@pytest.mark.batched  # the order of the two tasks
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_a_process_pool_takes_a_queue_as_an_argument(queue: Queue, method: str) -> None:
+    mine = Queue(queue.path, "renderer")
+    mine.insert_many(["a", "b"])
+    with multiprocessing.get_context(method).Pool(1) as pool:
+        assert pool.map(take, [mine, mine]) == [
+            (str(queue.path), "renderer", ["a"]),
+            (str(queue.path), "renderer", ["b"]),
+        ]
+    assert queue.status().leased == 2
+
+
+def test_a_queue_that_is_gone_cannot_be_unpickled(queue: Queue) -> None:
+    pickled = reduction.ForkingPickler.dumps(queue)
+    queue.delete()
+    with pytest.raises(QueueNotFound):
+        reduction.ForkingPickler.loads(pickled)
+
+
+def test_create_has_the_defaults_of_the_settings(tmp_path: Path) -> None:
+    assert Queue.create(tmp_path / "defaults").settings == Settings() == DEFAULTS
 
 
 def test_a_closed_queue_may_be_used_again(queue: Queue, clock: ManualClock) -> None:

@@ -198,8 +198,9 @@ def _weigh(store: Store, view: str, shards: Sequence[names.Shard]) -> dict[str, 
     if view in ("tasks", "states", "findings", "leases"):
         return {shard: _weigh_tasks(store, shard) for shard in shards}
     kept = history.sizes(store)
+    each = names.BATCH_TASKS_MAX / PARTITION_TASKS
     return {
-        shard: kept.get(shard, 0) / HISTORY_BYTES + len(inspection.logs(store, shard)) * 1024 / PARTITION_TASKS
+        shard: kept.get(shard, 0) / HISTORY_BYTES + len(inspection.logs(store, shard)) * each
         for shard in shards
     }
 
