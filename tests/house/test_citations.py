@@ -67,3 +67,10 @@ def test_the_sections_of_the_design_are_numbered_in_a_row() -> None:
     assert found == sorted(set(found))
     for (chapter, section), (following, below) in pairwise(found):
         assert (following, below) in ((chapter, section + 1), (chapter + 1, 0))
+
+
+def test_the_map_of_the_pages_names_every_page() -> None:
+    text = (TOP / "docs/README.md").read_text()
+    linked = {(TOP / "docs" / target).resolve() for target in re.findall(r"\]\(([^)#]+)\)", text)}
+    assert [path for path in linked if not path.exists()] == []
+    assert set((TOP / "docs").rglob("*.md")) - linked == {TOP / "docs/README.md"}
