@@ -17,7 +17,7 @@ from fsqueue.clock import Clock, Entropy
 from fsqueue.errors import FULL, FsqueueError, LockTimeout, NotAQueue, QueueNotFound, from_os_error
 from fsqueue.filesystem import Filesystem, mount_of, taken
 from fsqueue.identity import describe, worker_of_this_process
-from fsqueue.layout import COUNTERS, Fate, Layout, is_passing, read_fate, settings_file
+from fsqueue.layout import COUNTERS, SETTINGS_FILE, Fate, Layout, is_passing, read_fate, settings_file
 from fsqueue.logs import Log
 from fsqueue.names import Batch, Day, Generation, counters, probe, trashed
 
@@ -117,7 +117,8 @@ class Store:
             opened = hasattr(self, "fate")
             if opened and not self.fs.is_in_place():
                 raise self._moved() from None
-            if not opened and not all(map(is_passing, self.fs.names(self.path))):
+            found = [] if opened else self.fs.names(self.path)
+            if SETTINGS_FILE not in found and not all(map(is_passing, found)):  # else it was created a moment ago
                 raise NotAQueue(f"{self.path} is a directory without a queue in it. Check the path.") from None
             raise QueueNotFound(
                 f"There is no queue at {self.path}. Check the path, or create it: fsqueue create {self.path}"

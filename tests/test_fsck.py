@@ -752,7 +752,7 @@ def test_who_holds_tasks_of_a_damaged_file_may_complete_them(
     found = list(queue.fsck(repair=True))
     assert [finding.repaired for finding in found] == [False] * len(found)
     assert found, "nobody may be told that all is well"
-    assert all("leased until" in finding.note and "check again" in finding.note for finding in found), found
+    assert all("hold until" in finding.note and "check again" in finding.note for finding in found), found
     queue.complete(first)
     assert queue.status().completed == 1
     clock.advance(10_000)

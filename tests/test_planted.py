@@ -170,6 +170,23 @@ def test_create_and_delete_at_once_leave_nothing_behind(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_queue_that_is_created_while_it_is_looked_for_is_not_called_something_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "q").mkdir()
+    real = Filesystem.names
+
+    def late(self: Filesystem, path: str) -> list[str]:
+        monkeypatch.setattr(Filesystem, "names", real)
+        Queue.create(path).insert("another")
+        return real(self, path)
+
+    monkeypatch.setattr(Filesystem, "names", late)
+    with pytest.raises(QueueNotFound):
+        Queue(tmp_path / "q")
+    assert Queue(tmp_path / "q").status().waiting == 1
+
+
 def test_a_directory_in_place_of_the_one_just_made_for_results_is_not_adopted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
