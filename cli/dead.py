@@ -10,8 +10,9 @@ from typing import Any
 import click
 
 import fsqueue
-from fsqueue import known, wording
-from fsqueue.activity import alike, headline
+from fsqueue import wording
+from fsqueue.views import known
+from fsqueue.views.activity import alike, headline
 
 from .common import (
     brief,

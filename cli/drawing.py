@@ -10,8 +10,8 @@ from heapq import nlargest
 from typing import TypeGuard
 
 import fsqueue
-from fsqueue.activity import together
-from fsqueue.identity import describe
+from fsqueue.cluster.identity import describe
+from fsqueue.views.activity import together
 
 from .common import duration
 from .printing import plain

@@ -12,7 +12,8 @@ import click
 import orjson
 
 import fsqueue
-from fsqueue import known, wording
+from fsqueue import wording
+from fsqueue.views import known
 
 from . import entry
 from .common import confirm, example, json_option, queue_argument, words, worker_option, yes_option

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 import fsqueue
-from fsqueue import known
+from fsqueue.views import known
 
 from .common import brief, example, json_option, moment, queue_argument
 from .printing import print_json, print_table, say
@@ -40,9 +40,7 @@ def ls(queue: str, state: fsqueue.State | None, limit: int | None, as_json: bool
                 print_json(task.as_dict())
             return
         heading = [("TASK", "STATE", "ATTEMPT", "UNTIL" if state == "delayed" else "SINCE", "PAYLOAD")]
-        rows = (
-            (task.id, task.state, str(task.attempt), _time_of(task, state), brief(task.payload)) for task in tasks
-        )
+        rows = ((task.id, task.state, str(task.attempt), _time_of(task, state), brief(task.payload)) for task in tasks)
         print_table(_after(heading, rows), (36, 9, 7, 19))
 
 

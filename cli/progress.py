@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import fsqueue
-from fsqueue.activity import alike, headline
-from fsqueue.work import Event
+from fsqueue.views.activity import alike, headline
+from fsqueue.worker import Event
 
 from .common import duration
 from .drawing import Pen, number

@@ -12,8 +12,9 @@ from typing import Any
 import click
 
 import fsqueue
-from fsqueue import mountadvice, wording
-from fsqueue.upkeep import Reaping, reap
+from fsqueue import wording
+from fsqueue.filesystem import mountadvice
+from fsqueue.upkeep.collect import Reaping, reap
 
 from .common import (
     confirm,
@@ -69,9 +70,7 @@ fsqueue create /scratch/me/tiles --lease 1h --max-attempts 3"""
 @click.option("--exist-ok", is_flag=True, help="Leave an existing queue as it is, and succeed.")
 @click.option("--allow-unsafe", is_flag=True, help="Use it even on mounts that can't keep the promises.")
 @json_option
-def create(
-    queue: str, no_history: bool, exist_ok: bool, allow_unsafe: bool, as_json: bool, **settings: Any
-) -> None:
+def create(queue: str, no_history: bool, exist_ok: bool, allow_unsafe: bool, as_json: bool, **settings: Any) -> None:
     """Create the queue Q, a directory. Its settings cannot be changed later."""
     given = {name: value for name, value in settings.items() if value is not None}
     if settings["max_attempts"] == "none":

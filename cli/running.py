@@ -13,7 +13,7 @@ import click
 
 import fsqueue
 from fsqueue import wording
-from fsqueue.work import Event, Output, check_program
+from fsqueue.worker import Event, Output, check_program
 
 from .common import brief, example, json_option, queues_argument, search_working_directory, worker_option
 from .options import DURATION, renamed
@@ -70,9 +70,14 @@ fsqueue run Q1 Q2 -j 8 --call mypackage.tiles:render --max-runtime 58m"""
 @click.option(
     "--load", metavar="MODULE", multiple=True, help="Call the functions that this module registers. Repeatable."
 )
-@click.option("-j", "--jobs", "--processes", type=Processes(min=1), default=1,
-              help="Tasks at a time, a process each; auto: one for each processor of the job or machine, or for fewer "
-              "GPUs [1].")
+@click.option(
+    "-j",
+    "--jobs",
+    "--processes",
+    type=Processes(min=1),
+    default=1,
+    help="Tasks at a time, a process each; auto: one for each processor of the job or machine, or for fewer GPUs [1].",
+)
 @click.option("--gpus-per-task", type=number, metavar="N",
               help="Show each process N of the visible GPUs, and no other process the same.")  # fmt: skip
 @click.option("--threads", type=number, help="Call functions in so many threads of one process instead.")
@@ -84,7 +89,9 @@ fsqueue run Q1 Q2 -j 8 --call mypackage.tiles:render --max-runtime 58m"""
 @click.option("--timeout", "timeout_s", type=DURATION, help="How long a task may take; then it is ended, and fails.")
 @click.option("--sysexits", is_flag=True, help="A command's exit code 75 puts back without blame, 65 buries at once.")
 @click.option(
-    "--stop-after-failures", type=number, metavar="N",
+    "--stop-after-failures",
+    type=number,
+    metavar="N",
     help="Stop when so many attempts in a row have failed [10 before the first success].",
 )
 @click.option("--exclude-after", type=number, metavar="N",

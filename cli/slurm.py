@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 import fsqueue
-from fsqueue.work import names_launcher
+from fsqueue.worker import names_launcher
 
 from .common import example, json_option
 from .options import names_of

@@ -162,9 +162,7 @@ def audit(queue: str, master: str | None, conf: tuple[str, ...], as_json: bool) 
         say(", ".join(f"{count:,} {state}" for state, count in sorted(found.states.items())))
         for finding in found.findings:
             where = f"{finding['queue']}: " if "queue" in finding else ""
-            say(
-                f"{finding['kind']:<17} {where}{finding['path']} {finding['note'] or ''}".rstrip()
-            )
+            say(f"{finding['kind']:<17} {where}{finding['path']} {finding['note'] or ''}".rstrip())
         say(wording.counted(sum(found.counts.values()), "finding") if found.counts else "nothing was found")
     if not found.is_sound:
         raise click.exceptions.Exit(FINDINGS_EXIT)

@@ -23,7 +23,7 @@ from .options import DURATION
 from .printing import Canvas, complain, is_screen, plain, print_json, print_table, say
 
 if TYPE_CHECKING:
-    from fsqueue.stuck import StuckLock
+    from fsqueue import StuckLock
 
 WINDOW_S = 60.0
 """What a rate is an average over that comes from one look after another."""

@@ -7,9 +7,10 @@ from typing import Any
 import click
 
 import fsqueue
-from fsqueue import nodes, wording
-from fsqueue import workers as holders
+from fsqueue import wording
 from fsqueue.errors import from_os_error
+from fsqueue.storage import nodes
+from fsqueue.views import lease_holders as holders
 
 from .common import brief, duration, example, json_option, moment, queue_argument
 from .printing import print_json, print_table, say
@@ -72,9 +73,7 @@ def workers(queue: str, release_dead: bool, admit: tuple[str, ...], as_json: boo
         excluded = f", excluded from {node_found.after} on" if node_found.is_excluded else ""
         failed = wording.counted(node_found.failures, "task")
         when, why = moment(node_found.last), f" ({node_found.reason})" if node_found.reason else ""
-        say(
-            brief(f"node {node_found.node}: {failed} in a row failed{excluded}; {when}{why}", 200)
-        )
+        say(brief(f"node {node_found.node}: {failed} in a row failed{excluded}; {when}{why}", 200))
     _end(refused)
 
 

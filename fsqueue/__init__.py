@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fsqueue.activity import Activity, Failure, Held, Rate, TimeLeft
-from fsqueue.committing import Commit
-from fsqueue.discovery import queues
+from fsqueue.commit import Commit
 from fsqueue.errors import (
     Bury,
     CommitLost,
@@ -34,17 +32,15 @@ from fsqueue.errors import (
     UnsafeFilesystem,
     UpdateConflict,
 )
+from fsqueue.format.layout import Durability, Settings
 from fsqueue.fsck import Finding
 from fsqueue.functions import task
-from fsqueue.layout import Durability, Settings
-from fsqueue.poll import Poll, wait
-from fsqueue.queue import Queue
-from fsqueue.task import (
+from fsqueue.leased_task import LeasedTask
+from fsqueue.models import (
     CommitPart,
     CommitReport,
     DeadLetter,
     GcReport,
-    LeasedTask,
     Movement,
     State,
     Status,
@@ -52,24 +48,28 @@ from fsqueue.task import (
     TaskInfo,
     TaskRef,
 )
+from fsqueue.poll import Poll, wait
+from fsqueue.queue import Queue
+from fsqueue.storage.discovery import queues
+from fsqueue.views.activity import Activity, Failure, Held, Rate, TimeLeft
 
 __version__ = "0.1.0"
 
 _LAZY = {
     "AsyncPoll": "fsqueue.asyncpoll",
-    "Event": "fsqueue.work",
+    "Event": "fsqueue.worker",
     "Report": "fsqueue.doctor",
-    "StuckLock": "fsqueue.stuck",
-    "Worker": "fsqueue.work",
-    "WorkerReport": "fsqueue.work",
+    "StuckLock": "fsqueue.views.stuck_locks",
+    "Worker": "fsqueue.worker",
+    "WorkerReport": "fsqueue.worker",
 }
 """Names that few programs use. Their modules are imported when the program first asks for them."""
 
 if TYPE_CHECKING:
     from fsqueue.asyncpoll import AsyncPoll
     from fsqueue.doctor import Report
-    from fsqueue.stuck import StuckLock
-    from fsqueue.work import Event, Worker, WorkerReport
+    from fsqueue.views.stuck_locks import StuckLock
+    from fsqueue.worker import Event, Worker, WorkerReport
 else:  # hidden from type checkers, which would take every misspelt name for one that is imported late
 
     def __getattr__(name):

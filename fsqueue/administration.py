@@ -9,8 +9,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from fsqueue import inspection, jsonl, layout, mountadvice, names, nested, overwriting, revoking, trash, upkeep
 from fsqueue.clock import Clock, Entropy
+from fsqueue.cluster.identity import is_in_job
 from fsqueue.errors import (
     FULL,
     FsqueueError,
@@ -22,12 +22,16 @@ from fsqueue.errors import (
     StorageError,
     UnsafeFilesystem,
 )
-from fsqueue.filesystem import Filesystem, Mount, OpenTree, mount_of
-from fsqueue.identity import is_in_job
-from fsqueue.layout import Fate, Settings
-from fsqueue.ledger import LEASED, Ledger
-from fsqueue.names import QueueId
-from fsqueue.store import Store
+from fsqueue.filesystem import Filesystem, Mount, OpenTree, mount_of, mountadvice
+from fsqueue.format import layout, names
+from fsqueue.format.layout import QueueState, Settings
+from fsqueue.format.names import QueueId
+from fsqueue.format.replay import LEASED, ReplayState
+from fsqueue.protocol import overwriting, revoking
+from fsqueue.storage import jsonl, nested
+from fsqueue.storage.store import Store
+from fsqueue.upkeep import collect, trash
+from fsqueue.views import inspection
 
 CREATE_TRIES = 10
 """How often a queue is made whose directory others move away meanwhile."""
@@ -63,9 +67,7 @@ def create(path: str, settings: Settings, *, exist_ok: bool, allow_unsafe: bool)
     )
 
 
-def _create(
-    fs: Filesystem, mount: Mount, path: str, settings: Settings, exist_ok: bool, allow_unsafe: bool
-) -> None:
+def _create(fs: Filesystem, mount: Mount, path: str, settings: Settings, exist_ok: bool, allow_unsafe: bool) -> None:
     clock, entropy = Clock(), Entropy()
     try:
         is_new = not fs.exists(path)
@@ -78,7 +80,7 @@ def _create(
         if error.errno == errno.ENOENT and _dangling(fs, path) is None:
             raise  # what was there a moment ago is gone
         raise NotAQueue(f"{_in_the_way(fs, path)}. Choose another path; nothing was changed.") from None
-    if "queue.jsonl" in fs.names(path) and layout.read_fate(fs.read(layout.settings_file(path)), path).closed:
+    if "queue.jsonl" in fs.names(path) and layout.read_queue_state(fs.read(layout.settings_file(path)), path).closed:
         move_away(fs, path, clock, entropy)
         fs.make_root()
     present = [name for name in fs.names(path) if not layout.is_passing(name)]
@@ -189,8 +191,8 @@ def _sync_name(fs: Filesystem, path: str) -> None:
 def _allow_unsafe(fs: Filesystem, path: str) -> None:
     """Record, once, that a queue may be used where it is known to be unsafe: opening it refuses that otherwise."""
     clock = Clock()
-    with _settings(fs, path, clock, Entropy()) as (fd, fate):
-        if not fate.allows_unsafe and not fate.closed:
+    with _settings(fs, path, clock, Entropy()) as (fd, queue_state):
+        if not queue_state.allows_unsafe and not queue_state.closed:
             jsonl.append(fs, fd, layout.unsafe_record(clock.now_ms()), True)
 
 
@@ -219,18 +221,18 @@ def purge(store: Store) -> None:
     A crash in between leaves the old tree where it is; upkeep moves it.
     """
     store.refresh(now=True)
-    old, fs = store.fate, store.fs
-    with _settings(fs, store.path, store.clock, store.entropy) as (fd, fate):
-        if fate == old:  # else somebody else purged or deleted it just now
-            begun = fate.generation + 1
-            overwriting.clear(store, names.generation(begun, fate.id))
+    old, fs = store.queue_state, store.fs
+    with _settings(fs, store.path, store.clock, store.entropy) as (fd, queue_state):
+        if queue_state == old:  # else somebody else purged or deleted it just now
+            begun = queue_state.generation + 1
+            overwriting.clear(store, names.generation(begun, queue_state.id))
             jsonl.append(fs, fd, layout.generation_record(begun, store.clock.now_ms()), True)
     try:
-        upkeep.to_trash(store, store.path, old.directory)
+        collect.to_trash(store, store.path, old.directory)
     except OSError as error:  # it is purged all the same
-        upkeep.logger.warning("what was purged from %s is still there (%s); 'fsqueue gc' moves it", store.path, error)
+        collect.logger.warning("what was purged from %s is still there (%s); 'fsqueue gc' moves it", store.path, error)
     store.refresh(now=True)
-    store.ring()
+    store.notify()
     reap_later(store)
 
 
@@ -250,22 +252,22 @@ def delete(store: Store, wait: bool) -> None:
         raise StorageError(_NOT_YOURS.format(path=path, parent=outside.root))
     nested.refuse_inside(fs, path)
     store.close_logs()
-    with _settings(fs, path, store.clock, store.entropy) as (fd, fate):
-        if fate.id != store.fate.id or not fs.is_in_place():
+    with _settings(fs, path, store.clock, store.entropy) as (fd, queue_state):
+        if queue_state.id != store.queue_state.id or not fs.is_in_place():
             return  # another process deleted it just now, and another queue is there
         try:
-            marked = fate.closed or _mark(fs, fd, mark)
-            moved = _move(outside, path, fate.id, fd, store.entropy)
+            marked = queue_state.closed or _mark(fs, fd, mark)
+            moved = _move(outside, path, queue_state.id, fd, store.entropy)
         except BaseException:
-            if not fate.closed:
+            if not queue_state.closed:
                 _unmark(fs, path, fd, mark)
             raise
         if moved is not None and not marked:
-            _empty_until_marked(fs, fd, mark, outside, moved, fate.id)
+            _empty_until_marked(fs, fd, mark, outside, moved, queue_state.id)
     if moved is not None and wait:
-        _reap(outside, moved, fate.id)
+        _reap(outside, moved, queue_state.id)
     elif moved is not None:
-        _later(_reap, outside, moved, fate.id)
+        _later(_reap, outside, moved, queue_state.id)
 
 
 def _reap(outside: Filesystem, moved: str, queue_id: QueueId) -> None:
@@ -273,7 +275,7 @@ def _reap(outside: Filesystem, moved: str, queue_id: QueueId) -> None:
     found = trash.Reaping()
     trash.reap_tree(outside, moved, queue_id, found)
     for path, why in found.left.items():
-        upkeep.logger.warning("%s is left of the deleted queue (%s); 'fsqueue gc --trash' tries again", path, why)
+        collect.logger.warning("%s is left of the deleted queue (%s); 'fsqueue gc --trash' tries again", path, why)
 
 
 _NOT_YOURS = (
@@ -321,7 +323,7 @@ def _unmark(fs: Filesystem, path: str, locked: int, mark: bytes) -> None:
         finally:
             fs.close(fd)
     except OSError as error:
-        upkeep.logger.warning("the queue %s counts as deleted, but it is still in place: %s", path, error)
+        collect.logger.warning("the queue %s counts as deleted, but it is still in place: %s", path, error)
 
 
 def _move(outside: Filesystem, path: str, queue_id: QueueId, fd: int, entropy: Entropy) -> str | None:
@@ -367,13 +369,13 @@ def _empty_until_marked(
 
     def is_the_one(tree: OpenTree) -> bool:
         content = tree.read(layout.SETTINGS_FILE)
-        return content is not None and layout.read_fate(content, moved).id == queue_id
+        return content is not None and layout.read_queue_state(content, moved).id == queue_id
 
     try:
         while not _mark(fs, fd, mark) and outside.remove_tree(moved, is_the_one, layout.SETTINGS_FILE, REAPED_AT_ONCE):
             pass
     except (OSError, FsqueueError) as error:
-        upkeep.logger.warning("%s is left of the deleted queue: %s", moved, error)
+        collect.logger.warning("%s is left of the deleted queue: %s", moved, error)
 
 
 def finish_deletion(path: str) -> None:
@@ -381,7 +383,7 @@ def finish_deletion(path: str) -> None:
     try:
         move_away(Filesystem(path, shared=mount_of(path).shared), path, Clock(), Entropy())
     except (OSError, FsqueueError) as error:
-        upkeep.logger.info("the deleted queue %s is still in place: %s", path, error)
+        collect.logger.info("the deleted queue %s is still in place: %s", path, error)
 
 
 def move_away(fs: Filesystem, path: str, clock: Clock, entropy: Entropy) -> None:
@@ -392,9 +394,9 @@ def move_away(fs: Filesystem, path: str, clock: Clock, entropy: Entropy) -> None
     _refuse_link(outside, path)
     nested.refuse_inside(fs, path)
     try:
-        with _settings(fs, path, clock, entropy) as (fd, fate):
-            if fate.closed and fs.is_in_place():
-                _move(outside, path, fate.id, fd, entropy)
+        with _settings(fs, path, clock, entropy) as (fd, queue_state):
+            if queue_state.closed and fs.is_in_place():
+                _move(outside, path, queue_state.id, fd, entropy)
     except FileNotFoundError:
         pass  # somebody else did
 
@@ -406,7 +408,7 @@ def _outside_of(fs: Filesystem, path: str) -> Filesystem:
 
 def reap_later(store: Store) -> None:
     """Reap a queue's own trash in the background; what it leaves goes with the next reaping."""
-    _later(trash.reap_own, store.fs, store.path, store.fate.id)
+    _later(trash.reap_own, store.fs, store.path, store.queue_state.id)
 
 
 def _later(action: Callable[..., object], *args: object) -> None:
@@ -415,10 +417,10 @@ def _later(action: Callable[..., object], *args: object) -> None:
 
 
 @contextmanager
-def _settings(fs: Filesystem, path: str, clock: Clock, entropy: Entropy) -> Iterator[tuple[int, Fate]]:
+def _settings(fs: Filesystem, path: str, clock: Clock, entropy: Entropy) -> Iterator[tuple[int, QueueState]]:
     """`queue.jsonl`, locked, and what it says now; FileNotFoundError if there is none."""
     with jsonl.held(fs, clock, entropy, layout.settings_file(path), flags=os.O_APPEND) as fd:
-        yield fd, layout.read_fate(fs.read_from(fd, 0), path)
+        yield fd, layout.read_queue_state(fs.read_from(fd, 0), path)
 
 
 def release_all(
@@ -426,8 +428,8 @@ def release_all(
 ) -> int:
     """End the leases of matching workers: on a host or Slurm's node, in a job or an element of an array of jobs."""
 
-    def chosen(ledger: Ledger, index: int) -> bool:
-        holder = ledger.holder[index]
+    def chosen(replay_state: ReplayState, index: int) -> bool:
+        holder = replay_state.holder[index]
         info = (holder.worker if holder is not None else None) or {}
         return (
             (worker is None or str(info.get("name")) == worker)
@@ -439,20 +441,22 @@ def release_all(
     return release(store, chosen, offline)
 
 
-def release(store: Store, chosen: Callable[[Ledger, int], bool], offline: bool = False) -> int:
+def release(store: Store, chosen: Callable[[ReplayState, int], bool], offline: bool = False) -> int:
     """End the chosen leases in every batch at work. What stays busy is named after the rest is done."""
     store.refresh(now=True)
     released, busy = 0, []
     for shard in inspection.shards(store):
         for batch in inspection.logs(store, shard):
-            ledger = inspection.read_ledger(store, batch)
-            if ledger is None or not any(lease_holds(ledger, index, chosen) for index in range(ledger.count)):
+            replay_state = inspection.read_replay_state(store, batch)
+            if replay_state is None or not any(
+                lease_holds(replay_state, index, chosen) for index in range(replay_state.count)
+            ):
                 continue
             try:
                 released += revoking.revoke(store, batch, chosen, 0.0 if offline else jsonl.LOCK_TIMEOUT_S)
             except LockTimeout:
                 busy.append(batch)
-    store.ring()
+    store.notify()
     if busy:
         what = (
             "somebody is working on them, so do it without 'offline'"
@@ -465,6 +469,8 @@ def release(store: Store, chosen: Callable[[Ledger, int], bool], offline: bool =
     return released
 
 
-def lease_holds(ledger: Ledger, index: int, chosen: Callable[[Ledger, int], bool]) -> bool:
+def lease_holds(replay_state: ReplayState, index: int, chosen: Callable[[ReplayState, int], bool]) -> bool:
     """Whether a task is leased, in time or not, by somebody chosen."""
-    return ledger.holder[index] is not None and ledger.state[index] == LEASED and chosen(ledger, index)
+    return (
+        replay_state.holder[index] is not None and replay_state.state[index] == LEASED and chosen(replay_state, index)
+    )

@@ -7,13 +7,14 @@ from enum import Enum
 from functools import wraps
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
-from fsqueue import batch, names
 from fsqueue.callers import FromCaller, items_of
 from fsqueue.errors import InvalidArgument, InvalidResult, InvalidTask, LeaseLost
 from fsqueue.filesystem import taken
-from fsqueue.names import Batch
-from fsqueue.store import Store
-from fsqueue.task import LeasedTask, Task
+from fsqueue.format import names, task_file
+from fsqueue.format.names import Batch
+from fsqueue.leased_task import LeasedTask
+from fsqueue.models import Task
+from fsqueue.storage.store import Store
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -119,7 +120,7 @@ def selector(name: str, value: object) -> str | None:
 def unchanged(tasks: Iterable[Any]) -> Iterator[Any]:
     """Pass payloads or Tasks on; InvalidTask for the first payload that would come back changed."""
     for index, item in enumerate(tasks):
-        batch.check_unchanged(item.payload if isinstance(item, Task) else item, index)
+        task_file.check_unchanged(item.payload if isinstance(item, Task) else item, index)
         yield item
 
 
@@ -179,7 +180,7 @@ def results_of(results: object) -> tuple[dict[tuple[Batch, int], bytes], dict[st
     for task_id, value in items_of(results.items()):
         place = names.parse_task_id(task_id)
         try:
-            encoded[place] = batch.encode_result(value)
+            encoded[place] = task_file.encode_result(value)
         except InvalidTask as error:
             refused[task_id] = str(error)
     return encoded, refused

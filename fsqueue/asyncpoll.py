@@ -5,16 +5,12 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 from fsqueue.aside import in_thread
-from fsqueue.leasing import Leaser
-from fsqueue.waiting import BELL_S, Vigil
-
-if TYPE_CHECKING:
-    from fsqueue.poll import Poll
-    from fsqueue.queue import Queue
-    from fsqueue.task import LeasedTask
+from fsqueue.leased_task import LeasedTask
+from fsqueue.poll import Lessor, Poll
+from fsqueue.protocol.leasing import Leaser
+from fsqueue.protocol.waiting import BELL_S, IdlePoller
 
 
 class AsyncPoll:
@@ -25,7 +21,7 @@ class AsyncPoll:
     it sleeps in the event loop and keeps no thread.
     """
 
-    def __init__(self, queue: Queue, poll: Poll) -> None:
+    def __init__(self, queue: Lessor, poll: Poll) -> None:
         self._queue, self._poll = queue, poll
         self._leaser = Leaser(queue, queue.store)  # its own: the looks are made in several threads, one at a time
         self._turn = asyncio.Lock()
@@ -37,13 +33,13 @@ class AsyncPoll:
     async def __anext__(self) -> LeasedTask:
         ahead = self._poll._ahead
         async with self._turn:
-            vigil, pause = Vigil(self._leaser, ahead.lease_ms), BELL_S[0]
+            idle_poller, pause = IdlePoller(self._leaser, ahead.lease_ms), BELL_S[0]
             try:
                 while not (ahead.tasks or self._ended.is_set()):
-                    if await in_thread(lambda: self._look(vigil)):
+                    if await in_thread(lambda: self._look(idle_poller)):
                         self._ended.set()
                     elif not ahead.tasks:
-                        await self._nap(max(0.001, min(pause * self._jitter(), vigil.due_s())))
+                        await self._nap(max(0.001, min(pause * self._jitter(), idle_poller.due_s())))
                         pause = min(pause * 1.3, BELL_S[1])
             except asyncio.CancelledError:
                 await in_thread(self._poll._put_back)
@@ -56,9 +52,9 @@ class AsyncPoll:
                 task.began = self._queue.store.clock.monotonic()
             return task
 
-    def _look(self, vigil: Vigil) -> bool:
+    def _look(self, idle_poller: IdlePoller) -> bool:
         """Lease ahead. Return whether the iteration has ended."""
-        got, ended = self._queue._look(vigil, self._poll._prefetch, self._poll._stop)
+        got, ended = self._queue._look(idle_poller, self._poll._prefetch, self._poll._stop)
         self._poll._ahead.add(got)
         return ended
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fsqueue import inspection, names, transitions
 from fsqueue.errors import LeaseLost, TaskNotFound
-from fsqueue.task import LeasedTask
-
-if TYPE_CHECKING:
-    from fsqueue.queue import Queue
+from fsqueue.format import names
+from fsqueue.leased_task import LeasedTask, Verbs
+from fsqueue.protocol import transitions
+from fsqueue.views import inspection
 
 
 class WithoutPayload(LeasedTask):
@@ -30,21 +29,21 @@ class WithoutPayload(LeasedTask):
         """Ignore it: there is none."""
 
 
-def attach(queue: Queue, token: str) -> LeasedTask:
+def attach(queue: Verbs, token: str) -> LeasedTask:
     """The task that the lease holds. InvalidArgument: no token; TaskNotFound: its batch has finished; LeaseLost."""
     store = queue.store
     batch_id, index, lease = names.parse_token(token)
     store.verify()
-    ledger = inspection.read_ledger(store, batch_id)
+    replay_state = inspection.read_replay_state(store, batch_id)
     task_id = names.task_id(batch_id, index)
-    if ledger is None:
+    if replay_state is None:
         raise TaskNotFound(
             f"The task {task_id} is not at work in {store.path}: it has finished, was purged, or never leased."
         )
-    if not ledger.holds(index, lease):
-        if transitions.completed_by(ledger, index, lease):
+    if not replay_state.holds(index, lease):
+        if transitions.completed_by(replay_state, index, lease):
             raise LeaseLost(transitions.already(task_id), [task_id], transitions.ALREADY)
-        reason = transitions.why_lost(ledger, index)
+        reason = transitions.why_lost(replay_state, index)
         raise LeaseLost(
             f"The lease of {task_id} holds no longer ({reason}). {transitions.NOT_ITS_OWN}",
             [task_id],
@@ -52,7 +51,7 @@ def attach(queue: Queue, token: str) -> LeasedTask:
         )
     kind, payload, why = LeasedTask, None, None
     try:
-        payload = inspection.payload_of(store, batch_id, index, ledger)
+        payload = inspection.payload_of(store, batch_id, index, replay_state)
     except TaskNotFound as error:
         kind, why = WithoutPayload, error
     task = kind(
@@ -61,9 +60,9 @@ def attach(queue: Queue, token: str) -> LeasedTask:
         index,
         lease,
         payload,
-        ledger.attempts[index] + 1,
-        ledger.version[index],
-        ledger.since[index],
+        replay_state.attempts[index] + 1,
+        replay_state.version[index],
+        replay_state.since[index],
         queue.generation,
     )
     if isinstance(task, WithoutPayload) and why is not None:

@@ -19,11 +19,12 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
-from fsqueue import names, nesting
 from fsqueue.clock import duration_ms
 from fsqueue.errors import Bury, InvalidArgument, InvalidTask, said
+from fsqueue.format import nesting
+from fsqueue.models import Task, TaskRef
 from fsqueue.queue import Queue
-from fsqueue.task import Task, TaskRef
+from fsqueue.storage.paths import queue_path
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -57,7 +58,7 @@ class Function(Generic[P, R]):
     def __init__(self, function: Callable[P, R], name: str, queue: Where | None, delay_s: float) -> None:
         duration_ms(delay_s, "delay_s")
         if not (queue is None or isinstance(queue, Queue)):
-            names.queue_path(queue)
+            queue_path(queue)
         functools.update_wrapper(self, function, updated=())
         self.name = name
         """The name under which calls are queued."""

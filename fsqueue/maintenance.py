@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from fsqueue import administration, deadletters, upkeep
+from fsqueue import administration
 from fsqueue.arguments import EVERY, Every, letters_meant, selector, translated, verb, whole
 from fsqueue.callers import calling
 from fsqueue.fsck import Finding, fsck
-from fsqueue.store import Store
-from fsqueue.task import DeadLetter, GcReport
+from fsqueue.models import DeadLetter, GcReport
+from fsqueue.storage import deadletters
+from fsqueue.storage.store import Store
+from fsqueue.upkeep import collect
 
 
 class Maintenance:
@@ -39,7 +41,7 @@ class Maintenance:
         wanted = letters_meant(ids)
         self._write_letters()
         retried = deadletters.retry(self.store, wanted, None if where is None else calling(where))
-        self.store.ring()
+        self.store.notify()
         return retried
 
     @verb("purging dead letters")
@@ -54,7 +56,7 @@ class Maintenance:
     @verb("writing dead letters")
     def _write_letters(self) -> None:
         self.store.refresh(now=True)
-        upkeep.write_letters(self.store)
+        collect.write_letters(self.store)
 
     # -- the whole queue ----------------------------------------------------------------------------------------
 
@@ -99,7 +101,7 @@ class Maintenance:
         """
         if history_days is not None:
             whole("history_days", history_days, 0)
-        return upkeep.gc(self.store, touch, history_days)
+        return collect.gc(self.store, touch, history_days)
 
     def fsck(self, *, repair: bool = False, progress: Callable[[int, int], object] | None = None) -> Iterator[Finding]:
         """Iterate over what is wrong on disk, as it is found. Safe at any time. A sound queue has no findings.

@@ -11,11 +11,12 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, Protocol
 
-from fsqueue import identity, inspection, names
+from fsqueue.arguments import HasStore
 from fsqueue.callers import FromCaller, calling
 from fsqueue.clock import duration_ms
+from fsqueue.cluster import identity
 from fsqueue.errors import (
     FsqueueError,
     InvalidArgument,
@@ -26,12 +27,13 @@ from fsqueue.errors import (
     said,
 )
 from fsqueue.filesystem import taken
-from fsqueue.store import Store
-from fsqueue.task import Status
-
-if TYPE_CHECKING:
-    from fsqueue.queue import Queue
-    from fsqueue.task import LeasedTask
+from fsqueue.leased_task import LeasedTask, Verbs
+from fsqueue.models import Status
+from fsqueue.protocol.leasing import Leaser
+from fsqueue.protocol.waiting import IdlePoller
+from fsqueue.storage.paths import queue_path
+from fsqueue.storage.store import Store
+from fsqueue.views import inspection
 
 logger = logging.getLogger("fsqueue")
 
@@ -50,7 +52,7 @@ LOOK_SHARE = 0.2
 
 
 def wait(
-    queues: Iterable[Queue | str | os.PathLike[str]],
+    queues: Iterable[HasStore | str | os.PathLike[str]],
     timeout_s: float | None = None,
     poll: Callable[[list[Status]], object] | None = None,
 ) -> list[Status]:
@@ -90,7 +92,7 @@ def _store_of(queue: object) -> Store:
     store = getattr(queue, "store", None)
     if isinstance(store, Store):
         return store
-    path = names.queue_path(queue)
+    path = queue_path(queue)
     try:
         with taken.Scope():
             return Store(path)
@@ -103,7 +105,7 @@ def _wait(stores: list[Store], timeout_s: float, poll: Callable[[list[Status]], 
     checks = [inspection.DrainCheck(store) for store in stores]
     for store in stores:
         store.refresh(now=True)
-    generations = [store.fate.generation for store in stores]
+    generations = [store.queue_state.generation for store in stores]
     begin = clock.monotonic()
     while True:
         found: list[Status] = []
@@ -111,7 +113,7 @@ def _wait(stores: list[Store], timeout_s: float, poll: Callable[[list[Status]], 
         if poll is not None or all(check() for check in checks):
             found = [inspection.status(store) for store in stores]
         for store, generation in zip(stores, generations, strict=True):
-            if store.fate.generation != generation:
+            if store.queue_state.generation != generation:
                 raise QueuePurged(
                     f"The queue {store.path} was purged or overwritten while it was waited for: what was in it was not "
                     "worked off. Wait again for what is in it now."
@@ -129,6 +131,20 @@ def _wait(stores: list[Store], timeout_s: float, poll: Callable[[list[Status]], 
         clock.sleep(min(max(pause, (now - looked_at) * (1 / LOOK_SHARE - 1)), left))
 
 
+class Lessor(Verbs, Protocol):
+    """What a loop asks of its queue. `Queue` is one."""
+
+    @property
+    def _leaser(self) -> Leaser:
+        """Return this thread's lessee."""
+
+    def _lease_waiting(self, n: int, lease_ms: int, stop: Callable[[], bool]) -> list[LeasedTask]:
+        """Lease up to `n` tasks; wait for the first until `stop` says True."""
+
+    def _look(self, idle_poller: IdlePoller, n: int, stop: Callable[[], bool]) -> tuple[list[LeasedTask], bool]:
+        """Look once for up to `n` tasks. Return them, and whether none was found and `stop` says True."""
+
+
 class Prefetched:
     """The tasks that are leased and not handed out yet. Completing one leases the next in the same append.
 
@@ -136,7 +152,7 @@ class Prefetched:
     """
 
     def __init__(
-        self, queue: Queue, lease_ms: int, exchange: bool, errors: Errors, stop_after_failures: int | None
+        self, queue: Lessor, lease_ms: int, exchange: bool, errors: Errors, stop_after_failures: int | None
     ) -> None:
         self.queue = queue
         self.records = errors == "record"
@@ -187,11 +203,11 @@ class Prefetched:
         return True
 
 
-left: deque[tuple[Queue, list[LeasedTask]]] = deque()
+left: deque[tuple[Verbs, list[LeasedTask]]] = deque()
 """Tasks leased ahead by loops that were dropped without being closed, until they are put back."""
 
 
-def put_back(queue: Queue | None = None) -> None:
+def put_back(queue: Verbs | None = None) -> None:
     """Release what dropped loops of one queue, or of all, have left behind. Never raises fsqueue's errors.
 
     Several threads may do so at once: a lease that another one has released already is found lost.
@@ -216,7 +232,7 @@ class Poll:
     that goes on with the loop, or leaves it, what was leased ahead stays its parent's.
     """
 
-    def __init__(self, queue: Queue, ahead: Prefetched, prefetch: int, until: Until) -> None:
+    def __init__(self, queue: Lessor, ahead: Prefetched, prefetch: int, until: Until) -> None:
         self._queue = queue
         self._ahead = ahead
         self._prefetch = prefetch

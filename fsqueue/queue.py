@@ -10,20 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from fsqueue import (
-    administration,
-    attaching,
-    batch,
-    batching,
-    biography,
-    committing,
-    insertion,
-    inspection,
-    names,
-    transitions,
-    waiting,
-)
-from fsqueue.activity import LEAST_S, Activity, activity
+from fsqueue import administration, attaching
 from fsqueue.arguments import (
     ended,
     leased,
@@ -39,21 +26,27 @@ from fsqueue.arguments import (
 )
 from fsqueue.callers import calling
 from fsqueue.clock import Clock, Entropy, duration_ms
-from fsqueue.committing import Commit
+from fsqueue.commit import Commit, insert_once
 from fsqueue.errors import InvalidArgument, LeaseLost, from_os_error, said, text_of
 from fsqueue.filesystem import Filesystem, taken
-from fsqueue.layout import DEFAULTS, Durability, Settings
-from fsqueue.leasing import Leaser
+from fsqueue.format import names, task_file
+from fsqueue.format.layout import DEFAULTS, Durability, Settings
+from fsqueue.leased_task import LeasedTask
 from fsqueue.maintenance import Maintenance
+from fsqueue.models import STATES, Movement, State, Status, Task, TaskInfo, TaskRef
 from fsqueue.poll import Errors, Poll, Prefetched, Until, left, put_back, wait
-from fsqueue.store import QueueClosed, Store
-from fsqueue.task import STATES, LeasedTask, Movement, State, Status, Task, TaskInfo, TaskRef
+from fsqueue.protocol import encoding, insertion, transitions, waiting
+from fsqueue.protocol.leasing import Leaser
+from fsqueue.storage.paths import queue_path
+from fsqueue.storage.store import QueueClosed, Store
+from fsqueue.views import inspection, task_history
+from fsqueue.views.activity import LEAST_S, Activity, activity
 
 if TYPE_CHECKING:
     from fsqueue.asyncpoll import AsyncPoll
-    from fsqueue.stuck import StuckLock
+    from fsqueue.views.stuck_locks import StuckLock
 
-RESULT_BYTES_MAX = batch.RESULT_BYTES_MAX
+RESULT_BYTES_MAX = task_file.RESULT_BYTES_MAX
 
 
 class Queue(Maintenance):
@@ -75,7 +68,7 @@ class Queue(Maintenance):
     ) -> None:
         if worker is not None and (type(worker) is not str or not 1 <= len(worker) <= 200 or not worker.isprintable()):
             raise InvalidArgument(f"worker must be a name of 1 to 200 printable characters, not {worker!r}.")
-        where = names.queue_path(path)
+        where = queue_path(path)
         try:
             with taken.Scope():
                 self.store = Store(where, worker, fs=filesystem, clock=clock, entropy=entropy)
@@ -121,7 +114,7 @@ class Queue(Maintenance):
             durability,
             keep_history,
         )
-        where = names.queue_path(path)
+        where = queue_path(path)
         try:
             with taken.Scope():
                 administration.create(where, settings, exist_ok=exist_ok, allow_unsafe=allow_unsafe)
@@ -145,7 +138,7 @@ class Queue(Maintenance):
     @property
     def generation(self) -> int:
         """Which generation it is in, as last read: each purge begins the next."""
-        return self.store.fate.generation
+        return self.store.queue_state.generation
 
     @property
     def _leaser(self) -> Leaser:
@@ -195,11 +188,11 @@ class Queue(Maintenance):
         """
         item = payload if isinstance(payload, Task) else Task(payload)
         if strict:
-            batch.check_unchanged(item.payload)
-        default = batching.available_from(Task(None, delay_s=delay_s, available_at=available_at), None)
-        sealed = batching.Encoded(batching.available_from(item, None, default))
-        sealed.take(batch.encode_task(item.payload, self.settings.task_bytes_max), 1)
-        return TaskRef(names.task_id(insertion.publish(self.store, [sealed])[0], 0))
+            task_file.check_unchanged(item.payload)
+        default = encoding.available_from(Task(None, delay_s=delay_s, available_at=available_at), None)
+        encoded = encoding.Encoded(encoding.available_from(item, None, default))
+        encoded.take(task_file.encode_task(item.payload, self.settings.task_bytes_max), 1)
+        return TaskRef(names.task_id(insertion.publish(self.store, [encoded])[0], 0))
 
     @verb("inserting")
     def insert_many(
@@ -230,7 +223,7 @@ class Queue(Maintenance):
         if strict:
             tasks = unchanged(tasks)
         if commit is not None:
-            return committing.insert_many(self.store, tasks, commit, delay_s, batch_tasks)
+            return insert_once(self.store, tasks, commit, delay_s, batch_tasks)
         return insertion.insert_many(self.store, tasks, delay_s, batch_tasks, total)
 
     def commit(self, name: str, *, attempt: str | None = None) -> Commit:
@@ -328,9 +321,9 @@ class Queue(Maintenance):
         return waiting.wait(self._leaser, n, lease_ms, math.inf, stop=stop)
 
     @verb("leasing")
-    def _look(self, vigil: waiting.Vigil, n: int, stop: Callable[[], bool]) -> tuple[list[LeasedTask], bool]:
+    def _look(self, idle_poller: waiting.IdlePoller, n: int, stop: Callable[[], bool]) -> tuple[list[LeasedTask], bool]:
         put_back(self)
-        got = vigil.look(n)
+        got = idle_poller.look(n)
         return got, not got and stop()
 
     @verb("attaching to a lease")
@@ -435,9 +428,9 @@ class Queue(Maintenance):
 
         Takes half a second if a lock is suspect. What such a holder has locked waits for it; all else goes on.
         """
-        from fsqueue import stuck
+        from fsqueue.views import stuck_locks
 
-        return stuck.of_store(self.store)
+        return stuck_locks.of_store(self.store)
 
     @verb("reading the queue")
     def is_drained(self) -> bool:
@@ -474,4 +467,4 @@ class Queue(Maintenance):
     @verb("reading the history")
     def history(self, id: str) -> list[Movement]:
         """What happened to a task, oldest first; TaskNotFound if nothing is known of it."""
-        return biography.movements_of(self.store, id)
+        return task_history.movements_of(self.store, id)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import fsqueue
-from fsqueue.waiting import BELL_S
+from fsqueue.protocol.waiting import BELL_S
 
 FSQUEUE = [sys.executable, "-m", "fsqueue_cli"]
 FILE_CALLS = "openat,open,newfstatat,fstat,stat,statx,pread64,pwrite64,close,getdents64,rename,unlink,fsync,mkdir,link"

@@ -12,11 +12,12 @@ from typing import Any, TypeVar
 
 import pytest
 
-from fsqueue import LeasedTask, Queue, names
+from fsqueue import LeasedTask, Queue
 from fsqueue.clock import Clock, ManualClock
 from fsqueue.filesystem import Filesystem, beneath
-from fsqueue.ledger import Ledger
-from fsqueue.states import Lease
+from fsqueue.format import names
+from fsqueue.format.replay import ReplayState
+from fsqueue.format.task_states import Lease
 
 BATCH_TASKS_MAX = int(os.environ.get("FSQUEUE_TEST_BATCH_TASKS_MAX", "1024"))
 
@@ -201,7 +202,7 @@ def drain(
 
 def base_of(queue: Queue, generation: int | None = None) -> Path:
     """The directory of a generation of the queue, the current one by default."""
-    return queue.path / names.generation(generation or queue.generation, queue.store.fate.id)
+    return queue.path / names.generation(generation or queue.generation, queue.store.queue_state.id)
 
 
 def generations_of(queue: Queue) -> list[Path]:
@@ -257,31 +258,31 @@ def raised(kind: type[E], action: Callable[[], object]) -> E | None:
     return None
 
 
-def full_state(ledger: Ledger) -> dict[str, Any]:
+def full_state(replay_state: ReplayState) -> dict[str, Any]:
     """All that two readers of one log must agree on: everything but the indexes that `choose` works with."""
     return {
-        "at": ledger.at,
-        "gone": ledger.gone,
-        "batch": (ledger.batch, ledger.staged),
-        "damaged": ledger.damaged,
-        "prepared": dict(ledger.prepared),
-        "count": ledger.count,
-        "left": ledger.left,
-        "available_at": ledger.available_at,
-        "finished": ledger.finished,
-        "state": list(ledger.state),
-        "since": list(ledger.since),
-        "holder": [None if holder is None else lease_state(holder) for holder in ledger.holder],
-        "attempts": list(ledger.attempts),
-        "version": list(ledger.version),
-        "solo": set(ledger.solo),
-        "payloads": dict(ledger.payloads),
-        "errors": dict(ledger.errors),
-        "results": dict(ledger.results),
-        "leases": {name: lease_state(lease) for name, lease in ledger.leases.items()},
-        "names": list(ledger.names),
-        "counts": list(ledger.counts),
-        "done": list(ledger.done),
+        "at": replay_state.at,
+        "gone": replay_state.gone,
+        "batch": (replay_state.batch, replay_state.staged),
+        "damaged": replay_state.damaged,
+        "prepared": dict(replay_state.prepared),
+        "count": replay_state.count,
+        "left": replay_state.left,
+        "available_at": replay_state.available_at,
+        "finished": replay_state.finished,
+        "state": list(replay_state.state),
+        "since": list(replay_state.since),
+        "holder": [None if holder is None else lease_state(holder) for holder in replay_state.holder],
+        "attempts": list(replay_state.attempts),
+        "version": list(replay_state.version),
+        "solo": set(replay_state.solo),
+        "payloads": dict(replay_state.payloads),
+        "errors": dict(replay_state.errors),
+        "results": dict(replay_state.results),
+        "leases": {name: lease_state(lease) for name, lease in replay_state.leases.items()},
+        "names": list(replay_state.names),
+        "counts": list(replay_state.counts),
+        "done": list(replay_state.done),
     }
 
 

@@ -27,10 +27,10 @@ from fsqueue import (
     QueueNotFound,
     UnsafeFilesystem,
     administration,
-    layout,
 )
 from fsqueue.clock import ManualClock
 from fsqueue.filesystem import Filesystem
+from fsqueue.format import layout
 from tests.concurrency.books import check_sound
 from tests.concurrency.trapped import trapped
 from tests.support import (
@@ -139,7 +139,7 @@ def test_of_many_who_create_one_queue_all_get_the_same(tmp_path: Path) -> None:
     def create(number: int) -> None:
         try:
             q = Queue.create(tmp_path / "q", shards=number + 1, exist_ok=number % 2 == 0)
-            made.append(f"{q.settings.shards} {q.store.fate.id}")
+            made.append(f"{q.settings.shards} {q.store.queue_state.id}")
         except QueueExists as error:
             exists.append(error)
 
@@ -549,9 +549,9 @@ def test_leases_are_ended_by_worker_host_or_job(q: Queue, clock: ManualClock, mo
 def test_all_leases_are_ended_and_the_tasks_are_there_at_once(q: Queue, clock: ManualClock, offline: bool) -> None:
     q.insert_many(range(9), batch_tasks=3)
     Queue(q.path, clock=clock).lease(5)
-    bell = q.store.heard()
+    bell = q.store.read_notification()
     assert q.release_all(offline=offline) == 5
-    assert q.store.heard() != bell
+    assert q.store.read_notification() != bell
     assert q.release_all(offline=offline) == 0
     assert len(Queue(q.path, clock=clock).lease(20)) == 9
 

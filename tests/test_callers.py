@@ -12,7 +12,7 @@ import pytest
 
 import fsqueue
 from fsqueue import FsqueueError, LockTimeout, Queue, StorageError
-from fsqueue.work import handlers
+from fsqueue.worker import handlers
 from tests.support import QueueFactory
 
 ERRORS = [

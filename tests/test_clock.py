@@ -115,9 +115,7 @@ def test_the_file_server_s_stamp_is_compared_with_the_local_clock(tmp_path: Path
     assert os.listdir(tmp_path / ".staging") == []
 
 
-def test_the_clock_is_measured_again_while_the_server_is_slow(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_clock_is_measured_again_while_the_server_is_slow(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     took_ms = [40_000, 2_000, 10, 10]
 
     def compare(_: Filesystem, clock: Clock, probe: str) -> None:

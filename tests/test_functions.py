@@ -257,7 +257,7 @@ def test_anything_is_refused_or_arrives_as_it_was_given(value: Any) -> None:
         task = echo.call(value)
     except InvalidTask:
         return
-    from fsqueue.batch import decode_task, encode_task
+    from fsqueue.format.task_file import decode_task, encode_task
 
     assert typed(decode_task(encode_task(task.payload, 2**20))["payload"]["args"]) == typed([value])
 

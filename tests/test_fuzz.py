@@ -12,10 +12,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fsqueue import FsqueueError, Queue, batch, history, layout, movements, names
+from fsqueue import FsqueueError, Queue
 from fsqueue.clock import ManualClock
 from fsqueue.errors import FormatTooNew, InvalidArgument, NotAQueue
-from fsqueue.ledger import Ledger
+from fsqueue.format import layout, movements, names, task_file
+from fsqueue.format.replay import ReplayState
+from fsqueue.storage import history
 from tests.support import base_of
 
 QUICK = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
@@ -66,7 +68,7 @@ def test_lines(line: bytes) -> None:
     found = history.parse(line)
     assert found is None or isinstance(found[0], str)
     try:
-        batch.decode_task(line)
+        task_file.decode_task(line)
     except ValueError:
         pass
 
@@ -81,9 +83,9 @@ def test_nesting_that_one_parser_bears_and_the_other_does_not(depth: int) -> Non
 @QUICK
 @given(contents)
 def test_logs(content: bytes) -> None:
-    ledger = Ledger()
-    ledger.fold(content, 0)
-    ledger.next_time()
+    replay_state = ReplayState()
+    replay_state.replay(content, 0)
+    replay_state.next_time()
 
 
 @QUICK
@@ -92,10 +94,10 @@ def test_settings(content: bytes) -> None:
     first = layout.birth_record(layout.Settings(), "0" * 16, 1)
     for whole in (content, first + content, first + content + b"\n"):
         try:
-            fate = layout.read_fate(whole, "q")
+            queue_state = layout.read_queue_state(whole, "q")
         except (NotAQueue, FormatTooNew):
             continue
-        assert "/" not in fate.directory
+        assert "/" not in queue_state.directory
 
 
 PLACES = ["dead/00.jsonl", "history/2026-11-21/00.jsonl", "completions/00", "log", "file"]

@@ -24,7 +24,7 @@ import fsqueue
 from fsqueue import FsqueueError, LeasedTask, Queue, poll
 from fsqueue.filesystem import Filesystem, taken
 from fsqueue.filesystem.sizes import SizeOf
-from fsqueue.layout import settings_file
+from fsqueue.format.layout import settings_file
 
 HERE = os.path.dirname(fsqueue.__file__) + "/"
 SECTIONS = {"taken.py", "locks.py", "logs.py", "jsonl.py", "store.py", "leasing.py", "transitions.py", "arguments.py",

@@ -11,9 +11,10 @@ from typing import Any
 import orjson
 import pytest
 
-from fsqueue import FsqueueError, Queue, Status, names
+from fsqueue import FsqueueError, Queue, Status
 from fsqueue.clock import ManualClock
 from fsqueue.errors import InvalidArgument, StorageError
+from fsqueue.format import names
 from tests.support import QueueFactory, base_of, files_below, leftovers, log_files
 
 EVIL_IDS = [

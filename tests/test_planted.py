@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from fsqueue import FsqueueError, Queue, QueueNotFound, StorageError, errors, trash
+from fsqueue import FsqueueError, Queue, QueueNotFound, StorageError, errors
 from fsqueue.errors import NotAQueue
 from fsqueue.filesystem import Filesystem, ResultFiles, door
+from fsqueue.upkeep import trash
 from tests.support import QueueFactory, base_of, files_below, log_files
 
 pytestmark = pytest.mark.once

@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from fsqueue import InvalidArgument, LeasedTask, LeaseLost, Queue, StorageError, poll, store
+from fsqueue import InvalidArgument, LeasedTask, LeaseLost, Queue, StorageError, poll
 from fsqueue.clock import ManualClock
 from fsqueue.filesystem import Filesystem
+from fsqueue.storage import store
 from tests.support import QueueFactory, base_of, full_state, leftovers, log_files
 
 
@@ -97,9 +98,9 @@ def test_what_was_exchanged_is_what_is_on_disk(q: Queue) -> None:
     q.insert_many(range(5), batch_tasks=5)
     for task in q.poll():
         [log] = q.store.logs.values()
-        reader = type(log.ledger)()
-        reader.fold(Path(log.path).read_bytes(), 0)
-        assert full_state(log.ledger) == full_state(reader)
+        reader = type(log.replay_state)()
+        reader.replay(Path(log.path).read_bytes(), 0)
+        assert full_state(log.replay_state) == full_state(reader)
         task.complete()
         if not log_files(q):
             break
@@ -461,14 +462,14 @@ def test_the_collector_may_drop_a_loop_under_a_lock_of_the_queue(q: Queue, monke
 
     def collecting(*args: Any) -> Any:
         collected.append(gc.collect())
-        return read_fate(*args)
+        return read_queue_state(*args)
 
-    read_fate = store.read_fate
+    read_queue_state = store.read_queue_state
     gc.collect()
     gc.disable()
     try:
         leave_in_a_cycle()
-        monkeypatch.setattr(store, "read_fate", collecting)
+        monkeypatch.setattr(store, "read_queue_state", collecting)
         q.store.settings_read = -1e9  # as after a second
         thread = threading.Thread(target=q.lease, daemon=True)
         thread.start()

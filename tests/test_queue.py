@@ -20,8 +20,8 @@ from fsqueue import InvalidArgument, NotAQueue, Queue, QueueNotFound, StorageErr
 from fsqueue.clock import ManualClock
 from fsqueue.errors import FormatTooNew
 from fsqueue.filesystem import Filesystem
-from fsqueue.layout import DEFAULTS, Settings
-from fsqueue.ledger import Ledger
+from fsqueue.format.layout import DEFAULTS, Settings
+from fsqueue.format.replay import ReplayState
 from fsqueue.queue import Queue as QueueClass
 from tests.support import QueueFactory, counted, full_state, leftovers
 
@@ -272,9 +272,9 @@ def test_what_is_known_of_a_log_is_what_is_on_disk(queue_factory: QueueFactory, 
                 pass
         clock.advance(0.7)
         for log in q.store.logs.values():
-            reader = Ledger()
-            reader.fold(Path(log.path).read_bytes()[: log.end], 0)
-            assert full_state(log.ledger) == full_state(reader), f"step {step}"
+            reader = ReplayState()
+            reader.replay(Path(log.path).read_bytes()[: log.end], 0)
+            assert full_state(log.replay_state) == full_state(reader), f"step {step}"
 
 
 def test_a_disk_that_fails_is_a_storage_error(queue: Queue, clock: ManualClock) -> None:

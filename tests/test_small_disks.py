@@ -147,7 +147,7 @@ def test_gc_makes_room_for_itself(tmp_path: Path, kind: str) -> None:
         queue = Queue.create(disk / "q", shards=2)
         queue.insert_many(range(4), batch_tasks=2)
         tasks = queue.lease(4)
-        trash = queue.path / ".trash" / f"{queue.store.fate.directory}-{'6' * 16}"
+        trash = queue.path / ".trash" / f"{queue.store.queue_state.directory}-{'6' * 16}"
         trash.mkdir(parents=True)
         ballast = Ballast(disk, "inodes")
         for number in range(4):

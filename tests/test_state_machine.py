@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from fsqueue import LeasedTask, LeaseExpired, LeaseLost, Queue, Task, TaskNotFound, administration
 from fsqueue.clock import Entropy, ManualClock
-from fsqueue.ledger import Ledger
+from fsqueue.format.replay import ReplayState
 from tests.support import BATCH_TASKS_MAX, counted, drain, full_state, leftovers, task_file_names
 
 MARGIN_MS = 50
@@ -480,12 +480,12 @@ class QueueMachine(RuleBasedStateMachine):
 
     @invariant()
     def what_a_worker_knows_is_on_disk(self) -> None:
-        """Verbs apply their own records to the ledger directly; folding the bytes anew gives the same."""
+        """Verbs apply their own records to the replay state directly; folding the bytes anew gives the same."""
         for queue in getattr(self, "queues", ()):
             for log in queue.store.logs.values():
-                ledger = Ledger()
-                ledger.fold(queue.store.fs.read_from(log.fd, 0)[: log.end], 0)
-                assert full_state(log.ledger) == full_state(ledger)
+                replay_state = ReplayState()
+                replay_state.replay(queue.store.fs.read_from(log.fd, 0)[: log.end], 0)
+                assert full_state(log.replay_state) == full_state(replay_state)
 
 
 QueueMachine.TestCase.settings = settings(

@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from fsqueue import DeadLetter, GcReport, Movement, Status, Task, TaskInfo, TaskRef
-from fsqueue.task import STATES
+from fsqueue.models import STATES
 
 pytestmark = pytest.mark.once
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fsqueue import FsqueueError, LeaseLost, Queue, counters
+from fsqueue import FsqueueError, LeaseLost, Queue
+from fsqueue.storage import counters
 from tests.concurrency.books import check_drained, drain
 from tests.support import task_file_names
 

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fsqueue import doctorplaces, names, stuck
 from fsqueue.clock import Clock, Entropy
 from fsqueue.doctor import contests, messages, probes, twohosts
 from fsqueue.doctor.rendezvous import PartnerLost, Rendezvous
@@ -23,6 +22,9 @@ from fsqueue.filesystem import Filesystem, Mount, mount_of
 from fsqueue.filesystem.held import Displaced, Held, is_directory
 from fsqueue.filesystem.holders import boot_id
 from fsqueue.filesystem.quota import quota_of
+from fsqueue.storage.paths import queue_path
+from fsqueue.upkeep import doctorplaces
+from fsqueue.views import stuck_locks
 
 __all__ = ["Finding", "Report", "examine", "join"]
 
@@ -46,7 +48,7 @@ class Report:
     host: str
     mount: Mount
     findings: list[Finding] = field(default_factory=list)
-    stuck: list[stuck.StuckLock] = field(default_factory=list)
+    stuck: list[stuck_locks.StuckLock] = field(default_factory=list)
     partner: str | None = None
     """The other host, if the tests between two were made to their end."""
     same_host: bool = False
@@ -108,7 +110,7 @@ class Examination:
     def __init__(
         self, path: str | os.PathLike[str], progress: Progress, make: Callable[..., Filesystem] = Filesystem
     ) -> None:
-        where = names.queue_path(path)
+        where = queue_path(path)
         self.directory = nearest(where)
         self.mount = mount_of(self.directory)
         self.make = make
@@ -148,7 +150,7 @@ class Examination:
         if self.directory == report.path:
             self.progress("stuck locks")
             try:
-                report.stuck = stuck.of_queue(report.path)
+                report.stuck = stuck_locks.of_queue(report.path)
             except (FsqueueError, OSError):
                 pass  # no queue, or one that cannot be opened: as the other findings say
 

@@ -19,11 +19,11 @@ from typing import Any
 
 import orjson
 
-from fsqueue import doctorplaces
 from fsqueue.clock import Clock, Entropy
 from fsqueue.errors import StorageError
 from fsqueue.filesystem import NOT_FILES, Filesystem
 from fsqueue.filesystem.answers import asking_again
+from fsqueue.upkeep import doctorplaces
 
 ACCEPT_S, ANSWER_S = 2.0, 5.0
 """How long a party that is there takes at most to accept an invitation, and to answer otherwise."""

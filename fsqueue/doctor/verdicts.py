@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from fsqueue import mountadvice
-from fsqueue.filesystem import Mount
+from fsqueue.filesystem import Mount, mountadvice
 
 OK, WARNING, UNFIT, UNTRIED = mountadvice.OK, mountadvice.WARNING, mountadvice.UNFIT, "untried"
 """What a queue needs is there; it is there with a limit that one should know; it is not there; nobody could tell."""

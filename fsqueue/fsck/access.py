@@ -6,7 +6,7 @@ import errno
 from collections.abc import Iterable, Iterator
 
 from fsqueue.fsck.findings import Suspect, found
-from fsqueue.store import Store
+from fsqueue.storage.store import Store
 
 UNREADABLE = (errno.EACCES, errno.EPERM, errno.EIO)
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from fsqueue import commits, names, upkeep
+from fsqueue.format import names
+from fsqueue.format.names import Uuid
 from fsqueue.fsck.findings import Suspect, found
 from fsqueue.fsck.repair import Repair, held
-from fsqueue.names import Uuid
-from fsqueue.store import Store
+from fsqueue.storage import commits
+from fsqueue.storage.store import Store
+from fsqueue.upkeep import collect
 
 SETTLE_S = 2.0
 """How long what nobody locks gets to settle before it counts as left behind."""
@@ -22,8 +24,8 @@ def check(store: Store, repair: Repair) -> Iterator[Suspect]:
         yield from _proposal(store, identity)
     for name in fs.names(layout.commits):
         ballot = names.parse_ballot_file(name)
-        if ballot is not None and upkeep.is_abandoned(store, layout.ballot(ballot)):
-            path, mend = layout.ballot(ballot), partial(upkeep.reap_ballot, store, name)
+        if ballot is not None and collect.is_abandoned(store, layout.ballot(ballot)):
+            path, mend = layout.ballot(ballot), partial(collect.reap_ballot, store, name)
             yield Suspect(found(store, "stale-proposal", path), partial(_has_no_proposal, store, ballot), mend)
     for name, kind in fs.entries(layout.staging):
         if kind == "directory" and is_attempt(name):
@@ -52,8 +54,8 @@ def _proposal(store: Store, identity: Uuid) -> Iterator[Suspect]:
             partial(_stays_pending, store, record),
             mend,
         )
-    elif upkeep.is_abandoned(store, path):
-        yield Suspect(found(store, "stale-proposal", path), partial(upkeep.is_abandoned, store, path), mend)
+    elif collect.is_abandoned(store, path):
+        yield Suspect(found(store, "stale-proposal", path), partial(collect.is_abandoned, store, path), mend)
 
 
 def _stays_pending(store: Store, record: commits.Record) -> bool:
@@ -67,22 +69,22 @@ def _stays_pending(store: Store, record: commits.Record) -> bool:
 
 
 def _has_no_proposal(store: Store, identity: Uuid) -> bool:
-    return upkeep.is_abandoned(store, store.layout.ballot(identity)) and not store.fs.exists(
+    return collect.is_abandoned(store, store.layout.ballot(identity)) and not store.fs.exists(
         store.layout.proposal(identity)
     )
 
 
 def _attempt(store: Store, name: str) -> Iterator[Suspect]:
     path = f"{store.layout.staging}/{name}"
-    age_s = SETTLE_S if names.is_gone(name) else upkeep.ATTEMPT_AGE_S  # it changes while it is removed
+    age_s = SETTLE_S if names.is_gone(name) else collect.ATTEMPT_AGE_S  # it changes while it is removed
 
     def is_left() -> bool:
         if age_s == SETTLE_S:
             store.clock.sleep(SETTLE_S)
-        return upkeep.is_abandoned(store, path, age_s)
+        return collect.is_abandoned(store, path, age_s)
 
-    if upkeep.is_abandoned(store, path, age_s):
-        yield Suspect(found(store, "staged-attempt", path), is_left, partial(upkeep.reap_attempt, store, name))
+    if collect.is_abandoned(store, path, age_s):
+        yield Suspect(found(store, "staged-attempt", path), is_left, partial(collect.reap_attempt, store, name))
 
 
 def _is_damaged(store: Store, path: str, commit: str) -> bool:

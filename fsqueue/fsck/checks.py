@@ -6,17 +6,19 @@ import errno
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from fsqueue import batch as batches
-from fsqueue import deadletters, history, jsonl, moments, movements, names, taskfiles, upkeep
 from fsqueue.filesystem import NOT_FILES
+from fsqueue.format import movements, names
+from fsqueue.format import task_file as batches
+from fsqueue.format.names import Batch, Shard, TaskFileName
+from fsqueue.format.replay import DEAD, ReplayState
 from fsqueue.fsck import recount
 from fsqueue.fsck.access import guarded, no_access
 from fsqueue.fsck.findings import Finding, Suspect, found
 from fsqueue.fsck.repair import OPEN, Repair, held, unreadable
-from fsqueue.ledger import DEAD, Ledger
-from fsqueue.names import Batch, Shard, TaskFileName
-from fsqueue.store import Store
-from fsqueue.task import GcReport
+from fsqueue.models import GcReport
+from fsqueue.storage import deadletters, history, jsonl, published, record_times
+from fsqueue.storage.store import Store
+from fsqueue.upkeep import collect
 from fsqueue.wording import counted
 
 LOOK_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -45,38 +47,38 @@ class BatchLook:
         self.batch = batch
         self.names = there
         self.log = store.layout.log(batch)
-        self.ledger = Ledger()
+        self.replay_state = ReplayState()
         self.content = content
         self.is_finished = is_finished
         """Whether the history knows that every task has an outcome."""
-        self.ledger.fold(content or b"", 0)
+        self.replay_state.replay(content or b"", 0)
 
     @property
     def is_untouched(self) -> bool:
         """Whether nothing was done with it yet, as far as its log knows."""
-        return not self.ledger.count and not self.ledger.gone
+        return not self.replay_state.count and not self.replay_state.gone
 
     @property
     def has_returned(self) -> bool:
         """Whether the batch has finished, and its file or its log is there as if it had not."""
-        ledger = self.ledger
-        return self.is_finished and (bool(ledger.left) if ledger.count else bool(self.names))
+        replay_state = self.replay_state
+        return self.is_finished and (bool(replay_state.left) if replay_state.count else bool(self.names))
 
     def findings(self) -> Iterator[Finding]:
         """Yield what is wrong, judged together: what has returned must not be executed, so nothing else is mended."""
-        store, ledger = self.store, self.ledger
+        store, replay_state = self.store, self.replay_state
         if self.has_returned:
             path = store.layout.task_file(self.names[0]) if self.names else self.log
-            yield found(store, "returned-file", path, ledger.left or self.names[0].count)
+            yield found(store, "returned-file", path, replay_state.left or self.names[0].count)
             return
         if self.content is not None:
             yield from self._lines(self.content)
-        if ledger.gone or (self.content is not None and not ledger.count and not self.names):
+        if replay_state.gone or (self.content is not None and not replay_state.count and not self.names):
             yield found(store, "orphaned-log", self.log)
-        elif ledger.count and not ledger.left:
-            yield found(store, "unfinished", self.log, ledger.count)
-        elif ledger.count and not self.names:
-            yield found(store, "task-file-gone", self.log, ledger.left)
+        elif replay_state.count and not replay_state.left:
+            yield found(store, "unfinished", self.log, replay_state.count)
+        elif replay_state.count and not self.names:
+            yield found(store, "task-file-gone", self.log, replay_state.left)
         elif self.names:
             yield from self._file()
             yield from self._letters()
@@ -91,7 +93,7 @@ class BatchLook:
             yield found(self.store, "torn-line", self.log)
 
     def _file(self) -> Iterator[Finding]:
-        store, ledger, name = self.store, self.ledger, self.names[0]
+        store, replay_state, name = self.store, self.replay_state, self.names[0]
         path = store.layout.task_file(name)
         if len(self.names) > 1:
             others = ", ".join(str(other) for other in self.names[1:])
@@ -101,35 +103,35 @@ class BatchLook:
             lines = batches.split_lines(store.fs.read(path))
         except FileNotFoundError:
             return
-        count = ledger.count or (len(lines) if name.count < len(lines) <= names.BATCH_TASKS_MAX else name.count)
+        count = replay_state.count or (len(lines) if name.count < len(lines) <= names.BATCH_TASKS_MAX else name.count)
         if count != name.count:
             yield found(store, "wrong-count", path, count)
         bad = [
             index
-            for index in unreadable(lines, count, ledger.payloads)
-            if not ledger.count or ledger.state[index] in OPEN
+            for index in unreadable(lines, count, replay_state.payloads)
+            if not replay_state.count or replay_state.state[index] in OPEN
         ]
         if bad:
             yield found(store, "unreadable-tasks", path, len(bad), f"{'tasks' if bad[1:] else 'task'} {brief(bad)}")
-        if ledger.count and upkeep.is_late(ledger, name):
+        if replay_state.count and collect.is_late(replay_state, name):
             yield found(store, "late-name", path)
 
     def _time(self) -> Iterator[Finding]:
         store, name = self.store, self.names[0]
-        if self.ledger.count and moments.is_ahead(store, self.ledger):
-            yield found(store, "future-time", self.log, self.ledger.left)
-        elif self.is_untouched and moments.is_of_the_future(store, name):
+        if self.replay_state.count and record_times.is_ahead(store, self.replay_state):
+            yield found(store, "future-time", self.log, self.replay_state.left)
+        elif self.is_untouched and record_times.is_of_the_future(store, name):
             yield found(store, "future-time", store.layout.task_file(name), name.count)
 
     def _letters(self) -> Iterator[Finding]:
-        missing = missing_letters(self.store, self.batch, self.ledger)
+        missing = missing_letters(self.store, self.batch, self.replay_state)
         if missing:
             yield found(self.store, "missing-letter", self.log, len(missing))
 
 
-def missing_letters(store: Store, batch: Batch, ledger: Ledger) -> list[int]:
+def missing_letters(store: Store, batch: Batch, replay_state: ReplayState) -> list[int]:
     """The dead tasks of a batch that have no letter, nor had one."""
-    dead = [index for index, state in enumerate(ledger.state) if state == DEAD] if ledger.done[DEAD] else []
+    dead = [index for index, state in enumerate(replay_state.state) if state == DEAD] if replay_state.done[DEAD] else []
     known = deadletters.known(store, store.layout.shard(batch)) if dead else set()
     return [index for index in dead if names.task_id(batch, index) not in known]
 
@@ -232,7 +234,7 @@ class ShardCheck:
         return any(finding.kind == kind for finding in look.findings())
 
     def _names(self, batch: Batch) -> list[TaskFileName]:
-        return taskfiles.names_of(self.store, self.store.layout, batch)
+        return published.names_of(self.store, self.store.layout, batch)
 
     def _mend(self, batch: Batch, finding: Finding) -> None:
         store, repair, log = self.store, self.repair, self.store.layout.log(batch)
@@ -254,13 +256,13 @@ class ShardCheck:
             case "future-time":
                 repair.right_time(batch)
                 there = self._names(batch)
-                upkeep.mend(store, batch, there[0] if there else None, GcReport())
+                collect.mend(store, batch, there[0] if there else None, GcReport())
             case "task-file-gone":
-                upkeep.mend(store, batch, None, GcReport())
+                collect.mend(store, batch, None, GcReport())
                 repair.check_held(batch)
             case _:
                 there = self._names(batch)  # another repair may have renamed the file since it was found
-                upkeep.mend(store, batch, there[0] if there else None, GcReport())
+                collect.mend(store, batch, there[0] if there else None, GcReport())
 
     # -- lines --------------------------------------------------------------------------------------
 
@@ -280,9 +282,9 @@ class ShardCheck:
                     if recount.announced(records) <= seen[batch]:
                         yield self._repeat(path, offset, length)
                     continue
-                ledger = history.replay(records)
+                replay_state = history.replay(records)
                 seen[batch] = recount.announced(records)
-                yield from self._finished(path, batch, ledger)
+                yield from self._finished(path, batch, replay_state)
 
     def _repeat(self, path: str, offset: int, length: int) -> Suspect:
         store = self.store
@@ -296,17 +298,17 @@ class ShardCheck:
             lambda: self.repair.void_line(path, offset, length),
         )
 
-    def _finished(self, path: str, batch: Batch, ledger: Ledger) -> Iterator[Suspect]:
+    def _finished(self, path: str, batch: Batch, replay_state: ReplayState) -> Iterator[Suspect]:
         """What must be true of a batch that the history knows as finished."""
         store = self.store
-        missing = missing_letters(store, batch, ledger)
+        missing = missing_letters(store, batch, replay_state)
         if missing:
             yield Suspect(
                 found(store, "missing-letter", path, len(missing), f"batch {batch}"),
-                lambda: bool(missing_letters(store, batch, ledger)),
-                lambda: deadletters.restore(store, batch, ledger, missing),
+                lambda: bool(missing_letters(store, batch, replay_state)),
+                lambda: deadletters.restore(store, batch, replay_state, missing),
             )
-        short = recount.short(store, batch, ledger)
+        short = recount.short(store, batch, replay_state)
         if short:
             yield Suspect(
                 found(store, "counter-bytes", path, short, f"batch {batch}"),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
-from fsqueue.store import Store
+from fsqueue.storage.store import Store
 
 LEFTOVER, DAMAGE, STRAY = "leftover", "damage", "stray"
 """Gravities: a crash left it, and the next process that meets it mends it; it hinders work or has lost data; it does

@@ -7,15 +7,17 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 
-from fsqueue import counters, deadletters, names, nested, trash, upkeep
 from fsqueue.errors import LockTimeout
+from fsqueue.format import names
+from fsqueue.format.layout import RESULTS, SETTINGS_FILE, is_doctors, read_queue_state
 from fsqueue.fsck import attempts
 from fsqueue.fsck.access import guarded
 from fsqueue.fsck.findings import Suspect, found
 from fsqueue.fsck.repair import Repair, held
-from fsqueue.layout import RESULTS, SETTINGS_FILE, is_doctors, read_fate
-from fsqueue.store import Store
-from fsqueue.task import GcReport
+from fsqueue.models import GcReport
+from fsqueue.storage import counters, deadletters, nested
+from fsqueue.storage.store import Store
+from fsqueue.upkeep import collect, trash
 
 SETTLE_S = 2.0
 """How long what nobody locks gets to settle before it counts as left behind."""
@@ -94,7 +96,7 @@ class _Places:
                 yield from self._kind(path, kind, "file")
             elif (
                 is_doctors(name)
-                or name in (trash.OWN, ".quarantine", RESULTS, self.store.fate.directory)
+                or name in (trash.OWN, ".quarantine", RESULTS, self.store.queue_state.directory)
                 or self._is_beside(name)
             ):
                 yield from self._kind(path, kind, "directory")
@@ -104,7 +106,7 @@ class _Places:
                 yield from self._old(path, "new-file", partial(fs.unlink, path))
             elif names.parse_generation(name) is not None and kind == "directory" and nested.inside(fs, path):
                 yield from self._inside(path)
-            elif upkeep.over(self.store, name) and kind == "directory":
+            elif collect.over(self.store, name) and kind == "directory":
                 yield Suspect(
                     found(self.store, "old-generation", path),
                     partial(self._stays, path),
@@ -136,27 +138,27 @@ class _Places:
         return "directory" if self._is_trash(name) else "file" if name == trash.LOCK_FORMERLY else None
 
     def _is_trash(self, name: str) -> bool:
-        return trash.is_ours(name, self.store.fate.id)
+        return trash.is_ours(name, self.store.queue_state.id)
 
     def _trees(self) -> list[str]:
-        return trash.own_trees(self.store.fs, self.store.path, self.store.fate.id)
+        return trash.own_trees(self.store.fs, self.store.path, self.store.queue_state.id)
 
     def _reap(self) -> None:
-        trash.reap_own(self.store.fs, self.store.path, self.store.fate.id)
+        trash.reap_own(self.store.fs, self.store.path, self.store.queue_state.id)
 
     def _never_began(self, path: str, kind: str) -> bool:
         """Whether it is no generation, also when nobody is beginning one: an overwriting makes its directory before."""
         try:
             with held(self.store, self.layout.settings_file) as fd:
-                current = read_fate(self.store.fs.read_from(fd, 0), self.store.path).directory
+                current = read_queue_state(self.store.fs.read_from(fd, 0), self.store.path).directory
         except LockTimeout:
             return False
         except PermissionError:  # who may only look
-            current = self.store.fate.directory
+            current = self.store.queue_state.directory
         return path.rpartition("/")[2] != current and self._is(path, kind)
 
     def _clear_generations(self) -> None:
-        upkeep.generations(self.store, GcReport())
+        collect.generations(self.store, GcReport())
         self._reap()
 
     def _abandoned_trash(self) -> bool:
@@ -236,20 +238,20 @@ class _Places:
             elif names.parse_task_file(name) is None and not names.is_probe(name):
                 yield from self._kind(path, kind, None)
             else:
-                yield from self._old(path, "staged-file", partial(upkeep.reap_staged, self.store, name))
+                yield from self._old(path, "staged-file", partial(collect.reap_staged, self.store, name))
 
     def _is_pending(self, name: str) -> bool:
         return name in deadletters.pending(self.store)
 
     def _publish(self) -> None:
         if deadletters.publish_pending(self.store):
-            self.store.ring()
+            self.store.notify()
 
     def _old(self, path: str, kind: str, mend: Callable[[], object]) -> Iterator[Suspect]:
         """A file that nobody minds for a day."""
 
         def is_old() -> bool:
-            return upkeep.is_abandoned(self.store, path)
+            return collect.is_abandoned(self.store, path)
 
         if is_old():
             yield Suspect(found(self.store, kind, path), is_old, mend)

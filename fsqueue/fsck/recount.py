@@ -12,10 +12,11 @@ from typing import Any
 
 import orjson
 
-from fsqueue import counters, history, jsonl, names
-from fsqueue.ledger import COMPLETED, Ledger
-from fsqueue.names import Batch, CounterName
-from fsqueue.store import Store
+from fsqueue.format import names
+from fsqueue.format.names import Batch, CounterName
+from fsqueue.format.replay import COMPLETED, ReplayState
+from fsqueue.storage import counters, history, jsonl
+from fsqueue.storage.store import Store
 
 WAIT_S = 2.0
 
@@ -34,15 +35,15 @@ def announced(records: history.Records) -> set[Announced]:
     return found
 
 
-def short(store: Store, batch: str, ledger: Ledger) -> int:
+def short(store: Store, batch: str, replay_state: ReplayState) -> int:
     """How many of a finished batch's completions are in no counter, as far as this line of the history knows."""
-    there = sum(counters.there(store, store.layout, batch, *count) for count in ledger.counts)
-    return max(0, ledger.done[COMPLETED] - there)
+    there = sum(counters.there(store, store.layout, batch, *count) for count in replay_state.counts)
+    return max(0, replay_state.done[COMPLETED] - there)
 
 
-def known(store: Store, batch: str) -> tuple[str, Ledger] | None:
-    """The first line's file and the ledger of a batch with all that later lines announce; None if it is not known."""
-    first: tuple[str, Ledger] | None = None
+def known(store: Store, batch: str) -> tuple[str, ReplayState] | None:
+    """Return the first line's file and the replay state with all that later lines announce; None if it is not known."""
+    first: tuple[str, ReplayState] | None = None
     for day in history.days(store):
         path = store.layout.history(day, store.layout.shard(batch))
         for _, _, _, records in history.read(store, path, batch):
@@ -80,14 +81,14 @@ class Recount:
             found = known(store, batch)
             if found is None:
                 return
-            ledger = found[1]
-            for text, offset, count in sorted(ledger.counts):
-                missing, number = short(store, batch, ledger), names.parse_counter(text)
+            replay_state = found[1]
+            for text, offset, count in sorted(replay_state.counts):
+                missing, number = short(store, batch, replay_state), names.parse_counter(text)
                 if missing and number in counters.NUMBERS:
                     self._in_place(batch, number, offset, count, missing)
-            missing = short(store, batch, ledger)
+            missing = short(store, batch, replay_state)
             if missing:
-                self._behind(fd, batch, ledger, missing)
+                self._behind(fd, batch, replay_state, missing)
 
     def _in_place(self, batch: Batch, number: CounterName, offset: int, count: int, missing: int) -> None:
         store, fs = self.store, self.store.fs
@@ -108,14 +109,14 @@ class Recount:
                 self._claims.setdefault(number, []).append((offset, offset + count, batch))
                 self._sizes[number] = max(size, end)
 
-    def _behind(self, history_fd: int, batch: str, ledger: Ledger, missing: int) -> None:
+    def _behind(self, history_fd: int, batch: str, replay_state: ReplayState, missing: int) -> None:
         store, fs = self.store, self.store.fs
         number = store.counter_number
         with store.locked(store.layout.counter(number), WAIT_S) as fd:
             size = fs.fstat(fd).st_size
-            at = max(store.clock.now_ms(), ledger.at)
+            at = max(store.clock.now_ms(), replay_state.at)
             record = {"op": "count", "at": at, "file": number, "offset": size, "count": missing}
-            line = {"batch": batch, "count": ledger.count, "records": [record]}
+            line = {"batch": batch, "count": replay_state.count, "records": [record]}
             jsonl.append(fs, history_fd, orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE), True)
             fs.write_all(fd, counters.mark(batch, missing))
             fs.fsync(fd)

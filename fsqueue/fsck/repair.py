@@ -12,14 +12,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 
-from fsqueue import batch as batches
-from fsqueue import finishing, history, jsonl, layout, moments, movements, names, taskfiles, transitions
+from fsqueue.cluster.identity import describe
+from fsqueue.format import layout, movements, names
+from fsqueue.format import task_file as batches
+from fsqueue.format.names import Batch, TaskFileName
+from fsqueue.format.replay import AVAILABLE, LEASED, ReplayState
 from fsqueue.fsck.recount import Recount
-from fsqueue.identity import describe
-from fsqueue.ledger import AVAILABLE, LEASED, Ledger
-from fsqueue.logs import Log
-from fsqueue.names import Batch, TaskFileName
-from fsqueue.store import Store
+from fsqueue.protocol import finishing, transitions
+from fsqueue.storage import history, jsonl, published, record_times
+from fsqueue.storage.logs import Log
+from fsqueue.storage.store import Store
 from fsqueue.wording import counted
 
 WAIT_S = 2.0
@@ -102,8 +104,8 @@ class Repair:
     def generation(self, path: str) -> None:
         """A directory of a generation that does not exist: moved aside while nobody can begin that one."""
         with held(self.store, self.store.layout.settings_file) as fd:
-            fate = layout.read_fate(self.store.fs.read_from(fd, 0), self.store.path)
-            if path.rpartition("/")[2] != fate.directory:
+            queue_state = layout.read_queue_state(self.store.fs.read_from(fd, 0), self.store.path)
+            if path.rpartition("/")[2] != queue_state.directory:
                 self.quarantine.move(path)
 
     # -- lines ----------------------------------------------------------------------------------
@@ -148,55 +150,55 @@ class Repair:
         store = self.store
         with self._batch(batch) as log:
             if not transitions.open_untouched(store, log):
-                finishing.farewell(store, log)
+                finishing.retire(store, log)
                 return
-            ledger, log.lines = log.ledger, None  # what was read before the damage is of no use here
-            lines = taskfiles.read(store, log)
-            at = moments.present(store, log)
-            bad = unreadable(lines or [], ledger.count, ledger.payloads)
-            lost = [index for index in bad if ledger.is_free(index, at)]
+            replay_state, log.lines = log.replay_state, None  # what was read before the damage is of no use here
+            lines = published.read(store, log)
+            at = record_times.present(store, log)
+            bad = unreadable(lines or [], replay_state.count, replay_state.payloads)
+            lost = [index for index in bad if replay_state.is_free(index, at)]
             if lines is not None and log.name is not None and lost:
                 path = log.layout.task_file(log.name)
                 self.quarantine.keep(path, store.fs.read(path))
-                log.note("bury", at, tasks=movements.to_ranges(lost), reason=UNREADABLE)
+                log.append_record("bury", at, tasks=movements.to_ranges(lost), reason=UNREADABLE)
                 finishing.bury(store, log, lost)
-            _check_held(ledger, bad, at)
-            if not ledger.left:
+            _check_held(replay_state, bad, at)
+            if not replay_state.left:
                 finishing.try_finish(store, log)
 
     def check_held(self, batch: Batch) -> None:
         """StillHeld, if somebody holds tasks of a batch."""
         with transitions.locked(self.store, batch, WAIT_S) as log:
-            ledger = log.ledger
-            _check_held(ledger, list(range(ledger.count)), moments.present(self.store, log))
+            replay_state = log.replay_state
+            _check_held(replay_state, list(range(replay_state.count)), record_times.present(self.store, log))
 
     def right_time(self, batch: Batch) -> None:
         """Set the time of a batch's log right by this host's clock, or that of a file that nobody has leased from."""
         store = self.store
         with self._batch(batch) as log:
-            if log.ledger.count:
-                moments.set_right(store, log, certain=True)
+            if log.replay_state.count:
+                record_times.set_right(store, log, certain=True)
                 return
-            for text in taskfiles.listed(store, log.layout, batch):
+            for text in published.listed(store, log.layout, batch):
                 name = names.parse_task_file(text)
-                if name is not None and moments.is_of_the_future(store, name):
+                if name is not None and record_times.is_of_the_future(store, name):
                     ahead = names.birth_ms(batch) - store.clock.now_ms()
                     log.name = name
-                    taskfiles.rename(store, log, name.at(max(0, name.available_at - ahead)))
+                    published.rename(store, log, name.at(max(0, name.available_at - ahead)))
 
     def right_count(self, batch: Batch, count: int) -> None:
         """Give the file a name that tells how many tasks there are."""
         store = self.store
         with self._batch(batch) as log:
-            for text in taskfiles.listed(store, log.layout, batch):
+            for text in published.listed(store, log.layout, batch):
                 name = names.parse_task_file(text)
                 if name is not None and name.count != count:
                     target = name._replace(count=count)
-                    if log.ledger.count:
-                        at = moments.present(store, log)
-                        log.note("move", at, **{"from": str(name), "name": str(target)})
+                    if log.replay_state.count:
+                        at = record_times.present(store, log)
+                        log.append_record("move", at, **{"from": str(name), "name": str(target)})
                     log.name = name
-                    taskfiles.rename(store, log, target)
+                    published.rename(store, log, target)
 
     def one_name(self, batch: Batch) -> None:
         """Of several files of a batch keep the one in which most tasks can be read.
@@ -205,8 +207,8 @@ class Repair:
         """
         store = self.store
         with self._batch(batch) as log:
-            there = {name: log.layout.task_file(name) for name in taskfiles.names_of(store, log.layout, batch)}
-            last = next((text for text in reversed(log.ledger.names) if text in map(str, there)), None)
+            there = {name: log.layout.task_file(name) for name in published.names_of(store, log.layout, batch)}
+            last = next((text for text in reversed(log.replay_state.names) if text in map(str, there)), None)
             lost = {name: (self._lost(log, name, path), str(name) != last, str(name)) for name, path in there.items()}
             kept = min(lost, key=lost.__getitem__, default=None)
             for name, path in there.items():
@@ -220,9 +222,9 @@ class Repair:
             lines = batches.split_lines(self.store.fs.read(path))
         except FileNotFoundError:
             lines = []
-        ledger = log.ledger
-        lost = unreadable(lines, ledger.count or name.count, ledger.payloads)
-        return sum(not ledger.count or ledger.state[index] in OPEN for index in lost)
+        replay_state = log.replay_state
+        lost = unreadable(lines, replay_state.count or name.count, replay_state.payloads)
+        return sum(not replay_state.count or replay_state.state[index] in OPEN for index in lost)
 
     def send_back(self, batch: Batch) -> None:
         """Move what came back of a finished batch into quarantine: its task files, and its log if that came, too.
@@ -231,24 +233,26 @@ class Repair:
         """
         store = self.store
         with self._batch(batch) as log:
-            ledger = log.ledger
-            if not history.finished(store, log.layout.shard(batch), {batch}) or (ledger.count and not ledger.left):
+            replay_state = log.replay_state
+            if not history.finished(store, log.layout.shard(batch), {batch}) or (
+                replay_state.count and not replay_state.left
+            ):
                 return
-            if ledger.count:
+            if replay_state.count:
                 self.quarantine.keep(log.path, store.fs.read(log.path))
-            for name in taskfiles.names_of(store, log.layout, batch):
+            for name in published.names_of(store, log.layout, batch):
                 self.quarantine.move(log.layout.task_file(name))
-            finishing.farewell(store, log)
+            finishing.retire(store, log)
 
     def end_orphan(self, batch: Batch) -> None:
         """End a log that has no batch. What is in it is kept in quarantine: its first line may have been damaged."""
         store = self.store
         with transitions.locked(store, batch, WAIT_S) as log:
-            if not log.ledger.count and not taskfiles.names_of(store, log.layout, batch):
+            if not log.replay_state.count and not published.names_of(store, log.layout, batch):
                 content = store.fs.read(log.path)
                 if content:
                     self.quarantine.keep(log.path, content)
-                finishing.farewell(store, log)
+                finishing.retire(store, log)
 
     def recount(self, batch: Batch) -> None:
         """Write the bytes that a finished batch lacks in the counters."""
@@ -261,13 +265,13 @@ class Repair:
         """
         store, shard = self.store, self.store.layout.shard(name.batch)
         with self._batch(name.batch) as log:
-            ledger, target = log.ledger, log.layout.task_file(name)
-            others = taskfiles.names_of(store, log.layout, name.batch)
-            is_done = ledger.count and not ledger.left
+            replay_state, target = log.replay_state, log.layout.task_file(name)
+            others = published.names_of(store, log.layout, name.batch)
+            is_done = replay_state.count and not replay_state.left
             if is_done or history.finished(store, shard, {name.batch}):
                 self.quarantine.move(path)
-                if not ledger.count and not others:
-                    finishing.farewell(store, log)
+                if not replay_state.count and not others:
+                    finishing.retire(store, log)
                 return
             lost = self._lost(log, name, path)
             if any(self._lost(log, other, log.layout.task_file(other)) <= lost for other in others):
@@ -281,7 +285,7 @@ class Repair:
                 if other != name:
                     self.quarantine.move(log.layout.task_file(other))
             log.name, log.lines = name, None
-            store.ring()
+            store.notify()
 
     def log_to_its_shard(self, path: str, uuid: Batch) -> None:
         """The same for a movement log."""
@@ -304,8 +308,8 @@ class Repair:
     def _end_untouched(self, batch: Batch) -> None:
         """End a log in which nothing stands: somebody opened it who did not find the batch's own."""
         with suppress(FileNotFoundError), transitions.locked(self.store, batch, WAIT_S) as log:
-            if not log.ledger.count and not self.store.fs.fstat(log.fd).st_size:
-                finishing.farewell(self.store, log)
+            if not log.replay_state.count and not self.store.fs.fstat(log.fd).st_size:
+                finishing.retire(self.store, log)
 
     def _batch(self, batch: Batch) -> AbstractContextManager[Log]:
         """The batch's log, locked; made if it is untouched. FileNotFoundError if it ended just now: repeat."""
@@ -327,12 +331,12 @@ def held_to_write(store: Store, path: str) -> Iterator[int]:
         yield fd
 
 
-def _check_held(ledger: Ledger, tasks: list[int], at: int) -> None:
-    held = [index for index in tasks if ledger.state[index] == LEASED and not ledger.is_free(index, at)]
+def _check_held(replay_state: ReplayState, tasks: list[int], at: int) -> None:
+    held = [index for index in tasks if replay_state.state[index] == LEASED and not replay_state.is_free(index, at)]
     if held:
-        last = max(held, key=ledger.since.__getitem__)
-        until = time.strftime("%FT%TZ", time.gmtime(ledger.since[last] / 1000))
-        holder = ledger.holder[last]
+        last = max(held, key=replay_state.since.__getitem__)
+        until = time.strftime("%FT%TZ", time.gmtime(replay_state.since[last] / 1000))
+        holder = replay_state.holder[last]
         who = describe(holder.worker if holder is not None else None)
         tasks_held = counted(len(held), "task")
         raise StillHeld(f"leases on {tasks_held} hold until {until}, the last by {who}; check again then")

@@ -13,11 +13,13 @@ from typing import Any
 
 import orjson
 
-from fsqueue import counters, history, inspection, names
+from fsqueue.format import names
+from fsqueue.format.names import CounterName, Day, Shard, day_of
 from fsqueue.fsck.findings import Suspect, found
 from fsqueue.fsck.repair import Repair
-from fsqueue.names import CounterName, Day, Shard, day_of
-from fsqueue.store import Store
+from fsqueue.storage import counters, history
+from fsqueue.storage.store import Store
+from fsqueue.views import inspection
 
 WAIT_S = 2.0
 COUNT_BITS = 11
@@ -103,13 +105,13 @@ class _Claims:
         at_work: dict[Shard, set[str]] = {}
         for shard in names.all_shards(store.layout.shards):
             for batch in inspection.logs(store, shard):
-                ledger = inspection.read_ledger(store, batch)
-                if ledger is None:
+                replay_state = inspection.read_replay_state(store, batch)
+                if replay_state is None:
                     continue
-                if ledger.damaged:
+                if replay_state.damaged:
                     return False
                 at_work.setdefault(shard, set()).add(batch)
-                for number, offset, count in ledger.counts:
+                for number, offset, count in replay_state.counts:
                     self._add(number, offset, count)
         days = history.days(store)
         return all(

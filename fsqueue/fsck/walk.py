@@ -10,13 +10,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 
-from fsqueue import jsonl, names
 from fsqueue.errors import LockTimeout
+from fsqueue.format import names
 from fsqueue.fsck import checks, places, surplus
 from fsqueue.fsck.access import guarded, no_access
 from fsqueue.fsck.findings import Finding, Suspect
 from fsqueue.fsck.repair import Repair, StillHeld
-from fsqueue.store import Store
+from fsqueue.storage import jsonl
+from fsqueue.storage.store import Store
 
 logger = logging.getLogger("fsqueue")
 

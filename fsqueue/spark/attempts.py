@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from fsqueue import history, movements, names
-from fsqueue.ledger import AVAILABLE, CANCELLED, COMPLETED, DEAD, LEASED, Ledger
+from fsqueue.format import movements, names
+from fsqueue.format.replay import AVAILABLE, CANCELLED, COMPLETED, DEAD, LEASED, ReplayState
+from fsqueue.storage import history
 
 COMPLETE, FAIL, BURY, RELEASE, REVOKE, CANCEL, EXPIRED, OPEN = (
     "complete", "fail", "bury", "release", "revoke", "cancel", "expired", "open",
@@ -53,31 +54,31 @@ class Attempt:
 
 
 def attempts_of(batch: str, records: history.Records, now_ms: int) -> Iterator[Attempt]:
-    """The attempts at a batch's tasks, as the ledger sees them; memory is bounded by the batch.
+    """The attempts at a batch's tasks, as the replay state sees them; memory is bounded by the batch.
 
-    What a record does is read off the ledger before and after it, so that what does not apply makes no attempt.
+    What a record does is read off the replay state before and after it, so that what does not apply makes no attempt.
     """
-    ledger, running = Ledger(), dict[int, Attempt]()
+    replay_state, running = ReplayState(), dict[int, Attempt]()
     birth = names.birth_ms(batch)
     for version, record in records:
         if not movements.is_record(record):
             continue
-        before = ledger.since.copy() if record["op"] == "lease" else []
-        ledger.apply(record, version)
-        for index in _touched(ledger, record):
-            if ledger.version[index] != version:
+        before = replay_state.since.copy() if record["op"] == "lease" else []
+        replay_state.apply(record, version)
+        for index in _touched(replay_state, record):
+            if replay_state.version[index] != version:
                 continue
-            state, holder = ledger.state[index], ledger.holder[index]
+            state, holder = replay_state.state[index], replay_state.holder[index]
             attempt = running.get(index)
             if state == LEASED and holder is not None:
                 if attempt is not None and attempt.lease == holder.id:
-                    attempt.until = ledger.since[index]  # renewed
+                    attempt.until = replay_state.since[index]  # renewed
                     continue
                 if attempt is not None:
-                    yield _ended(running.pop(index), EXPIRED, min(attempt.until, ledger.at))
+                    yield _ended(running.pop(index), EXPIRED, min(attempt.until, replay_state.at))
                 available = max(before[index] if index < len(before) else 0, birth)
                 running[index] = Attempt(
-                    index, holder.id, holder.worker, available, holder.at, ledger.since[index],
+                    index, holder.id, holder.worker, available, holder.at, replay_state.since[index],
                     several=holder.several or len(holder.tasks) > 1,
                 )  # fmt: skip
             elif attempt is not None:
@@ -85,22 +86,27 @@ def attempts_of(batch: str, records: history.Records, now_ms: int) -> Iterator[A
                 late = record.get("lease") is None and outcome in (BURY, CANCEL)  # whose lease had run out before
                 del running[index]
                 if late:
-                    yield _ended(attempt, EXPIRED, min(attempt.until, ledger.at))
+                    yield _ended(attempt, EXPIRED, min(attempt.until, replay_state.at))
                 else:
                     attempt.took = movements.took_ms(record, index)
-                    yield _ended(attempt, outcome, ledger.at, ledger.errors.get(index) if outcome != COMPLETE else None)
+                    yield _ended(
+                        attempt,
+                        outcome,
+                        replay_state.at,
+                        replay_state.errors.get(index) if outcome != COMPLETE else None,
+                    )
     for attempt in running.values():
         yield _ended(attempt, EXPIRED, attempt.until) if attempt.until <= now_ms else attempt
 
 
-def _touched(ledger: Ledger, record: dict[str, Any]) -> Iterator[int]:
+def _touched(replay_state: ReplayState, record: dict[str, Any]) -> Iterator[int]:
     """The tasks that a record may have changed: those it names, or (an update's outcome) any."""
     if type(record.get("tasks")) is not list:
-        yield from range(ledger.count)
+        yield from range(replay_state.count)
         return
     try:
         for first, end in record["tasks"]:
-            yield from range(max(first, 0), min(end, ledger.count))
+            yield from range(max(first, 0), min(end, replay_state.count))
     except (TypeError, ValueError):
         return
 

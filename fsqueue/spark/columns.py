@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import StringType, StructType
 
-from fsqueue import names
-from fsqueue.names import TaskFileName
+from fsqueue.format import names
+from fsqueue.format.names import TaskFileName
 from fsqueue.spark import schemas, views
 from fsqueue.spark.compat import arrow_schema
 from fsqueue.spark.options import DROP, ReadOptions

@@ -6,20 +6,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
 
 from pyspark.sql import types
 
-from fsqueue.batching import Encoded
 from fsqueue.clock import duration_ms
 from fsqueue.errors import InvalidArgument
-from fsqueue.layout import Settings
-from fsqueue.nesting import NESTING_MAX
+from fsqueue.format.nesting import NESTING_MAX
 from fsqueue.spark.options import WriteOptions
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 _PLAIN = (
     types.StringType, types.BooleanType, types.ByteType, types.ShortType, types.IntegerType, types.LongType,
@@ -105,7 +98,7 @@ def _check_type(kind: types.DataType, where: str, level: int = 2) -> None:
 
 
 class Encoder:
-    """Makes batches of the rows of one Spark task. It travels to the executors with what it was told."""
+    """How the rows of one Spark task become batches: `lines.Lines` does it. This pickles, and travels to executors."""
 
     def __init__(self, options: WriteOptions, schema: types.StructType) -> None:
         check(options, schema)
@@ -119,9 +112,3 @@ class Encoder:
                 if is_number(options.delay_s) and options.delay_s not in schema.names
                 else None
             )
-
-    def batches(self, rows: Iterable[pa.RecordBatch], settings: Settings) -> Iterator[Encoded]:
-        """Yield all rows as encoded batches, in bounded memory. Raise InvalidTask for a row that cannot be stored."""
-        from fsqueue.spark.lines import Lines
-
-        return Lines(self, settings).batches(rows)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from fsqueue.format.names import Shard
 from fsqueue.fsck import fsck_part
-from fsqueue.names import Shard
 from fsqueue.spark.views import Row
-from fsqueue.store import Store
+from fsqueue.storage.store import Store
 
 
 def findings(store: Store, shards: Sequence[Shard], first: bool) -> Iterator[Row]:

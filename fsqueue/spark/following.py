@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from fsqueue import history, jsonl, names
 from fsqueue.clock import Clock
-from fsqueue.discovery import queues_in
 from fsqueue.errors import InvalidArgument
+from fsqueue.format import names
 from fsqueue.spark import schemas, views
 from fsqueue.spark.options import ReadOptions
-from fsqueue.store import Store
+from fsqueue.storage import history, jsonl
+from fsqueue.storage.discovery import queues_in
+from fsqueue.storage.store import Store
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -18,11 +18,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import types
 
-from fsqueue import batch, batching
-from fsqueue.batching import NOW, Encoded, When
 from fsqueue.clock import duration_ms
 from fsqueue.errors import InvalidArgument, InvalidTask
-from fsqueue.layout import BATCH_BYTES_MAX, Settings
+from fsqueue.format import task_file
+from fsqueue.format.layout import BATCH_BYTES_MAX, Settings
+from fsqueue.protocol import encoding
+from fsqueue.protocol.encoding import NOW, Encoded, When
 from fsqueue.spark.collector import paused_collector
 from fsqueue.spark.encoding import Encoder, contains, payload_fields
 
@@ -80,7 +81,7 @@ class Lines:
             self.made.check(lines, first, self.bytes_max)
             return lines
         assert self.value_of is not None
-        encode = _json_line if self.encoder.options.is_json else batch.encode_task
+        encode = _json_line if self.encoder.options.is_json else task_file.encode_task
         with paused_collector():
             found = [encode(value, self.bytes_max, at) for at, value in enumerate(self.value_of(rows), first)]
             return pa.array(found, pa.large_binary())
@@ -103,7 +104,7 @@ class Made:
         sizes = np.diff(np.asarray(offsets))
         if len(sizes) and sizes.max() > bytes_max:
             longest = int(sizes.argmax())
-            raise batch.too_large(int(sizes[longest]), bytes_max, first + longest)
+            raise task_file.too_large(int(sizes[longest]), bytes_max, first + longest)
         content = bytes(data[offsets[0] : offsets[-1]]) if self.suspects and len(lines) else b""
         for text in self.suspects if content else ():
             if _contains(content, text):
@@ -224,7 +225,7 @@ def _json_line(text: str | None, bytes_max: int, index: int) -> bytes:
         value = None if text is None else orjson.loads(text)
     except orjson.JSONDecodeError as error:
         raise InvalidTask(f"Row {index + 1}: the payload is not JSON: {error}.", index) from None
-    return batch.encode_task(value, bytes_max, index)
+    return task_file.encode_task(value, bytes_max, index)
 
 
 # -- batches ---------------------------------------------------------------------------------------------------
@@ -252,7 +253,7 @@ class Batcher:
         while at < count:
             target = self.filling.get(when)
             if target is None:
-                if len(self.filling) == batching.OPEN_BATCHES_MAX:
+                if len(self.filling) == encoding.OPEN_BATCHES_MAX:
                     yield self.filling.pop(max(self.filling, key=lambda key: self.filling[key].tasks))
                 target = self.filling[when] = Encoded(when)
             end = min(count, at + self.tasks_max - target.tasks)

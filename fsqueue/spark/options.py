@@ -9,9 +9,9 @@ from difflib import get_close_matches
 import orjson
 
 from fsqueue.errors import InvalidArgument
+from fsqueue.models import DELAYED, LEASED, WAITING
 from fsqueue.spark import schemas
 from fsqueue.spark.paths import directory
-from fsqueue.task import DELAYED, LEASED, WAITING
 
 IF_EXISTS = ("append", "create", "error", "ignore")
 READ = (

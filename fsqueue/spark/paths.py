@@ -5,9 +5,9 @@ from __future__ import annotations
 import errno
 from urllib.parse import unquote
 
-from fsqueue import names
 from fsqueue.errors import InvalidArgument
 from fsqueue.filesystem import NOT_FILES, Filesystem, mount_of
+from fsqueue.storage.paths import queue_path
 
 
 def directory(path: str) -> str:
@@ -17,7 +17,7 @@ def directory(path: str) -> str:
     directory it is decoded, if that names one.
     """
     if not path.startswith("file:"):
-        return names.queue_path(path)
+        return queue_path(path)
     where = path.removeprefix("file:")
     if where.startswith("//"):
         host, slash, rest = where[2:].partition("/")
@@ -29,9 +29,9 @@ def directory(path: str) -> str:
         where = slash + rest
     if not where.startswith("/"):
         raise InvalidArgument(f"{path!r} is no absolute path. Give it as file:///scratch/me/tiles.")
-    literal, decoded = names.queue_path(where), unquote(where)
-    if decoded != where and "\0" not in decoded and not _is_there(literal) and _is_there(names.queue_path(decoded)):
-        return names.queue_path(decoded)
+    literal, decoded = queue_path(where), unquote(where)
+    if decoded != where and "\0" not in decoded and not _is_there(literal) and _is_there(queue_path(decoded)):
+        return queue_path(decoded)
     return literal
 
 

@@ -13,14 +13,16 @@ from urllib.parse import unquote
 from pyspark.sql.datasource import DataSourceReader, EqualTo, Filter, In, InputPartition
 from pyspark.sql.types import StructType
 
-from fsqueue import deadletters, history, inspection, names
-from fsqueue.discovery import queues_in
 from fsqueue.errors import InvalidArgument, StorageError
+from fsqueue.format import names
+from fsqueue.models import DELAYED, WAITING
 from fsqueue.spark import schemas, views
 from fsqueue.spark.columns import Columns
 from fsqueue.spark.options import ReadOptions
-from fsqueue.store import Store
-from fsqueue.task import DELAYED, WAITING
+from fsqueue.storage import deadletters, history
+from fsqueue.storage.discovery import queues_in
+from fsqueue.storage.store import Store
+from fsqueue.views import inspection
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -106,7 +108,7 @@ class FsqueueReader(DataSourceReader):  # type: ignore[misc]
             )
         weights = _weigh(store, self.options.view, wanted)
         return [
-            (Piece(path, store.fate.generation, (shard,), number == 0), weights.get(shard, 0.0))
+            (Piece(path, store.queue_state.generation, (shard,), number == 0), weights.get(shard, 0.0))
             for number, shard in enumerate(wanted)
         ]
 
@@ -199,10 +201,7 @@ def _weigh(store: Store, view: str, shards: Sequence[names.Shard]) -> dict[str, 
         return {shard: _weigh_tasks(store, shard) for shard in shards}
     kept = history.sizes(store)
     each = names.BATCH_TASKS_MAX / PARTITION_TASKS
-    return {
-        shard: kept.get(shard, 0) / HISTORY_BYTES + len(inspection.logs(store, shard)) * each
-        for shard in shards
-    }
+    return {shard: kept.get(shard, 0) / HISTORY_BYTES + len(inspection.logs(store, shard)) * each for shard in shards}
 
 
 def _weigh_tasks(store: Store, shard: names.Shard) -> float:
@@ -217,5 +216,5 @@ def _weigh_tasks(store: Store, shard: names.Shard) -> float:
 
 
 def _same_generation(store: Store, piece: Piece) -> None:
-    if piece.generation is not None and store.fate.generation != piece.generation:
+    if piece.generation is not None and store.queue_state.generation != piece.generation:
         raise StorageError(f"The queue {piece.path} was purged while it was being read. Read it again.")

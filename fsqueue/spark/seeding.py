@@ -8,13 +8,13 @@ from uuid import uuid4
 
 from pyspark.sql import functions, types
 
-from fsqueue import commits
 from fsqueue.clock import Clock, Entropy
-from fsqueue.names import commit_name, new_uuid
+from fsqueue.format.names import commit_name, new_uuid
+from fsqueue.models import CommitReport
 from fsqueue.queue import Queue
 from fsqueue.spark import encoding, options
 from fsqueue.spark.sessions import register, spark_errors
-from fsqueue.task import CommitReport
+from fsqueue.storage import commits
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -26,8 +26,8 @@ class FsqueueDataSource(DataSource):  # type: ignore[misc]
 
     def schema(self) -> StructType:
         """The view's columns; in a group of queues the queue's name is the first."""
-        from fsqueue.discovery import queues_in
         from fsqueue.spark import options, schemas
+        from fsqueue.storage.discovery import queues_in
 
         is_table = options.is_table(self.options)
         given = options.table_options(self.options) if is_table else self.options

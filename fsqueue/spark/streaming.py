@@ -50,13 +50,15 @@ class FsqueueStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedOf:
         """Stage the rows of a partition of a micro-batch."""
+        from fsqueue.spark.lines import Lines
+
         context = TaskContext.get()
         assert context is not None
         query, number = context.getLocalProperty(QUERY_ID), context.getLocalProperty(BATCH_ID)
         assert query is not None
         assert number is not None
         commit = open_queue(self.encoder.options).commit(commit_name(query, int(number)))
-        batches = self.encoder.batches(iterator, commit.store.settings)
+        batches = Lines(self.encoder, commit.store.settings).batches(iterator)
         return StagedOf(commit.stage_encoded(batches), query)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:

@@ -12,14 +12,16 @@ from typing import Any
 
 import orjson
 
-from fsqueue import biography, commits, counters, deadletters, history, inspection, movements, names
-from fsqueue.ledger import CANCELLED, COMPLETED, DEAD, LEASED, Ledger
-from fsqueue.names import Shard, TaskFileName
+from fsqueue.format import movements, names
+from fsqueue.format.names import Shard, TaskFileName
+from fsqueue.format.replay import CANCELLED, COMPLETED, DEAD, LEASED, ReplayState
+from fsqueue.models import CANCELLED as IS_CANCELLED
+from fsqueue.models import COMPLETED as IS_COMPLETED
+from fsqueue.models import DEAD as IS_DEAD
 from fsqueue.spark.attempts import attempts_of
-from fsqueue.store import Store
-from fsqueue.task import CANCELLED as IS_CANCELLED
-from fsqueue.task import COMPLETED as IS_COMPLETED
-from fsqueue.task import DEAD as IS_DEAD
+from fsqueue.storage import commits, counters, deadletters, history
+from fsqueue.storage.store import Store
+from fsqueue.views import inspection, task_history
 
 Row = tuple[Any, ...]
 PID_MAX = 2**31 - 1
@@ -97,26 +99,28 @@ def tasks(store: Store, name: TaskFileName, states: tuple[str, ...]) -> Iterator
 # -- logs ----------------------------------------------------------------------------------------------
 
 
-def ledgers(store: Store, shard: Shard) -> Iterator[tuple[str, Ledger]]:
+def ledgers(store: Store, shard: Shard) -> Iterator[tuple[str, ReplayState]]:
     """The batches at work in a shard."""
     for batch in inspection.logs(store, shard):
-        ledger = inspection.read_ledger(store, batch)
-        if ledger is not None:
-            yield batch, ledger
+        replay_state = inspection.read_replay_state(store, batch)
+        if replay_state is not None:
+            yield batch, replay_state
 
 
 def leases(store: Store, shard: Shard) -> Iterator[Row]:
     """The tasks that somebody holds, in time or not."""
     now = store.clock.now_ms()
-    for batch, ledger in ledgers(store, shard):
-        for index, (state, until, holder) in enumerate(zip(ledger.state, ledger.since, ledger.holder, strict=True)):
+    for batch, replay_state in ledgers(store, shard):
+        for index, (state, until, holder) in enumerate(
+            zip(replay_state.state, replay_state.since, replay_state.holder, strict=True)
+        ):
             if state == LEASED and holder is not None:
                 worker = holder.worker or {}
                 pid = worker.get("pid")
                 yield (
                     names.task_id(batch, index),
                     holder.id,
-                    ledger.attempts[index] + 1,
+                    replay_state.attempts[index] + 1,
                     moment(holder.at),
                     moment(until),
                     until > now,
@@ -131,7 +135,7 @@ def records(store: Store, shard: Shard) -> Iterator[tuple[str, history.Records, 
     """Every batch of a shard that was ever touched, with its records and whether it has finished."""
     seen: set[str] = set()
     for batch in inspection.logs(store, shard):
-        found = biography.records_of(store, batch)
+        found = task_history.records_of(store, batch)
         if any(record["op"] == "open" for _, record in found):
             seen.add(batch)
             yield batch, found, False
@@ -191,20 +195,20 @@ def finished(store: Store, shard: Shard) -> Iterator[Row]:
 
 def finished_in(batch: str, found: history.Records) -> Iterator[Row]:
     """The tasks of a batch that have an outcome."""
-    ledger = history.replay(found)
+    replay_state = history.replay(found)
     birth = moment(names.birth_ms(batch))
-    for index, state in enumerate(ledger.state):
+    for index, state in enumerate(replay_state.state):
         if state in FINISHED:
-            holder = ledger.holder[index]
+            holder = replay_state.holder[index]
             yield (
                 names.task_id(batch, index),
                 FINISHED[state],
                 birth,
-                moment(ledger.since[index]),
-                ledger.attempts[index] + (1 if state == COMPLETED else 0),
+                moment(replay_state.since[index]),
+                replay_state.attempts[index] + (1 if state == COMPLETED else 0),
                 *who(holder.worker if holder is not None else None),
-                ledger.errors.get(index),
-                text(ledger.results.get(index)),
+                replay_state.errors.get(index),
+                text(replay_state.results.get(index)),
             )
 
 

@@ -16,10 +16,10 @@ from pyspark.sql.types import StructType
 
 from fsqueue import administration
 from fsqueue.errors import InvalidArgument, QueueExists, QueueNotFound
+from fsqueue.models import CommitPart
 from fsqueue.queue import Queue
 from fsqueue.spark.encoding import Encoder
 from fsqueue.spark.options import WriteOptions
-from fsqueue.task import CommitPart
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -63,7 +63,9 @@ class FsqueueWriter(DataSourceArrowWriter):  # type: ignore[misc]
             for _ in iterator:
                 pass
             return Staged(None)
-        batches = self.encoder.batches(iterator, self.commit_.store.settings)
+        from fsqueue.spark.lines import Lines
+
+        batches = Lines(self.encoder, self.commit_.store.settings).batches(iterator)
         return Staged(self.commit_.stage_encoded(batches))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
@@ -97,6 +99,6 @@ def open_queue(options: WriteOptions) -> Queue:
 
 def holds_something(queue: Queue) -> bool:
     """Whether anything was ever inserted into a queue's generation, by an insert or by a commit."""
-    from fsqueue import commits
+    from fsqueue.storage import commits
 
     return bool(queue.status().inserted or commits.decided(queue.store))

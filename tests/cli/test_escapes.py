@@ -42,13 +42,15 @@ from unittest import mock
 from fsqueue_cli.main import COMMANDS, main
 for module, _ in COMMANDS.values():
     importlib.import_module("fsqueue_cli." + module)
-import base64, difflib, logging, shlex, traceback, tqdm, fsqueue.doctor, fsqueue.stuck, fsqueue.functions, fsqueue.work
+import base64, difflib, logging, shlex, traceback, tqdm
+import fsqueue.doctor, fsqueue.views.stuck_locks, fsqueue.functions, fsqueue.worker
 from fsqueue.doctor.verdicts import Finding
 from fsqueue.filesystem.holders import Holder
 EVIL = json.loads(sys.stdin.readline())
 
 def lock(path):
-    return fsqueue.stuck.StuckLock("batch " + EVIL, path, 0.0, {"host": EVIL, "pid": EVIL}, [Holder(1, EVIL, EVIL)])
+    holders = [Holder(1, EVIL, EVIL)]
+    return fsqueue.views.stuck_locks.StuckLock("batch " + EVIL, path, 0.0, {"host": EVIL, "pid": EVIL}, holders)
 
 def join(path, **_):
     report = fsqueue.doctor.examine(path)
@@ -387,9 +389,7 @@ def test_names_of_what_another_planted_do_not_either(tmp_path: Path, name: tuple
      ["purge", "Q"]],
     ids=["status", "several", "wait", "doctor", "purge"],
 )  # fmt: skip
-def test_on_a_terminal(
-    hostile: Hostile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
-) -> None:
+def test_on_a_terminal(hostile: Hostile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]) -> None:
     copy = shutil.copytree(hostile.place, tmp_path / f"copy{EVIL_NAME}", symlinks=True)
     monkeypatch.chdir(copy)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))

@@ -14,7 +14,8 @@ from fsqueue_cli.main import COMMANDS, cli
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fsqueue import Queue, names
+from fsqueue import Queue
+from fsqueue.format import names
 from tests.cli.conftest import Run
 from tests.support import base_of, files_below, log_files
 

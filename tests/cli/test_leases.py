@@ -13,7 +13,7 @@ import pytest
 from fsqueue import Queue
 from tests.cli.conftest import Run, Spawn, catches
 from tests.conftest import QueueFactory
-from tests.work.support import wait_for
+from tests.worker.support import wait_for
 
 
 def leased(run: Run, queue: Queue, *options: Any) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fsqueue import Queue
-from fsqueue.nesting import NESTING_MAX
+from fsqueue.format.nesting import NESTING_MAX
 from tests.cli.conftest import Run, Spawn
 from tests.support import QueueFactory, base_of
 

@@ -131,9 +131,10 @@ def test_slurm_hands_old_and_new_names_to_the_workers(fsqueue_cli: Run, queue: Q
 def test_history_is_kept_by_days(fsqueue_cli: Run, queue: Queue) -> None:
     """A plain 30 would be half a minute, and all but the history of today would be gone."""
     for some in ("30", "1h", "1d1s"):
-        assert "by whole days: write, for instance, --keep-history 30d" in fsqueue_cli(
-            "gc", queue.path, "--keep-history", some, code=2
-        ).stderr
+        assert (
+            "by whole days: write, for instance, --keep-history 30d"
+            in fsqueue_cli("gc", queue.path, "--keep-history", some, code=2).stderr
+        )
     fsqueue_cli("gc", queue.path, "--keep-history", "30d")
     fsqueue_cli("gc", queue.path, "--keep-history", "0")
     assert "history-days" not in fsqueue_cli("gc", "--help").stdout

@@ -20,11 +20,12 @@ import pytest
 from fsqueue_cli.main import cli
 
 import fsqueue
-from fsqueue import Queue, ledger
+from fsqueue import Queue
 from fsqueue.doctor import examination
 from fsqueue.filesystem import Mount
+from fsqueue.format import replay
 from fsqueue.functions import _parts
-from fsqueue.nodes import Streak
+from fsqueue.storage.nodes import NodeFailures
 from tests.cli.conftest import Run, Spawn
 from tests.house.source import TOP
 from tests.pages import Block, Typed, blocks, is_shown, prose, text_of
@@ -261,7 +262,7 @@ def used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Queue:
     queue.lease()[0].bury("never")
     queue.retry_dead()
     queue.cancel([next(queue.tasks("waiting")).id])
-    Streak(queue.store, 3).failed("no")
+    NodeFailures(queue.store, 3).failed("no")
     return queue
 
 
@@ -305,7 +306,7 @@ def test_the_format_names_every_field_that_is_written(used: Queue) -> None:
 def test_the_format_tells_of_every_operation() -> None:
     table = text_of("docs/format.md").partition("| op | fields |")[2].partition("\n\n")[0]
     told = {op for row in re.findall(r"^\| (`[^|]*) \|", table, re.MULTILINE) for op in re.findall(r"`(\w+)`", row)}
-    assert told == ledger._HANDLERS.keys()
+    assert told == replay._HANDLERS.keys()
 
 
 # -- what pages name in passing -------------------------------------------------------------------------

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from fsqueue import Queue, names
+from fsqueue import Queue
+from fsqueue.format import names
 from tests.cli.conftest import Run
 
 
@@ -101,7 +102,7 @@ def test_gc(fsqueue_cli: Run, queue: Queue) -> None:
 
 def test_gc_says_what_it_left_alone_and_why(fsqueue_cli: Run, queue: Queue) -> None:
     parent = queue.path.parent
-    left, mine = parent / names.deleted(queue.store.fate.id, "0" * 16), parent / ".trash" / "mine"
+    left, mine = parent / names.deleted(queue.store.queue_state.id, "0" * 16), parent / ".trash" / "mine"
     left.mkdir()
     mine.mkdir(parents=True)
     (left / "thesis.tex").touch()

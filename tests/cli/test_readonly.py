@@ -12,7 +12,8 @@ from fsqueue_cli import dead, fsck, inserting, leases, looking, progress, queues
 from fsqueue_cli.main import cli
 
 import fsqueue.fsck
-from fsqueue import Queue, nodes
+from fsqueue import Queue
+from fsqueue.storage import nodes
 from tests.test_group import MEMBER, OWNER, as_user, needs_root, shared
 
 __all__ = [
@@ -74,7 +75,7 @@ def test_every_command_says_it_once(shared: Path) -> None:
         done.complete()
         for task in buried:
             task.bury("no")
-        streak = nodes.Streak(queue.store, 3)
+        streak = nodes.NodeFailures(queue.store, 3)
         streak.failed()
         waiting = [task.id for task in queue.peek(12)]
         return {"NODE": [streak.node], "TOKEN": [held.token], "DEAD": [buried[0].id], "WAITING": waiting}

@@ -16,7 +16,7 @@ from fsqueue_cli.running import exposed_script
 from fsqueue import Queue
 from tests.cli.conftest import Run, Spawn, catches
 from tests.conftest import QueueFactory
-from tests.work.support import wait_for
+from tests.worker.support import wait_for
 
 pytestmark = pytest.mark.once
 
@@ -292,7 +292,7 @@ def test_calls_a_function_of_several_queues(spawn: Spawn, queue_factory: QueueFa
     queues = [queue_factory(name) for name in ("a", "b")]
     for queue in queues:
         queue.insert_many(range(3))
-    process = spawn("run", *(queue.path for queue in queues), "--call", "tests.work.tasks:double", "-j", 2)
+    process = spawn("run", *(queue.path for queue in queues), "--call", "tests.worker.tasks:double", "-j", 2)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out, err) == (0, "", "fsqueue: 6 completed\n")
     assert sorted(task.result["double"] for task in queues[0].tasks("completed")) == [0, 2, 4]
@@ -490,7 +490,7 @@ def test_runners_that_are_killed_lose_nothing(spawn: Spawn, queue_factory: Queue
     queue = queue_factory(lease_s=1)
     log = tmp_path / "log"
     queue.insert_many({"log": str(log), "n": n} for n in range(3000))
-    arguments = ["run", queue.path, "-j", 2, "--call", "tests.work.tasks:note"]
+    arguments = ["run", queue.path, "-j", 2, "--call", "tests.worker.tasks:note"]
     for _ in range(3):
         lines = log.read_text().count("\n") if log.exists() else 0
         process = spawn(*arguments)

@@ -20,7 +20,7 @@ from fsqueue import Event, Queue, Status, Worker
 from tests.cli.conftest import Spawn
 from tests.cli.terminal import Terminal
 from tests.conftest import QueueFactory
-from tests.work.support import wait_for
+from tests.worker.support import wait_for
 
 pytestmark = pytest.mark.once
 

@@ -49,12 +49,10 @@ def test_create_purge_and_delete_have_json(fsqueue_cli: Run, tmp_path: Path) -> 
     assert gone == {"deleted": str(path), **dict.fromkeys(counts, 0)}
 
 
-def test_create_in_memory_says_what_is_lost(
-    fsqueue_cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("fsqueue.mountadvice.mount_of", lambda path: Mount("ext4", "/", "rw"))
+def test_create_in_memory_says_what_is_lost(fsqueue_cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fsqueue.filesystem.mountadvice.mount_of", lambda path: Mount("ext4", "/", "rw"))
     assert fsqueue_cli("create", tmp_path / "on-disk").stderr == ""
-    monkeypatch.setattr("fsqueue.mountadvice.mount_of", lambda path: Mount("tmpfs", "/dev/shm", "rw"))
+    monkeypatch.setattr("fsqueue.filesystem.mountadvice.mount_of", lambda path: Mount("tmpfs", "/dev/shm", "rw"))
     [said] = fsqueue_cli("create", tmp_path / "q").stderr.splitlines()
     assert "when the host restarts, the queue and all that is in it are lost" in said
     assert fsqueue_cli("create", tmp_path / "q", "--exist-ok").stderr == "", "its owner was told"
@@ -310,7 +308,7 @@ def interrupted(module: str, *arguments: Any, handler: str = "default_int_handle
 
 @pytest.mark.parametrize(
     "module", ["click", "fsqueue_cli.main", "fsqueue_cli.printing", "fsqueue_cli.watching", "fsqueue", "orjson",
-               "fsqueue.stuck"],
+               "fsqueue.views.stuck_locks"],
 )  # fmt: skip
 def test_ctrl_c_while_it_is_being_loaded_ends_it_with_130(queue: Queue, module: str) -> None:
     code, said = interrupted(module, "status", queue.path)

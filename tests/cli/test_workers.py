@@ -9,7 +9,7 @@ import signal
 import pytest
 
 from fsqueue import Queue
-from fsqueue.nodes import Streak
+from fsqueue.storage.nodes import NodeFailures
 from tests.cli.conftest import Run, Spawn
 
 pytestmark = pytest.mark.once
@@ -62,7 +62,7 @@ def test_what_lease_took_for_a_script_is_not_released(fsqueue_cli: Run, queue: Q
 
 def test_an_excluded_node_is_shown_and_admitted(fsqueue_cli: Run, queue: Queue) -> None:
     queue.insert("x")
-    streak = Streak(queue.store, 2)
+    streak = NodeFailures(queue.store, 2)
     streak.failed("no \x1b[2Jdevice")
     streak.failed("no \x1b[2Jdevice")
     said = fsqueue_cli("workers", queue.path).output

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fsqueue import FsqueueError, Queue, counters
+from fsqueue import FsqueueError, Queue
 from fsqueue.clock import Clock
+from fsqueue.storage import counters
 from tests.support import base_of
 
 

@@ -13,8 +13,8 @@ from fsqueue import LeaseLost, Queue
 from fsqueue.clock import ManualClock
 from tests.concurrency.books import check_drained, clock_of_later, drain
 from tests.concurrency.processes import Child, children, together
+from tests.fsck.test_fsck import EACH, WORK, Damage, build
 from tests.support import counted
-from tests.test_fsck import EACH, WORK, Damage, build
 
 QueueFactory = Callable[..., Queue]
 

@@ -16,10 +16,11 @@ from typing import Any
 
 import pytest
 
-from fsqueue import FsqueueError, LockTimeout, Queue, stuck
+from fsqueue import FsqueueError, LockTimeout, Queue
 from fsqueue.doctor import examination as doctor
 from fsqueue.errors import StorageError
-from fsqueue.names import Day, all_shards
+from fsqueue.format.names import Day, all_shards
+from fsqueue.views import stuck_locks
 from tests.cli.conftest import Run, fsqueue_cli
 from tests.concurrency.books import check_drained, drain
 from tests.concurrency.processes import Child, children
@@ -222,7 +223,7 @@ class stopped_on:
 def test_status_and_doctor_name_the_stuck_holder(
     queue: Queue, fsqueue_cli: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(stuck, "QUIET_S", 0.2)
+    monkeypatch.setattr(stuck_locks, "QUIET_S", 0.2)
     queue.insert_many(["a", "b"])
     [task] = Queue(queue.path, worker="me").lease()
     assert queue.stuck() == []
@@ -248,8 +249,8 @@ def test_status_and_doctor_name_the_stuck_holder(
 
 def test_the_holder_of_another_host_is_known_by_the_log(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing on this host has the lock: the last lease in the log tells where to look."""
-    monkeypatch.setattr(stuck, "QUIET_S", 0.2)
-    monkeypatch.setattr(stuck, "holders_of", lambda device, inode: [])
+    monkeypatch.setattr(stuck_locks, "QUIET_S", 0.2)
+    monkeypatch.setattr(stuck_locks, "holders_of", lambda device, inode: [])
     queue.insert("a")
     [task] = Queue(queue.path, worker="far away").lease()
     with stopped_on(queue, task.token):
@@ -260,7 +261,7 @@ def test_the_holder_of_another_host_is_known_by_the_log(queue: Queue, monkeypatc
 
 @pytest.mark.parametrize("part", ["counter", "dead letters", "queue.jsonl"])
 def test_shared_files_are_looked_at_too(queue: Queue, monkeypatch: pytest.MonkeyPatch, part: str) -> None:
-    monkeypatch.setattr(stuck, "QUIET_S", 0.1)
+    monkeypatch.setattr(stuck_locks, "QUIET_S", 0.1)
     queue.insert_many(["a", "b"], batch_tasks=1)
     queue.lease()[0].complete()
     queue.lease()[0].bury("no")
@@ -296,13 +297,13 @@ def test_of_the_history_the_last_two_days_are_looked_at(queue: Queue) -> None:
     for path in made:
         path.parent.mkdir(parents=True)
         path.touch()
-    looked_at = [path for what, path in stuck._files(queue.store) if what.startswith("history")]
+    looked_at = [path for what, path in stuck_locks._files(queue.store) if what.startswith("history")]
     assert looked_at == [str(path) for path in made[-2:]]
 
 
 def test_locks_held_for_moments_are_not_stuck(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that is quiet, and locked at the first look but not at the next ones."""
-    monkeypatch.setattr(stuck, "QUIET_S", 0.05)
+    monkeypatch.setattr(stuck_locks, "QUIET_S", 0.05)
     queue.insert_many(["a", "b"])
     [task] = queue.lease()
     log = queue.store.layout.log(task.batch)
@@ -321,7 +322,7 @@ def test_locks_held_for_moments_are_not_stuck(queue: Queue, monkeypatch: pytest.
 
     monkeypatch.setattr(queue.store.clock, "sleep", sleeping)
     assert queue.stuck() == []
-    assert looks[0] == stuck.LOOKS
+    assert looks[0] == stuck_locks.LOOKS
     queue.store.fs.close(fd)
 
 

@@ -71,9 +71,9 @@ where it may write."""
 RECEIVERS = {"fs", "outside", "directory", "meeting", "holder", "outer", "inner", "place", "inside", "within"}
 
 WRAPPERS = {
-    DELETES: ("commits.drop", "commits.reap", "upkeep.reap_trash", "upkeep.reap_doctors", "doctorplaces.remove_place",
+    DELETES: ("commits.drop", "commits.reap", "collect.reap_trash", "collect.reap_doctors", "doctorplaces.remove_place",
               "doctorplaces.clear_away", "doctorplaces.reap", "results.reap", "trees.remove"),
-    MOVES: ("store.discard", "self.discard", "upkeep.to_trash", "quarantine.move"),
+    MOVES: ("store.discard", "self.discard", "collect.to_trash", "quarantine.move"),
     WRITES: ("jsonl.held", "store.held", "repair.held", "plain.append_to", "filesystem.append_to", "fs.compare_clock",
              "filesystem.write_all"),
 }  # fmt: skip

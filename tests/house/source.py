@@ -11,16 +11,6 @@ TOP = Path(__file__).parents[2]
 PACKAGE = TOP / "fsqueue"
 
 
-def modules() -> dict[str, Path]:
-    """The modules of fsqueue by name: a subpackage counts as one."""
-    files = {path.stem: path for path in PACKAGE.glob("*.py") if path.stem != "__init__"}
-    return files | {path.parent.name: path.parent for path in PACKAGE.glob("*/__init__.py")}
-
-
-def files_of(module: Path) -> list[Path]:
-    return sorted(module.rglob("*.py")) if module.is_dir() else [module]
-
-
 @cache
 def parse(path: Path) -> ast.Module:
     return ast.parse(path.read_bytes(), str(path))

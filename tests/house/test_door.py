@@ -49,7 +49,7 @@ CHILDREN = {
     "pipe", "set_blocking", "read", "close", "memfd_create", "fdopen", "fstat", "lseek", "SEEK_SET", "pread",
     "pwrite", "eventfd", "eventfd_read", "eventfd_write", "EFD_CLOEXEC", "EFD_NONBLOCK",
 }  # fmt: skip
-"""What fsqueue/work also needs, to run commands and children and to talk with them; it touches no file."""
+"""What fsqueue/worker also needs, to run commands and children and to talk with them; it touches no file."""
 
 READS_OR_WRITES = {
     "read_text",
@@ -70,7 +70,7 @@ def outside() -> list[Path]:
 
 
 def offences(path: Path) -> Iterator[str]:
-    allowed = HARMLESS | (CHILDREN if path.parent.name == "work" else set())
+    allowed = HARMLESS | (CHILDREN if path.parent.name == "worker" else set())
     for line, full in imported(path):
         if full.split(".")[0] in BEHIND_THE_DOOR or full.startswith(("os.", "pathlib.Path.")):
             yield f"{line}: import {full}"

@@ -8,24 +8,15 @@ import pytest
 from fsqueue_cli import doctor as cli_doctor
 from fsqueue_cli import watching as cli_watching
 
-from fsqueue import (
-    activity,
-    doctorplaces,
-    layout,
-    leasing,
-    ledger,
-    names,
-    nesting,
-    poll,
-    staging,
-    store,
-    stuck,
-    upkeep,
-    waiting,
-)
+from fsqueue import poll
 from fsqueue.clock import MS_MAX
 from fsqueue.doctor import contests, messages, rendezvous, twohosts
-from fsqueue.layout import Settings
+from fsqueue.format import layout, names, nesting, replay
+from fsqueue.format.layout import Settings
+from fsqueue.protocol import leasing, waiting
+from fsqueue.storage import staging, store
+from fsqueue.upkeep import collect, doctorplaces
+from fsqueue.views import activity, stuck_locks
 from tests.pages import text_of
 
 DAY_S = 86_400
@@ -39,7 +30,7 @@ def option(command: object, name: str) -> object:
 NUMBERS = [
     ("README.md", "ten minutes unless you say otherwise", DEFAULT.lease_s == 600),
     ("README.md", "after five attempts becomes a **dead letter**", DEFAULT.max_attempts == 5),
-    ("README.md", "not published for a week is dropped", upkeep.ATTEMPT_AGE_S == 7 * DAY_S),
+    ("README.md", "not published for a week is dropped", collect.ATTEMPT_AGE_S == 7 * DAY_S),
     ("README.md", "A batch that stays locked for 2 s", leasing.BUSY_WAIT_S == 2),
     ("docs/guarantees.md", "Up to a second after a purge", store.FRESH_S == 1),
     ("docs/guarantees.md", "for more than half a day", staging.AWAY_S == DAY_S / 2),
@@ -63,11 +54,11 @@ NUMBERS = [
     ("docs/doctor.md", "three of them contend", contests.PROCESSES == 3),
     ("docs/doctor.md", "race for 60 names", contests.NAMES == 60),
     ("docs/doctor.md", "must not be older than 2 s", twohosts.FRESH_S == 2),
-    ("docs/doctor.md", "nobody has written to for 2 s", stuck.QUIET_S == 2),
-    ("docs/doctor.md", "taken at nine looks", 1 + stuck.LOOKS == 9),
-    ("docs/doctor.md", "within half a second", stuck.LOOKS * stuck.LOOK_PAUSE_S <= 0.5),
-    ("docs/fsck.md", "over a day old", upkeep.STAGED_AGE_S == DAY_S),
-    ("docs/fsck.md", "over a week ago and never published", upkeep.ATTEMPT_AGE_S == 7 * DAY_S),
+    ("docs/doctor.md", "nobody has written to for 2 s", stuck_locks.QUIET_S == 2),
+    ("docs/doctor.md", "taken at nine looks", 1 + stuck_locks.LOOKS == 9),
+    ("docs/doctor.md", "within half a second", stuck_locks.LOOKS * stuck_locks.LOOK_PAUSE_S <= 0.5),
+    ("docs/fsck.md", "over a day old", collect.STAGED_AGE_S == DAY_S),
+    ("docs/fsck.md", "over a week ago and never published", collect.ATTEMPT_AGE_S == 7 * DAY_S),
     ("docs/format.md", "nest at most 200 levels", nesting.NESTING_MAX == 200),
     ("docs/format.md", "nests deeper than 256 levels is void", nesting.RECORD_NESTING_MAX == 256),
     ("docs/format.md", "Format **1**", layout.FORMAT == 1),
@@ -76,10 +67,10 @@ NUMBERS = [
     ("docs/format.md", "tasks (1 to 1024)", names.BATCH_TASKS_MAX == 1024),
     ("docs/format.md", "255 bytes at most", names.NAME_BYTES_MAX == 255),
     ("docs/format.md", "a whole number below 10^18", layout.GENERATION_MAX == 10**18 - 1),
-    ("docs/format.md", "a whole number below 10^13", ledger.AT_MAX == MS_MAX == 10**13 - 1),
-    ("docs/format.md", "whole number from 0 to 10^14", ledger.TIME_MAX == 10**14),
-    ("docs/format.md", "a week after its last change", upkeep.ATTEMPT_AGE_S == 7 * DAY_S),
-    ("docs/format.md", "a week after the last failure", upkeep.NODE_AGE_S == 7 * DAY_S),
+    ("docs/format.md", "a whole number below 10^13", replay.AT_MAX == MS_MAX == 10**13 - 1),
+    ("docs/format.md", "whole number from 0 to 10^14", replay.TIME_MAX == 10**14),
+    ("docs/format.md", "a week after its last change", collect.ATTEMPT_AGE_S == 7 * DAY_S),
+    ("docs/format.md", "a week after the last failure", collect.NODE_AGE_S == 7 * DAY_S),
 ]
 
 

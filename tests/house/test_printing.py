@@ -21,8 +21,8 @@ WRITES = {"write", "writelines", "buffer"}
 LOGS = ("logging", "curses", "pprint")
 STREAMING = {
     "doctor/contests.py": "a child of the doctor, whose output is a pipe",
-    "work/child.py": "flushes what a function has printed",
-    "work/output.py": "passes on what commands print, which is theirs",
+    "worker/child.py": "flushes what a function has printed",
+    "worker/output.py": "passes on what commands print, which is theirs",
 }
 """Modules of the library that use the standard streams."""
 

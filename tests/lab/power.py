@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fsqueue import LeaseLost, Queue, QueueNotFound
-from fsqueue.store import _stores
+from fsqueue.storage.store import _stores
 from tests.concurrency.books import Diary, accounts, base_of, check_sound, counted, diaries, leftovers
 from tests.concurrency.processes import PATIENCE_S, Child, children, what_they_do
 from tests.lab import commits

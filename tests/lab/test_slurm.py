@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from fsqueue import Queue
-from fsqueue.task import Movement, TaskInfo
+from fsqueue.models import Movement, TaskInfo
 from tests.lab.cluster import FSQUEUE, Cluster, why_no_cluster
 
 pytestmark = [pytest.mark.once, pytest.mark.slow]
@@ -266,7 +266,7 @@ def test_at_the_time_limit_itself_tasks_are_put_back_too(jobs: dict[str, Job]) -
 
 
 def test_a_job_knows_its_end(cluster: Cluster) -> None:
-    asking = "import time; from fsqueue.slurm import job_end; end = job_end(); print(end and round(end - time.time()))"
+    asking = "import time; from fsqueue.cluster import slurm; print(round((slurm.job_end() or 0) - time.time()))"
     command = ["srun", "-x", OTHERS, *FSQUEUE[:1], "-c", asking]
     assert 200 < int(cluster.run(*command[:1], "-t", "5", *command[1:])) <= 300
     assert cluster.run(*command) == "None\n"

@@ -18,18 +18,10 @@ from typing import Any
 
 import pytest
 
-from fsqueue import (
-    LeaseLost,
-    Queue,
-    QueueNotFound,
-    StorageFull,
-    Task,
-    TaskNotFound,
-    UnsafeFilesystem,
-    names,
-)
+from fsqueue import LeaseLost, Queue, QueueNotFound, StorageFull, Task, TaskNotFound, UnsafeFilesystem
 from fsqueue.clock import Clock
 from fsqueue.filesystem import Filesystem
+from fsqueue.format import names
 from tests.concurrency.books import check_drained, counted, drain, leftovers, resume_insert
 from tests.concurrency.processes import children, together
 from tests.concurrency.trapped import DieAt, FullFrom, trapped

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from fsqueue import Commit, CommitPart, CommitReport, Queue, names
-from fsqueue.commits import Record, parse
+from fsqueue import Commit, CommitPart, CommitReport, Queue
+from fsqueue.format import names
+from fsqueue.storage.commits import Record, parse
 from tests.simulation.disk import Directory, File
 from tests.simulation.history import DONE, Actor, Call
 

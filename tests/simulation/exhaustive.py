@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fsqueue.layout import Settings
+from fsqueue.format.layout import Settings
 from tests.simulation import commit_acts
 from tests.simulation.fates import AFTERWARDS, FATES, Call, Skip
 from tests.simulation.faults import DAY_S

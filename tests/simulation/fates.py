@@ -20,7 +20,7 @@ class Skip(BaseException):
 
 
 Call = tuple[str, tuple[Any, ...]]
-Fate = Callable[["Play", Process, Call], None]
+QueueState = Callable[["Play", Process, Call], None]
 
 
 def on(play: Play, process: Process, call: Call) -> None:
@@ -115,7 +115,7 @@ def reply_lost(play: Play, process: Process, call: Call) -> None:
     process.answer = errno.EEXIST if name in EXCLUSIVE else errno.ENOENT
 
 
-def _answer(code: int) -> Fate:
+def _answer(code: int) -> QueueState:
     def fate(play: Play, process: Process, call: Call) -> None:
         if call[0] in ("close", "unlock", "scandir"):
             raise Skip
@@ -124,7 +124,7 @@ def _answer(code: int) -> Fate:
     return fate
 
 
-def _error(code: int) -> Fate:
+def _error(code: int) -> QueueState:
     def fate(play: Play, process: Process, call: Call) -> None:
         if call[0] in ("close", "unlock", "scandir"):
             raise Skip
@@ -133,7 +133,7 @@ def _error(code: int) -> Fate:
     return fate
 
 
-def _full(fraction: float) -> Fate:
+def _full(fraction: float) -> QueueState:
     def fate(play: Play, process: Process, call: Call) -> None:
         if call[0] not in WRITES:
             raise Skip
@@ -143,14 +143,14 @@ def _full(fraction: float) -> Fate:
     return fate
 
 
-def _power(names: bool, data: bool, both_names: bool = False) -> Fate:
+def _power(names: bool, data: bool, both_names: bool = False) -> QueueState:
     def fate(play: Play, process: Process, call: Call) -> None:
         play.lose_power(lambda: play.world.disk.lose_power_exactly(names, data, both_names))
 
     return fate
 
 
-FATES: dict[str, Fate] = {
+FATES: dict[str, QueueState] = {
     "on": on,
     "late": late,
     "days": days,
@@ -182,7 +182,7 @@ FATES: dict[str, Fate] = {
 }
 """What may become of the first verb at a call, by name."""
 
-AFTERWARDS: dict[str, Fate] = {
+AFTERWARDS: dict[str, QueueState] = {
     "stopped": killed,
     "then-power": _power(False, False),
     "then-power-names": _power(True, False),

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any, TypeVar
 
 from fsqueue import FsqueueError, LeasedTask, Queue
-from fsqueue.layout import Settings
+from fsqueue.format.layout import Settings
 from fsqueue.poll import Poll
 from tests.simulation.disk import File
 from tests.simulation.faults import QUEUE

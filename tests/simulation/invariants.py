@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from fsqueue import LeasedTask, LeaseLost, Status, TaskNotFound, counters
-from fsqueue.leasing import BUSY_WAIT_S
-from fsqueue.names import parse_token
+from fsqueue import LeasedTask, LeaseLost, Status, TaskNotFound
+from fsqueue.format.names import parse_token
+from fsqueue.protocol.leasing import BUSY_WAIT_S
+from fsqueue.storage import counters
 from tests.simulation import commit_acts
 from tests.simulation.disk import Directory, File
 from tests.simulation.faults import QUEUE

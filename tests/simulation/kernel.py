@@ -368,9 +368,7 @@ class Process:
         self.changed(directory, name, None)
 
     @call
-    def rename(
-        self, source: str, target: str, *, src_dir_fd: At = None, dst_dir_fd: At = None
-    ) -> None:
+    def rename(self, source: str, target: str, *, src_dir_fd: At = None, dst_dir_fd: At = None) -> None:
         here, old = self.parent(source, src_dir_fd)
         there, new = self.parent(target, dst_dir_fd)
         node = here.entries.get(old)

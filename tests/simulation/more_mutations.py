@@ -11,7 +11,7 @@ MUTATIONS = [
         "a queue is called empty while somebody has the log of a batch with waiting tasks locked for a moment",
         "stop",
         (
-            ("leasing:Leaser._further", "    if not held and busy:\n", "    if False:\n"),
+            ("protocol.leasing:Leaser._further", "    if not held and busy:\n", "    if False:\n"),
         ),
     ),
     Mutation(
@@ -19,7 +19,7 @@ MUTATIONS = [
         "after a power loss the log does not know the file's newest name, and the tasks in it are buried as lost",
         ("lossy", "release", "complete", "then-power-names"),
         (
-            ("taskfiles:candidates", "for _ in range(2):", "for _ in range(0):"),
+            ("storage.published:candidates", "for _ in range(2):", "for _ in range(0):"),
         ),
     ),
     Mutation(
@@ -27,7 +27,7 @@ MUTATIONS = [
         "a power loss takes a file with everything in it that was synced",
         ("strict", "complete", "", "power"),
         (
-            ("store:Store.secure", "    self.sync_names(os.path.dirname(path))\n", "    pass\n"),
+            ("storage.store:Store.secure", "    self.sync_names(os.path.dirname(path))\n", "    pass\n"),
         ),
     ),
     Mutation(
@@ -35,7 +35,7 @@ MUTATIONS = [
         "a power loss keeps the new tasks and loses the line that ends the letter: both are there",
         ("strict", "retry-dead", "lease-many", "killed-then-power"),
         (
-            ("deadletters:publish_pending", "            if store.sync_inserts:\n                store.fs.fsync(fd)", "            if False:\n                store.fs.fsync(fd)"),
+            ("storage.deadletters:publish_pending", "            if store.sync_inserts:\n                store.fs.fsync(fd)", "            if False:\n                store.fs.fsync(fd)"),
         ),
     ),
     Mutation(
@@ -43,7 +43,7 @@ MUTATIONS = [
         "what is recorded in a log that has ended is lost with it",
         ("local", "lease", "poll", "on"),
         (
-            ("leasing:Leaser._try_batch", "            if log.ledger.gone:\n", "            if False:\n"),
+            ("protocol.leasing:Leaser._try_batch", "            if log.replay_state.gone:\n", "            if False:\n"),
         ),
     ),
     Mutation(
@@ -51,7 +51,7 @@ MUTATIONS = [
         "somebody who opened it meanwhile appends to a file without a name",
         ("local", "lease", "poll", "on"),
         (
-            ("leasing:Leaser._claim", "            finishing.farewell(store, log)  # it finished", "            store.fs.unlink(log.path); store.drop(log)  # it finished"),
+            ("protocol.leasing:Leaser._claim", "            finishing.retire(store, log)  # it finished", "            store.fs.unlink(log.path); store.drop(log)  # it finished"),
         ),
     ),
     Mutation(
@@ -59,7 +59,7 @@ MUTATIONS = [
         "a queue is called empty although something was inserted before anybody asked",
         ("local", "lease-again", "purge-and-insert", "on"),
         (
-            ("leasing:Leaser.lease", "if not held and self.begin(now=True):", "if False:"),
+            ("protocol.leasing:Leaser.lease", "if not held and self.begin(now=True):", "if False:"),
         ),
     ),
     Mutation(
@@ -67,7 +67,7 @@ MUTATIONS = [
         "replaying the log gives nothing: no lease and no outcome in it counts",
         "calm",
         (
-            ("leasing:Leaser._take", "log.append(opening + record if opening else record)", "log.append(record)"),
+            ("protocol.leasing:Leaser._take", "log.append(opening + record if opening else record)", "log.append(record)"),
         ),
     ),
     Mutation(
@@ -75,7 +75,7 @@ MUTATIONS = [
         "status promises tasks that nobody counts any more",
         "calm",
         (
-            ("finishing:finish", "    if ledger.done[COMPLETED]:\n", "    if False:\n"),
+            ("protocol.finishing:finish", "    if replay_state.done[COMPLETED]:\n", "    if False:\n"),
         ),
     ),
     Mutation(
@@ -83,7 +83,7 @@ MUTATIONS = [
         "two write into one log at the same time",
         "calm",
         (
-            ("leasing:Leaser._try_batch", "            if not store.fs.try_lock(log.fd):\n", "            if not store.fs.try_lock(log.fd) and False:\n"),
+            ("protocol.leasing:Leaser._try_batch", "            if not store.fs.try_lock(log.fd):\n", "            if not store.fs.try_lock(log.fd) and False:\n"),
         ),
     ),
     Mutation(
@@ -91,7 +91,7 @@ MUTATIONS = [
         "nobody looks for the task when it is due",
         "calm",
         (
-            ("leasing:Leaser._take", "        target = log.name.at(due if due is not None else until)\n", "        target = log.name.at((due if due is not None else until) + 60000)\n"),
+            ("protocol.leasing:Leaser._take", "        target = log.name.at(due if due is not None else until)\n", "        target = log.name.at((due if due is not None else until) + 60000)\n"),
         ),
     ),
     Mutation(
@@ -99,7 +99,7 @@ MUTATIONS = [
         "upkeep takes it for an orphan while its author is late",
         ("local", "insert", "gc", "days"),
         (
-            ("staging:stage", "    locked = fs.lock(fd, store.clock, store.entropy, LOCK_S)\n", "    locked = True\n"),
+            ("storage.staging:stage", "    locked = fs.lock(fd, store.clock, store.entropy, LOCK_S)\n", "    locked = True\n"),
             BELIEVES,
         ),
     ),
@@ -108,7 +108,7 @@ MUTATIONS = [
         "upkeep has reaped it meanwhile, and the insert reports success",
         ("local", "insert", "gc", "days"),
         (
-            ("staging:stage", "    late = store.clock.monotonic() - began > LATE_S\n", "    late = False\n"),
+            ("storage.staging:stage", "    late = store.clock.monotonic() - began > LATE_S\n", "    late = False\n"),
             BELIEVES,
         ),
     ),
@@ -117,7 +117,7 @@ MUTATIONS = [
         "a crash in between loses the payloads of the dead",
         "crash",
         (
-            ("finishing:finish", "    if ledger.done[DEAD]:\n        missing_letters(store, log)\n", ""),
+            ("protocol.finishing:finish", "    if replay_state.done[DEAD]:\n        missing_letters(store, log)\n", ""),
         ),
     ),
     Mutation(
@@ -125,7 +125,7 @@ MUTATIONS = [
         "what is inserted goes into the trash",
         ("nfs", "insert-twice", "delete", "on"),
         (
-            ("store:Store._load", "    if fate.closed:\n", "    if False:\n"),
+            ("storage.store:Store._load", "    if queue_state.closed:\n", "    if False:\n"),
             ELSEWHERE,
         ),
     ),
@@ -134,7 +134,7 @@ MUTATIONS = [
         "what others have recorded meanwhile is not seen",
         "calm-nfs",
         (
-            ("leasing:Leaser._try_batch", "            log.catch_up()\n", "            if not log.ledger.count: log.catch_up()\n"),
+            ("protocol.leasing:Leaser._try_batch", "            log.catch_up()\n", "            if not log.replay_state.count: log.catch_up()\n"),
         ),
     ),
     Mutation(
@@ -142,7 +142,7 @@ MUTATIONS = [
         "the last line of each batch is torn",
         "calm",
         (
-            ("staging:stage", "        fs.write_all(fd, b\"\".join(pieces))\n", "        fs.write_all(fd, b\"\".join(pieces)[:-1])\n"),
+            ("storage.staging:stage", "        fs.write_all(fd, b\"\".join(pieces))\n", "        fs.write_all(fd, b\"\".join(pieces)[:-1])\n"),
         ),
     ),
     Mutation(
@@ -150,7 +150,7 @@ MUTATIONS = [
         "a power loss brings back the generation before",
         "power-purge",
         (
-            ("jsonl:append", "    if sync or fs.shared:\n", "    if fs.shared:\n"),
+            ("storage.jsonl:append", "    if sync or fs.shared:\n", "    if fs.shared:\n"),
         ),
     ),
     Mutation(
@@ -158,7 +158,7 @@ MUTATIONS = [
         "two append to one file at the same time",
         "calm",
         (
-            ("jsonl:locked", "        if not fs.lock(fd, clock, entropy, timeout_s):\n", "        if not fs.try_lock(fd) and False:\n"),
+            ("storage.jsonl:locked", "        if not fs.lock(fd, clock, entropy, timeout_s):\n", "        if not fs.try_lock(fd) and False:\n"),
         ),
     ),
     Mutation(
@@ -166,7 +166,7 @@ MUTATIONS = [
         "nobody looks for what is waiting until the old name's time has come",
         "calm",
         (
-            ("taskfiles:rename_surely", "        if name != target and store.fs.rename(log.layout.task_file(name), path):\n", "        if True:\n"),
+            ("storage.published:rename_surely", "        if name != target and store.fs.rename(log.layout.task_file(name), path):\n", "        if True:\n"),
         ),
     ),
     Mutation(
@@ -180,8 +180,8 @@ MUTATIONS = [
         "the renaming fails, and the caller is told so although the record stands",
         ("local", "release", "", "eio"),
         (
-            ("transitions:release", "        name_earlier(store, log, at, available_at)\n", ""),
-            ("transitions:release", "available_at=available_at)\n", "available_at=available_at)\n        name_earlier(store, log, at, available_at)\n"),
+            ("protocol.transitions:release", "        name_earlier(store, log, at, available_at)\n", ""),
+            ("protocol.transitions:release", "available_at=available_at)\n", "available_at=available_at)\n        name_earlier(store, log, at, available_at)\n"),
         ),
     ),
     Mutation(
@@ -189,8 +189,8 @@ MUTATIONS = [
         "the same; the attempt is charged, and the repeat is told that the lease was lost",
         ("local", "fail", "", "eio"),
         (
-            ("transitions:fail", "        name_earlier(store, log, at, at + pause)\n", ""),
-            ("transitions:fail", "available_at=at + pause, error=error)\n", "available_at=at + pause, error=error)\n        name_earlier(store, log, at, at + pause)\n"),
+            ("protocol.transitions:fail", "        name_earlier(store, log, at, at + pause)\n", ""),
+            ("protocol.transitions:fail", "error=error\n        )\n", "error=error\n        )\n        name_earlier(store, log, at, at + pause)\n"),
         ),
     ),
     Mutation(
@@ -198,7 +198,7 @@ MUTATIONS = [
         "a shard has more task files than are kept in mind, and is called empty when those are used up",
         "small",
         (
-            ("selection:Selection._list", "self._further[shard] = best[-1][14:]", "pass"),
+            ("protocol.selection:Selection._list", "self._further[shard] = best[-1][14:]", "pass"),
         ),
     ),
     Mutation(
@@ -206,7 +206,7 @@ MUTATIONS = [
         "what comes due, or whose lease runs out, is called by nobody",
         ("local", "idle-looks", "", "on"),
         (
-            ("waiting:Vigil.look", "leaser.selection.due(store.clock.now_ms())", "[]"),
+            ("protocol.waiting:IdlePoller.look", "leaser.selection.due(store.clock.now_ms())", "[]"),
         ),
     ),
     Mutation(
@@ -214,7 +214,7 @@ MUTATIONS = [
         "who took it over, or may have, has the task as well",
         ("local", "renew", "", "late"),
         (
-            ("transitions:renew", "in_time = [index for index in held if at < ledger.since[index]]", "in_time = held"),
+            ("protocol.transitions:renew", "in_time = [index for index in held if at < replay_state.since[index]]", "in_time = held"),
         ),
     ),
     Mutation(
@@ -222,7 +222,7 @@ MUTATIONS = [
         "a power loss keeps the lease of a task that was not reported inserted yet, and loses its file",
         ("strict", "insert", "lease-many", "then-power"),
         (
-            ("transitions:opening", "    if store.sync_movements and not store.fs.shared:\n", "    if False:\n"),
+            ("protocol.transitions:opening", "    if store.sync_movements and not store.fs.shared:\n", "    if False:\n"),
         ),
     ),
     Mutation(
@@ -230,7 +230,7 @@ MUTATIONS = [
         "nobody looks for it until then",
         "calm",
         (
-            ("transitions:fail", "available_at=at + pause, error=error", "available_at=at, error=error"),
+            ("protocol.transitions:fail", "available_at=at + pause, error=error", "available_at=at, error=error"),
         ),
     ),
     Mutation(
@@ -238,7 +238,7 @@ MUTATIONS = [
         "a power loss takes the new directory's name, and what was inserted with it",
         "power",
         (
-            ("store:Store.sync_names", "    self.fs.sync_directory(directory)\n    while", "    while"),
+            ("storage.store:Store.sync_names", "    self.fs.sync_directory(directory)\n    while", "    while"),
         ),
     ),
     Mutation(
@@ -246,7 +246,7 @@ MUTATIONS = [
         "whoever revived the name in vain, or leases from a file that was put back, writes into a file without a name",
         "crash-nfs",
         (
-            ("finishing:farewell_if_gone", "    if store.fs.same_file(log.fd, log.path):\n        store.fs.unlink(log.path)\n", "    store.fs.unlink(log.path)\n"),
+            ("protocol.finishing:retire_if_gone", "    if store.fs.same_file(log.fd, log.path):\n        store.fs.unlink(log.path)\n", "    store.fs.unlink(log.path)\n"),
         ),
     ),
     Mutation(
@@ -254,7 +254,7 @@ MUTATIONS = [
         "its holder is told that its work counts",
         "delete",
         (
-            ("transitions:fresh", "    lost = [task for task in tasks if task.generation != generation]\n", "    lost = []\n"),
+            ("protocol.transitions:fresh", "    lost = [task for task in tasks if task.generation != generation]\n", "    lost = []\n"),
         ),
     ),
     Mutation(
@@ -262,7 +262,7 @@ MUTATIONS = [
         "the same, for a second",
         "purge",
         (
-            ("store:Store.is_unchanged", " and self._size_now() == self._size_read", ""),
+            ("storage.store:Store.is_unchanged", " and self._size_now() == self._size_read", ""),
         ),
     ),
     Mutation(
@@ -270,7 +270,7 @@ MUTATIONS = [
         "tasks are leased that were purged a while ago",
         "delete",
         (
-            ("store:FRESH_S", "1.0", "3600.0"),
+            ("storage.store:FRESH_S", "1.0", "3600.0"),
         ),
     ),
     Mutation(
@@ -278,7 +278,7 @@ MUTATIONS = [
         "its letter was read before, and the batch with its new id after that",
         "letters",
         (
-            ("inspection:_status", "seen.counted[1] != now[1] or before is None", "before is None"),
+            ("views.inspection:_status", "seen.counted[1] != now[1] or before is None", "before is None"),
         ),
         stories=3000,
     ),
@@ -287,7 +287,7 @@ MUTATIONS = [
         "upkeep leaves a task that waits, and nobody looks for it before the time that the name says",
         ("strict", "release", "", "power"),
         (
-            ("upkeep:_shard", " or is_late(ledger, files[batch])", ""),
+            ("upkeep.collect:_shard", " or is_late(replay_state, files[batch])", ""),
         ),
     ),
 ]  # fmt: skip

@@ -81,12 +81,16 @@ def _importers(original: Any) -> list[ModuleType]:
     ]
 
 
-BELIEVES: Edit = ("staging:AWAY_S", "43200.0", "1e18")
+BELIEVES: Edit = ("storage.staging:AWAY_S", "43200.0", "1e18")
 """An inserter that was away for days believes that its staged file is gone because it was published.
 
 Else it raises an error, and nothing that `gc` has reaped is reported inserted: each of the two defences would do.
 """
-ELSEWHERE: Edit = ("store:Store._load", "    if not self.fs.is_in_place():  # on a full", "    if False:  # on a full")
+ELSEWHERE: Edit = (
+    "storage.store:Store._load",
+    "    if not self.fs.is_in_place():  # on a full",
+    "    if False:  # on a full",
+)
 """Whether the open directory is still the one at the queue's path: it tells of a deletion, too, as the mark does."""
 
 MUTATIONS = [
@@ -95,21 +99,21 @@ MUTATIONS = [
         "a crash between the two leaves a task file without a log: everything in it is available again",
         "crash",
         (
-            ("finishing:finish", "    taskfiles.remove(store, log)\n", ""),
-            ("finishing:farewell", "    store.fs.unlink(log.path)\n", "    store.fs.unlink(log.path)\n    taskfiles.remove(store, log)\n"),
+            ("protocol.finishing:finish", "    published.remove(store, log)\n", ""),
+            ("protocol.finishing:retire", "    store.fs.unlink(log.path)\n", "    store.fs.unlink(log.path)\n    published.remove(store, log)\n"),
         ),
     ),
     Mutation(
         "no farewell",
         "somebody who opened the log before it was unlinked appends to a file without a name",
         "calm-nfs",
-        (("finishing:farewell", '    log.append(movements.record("gone", max(store.clock.now_ms(), log.ledger.at)))\n', ""),),
+        (("protocol.finishing:retire", '    log.append(movements.record("gone", max(store.clock.now_ms(), log.replay_state.at)))\n', ""),),
     ),
     Mutation(
         "farewell not heeded",
         "what is appended after `gone` is lost with the log",
         "calm-nfs",
-        (("finishing:farewell_if_gone", "    if not log.ledger.gone:\n", "    if True:\n"),),
+        (("protocol.finishing:retire_if_gone", "    if not log.replay_state.gone:\n", "    if True:\n"),),
     ),
     Mutation(
         "a missing directory is believed missing",
@@ -127,64 +131,64 @@ MUTATIONS = [
         "not synced before it is published",
         "the name survives a power loss, the tasks do not",
         "power",
-        (("staging:sync", "    if store.sync_inserts:\n", "    if False:\n"),),
+        (("storage.staging:sync", "    if store.sync_inserts:\n", "    if False:\n"),),
     ),
     Mutation(
         "directory not synced",
         "the tasks survive a power loss, their name does not",
         "power",
-        (("staging:publish", "    if store.sync_inserts:\n", "    if False:\n"),),
+        (("storage.staging:publish", "    if store.sync_inserts:\n", "    if False:\n"),),
     ),
     Mutation(
         "new shard not synced",
         "the shard's directory is lost with everything in it",
         "power",
-        (("staging:prepare", "        if store.sync_inserts:\n", "        if False:\n"),),
+        (("storage.staging:prepare", "        if store.sync_inserts:\n", "        if False:\n"),),
     ),
     Mutation(
         "no sync after an append",
         "the read-back comes from the client's own cache: after a lost lock everything seems to succeed",
         "cut",
-        (("logs:Log.append", "    if self.sync:\n", "    if False:\n"),),
+        (("storage.logs:Log.append", "    if self.sync:\n", "    if False:\n"),),
     ),
     Mutation(
         "read back before the sync, and the sync's error ignored",
         "a lost lock is reported by fsync alone",
         "cut",
-        (("logs:Log.append", "    if self.sync:\n        fs.fsync(fd)\n", ""),
-         ("logs:Log.append", "    self.end = base + size\n", "    if self.sync:\n        try:\n            fs.fsync(fd)\n        except OSError:\n            pass\n    self.end = base + size\n")),
+        (("storage.logs:Log.append", "    if self.sync:\n        fs.fsync(fd)\n", ""),
+         ("storage.logs:Log.append", "    self.end = base + size\n", "    if self.sync:\n        try:\n            fs.fsync(fd)\n        except OSError:\n            pass\n    self.end = base + size\n")),
     ),
     Mutation(
         "one listing before empty",
         "a listing can miss a name that is being renamed",
         "stale",
-        (("leasing:Leaser._further", "if fruitless == 2 or (held and fruitless):", "if fruitless == 1:"),),
+        (("protocol.leasing:Leaser._further", "if fruitless == 2 or (held and fruitless):", "if fruitless == 1:"),),
     ),
     Mutation(
         "one listing before drained",
         "the same, and everybody goes home",
         "home",
-        (("inspection:DrainCheck.__call__", "for _ in range(2):", "for _ in range(1):"),),
+        (("views.inspection:DrainCheck.__call__", "for _ in range(2):", "for _ in range(1):"),),
     ),
     Mutation(
         "counting without the lock",
         "bytes are lost, or counted twice",
         ("singles", "complete", "complete", "on"),
-        (("jsonl:locked", "if not fs.lock(fd, clock, entropy, timeout_s):", "if 'completions' not in path and not fs.lock(fd, clock, entropy, timeout_s):"),),
+        (("storage.jsonl:locked", "if not fs.lock(fd, clock, entropy, timeout_s):", "if 'completions' not in path and not fs.lock(fd, clock, entropy, timeout_s):"),),
     ),
     Mutation(
         "counting again",
         "who goes on with a half-done finish counts what was counted",
         "crash",
-        (("counters:add", " - sum(there(store, layout, log.batch, *announced) for announced in log.ledger.counts)", ""),),
+        (("storage.counters:add", " - sum(there(store, layout, log.batch, *announced) for announced in log.replay_state.counts)", ""),),
     ),
     Mutation(
         "counted before it is announced",
         "a crash in between is counted again by the next",
         "crash",
         (
-            ("counters:add", "                log.note(\"count\", at, file=number, offset=fs.fstat(fd).st_size, count=missing)\n", "                size = fs.fstat(fd).st_size\n"),
-            ("counters:add", "                return\n", "                log.note(\"count\", at, file=number, offset=size, count=missing)\n                return\n"),
+            ("storage.counters:add", "                log.append_record(\"count\", at, file=number, offset=fs.fstat(fd).st_size, count=missing)\n", "                size = fs.fstat(fd).st_size\n"),
+            ("storage.counters:add", "                return\n", "                log.append_record(\"count\", at, file=number, offset=size, count=missing)\n                return\n"),
         ),
     ),
     Mutation(
@@ -194,7 +198,7 @@ MUTATIONS = [
         (
             (
                 "administration:purge",
-                "        if fate == old:  # else somebody else purged or deleted it just now\n",
+                "        if queue_state == old:  # else somebody else purged or deleted it just now\n",
                 "        if False:\n",
             ),
         ),
@@ -203,7 +207,7 @@ MUTATIONS = [
         "published, and not looked again",
         "a purge that overtook the insert takes its tasks along",
         "purge-insert",
-        (("insertion:publish", "        store.refresh(now=True)\n        if store.layout is layout:\n", "        if True:\n"),),
+        (("protocol.insertion:publish", "        store.refresh(now=True)\n        if store.layout is layout:\n", "        if True:\n"),),
     ),
     Mutation(
         "a purge that is not synced",
@@ -215,40 +219,40 @@ MUTATIONS = [
         "task file unlinked before the log is synced",
         "a power loss keeps the unlinking and loses the outcomes",
         "power",
-        (("finishing:finish", "    if store.sync_inserts and not log.sync:\n", "    if False:\n"),),
+        (("protocol.finishing:finish", "    if store.sync_inserts and not log.sync:\n", "    if False:\n"),),
     ),
     Mutation(
         "task file unlinked before the letters are written",
         "their payload was in it",
         "crash",
         (
-            ("finishing:finish", "    taskfiles.remove(store, log)\n", ""),
-            ("finishing:finish", "    if ledger.done[DEAD]:\n", "    taskfiles.remove(store, log)\n    log.lines = None\n    if ledger.done[DEAD]:\n"),
+            ("protocol.finishing:finish", "    published.remove(store, log)\n", ""),
+            ("protocol.finishing:finish", "    if replay_state.done[DEAD]:\n", "    published.remove(store, log)\n    log.lines = None\n    if replay_state.done[DEAD]:\n"),
         ),
     ),
     Mutation(
         "a bare newline after a torn tail",
         "it revives what was reported failed",
         "full",
-        (("movements:VOID", "b'~\\n'", "b'\\n'"),),
+        (("format.movements:VOID", "b'~\\n'", "b'\\n'"),),
     ),
     Mutation(
         "torn tails not voided",
         "the next record is glued to them, and void",
         "full",
-        (("movements:VOID", "b'~\\n'", "b''"),),
+        (("format.movements:VOID", "b'~\\n'", "b''"),),
     ),
     Mutation(
         "time runs backwards in a log",
         "who has a slower clock writes records that do not apply",
         "skew",
-        (("moments:present", "    return last\n", "    return now\n"),),
+        (("storage.record_times:present", "    return last\n", "    return now\n"),),
     ),
     Mutation(
         "only the current name is unlinked",
         "after a renaming that failed the task file stays, and everything in it is available again",
         ("local", "poll", "", "eio-after"),
-        (("taskfiles:remove", "    for name in candidates(store, log):\n", "    for name in [log.name] if log.name else []:\n"),),
+        (("storage.published:remove", "    for name in candidates(store, log):\n", "    for name in [log.name] if log.name else []:\n"),),
     ),
     Mutation(
         "an error of a listing is an empty listing",
@@ -261,36 +265,36 @@ MUTATIONS = [
         "completing without looking who holds it",
         "a task that was taken over is reported done by both",
         "crash",
-        (("transitions:_complete_in", "holds = not ledger.gone and ledger.holds(index, lease)", "holds = not ledger.gone"),),
+        (("protocol.transitions:_complete_in", "holds = not replay_state.gone and replay_state.holds(index, lease)", "holds = not replay_state.gone"),),
     ),
     Mutation(
         "a lease that has not run out is taken over",
         "two workers have the task at the same time",
         "calm",
-        (("states:States.lease", "elif state[index] == LEASED and since[index] <= at:", "elif state[index] == LEASED:"),
-         ("states:States._may_be_taken", "    return (\n        self.state[index] == LEASED\n", "    return True or (\n        self.state[index] == LEASED\n"),
-         ("states:States._gather", "        if until + min(margin, lease.span // 10) > at:\n            break\n", ""),
-         ("states:States.choose", "or (expiries and expiries[0][0] <= at)", "or expiries"),),
+        (("format.task_states:States.lease", "elif state[index] == LEASED and since[index] <= at:", "elif state[index] == LEASED:"),
+         ("format.task_states:States._may_be_taken", "    return (\n        self.state[index] == LEASED\n", "    return True or (\n        self.state[index] == LEASED\n"),
+         ("format.task_states:States._gather", "        if until + min(margin, lease.span // 10) > at:\n            break\n", ""),
+         ("format.task_states:States.choose", "or (expiries and expiries[0][0] <= at)", "or expiries"),),
     ),
     Mutation(
         "not caught up under the lock",
         "what others appended meanwhile is not seen",
         "calm-nfs",
-        (("transitions:_complete_in", "    log.catch_up()\n", ""),),
+        (("protocol.transitions:_complete_in", "    log.catch_up()\n", ""),),
     ),
     Mutation(
         "status looks once",
         "a batch that finishes meanwhile is counted twice or not at all",
         "calm-nfs",
-        (("inspection:_status", "counted = seen.counted == now or not vanished", "counted = True"),),
+        (("views.inspection:_status", "counted = seen.counted == now or not vanished", "counted = True"),),
     ),
     Mutation(
         "a full disk is not noticed",
         "a short write counts as a whole one",
         "full",
         (
-            ("logs:Log.append", "if fs.write(fd, data) != size:", "if fs.write(fd, data) < 0:"),
-            ("logs:Log.append", "if fs.pread(fd, size + 1, base) != data:", "if False:"),
+            ("storage.logs:Log.append", "if fs.write(fd, data) != size:", "if fs.write(fd, data) < 0:"),
+            ("storage.logs:Log.append", "if fs.pread(fd, size + 1, base) != data:", "if False:"),
         ),
     ),
     Mutation(
@@ -311,44 +315,44 @@ MUTATIONS = [
         "a log made anew is believed",
         "opening the log of a batch that finished after it was listed makes an empty one: everything is available again",
         ("local", "lease", "poll", "on"),
-        (("leasing:Leaser._claim", "if taskfiles.read(store, log) is None or log.name is None:", "if log.name is None:"),),
+        (("protocol.leasing:Leaser._claim", "if published.read(store, log) is None or log.name is None:", "if log.name is None:"),),
     ),
     Mutation(
         "a retry is published before it is recorded",
         "a crash in between leaves a letter, and the task",
         ("local", "retry-dead", "", "killed"),
-        (("deadletters:retry", "            named = True\n", "            named = True\n            list(staging.publish(store, layout, [staged]))\n"),
-         ("deadletters:retry", "            jsonl.append(store.fs, fd, line, store.sync_inserts)\n            list(staging.publish(store, layout, [staged]))\n", "            jsonl.append(store.fs, fd, line, store.sync_inserts)\n"),),
+        (("storage.deadletters:retry", "            named = True\n", "            named = True\n            list(staging.publish(store, layout, [staged]))\n"),
+         ("storage.deadletters:retry", "            jsonl.append(store.fs, fd, line, store.sync_inserts)\n            list(staging.publish(store, layout, [staged]))\n", "            jsonl.append(store.fs, fd, line, store.sync_inserts)\n"),),
     ),
     Mutation(
         "a retry is recorded before its file has a durable name",
         "a power loss keeps the line, and loses the tasks that it promises",
         ("lossy", "retry-dead", "", "power"),
-        (("deadletters:retry", "            if store.sync_inserts:\n                store.sync_names(layout.staging)  # the line must not outlive what it names\n", ""),),
+        (("storage.deadletters:retry", "            if store.sync_inserts:\n                store.sync_names(layout.staging)  # the line must not outlive what it names\n", ""),),
     ),
     Mutation(
         "a retry that broke off takes back what it staged",
         "the line may stand all the same, and then names nothing",
         ("local", "retry-dead", "", "eio-after"),
-        (("deadletters:retry", "            named = True\n", ""),),
+        (("storage.deadletters:retry", "            named = True\n", ""),),
     ),
     Mutation(
         "nobody publishes what a dead retry recorded",
         "no log leads to its tasks: the queue is called empty without them",
         ("local", "retry-dead", "", "killed"),
-        (("deadletters:publish_pending", "    published = 0\n", "    return 0\n"),),
+        (("storage.deadletters:publish_pending", "    published = 0\n", "    return 0\n"),),
     ),
     Mutation(
         "staged files are reaped without their lock",
         "their author is late by a day, finds his file gone, and takes that for the reply to his rename that was lost",
         ("local", "insert", "gc", "days"),
-        (("upkeep:reap_staged", "if store.fs.try_lock(fd) and store.fs.same_file(fd, path) and text", "if text"), BELIEVES),
+        (("upkeep.collect:reap_staged", "if store.fs.try_lock(fd) and store.fs.same_file(fd, path) and text", "if text"), BELIEVES),
     ),
     Mutation(
         "released, and not renamed",
         "nobody looks for the task before its lease would have ended",
         ("local", "release", "", "on"),
-        (("transitions:release", "        name_earlier(store, log, at, available_at)\n", ""),),
+        (("protocol.transitions:release", "        name_earlier(store, log, at, available_at)\n", ""),),
     ),
     Mutation(
         "a queue made in place",
@@ -362,13 +366,13 @@ MUTATIONS = [
         "a new generation is believed before it is on disk",
         "a power loss brings back the generation before, without what was inserted into the new one",
         ("lossy", "purge", "insert", "killed-then-power"),
-        (("insertion:publish", "            store.secure_generation()\n", ""),),
+        (("protocol.insertion:publish", "            store.secure_generation()\n", ""),),
     ),
     Mutation(
         "letters in a file without a durable name",
         "a power loss takes the file, and with it the payloads of the dead",
         "power",
-        (("deadletters:write", "durable=store.sync_inserts", "durable=False"),),
+        (("storage.deadletters:write", "durable=store.sync_inserts", "durable=False"),),
     ),
     Mutation(
         "deleted without the mark",
@@ -380,14 +384,14 @@ MUTATIONS = [
         "generations of all queues have the same names",
         "who is late in a deleted queue counts, or writes letters, in one that was created in its place",
         ("local", "complete", "replace", "on"),
-        (("names:generation", 'f"{number}-{queue_id}"', 'f"{number}-{0:016x}"'),),
+        (("format.names:generation", 'f"{number}-{queue_id}"', 'f"{number}-{0:016x}"'),),
     ),
     Mutation(
         "status looks at letters and tasks, and not at what lies between",
         "a task whose retry is recorded and not published yet is counted nowhere by who may only look",
         ("local", "retry-dead", "status", "on"),
-        (("inspection:_status", "    deadletters.publish_pending(store)\n", ""),
-         ("inspection:_look", "    seen.files.update({name.batch: name for name in retried})  # as good as published, ...\n", ""),),
+        (("views.inspection:_status", "    deadletters.publish_pending(store)\n", ""),
+         ("views.inspection:_look", "    seen.files.update({name.batch: name for name in retried})  # as good as published, ...\n", ""),),
     ),
     Mutation(
         "the local clock plus the offset",

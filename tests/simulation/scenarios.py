@@ -79,4 +79,3 @@ SCENARIOS = {
     )
 } | commit_scenarios.SCENARIOS  # fmt: skip
 """By name."""
-

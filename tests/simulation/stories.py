@@ -16,7 +16,7 @@ from unittest import mock
 
 from fsqueue import FsqueueError, QueueNotFound
 from fsqueue.filesystem import taken
-from fsqueue.layout import Settings, birth_record
+from fsqueue.format.layout import Settings, birth_record
 from tests.simulation import commit_acts, invariants
 from tests.simulation.disk import Disk
 from tests.simulation.faults import DAY_S, LONG_S, Fault, draw

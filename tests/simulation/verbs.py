@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from unittest import mock
 
-from fsqueue import LeasedTask, Queue, batching
-from fsqueue.waiting import Vigil
+from fsqueue import LeasedTask, Queue
+from fsqueue.protocol import encoding
+from fsqueue.protocol.waiting import IdlePoller
 from tests.simulation import commit_acts, invariants
 from tests.simulation.acts import ACTS, ask, work_loop
 from tests.simulation.history import DONE, Actor
@@ -42,7 +43,7 @@ def insert_many(story: Story, actor: Actor) -> None:
 
 def insert_groups(story: Story, actor: Actor) -> None:
     """Two groups, one after the other."""
-    with mock.patch.object(batching, "GROUP_BATCHES_MAX", 1):
+    with mock.patch.object(encoding, "GROUP_BATCHES_MAX", 1):
         actor.insert_many(story.fresh(2), 1)
 
 
@@ -107,13 +108,13 @@ def poll(story: Story, actor: Actor) -> None:
 
 def idle_looks(story: Story, actor: Actor) -> None:
     """An idle worker, which looks every few seconds. Another inserts a task; leases run out, of which nobody tells."""
-    vigil: Vigil | None = None
+    idle_poller: IdlePoller | None = None
 
     def look(queue: Queue) -> list[LeasedTask]:
-        nonlocal vigil
-        vigil = vigil or Vigil(queue._leaser, queue._lease_ms(None))
+        nonlocal idle_poller
+        idle_poller = idle_poller or IdlePoller(queue._leaser, queue._lease_ms(None))
         try:
-            return vigil.look(2)
+            return idle_poller.look(2)
         except OSError as error:
             raise queue.store.explain(error, "leasing") from error
 

@@ -17,11 +17,12 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from fsqueue import administration, nested, store
+from fsqueue import administration
 from fsqueue.clock import Clock, Entropy
 from fsqueue.filesystem import Filesystem, Mount, OpenTree, beneath, door, taken
 from fsqueue.filesystem.beneath import DIRECTORY_FLAGS
 from fsqueue.filesystem.trees import Proof
+from fsqueue.storage import nested, store
 from tests.simulation.disk import Directory
 from tests.simulation.kernel import Process
 
@@ -235,7 +236,7 @@ def _filesystem(root: str, **_: Any) -> SimFilesystem:
 _MACHINE: list[tuple[Any, str, Callable[..., Any] | object]] = [
     *((module, "os", os) for module in (door, beneath, taken)),
     (beneath, "openat2_works", lambda: False),
-    (store, "read_fate", lru_cache(maxsize=1000)(store.read_fate)),
+    (store, "read_queue_state", lru_cache(maxsize=1000)(store.read_queue_state)),
     (store, "mount_of", _mount),
     (store, "Filesystem", _filesystem),
     (nested, "Filesystem", _filesystem),

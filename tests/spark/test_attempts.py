@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from fsqueue import Queue, inspection
-from fsqueue.biography import records_of
+from fsqueue import Queue
 from fsqueue.clock import ManualClock
-from fsqueue.history import Records
 from fsqueue.spark import views
 from fsqueue.spark.attempts import attempts_of
+from fsqueue.storage.history import Records
+from fsqueue.views import inspection
+from fsqueue.views.task_history import records_of
 from tests.support import QueueFactory
 
 Told = list[tuple[str, float, float | None, str | None]]

@@ -33,7 +33,7 @@ KIND = (
 )
 ARROW = pa.struct(list(arrow_schema(KIND)))
 
-NAMES = st.text("ab\"\\ü ", max_size=3)
+NAMES = st.text('ab"\\ü ', max_size=3)
 EVENTS = st.fixed_dictionaries(
     {"a": st.none() | st.integers(-(2**31), 2**31 - 1), "at": st.none() | st.just("2026-11-21T15:04:05.123456Z")}
 )

@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 from fsqueue import spark as jobs
 from fsqueue.spark.jobs import drain as drain_module
 from fsqueue.spark.jobs import report as report_module
-from fsqueue.spark.jobs.drain import Settler, _Drain
+from fsqueue.spark.jobs.drain import Completer, _Drain
 from fsqueue.spark.jobs.places import Place
 from tests.spark.drivers import square
 
@@ -190,7 +190,7 @@ def test_a_drain_that_died_before_it_completed_is_gone_on_with(
     assert len(held) == 20
     # Half of what was written is completed by an attempt that dies before it can say so.
     rows = spark.read.parquet(f"{out}/results/round=1").limit(10).collect()
-    list(Settler(str(queue.path))._complete(queue, [row.asDict() for row in rows if row["error"] is None]))
+    list(Completer(str(queue.path))._complete(queue, [row.asDict() for row in rows if row["error"] is None]))
     done = jobs.drain(spark, str(queue.path), str(out), square)
     assert done.lost == 0
     assert done.completed + done.failed == 20

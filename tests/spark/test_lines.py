@@ -12,9 +12,9 @@ import pytest
 pa = pytest.importorskip("pyarrow")
 types = pytest.importorskip("pyspark.sql.types")
 
-from fsqueue.batching import NOW  # noqa: E402
 from fsqueue.errors import InvalidTask, TaskTooLarge  # noqa: E402
-from fsqueue.layout import Settings  # noqa: E402
+from fsqueue.format.layout import Settings  # noqa: E402
+from fsqueue.protocol.encoding import NOW  # noqa: E402
 from fsqueue.spark import lines, options  # noqa: E402
 from fsqueue.spark.encoding import Encoder  # noqa: E402
 

@@ -261,7 +261,7 @@ def test_a_purge_between_planning_and_reading_is_an_error(spark: SparkSession, b
 
 
 def test_what_was_committed_and_not_published_is_read(spark: SparkSession, queue: Queue) -> None:
-    from fsqueue import commits
+    from fsqueue.storage import commits
 
     commit = queue.commit("c")
     part = commit.stage(range(10))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from fsqueue.models import COMPLETED, DEAD, DELAYED, LEASED, WAITING
 from fsqueue.spark.sessions import register, spark_errors
-from fsqueue.task import COMPLETED, DEAD, DELAYED, LEASED, WAITING
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -20,15 +20,16 @@ from uuid import uuid4
 
 import orjson
 
-from fsqueue import administration, names
+from fsqueue import administration
 from fsqueue.errors import InvalidArgument, LeaseLost, said
-from fsqueue.ledger import Ledger
+from fsqueue.format import names
+from fsqueue.format.replay import ReplayState
+from fsqueue.leased_task import LeasedTask
 from fsqueue.queue import Queue
 from fsqueue.spark.jobs.places import Place
 from fsqueue.spark.paths import directory
 from fsqueue.spark.sessions import parallelism, register, spark_errors
 from fsqueue.spark.views import payload
-from fsqueue.task import LeasedTask
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -156,7 +157,7 @@ class _Drain:
         df = self.spark.read.schema(COMPUTED.replace("result STRING, ", "")).parquet(
             f"{self.place.path}/results/round={number}"
         )
-        settled = df.mapInArrow(Settler(self.path), SETTLED)
+        settled = df.mapInArrow(Completer(self.path), SETTLED)
         settled.write.mode("overwrite").parquet(f"{self.place.path}/settled/round={number}")
         self.rounds.add(number)
 
@@ -176,8 +177,8 @@ class _Drain:
 def release_leases(queue: Queue, worker: str) -> int:
     """End the leases of all workers whose names begin so, uncharged; returns how many."""
 
-    def is_theirs(ledger: Ledger, index: int) -> bool:
-        holder = ledger.holder[index]
+    def is_theirs(replay_state: ReplayState, index: int) -> bool:
+        holder = replay_state.holder[index]
         return holder is not None and str((holder.worker or {}).get("name", "")).startswith(worker)
 
     return administration.release(queue.store, is_theirs)
@@ -235,7 +236,7 @@ def _apply(function: Function, value: Any) -> tuple[str | None, str | None, floa
         return None, said(error), time.perf_counter() - began
 
 
-class Settler:
+class Completer:
     """Completes or fails in an executor what was leased in another one."""
 
     def __init__(self, path: str) -> None:

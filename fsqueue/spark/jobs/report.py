@@ -12,14 +12,14 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from fsqueue.discovery import queues_in
-from fsqueue.identity import describe
+from fsqueue.cluster.identity import describe
 from fsqueue.queue import Queue
 from fsqueue.spark.jobs import charts
 from fsqueue.spark.jobs.page import QueueState, Report, page
 from fsqueue.spark.jobs.places import Place
 from fsqueue.spark.options import reading
 from fsqueue.spark.sessions import register, spark_errors
+from fsqueue.storage.discovery import queues_in
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

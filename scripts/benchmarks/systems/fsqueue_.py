@@ -8,7 +8,7 @@ from typing import Any
 
 import fsqueue
 from benchmarks.systems import Payload
-from fsqueue.names import parse_deleted
+from fsqueue.format.names import parse_deleted
 
 
 class Adapter:

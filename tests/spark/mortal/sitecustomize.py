@@ -43,7 +43,8 @@ def die_after(finish: Any) -> Any:
 
 
 if "DRIVER" in os.environ:
-    from fsqueue import commits, committing
+    from fsqueue import commit
+    from fsqueue.storage import commits
 
     match os.environ["DIE_AT"]:
         case "before":
@@ -51,4 +52,4 @@ if "DRIVER" in os.environ:
         case "half-way":
             commits._publish = die_half_way(commits._publish)
         case "after":
-            committing.Commit._finish = die_after(committing.Commit._finish)  # type: ignore[method-assign]
+            commit.Commit._finish = die_after(commit.Commit._finish)  # type: ignore[method-assign]

@@ -1,0 +1,94 @@
+"""Who a process is to the others: what a lease record says of its worker (docs/format.md, "Workers")."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any
+
+from fsqueue.cluster import schedulers
+from fsqueue.filesystem.processes import identity_of
+
+SLURM = {
+    "slurm_index": "SLURM_ARRAY_TASK_ID",
+    "slurm_node": "SLURMD_NODENAME",
+    "slurm_cluster": "SLURM_CLUSTER_NAME",
+    "slurm_restart": "SLURM_RESTART_COUNT",
+}
+"""What else is told of a job, and the variable that Slurm sets."""
+TOLD_CHARS_MAX = 200
+
+forks = 0
+"""How many forks lie between this process and the one that imported fsqueue: cheaper to ask for than its number."""
+
+
+def _forked() -> None:
+    global forks
+    forks += 1
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+def worker_of_this_process(name: str | None = None) -> dict[str, Any]:
+    """Return who leases: host, pid, what tells this process from others of that number, address, and the batch job."""
+    worker: dict[str, Any] = {"host": socket.gethostname(), "pid": os.getpid()}
+    if name is not None:
+        worker["name"] = name
+    if (address := _address()) is not None:
+        worker["address"] = address
+    if (process := identity_of(os.getpid())) is not None:
+        worker["process"] = process
+    job = _told("SLURM_ARRAY_JOB_ID") or _told("SLURM_JOB_ID")
+    if job:
+        worker |= {"slurm_job": job, "slurm_user": os.getuid()}
+        worker |= {field: value for field, variable in SLURM.items() if (value := _told(variable))}
+    elif (other := schedulers.here()) is not None:
+        worker |= other.record()
+    return worker
+
+
+def _told(variable: str) -> str | None:
+    """What a variable says, if that can stand in a record: an environment may hold anything."""
+    value = os.environ.get(variable, "")
+    return value if value.isprintable() and len(value) <= TOLD_CHARS_MAX else None
+
+
+def _address() -> str | None:
+    """This host's address on its network: what a datagram socket would send from. Nothing is sent."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect(("192.0.2.1", 9))
+            return str(probe.getsockname()[0])
+    except OSError:
+        return None
+
+
+def node_of(worker: dict[str, Any]) -> str:
+    """The node that a worker is on: by Slurm's name for it, else the host's."""
+    return str(worker.get("slurm_node") or worker.get("host", "?"))
+
+
+def job_of(worker: dict[str, Any]) -> str | None:
+    """Return a worker's job as its scheduler writes it: 4711, or an element of an array (Slurm: 4711_3); else None."""
+    job, index = worker.get("slurm_job"), worker.get("slurm_index")
+    if job is None:
+        return schedulers.job_of(worker)
+    return f"{job}" if index is None else f"{job}_{index}"
+
+
+def is_in_job(worker: dict[str, Any], job: str) -> bool:
+    """Return whether a worker runs in a job, or in an element of an array, that its scheduler's commands call `job`."""
+    if "slurm_job" in worker:
+        return job in (str(worker["slurm_job"]), job_of(worker))
+    return schedulers.is_of(worker, job)
+
+
+def describe(worker: dict[str, Any] | None) -> str:
+    """A worker in a few words for people."""
+    if not worker:
+        return "an unknown worker"
+    name = f"{worker['name']} on " if "name" in worker else ""
+    scheduler = "Slurm" if "slurm_job" in worker else schedulers.title_of(worker)
+    job = f", {scheduler} job {job_of(worker)}" if scheduler is not None else ""
+    return f"{name}{worker.get('host', '?')} (process {worker.get('pid', '?')}{job})"

@@ -1,0 +1,279 @@
+"""Named commits as users hold them: many writers stage, one publishes, repeating is harmless.
+
+What is on disk, and in which order, is `commits`' matter (docs/design.md, section 4.3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any
+
+from fsqueue.arguments import payloads_of, unchanged, verb, whole
+from fsqueue.callers import FromCaller, items_of
+from fsqueue.errors import CommitLost, FsqueueError, InvalidArgument, InvalidTask
+from fsqueue.format import names
+from fsqueue.format.layout import Layout
+from fsqueue.format.names import CommitName, Generation, Uuid
+from fsqueue.models import CommitPart, CommitReport
+from fsqueue.protocol import encoding, insertion, overwriting
+from fsqueue.storage import commits
+from fsqueue.storage.commits import Part, Record
+from fsqueue.storage.store import Store
+
+
+class Commit:
+    """A commit under way: `queue.commit(name)`. It pickles, to be sent to whoever stages a part of it.
+
+    Everything published under a name appears together, once: who publishes the name again, now or in a year, is told
+    what was inserted, and adds nothing. A purge of the queue forgets its commits.
+    """
+
+    def __init__(self, store: Store, name: str, attempt: str | None = None) -> None:
+        self.store = store
+        self.name = names.commit_name(name)
+        self.attempt = (
+            names.new_uuid(store.entropy, store.clock.now_ms()) if attempt is None else names.attempt_name(attempt)
+        )
+        """Tells what this object and its copies stage from what others stage for the same name."""
+
+    def __reduce__(self) -> tuple[Callable[..., Commit], tuple[str, str | None, str, str]]:
+        return _reopened, (self.store.path, self.store.worker_name, self.name, self.attempt)
+
+    def __repr__(self) -> str:
+        return f"Commit({self.store.path!r}, {self.name!r})"
+
+    @verb("staging")
+    def stage(
+        self, tasks: Iterable[Any], *, batch_tasks: int | None = None, delay_s: float = 0, strict: bool = False
+    ) -> CommitPart:
+        """Write payloads or Tasks where nobody sees them, durably and in bounded memory. Any number, on any host.
+
+        `batch_tasks`: tasks a file (default: as many as fit). `strict`: see `Queue.insert`. Delays count from now on.
+        InvalidTask.part is what came before the bad task. What is never published is reaped a week after the commit's
+        last part.
+        """
+        if batch_tasks is not None:
+            whole("batch_tasks", batch_tasks)
+        self.store.refresh()
+        size = batch_tasks or self.store.settings.batch_tasks_max
+        given, when = payloads_of(tasks, "stage"), encoding.default_when(delay_s)
+        given = unchanged(given) if strict else given
+        return self._stage(encoding.batches_of(given, self.store, when, size, None, set()))
+
+    @verb("staging")
+    def stage_encoded(self, batches: Iterable[encoding.Encoded]) -> CommitPart:
+        """The same for batches that the caller has encoded, and answers for: they are written as they are."""
+        self.store.refresh()
+        return self._stage(items_of(batches))
+
+    def _stage(self, batches: Iterable[encoding.Encoded]) -> CommitPart:
+        return _Stager(self.store, self.name, self.attempt).stage(batches)
+
+    @verb("publishing a commit")
+    def publish(self, parts: CommitPart | Iterable[CommitPart], *, overwrite: bool = False) -> CommitReport:
+        """Insert what these parts hold, all of it at one instant; or report what was inserted under this name before.
+
+        `overwrite`: at the same instant everything else in the queue is purged.
+
+        Parts may come from copies of this object, and from others of the same name. Whoever publishes a name first
+        decides what it inserts. If this fails, nothing is visible, or everything is, or will be: repeat it, until it
+        reports. CommitLost: what was staged is gone (the queue was purged, or it was never published for a week).
+        """
+        store = self.store
+        store.refresh(now=True)
+        layout = store.layout
+        parts = self._parts(parts)
+        given = list(map(Part.of, parts))
+        known = commits.find(store, layout, self.name)
+        repeated = known is not None
+        if known is None:
+            self._refuse_purged(parts)
+            now = store.clock.now_ms()
+            own = Record(names.new_uuid(store.entropy, now), self.name, now, tuple(given))
+            known = overwriting.begin(store, own) if overwrite else commits.decide(store, layout, own)
+            repeated = known.id != own.id
+            if overwrite and not repeated:
+                self._trash(layout.directory)
+            layout = store.layout if overwrite else layout
+        return self._finish(layout, known, {part.attempt for part in given}, repeated)
+
+    @verb("looking for a commit")
+    def committed(self) -> CommitReport | None:
+        """What was inserted under this name, by whomever; None if nothing was decided yet."""
+        store = self.store
+        store.refresh(now=True)
+        layout = store.layout
+        known = commits.find(store, layout, self.name)
+        return None if known is None else self._finish(layout, known, set(), True)
+
+    @verb("forgetting a commit")
+    def forget(self) -> bool:
+        """Forget that this name was committed, once it is applied: published again, it would be inserted again.
+
+        For who knows that nobody will, as a stream of commits of its last but one. False if there was nothing.
+        """
+        if self.committed() is None:
+            return False
+        store = self.store
+        return store.fs.unlink(store.layout.record(self.name))
+
+    @verb("discarding a commit")
+    def discard(self) -> bool:
+        """Remove what this object and its copies have staged. False, and nothing is removed, if it is being published.
+
+        What was published stays; so this can be called whatever happened.
+        """
+        self.store.refresh(now=True)
+        return commits.reap(self.store, self.store.layout, self.attempt, self.name)
+
+    def _parts(self, parts: CommitPart | Iterable[CommitPart]) -> list[CommitPart]:
+        given: list[CommitPart] = []
+        if not isinstance(parts, (CommitPart, Iterable)):
+            raise InvalidArgument(f"publish takes parts, as `stage` returns them, not {parts!r}. Nothing was done.")
+        for part in [parts] if isinstance(parts, CommitPart) else items_of(parts):
+            if not isinstance(part, CommitPart):
+                raise InvalidArgument(f"publish takes parts, as `stage` returns them, not {part!r}.")
+            if part.commit != self.name or part.queue != self.store.queue_state.id:
+                raise InvalidArgument(f"{part!r} was staged for another commit or queue than {self!r}.")
+            given.append(part)
+        return list(dict.fromkeys(given))
+
+    def _trash(self, directory: Generation) -> None:
+        """Move the generation away that was overwritten; if that cannot be done now, `gc` does it."""
+        try:
+            self.store.discard(self.store.path, directory)
+        except OSError as error:
+            commits.logger.warning("what was overwritten in %s is still there (%s)", self.store.path, error)
+
+    def _refuse_purged(self, given: list[CommitPart]) -> None:
+        if any(part.generation != self.store.queue_state.generation for part in given):
+            raise CommitLost(
+                f"The queue {self.store.path} was purged since the tasks were staged for the commit {self.name}. "
+                "Nothing of them is visible; stage them again, and publish that."
+            )
+
+    def _finish(self, layout: Layout, record: Record, attempts: set[Uuid], repeated: bool) -> CommitReport:
+        """Apply what was decided, drop what was not, and report."""
+        store = self.store
+        store.refresh(now=True)  # who linked the record into a tree that had been purged before reads so here
+        if store.layout is not layout:
+            raise CommitLost(
+                f"The queue {store.path} was purged while {self.name} was being published. Stage it again."
+            )
+        commits.apply(store, layout, record)
+        for attempt in attempts - record.attempts().keys():
+            commits.drop(store, layout.attempt(attempt, self.name))
+        tasks, files, size = map(record.total, ("tasks", "files", "bytes"))
+        return CommitReport(self.name, tasks, files, size, record.at / 1000, repeated)
+
+
+class _Stager:
+    """One part on its way to the disk: files named in a row, in groups of bounded size."""
+
+    def __init__(self, store: Store, name: CommitName, attempt: Uuid) -> None:
+        self.store = store
+        self.layout = store.layout
+        self.name, self.attempt = name, attempt
+        self.directory = self.layout.attempt(attempt, name)
+        self.first = names.new_batch(store.entropy, store.clock.now_ms())
+        self.files = self.tasks = self.bytes = 0
+        self.opened: list[int] = []
+        """Written, and perhaps not yet synced: one group's files, or two."""
+        self.generation = store.queue_state.generation
+
+    def stage(self, batches: Iterable[encoding.Encoded]) -> CommitPart:
+        """All tasks up to the end of the stream, or up to a bad one. After any other error nothing is left of them."""
+        store = self.store
+        try:
+            store.fs.close(store.making_generation(lambda: store.fs.open_append(f"{self.directory}/{commits.LOCK}")))
+            broken = None
+            try:
+                for group in encoding.groups_of(batches):
+                    self._write(group)
+            except InvalidTask as error:
+                broken = error
+            part = self._seal()
+        except BaseException:
+            self._give_up()
+            raise
+        if broken is not None:
+            broken.part = part
+            raise broken
+        return part
+
+    def _write(self, group: list[encoding.Encoded]) -> None:
+        """Write a group's files, and sync those of the group before: meanwhile the system has written most of them."""
+        store, fs, before = self.store, self.store.fs, len(self.opened)
+        for encoded in group:
+            at = insertion.moment(store, encoded.when)
+            name = names.TaskFileName(at, names.successor(self.first, self.files), encoded.tasks)
+            self.opened.append(fs.create(f"{self.directory}/{name}"))
+            self.files += 1
+            fs.write_all(self.opened[-1], encoded.content())
+            if store.sync_inserts:
+                fs.drop_cached(self.opened[-1])  # write now: else each sync waits for a commit of the journal
+            self.tasks += encoded.tasks
+            self.bytes += encoded.size
+        self._sync(before)
+
+    def _sync(self, count: int) -> None:
+        """Make the first files durable that are still open, and close them."""
+        done, self.opened = self.opened[:count], self.opened[count:]
+        try:
+            for fd in done if self.store.sync_inserts else ():
+                self.store.fs.fsync(fd)
+        finally:
+            self._close(done)
+
+    def _close(self, fds: list[int]) -> None:
+        for fd in fds:
+            self.store.fs.close(fd)
+
+    def _seal(self) -> CommitPart:
+        """Make files and names durable; CommitLost if the queue was purged meanwhile."""
+        store, layout = self.store, self.layout
+        self._sync(len(self.opened))
+        if store.sync_inserts:
+            store.fs.sync_directory(self.directory)
+            store.sync_names(layout.staging)  # each time: the attempt's directory may have been dropped, and made anew
+        store.refresh(now=True)
+        if store.layout is not layout:
+            raise CommitLost(f"The queue {store.path} was purged while {self.name} was being staged. Stage it again.")
+        sizes = self.files, self.tasks, self.bytes
+        return CommitPart(self.name, self.attempt, self.first, *sizes, store.queue_state.id, self.generation)
+
+    def _give_up(self) -> None:
+        """Remove what was staged; what that does not get is reaped with the attempt."""
+        with suppress(OSError):
+            self._close(self.opened)
+        part = Part(self.attempt, self.first, self.files, self.tasks, self.bytes)
+        with suppress(OSError):
+            for name in commits.staged(self.store, self.layout, self.attempt, self.name, [part]):
+                self.store.fs.unlink(f"{self.directory}/{name}")
+
+
+def insert_once(store: Store, tasks: Iterable[Any], name: str, delay_s: float, batch_tasks: int | None) -> int:
+    """Insert all tasks under a name, or none of them; returns how many are new: none, if the name was committed before.
+
+    Then the stream is not even read. After an error nothing is visible, or all is: repeating it tells.
+    """
+    commit = Commit(store, name)
+    if commit.committed() is not None:
+        return 0
+    try:
+        report = commit.publish([commit.stage(tasks, batch_tasks=batch_tasks, delay_s=delay_s)])
+    except BaseException as error:
+        if isinstance(error, InvalidTask):
+            error.inserted, error.part = 0, None
+        elif isinstance(error, FromCaller):
+            error.count(0)
+        if isinstance(error, Exception):
+            with suppress(FsqueueError):  # else upkeep does it
+                commit.discard()
+        raise
+    return 0 if report.repeated else report.tasks
+
+
+def _reopened(path: str, worker: str | None, name: str, attempt: str) -> Commit:
+    return Commit(Store(path, worker), name, attempt)

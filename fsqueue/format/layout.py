@@ -1,0 +1,316 @@
+"""Where things are in a queue's directory, and `queue.jsonl`: its settings and state (docs/format.md)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal, get_args
+
+import orjson
+
+from fsqueue.errors import FormatTooNew, InvalidArgument, NotAQueue
+from fsqueue.format import names
+
+FORMAT = 1
+"""The format this version writes, and the newest it reads."""
+
+Durability = Literal["none", "default", "strict"]
+DURABILITIES: tuple[Durability, ...] = get_args(Durability)
+BATCH_BYTES_MAX = 1 << 20
+"""A batch of more than one task is not larger than this."""
+GENERATION_MAX = 10**18 - 1
+COUNTERS = 16
+"""Into how many files the completion counter is spread."""
+
+SETTINGS_FILE = "queue.jsonl"
+RESULTS = ".results"
+"""Where commands on other nodes leave their results, in a private directory for each worker."""
+DOCTOR = ".fsqueue-doctor"
+"""Where two doctors meet in a directory that they examine; with `-` and 16 digits, where one of them works."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What was decided when the queue was created; units are in the names.
+
+    `shards`: hashed subdirectories, 1 to 4,096. `batch_tasks_max`: tasks a file, 1 to 1,024.
+    `max_attempts`: after so many a task is buried; None: never. `lease_s`: how long a lease lasts
+    unless the lessee says otherwise. `backoff_s`: least and greatest pause after a failure; none is shorter,
+    none longer.
+    """
+
+    shards: int = 64
+    batch_tasks_max: int = names.BATCH_TASKS_MAX
+    task_bytes_max: int = 64 * 2**20
+    max_attempts: int | None = 5
+    lease_s: float = 600
+    backoff_s: tuple[float, float] = (1, 3600)
+    durability: Durability = "default"
+    keep_history: bool = True
+
+    def __post_init__(self) -> None:
+        def whole(name: str, least: int, most: int) -> None:
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+                raise InvalidArgument(f"{name} must be a whole number from {least:,} to {most:,}, not {value!r}.")
+
+        whole("shards", 1, 4096)
+        whole("batch_tasks_max", 1, names.BATCH_TASKS_MAX)
+        whole("task_bytes_max", 1, 2**30)
+        if self.max_attempts is not None:
+            whole("max_attempts", 1, 1_000_000)
+        _seconds("lease_s", self.lease_s, 0.001)
+        pair: Any = self.backoff_s
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise InvalidArgument(f"backoff_s must be a pair (least, greatest) of seconds, not {pair!r}.")
+        for value in pair:
+            _seconds("backoff_s", value, 0)
+        if pair[0] > pair[1]:
+            raise InvalidArgument(f"backoff_s must be (least, greatest), not {tuple(pair)!r}.")
+        object.__setattr__(self, "backoff_s", tuple(pair))
+        if self.durability not in DURABILITIES:
+            raise InvalidArgument(f"durability must be one of {', '.join(DURABILITIES)}, not {self.durability!r}.")
+        if not isinstance(self.keep_history, bool):
+            raise InvalidArgument(f"keep_history must be True or False, not {self.keep_history!r}.")
+
+
+def _seconds(name: str, value: object, least: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise InvalidArgument(f"{name} must be a number of seconds, not {value!r}.")
+    if not least <= value <= 10**9:
+        raise InvalidArgument(f"{name} must be from {least:g} to 1,000,000,000 seconds, not {value!r}.")
+
+
+DEFAULTS = Settings()
+"""The settings of a queue whose creator gives none."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueState:
+    """What `queue.jsonl` says: settings, its own id, the current generation, closed or not."""
+
+    settings: Settings
+    id: names.QueueId
+    generation: int = 1
+    closed: bool = False
+    allows_unsafe: bool = field(default=False, compare=False)
+    """Whether somebody decided to use it on a mount that is known to be unfit."""
+
+    @property
+    def directory(self) -> names.Generation:
+        """The directory of the current generation, in the queue's."""
+        return names.generation(self.generation, self.id)
+
+
+def settings_of(given: dict[str, Any]) -> Settings:
+    """Return the settings in a `create` record. InvalidArgument if one is missing, or of the wrong type or range.
+
+    Settings that this version does not know are ignored.
+    """
+    missing = [key for key in Settings.__dataclass_fields__ if key not in given]
+    if missing:
+        raise InvalidArgument(f"it lacks the setting{'s' * (len(missing) > 1)} {', '.join(missing)}")
+    return Settings(**{key: given[key] for key in Settings.__dataclass_fields__})
+
+
+def _brief(value: object) -> str:
+    """Return what a line says, cut: it may be as long as the line."""
+    text = repr(value) if isinstance(value, (int, float, str)) else type(value).__name__
+    return text if len(text) <= 40 else f"{text[:40]}..."
+
+
+def birth_record(settings: Settings, identity: str, at: int) -> bytes:
+    """The first line of `queue.jsonl`. `identity` tells this queue from one made later at the same path."""
+    return _line({"op": "create", "at": at, "format": FORMAT, "id": identity, "settings": asdict(settings)})
+
+
+def generation_record(generation: int, at: int) -> bytes:
+    """The line that begins a generation: everything before it is purged."""
+    return _line({"op": "generation", "at": at, "generation": generation})
+
+
+def closed_record(at: int) -> bytes:
+    """The line that ends a queue."""
+    return _line({"op": "closed", "at": at})
+
+
+def unsafe_record(at: int) -> bytes:
+    """The line by which a queue may be used on a mount that is known to be unfit."""
+    return _line({"op": "allow-unsafe", "at": at})
+
+
+def _line(record: dict[str, Any]) -> bytes:
+    return orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def read_queue_state(content: bytes, path: str) -> QueueState:
+    """Fold `queue.jsonl`. Lines that are torn or not understood are passed over.
+
+    NotAQueue if it has no `create`, or a setting or a format in it is missing or wrong: a default in its place would
+    hide tasks. FormatTooNew if any line asks for a newer reader.
+    """
+    queue_state: QueueState | None = None
+    wrong = ""
+    for line in content.split(b"\n")[:-1]:
+        try:
+            record = orjson.loads(line)
+            if not isinstance(record, dict):
+                continue
+            wanted = record.get("format", FORMAT if record.get("op") != "create" else None)
+            if isinstance(wanted, int) and wanted > FORMAT:
+                raise FormatTooNew(
+                    f"The queue {path} has format {wanted}; this fsqueue reads up to {FORMAT}. Upgrade fsqueue."
+                )
+            if type(wanted) is not int or wanted < 1:
+                wrong = wrong or f"says format {_brief(wanted)}, which no fsqueue writes"
+            match record:
+                case {"op": "create", "id": str(text), "settings": dict(given)} if queue_state is None and not wrong:
+                    if (identity := names.parse_queue_id(text)) is not None:
+                        try:
+                            queue_state = QueueState(settings_of(given), identity)
+                        except InvalidArgument as error:
+                            wrong = str(error).rstrip(".")
+                case {"op": "generation", "generation": int(number)} if queue_state is not None:
+                    if queue_state.generation < number <= GENERATION_MAX:
+                        queue_state = replace(queue_state, generation=number)
+                case {"op": "allow-unsafe"} if queue_state is not None:
+                    queue_state = replace(queue_state, allows_unsafe=True)
+                case {"op": "closed"} if queue_state is not None:
+                    queue_state = replace(queue_state, closed=True)
+        except (orjson.JSONDecodeError, InvalidArgument, TypeError, RecursionError):
+            continue  # a RecursionError: from the text of an InvalidArgument about a deep value
+    if wrong:
+        raise NotAQueue(
+            f"A line of {path}/{SETTINGS_FILE} is damaged: {wrong}. The queue was not opened, and nothing was changed: "
+            f"its tasks are still there. Restore {SETTINGS_FILE} from a backup, or write the line again "
+            "(docs/fsck.md says how)."
+        )
+    if queue_state is None:
+        raise NotAQueue(
+            f"{path} holds a queue.jsonl that is empty or damaged. Restore it from a backup, or use another path."
+        )
+    return queue_state
+
+
+class Layout:
+    """The paths of one generation of a queue. Cheap to make; touches nothing.
+
+    It takes names of the types that `names` makes, and no plain strings: each was parsed by the grammar before.
+    """
+
+    __slots__ = (
+        "base",
+        "commits",
+        "completions",
+        "dead_letters",
+        "directory",
+        "doorbell",
+        "generation",
+        "history_days",
+        "logs",
+        "nodes",
+        "pending",
+        "quarantine",
+        "queue",
+        "results",
+        "settings_file",
+        "shards",
+        "staging",
+        "tasks",
+        "trash",
+    )
+
+    def __init__(self, queue: str, directory: names.Generation, shards: int) -> None:
+        self.queue = queue
+        self.directory = directory
+        self.generation = int(directory.partition("-")[0])
+        self.base = base = f"{queue}/{directory}"
+        self.shards = shards
+        self.settings_file = settings_file(queue)
+        self.doorbell = f"{queue}/doorbell"
+        self.trash = f"{queue}/.trash"
+        self.quarantine = f"{queue}/.quarantine"
+        self.results = f"{queue}/{RESULTS}"
+        self.staging = f"{base}/staging"
+        self.commits = f"{base}/commits"
+        self.pending = f"{base}/commits/pending"
+        self.tasks = f"{base}/queue"
+        self.logs = f"{base}/movements"
+        self.nodes = f"{base}/nodes"
+        self.completions = f"{base}/completions"
+        self.dead_letters = f"{base}/dead"
+        self.history_days = f"{base}/history"
+
+    def shard(self, batch: str) -> names.Shard:
+        """The name of a batch's shard."""
+        return names.shard_of(batch, self.shards)
+
+    def task_file(self, name: names.TaskFileName) -> str:
+        """The path of a published task file."""
+        return f"{self.tasks}/{names.shard_of(name.batch, self.shards)}/{name}"
+
+    def log(self, batch: names.Batch) -> str:
+        """The path of a batch's movement log."""
+        return f"{self.logs}/{names.shard_of(batch, self.shards)}/{names.log_file(batch)}"
+
+    def staged(self, name: names.TaskFileName) -> str:
+        """The path of a task file that is not published yet."""
+        return f"{self.staging}/{name}"
+
+    def counter(self, name: names.CounterName) -> str:
+        """The path of one of the completion counters."""
+        return f"{self.completions}/{name}"
+
+    def node(self, node: str) -> str:
+        """The path of a node's failures in a row."""
+        return f"{self.nodes}/{names.node_file(node)}"
+
+    def dead(self, shard: names.Shard) -> str:
+        """The path of a shard's dead letters."""
+        return f"{self.dead_letters}/{shard}.jsonl"
+
+    def history(self, day: names.Day, shard: names.Shard) -> str:
+        """The path of a day's history of a shard."""
+        return f"{self.history_days}/{day}/{shard}.jsonl"
+
+    def attempt(self, attempt: names.Uuid, commit: names.CommitName) -> str:
+        """The directory in which an attempt stages what it has for a commit."""
+        return f"{self.staging}/{names.attempt(attempt, commit)}"
+
+    def proposal(self, identity: names.Uuid) -> str:
+        """The path of a record that is proposed, or decided and not applied yet."""
+        return f"{self.pending}/{names.proposal_file(identity)}"
+
+    def ballot(self, identity: names.Uuid) -> str:
+        """The path of a proposal's ballot, in the directory in which it is decided."""
+        return f"{self.commits}/{names.ballot_file(identity)}"
+
+    def record(self, commit: names.CommitName) -> str:
+        """The path of a commit's record."""
+        return f"{self.commits}/{names.record_file(commit)}"
+
+
+def is_doctors(name: str) -> bool:
+    """Tell whether a name in a directory is that of a place where doctors work."""
+    return _DOCTORS.fullmatch(name) is not None
+
+
+_DOCTORS = re.compile(rf"{re.escape(DOCTOR)}(?:-[0-9a-f]{{16}})?")
+
+
+def is_passing(name: str) -> bool:
+    """Whether a name in a directory without a queue is in nobody's way.
+
+    It comes from making one, from a doctor, or from somebody who was still at work in a queue that was deleted.
+    """
+    return name.startswith(".new-") or is_doctors(name) or name in (".trash", "doorbell")
+
+
+def settings_file(queue: str) -> str:
+    """The path of a queue's `queue.jsonl`."""
+    return f"{queue}/{SETTINGS_FILE}"
+
+
+def holder_of(queue: str) -> str:
+    """The directory that holds a queue's directory."""
+    return queue.rpartition("/")[0] or "/"

@@ -1,0 +1,133 @@
+"""The records of a movement log, built and parsed (docs/format.md, "Movement logs").
+
+A record is one line of JSON with at least `op` and `at` (ms). Builders return bytes with the
+newline. The two of the hot path are put together by hand, the others by orjson.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import orjson
+
+from fsqueue.format import nesting
+
+Range = tuple[int, int]
+
+SHALLOW_BYTES = 2 * nesting.NESTING_MAX
+"""What is no longer than this cannot nest too deep."""
+TOOK_MAX = 10**14
+"""As large as any time in a record."""
+VOID = b"~\n"
+"""What makes a torn tail a line that nobody can parse: what was reported failed stays void."""
+
+
+def to_ranges(tasks: Sequence[int]) -> list[Range]:
+    """Task indices as half-open ranges, in ascending order."""
+    if len(tasks) == 1:
+        return [(tasks[0], tasks[0] + 1)]
+    ranges: list[Range] = []
+    ordered = sorted(tasks)
+    start = last = ordered[0]
+    for index in ordered[1:]:
+        if index != last + 1:
+            ranges.append((start, last + 1))
+            start = index
+        last = index
+    ranges.append((start, last + 1))
+    return ranges
+
+
+def from_ranges(ranges: Iterable[Range]) -> list[int]:
+    """The indices in half-open ranges."""
+    return [index for start, end in ranges for index in range(start, end)]
+
+
+def _ranges(tasks: Sequence[int]) -> str:
+    if len(tasks) == 1:
+        index = tasks[0]
+        return f"[{index},{index + 1}]"
+    return ",".join([f"[{start},{end}]" for start, end in to_ranges(tasks)])
+
+
+def lease(at: int, lease: str, tasks: Sequence[int], until: int, worker: str, several: bool, move: str = "") -> bytes:
+    """`worker` is JSON; `several` says that the call may hold further tasks; `move` comes from `moving`."""
+    more = ',"several":true' if several else ""
+    return (
+        f'{{"op":"lease","at":{at},"lease":"{lease}","tasks":[{_ranges(tasks)}],"until":{until},"worker":{worker}{more}{move}}}\n'
+    ).encode()
+
+
+def complete(
+    at: int, lease: str, tasks: Sequence[int], result: bytes | None = None, took: int | list[int] | None = None
+) -> bytes:
+    """`result` is JSON; `took` comes from `worktimes`."""
+    more = "" if result is None else f',"result":{result.decode()}'
+    if took is not None:
+        more += f',"took":{str(took).replace(" ", "")}'
+    return f'{{"op":"complete","at":{at},"lease":"{lease}","tasks":[{_ranges(tasks)}]{more}}}\n'.encode()
+
+
+def moving(source: object, target: object) -> str:
+    """The fields of a record that renames the task file: its names before and after."""
+    return f',"from":"{source}","name":"{target}"'
+
+
+def record(op: str, at: int, **fields: Any) -> bytes:
+    """Any record; fields that are None are left out."""
+    full = {"op": op, "at": at, **{key: value for key, value in fields.items() if value is not None}}
+    return orjson.dumps(full, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def took_ms(record: dict[str, Any], index: int) -> int | None:
+    """Return how long the work on a task took that a record names, in milliseconds; None if it does not tell."""
+    took = record.get("took")
+    if type(took) is list:
+        took = _at_place_of(index, took, record.get("tasks"))
+    return took if type(took) is int and 0 <= took <= TOOK_MAX else None
+
+
+def _at_place_of(index: int, values: list[Any], ranges: Any) -> Any:
+    """Return the value of a task, of which `values` has one for each task in `ranges`; None if it has none for it."""
+    place = 0
+    try:
+        for first, end in ranges:
+            if first <= index < end:
+                return values[place + index - first]
+            place += end - first
+    except (TypeError, ValueError, IndexError):
+        pass
+    return None
+
+
+def parse(line: bytes) -> dict[str, Any] | None:
+    """Return the record in a line (without its newline); None if it is none, or nests deeper than any record does.
+
+    A field that nests too deep is left out: the record acts, but what nobody could pass on is not read.
+    """
+    try:
+        found = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return None
+    if not is_record(found):
+        return None
+    if len(line) > SHALLOW_BYTES and nesting.is_deeper(line):
+        return None if nesting.is_deeper(line, nesting.RECORD_NESTING_MAX) else _trimmed(found)
+    return found  # type: ignore[no-any-return]
+
+
+def _trimmed(record: dict[str, Any]) -> dict[str, Any]:
+    parts = record.pop("records", None)  # those of a `prepare`: each has room for itself
+    record = nesting.trimmed(record)
+    if type(parts) is list:
+        record["records"] = [nesting.trimmed(part) if type(part) is dict else None for part in parts]
+    return record
+
+
+def is_record(found: object) -> bool:
+    """Whether a JSON value is a record: an object with `op` and a sensible `at`."""
+    if type(found) is not dict:
+        return False
+    at = found.get("at")
+    return type(found.get("op")) is str and type(at) is int and at >= 0

@@ -1,0 +1,380 @@
+"""The grammar of names: every file name, task id and token is built and parsed here (docs/format.md, "Names").
+
+Text from a caller or from a file becomes part of a path only as one of the types below. Only this module makes them,
+and only of text that the grammar knows: none of them holds a slash or is `..`. Each form has one function that builds
+it and one that parses it. mypy refuses a plain string where `Layout` wants one of these types, at no cost at run time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple, NewType
+from urllib.parse import unquote
+
+from fsqueue.clock import MS_MAX, Entropy
+from fsqueue.errors import InvalidArgument
+
+QueueId = NewType("QueueId", str)
+"""16 hexadecimal digits that tell a queue from every other."""
+Generation = NewType("Generation", str)
+"""The name of a generation's directory: `N-ID`."""
+Batch = NewType("Batch", str)
+"""The name of a batch, or the UUID in the name of its log."""
+Uuid = NewType("Uuid", str)
+"""The name of an attempt or of a proposal."""
+CommitName = NewType("CommitName", str)
+Shard = NewType("Shard", str)
+"""The name of a shard: two or four hexadecimal digits."""
+Day = NewType("Day", str)
+"""A day of the history, as 2026-11-21."""
+CounterName = NewType("CounterName", str)
+"""The name of one of the completion counters: two hexadecimal digits."""
+
+BATCH_TASKS_MAX = 1024
+"""The most tasks that a task file holds."""
+
+NAME_BYTES_MAX = 255
+"""What a filesystem takes for a name; a longer one in a record is nobody's."""
+BATCH = r"[0-9a-f]{32}(?:~[0-9a-f]{32})?"
+_BATCH = re.compile(BATCH)
+_TASK_FILE = re.compile(rf"([0-9]{{13}})-({BATCH})-([1-9][0-9]{{0,3}})(?:-([^/\x00]*))?\.jsonl")
+_LOG_FILE = re.compile(r"([0-9a-f]{32})\.jsonl")
+_SHARD_FILE = re.compile(r"([0-9a-f]{2}|[0-9a-f]{4})\.jsonl")
+_COUNTER = re.compile(r"0[0-9a-f]")
+_TASK_ID = re.compile(rf"({BATCH})\.(0|[1-9][0-9]{{0,8}})")
+_TOKEN = re.compile(rf"({BATCH}\.(?:0|[1-9][0-9]{{0,8}}))@([0-9a-f]{{16}})")
+_DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+_UUID = re.compile(r"[0-9a-f]{32}")
+_NODE_FILE = re.compile(r"[0-9a-f]{32}\.jsonl")
+_QUEUE_ID = re.compile(r"[0-9a-f]{16}")
+_GENERATION = re.compile(r"([1-9][0-9]{0,17})-([0-9a-f]{16})")
+_DELETED = re.compile(r"\.fsqueue-deleted-([0-9a-f]{16})-[0-9a-f]{16}")
+_TRASHED = re.compile(r"(.+)-[0-9a-f]{16}", re.DOTALL)
+_GONE = re.compile(r"\.gone-[0-9a-f]{16}")
+_PROBE = re.compile(r"[0-9a-f]{16}\.probe")
+_FRESH = re.compile(r"\.new-[0-9a-f]{16}")
+_COMMIT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+@-]{0,199}")
+
+
+class TaskFileName(NamedTuple):
+    """What the name of a task file says. `available_at` (ms) is a hint; the rest never changes."""
+
+    available_at: int
+    batch: Batch
+    count: int  # type: ignore[assignment]  # a tuple's own `count` is not needed
+    priority: str | None = None
+
+    def __str__(self) -> str:
+        tail = "" if self.priority is None else f"-{self.priority}"
+        return f"{self.available_at:013d}-{self.batch}-{self.count}{tail}.jsonl"
+
+    def at(self, available_at: int) -> TaskFileName:
+        """The same file's name with another time."""
+        return self._replace(available_at=min(max(available_at, 0), MS_MAX))
+
+    @property
+    def decoded_priority(self) -> str | None:
+        """The priority as users gave it (it may have been cut to fit)."""
+        return None if self.priority is None else unquote(self.priority)
+
+
+def parse_task_file(name: str) -> TaskFileName | None:
+    """The parts of a task file's name; None for anything else (stray files are passed by)."""
+    match = _TASK_FILE.fullmatch(name)
+    if match is None or (len(name) > NAME_BYTES_MAX // 4 and len(os.fsencode(name)) > NAME_BYTES_MAX):
+        return None
+    available_at, batch, count, priority = match.groups()
+    if int(count) > BATCH_TASKS_MAX:
+        return None
+    return TaskFileName(int(available_at), Batch(batch), int(count), priority)
+
+
+def task_files_of(batch: str, texts: Iterable[str]) -> Iterator[TaskFileName]:
+    """The task file names of a batch among `texts`, in their order: a record can name another batch's, too."""
+    for text in texts:
+        name = parse_task_file(text)
+        if name is not None and name.batch == batch:
+            yield name
+
+
+def log_file(batch: Batch) -> str:
+    """The name of a batch's movement log: its UUID, or its key's, which is what follows `~`."""
+    return f"{batch[-32:]}.jsonl"
+
+
+def parse_log_file(name: str) -> Batch | None:
+    """The UUID in a movement log's name; None for anything else."""
+    match = _LOG_FILE.fullmatch(name)
+    return Batch(match[1]) if match else None
+
+
+def birth_ms(batch: str) -> int:
+    """When a batch was made: the time in its UUIDv7, in milliseconds."""
+    return int(batch[:12], 16)
+
+
+def shard_of(batch: str, shards: int) -> Shard:
+    """The hashed subdirectory of a batch or of its key: the UUID's last eight digits modulo `shards`."""
+    number = int(batch[-8:], 16) % shards
+    return Shard(f"{number:02x}" if shards <= 256 else f"{number:04x}")
+
+
+def all_shards(shards: int) -> list[Shard]:
+    """The names of all shards, made or not."""
+    return [Shard(f"{number:02x}" if shards <= 256 else f"{number:04x}") for number in range(shards)]
+
+
+def parse_shard_file(name: str, shards: int) -> Shard | None:
+    """Return the shard in `SHARD.jsonl`; None for anything else."""
+    match = _SHARD_FILE.fullmatch(name)
+    if match is None or int(match[1], 16) >= shards:
+        return None
+    shard = shard_of(match[1], shards)
+    return shard if shard == match[1] else None
+
+
+def counters(count: int) -> list[CounterName]:
+    """The names of the completion counters."""
+    return [CounterName(f"{number:02x}") for number in range(count)]
+
+
+def parse_counter(name: str) -> CounterName | None:
+    """Return the name of a completion counter; None for anything else."""
+    return CounterName(name) if _COUNTER.fullmatch(name) else None
+
+
+def generation(number: int, queue_id: QueueId) -> Generation:
+    """The directory of a generation: of this one, of this queue, and of no other that was ever at the same path."""
+    return Generation(f"{number}-{queue_id}")
+
+
+def parse_generation(name: str) -> tuple[int, QueueId] | None:
+    """Return the number and the queue's id in the name of a generation's directory; None for anything else."""
+    match = _GENERATION.fullmatch(name)
+    return (int(match[1]), QueueId(match[2])) if match else None
+
+
+def deleted(queue_id: QueueId, hex16: str) -> str:
+    """Return the name to which a queue's directory is renamed, beside its own, when the queue is deleted."""
+    return f".fsqueue-deleted-{queue_id}-{hex16}"
+
+
+def parse_deleted(name: str) -> QueueId | None:
+    """Return the id of the deleted queue that a directory of this name holds; None for anything else."""
+    match = _DELETED.fullmatch(name)
+    return QueueId(match[1]) if match else None
+
+
+def parse_deleted_formerly(name: str) -> str | None:
+    """Return the former name of a queue's directory that an older version moved to `NAME-HEX16`; None otherwise."""
+    match = _TRASHED.fullmatch(name)
+    return match[1] if match else None
+
+
+def trashed(tree: Generation | Day, hex16: str) -> str:
+    """Return the name of a tree in the queue's own trash: an earlier generation, or a day of the history."""
+    return f"{tree}-{hex16}"
+
+
+def parse_trashed_generation(name: str) -> tuple[int, QueueId] | None:
+    """Return number and queue of a generation in the trash; None for anything else."""
+    match = _TRASHED.fullmatch(name)
+    return parse_generation(match[1]) if match else None
+
+
+def parse_trashed_day(name: str) -> Day | None:
+    """Return the day of a part of the history in the trash; None for anything else."""
+    match = _TRASHED.fullmatch(name)
+    return parse_day(match[1]) if match else None
+
+
+def gone(hex16: str) -> str:
+    """Return the name to which the directory of an attempt is renamed, in `staging/`, before it is removed."""
+    return f".gone-{hex16}"
+
+
+def is_gone(name: str) -> bool:
+    """Whether a name in `staging/` is that of an attempt that is being removed."""
+    return _GONE.fullmatch(name) is not None
+
+
+def probe(hex16: str) -> str:
+    """Return the name of a file in `staging/` whose stamp tells the file server's time."""
+    return f"{hex16}.probe"
+
+
+def is_probe(name: str) -> bool:
+    """Whether a name in `staging/` is that of a probe of the clock."""
+    return _PROBE.fullmatch(name) is not None
+
+
+def fresh(hex16: str) -> str:
+    """Return the name of a file that becomes `queue.jsonl`, or of a probe of the place where a queue is made."""
+    return f".new-{hex16}"
+
+
+def is_fresh(name: str) -> bool:
+    """Whether a name is of that form."""
+    return _FRESH.fullmatch(name) is not None
+
+
+def node_file(node: str) -> str:
+    """The name of a node's file: what nodes are called may be too long for a name, or lead astray."""
+    digest = hashlib.blake2b(node.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+    return f"{digest}.jsonl"
+
+
+def is_node_file(name: str) -> bool:
+    """Whether a name can be that of a node's file."""
+    return _NODE_FILE.fullmatch(name) is not None
+
+
+def parse_queue_id(text: object) -> QueueId | None:
+    """Return a text that is fit to tell a queue from others, 16 hexadecimal digits; None for anything else."""
+    return QueueId(text) if isinstance(text, str) and _QUEUE_ID.fullmatch(text) else None
+
+
+def day_of(at_ms: int) -> Day:
+    """The UTC day of a time, as 2026-11-21."""
+    return Day(time.strftime("%Y-%m-%d", time.gmtime(at_ms / 1000)))
+
+
+def parse_day(name: str) -> Day | None:
+    """Return the day that a name is, as under history/; None for anything else."""
+    return Day(name) if _DAY.fullmatch(name) else None
+
+
+def task_id(batch: str, index: int) -> str:
+    """The id of a task: never used twice."""
+    return f"{batch}.{index}"
+
+
+def parse_task_id(text: object) -> tuple[Batch, int]:
+    """Batch and index of a task id; InvalidArgument if it is none."""
+    match = _TASK_ID.fullmatch(text) if isinstance(text, str) else None
+    if match is None:
+        raise InvalidArgument(
+            f"{text!r} is not a task id. Ids look like '{'0' * 32}.7': copy one from 'ls' or from what insert printed."
+        )
+    return Batch(match[1]), int(match[2])
+
+
+def parse_token(text: object) -> tuple[Batch, int, str]:
+    """Batch, index and lease of a token; InvalidArgument if it is none."""
+    match = _TOKEN.fullmatch(text) if isinstance(text, str) else None
+    if match is None:
+        raise InvalidArgument(
+            f"{text!r} is not a token. Tokens look like 'ID@LEASE': pass what lease printed as 'token'."
+        )
+    return *parse_task_id(match[1]), match[2]
+
+
+def new_batch(entropy: Entropy, now_ms: int) -> Batch:
+    """Return a batch's name that is new."""
+    return Batch(entropy.uuid7(now_ms))
+
+
+def new_uuid(entropy: Entropy, now_ms: int) -> Uuid:
+    """Return the name of an attempt or of a proposal that is new."""
+    return Uuid(entropy.uuid7(now_ms))
+
+
+def successor(batch: Batch, index: int) -> Batch:
+    """The batch that comes `index` after another one of the same part of a commit: its last eight digits count."""
+    return Batch(f"{batch[:24]}{(int(batch[24:], 16) + index) % (1 << 32):08x}")
+
+
+def distance(first: str, batch: str) -> int | None:
+    """How far a batch comes after the first one of its part; None if it is of another part."""
+    if len(batch) != len(first) or batch[:24] != first[:24]:
+        return None
+    return (int(batch[24:], 16) - int(first[24:], 16)) % (1 << 32)
+
+
+def parse_uuid(text: object) -> Uuid | None:
+    """Return a UUID as it stands in names; None for anything else."""
+    return Uuid(text) if isinstance(text, str) and _UUID.fullmatch(text) else None
+
+
+def parse_batch(text: object) -> Batch | None:
+    """Return the name of a batch; None for anything else."""
+    return Batch(text) if isinstance(text, str) and _BATCH.fullmatch(text) else None
+
+
+def parse_first(text: object) -> Batch | None:
+    """Return the name of the first batch of a part of a commit; None for anything else. Such a batch has no key."""
+    return Batch(text) if isinstance(text, str) and _UUID.fullmatch(text) else None
+
+
+def parse_commit(text: object) -> CommitName | None:
+    """Return a commit's name; None for what cannot be one."""
+    return CommitName(text) if isinstance(text, str) and _COMMIT.fullmatch(text) else None
+
+
+def commit_name(text: object) -> CommitName:
+    """A commit's name as users give it; InvalidArgument if it cannot be one."""
+    name = parse_commit(text)
+    if name is None:
+        raise InvalidArgument(
+            f"{text!r} cannot be a commit's name: 1 to 200 letters, digits and the signs . _ = + @ -, "
+            "with a letter or a digit first, as in seed-2026-11."
+        )
+    return name
+
+
+def attempt_name(text: object) -> Uuid:
+    """An attempt's name as users give it back; InvalidArgument if it cannot be one."""
+    name = parse_uuid(text)
+    if name is None:
+        raise InvalidArgument(
+            f"{text!r} is not the name of an attempt at a commit: 32 hexadecimal digits. Nothing was done. "
+            "Pass what `stage` returned as `part.attempt`, or leave it out."
+        )
+    return name
+
+
+def record_file(commit: CommitName) -> str:
+    """The file name of a commit's record."""
+    return f"{commit}.json"
+
+
+def parse_record_file(name: str) -> CommitName | None:
+    """The commit whose record has this file name; None for anything else."""
+    text = name.removesuffix(".json")
+    return parse_commit(text) if text != name else None
+
+
+def proposal_file(identity: Uuid) -> str:
+    """The file name of a proposal."""
+    return f"{identity}.json"
+
+
+def parse_proposal_file(name: str) -> Uuid | None:
+    """The id of a proposal; None for anything else."""
+    text = name.removesuffix(".json")
+    return parse_uuid(text) if text != name else None
+
+
+def ballot_file(identity: Uuid) -> str:
+    """Return the file name of a proposal's ballot: the copy of it that is linked to the record's name."""
+    return f".{identity}.json"
+
+
+def parse_ballot_file(name: str) -> Uuid | None:
+    """Return the id of a ballot's proposal; None for anything else. No record has such a name."""
+    return parse_proposal_file(name[1:]) if name.startswith(".") else None
+
+
+def attempt(identity: Uuid, commit: CommitName) -> str:
+    """The name of the directory in which an attempt stages what it has for a commit."""
+    return f"{identity}-{commit}"
+
+
+def parse_attempt(name: str) -> tuple[Uuid, CommitName] | None:
+    """The id of an attempt, and the commit that it is for; None for anything else."""
+    identity, dash, commit = parse_uuid(name[:32]), name[32:33], parse_commit(name[33:])
+    return (identity, commit) if dash == "-" and identity is not None and commit is not None else None

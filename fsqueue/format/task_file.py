@@ -1,0 +1,195 @@
+"""Task files: JSON Lines, one task a line, never modified once published (docs/format.md, "Task files")."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+from typing import Any
+
+import orjson
+
+from fsqueue.errors import InvalidTask, TaskTooLarge
+from fsqueue.format import nesting
+
+_OPTIONS = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
+_U = ord("u")
+"""Looked for before `null` is, as that takes ten times as long."""
+RESULT_BYTES_MAX = 64 * 1024
+"""A result kept with a completed task is not larger than this: it lives in the log and the history."""
+_INSTEAD = {
+    "payload": "Use only what JSON has, or make the whole payload bytes.",
+    "result": "Use only what JSON has. Store bytes in a file and give its path, or give them as text (base64).",
+}
+"""What to do about a value that is not JSON."""
+SHALLOW_BYTES = 2 * nesting.NESTING_MAX
+"""What is no longer than this cannot nest too deep."""
+
+
+def encode_task(payload: Any, bytes_max: int, index: int | None = None) -> bytes:
+    """A task's line, with its newline. InvalidTask names what JSON cannot hold; TaskTooLarge the limit."""
+    if isinstance(payload, (bytes, bytearray, memoryview)):
+        line = b'{"b64":"' + base64.b64encode(payload) + b'"}\n'
+    else:
+        line = b'{"payload":' + encode_json(payload, "payload", index) + b"}\n"
+    if len(line) > bytes_max:
+        raise too_large(len(line), bytes_max, index)
+    return line
+
+
+def too_large(size: int, bytes_max: int, index: int | None) -> TaskTooLarge:
+    """The error that says by how much a task's line is too long, and what to do."""
+    return TaskTooLarge(
+        f"{_where(index)} takes {size:,} bytes; this queue accepts up to {bytes_max:,}. "
+        "Store the data in a file and queue its path, or create the queue with a larger task_bytes_max.",
+        index,
+    )
+
+
+def too_deep(what: str, index: int | None) -> InvalidTask:
+    """Return the error for a payload or result that nests too deep."""
+    return InvalidTask(
+        f"{_where(index)}: the {what} nests deeper than {nesting.NESTING_MAX} levels of JSON arrays and objects. "
+        "Flatten it, or store it in a file and give its path.",
+        index,
+    )
+
+
+def encode_json(value: Any, what: str, index: int | None = None) -> bytes:
+    """Return strict JSON (no NaN, no silent conversions of dates and dataclasses), or raise InvalidTask."""
+    try:
+        data = orjson.dumps(value, option=_OPTIONS)
+    except (orjson.JSONEncodeError, RecursionError) as error:
+        if isinstance(error, RecursionError) or is_about_depth(error):
+            raise too_deep(what, index) from None
+        raise InvalidTask(
+            f"{_where(index)}: the {what} is not JSON: {error}. {_INSTEAD.get(what, _INSTEAD['payload'])}", index
+        ) from None
+    if len(data) > SHALLOW_BYTES and nesting.is_deeper(data):
+        raise too_deep(what, index)
+    if _U in data and b"null" in data and (bad := _not_finite(value)) is not None:
+        raise InvalidTask(
+            f"{_where(index)}: the {what} contains {bad}, which JSON does not have. Use null or a string.", index
+        )
+    return data
+
+
+_SAME = (str, int, float, bool, type(None))
+"""The types of scalars that come back as they went in."""
+
+
+def check_unchanged(payload: Any, index: int | None = None) -> None:
+    """Raise InvalidTask if anything in a payload would come back as something else: a tuple as a list, for one."""
+    if type(payload) is bytes:
+        return
+    pending: list[tuple[Any, int, Any]] = [(payload, 0, None)]  # a value, its depth, and its (container's entry, key)
+    while pending:
+        entry = value, depth, _ = pending.pop()
+        kind, inside = type(value), "payload"
+        if kind in _SAME:
+            continue
+        if depth > nesting.NESTING_MAX:
+            raise too_deep("payload", index)
+        if kind is list:
+            pending += [(item, depth + 1, (entry, number)) for number, item in enumerate(value)]
+            continue
+        if kind is dict:
+            bad = [type(key) for key in value if type(key) is not str]
+            if not bad:
+                pending += [(item, depth + 1, (entry, key)) for key, item in value.items()]
+                continue
+            kind, inside = bad[0], "a key of payload"
+        keys: list[str] = []
+        while entry[2] is not None:
+            entry, key = entry[2]
+            keys.insert(0, f"[{key!r}]")
+        raise InvalidTask(
+            f"{_where(index)}: {inside}{''.join(keys)} is of the type {kind.__name__}, and would not come back as "
+            "that. Convert it to a type of JSON first, or insert it without `strict`.",
+            index,
+        )
+
+
+def encode_result(value: Any) -> bytes:
+    """Return a result as JSON; InvalidTask says why it cannot be kept with its task."""
+    data = encode_json(value, "result")
+    if len(data) > RESULT_BYTES_MAX:
+        raise InvalidTask(
+            f"The result takes {len(data):,} bytes; {RESULT_BYTES_MAX:,} are kept with a task. "
+            "Store it in a file and give its path."
+        )
+    return data
+
+
+def decode_result(data: bytes) -> Any:
+    """Return the result that a command has written: JSON, or else text. InvalidTask says why it cannot be kept."""
+    try:
+        value = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        if is_about_depth(error):
+            raise too_deep("result", None) from None
+        value = data.decode(errors="replace").rstrip("\n")
+    encode_result(value)
+    return value
+
+
+def is_about_depth(error: Exception) -> bool:
+    """Return whether orjson has refused something because it nests deeper than orjson goes, not for another reason."""
+    return "depth" in str(error) or "ecursion" in str(error)
+
+
+def _where(index: int | None) -> str:
+    return "The task" if index is None else f"Task number {index + 1}"
+
+
+def _not_finite(value: Any) -> float | None:
+    """The first NaN or infinity inside, which orjson would silently write as null."""
+    pending = [value]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, float):
+            if not math.isfinite(item):
+                return item
+        elif isinstance(item, dict):
+            pending.extend(item.values())
+        elif isinstance(item, (list, tuple)):
+            pending.extend(item)
+    return None
+
+
+def split_lines(content: bytes) -> list[bytes]:
+    """The lines of a task file, by task index. A torn last line is left out."""
+    return content.split(b"\n")[:-1]
+
+
+def decode_task(line: bytes) -> dict[str, Any]:
+    """Return a line as {"payload": ..., "key": ..., "priority": ...}; ValueError if it is damaged or nests too deep."""
+    record = orjson.loads(line)
+    if not isinstance(record, dict):
+        raise ValueError("not an object")
+    check_depth(line)
+    record["payload"] = decode_fields(record)
+    return record
+
+
+def check_depth(line: bytes) -> None:
+    """Raise ValueError for a line that nests too deep to be a task: nobody could write a dead letter of it."""
+    if len(line) > SHALLOW_BYTES and nesting.is_deeper(line, nesting.LINE_NESTING_MAX):
+        raise ValueError("nested too deep")
+
+
+def decode_fields(record: dict[str, Any]) -> Any:
+    """The payload in a task's line or in a letter: `payload`, or `b64` for bytes; ValueError if it is damaged."""
+    if "payload" in record:
+        return record["payload"]
+    try:
+        return base64.b64decode(record["b64"], validate=True)
+    except (KeyError, TypeError, binascii.Error) as error:
+        raise ValueError(f"neither payload nor sound b64: {error}") from None
+
+
+def payload_fields(payload: Any) -> dict[str, Any]:
+    """A payload as it is written into records and letters: `payload`, or `b64` for bytes."""
+    if isinstance(payload, bytes):
+        return {"b64": base64.b64encode(payload).decode()}
+    return {"payload": payload}

@@ -1,0 +1,374 @@
+"""The states of a batch's tasks, and what a valid record does to them (docs/format.md, "Movement logs").
+
+Pure: no clock, no input or output. `replay_state` decides which records are valid.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from typing import Any
+
+AVAILABLE, LEASED, COMPLETED, CANCELLED, DEAD = range(5)
+
+
+class Lease:
+    """A claim on tasks of one batch. `tasks` are those it was given."""
+
+    __slots__ = ("at", "id", "several", "span", "tasks", "worker")
+
+    def __init__(self, lease: str, at: int, span: int, worker: dict[str, Any] | None, several: bool) -> None:
+        self.id = lease
+        self.at = at
+        self.span = span
+        self.worker = worker
+        self.several = several
+        self.tasks: list[int] = []
+
+
+class Choice:
+    """What a lessee may take: `tasks`, which of those are `spent` (out of attempts), and whether alone."""
+
+    __slots__ = ("solo", "spent", "tasks")
+
+    def __init__(self, tasks: list[int], spent: list[int], solo: bool) -> None:
+        self.tasks = tasks
+        self.spent = spent
+        self.solo = solo
+
+
+class States:
+    """The states of a batch's tasks. Indices are task indices, times milliseconds."""
+
+    def __init__(self) -> None:
+        self.begin(0, 0, 0)
+
+    def begin(self, count: int, available_at: int, version: int) -> None:
+        """`count` untouched tasks, available from `available_at` on, with the version that their first record gives."""
+        self.count = self.left = count
+        self.available_at = available_at
+        self.base_version = version
+        self.finished = False
+        self.state = bytearray(count)
+        self.since = [available_at] * count
+        """Of an available task: from when; of a leased one: until when; of others: since when. Milliseconds."""
+        self.holder: list[Lease | None] = [None] * count
+        self.attempts = [0] * count
+        self.version = [version] * count
+        self.solo: set[int] = set()
+        """Tasks that were leased with others when their worker died: they are leased alone from then on."""
+        self.payloads: dict[int, Any] = {}
+        self.errors: dict[int, str] = {}
+        self.ended: set[tuple[int, str]] = set()
+        """Tasks that were released, failed or buried by a lease, each with that lease."""
+        self.results: dict[int, Any] = {}
+        self.took: dict[int, int] = {}
+        """How long the work on completed tasks took (ms), where a record tells."""
+        self.leases: dict[str, Lease] = {}
+        self.names: list[str] = []
+        """Every name of the task file that a record mentions, the last one mentioned last."""
+        self.counts: list[tuple[str, int, int]] = []
+        """(counter file, offset, bytes) of each `count`."""
+        self.done = [0] * 5
+        """How many tasks have each outcome."""
+        self._frontier = 0
+        self._ready: list[int] = []
+        self._returns: list[tuple[int, int]] = []
+        self._expiries: list[tuple[int, int, Lease]] = []
+        self._serial = 0
+
+    # -- reading ------------------------------------------------------------------------------
+
+    def holds(self, index: int, lease: str) -> bool:
+        """Whether this lease is still the task's latest, be it in time or not."""
+        if index < self.count and self.state[index] == LEASED:
+            holder = self.holder[index]
+            return holder is not None and holder.id == lease
+        return False
+
+    def is_free(self, index: int, at: int) -> bool:
+        """Whether the task has no outcome and nobody holds it at `at`."""
+        state = self.state[index]
+        return state == AVAILABLE or (state == LEASED and self.since[index] <= at)
+
+    def charged(self, index: int) -> int:
+        """The attempts a next lease would find charged, an expired lease of a single task included."""
+        holder = self.holder[index] if self.state[index] == LEASED else None
+        return self.attempts[index] + (1 if holder is not None and _alone(holder) else 0)
+
+    def exhausted(self, at: int) -> bool:
+        """Whether nothing that is known to be available is left (what is leased may run out)."""
+        return self._frontier >= self.count and not self._ready and (not self._returns or self._returns[0][0] > at)
+
+    def next_time(self) -> int | None:
+        """The earliest time (ms, maybe past) at which something is or becomes available; None: all is decided."""
+        best: list[int] = []
+        while self._frontier < self.count and self.version[self._frontier] != self.base_version:
+            self._frontier += 1
+        if self._frontier < self.count:
+            best.append(self.available_at)
+        while self._returns:
+            since, index = self._returns[0]
+            if self.state[index] == AVAILABLE and self.since[index] == since:
+                best.append(since)
+                break
+            heappop(self._returns)
+        while self._expiries:
+            until, _, lease = self._expiries[0]
+            if any(self.holder[i] is lease and self.state[i] == LEASED and self.since[i] <= until for i in lease.tasks):
+                best.append(until)
+                break
+            heappop(self._expiries)
+        for index in self._ready:
+            if self.state[index] <= LEASED:
+                best.append(self.since[index])
+        return min(best, default=None)
+
+    def choose(self, at: int, most: int, margin: int, attempts_max: int | None, solo: bool = True) -> Choice:
+        """Choose up to `most` tasks to lease at `at`. It changes the indexes: lease what it returns, or drop the state.
+
+        A lease that ran out may be taken `margin` ms later, at most a tenth of its length. With
+        `solo` a task that must go alone is returned alone; without, such tasks are passed over.
+        """
+        chosen: list[int] = []
+        spent: list[int] = []
+        returns, expiries = self._returns, self._expiries
+        if self._ready or (expiries and expiries[0][0] <= at) or (returns and returns[0][0] <= at):
+            self._gather(at, margin)
+            aside: list[int] = []
+            seen: set[int] = set()
+            while self._ready and len(chosen) < most:
+                index = heappop(self._ready)
+                if index in seen or not self._may_be_taken(index, at, margin):
+                    continue
+                if attempts_max is not None and self.charged(index) >= attempts_max:
+                    spent.append(index)
+                elif index in self.solo or self._expired_with_others(index):
+                    if solo and not chosen:
+                        for other in aside:
+                            heappush(self._ready, other)
+                        return Choice([index], spent, True)
+                    aside.append(index)
+                else:
+                    chosen.append(index)
+                seen.add(index)
+            for other in aside:
+                heappush(self._ready, other)
+        if self.available_at <= at:
+            version, base, frontier = self.version, self.base_version, self._frontier
+            while len(chosen) < most and frontier < self.count:
+                if version[frontier] == base:
+                    chosen.append(frontier)
+                frontier += 1
+            self._frontier = frontier
+        return Choice(chosen, spent, False)
+
+    def _may_be_taken(self, index: int, at: int, margin: int) -> bool:
+        """What was gathered may have been taken since, and be held again."""
+        if self.state[index] == AVAILABLE:
+            return self.since[index] <= at
+        holder = self.holder[index]
+        return (
+            self.state[index] == LEASED
+            and holder is not None
+            and self.since[index] + min(margin, holder.span // 10) <= at
+        )
+
+    def _expired_with_others(self, index: int) -> bool:
+        holder = self.holder[index]
+        return self.state[index] == LEASED and holder is not None and not _alone(holder)
+
+    def _gather(self, at: int, margin: int) -> None:
+        returns, expiries, ready = self._returns, self._expiries, self._ready
+        while returns and returns[0][0] <= at:
+            heappush(ready, heappop(returns)[1])
+        while expiries:
+            until, _, lease = expiries[0]
+            if until + min(margin, lease.span // 10) > at:
+                break
+            heappop(expiries)
+            for index in lease.tasks:
+                if self.holder[index] is lease and self.state[index] == LEASED and self.since[index] <= until:
+                    heappush(ready, index)
+
+    def mention(self, name: str) -> None:
+        """A record says that this is (or was) the task file's name."""
+        if name in self.names:
+            self.names.remove(name)
+        self.names.append(name)
+
+    # -- records, one by one (arguments are valid) -----------------------------------------------
+
+    def lease(
+        self,
+        at: int,
+        lease: str,
+        tasks: list[int],
+        until: int,
+        worker: dict[str, Any] | None,
+        several: bool,
+        offset: int,
+    ) -> list[int]:
+        """Give the free ones of `tasks` to a new lease; returns those."""
+        if lease in self.leases:
+            return []
+        claim = Lease(lease, at, max(until - at, 0), worker, several)
+        given = claim.tasks
+        state, since = self.state, self.since
+        for index in tasks:
+            if state[index] == AVAILABLE:
+                if since[index] > at:
+                    continue
+            elif state[index] == LEASED and since[index] <= at:
+                self._expire(index)
+            else:
+                continue
+            state[index] = LEASED
+            since[index] = until
+            self.holder[index] = claim
+            self.version[index] = offset
+            given.append(index)
+        if given:
+            self.leases[lease] = claim
+            self._expects(until, claim)
+        return given
+
+    def complete(self, at: int, lease: str, tasks: list[int], offset: int, result: Any = None) -> list[int]:
+        """Tasks that this lease holds are done; returns those."""
+        state, holder, done = self.state, self.holder, []
+        for index in tasks:
+            held = holder[index]
+            if state[index] == LEASED and held is not None and held.id == lease:
+                state[index] = COMPLETED
+                self.since[index] = at
+                self.version[index] = offset
+                done.append(index)
+                if result is not None:
+                    self.results[index] = result
+        self.left -= len(done)
+        self.done[COMPLETED] += len(done)
+        return done
+
+    def renew(self, at: int, lease: str, tasks: list[int], until: int, offset: int) -> list[int]:
+        """Extend what this lease holds and has not run out; returns those."""
+        renewed = []
+        for index in tasks:
+            if self.holds(index, lease) and at < self.since[index]:
+                self.since[index] = until
+                self.version[index] = offset
+                renewed.append(index)
+        if renewed:
+            self._expects(until, self.leases[lease])
+        return renewed
+
+    def give_back(
+        self, lease: str, tasks: list[int], available_at: int, offset: int, error: str | None = None
+    ) -> list[int]:
+        """`release`, or with an error `fail`, which charges an attempt; returns the tasks concerned."""
+        returned = [index for index in tasks if self.holds(index, lease)]
+        for index in returned:
+            if error is not None:
+                self.attempts[index] += 1
+                self.errors[index] = error
+            self._return(index, available_at, offset)
+            self.ended.add((index, lease))
+        return returned
+
+    def bury(self, at: int, lease: str | None, tasks: list[int], reason: str, offset: int) -> list[int]:
+        """Give tasks up, by their lease or, without one, if nobody holds them; returns those."""
+        buried = []
+        for index in tasks:
+            if lease is not None:
+                if not self.holds(index, lease):
+                    continue
+                self.attempts[index] += 1
+                self.ended.add((index, lease))
+            elif not self.is_free(index, at):
+                continue
+            else:
+                self._expire(index)
+            self.errors[index] = reason
+            self.decide(index, DEAD, at, offset)
+            buried.append(index)
+        return buried
+
+    def cancel(
+        self, at: int, lease: str | None, tasks: list[int], versions: list[int] | None, offset: int
+    ) -> list[int]:
+        """Take tasks out: by their lease, or, naming the version seen, if nobody holds them; returns those."""
+        cancelled = []
+        for place, index in enumerate(tasks):
+            if lease is not None:
+                if not self.holds(index, lease):
+                    continue
+            elif not self.is_free(index, at) or versions is None or versions[place] != self.version[index]:
+                continue
+            self.decide(index, CANCELLED, at, offset)
+            cancelled.append(index)
+        return cancelled
+
+    def revoke(self, at: int, lease: str | None, tasks: list[int], offset: int) -> list[int]:
+        """End leases from outside, uncharged; returns the tasks concerned."""
+        revoked = [i for i in tasks if (self.state[i] == LEASED if lease is None else self.holds(i, lease))]
+        for index in revoked:
+            self._return(index, at, offset)
+        return revoked
+
+    def replace(self, at: int, lease: str | None, index: int, version: int | None, payload: Any, offset: int) -> bool:
+        """A new payload for a task, by its lease (which goes on) or, naming the version seen, if it is free."""
+        if lease is not None:
+            applies = self.holds(index, lease)
+        else:
+            applies = self.is_free(index, at) and version == self.version[index]
+        if applies:
+            self.payloads[index] = payload
+            self.version[index] = offset
+            if self.state[index] == AVAILABLE:
+                heappush(self._returns, (self.since[index], index))
+        return applies
+
+    def reschedule(self, at: int, since: dict[int, int]) -> None:
+        """At `at`, give open tasks new times: from when they are available, or until when they are leased.
+
+        Versions stay: it is still the same task, in the same hands.
+        """
+        for index, time in since.items():
+            lease = self.holder[index]
+            if self.state[index] == AVAILABLE:
+                self.since[index] = time
+                heappush(self._returns, (time, index))
+            elif self.state[index] == LEASED and lease is not None:
+                self.since[index] = time
+                lease.at = min(lease.at, at)
+                self._expects(time, lease)
+
+    def _expects(self, until: int, lease: Lease) -> None:
+        self._serial += 1  # leases themselves cannot be compared
+        heappush(self._expiries, (until, self._serial, lease))
+
+    def _return(self, index: int, available_at: int, offset: int) -> None:
+        self.state[index] = AVAILABLE
+        self.since[index] = available_at
+        self.holder[index] = None
+        self.version[index] = offset
+        heappush(self._returns, (available_at, index))
+
+    def decide(self, index: int, outcome: int, at: int, offset: int) -> None:
+        """Give a task an outcome, which its lease, or nobody's, was seen to allow."""
+        self.state[index] = outcome
+        self.since[index] = at
+        self.version[index] = offset
+        self.left -= 1
+        self.done[outcome] += 1
+
+    def _expire(self, index: int) -> None:
+        """Charge the lease that ran out on a task, if there is one: its only task, or from now on each alone."""
+        holder = self.holder[index]
+        if self.state[index] == LEASED and holder is not None:
+            if _alone(holder):
+                self.attempts[index] += 1
+            else:
+                self.solo.add(index)
+
+
+def _alone(lease: Lease) -> bool:
+    return len(lease.tasks) == 1 and not lease.several

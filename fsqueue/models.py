@@ -1,0 +1,193 @@
+"""What users hold: tasks to insert, and what is known of tasks, commits and queues. Frozen values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, Final, Literal
+
+from fsqueue.format.task_file import payload_fields
+
+State = Literal["waiting", "delayed", "leased", "completed", "dead", "cancelled"]
+WAITING: Final = "waiting"
+DELAYED: Final = "delayed"
+LEASED: Final = "leased"
+COMPLETED: Final = "completed"
+DEAD: Final = "dead"
+CANCELLED: Final = "cancelled"
+STATES: tuple[State, ...] = (WAITING, DELAYED, LEASED, COMPLETED, DEAD, CANCELLED)
+"""The states of a task. A task whose lease has run out is waiting again, by itself."""
+
+
+class _AsDict:
+    __slots__ = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields by name, ready for JSON.
+
+        A payload of bytes is not in `payload`, but in `b64` as base64 text, as in the queue's files.
+        """
+        found: dict[str, Any] = {}
+        for field in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            found |= payload_fields(value) if field.name == "payload" else {field.name: value}
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A task to insert. `payload` is any JSON value, or bytes; see `Queue.insert` for what comes back changed.
+
+    `delay_s`: seconds before it becomes available; `available_at`: the same as an absolute time in
+    Unix seconds (give one of the two).
+    """
+
+    payload: Any
+    key: str | None = None
+    priority: str | int | None = None
+    delay_s: float = 0
+    available_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRef:
+    """A task that was inserted: its id, and whether it is new."""
+
+    id: str
+    inserted: bool = True
+
+    def __str__(self) -> str:
+        return self.id
+
+
+@dataclass(frozen=True, slots=True)
+class TaskInfo(_AsDict):
+    """What is known of a task. Times are Unix seconds; a payload is None once the task has finished."""
+
+    id: str
+    state: State
+    payload: Any = None
+    attempt: int = 0
+    since: float | None = None
+    available_at: float | None = None
+    lease_until: float | None = None
+    worker: dict[str, Any] | None = None
+    error: str | None = None
+    result: Any = None
+    version: int = 0
+    key: str | None = None
+    priority: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Movement(_AsDict):
+    """One thing that happened to a task. Times are Unix seconds."""
+
+    op: str
+    at: float
+    lease: str | None = None
+    until: float | None = None
+    available_at: float | None = None
+    worker: dict[str, Any] | None = None
+    error: str | None = None
+    reason: str | None = None
+    result: Any = None
+    took_s: float | None = None
+    """How long the work took that this ended, where it differs from how long the task was leased."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields that are set, by name."""
+        return {key: value for key, value in _AsDict.as_dict(self).items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter(_AsDict):
+    """A task that was given up, with the reason. `at` is in Unix seconds.
+
+    `payload_lost`: its task file was damaged or removed, so that `payload` is None and it cannot be retried.
+    """
+
+    id: str
+    payload: Any
+    reason: str
+    at: float
+    attempt: int = 0
+    worker: dict[str, Any] | None = None
+    payload_lost: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """How many tasks are in which state. `inserted` is the sum of the others, always."""
+
+    waiting: int = 0
+    delayed: int = 0
+    leased: int = 0
+    completed: int = 0
+    dead: int = 0
+
+    @property
+    def inserted(self) -> int:
+        """All tasks there ever were, but the cancelled ones and the dead letters thrown away."""
+        return self.waiting + self.delayed + self.leased + self.completed + self.dead
+
+    @property
+    def remaining(self) -> int:
+        """Tasks without an outcome yet."""
+        return self.waiting + self.delayed + self.leased
+
+    @property
+    def drained(self) -> bool:
+        """Whether nothing is waiting, delayed or leased."""
+        return self.remaining == 0
+
+    def as_dict(self) -> dict[str, int]:
+        """The numbers by name, `inserted` first."""
+        return {"inserted": self.inserted, **{field.name: getattr(self, field.name) for field in fields(self)}}
+
+
+@dataclass(frozen=True, slots=True)
+class CommitPart(_AsDict):
+    """What one `Commit.stage` has staged: small, it pickles, and goes through JSON as `CommitPart(**part.as_dict())`.
+
+    The batches of a part are named in a row, from `first` on; `queue` and `generation` tell where they were staged.
+    """
+
+    commit: str
+    attempt: str
+    first: str
+    files: int
+    tasks: int
+    bytes: int
+    queue: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class CommitReport(_AsDict):
+    """What a commit has inserted, and when it was decided (Unix seconds). `repeated`: not by this call."""
+
+    name: str
+    tasks: int
+    files: int
+    bytes: int
+    at: float
+    repeated: bool = False
+
+
+@dataclass(slots=True)
+class GcReport(_AsDict):
+    """What upkeep found and mended, in numbers of files or batches."""
+
+    finished: int = 0
+    staged_reaped: int = 0
+    commits_applied: int = 0
+    attempts_reaped: int = 0
+    generations_trashed: int = 0
+    history_days_removed: int = 0
+    letters_added: int = 0
+    renamed: int = 0
+    retries_published: int = 0
+    touched: int = 0
+    trash_reaped: int = 0
+    stray: int = 0
+    busy: int = 0

@@ -1,0 +1,210 @@
+"""From a stream of tasks to encoded batches and groups of them, in bounded memory (decision 0008)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+from typing import Any, NamedTuple
+
+from fsqueue.clock import duration_ms
+from fsqueue.errors import InvalidArgument, InvalidTask
+from fsqueue.format import task_file
+from fsqueue.format.layout import BATCH_BYTES_MAX
+from fsqueue.models import Task
+from fsqueue.storage.store import Store
+
+GROUP_BYTES_MAX = 8 << 20
+"""A group is published when it has this many bytes, ..."""
+GROUP_BATCHES_MAX = 64
+"""... or this many batches."""
+SPREAD, SMALL_JOB = 32, 2_000
+"""How many batches, about, a job of so many tasks or fewer is spread over (decision 0008)."""
+HELD_MAX, HELD_S = 10_000, 1.0
+"""So many tasks of a stream, GROUP_BYTES_MAX, or what comes in this time is held back, to see how large a job it is."""
+RUN_TASKS_MAX, RUN_BYTES_MAX, RUN_S = 256, 1 << 18, 0.05
+"""Lines are handed on when there are so many, or so many bytes; fewer, if they take longer than this to come."""
+OPEN_BATCHES_MAX = 64
+"""How many batches with different availability times are filled side by side."""
+
+When = tuple[bool, int]
+"""(absolute or from now on, milliseconds)."""
+
+
+class Encoded:
+    """A batch being filled, or full, on its way to the disk: `pieces` of its file, each of several whole lines."""
+
+    __slots__ = ("pieces", "size", "tasks", "when")
+
+    def __init__(self, when: When) -> None:
+        self.when = when
+        self.pieces: list[bytes | memoryview] = []
+        self.tasks = self.size = 0
+
+    def take(self, piece: bytes | memoryview, tasks: int) -> None:
+        """Append a piece that holds so many tasks."""
+        self.pieces.append(piece)
+        self.size += len(piece)
+        self.tasks += tasks
+
+    def content(self) -> bytes | memoryview:
+        """What the file holds, copied only if it is in several pieces."""
+        return self.pieces[0] if len(self.pieces) == 1 else b"".join(self.pieces)
+
+
+NOW: When = (True, 0)
+
+
+def available_from(task: Task, index: int | None, default: When = NOW) -> When:
+    """When a task becomes available; InvalidTask says what is wrong with its times."""
+    for name, value in (("key", task.key), ("priority", task.priority)):
+        if value is not None:
+            raise InvalidTask(
+                f"This version of fsqueue has no task {name} yet: insert the task without `{name}`.", index
+            )
+    try:
+        if task.available_at is not None:
+            if task.delay_s:
+                raise InvalidArgument("give either delay_s or available_at, not both.")
+            return True, duration_ms(task.available_at, "available_at")
+        delay = duration_ms(task.delay_s, "delay_s")
+        return (False, delay) if delay else default
+    except InvalidArgument as error:
+        where = "The task" if index is None else f"Task number {index + 1}"
+        raise InvalidTask(f"{where}: {error}", index) from None
+
+
+def _share(tasks: int) -> int:
+    """How many tasks a batch of a job of so many should hold: of a small one a fraction, of a larger one more and more.
+
+    A few workers shall share a small job fairly; what a larger one pays for is the end of every batch.
+    """
+    return max(1, max(tasks, tasks * tasks // SMALL_JOB) // SPREAD)
+
+
+class Run(NamedTuple):  # so that what costs is done once for many tasks
+    """Lines in a row of the stream that become available at the same time."""
+
+    when: When
+    lines: list[bytes]
+    size: int
+
+
+def _runs(
+    tasks: Iterable[Any], bytes_max: int, default: When, tasks_max: int, monotonic: Callable[[], float]
+) -> Iterator[Run]:
+    """The stream's lines, handed on by the hundred, or as they come where it is slow; InvalidTask ends it."""
+    encode = task_file.encode_task
+    when, size = default, 0
+    lines: list[bytes] = []
+    most, began = 1, monotonic()
+    broken: Exception | None = None
+    try:
+        for index, item in enumerate(tasks):
+            if isinstance(item, Task):
+                at, line = available_from(item, index, default), encode(item.payload, bytes_max, index)
+            else:
+                at, line = default, encode(item, bytes_max, index)
+            if at is not when and at != when:
+                if lines:
+                    yield Run(when, lines, size)
+                when, lines, size = at, [], 0
+            lines.append(line)
+            size += len(line)
+            if len(lines) >= most or size >= RUN_BYTES_MAX:
+                yield Run(when, lines, size)
+                lines, size, now = [], 0, monotonic()
+                most = min(2 * most, RUN_TASKS_MAX, tasks_max) if now - began < RUN_S else max(1, most // 2)
+                began = now
+    except Exception as error:
+        broken = error
+    if lines:
+        yield Run(when, lines, size)
+    if broken is not None:
+        raise broken
+
+
+def _hold(runs: Iterator[Run], held: list[Run], monotonic: Callable[[], float]) -> int:
+    """Move the beginning of a stream, of bounded size, into `held`; returns how many tasks that is."""
+    tasks, size, until = 0, 0, monotonic() + HELD_S
+    for run in runs:
+        held.append(run)
+        tasks += len(run.lines)
+        size += run.size
+        if tasks >= HELD_MAX or size >= GROUP_BYTES_MAX or monotonic() > until:
+            break
+    return tasks
+
+
+def batches_of(
+    tasks: Iterable[Any], store: Store, default: When, batch_tasks: int | None, total: int | None, times: set[When]
+) -> Iterator[Encoded]:
+    """Encode tasks into batches of the size asked for, or of one that suits the job, noting their `times`.
+
+    When the stream breaks off with an error, the tasks before it come out first, then the error.
+    """
+    settings, monotonic = store.settings, store.clock.monotonic
+    most = min(batch_tasks or settings.batch_tasks_max, settings.batch_tasks_max)
+    runs = _runs(tasks, settings.task_bytes_max, default, most, monotonic)
+    held: list[Run] = []
+    known, number = total or 0, 0
+    filling: dict[When, Encoded] = {}
+    broken: Exception | None = None
+    try:
+        if batch_tasks is None and total is None:
+            known = _hold(runs, held, monotonic)
+    except Exception as error:
+        broken = error
+    size = most if batch_tasks is not None else min(most, _share(known))
+    try:
+        for when, lines, length in chain(held, runs):
+            target = filling.get(when)
+            if target is not None and target.size + length > BATCH_BYTES_MAX:
+                yield filling.pop(when)
+                target = None
+            first = 0
+            while first < len(lines):
+                if target is None:
+                    if len(filling) == OPEN_BATCHES_MAX:
+                        yield filling.pop(max(filling, key=lambda key: filling[key].tasks))
+                    target = filling[when] = Encoded(when)
+                    times.add(when)
+                more = lines[first : first + size - target.tasks]
+                target.take(b"".join(more), len(more))
+                first += len(more)
+                if target.tasks >= size:
+                    yield filling.pop(when)
+                    target = None
+                    if size < most:
+                        size = max(size, min(most, _share(number + first)))
+            number += len(lines)
+    except Exception as error:
+        broken = error
+    yield from filling.values()
+    if broken is not None:
+        raise broken
+
+
+def default_when(delay_s: float) -> When:
+    """The availability of tasks that say nothing themselves."""
+    delay = duration_ms(delay_s, "delay_s")
+    return (False, delay) if delay else NOW
+
+
+def groups_of(batches: Iterable[Encoded]) -> Iterator[list[Encoded]]:
+    """Batches in groups of bounded size; the last also when the stream breaks off with an error."""
+    group: list[Encoded] = []
+    size = 0
+    broken: Exception | None = None
+    try:
+        for encoded in batches:
+            group.append(encoded)
+            size += encoded.size
+            if size >= GROUP_BYTES_MAX or len(group) >= GROUP_BATCHES_MAX:
+                yield group
+                group, size = [], 0
+    except Exception as error:
+        broken = error
+    if group:
+        yield group
+    if broken is not None:
+        raise broken

@@ -1,0 +1,151 @@
+"""Insert: from a stream of tasks to published batches, in bounded memory (docs/design.md, section 4.2).
+
+Batches are staged and published in groups. A group is reported inserted only after its files and
+directories are synced and `queue.jsonl`, read again, shows that no purge overtook it; if one did,
+the group is inserted again into the new generation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from fsqueue.callers import FromCaller
+from fsqueue.clock import MS_MAX
+from fsqueue.errors import FULL, FsqueueError, InvalidTask, QueueNotFound, StorageError, from_os_error
+from fsqueue.format.layout import Layout
+from fsqueue.format.names import TaskFileName
+from fsqueue.protocol.encoding import Encoded, When, batches_of, default_when, groups_of
+from fsqueue.storage import staging
+from fsqueue.storage.store import Store
+
+TRIES = 20
+
+
+def insert_many(
+    store: Store, tasks: Iterable[Any], delay_s: float = 0, batch_tasks: int | None = None, total: int | None = None
+) -> int:
+    """Insert a stream of payloads or Tasks; returns how many.
+
+    What went before an error stays inserted. An FsqueueError says how many those are, in its text and in `inserted`,
+    and that a repeat of the whole call would insert them again.
+    """
+    count, default = 0, default_when(delay_s)
+    times: set[When] = set()
+    try:
+        for group in groups_of(batches_of(tasks, store, default, batch_tasks, total, times)):
+            publish(store, group)
+            count += sum(encoded.tasks for encoded in group)
+    except InvalidTask as error:  # what came before it is all there
+        error.inserted = count
+        raise
+    except FromCaller as foreign:  # so is what came before an error of the caller's own
+        foreign.count(count)
+        raise
+    except (FsqueueError, OSError) as error:
+        inserted = count + (getattr(error, "inserted", None) or 0) if len(times) < 2 else None
+        cause = error if isinstance(error, OSError) else error.__cause__
+        failure = _explained(store, error, cause, advice(inserted, cause))
+        failure.inserted = inserted
+        raise failure from cause
+    return count
+
+
+def advice(inserted: int | None, cause: BaseException | None) -> str:
+    """Say what of a stream is in the queue after an error, and how to go on. `inserted`: see `FsqueueError`."""
+    sure = isinstance(cause, OSError) and cause.errno in FULL
+    again = "Under a name (commit=NAME, --commit NAME) a whole insert may be repeated."
+    if inserted == 0 and sure:
+        return "None of the tasks is in the queue: repeat the call."
+    if not inserted:
+        return f"Some of the tasks may be in the queue; repeating the call would insert those again. {again}"
+    first = f"first {inserted:,} tasks of this call are" if inserted != 1 else "first task of this call is"
+    maybe = "" if sure else ", and some of those that came next may be"
+    return (
+        f"The {first} in the queue{maybe}. Repeating the whole call would insert them again: insert the rest only. "
+        f"{again}"
+    )
+
+
+def _explained(store: Store, error: Exception, cause: BaseException | None, then: str) -> FsqueueError:
+    """Return the error for the user, which says how to go on."""
+    if isinstance(error, QueueNotFound):
+        return error
+    if isinstance(cause, OSError):
+        if isinstance(error, OSError) and isinstance(gone := store.explain(error, "inserting"), QueueNotFound):
+            return gone
+        return from_os_error(cause, f"inserting into {store.path}", then)
+    assert isinstance(error, FsqueueError)
+    error.args = (f"{error} {then}", *error.args[1:])
+    return error
+
+
+def moment(store: Store, when: When) -> int:
+    """When that is, in milliseconds on the file server's clock."""
+    absolute, ms = when
+    return ms if absolute else min(store.clock.now_ms() + ms, MS_MAX)
+
+
+def publish(store: Store, group: list[Encoded]) -> list[str]:
+    """Publish a group durably and ring the bell; returns the batches' ids. After an error some may be visible.
+
+    A second try publishes what the first did not: a batch that is visible already would be inserted twice.
+    """
+    missed: Layout | None = None
+    published: list[TaskFileName] = []
+    store.refresh()
+    for _ in range(TRIES):
+        layout, before = store.layout, len(published)
+        try:
+            _publish(store, layout, group, published)
+        except FileNotFoundError as error:
+            store.refresh(now=True)
+            store.make_generation()
+            if store.layout is not layout:
+                published.clear()  # the purge took them along
+            elif layout is missed and len(published) == before:
+                raise _failure(store, error, published) from error
+            missed = layout
+            continue
+        store.refresh(now=True)
+        if store.layout is layout:
+            store.secure_generation()
+            store.notify()
+            return [name.batch for name in published]
+        published.clear()
+    raise StorageError(
+        f"The queue {store.path} was purged again and again while tasks were being inserted: they went with it."
+    )
+
+
+def _publish(store: Store, layout: Layout, group: list[Encoded], published: list[TaskFileName]) -> None:
+    """Publish what is left of a group, its first batches being `published` already; adds the names of the others."""
+    earlier, staged = list(published), list[staging.Staged]()
+    try:
+        for encoded in group[len(earlier) :]:
+            when = moment(store, encoded.when)
+            staged.append(staging.stage(store, layout, encoded.pieces, encoded.tasks, when))
+        staging.sync(store, staged)
+        for file in staging.publish(store, layout, staged):
+            published.append(file.name)
+        if earlier and store.sync_inserts:  # the try that published them broke off before its sync
+            staging.sync_shards(store, layout, earlier)
+    except OSError as error:
+        if not isinstance(error, FileNotFoundError):
+            raise _failure(store, error, published) from error
+        raise
+    except FsqueueError as error:
+        error.inserted = sum(name.count for name in published)
+        raise
+    finally:
+        for number, file in enumerate(staged, len(earlier)):
+            if number >= len(published):
+                store.fs.unlink(file.path)
+            file.close(store)
+
+
+def _failure(store: Store, error: OSError, published: list[TaskFileName]) -> FsqueueError:
+    """Return the error for a group that was published in part: `inserted` says how many tasks."""
+    failure = store.explain(error, f"inserting into {store.path}")
+    failure.inserted = sum(name.count for name in published)
+    return failure

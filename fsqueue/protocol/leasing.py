@@ -1,0 +1,476 @@
+"""Lease: pick a batch, claim tasks in its log, prove emptiness before saying so (docs/design.md, section 4.5)."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import weakref
+
+from orjson import loads
+
+from fsqueue.cluster.identity import describe
+from fsqueue.errors import FsqueueError
+from fsqueue.filesystem import LOST, NOT_FILES
+from fsqueue.format import movements
+from fsqueue.format import task_file as batches
+from fsqueue.format.names import Batch, TaskFileName
+from fsqueue.format.replay import COMPLETED
+from fsqueue.leased_task import LeasedTask, Verbs
+from fsqueue.protocol import finishing, transitions
+from fsqueue.protocol.selection import Selection
+from fsqueue.storage import commits, deadletters, published, record_times
+from fsqueue.storage.logs import Log
+from fsqueue.storage.store import Store
+
+logger = logging.getLogger("fsqueue")
+
+BUSY_WAIT_S = 2.0
+"""How long batches that are locked by others are waited for before "empty" is said."""
+BUSY_AGAIN_MS = 50
+"""How soon an idle worker looks again into a batch that was locked when it came due."""
+LOOKS_ANEW = 3
+"""How often "empty" is looked for from the beginning because something was still to be published from a commit."""
+MUTEX_WAIT_S = 0.05
+"""How long a thread waits for another one that is in the same batch."""
+
+
+UNREADABLE = (errno.EACCES, errno.EPERM, errno.EIO)
+"""What it says of a single file that cannot be read: passed by as long as there is other work."""
+WARN_AGAIN_S = 600.0
+"""For so long no more is said of batches that are passed over for the same reason."""
+
+
+class _No:
+    """Why a batch gave nothing."""
+
+    def __len__(self) -> int:
+        return 0
+
+
+BUSY, NOTHING = _No(), _No()
+Got = list[LeasedTask] | _No
+
+
+class Leaser:
+    """One thread's lessee's side of an open queue: the batch it stays with, and the heads it has seen."""
+
+    def __init__(self, queue: Verbs, store: Store) -> None:
+        self.queue = weakref.ref(queue)  # no cycle: a queue that is let go of closes its descriptors at once
+        self.store = store
+        self.generation = store.queue_state.generation
+        self.selection = Selection(store)
+        self.current: Batch | None = None
+        """The batch this thread stays with while it has tasks for it."""
+        self._damaged: list[LeasedTask] = []
+        self._passed_over: dict[int, OSError] = {}
+        """The first error of each kind for which batches were passed over, by its number, until it is warned of."""
+        self._warned: dict[int, float] = {}
+        """When a warning was last logged, by the error's number."""
+
+    def begin(self, now: bool = False) -> bool:
+        """Look whether the queue was purged meanwhile; then nothing that was seen holds, and True is returned."""
+        self.store.refresh(now)
+        if self.generation == self.store.queue_state.generation:
+            return False
+        self.selection = Selection(self.store)
+        self.current = None
+        self.generation = (
+            self.store.queue_state.generation
+        )  # last: interrupted before, the next call does all of it again
+        return True
+
+    # -- the verb -------------------------------------------------------------------------------
+
+    def lease(self, n: int, lease_ms: int, strict: bool = False) -> list[LeasedTask]:
+        """Up to `n` tasks, over as many batches as it takes. [] only after a full look.
+
+        An error of the system's is raised only if nothing is held by then. To put back what is held might need the
+        very thing that lacks (descriptors, space), and nobody would know of those leases. The next look, which begins
+        anew, meets the error again. What is missing may be the whole queue, so that error is raised.
+        """
+        if not self.store.is_fresh() or self.generation != self.store.queue_state.generation:
+            self.begin()
+        held: list[LeasedTask] = []
+        if strict:
+            self.selection.sweep()
+        elif self.current is not None:
+            got = self._from_batch(self.current, None, n, n, lease_ms)
+            if isinstance(got, list):
+                if len(got) == n or (got and got[0].solo):
+                    return got
+                held = got
+        try:
+            self._further(held, n, lease_ms, strict)
+        except BaseException as error:
+            self.generation = -1  # what was seen may not be whole: begin anew
+            if not held or not isinstance(error, OSError) or isinstance(error, FileNotFoundError):
+                self._put_back(held)
+                raise
+            logger.debug("fewer tasks of %s are leased than asked for: %s", self.store.path, error)
+        finally:
+            self._warn()
+        if not held and self.begin(now=True):
+            return self.lease(n, lease_ms, strict)  # what was found empty had been purged a moment ago
+        return held
+
+    def _put_back(self, held: list[LeasedTask]) -> None:
+        """Nobody will know of these leases: end them now rather than when they run out."""
+        queue = self.queue()
+        if held and queue is not None:
+            try:
+                queue.release(held)
+            except FsqueueError as error:
+                logger.warning(
+                    "%d leased tasks could not be put back (%s); they come back when their leases end", len(held), error
+                )
+
+    def _further(self, held: list[LeasedTask], n: int, lease_ms: int, strict: bool) -> None:
+        """Add tasks of other batches to `held` until there are `n` or none is left.
+
+        That nothing at all is there is proven by two fruitless sweeps in a row.
+        """
+        store, selection = self.store, self.selection
+        busy: dict[Batch, TaskFileName] = {}
+        fruitless, anew = 0, LOOKS_ANEW
+        while len(held) < n:
+            name = selection.next(store.clock.now_ms(), strict)
+            if name is None:
+                if fruitless == 2 or (held and fruitless):
+                    break
+                fruitless += 1
+                deadletters.publish_pending(store)
+                if commits.apply_pending(store) and anew:
+                    fruitless, anew = 1, anew - 1
+                busy.clear()
+                selection.sweep()
+                continue
+            got = self._from_batch(name.batch, name, n - len(held), n, lease_ms, solo=not held)
+            if got is BUSY:
+                busy[name.batch] = name
+            elif isinstance(got, list) and got:
+                fruitless = 0
+                held += got
+                self.current = name.batch
+                if got[0].solo:
+                    break
+        if not held and busy:
+            held += self._wait_for(busy, n, lease_ms)
+        if not held:
+            self._raise_unreadable()
+
+    def _wait_for(self, busy: dict[Batch, TaskFileName], n: int, lease_ms: int) -> list[LeasedTask]:
+        """Busy is not empty: try the batches that others had locked until one gives something or time is up."""
+        store = self.store
+        until, (pause, longest) = store.clock.monotonic() + BUSY_WAIT_S, store.fs.pauses_s
+        while busy and store.clock.monotonic() < until:
+            for batch, name in list(busy.items()):
+                got = self._from_batch(batch, name, n, n, lease_ms)
+                if got is BUSY:
+                    continue
+                if isinstance(got, list) and got:
+                    self.current = batch
+                    return got
+                del busy[batch]
+            if busy:
+                store.clock.sleep(pause * (0.5 + store.entropy.random()))
+                pause = min(pause * 1.5, longest)
+        for batch in busy:
+            logger.warning("batch %s of %s stayed locked for %g s and was passed by", batch, store.path, BUSY_WAIT_S)
+        return []
+
+    # -- one batch --------------------------------------------------------------------------------
+
+    def _from_batch(
+        self, batch: Batch, name: TaskFileName | None, most: int, asked: int, lease_ms: int, solo: bool = True
+    ) -> Got:
+        """Claim up to `most` tasks of a batch. `name` where it was just listed."""
+        again = False
+        while True:
+            try:
+                got = self._try_batch(batch, name, most, asked, lease_ms, solo)
+            except OSError as error:
+                if error.errno in LOST and not again:
+                    again = True
+                    continue
+                if error.errno in NOT_FILES or (error.errno in UNREADABLE and name is not None):
+                    self._pass_over(batch, error)
+                    got = NOTHING
+                else:
+                    raise
+            if self._damaged:
+                self._bury_damaged(bool(got))
+                if not got:
+                    continue
+            if got is NOTHING and self.current == batch:
+                self.current = None
+            return got
+
+    def _bury_damaged(self, others: bool) -> None:
+        """Bury the tasks that were leased just now and whose lines are damaged.
+
+        If that fails, and `others` were leased with them, it is only logged: those would be lost to everybody until
+        their leases end. The next who leases a task that stays is at the same point again.
+        """
+        damaged, self._damaged = self._damaged, []
+        try:
+            for task in damaged:
+                transitions.bury(self.store, task, "unreadable: its line in the task file is damaged")
+        except (OSError, FsqueueError) as error:
+            if not others:
+                raise
+            logger.warning(
+                "%d tasks of batch %s of %s are unreadable, and not all of them could be buried (%s): that is tried "
+                "again when their leases end",
+                len(damaged), damaged[0].batch, self.store.path, error,
+            )  # fmt: skip
+
+    def _pass_over(self, batch: str, error: OSError) -> None:
+        """Remember that a batch was passed over: a user who may only read would get a warning for each."""
+        logger.debug("batch %s of %s is passed over: %s", batch, self.store.path, error)
+        self._passed_over.setdefault(error.errno or 0, error)
+
+    def _raise_unreadable(self) -> None:
+        """Raise what the system said of batches that cannot be read, if there were any: "empty" would be a lie."""
+        found = [self._passed_over.pop(code) for code in UNREADABLE if code in self._passed_over]
+        if found:
+            raise found[0]
+
+    def _warn(self) -> None:
+        """Log what was passed over: a line for each kind of error, and again after WARN_AGAIN_S at the earliest."""
+        if not self._passed_over:
+            return
+        passed_over, self._passed_over = self._passed_over, {}
+        now = self.store.clock.monotonic()
+        for code, error in passed_over.items():
+            if now - self._warned.get(code, -WARN_AGAIN_S) >= WARN_AGAIN_S:
+                self._warned[code] = now
+                logger.warning("batches of %s are passed over, the first because of: %s", self.store.path, error)
+
+    def _try_batch(
+        self, batch: Batch, name: TaskFileName | None, most: int, asked: int, lease_ms: int, solo: bool
+    ) -> Got:
+        store = self.store
+        while True:
+            log = store.logs.get(batch)
+            if log is None or log.fd < 0:  # it was discarded
+                if name is None:
+                    return NOTHING  # it has finished; or it was closed to make room, and will be met again
+                try:
+                    log = store.log(batch, create=True)
+                except FileNotFoundError:
+                    generation = store.queue_state.generation
+                    store.refresh(now=True)
+                    if store.queue_state.generation == generation == self.generation:
+                        raise
+                    return NOTHING  # purged while the log was being made
+            if not log.enter(MUTEX_WAIT_S):
+                return BUSY
+            try:
+                if log.fd < 0:
+                    continue
+                if not store.fs.try_lock(log.fd):
+                    return BUSY
+                log.catch_up()
+                if name is not None and log.name is None:
+                    log.name = name
+                if log.replay_state.gone:
+                    finishing.retire_if_gone(store, log)
+                    if name is None:
+                        return NOTHING
+                    continue
+                got = self._claim(log, name, most, asked, lease_ms, solo)
+                if got is NOTHING and log.fd >= 0:
+                    store.fs.unlock(log.fd)
+                return got
+            except BaseException:
+                store.drop(log)
+                raise
+            finally:
+                log.leave()
+
+    def _claim(self, log: Log, name: TaskFileName | None, most: int, asked: int, lease_ms: int, solo: bool) -> Got:
+        """Under the log's lock, caught up. A list is returned with the lock given back."""
+        store, replay_state = self.store, log.replay_state
+        opening = b""
+        if not replay_state.count:
+            if published.read(store, log) is None or log.name is None:
+                finishing.retire(store, log)  # it finished after it was listed, and opening the log revived its name
+                return NOTHING
+            opening = transitions.opening(store, log.name)
+            replay_state.replay(opening, log.next_offset())
+        elif not replay_state.left:
+            finishing.try_finish(store, log)
+            return NOTHING
+        at = store.clock.now_ms()
+        if replay_state.at > at:
+            at = record_times.present(store, log)
+        choice = replay_state.choose(at, most, store.clock.margin_ms(), store.settings.max_attempts, solo)
+        if choice.spent:
+            self._bury_spent(log, choice.spent, at)
+            if not replay_state.left:
+                finishing.try_finish(store, log)
+                return NOTHING
+        if not choice.tasks:
+            if opening:  # folded, but not written: the file's name was in the future after all
+                store.drop(log)
+            else:
+                self._nothing_now(log, name, at)
+            return NOTHING
+        if published.read(store, log) is None:
+            finishing.settle_loss(store, log)
+            return NOTHING
+        return self._take(log, choice.tasks, at, at + lease_ms, asked > 1 and not choice.solo, opening, choice.solo)
+
+    def _take(
+        self, log: Log, tasks: list[int], at: int, until: int, several: bool, opening: bytes, solo: bool
+    ) -> list[LeasedTask]:
+        """Record the lease, move the file if nothing else is left in it, unlock, and only then decode."""
+        store, replay_state = self.store, log.replay_state
+        lease = store.entropy.hex16()
+        offset = (log.next_offset() if log.torn else log.end) + len(opening)
+        given = replay_state.lease(at, lease, tasks, until, store.worker, several, offset)
+        replay_state.at = at
+        move, target = "", None
+        if replay_state.exhausted(at) and log.name is not None:
+            due = replay_state.next_time()
+            target = log.name.at(due if due is not None else until)
+            if target != log.name:
+                move = movements.moving(log.name, target)
+        record = movements.lease(at, lease, given, until, store.worker_json, several, move)
+        log.append(opening + record if opening else record)
+        lines = log.lines
+        if target is not None:
+            log.lines = None
+            if move:
+                replay_state.mention(str(log.name))
+                replay_state.mention(str(target))
+                published.rename(store, log, target)
+        store.fs.unlock(log.fd)
+        return self._hand_out(log, given, lease, until, offset, lines or [], solo)
+
+    def _hand_out(
+        self, log: Log, given: list[int], lease: str, until: int, offset: int, lines: list[bytes], solo: bool
+    ) -> list[LeasedTask]:
+        """The leased tasks with their payloads. A damaged line becomes a dead letter instead of a task."""
+        batch, queue = log.batch, self.queue()
+        generation = log.layout.generation  # not the one this look began in: a thread may have seen a later one since
+        assert queue is not None  # it is its method that is under way
+        attempts, payloads = log.replay_state.attempts, log.replay_state.payloads
+        tasks: list[LeasedTask] = []
+        for index in given:
+            try:
+                line = lines[index]
+                record = loads(line)
+                if "payload" not in record:
+                    record = batches.decode_task(line)
+                elif len(line) > batches.SHALLOW_BYTES:
+                    batches.check_depth(line)
+            except (ValueError, IndexError, TypeError):
+                self._damaged.append(LeasedTask(queue, batch, index, lease, None, 0, offset, until, generation))
+                continue
+            payload = payloads[index] if payloads and index in payloads else record["payload"]
+            task = LeasedTask(queue, batch, index, lease, payload, attempts[index] + 1, offset, until, generation)
+            if len(record) > 1:
+                task.key, task.priority = record.get("key"), record.get("priority")
+            if solo:
+                task.solo = True
+            tasks.append(task)
+        return tasks
+
+    def exchange(self, task: LeasedTask, lease_ms: int) -> list[LeasedTask] | None:
+        """Complete a task and lease the next of its batch in one append; None if nothing was done."""
+        store = self.store
+        log = store.logs.get(task.batch)
+        if log is None or not store.is_unchanged() or task.generation != store.queue_state.generation:
+            return None  # `complete` tells what became of it
+        if not log.enter(0):
+            return None
+        try:
+            if log.fd < 0 or not store.fs.try_lock(log.fd):
+                return None
+            log.catch_up()
+            replay_state = log.replay_state
+            if replay_state.gone or not replay_state.holds(task.index, task.lease):
+                store.fs.unlock(log.fd)
+                return None
+            at = store.clock.now_ms()
+            if replay_state.at > at:
+                at = record_times.present(store, log)
+            record = movements.complete(at, task.lease, [task.index])
+            replay_state.decide(task.index, COMPLETED, at, log.next_offset())
+            replay_state.at = at
+            choice = replay_state.choose(at, 1, store.clock.margin_ms(), store.settings.max_attempts)
+            if choice.tasks and not choice.spent and published.read(store, log) is not None:
+                return self._take(log, choice.tasks, at, at + lease_ms, False, record, choice.solo)
+            log.append(record)
+            if choice.tasks or choice.spent:
+                store.drop(log)  # what was chosen is not taken after all: fold anew next time
+            elif not replay_state.left:
+                finishing.try_finish(store, log)
+            if log.fd >= 0:
+                store.fs.unlock(log.fd)
+            return []
+        except OSError as error:
+            store.drop(log)
+            if error.errno not in LOST:
+                raise
+            lost = error
+        except BaseException:
+            store.drop(log)
+            raise
+        finally:
+            log.leave()
+        transitions.complete(store, [task], uncertain=lost)  # tells whether it is in the log
+        return []
+
+    def _bury_spent(self, log: Log, spent: list[int], at: int) -> None:
+        """Tasks whose last allowed attempt ended with its lease."""
+        for index in spent:
+            holder = log.replay_state.holder[index]
+            last = describe(holder.worker) if holder is not None else "unknown"
+            reason = transitions.shorten(f"lease expired, last worker {last}: out of attempts")
+            log.append_record("bury", at, tasks=[[index, index + 1]], reason=reason)
+        finishing.bury(self.store, log, spent)
+
+    def _nothing_now(self, log: Log, name: TaskFileName | None, at: int) -> None:
+        """Nothing can be taken: correct a name that promises otherwise, and do not look again before it makes sense."""
+        store, replay_state = self.store, log.replay_state
+        due = replay_state.next_time()
+        if due is None or log.name is None:
+            return
+        if due > at:
+            self.selection.expect(log.batch, due)
+            target = log.name.at(due)
+            if target != log.name:
+                if (
+                    str(target) not in replay_state.names[-1:]
+                ):  # else it was recorded, and its author died before renaming
+                    log.append_record("move", at, **{"from": str(log.name), "name": str(target)})
+                published.rename(store, log, target)
+            elif name is not None and name != target:
+                store.fs.rename(log.layout.task_file(name), log.layout.task_file(target))
+        elif due + store.clock.margin_ms() > at:  # a lease that has just run out: its holder's clock may differ
+            self.selection.expect(log.batch, due + store.clock.margin_ms())
+
+    def from_shards(self, shards: list[str], n: int, lease_ms: int) -> list[LeasedTask]:
+        """Look once into these shards only: something in them has come due. [] says nothing of the others.
+
+        After an error only a look at everything finds what was due: the times that were known are forgotten.
+        """
+        self.begin()
+        self.selection.sweep(shards)
+        try:
+            while (name := self.selection.next(self.store.clock.now_ms(), strict=True)) is not None:
+                got = self._from_batch(name.batch, name, n, n, lease_ms)
+                if isinstance(got, list) and got:
+                    self.current = name.batch
+                    return got
+                if got is BUSY:
+                    self.selection.expect(name.batch, self.store.clock.now_ms() + BUSY_AGAIN_MS)
+            self._raise_unreadable()
+            return []
+        except BaseException:
+            self.generation = -1
+            raise
+        finally:
+            self._warn()

@@ -1,0 +1,96 @@
+"""A named commit in place of all there is: it begins a generation, and is in it (docs/design.md, section 4.4).
+
+Order: under the lock of `queue.jsonl`, the next generation's directory is made, with the staged attempts moved into it
+and the commit's record there, all of it durable; then the line that begins it decides. From then on it is a commit
+that is decided and not applied yet, like any other. What a crash before the line leaves is a generation that never
+began: the next purge or overwrite clears it away, and what was staged is staged again.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+
+from fsqueue.errors import CommitLost
+from fsqueue.format import names
+from fsqueue.format.layout import Layout, generation_record, read_queue_state
+from fsqueue.format.names import Generation
+from fsqueue.storage import commits, jsonl
+from fsqueue.storage.commits import Record
+from fsqueue.storage.store import Store
+
+
+def begin(store: Store, record: Record) -> Record:
+    """Begin a generation with what a record names, unless its name was committed; returns the record that counts.
+
+    CommitLost: what was staged is gone, also because the queue was purged or overwritten by another meanwhile.
+    """
+    fs, layout, queue_state = store.fs, store.layout, store.queue_state
+    with jsonl.held(fs, store.clock, store.entropy, layout.settings_file, flags=os.O_APPEND) as fd, ExitStack() as undo:
+        if read_queue_state(fs.read_from(fd, 0), store.path) != queue_state:
+            store.refresh(now=True)
+            found = commits.find(store, store.layout, record.name)
+            if found is None:
+                raise CommitLost(
+                    f"The queue {store.path} was purged or overwritten while {record.name} was being published. "
+                    "Nothing of it is visible; stage it again, and publish that."
+                )
+            return found
+        found = commits.find(store, layout, record.name)
+        if found is not None:
+            return found
+        begun = queue_state.generation + 1
+        directory = names.generation(begun, queue_state.id)
+        following = Layout(store.path, directory, layout.shards)
+        clear(store, directory)
+        fs.make_directory(following.base)
+        undo.callback(store.discard, store.path, directory)
+        _move(store, layout, following, record, undo)
+        _note(store, following, record)
+        try:
+            jsonl.append(fs, fd, generation_record(begun, store.clock.now_ms()), True)
+        except BaseException:
+            if read_queue_state(fs.read_from(fd, 0), store.path) != queue_state:
+                undo.pop_all()  # perhaps it will last, and then it has begun
+            raise
+        undo.pop_all()
+    store.refresh(now=True)
+    return record
+
+
+def clear(store: Store, directory: Generation) -> None:
+    """Make room for a generation that is about to begin: an overwriting that died may have left something there."""
+    if store.fs.exists(f"{store.path}/{directory}"):
+        store.discard(store.path, directory)
+
+
+def _move(store: Store, layout: Layout, following: Layout, record: Record, undo: ExitStack) -> None:
+    """Move the attempts that a record names into the next generation, proven; back again if that fails."""
+    fs = store.fs
+    fs.make_directory(following.staging)
+    with ExitStack() as locks:
+        for attempt, parts in record.attempts().items():
+            here, there = layout.attempt(attempt, record.name), following.attempt(attempt, record.name)
+            commits.prove(store, layout, record.name, attempt, parts, locks)
+            if not fs.rename(here, there):
+                raise commits.lost(store, record.name)
+            undo.callback(fs.rename, there, here)
+
+
+def _note(store: Store, following: Layout, record: Record) -> None:
+    """Write the record, and what leads to it until it is applied, into the next generation; then all of it is durable.
+
+    Nobody reads there before the generation begins.
+    """
+    fs = store.fs
+    for path in (following.proposal(record.id), following.record(record.name)):
+        fd = fs.create(path)
+        try:
+            fs.write_all(fd, record.encode())
+            if store.sync_inserts:
+                fs.fsync(fd)
+        finally:
+            fs.close(fd)
+    if store.sync_inserts:
+        for directory in (following.staging, following.pending, following.commits, following.base, store.path):
+            fs.sync_directory(directory)

@@ -1,0 +1,79 @@
+"""Wait for tasks by looking at the doorbell, which is easier on the file server than a listing is.
+
+docs/design.md, section 4.6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fsqueue.leased_task import LeasedTask
+from fsqueue.protocol.leasing import Leaser
+
+BELL_S = (0.1, 6.0)
+"""Shortest and longest pause between two readings of the doorbell."""
+SWEEP_S = 600.0
+"""After so long an idle worker lists everything although nobody rang (the bell is a hint)."""
+
+
+class IdlePoller:
+    """A lessee's looks at one queue, again and again: they cost little as long as nothing has changed. One thread's."""
+
+    def __init__(self, leaser: Leaser, lease_ms: int, strict: bool = False) -> None:
+        self._leaser, self._lease_ms, self._strict = leaser, lease_ms, strict
+        self._idle = False
+        """Whether the last look found nothing, and did not fail."""
+        self._acted_on = (0, b"")
+        """The generation, and what its doorbell said, before the last look at everything that did not fail."""
+        self._swept = 0.0
+
+    def look(self, n: int) -> list[LeasedTask]:
+        """Up to `n` tasks. The first [] says that nothing was available; those after it, that nothing told of more.
+
+        QueueNotFound if the queue was deleted meanwhile. After an error the next look is one at everything: a
+        notification is used up only by a look that has acted on it, and so is a time at which something comes due.
+        """
+        leaser, store = self._leaser, self._leaser.store
+        idle, self._idle = self._idle, False  # and stays False if this look fails
+        if not idle:
+            got = leaser.lease(n, self._lease_ms, self._strict)
+            if got:
+                return got
+        now, notification = store.clock.monotonic(), store.read_notification()
+        if idle and not notification:
+            leaser.begin(now=True)  # nobody ever rang; or the queue was deleted
+        told = (leaser.generation, notification)
+        if idle and told == self._acted_on and now - self._swept <= SWEEP_S * (0.75 + store.entropy.random() / 2):
+            due = leaser.selection.due(store.clock.now_ms())
+            got = leaser.from_shards(due, n, self._lease_ms) if due else []
+        else:  # if not idle, for what came between the look above and the reading of the bell
+            got = leaser.lease(n, self._lease_ms, self._strict)
+            self._acted_on, self._swept = told, now
+        self._idle = not got
+        return got
+
+    def due_s(self) -> float:
+        """In how many seconds something will be available that was seen and not available yet."""
+        return (self._leaser.selection.earliest() - self._leaser.store.clock.now_ms()) / 1000 + 0.002
+
+
+def wait(
+    leaser: Leaser,
+    n: int,
+    lease_ms: int,
+    wait_s: float,
+    strict: bool = False,
+    stop: Callable[[], bool] = lambda: False,
+) -> list[LeasedTask]:
+    """Like `Leaser.lease`, but waits up to `wait_s` seconds for tasks, or until `stop()`."""
+    clock, random = leaser.store.clock, leaser.store.entropy.random
+    deadline = clock.monotonic() + wait_s
+    idle_poller = IdlePoller(leaser, lease_ms, strict)
+    got = idle_poller.look(n)
+    pause = BELL_S[0]
+    while not got and clock.monotonic() < deadline and not stop():
+        nap = pause * (0.75 + random() / 2)
+        clock.sleep(max(0.001, min(nap, idle_poller.due_s(), deadline - clock.monotonic())))
+        got = idle_poller.look(n)
+        pause = min(pause * 1.3, BELL_S[1])
+    return got

@@ -1,0 +1,467 @@
+"""Named commits on disk: attempts, proposals, records, and what whoever meets them does (docs/format.md, "Commits").
+
+Order (docs/design.md, section 4.3, invariant 4): what is staged is synced; a ballot, complete and synced, lies in
+`commits/`, and then a proposal in `commits/pending/`, before the attempts are proven; linking the ballot to
+`commits/NAME.json` decides; that is synced before anything is published; what is published is synced before the
+proposal goes. So a decision always has a proposal that leads to it until it is applied, and an attempt that somebody
+may still decide for always has one, too. The ballot goes before the proposal: without it nothing can be decided.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from fsqueue.errors import CommitLost, FsqueueError, InvalidArgument, LockTimeout, StorageError
+from fsqueue.filesystem import NOT_FILES
+from fsqueue.format import names
+from fsqueue.format.layout import Layout
+from fsqueue.format.names import Batch, CommitName, TaskFileName, Uuid
+from fsqueue.models import CommitPart
+from fsqueue.storage import ballots, nested, staging
+from fsqueue.storage.store import Store
+
+logger = logging.getLogger("fsqueue")
+
+LOCK = "lock"
+"""In an attempt's directory: who has it locked proves or reaps it."""
+LOCK_S = 30.0
+"""How long to wait for that lock: its holder lists the directory, or renames it."""
+REAP_S = 2.0
+"""The same for who would only remove it."""
+LOOKS = 3
+"""How many listings may miss a staged file before it counts as gone."""
+ROUNDS = 20
+"""After so many vain tries to publish what a listing shows, something is wrong."""
+FILES_MAX = 1 << 32
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Files staged in a row by one writer: `files` batches, from `first` on."""
+
+    attempt: Uuid
+    first: Batch
+    files: int
+    tasks: int
+    bytes: int
+
+    def has(self, batch: str) -> bool:
+        """Whether a batch is one of them."""
+        distance = names.distance(self.first, batch)
+        return distance is not None and distance < self.files
+
+    @classmethod
+    def of(cls, part: CommitPart) -> Part:
+        """Return what a record says of a part that a user holds (its names become paths); InvalidArgument."""
+        found = _part({name: getattr(part, name) for name in cls.__slots__})
+        if found is None:
+            raise InvalidArgument(f"{part!r} is no part as `stage` returns them. Nothing was done.")
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What a commit inserts; proposed, or decided: then it is what `commits/NAME.json` says."""
+
+    id: Uuid
+    name: CommitName
+    at: int
+    parts: tuple[Part, ...]
+
+    def attempts(self) -> dict[Uuid, list[Part]]:
+        """The parts of each attempt, in the order of their names."""
+        found: dict[Uuid, list[Part]] = {}
+        for part in sorted(self.parts, key=lambda one: one.attempt):
+            found.setdefault(part.attempt, []).append(part)
+        return found
+
+    def total(self, what: str) -> int:
+        """The sum of the parts' files, tasks or bytes."""
+        return sum(getattr(part, what) for part in self.parts)
+
+    def encode(self) -> bytes:
+        """Its file's content."""
+        parts = [{field: getattr(part, field) for field in Part.__slots__} for part in self.parts]
+        line = {"op": "commit", "id": self.id, "name": self.name, "at": self.at, "parts": parts}
+        return orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def parse(content: bytes) -> Record | None:
+    """A record; None for anything that is none, whoever wrote it: names in it become paths."""
+    try:
+        line = orjson.loads(content) if content.endswith(b"\n") else None
+    except orjson.JSONDecodeError:
+        return None
+    match line:
+        case {"op": "commit", "id": identity, "name": name, "at": int(at), "parts": list(given)}:
+            known, commit = names.parse_uuid(identity), names.parse_commit(name)
+            parts = [part for part in map(_part, given) if part is not None]
+            if known is not None and commit is not None and len(parts) == len(given):
+                return Record(known, commit, at, tuple(parts))
+    return None
+
+
+def _part(line: Any) -> Part | None:
+    match line:
+        case {"attempt": attempt, "first": first, "files": files, "tasks": tasks, "bytes": size}:
+            numbers = files, tasks, size
+            sound = all(type(number) is int and 0 <= number < 2**63 for number in numbers) and files <= FILES_MAX
+            known, batch = names.parse_uuid(attempt), names.parse_first(first)
+            if sound and known is not None and batch is not None:
+                return Part(known, batch, files, tasks, size)
+    return None
+
+
+# -- looking -----------------------------------------------------------------------------------------
+
+
+def find(store: Store, layout: Layout, commit: CommitName) -> Record | None:
+    """The record that was decided for a name, by a fresh look; None if there is none. StorageError: it is damaged."""
+    path = layout.record(commit)
+    try:
+        record = parse(store.fs.read(path))
+    except FileNotFoundError:
+        return None
+    if record is None or record.name != commit:
+        raise StorageError(
+            f"The record of the commit {commit} ({path}) is damaged, so that nobody can tell what it inserted. "
+            "Nothing was done. 'fsqueue fsck' tells more."
+        )
+    return record
+
+
+def proposals(store: Store, layout: Layout) -> Iterator[Uuid]:
+    """The ids of what is proposed, or decided and not known to be applied."""
+    for text in store.fs.names(layout.pending):
+        identity = names.parse_proposal_file(text)
+        if identity is not None:
+            yield identity
+
+
+def proposed(store: Store, layout: Layout, identity: Uuid) -> Record | None:
+    """What a proposal says; None if it is gone, not written yet, or none."""
+    try:
+        record = parse(store.fs.read(layout.proposal(identity)))
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, *NOT_FILES):
+            raise
+        return None
+    return record if record is not None and record.id == identity else None
+
+
+def is_decided(store: Store, layout: Layout, record: Record) -> bool:
+    """Whether this very record is the one that counts."""
+    try:
+        found = find(store, layout, record.name)
+    except StorageError:
+        return False
+    return found is not None and found.id == record.id
+
+
+def pending(store: Store, layout: Layout) -> list[Record]:
+    """The records that are decided and perhaps not applied."""
+    found = (proposed(store, layout, identity) for identity in proposals(store, layout))
+    return [record for record in found if record is not None and is_decided(store, layout, record)]
+
+
+def decided(store: Store) -> set[str]:
+    """The file names of all records: when they are the same as before, nothing was decided meanwhile."""
+    return {text for text in store.fs.names(store.layout.commits) if names.parse_record_file(text) is not None}
+
+
+def waiting(store: Store) -> dict[Batch, TaskFileName]:
+    """The batches that are decided and still staged: as good as published."""
+    layout = store.layout
+    return {
+        name.batch: name
+        for record in pending(store, layout)
+        for attempt, parts in record.attempts().items()
+        for name in staged(store, layout, attempt, record.name, parts)
+    }
+
+
+def staged(
+    store: Store, layout: Layout, attempt: Uuid, commit: CommitName, parts: Iterable[Part]
+) -> list[TaskFileName]:
+    """The files of these parts that a listing of their attempt shows."""
+    known = {part.first[:24]: part for part in parts}
+    found = []
+    for text in store.fs.names(layout.attempt(attempt, commit)):
+        name = names.parse_task_file(text)
+        part = known.get(name.batch[:24]) if name is not None else None
+        if name is not None and part is not None and part.has(name.batch):
+            found.append(name)
+    return found
+
+
+# -- deciding ----------------------------------------------------------------------------------------
+
+
+def decide(store: Store, layout: Layout, record: Record) -> Record:
+    """Make a record the one that counts, unless its name has one; returns the one that does.
+
+    Whatever went wrong, the content of `commits/NAME.json` decides. If there is none, the ballot and then the proposal
+    are withdrawn before the last look, so that a link that is only on its way finds nothing to link any more.
+    """
+    try:
+        ballots.cast(store, layout, record.id, record.encode())
+        with _proposed(store, layout, record):
+            _prove(store, layout, record)
+            store.fs.link(layout.ballot(record.id), layout.record(record.name))
+        return record
+    except (OSError, FsqueueError) as error:
+        found = find(store, layout, record.name)
+        if found is None or found.id != record.id:
+            ballots.withdraw(store, layout, record.id)
+            found = find(store, layout, record.name)
+        if found is not None:
+            return found
+        if isinstance(error, FileNotFoundError):
+            store.refresh(now=True)
+            raise CommitLost(
+                f"The commit {record.name} of {store.path} was given up meanwhile: the queue was purged, or this "
+                "process was taken for dead. Nothing of it is visible; publish it again, or else stage it again."
+            ) from error
+        raise
+
+
+@contextmanager
+def _proposed(store: Store, layout: Layout, record: Record) -> Iterator[None]:
+    """Propose a record: durable, and locked while this lasts, so that nobody takes it for a dead one's."""
+    fs, path = store.fs, layout.proposal(record.id)
+    fd = store.making_generation(lambda: fs.create(path))
+    try:
+        if not fs.lock(fd, store.clock, store.entropy, staging.LOCK_S):  # somebody may just be looking whose it is
+            raise LockTimeout(f"{path} is locked by a process that is stopped. Repeat.")
+        fs.write_all(fd, record.encode())
+        if store.sync_inserts:
+            fs.fsync(fd)
+            store.sync_names(layout.pending)
+        yield
+    finally:
+        try:
+            fs.unlock(fd)
+        finally:
+            fs.close(fd)
+
+
+def prove(store: Store, layout: Layout, commit: CommitName, attempt: Uuid, parts: list[Part], locks: ExitStack) -> None:
+    """Make sure that all is there that a record names of an attempt. CommitLost if not.
+
+    Under the attempt's lock, which `locks` gives back.
+    """
+    try:
+        locks.enter_context(store.held(f"{layout.attempt(attempt, commit)}/{LOCK}", LOCK_S))
+        whole = _is_whole(store, layout, attempt, commit, parts)
+    except FileNotFoundError:
+        whole = False
+    if not whole:
+        raise lost(store, commit)
+
+
+def _prove(store: Store, layout: Layout, record: Record) -> None:
+    """Make sure that all is there that a proposed record names. CommitLost if not.
+
+    Who reaps an attempt has its lock, and looks for proposals under it. So what was there then stays, as long as the
+    proposal does.
+    """
+    for attempt, parts in record.attempts().items():
+        with ExitStack() as locks:
+            prove(store, layout, record.name, attempt, parts, locks)
+
+
+def lost(store: Store, commit: str) -> CommitLost:
+    """The error that says that something of what was staged is gone."""
+    return CommitLost(
+        f"What was staged for the commit {commit} of {store.path} is not all there any more: it was "
+        "discarded, purged, or reaped after a week. Nothing of it is visible; stage it again, and publish that."
+    )
+
+
+def _is_whole(store: Store, layout: Layout, attempt: Uuid, commit: CommitName, parts: list[Part]) -> bool:
+    """Whether listings show each file of these parts, with as many tasks as there should be."""
+    missing = {part.first[:24]: (part, bytearray(b"\1") * part.files) for part in parts}
+    files, tasks = sum(part.files for part in parts), sum(part.tasks for part in parts)
+    for _ in range(LOOKS if files else 0):
+        for name in staged(store, layout, attempt, commit, parts):
+            part, absent = missing[name.batch[:24]]
+            at = names.distance(part.first, name.batch) or 0
+            if absent[at]:
+                absent[at] = 0
+                files, tasks = files - 1, tasks - name.count
+        if not files:
+            break
+    return not files and not tasks
+
+
+# -- applying ----------------------------------------------------------------------------------------
+
+
+def apply_pending(store: Store) -> int:
+    """Apply what is decided and perhaps not applied. Returns how many such records were met."""
+    layout = store.layout
+    met = pending(store, layout)
+    for record in met:
+        apply(store, layout, record)
+    return len(met)
+
+
+def apply(store: Store, layout: Layout, record: Record) -> None:
+    """Publish what a decided record names and is still staged, clear up after it, and ring. Harmless to repeat.
+
+    Any number of processes may be at it at once: each file is renamed from and to names that no other ever has.
+    Nothing happens if the queue was purged meanwhile.
+    """
+    try:
+        if store.sync_inserts:
+            store.secure_generation()
+            store.sync_names(layout.commits)  # a decision must not be lost when something of what it decided is not
+        with _attending(store, layout.proposal(record.id)):
+            for attempt, parts in record.attempts().items():
+                _publish(store, layout, attempt, record.name, parts)
+            if store.sync_inserts:
+                for shard in _shards(layout, record):
+                    _sync(store, f"{layout.tasks}/{shard}")
+    except FileNotFoundError:
+        store.refresh(now=True)
+        if store.layout is layout:
+            raise
+        return
+    for attempt in record.attempts():
+        drop(store, layout.attempt(attempt, record.name))
+    ballots.withdraw(store, layout, record.id)  # it has served
+    store.notify()
+
+
+def _publish(store: Store, layout: Layout, attempt: Uuid, commit: CommitName, parts: list[Part]) -> None:
+    """Rename into their shards whatever listings show, until two of them in a row show nothing."""
+    fs, directory, vain = store.fs, layout.attempt(attempt, commit), 0
+    for _ in range(ROUNDS):
+        found = staged(store, layout, attempt, commit, parts)
+        vain = 0 if found else vain + 1
+        if vain == 2:
+            return
+        staging.prepare(store, layout, sorted({staging.shard_directory(layout, name) for name in found}))
+        for name in sorted(found):
+            if not fs.rename(f"{directory}/{name}", layout.task_file(name)):
+                store.shards_made.clear()  # somebody else was faster, or the shard's directory has gone
+    raise StorageError(
+        f"What is left of the commit {commit} cannot be published from {directory}. It is decided, and counts; "
+        "repeat the call when the filesystem works again."
+    )
+
+
+def _shards(layout: Layout, record: Record) -> list[str]:
+    """The shards in which a record's batches belong."""
+    return sorted(
+        {
+            layout.shard(names.successor(part.first, index))
+            for part in record.parts
+            for index in range(min(part.files, 2 * layout.shards))  # then all are, wherever the numbers begin anew
+        }
+    )
+
+
+def _sync(store: Store, directory: str) -> None:
+    try:
+        store.fs.sync_directory(directory)
+    except FileNotFoundError:
+        pass  # nothing was published into it: a part with fewer files than it could have, or the queue was purged
+
+
+@contextmanager
+def _attending(store: Store, path: str) -> Iterator[None]:
+    """Have a proposal locked if it can be had: others see that somebody is at it, which keeps nobody from applying."""
+    fs = store.fs
+    with ExitStack() as stack:
+        try:
+            fd = fs.look(path, os.O_RDWR)
+            stack.callback(fs.close, fd)
+            if fs.try_lock(fd):
+                stack.callback(fs.unlock, fd)
+        except OSError:
+            pass
+        yield
+
+
+# -- clearing up -------------------------------------------------------------------------------------
+
+
+def settle(store: Store, layout: Layout, identity: Uuid) -> bool:
+    """Bring a proposal to its end: applied if it was decided, withdrawn if its proposer is dead. False: he lives."""
+    path = layout.proposal(identity)
+    try:
+        with store.held(path, 0.0):
+            record = proposed(store, layout, identity)
+            if record is None or not is_decided(store, layout, record):
+                ballots.withdraw(store, layout, identity)
+    except FileNotFoundError:
+        return True
+    except LockTimeout:
+        return False
+    if record is not None and is_decided(store, layout, record):  # or a link was on its way; now none can be
+        apply(store, layout, record)
+    return True
+
+
+def reap(store: Store, layout: Layout, attempt: Uuid, commit: CommitName) -> bool:
+    """Remove what an attempt has staged; if it was decided, publish it instead. False if it is being decided on.
+
+    It is renamed first, under its lock: who then proves what he proposed finds nothing, and what is staged under
+    its name from then on is safe.
+    """
+    fs, directory = store.fs, layout.attempt(attempt, commit)
+    if nested.spared(fs, directory):
+        return False
+    gone = f"{layout.staging}/{names.gone(store.entropy.hex16())}"
+    with ExitStack() as stack:
+        is_there = _lock_to_reap(store, directory, stack)
+        record = find(store, layout, commit)
+        if record is None:
+            for identity in {one for _ in range(2) for one in proposals(store, layout)}:  # one listing may be old
+                other = proposed(store, layout, identity)
+                if other is not None and attempt in other.attempts() and not settle(store, layout, identity):
+                    return False
+            record = find(store, layout, commit)
+        if record is None or attempt not in record.attempts():
+            if is_there:
+                fs.rename(directory, gone)
+            record = None
+    if record is not None:
+        apply(store, layout, record)
+    return drop(store, gone) or record is not None
+
+
+def _lock_to_reap(store: Store, directory: str, stack: ExitStack) -> bool:
+    """Lock an attempt's directory, for as long as `stack` lasts. False: there is none, or others are at it.
+
+    A missing lock is made. The directory may have been reaped since it was listed, and made anew by a process that
+    stages under the same name: reaped without the new lock, it could be gone after what is in it was proven.
+    """
+    path = f"{directory}/{LOCK}"
+    for _ in range(LOOKS):
+        try:
+            store.fs.close(store.fs.look(path, os.O_RDWR | os.O_APPEND | os.O_CREAT))
+        except FileNotFoundError:
+            return False
+        with suppress(FileNotFoundError):  # another process has just reaped it
+            stack.enter_context(store.held(path, REAP_S))
+            return True
+    return False
+
+
+def drop(store: Store, directory: str) -> bool:
+    """Remove the directory of an attempt that is applied, or of which nobody can need anything."""
+    try:
+        return not nested.spared(store.fs, directory) and store.fs.remove_tree(directory) > 0
+    except OSError as error:
+        logger.warning("%s is still there (%s); 'fsqueue gc' removes it", directory, error)
+        return False

@@ -1,0 +1,135 @@
+"""The unary completion counter: one byte a completed task, appended under a lock (docs/format.md, "Counters").
+
+Append-only and spread over several files, after the FileQueue design ("Counting Task
+Completions"); what it leaves open, a crash between counting and forgetting the task, is closed
+by bytes that tell whose they are, at offsets that the batch's log names beforehand.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+from fsqueue.errors import LockTimeout
+from fsqueue.format import names
+from fsqueue.format.layout import COUNTERS, Layout
+from fsqueue.format.names import CounterName
+from fsqueue.storage.logs import Log
+from fsqueue.storage.store import Store
+
+OFFSET_MAX = 1 << 62
+"""No counter is ever so large."""
+NUMBERS = names.counters(COUNTERS)
+READ_BYTES = 1 << 20
+"""How much of a counter is read at a time."""
+SOUND_S = 600.0
+"""For so long bytes that were seen to be no NUL are not read again: `fsck --repair` may void them."""
+
+
+def mark(batch: str, count: int) -> bytes:
+    """The bytes that a batch of `count` completed tasks appends: derived from its id, never zero."""
+    pattern = hashlib.blake2b(batch.encode(), digest_size=32).digest().replace(b"\0", b"\x01")
+    return (pattern * (count // 32 + 1))[:count]
+
+
+def there(store: Store, layout: Layout, batch: str, number: str, offset: int, count: int) -> int:
+    """How many of the bytes that a `count` record announced are in the counter."""
+    name = names.parse_counter(number)
+    if count <= 0 or name not in NUMBERS or offset > OFFSET_MAX:
+        return 0  # what a log says may come from anybody: nothing but the queue's own counters is looked at
+    try:
+        fd = store.fs.look_anew(layout.counter(name))
+    except FileNotFoundError:
+        return 0
+    try:
+        found = store.fs.pread(fd, count, offset)
+    finally:
+        store.fs.close(fd)
+    return common_prefix(found, mark(batch, count))
+
+
+def common_prefix(found: bytes, wanted: bytes) -> int:
+    """The length of what two byte strings have in common at their start."""
+    if found == wanted:
+        return len(wanted)
+    length = 0
+    for one, other in zip(found, wanted, strict=False):
+        if one != other:
+            break
+        length += 1
+    return length
+
+
+def add(store: Store, log: Log, completed: int, at: int, wait_s: float) -> None:
+    """Count a finished batch exactly once, whoever began to before. Under the log's lock.
+
+    Under the counter's lock: `count` in the log, naming file and offset, then the bytes. A crash
+    in between leaves a record whose bytes are missing, or cut short: the next adds the rest. A
+    counter that stays locked for `wait_s` seconds is passed over for another one.
+    """
+    fs, layout = store.fs, log.layout
+    missing = completed - sum(there(store, layout, log.batch, *announced) for announced in log.replay_state.counts)
+    own = NUMBERS.index(store.counter_number)
+    for number in NUMBERS[own:] + NUMBERS[:own] if missing > 0 else ():
+        try:
+            with store.locked(layout.counter(number), wait_s / 4, durable=store.sync_movements) as fd:
+                log.append_record("count", at, file=number, offset=fs.fstat(fd).st_size, count=missing)
+                fs.write_all(fd, mark(log.batch, missing))
+                if store.sync_movements:
+                    fs.fsync(fd)
+                return
+        except LockTimeout:
+            continue
+    if missing > 0:
+        raise LockTimeout(f"All completion counters of {store.path} stayed locked. Counting goes on later.")
+
+
+def completed(store: Store, sizes: Mapping[CounterName, int]) -> dict[CounterName, int]:
+    """Return how many completions each counter tells of, up to the given sizes: its bytes that are not NUL.
+
+    No batch writes NUL. Where a power loss or a lost write left a hole, nothing was counted.
+    """
+    return {number: size - void(store, number, 0, size) for number, size in sizes.items()}
+
+
+def void(store: Store, number: CounterName, begin: int, end: int) -> int:
+    """Return how many bytes of a counter are NUL from `begin` to `end`. Each process reads a sound byte once."""
+    fs, path, now = store.fs, store.layout.counter(number), store.clock.monotonic()
+    sound_to, since = store.sound_counters.get(path, (0, now))
+    if now - since > SOUND_S:
+        sound_to, since = 0, now
+    offset, found = max(begin, sound_to), 0
+    if offset >= end:
+        return 0
+    try:
+        fd = fs.look_anew(path)
+    except FileNotFoundError:
+        return 0  # purged meanwhile
+    try:
+        while offset < end:
+            data = fs.pread(fd, min(READ_BYTES, end - offset), offset)
+            if not data:
+                return found + end - offset  # it was cut meanwhile
+            nulls = data.count(0)
+            if not nulls and not found and offset <= sound_to:
+                sound_to = offset + len(data)
+            found += nulls
+            offset += len(data)
+    finally:
+        fs.close(fd)
+    store.sound_counters[path] = sound_to, since
+    return found
+
+
+def sizes(store: Store) -> dict[CounterName, int]:
+    """The size of each counter file in bytes, by a fresh look: so many completions at most (see `completed`)."""
+    found: dict[CounterName, int] = {}
+    for number in map(names.parse_counter, store.fs.names(store.layout.completions)):
+        if number in NUMBERS:
+            try:
+                fd = store.fs.look(store.layout.counter(number))
+            except FileNotFoundError:
+                continue
+            found[number] = store.fs.fstat(fd).st_size
+            store.fs.close(fd)
+    return found

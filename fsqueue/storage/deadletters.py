@@ -1,0 +1,456 @@
+"""Dead letters: tasks that were given up, with the reason, until somebody retries or purges them.
+
+One file a shard, appended under its lock: `dead`, `retried` and `purged` lines; of an id the last
+line counts, and a second `dead` is dropped (docs/format.md, "Dead letters").
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import orjson
+
+from fsqueue.errors import QueuePurged
+from fsqueue.format import names, nesting, task_file
+from fsqueue.format.layout import BATCH_BYTES_MAX, Layout
+from fsqueue.format.names import Shard
+from fsqueue.format.replay import ReplayState
+from fsqueue.models import DeadLetter
+from fsqueue.storage import jsonl, retried, staging
+from fsqueue.storage.logs import Log
+from fsqueue.storage.published import LOST
+from fsqueue.storage.store import Store
+from fsqueue.wording import counted
+
+logger = logging.getLogger("fsqueue")
+
+Where = Callable[[DeadLetter], bool]
+SETTLED = ("retried", "purged")
+WITHOUT_PAYLOAD = ("task file gone:", "unreadable: its line in the task file is damaged")
+"""How the reasons begin of letters in which older versions wrote `null` for a payload that was lost."""
+END_BYTES = 1 << 14
+"""How much is read of the end of a file, at least, for its latest letters."""
+
+
+# -- writing -----------------------------------------------------------------------------------------
+
+
+def write(
+    store: Store, log: Log, tasks: Iterable[int], payload_of: Callable[[int], Any], *, certain: bool, timeout_s: float
+) -> int:
+    """Append letters for buried `tasks`. Under the log's lock, which keeps others from doing the same.
+
+    `certain`: they were buried just now. Otherwise those are left out that have a line already,
+    and what is there is synced. Returns how many were written.
+    """
+    wanted = [index for index in tasks if index not in log.lettered]
+    path = log.layout.dead(log.layout.shard(log.batch))
+    sync = store.sync_inserts and not certain
+    with store.locked(path, timeout_s, durable=store.sync_inserts) as fd:
+        if wanted and not certain:
+            known = {line["id"] for line in _lines(store, fd) if line["op"] == "dead"}
+            wanted = [index for index in wanted if names.task_id(log.batch, index) not in known]
+        if wanted:
+            jsonl.append(
+                store.fs,
+                fd,
+                b"".join(_letter(log.batch, log.replay_state, index, payload_of(index)) for index in wanted),
+                sync,
+            )
+        elif sync:
+            store.fs.fsync(fd)
+    log.lettered.update(wanted)
+    return len(wanted)
+
+
+def restore(store: Store, batch: str, replay_state: ReplayState, tasks: Iterable[int]) -> None:
+    """Write the letters of a finished batch that are missing all the same, without the payloads, which are gone."""
+    path = store.layout.dead(store.layout.shard(batch))
+    with store.locked(path) as fd:
+        there, settled = _alive(store, fd)
+        lost = [index for index in tasks if names.task_id(batch, index) not in there.keys() | settled]
+        jsonl.append(store.fs, fd, b"".join(_letter(batch, replay_state, index, LOST) for index in lost), True)
+
+
+def _letter(batch_id: str, replay_state: ReplayState, index: int, payload: Any) -> bytes:
+    holder = replay_state.holder[index]
+    letter = {
+        "op": "dead",
+        "at": replay_state.since[index],
+        "id": names.task_id(batch_id, index),
+        "reason": replay_state.errors.get(index, ""),
+        "attempt": replay_state.attempts[index],
+        "worker": holder.worker if holder is not None else None,
+        **({} if payload is LOST else task_file.payload_fields(payload)),
+    }
+    return orjson.dumps(letter, option=orjson.OPT_APPEND_NEWLINE)
+
+
+# -- reading -----------------------------------------------------------------------------------------
+
+
+def _lines(store: Store, fd: int) -> Iterator[dict[str, Any]]:
+    """The lines of a file that make sense."""
+    for line in jsonl.lines_of(store.fs, fd):
+        record = _parse(line)
+        if record is not None:
+            yield record
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    """Return a line that makes sense, without the fields that nest too deep; None for any other."""
+    try:
+        record = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return None
+    if isinstance(record, dict) and len(line) > task_file.SHALLOW_BYTES and nesting.is_deeper(line):
+        record = nesting.trimmed(record)
+    if isinstance(record, dict) and (
+        (record.get("op") == "dead" and isinstance(record.get("id"), str))
+        or (record.get("op") in SETTLED and isinstance(record.get("ids"), list))
+    ):
+        return record
+    return None
+
+
+def _shards(store: Store, layout: Layout) -> list[Shard]:
+    found = (names.parse_shard_file(name, layout.shards) for name in store.fs.names(layout.dead_letters))
+    return sorted(shard for shard in found if shard is not None)
+
+
+def _opened(store: Store, layout: Layout, only: Shard | None = None) -> Iterator[tuple[Shard, int]]:
+    """The files there are (or that of one shard, if it is there), opened one after the other."""
+    for shard in _shards(store, layout) if only is None else [only]:
+        try:
+            fd = store.fs.look_anew(layout.dead(shard))
+        except FileNotFoundError:
+            continue
+        try:
+            yield shard, fd
+        finally:
+            store.fs.close(fd)
+
+
+def _alive(store: Store, fd: int) -> tuple[dict[str, int], set[str]]:
+    """The ids that are dead, with the number of their line; and those that were dealt with."""
+    dead: dict[str, int] = {}
+    settled: set[str] = set()
+    for number, line in enumerate(_lines(store, fd)):
+        if line["op"] == "dead":
+            if line["id"] not in settled:
+                dead.setdefault(line["id"], number)
+        else:
+            for one in line["ids"]:
+                if isinstance(one, str):
+                    dead.pop(one, None)
+                    settled.add(one)
+    return dead, settled
+
+
+class Ids:
+    """What one reading of all letters, or of a shard's, says: the ids that are dead, those that were dealt with, what
+    retries staged."""
+
+    def __init__(self, store: Store, only: Shard | None = None) -> None:
+        self.dead: set[str] = set()
+        self.settled: set[str] = set()
+        self.staged: set[str] = set()
+        """The names of the files in `staging/` that are as good as published, if they are there still."""
+        layout = store.layout
+        for shard, fd in _opened(store, layout, only):
+            some, others = _alive(store, fd)
+            self.dead.update(some)
+            self.settled |= others
+            self.staged |= retried.read_on(store, layout.dead(shard), fd)
+        retried.forget_published(store)
+
+    def known(self) -> set[str]:
+        """Those that have a letter, or had one that was dealt with."""
+        return self.dead | self.settled
+
+
+def known(store: Store, shard: Shard) -> set[str]:
+    """The ids in a shard that have a letter, or had one that was dealt with."""
+    found: set[str] = set()
+    for _, fd in _opened(store, store.layout, shard):
+        found.update(*_alive(store, fd))
+    return found
+
+
+def sizes(store: Store) -> dict[Shard, int]:
+    """The size of each file of letters in bytes: changed, if anything was appended."""
+    return {shard: store.fs.fstat(fd).st_size for shard, fd in _opened(store, store.layout)}
+
+
+def letters(store: Store, only: Shard | None = None) -> Iterator[DeadLetter]:
+    """All dead letters, shard by shard, or those of one; memory is bounded by a shard's ids."""
+    for _, fd in _opened(store, store.layout, only):
+        yield from _letters(store, fd)
+
+
+def latest(store: Store, bytes_max: int) -> tuple[list[DeadLetter], bool]:
+    """The letters at the ends of the files, of which about `bytes_max` bytes in all are read; whether those are all.
+
+    Letters that were dealt with are left out: what says so stands behind them.
+    """
+    found: list[DeadLetter] = []
+    shards, whole, left = _shards(store, store.layout), True, bytes_max
+    share = max(END_BYTES, bytes_max // max(1, len(shards)))
+    for shard in store.entropy.shuffled(shards):
+        if left <= 0:
+            return found, False
+        for _, fd in _opened(store, store.layout, shard):
+            letters, size = _latest(store, fd, share)
+            found += letters
+            left -= min(size, share)
+            whole = whole and size <= share
+    return found, whole
+
+
+def _latest(store: Store, fd: int, bytes_max: int) -> tuple[Iterable[DeadLetter], int]:
+    """The same of one file; and its size."""
+    dead: dict[str, DeadLetter] = {}
+    settled: set[str] = set()
+    for _, line in jsonl.lines_from_end(store.fs, fd, bytes_max):
+        record = _parse(line)
+        if record is not None and record["op"] == "dead":
+            if record["id"] not in settled:
+                dead[record["id"]] = _decode(record)
+        elif record is not None:
+            for one in record["ids"]:
+                if isinstance(one, str):
+                    settled.add(one)
+                    dead.pop(one, None)  # a `dead` line behind this one is a repeat
+    return dead.values(), store.fs.fstat(fd).st_size
+
+
+def letter_of(store: Store, task_id: str) -> DeadLetter | None:
+    """The letter of one task, if there is one."""
+    for _, fd in _opened(store, store.layout, store.layout.shard(names.parse_task_id(task_id)[0])):
+        return next((letter for letter in _letters(store, fd) if letter.id == task_id), None)
+    return None
+
+
+def settled_as(store: Store, task_id: str) -> tuple[str, str | None] | None:
+    """Return what was done about a dead letter: `retried` and its new id, or `purged`; None if nothing was."""
+    for _, fd in _opened(store, store.layout, store.layout.shard(names.parse_task_id(task_id)[0])):
+        for line in _lines(store, fd):
+            if line["op"] in SETTLED and task_id in line["ids"]:
+                new = line.get("as")
+                return line["op"], names.task_id(new, line["ids"].index(task_id)) if isinstance(new, str) else None
+    return None
+
+
+def _letters(store: Store, fd: int) -> Iterator[DeadLetter]:
+    alive, _ = _alive(store, fd)
+    for number, line in enumerate(_lines(store, fd)):
+        if line["op"] == "dead" and alive.get(line["id"]) == number:
+            yield _decode(line)
+
+
+def _decode(line: dict[str, Any]) -> DeadLetter:
+    reason = str(line.get("reason", ""))
+    try:
+        payload = task_file.decode_fields(line)
+        is_lost = payload is None and reason.startswith(WITHOUT_PAYLOAD)
+    except ValueError:
+        payload, is_lost = None, True  # the letter is still there to be seen
+    at, attempt, worker = line.get("at"), line.get("attempt"), line.get("worker")
+    return DeadLetter(
+        id=line["id"],
+        payload=payload,
+        reason=reason,
+        at=at / 1000 if isinstance(at, int) else 0.0,
+        attempt=attempt if isinstance(attempt, int) else 0,
+        worker=worker if isinstance(worker, dict) else None,
+        payload_lost=is_lost,
+    )
+
+
+# -- settling ------------------------------------------------------------------------------------------
+
+
+def purge(store: Store, wanted: set[str] | None, where: Where | None) -> int:
+    """Throw letters away; they leave *inserted*, too. Returns how many."""
+
+    def act(layout: Layout, fd: int, part: list[DeadLetter], lines: list[bytes]) -> None:
+        jsonl.append(store.fs, fd, _settling(store, "purged", part), store.sync_inserts)
+
+    return _settle(store, wanted, where, lambda letter: b"", act)
+
+
+def retry(store: Store, wanted: set[str] | None, where: Where | None) -> int:
+    """Insert the tasks of letters again, with new ids and no attempts charged. Returns how many.
+
+    Batches are bounded as inserted ones are. For each, under the file's lock: stage the new tasks; append one
+    `retried` line that names the staged file, and sync; publish. A crash before the line leaves letters and a staged
+    file that upkeep reaps; one after it leaves a staged file that `publish_pending` publishes: never lost, never
+    twice. An error while the line is written leaves open whether it stands, so the staged file stays, too: the line,
+    or its absence, decides.
+
+    Letters whose payloads are lost stay, and are warned of.
+    """
+    bytes_max, lost = 2 * store.settings.task_bytes_max, 0
+
+    def encode(letter: DeadLetter) -> bytes | None:
+        nonlocal lost
+        lost += letter.payload_lost
+        return None if letter.payload_lost else task_file.encode_task(letter.payload, bytes_max)
+
+    def act(layout: Layout, fd: int, part: list[DeadLetter], lines: list[bytes]) -> None:
+        staged = staging.stage(store, layout, lines, len(lines), 0)
+        named = False
+        try:
+            staging.sync(store, [staged])
+            if store.sync_inserts:
+                store.sync_names(layout.staging)  # the line must not outlive what it names
+            line = _settling(store, "retried", part, staged=str(staged.name), **{"as": staged.name.batch})
+            named = True
+            jsonl.append(store.fs, fd, line, store.sync_inserts)
+            list(staging.publish(store, layout, [staged]))
+        except OSError:
+            if not named:
+                store.fs.unlink(staged.path)
+            raise
+        finally:
+            staged.close(store)
+
+    count = _settle(store, wanted, where, encode, act)
+    if lost:
+        logger.warning(
+            "%s of %s cannot be retried: the payload is lost. Insert the tasks anew from where they came from, then "
+            "purge the letters.",
+            counted(lost, "dead letter"),
+            store.path,
+        )
+    return count
+
+
+def _settling(store: Store, op: str, part: list[DeadLetter], **fields: str) -> bytes:
+    line = {"op": op, "at": store.clock.now_ms(), "ids": [letter.id for letter in part], **fields}
+    return orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
+
+
+Encode = Callable[[DeadLetter], bytes | None]
+Act = Callable[[Layout, int, list[DeadLetter], list[bytes]], None]
+"""Settles some letters of a locked file; the last argument is what was made of each."""
+
+
+def _settle(store: Store, wanted: set[str] | None, where: Where | None, encode: Encode, act: Act) -> int:
+    """Have `act` settle letters, some at a time; returns how many. Those are left out of which `encode` makes None.
+
+    No lock is held while `where` runs: it may be slow, or settle letters itself. Letters never change, so its answer
+    holds until they are locked; those that were settled meanwhile are not found any more.
+
+    QueuePurged, QueueNotFound: a purge or a deletion overtook it. The files may be there still, on their way into the
+    trash: what is done to them would be reported done, and be lost.
+    """
+    layout = store.layout
+    try:
+        settled = _settle_in(store, layout, wanted, where, encode, act)
+    except FileNotFoundError:
+        _must_be_of(store, layout)
+        raise
+    _must_be_of(store, layout)
+    return settled
+
+
+def _must_be_of(store: Store, layout: Layout) -> None:
+    """Raise QueuePurged or QueueNotFound, unless the queue is still in the generation of `layout`."""
+    store.refresh(now=True)
+    if store.layout is not layout:  # another thread may have found it out
+        raise QueuePurged(
+            f"The queue {store.path} was purged while its dead letters were being settled: they are gone, and so is "
+            "what was retried of them. Nothing is left to do."
+        )
+
+
+def _settle_in(
+    store: Store, layout: Layout, wanted: set[str] | None, where: Where | None, encode: Encode, act: Act
+) -> int:
+    """Settle letters of one generation, shard by shard; see `_settle`."""
+    settled = 0
+    shards = None if wanted is None else {layout.shard(names.parse_task_id(task_id)[0]) for task_id in wanted}
+    for shard in _shards(store, layout):
+        chosen = wanted
+        if shards is not None and shard not in shards:
+            continue
+        if where is not None:
+            found = (letter for _, fd in _opened(store, layout, shard) for letter in _letters(store, fd))
+            chosen = {letter.id for letter in found if (wanted is None or letter.id in wanted) and where(letter)}
+            if not chosen:
+                continue
+        with store.locked(layout.dead(shard)) as fd:
+            _must_be_of(store, layout)
+            letters = (letter for letter in _letters(store, fd) if chosen is None or letter.id in chosen)
+            for part, lines in _parts(letters, encode, store.settings.batch_tasks_max):
+                act(layout, fd, part, lines)
+                settled += len(part)
+    return settled
+
+
+def _parts(
+    letters: Iterable[DeadLetter], encode: Encode, tasks_max: int
+) -> Iterator[tuple[list[DeadLetter], list[bytes]]]:
+    """Letters in parts of at most so many, and of BATCH_BYTES_MAX of what is made of them; a larger one by itself."""
+    part: list[DeadLetter] = []
+    lines: list[bytes] = []
+    size = 0
+    for letter in letters:
+        line = encode(letter)
+        if line is None:
+            continue
+        if part and (len(part) >= tasks_max or size + len(line) > BATCH_BYTES_MAX):
+            yield part, lines
+            part, lines, size = [], [], 0
+        part.append(letter)
+        lines.append(line)
+        size += len(line)
+    if part:
+        yield part, lines
+
+
+def publish_pending(store: Store) -> int:
+    """Publish what retries recorded, but did not live to publish, and ring. Returns how many files."""
+    published = 0
+    for shard, named in _pending(store).items():
+        for _, fd in _opened(store, store.layout, shard):
+            if store.sync_inserts:
+                store.fs.fsync(fd)  # the line must not be lost when what it publishes is not
+            published += sum(staging.publish_named(store, store.layout, name) for name in sorted(named))
+    if published:
+        store.notify()
+    return published
+
+
+def is_retrying(store: Store) -> bool:
+    """Whether tasks that a retry has recorded wait to be published."""
+    return bool(pending(store))
+
+
+def pending(store: Store) -> set[str]:
+    """The staged files that `publish_pending` would publish."""
+    return set().union(*_pending(store).values())
+
+
+def _pending(store: Store) -> dict[Shard, frozenset[str]]:
+    """The same, by the shard whose letters were retried."""
+    there = {str(name) for name in staging.files(store, store.layout)}
+    if not there:
+        return {}
+    return {shard: some for shard, named in _staged(store).items() if (some := named & there)}
+
+
+def _staged(store: Store) -> dict[Shard, frozenset[str]]:
+    """The staged files that `retried` lines name, by the shard whose letters were retried."""
+    layout = store.layout
+    named = {shard: retried.read_on(store, layout.dead(shard), fd) for shard, fd in _opened(store, layout)}
+    retried.forget_published(store)
+    return named
+
+
+def staged_names(store: Store) -> set[str]:
+    """The staged files that `retried` lines name: not to be reaped before they are published."""
+    return set().union(*_staged(store).values())

@@ -1,0 +1,259 @@
+"""What finished batches went through: a line each, by day and shard (docs/format.md, "History")."""
+
+from __future__ import annotations
+
+import errno
+import json
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from fsqueue.filesystem import NOT_FILES
+from fsqueue.format import movements, names
+from fsqueue.format.names import Batch, Day, Shard, day_of
+from fsqueue.format.replay import ReplayState
+from fsqueue.storage import jsonl
+from fsqueue.storage.logs import Log
+from fsqueue.storage.store import Store
+
+PAGE_BYTES = 4096
+"""The end of a line, with the record that says when its batch finished, is in so many bytes."""
+LATE_MS = 5_000
+"""Lines stand in the order in which batches finished, but for so much: who finishes one waits for the file's lock."""
+
+
+def keep(store: Store, log: Log, at: int, timeout_s: float) -> None:
+    """Append the batch's records. Under the log's lock; a repeat after a crash is dropped by readers."""
+    line = b'{"batch":"%s","count":%d,"records":[%s]}\n' % (log.batch.encode(), log.replay_state.count, log.records())
+    path = log.layout.history(day_of(at), log.layout.shard(log.batch))
+    sync = store.settings.durability == "strict"
+    with store.locked(path, timeout_s, durable=sync) as fd:
+        jsonl.append(store.fs, fd, line, sync)
+
+
+def days(store: Store) -> list[Day]:
+    """The days that have a history, oldest first."""
+    found = map(names.parse_day, store.fs.names(store.layout.history_days))
+    return sorted(day for day in found if day is not None)
+
+
+def shards_of(store: Store, day: Day) -> list[Shard]:
+    """The shards that have a history of a day."""
+    found = store.fs.names(f"{store.layout.history_days}/{day}")
+    return [shard for name in found if (shard := names.parse_shard_file(name, store.layout.shards)) is not None]
+
+
+Records = list[tuple[int, dict[str, Any]]]
+"""Records with their offsets in the log that they were in."""
+
+
+def find(store: Store, batch: str) -> Records | None:
+    """The records of a finished batch, newest day first; None if the history does not know it."""
+    start = b'{"batch":"%s",' % batch.encode()
+    for day in reversed(days(store)):
+        for line in _lines(store, store.layout.history(day, store.layout.shard(batch))):
+            if line.startswith(start) and (found := parse(line)) is not None:
+                return found[1]
+    return None
+
+
+def finished(store: Store, shard: Shard, batches: Collection[str]) -> set[str]:
+    """Return those of a shard's `batches` of which the history has a line, be it torn or damaged behind the name.
+
+    A line is begun when every task has an outcome. So its beginning proves that none may be executed again.
+    """
+    found: set[str] = set()
+    for day in days(store) if batches else ():
+        for line in beginnings(store, store.layout.history(day, shard)):
+            if (batch := batch_named(line)) in batches and batch is not None:
+                found.add(batch)
+    return found
+
+
+def batches(store: Store) -> Iterator[tuple[Batch, Records]]:
+    """All finished batches that the history keeps, with their records; a repeat of a batch is dropped."""
+    for shard in names.all_shards(store.layout.shards):
+        yield from batches_of(store, shard)
+
+
+def batches_of(store: Store, shard: Shard) -> Iterator[tuple[Batch, Records]]:
+    """Those of one shard. Memory is bounded by the ids of its batches."""
+    seen: set[str] = set()
+    for day in days(store):
+        for line in _lines(store, store.layout.history(day, shard)):
+            found = parse(line)
+            if found is not None and found[0] not in seen:
+                seen.add(found[0])
+                yield found
+
+
+def sizes(store: Store) -> dict[Shard, int]:
+    """The bytes of history that each shard has."""
+    found: dict[Shard, int] = {}
+    for day in days(store):
+        for shard in shards_of(store, day):
+            try:
+                size = store.fs.stat(store.layout.history(day, shard)).st_size
+            except FileNotFoundError:
+                continue
+            found[shard] = found.get(shard, 0) + size
+    return found
+
+
+def read(store: Store, path: str, batch: str | None = None) -> Iterator[tuple[int, int, Batch, Records]]:
+    """Offset, length, batch and records of each sound line of a file, repeats too; of one batch only if asked for."""
+    start = b'{"batch":"%s",' % batch.encode() if batch is not None else b""
+    offset = 0
+    for line in _lines(store, path):
+        if line.startswith(start) and (found := parse(line)) is not None:
+            yield offset, len(line), *found
+        offset += len(line) + 1
+
+
+@dataclass(slots=True)
+class Recent:
+    """What finished lately in a shard, the last batch first; all that finished from `since` (ms) on is among it."""
+
+    batches: list[tuple[Batch, Records]]
+    since: int
+    bytes: int
+
+
+def recent_files(store: Store, since: int) -> dict[Shard, list[Day]]:
+    """For each shard the days, latest first, whose files may have batches that finished from `since` (ms) on."""
+    found: dict[Shard, list[Day]] = {}
+    for day in reversed(days(store)):
+        if day >= day_of(max(0, since - LATE_MS)):
+            for shard in shards_of(store, day):
+                found.setdefault(shard, []).append(day)
+    return found
+
+
+def recent(store: Store, shard: Shard, days: list[Day], since: int, bytes_max: int) -> Recent:
+    """The batches of a shard that finished from `since` (ms) on, from the ends of the files of these days.
+
+    At most the last `bytes_max` bytes of each file are read: where those do not reach back so far, what is returned
+    begins later. Of a file in which nothing is so young a page is read.
+    """
+    found = Recent([], since, 0)
+    earliest = since - LATE_MS
+    for day in days:
+        try:
+            fd = store.fs.look_anew(store.layout.history(day, shard))
+            try:
+                if not _recent(store, fd, earliest, bytes_max, found):
+                    break
+            finally:
+                store.fs.close(fd)
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, *NOT_FILES):
+                raise
+    return found
+
+
+def _recent(store: Store, fd: int, earliest: int, bytes_max: int, found: Recent) -> bool:
+    """Whether an earlier day's file may have more."""
+    size = store.fs.fstat(fd).st_size
+    page = store.fs.pread(fd, PAGE_BYTES, max(0, size - PAGE_BYTES))
+    if 0 <= _finished_at(page) < earliest:
+        return False
+    begin, last = size, -1
+    for offset, line in jsonl.lines_from_end(store.fs, fd, bytes_max):
+        finished_at = _finished_at(line[-PAGE_BYTES:])
+        if 0 <= finished_at < earliest:
+            return False
+        begin, last = offset, finished_at if finished_at >= 0 else last
+        found.bytes += len(line)
+        if (parsed := parse(line)) is not None:
+            found.batches.append(parsed)
+    if begin:  # what stands before that is not read: it finished before what was read last, or (nothing was) just now
+        found.since = max(found.since, (last if last >= 0 else _finished_at(page)) + LATE_MS)
+    return not begin
+
+
+def _finished_at(end: bytes) -> int:
+    """When the last batch finished (ms) whose line's end is in these bytes; -1 if they do not tell."""
+    last = end.rfind(_FINISH)
+    digits = end[last + len(_FINISH) :].partition(b"}")[0] if last >= 0 else b""
+    return int(digits) if digits.isdigit() and len(digits) <= 13 else -1
+
+
+_FINISH = b'{"op":"finish","at":'
+
+
+def all_lines(store: Store) -> Iterator[tuple[Batch, Records]]:
+    """Batch and records of every line that the history keeps, repeats too."""
+    for shard in names.all_shards(store.layout.shards):
+        for day in days(store):
+            for _, _, batch, records in read(store, store.layout.history(day, shard)):
+                yield batch, records
+
+
+def replay(records: Records) -> ReplayState:
+    """The replay state after records that were kept in the history."""
+    replay_state = ReplayState()
+    for offset, record in records:
+        if movements.is_record(record):
+            replay_state.apply(record, offset)
+    return replay_state
+
+
+def parse(line: bytes) -> tuple[Batch, Records] | None:
+    """Batch and records of a line. The records stand in it as far apart as they stood in the log."""
+    begin = line.find(b'"records":[') + len(b'"records":[')
+    try:
+        batch = names.parse_batch(orjson.loads(line)["batch"])
+        text = line[begin:].decode("latin-1")  # one character a byte: only the ends of the records are wanted
+        records: Records = []
+        at = _BLANK.match(text, 0).end()  # type: ignore[union-attr]
+        while text[at] != "]":
+            _, end = _DECODER.raw_decode(text, at)
+            record = movements.parse(line[begin + at : begin + end])
+            if record is not None:
+                records.append((at, record))
+            at = _BLANK.match(text, end).end()  # type: ignore[union-attr]
+        return (batch, records) if batch is not None else None
+    except (ValueError, KeyError, TypeError, IndexError, RecursionError):
+        return None
+
+
+_BLANK = re.compile(r"[ ,]*")
+_DECODER = json.JSONDecoder()
+
+
+def batch_named(line: bytes) -> str | None:
+    """Return the batch that a line begins with, whatever follows; None if it begins with none."""
+    return line[len(_NAMED) :].partition(b'"')[0].decode("ascii", "replace") if line.startswith(_NAMED) else None
+
+
+_NAMED = b'{"batch":"'
+
+
+def beginnings(store: Store, path: str) -> Iterator[bytes]:
+    """Yield the lines of a file; of a torn last one the first page."""
+    offset = 0
+    for line in _lines(store, path):
+        offset += len(line) + 1
+        yield line
+    try:
+        fd = store.fs.look_anew(path)
+    except FileNotFoundError:
+        return
+    try:
+        yield store.fs.pread(fd, PAGE_BYTES, offset)
+    finally:
+        store.fs.close(fd)
+
+
+def _lines(store: Store, path: str) -> Iterator[bytes]:
+    try:
+        fd = store.fs.look_anew(path)
+    except FileNotFoundError:
+        return
+    try:
+        yield from jsonl.lines_of(store.fs, fd)
+    finally:
+        store.fs.close(fd)

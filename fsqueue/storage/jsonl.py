@@ -1,0 +1,150 @@
+"""Files of JSON Lines that several processes append to: dead letters, history, `queue.jsonl`.
+
+Every append happens under the file's lock, and begins with voiding a torn tail.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import orjson
+
+from fsqueue.clock import Clock, Entropy
+from fsqueue.errors import LockTimeout, SecondName
+from fsqueue.filesystem import Filesystem
+from fsqueue.format import movements
+
+LOCK_TIMEOUT_S = 30.0
+"""How long to wait for a file that is locked for a few system calls at a time, before giving up."""
+
+
+@contextmanager
+def locked(
+    fs: Filesystem, clock: Clock, entropy: Entropy, path: str, timeout_s: float = LOCK_TIMEOUT_S
+) -> Iterator[int]:
+    """Open `path` for appending (it is made if missing) and hold its lock; LockTimeout when it stays busy."""
+    fd = fs.open_append(path)
+    try:
+        must_have_one_name(fs, fd, path)
+        if not fs.lock(fd, clock, entropy, timeout_s):
+            raise LockTimeout(
+                f"{path} has been locked for {timeout_s:g} s by a process that is stopped or cut off. Repeat."
+            )
+        try:
+            yield fd
+        finally:
+            fs.unlock(fd)  # closing alone would not: a child that was forked meanwhile has it open, too
+    finally:
+        fs.close(fd)
+
+
+def must_have_one_name(fs: Filesystem, fd: int, path: str) -> None:
+    """Refuse to write into an open file that has a second name: SecondName."""
+    if fs.fstat(fd).st_nlink > 1:
+        raise SecondName(path)
+
+
+@contextmanager
+def held(
+    fs: Filesystem, clock: Clock, entropy: Entropy, path: str, timeout_s: float = LOCK_TIMEOUT_S, flags: int = 0
+) -> Iterator[int]:
+    """An existing file, open for writing in place, and locked; FileNotFoundError if it is gone, LockTimeout."""
+    fd = fs.look(path, os.O_RDWR | flags)
+    try:
+        if not fs.lock(fd, clock, entropy, timeout_s):
+            raise LockTimeout(f"{path} is locked by a process that is at work, or stopped. Try again later.")
+        try:
+            if not fs.same_file(fd, path):
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+            yield fd
+        finally:
+            fs.unlock(fd)
+    finally:
+        fs.close(fd)
+
+
+def append(fs: Filesystem, fd: int, lines: bytes, sync: bool) -> None:
+    """Append whole lines to a locked file, and sync them where asked for or shared."""
+    size = fs.fstat(fd).st_size
+    if size and fs.pread(fd, 1, size - 1) != b"\n":
+        lines = movements.VOID + lines
+    fs.write_all(fd, lines)
+    if sync or fs.shared:
+        fs.fsync(fd)
+
+
+def lines_of(fs: Filesystem, fd: int) -> Iterator[bytes]:
+    """The whole lines of an open file, read in pieces; a torn last line is left out."""
+    rest, offset = b"", 0
+    while chunk := fs.pread(fd, 1 << 20, offset):
+        offset += len(chunk)
+        *whole, rest = (rest + chunk).split(b"\n")
+        yield from whole
+
+
+def pieces_of(fs: Filesystem, fd: int, offset: int) -> Iterator[bytes]:
+    """The whole lines of an open file from `offset` on, many at a time; a torn last line is left out."""
+    rest: list[bytes] = []
+    while chunk := fs.pread(fd, 1 << 20, offset):
+        offset += len(chunk)
+        end = chunk.rfind(b"\n") + 1
+        if end:
+            yield b"".join([*rest, chunk[:end]])
+            rest.clear()
+        rest.append(chunk[end:])
+
+
+def lines_from_end(fs: Filesystem, fd: int, bytes_max: int, piece: int = 1 << 16) -> Iterator[tuple[int, bytes]]:
+    """The whole lines of an open file with their offsets, the last one first, read in growing pieces from the end.
+
+    What does not lie wholly within the last `bytes_max` bytes is not read: only who gets offset 0 has seen all.
+    """
+    at, rest, torn = fs.fstat(fd).st_size, b"", True
+    least = max(0, at - bytes_max)
+    while at > least:
+        size = min(piece, at - least)
+        piece, at = piece * 4, at - size
+        data = fs.pread(fd, size, at) + rest
+        lines = data.split(b"\n")
+        end = at + len(data)
+        if torn and len(lines) > 1:  # what follows the last newline is no line yet
+            end, torn = end - len(lines.pop()) - 1, False
+        rest = lines[0]
+        for line in reversed(lines[1:]):
+            end -= len(line)
+            yield end, line
+            end -= 1
+    if not at and not torn:
+        yield 0, rest
+
+
+UNSOUND_MAX = 1000
+"""How many bad lines are looked at in one go."""
+
+
+def unsound(fs: Filesystem, fd: int, is_sound: Callable[[bytes], bool]) -> tuple[list[tuple[int, int]], int]:
+    """Offset and length of (at most `UNSOUND_MAX`) lines that make no sense; how many bytes of a torn line follow."""
+    found: list[tuple[int, int]] = []
+    offset = 0
+    for line in lines_of(fs, fd):
+        if len(found) < UNSOUND_MAX and is_bad(line, is_sound):
+            found.append((offset, len(line)))
+        offset += len(line) + 1
+    return found, max(0, fs.fstat(fd).st_size - offset)
+
+
+def is_bad(line: bytes, is_sound: Callable[[bytes], bool]) -> bool:
+    """Whether a line makes no sense, unless it is blank or was marked as void (it ends in `~`)."""
+    return bool(line.strip()) and not line.endswith(b"~") and not is_sound(line)
+
+
+def is_object(line: bytes) -> bool:
+    """Whether a line is a JSON object with an `op`, as in `queue.jsonl` and among the dead letters."""
+    try:
+        found = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return False
+    return isinstance(found, dict) and isinstance(found.get("op"), str)

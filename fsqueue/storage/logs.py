@@ -1,0 +1,206 @@
+"""A batch's movement log on disk: opened, locked, caught up with, appended to (docs/design.md, section 3).
+
+Three rules hold here. *Fresh look*: a log is opened through its directory. *Sure append*: under
+the lock, torn tails are voided first, what was written is synced (shared mounts) and read back.
+*Farewell*: a log that ends in `gone` is never appended to.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from fsqueue.errors import StorageError
+from fsqueue.filesystem import Filesystem, taken
+from fsqueue.format import movements
+from fsqueue.format.layout import Layout
+from fsqueue.format.names import Batch, TaskFileName, task_files_of
+from fsqueue.format.replay import ReplayState
+
+TAIL_BYTES = 1 << 16
+
+
+class Log:
+    """An open movement log and the replay state folded from it. Use it while `mutex` and file lock are held.
+
+    After any error within a critical section nothing here can be believed: `discard` it, and open
+    the batch anew.
+    """
+
+    __slots__ = (
+        "_held",
+        "batch",
+        "end",
+        "fd",
+        "fs",
+        "is_named_so",
+        "layout",
+        "lettered",
+        "lines",
+        "mutex",
+        "name",
+        "path",
+        "replay_state",
+        "single",
+        "sync",
+        "torn",
+    )
+
+    def __init__(self, fs: Filesystem, layout: Layout, batch: Batch, fd: int, sync: bool) -> None:
+        self.fd = -1
+        self.fs = fs
+        self.layout = layout
+        """Of the generation that the batch is in: another thread may have seen a later one."""
+        self.batch = batch
+        self.path = layout.log(batch)
+        self.sync = sync
+        self.mutex = taken.OwnedLock()
+        """Use `enter` and `leave`."""
+        self._held: list[taken.Held] = []
+        """What the thread that is inside has taken: looked up once a section."""
+        self.replay_state = ReplayState()
+        self.end = 0
+        """The offset behind the last whole line that was folded."""
+        self.torn = 0
+        """Bytes of a torn line behind `end`."""
+        self.lines: list[bytes] | None = None
+        """The lines of the task file, while they are needed."""
+        self.name: TaskFileName | None = None
+        """The task file's name as last seen or made: a hint."""
+        self.is_named_so = False
+        """Whether this process has seen the file under that name, or given it, and no other name was recorded since."""
+        self.single = False
+        """Whether the task file was seen to have one name: what renames it then leaves it with one."""
+        self.lettered: set[int] = set()
+        """Dead tasks whose letters this process has written."""
+        self.fd = fd
+        taken.disown(fd)  # from now on the finalizer closes it
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was discarded."""
+        return self.fd < 0
+
+    def discard(self, inherited: bool = False) -> None:
+        """Give a lock back, close the descriptor, and forget all.
+
+        What a forked child `inherited` it only closes: the lock is its parent's. The parent, for its part,
+        does not rely on closing, since a child may have the descriptor open, too.
+        """
+        fd = self.fd
+        if fd >= 0:
+            taken.own(fd, self.fs)
+            self.fd, self.lines = -1, None
+            try:
+                if not inherited:
+                    self.fs.unlock(fd)
+            except OSError:
+                pass  # the server has forgotten the lock, or the file
+            finally:
+                self.fs.close(fd)
+                taken.disown(fd)
+
+    def __del__(self) -> None:
+        fd = getattr(self, "fd", -1)  # missing if it was never made
+        if fd >= 0:  # the queue was dropped without being closed
+            self.fd = -1
+            self.fs.drop(fd)
+
+    def enter(self, wait_s: float = -1) -> bool:
+        """Take the mutex, waiting so long for other threads (by default as long as it takes). False: it stayed busy.
+
+        It is busy also for a signal handler that interrupts a section of its own thread. What breaks a section off
+        between two instructions reaches `abandon`, by `taken.give_back`.
+        """
+        held = taken.hands.mine.held
+        if self in held:
+            return False
+        held.append(self)
+        if self.mutex.acquire(False) or (wait_s and self.mutex.acquire(True, wait_s)):
+            self._held = held
+            return True
+        held.remove(self)
+        return False
+
+    def leave(self) -> None:
+        """Give the mutex back."""
+        held = self._held
+        self.mutex.release()
+        held.remove(self)
+
+    def abandon(self) -> None:
+        """Nothing here can be believed after a section that was broken off: discard it, and let others in."""
+        if self.mutex.is_mine():
+            self.discard()
+            self.mutex.release()
+
+    def after_fork(self) -> None:
+        """In a forked child: close what is the parent's."""
+        if not self.mutex.is_mine():  # else this very thread has forked in a section, which it goes on with
+            self.mutex = taken.OwnedLock()
+        self.discard(inherited=True)
+
+    def catch_up(self) -> None:
+        """Fold what others appended. Under the lock."""
+        data = self.fs.pread(self.fd, TAIL_BYTES, self.end)
+        if not data:
+            self.torn = 0
+            return
+        if len(data) == TAIL_BYTES:
+            data += self.fs.read_from(self.fd, self.end + TAIL_BYTES)
+        named = self.replay_state.names[-1:]
+        folded = self.replay_state.replay(data, self.end)
+        self.end += folded
+        if self.replay_state.names[-1:] != named:  # somebody renamed the task file
+            self.name = next(task_files_of(self.batch, self.replay_state.names[-1:]), None)
+        if b'"name"' in data:
+            self.is_named_so = False
+        self.torn = len(data) - folded
+
+    def next_offset(self) -> int:
+        """Where the next record will stand."""
+        return self.end + (self.torn + len(movements.VOID) if self.torn else 0)
+
+    def append(self, data: bytes) -> int:
+        """Append whole records, surely; returns the offset of the first. Under the lock, caught up."""
+        base = self.end
+        if self.torn:
+            base += self.torn
+            data = movements.VOID + data
+        fs, fd, size = self.fs, self.fd, len(data)
+        if fs.write(fd, data) != size:  # the disk is full; what was written is a torn tail now
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path)
+        if self.sync:
+            fs.fsync(fd)
+        if fs.pread(fd, size + 1, base) != data:
+            raise StorageError(
+                f"What was appended to {self.path} is not what is there: the lock was lost. Repeat the call."
+            )
+        self.end = base + size
+        if self.torn:
+            self.torn = 0
+            self.replay_state.damaged += 1
+            base += len(movements.VOID)
+        return base
+
+    def append_record(self, op: str, at: int, **fields: object) -> None:
+        """Append one record and fold it, as any reader would."""
+        self.write(movements.record(op, at, **fields))
+
+    def write(self, data: bytes) -> None:
+        """Append records and fold them, as any reader would."""
+        offset = self.append(data)
+        self.replay_state.replay(data, offset)
+
+    def records(self) -> bytes:
+        """All records, as the elements of a JSON array, each at its offset; void lines are blanks. Caught up."""
+        content = self.fs.read_from(self.fd, 0)[: self.end]
+        if not self.replay_state.damaged:
+            return content[:-1].replace(b"\n", b",")
+        lines = content.split(b"\n")[:-1]
+        kept = [number for number, line in enumerate(lines) if movements.parse(line) is not None]
+        last = kept[-1] if kept else -1
+        pieces = [b" " * (len(line) + 1) for line in lines]
+        for number in kept:
+            pieces[number] = lines[number] + (b"," if number < last else b" ")
+        return b"".join(pieces)

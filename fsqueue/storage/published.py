@@ -1,0 +1,145 @@
+"""Finding, reading, moving and removing a batch's published task file. Under the log's lock.
+
+The file's name changes with the time at which something inside is available, so a name is a hint:
+what was opened last, then the names in the log, then a listing of the shard (docs/design.md, section 4.5).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+from fsqueue.format import names, task_file
+from fsqueue.format.layout import Layout
+from fsqueue.format.names import TaskFileName
+from fsqueue.storage.logs import Log
+from fsqueue.storage.store import Store
+
+logger = logging.getLogger("fsqueue")
+
+LOST = object()
+"""In place of a payload that cannot be read any more."""
+
+
+def candidates(store: Store, log: Log) -> Iterator[TaskFileName]:
+    """The names the task file may have, likeliest first."""
+    seen: set[str] = set()
+    if log.name is not None:
+        seen.add(str(log.name))
+        yield log.name
+    for name in names.task_files_of(log.batch, reversed(log.replay_state.names)):
+        if str(name) not in seen:
+            seen.add(str(name))
+            yield name
+    for _ in range(2):  # one listing may be old: only two of them prove absence
+        # Names that were tried before, too: a process that lost the log's lock may have renamed the file meanwhile.
+        yield from names.task_files_of(log.batch, listed(store, log.layout, log.batch))
+
+
+def listed(store: Store, layout: Layout, batch: str) -> list[str]:
+    """The names that a listing of the shard shows for this batch."""
+    directory = f"{layout.tasks}/{layout.shard(batch)}"
+    return [
+        text
+        for text in store.fs.names(directory)
+        if text[14 : 14 + len(batch) + 1] == f"{batch}-" and names.parse_task_file(text)
+    ]
+
+
+def names_of(store: Store, layout: Layout, batch: str) -> list[TaskFileName]:
+    """Return the names of a batch's task files, in order. A listing can miss one: two are taken."""
+    texts = {text for _ in range(2) for text in listed(store, layout, batch)}
+    return list(names.task_files_of(batch, sorted(texts)))
+
+
+def read(store: Store, log: Log) -> list[bytes] | None:
+    """The lines of the task file, kept with the log; None if the file is proven absent."""
+    if log.lines is None:
+        for name in candidates(store, log):
+            try:
+                content = store.fs.read(log.layout.task_file(name))
+            except FileNotFoundError:
+                continue
+            log.name, log.is_named_so = name, True
+            log.lines = task_file.split_lines(content)
+            _make_single(store, log, name)
+            break
+    return log.lines
+
+
+def _make_single(store: Store, log: Log, name: TaskFileName) -> None:
+    """Remove the other names that a power loss left the file with (btrfs; see `Filesystem.rename`)."""
+    fs = store.fs
+    if fs.shared or log.single:
+        return
+    try:
+        links = fs.stat(log.layout.task_file(name)).st_nlink
+    except FileNotFoundError:  # not this name, or the whole generation has just been moved away
+        return
+    if links > 1:
+        for other in names.task_files_of(log.batch, listed(store, log.layout, log.batch)):
+            if other != name:
+                fs.unlink(log.layout.task_file(other))
+    log.single = True
+
+
+def payload(store: Store, log: Log, index: int) -> Any:
+    """A task's payload as it stands now, replaced or original; LOST if it cannot be read any more."""
+    if index in log.replay_state.payloads:
+        return log.replay_state.payloads[index]
+    lines = read(store, log)
+    try:
+        return LOST if lines is None else task_file.decode_task(lines[index])["payload"]
+    except (ValueError, IndexError):
+        return LOST
+
+
+def find(store: Store, log: Log) -> TaskFileName | None:
+    """Return the name that the file has; None if it is proven absent.
+
+    What the log says last may not have been done: its author died before renaming, or was told that it failed.
+    """
+    if not log.is_named_so:
+        for name in candidates(store, log):
+            if store.fs.exists(log.layout.task_file(name)):
+                log.name, log.is_named_so = name, True
+                break
+        else:
+            return None
+    return log.name
+
+
+def rename(store: Store, log: Log, target: TaskFileName) -> bool:
+    """Give the file the name `target`, whichever it has; whether it has it now.
+
+    A record that says so stands in the log already, and counts. A failure is only logged, so this is for names that
+    become later: one that is too early costs a look.
+    """
+    try:
+        return rename_surely(store, log, target)
+    except OSError as error:
+        logger.warning("%s could not be renamed to %s (%s); 'fsqueue gc' will do it", log.name, target, error)
+        return False
+
+
+def rename_surely(store: Store, log: Log, target: TaskFileName) -> bool:
+    """The same, but with an OSError if it fails. False: there is no such file."""
+    path = log.layout.task_file(target)
+    log.is_named_so = False
+    for name in candidates(store, log):
+        if name != target and store.fs.rename(log.layout.task_file(name), path):
+            break
+    else:
+        if not store.fs.exists(path):
+            return False
+    log.name, log.is_named_so = target, True
+    return True
+
+
+def remove(store: Store, log: Log) -> None:
+    """Unlink the task file, under all names that it has. If it is not found, the shard is listed."""
+    for name in candidates(store, log):
+        _make_single(store, log, name)
+        if store.fs.unlink(log.layout.task_file(name)):
+            return

@@ -1,0 +1,108 @@
+"""Choose the time of a record, and correct a log whose time is far ahead (docs/design.md, section 9).
+
+`at` does not run backwards in a log. One record of a writer whose clock was a month ahead would therefore delay all
+later ones: leases would end, and failed tasks come back, a month late. If the file's own timestamp is long before
+such an `at`, the `at` is wrong. The next writer then appends a `clock` record, which corrects the log's time. It is in
+the log, so that all readers agree.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fsqueue.format import movements, names
+from fsqueue.format.movements import Range, to_ranges
+from fsqueue.format.names import TaskFileName
+from fsqueue.format.replay import AVAILABLE, LEASED, ReplayState
+from fsqueue.storage.logs import Log
+from fsqueue.storage.store import Store
+
+FAR_MS = 15 * 60_000
+"""A smaller difference between hosts' clocks is tolerated. A time that is further ahead is an error."""
+RESCHEDULING = frozenset({"lease", "renew", "release", "fail", "revoke", "commit"})
+"""Records that set the time at which a task becomes available, or at which its lease ends."""
+
+
+def present(store: Store, log: Log) -> int:
+    """Return the `at` of a record that is about to be appended: now, or the log's own time if that is later.
+
+    Call it under the log's lock, with the log caught up, and before a record is replayed that is not written yet.
+    OSError as from any append.
+    """
+    now, last = store.clock.now_ms(), log.replay_state.at
+    if last <= now:
+        return now
+    if last - now > FAR_MS and set_right(store, log):
+        return max(now, log.replay_state.at)
+    return last
+
+
+def is_ahead(store: Store, replay_state: ReplayState) -> bool:
+    """Tell whether a log's time is ahead of the file server's by more than FAR_MS."""
+    return replay_state.at > store.clock.now_ms() + FAR_MS
+
+
+def is_of_the_future(store: Store, name: TaskFileName) -> bool:
+    """Tell whether the clock was far ahead that gave an untouched task file its birth and its due time."""
+    born = names.birth_ms(name.batch)
+    return name.available_at >= born > store.clock.now_ms() + FAR_MS
+
+
+def set_right(store: Store, log: Log, certain: bool = False) -> bool:
+    """Correct a log's time if it is far ahead of the present and of the file's own timestamp. Return whether it was.
+
+    Call it under the log's lock, with the log caught up. The file server stamps the file at each append. So a record
+    far beyond the last timestamp was written by a wrong clock. If the timestamp agrees with the record, this host's
+    clock may be the wrong one: then nothing is done, unless `certain`.
+    """
+    now, last = store.clock.now_ms(), log.replay_state.at
+    if last <= now + FAR_MS:
+        return False
+    if not certain:
+        now = max(now, store.fs.fstat(log.fd).st_mtime_ns // 1_000_000)
+        if last <= now + FAR_MS:
+            return False
+    content = store.fs.read_from(log.fd, 0)[: log.end]
+    times = shifted(content, now)
+    log.append_record("clock", now, tasks=_ranges(sorted(times)), since=[times[index] for index in sorted(times)])
+    return True
+
+
+def shifted(content: bytes, now: int) -> dict[int, int]:
+    """Return new times for the open tasks whose times come from records later than `now`.
+
+    The time is that at which the task becomes available, or its lease ends. If it was a minute after such a record, it
+    is now a minute from `now`. Times from earlier records stay.
+    """
+    replay_state, offset = ReplayState(), 0
+    written: dict[int, int] = {}
+    for line in content.split(b"\n")[:-1]:
+        record = movements.parse(line)
+        if record is not None:
+            replay_state.apply(record, offset)
+            if record["op"] == "clock" and record["at"] == replay_state.at:
+                written.update(dict.fromkeys(_tasks_of(record), replay_state.at))
+            elif record["op"] in RESCHEDULING:
+                for index in _tasks_of(record) or range(replay_state.count):
+                    if index < replay_state.count and replay_state.version[index] == offset:
+                        written[index] = replay_state.at
+        offset += len(line) + 1
+    return {
+        index: max(0, now + replay_state.since[index] - at)
+        for index, at in written.items()
+        if at > now
+        and replay_state.state[index] in (AVAILABLE, LEASED)
+        and replay_state.version[index] != replay_state.base_version
+    }
+
+
+def _tasks_of(record: dict[str, Any]) -> list[int]:
+    """Return the tasks that a record names; none if its ranges are damaged."""
+    try:
+        return movements.from_ranges((start, min(end, names.BATCH_TASKS_MAX)) for start, end in record["tasks"])
+    except (KeyError, TypeError, ValueError):
+        return []
+
+
+def _ranges(tasks: list[int]) -> list[Range]:
+    return to_ranges(tasks) if tasks else []

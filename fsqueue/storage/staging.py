@@ -1,0 +1,199 @@
+"""Task files on their way in: staged invisibly under a lock, then published by one rename.
+
+Order (docs/design.md, section 4.2, invariants 1 and 4): write, sync, rename into the shard, sync the shard.
+A crash before the rename leaves a staged file that upkeep reaps after a day; the lock keeps it
+from reaping one whose writer lives.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from fsqueue.errors import StorageError
+from fsqueue.format import names
+from fsqueue.format.layout import Layout
+from fsqueue.format.names import TaskFileName
+from fsqueue.storage.store import Store
+
+LOCK_S = 1.0
+"""How long to wait for the lock of a file that was made just now: only who takes it for an orphan has it."""
+LATE_S = 60.0
+"""Who gets the lock later than that after making the file was stopped in between: is the file there still?"""
+AWAY_S = 43_200.0
+"""Half the age at which `gc` reaps staged files. An inserter that was away for so long may have lost its lock."""
+
+
+@dataclass(slots=True)
+class Staged:
+    """A task file in staging: open, locked, written and synced."""
+
+    fd: int
+    path: str
+    name: TaskFileName
+    layout: Layout
+    began: float
+    """When it was made, on the clock that never jumps."""
+
+    def close(self, store: Store) -> None:
+        """Give up the lock, whether it was published or not."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            try:
+                store.fs.unlock(fd)
+            finally:
+                store.fs.close(fd)
+
+
+def stage(store: Store, layout: Layout, pieces: Sequence[bytes | memoryview], tasks: int, at: int) -> Staged:
+    """Write a new batch of so many tasks, available `at`, into a generation's staging, locked, and not synced yet.
+
+    FileNotFoundError if somebody took it for an orphan before it was locked: repeat.
+    """
+    fs = store.fs
+    name = TaskFileName(at, names.new_batch(store.entropy, store.clock.now_ms()), tasks)
+    path = layout.staged(name)
+    began = store.clock.monotonic()
+    fd = fs.create(path, store.sync_inserts)
+    staged = Staged(fd, path, name, layout, began)
+    try:
+        locked = fs.lock(fd, store.clock, store.entropy, LOCK_S)
+        late = store.clock.monotonic() - began > LATE_S
+        if not locked or (late and not fs.same_file(fd, path)):
+            raise FileNotFoundError(errno.ENOENT, "the staged file was taken for an orphan before it was locked", path)
+        fs.write_all(fd, b"".join(pieces))
+        if store.sync_inserts:
+            fs.drop_cached(fd)  # write now: else the sync of each of many waits for a commit of the journal
+    except BaseException:
+        staged.close(store)
+        fs.unlink(path)
+        raise
+    return staged
+
+
+def publish(store: Store, layout: Layout, batches: list[Staged]) -> Iterator[Staged]:
+    """Make staged batches visible, one after the other as they are taken from here; in the end they are durable.
+
+    FileNotFoundError if the generation has gone meanwhile.
+    """
+    directories = sorted({shard_directory(layout, staged.name) for staged in batches})
+    prepare(store, layout, directories)
+    for staged in batches:
+        move(store, staged)
+        yield staged
+    if store.sync_inserts:
+        sync_shards(store, layout, [staged.name for staged in batches])
+
+
+def sync_shards(store: Store, layout: Layout, published: Sequence[TaskFileName]) -> None:
+    """Make the names of published files durable."""
+    for directory in sorted({shard_directory(layout, name) for name in published}):
+        with suppress(FileNotFoundError):  # all its files have finished, or the purge that took it is found out next
+            store.fs.sync_directory(directory)
+
+
+def sync(store: Store, batches: list[Staged]) -> None:
+    """Make what is staged durable: before a record names it, and before it gets its name."""
+    if store.sync_inserts:
+        for staged in batches:
+            store.fs.fsync(staged.fd)
+
+
+def prepare(store: Store, layout: Layout, directories: list[str]) -> None:
+    """Make the shards' directories that are missing, and sync their names together."""
+    new = [directory for directory in directories if directory not in store.shards_made]
+    for directory in new:
+        store.fs.make_directory(directory)
+    if new:
+        if store.sync_inserts:
+            store.sync_names(layout.tasks)
+        store.shards_made.update(new)
+
+
+def shard_directory(layout: Layout, name: TaskFileName) -> str:
+    """The directory that a task file is published into."""
+    return f"{layout.tasks}/{layout.shard(name.batch)}"
+
+
+def move(store: Store, staged: Staged) -> None:
+    """Rename a staged batch into its shard, not syncing that yet. Its name is fresh: nothing is overwritten.
+
+    A reply that says "not there" may be a lost one's repeat, and by then others may have leased the batch, and
+    given its file another name, or finished it. But nobody else touches a staged file that is locked and younger than
+    a day: if it is gone from there although no purge has begun, it was published. An inserter that was away for longer
+    has no such proof. Its lock may be lost, and `gc` may have removed the file. StorageError then, unless the batch
+    shows in its shard.
+    """
+    fs, target = store.fs, staged.layout.task_file(staged.name)
+    if _into_shard(store, staged.layout, staged.name) or fs.same_file(staged.fd, target):
+        return
+    if not fs.exists(staged.path):
+        store.refresh(now=True)
+        if store.layout is staged.layout:
+            away_s = store.clock.monotonic() - staged.began
+            if away_s < AWAY_S or _shows(store, staged):
+                return
+            raise StorageError(
+                f"This process was stopped or cut off for {away_s / 3600:.0f} hours while it inserted "
+                f"{staged.name.count} tasks into {store.path}. Their staged file is gone, and they do not show in the "
+                "queue: most likely 'gc' removed it. Check whether they were executed; if not, insert them again."
+            )
+    store.shards_made.clear()
+    raise FileNotFoundError(2, "the staged file has gone: the queue was purged or deleted meanwhile", staged.path)
+
+
+def _into_shard(store: Store, layout: Layout, name: TaskFileName) -> bool:
+    """Rename a staged file into its shard; whether that was done.
+
+    Cleaners of scratch space remove empty directories: the shard's is made anew, if that is what is missing.
+    """
+    source, target = layout.staged(name), layout.task_file(name)
+    if store.fs.rename(source, target):
+        return True
+    directory = shard_directory(layout, name)
+    if not store.fs.exists(source):
+        return False
+    store.shards_made.discard(directory)
+    prepare(store, layout, [directory])
+    return store.fs.rename(source, target)
+
+
+def _shows(store: Store, staged: Staged) -> bool:
+    """Return whether the shard has a task file or a log of this batch: then it was published."""
+    layout, batch = staged.layout, staged.name.batch
+    listed = map(names.parse_task_file, store.fs.names(shard_directory(layout, staged.name)))
+    return any(name is not None and name.batch == batch for name in listed) or store.fs.exists(layout.log(batch))
+
+
+def files(store: Store, layout: Layout) -> list[TaskFileName]:
+    """The staged task files, as a listing shows them."""
+    found = map(names.parse_task_file, store.fs.names(layout.staging))
+    return [name for name in found if name is not None]
+
+
+def has(store: Store, layout: Layout, batch: str) -> bool:
+    """Return whether a listing shows a staged task file of this batch."""
+    return any(name.batch == batch for name in files(store, layout))
+
+
+def publish_named(store: Store, layout: Layout, staged: str) -> bool:
+    """Publish a staged file that a record names; whether it was done here.
+
+    Its author may live, and do the same: of two who rename it one does, and the other finds it published.
+    """
+    name = names.parse_task_file(staged)
+    if name is None:
+        return False
+    try:
+        store.fs.close(store.fs.look(layout.staged(name), os.O_RDWR))
+    except OSError:  # it is published, or this user may only look
+        return False
+    directory = shard_directory(layout, name)
+    prepare(store, layout, [directory])
+    done = _into_shard(store, layout, name)
+    if done and store.sync_inserts:
+        store.fs.sync_directory(directory)
+    return done

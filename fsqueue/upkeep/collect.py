@@ -1,0 +1,379 @@
+"""Upkeep: what crashes left behind and nobody met, old history, and trash (docs/design.md, section 4.11).
+
+Everything here may run at any time, while others work, and be stopped at any moment.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import time
+from collections import Counter
+from collections.abc import Callable
+
+from fsqueue.errors import FULL, LockTimeout, StorageError
+from fsqueue.filesystem import NOT_FILES, Filesystem, results
+from fsqueue.filesystem.held import Held
+from fsqueue.format import names
+from fsqueue.format.layout import is_doctors
+from fsqueue.format.names import Batch, Day, Generation, TaskFileName
+from fsqueue.format.replay import DEAD, ReplayState
+from fsqueue.models import GcReport
+from fsqueue.protocol import finishing, transitions
+from fsqueue.storage import commits, deadletters, history, nested, nodes, published, record_times, staging
+from fsqueue.storage.logs import Log
+from fsqueue.storage.store import Store
+from fsqueue.upkeep import doctorplaces, trash
+from fsqueue.views import inspection
+from fsqueue.wording import counted
+
+logger = logging.getLogger("fsqueue")
+
+STAGED_AGE_S = 86_400
+"""A staged file is reaped a day after it was written, if nobody has it locked and no record names it."""
+ATTEMPT_AGE_S = 7 * STAGED_AGE_S
+"""What was staged for a commit is reaped a week after its last file: its other parts may take days."""
+
+
+NODE_AGE_S = 7 * STAGED_AGE_S
+"""The failures in a row on a node are forgotten a week after the last: they say nothing of today."""
+
+
+class Refused:
+    """What the system refused, a line for each kind of error: a user who may only read would get one for each file."""
+
+    def __init__(self) -> None:
+        self.first: dict[int, OSError] = {}
+        self.count: Counter[int] = Counter()
+
+    def add(self, error: OSError) -> None:
+        """Remember an error."""
+        code = error.errno or 0
+        self.first.setdefault(code, error)
+        self.count[code] += 1
+
+    def warn(self, what: Callable[[int], str]) -> None:
+        """Log a warning for each kind. `what` says what was refused so many times."""
+        for code, error in self.first.items():
+            logger.warning("%s; the first because of %s", what(self.count[code]), error)
+
+
+def gc(store: Store, touch: bool = False, history_days: int | None = None) -> GcReport:
+    """Go through a queue and mend what can be mended; locked batches are left for the next time.
+
+    What makes room comes first, and what a full disk has no room for is passed by until the end.
+    """
+    store.refresh(now=True)
+    report = GcReport()
+    generations(store, report)
+    if history_days is not None:
+        _history(store, history_days, report)
+    report.trash_reaped = trash.reap_own(store.fs, store.path, store.queue_state.id)
+    report.trash_reaped += reap_doctors(store.fs, store.path, store.clock.now_ms() / 1000)
+    report.trash_reaped += reap_results(store)
+    _staging(store, report)
+    nodes.forget(store, NODE_AGE_S)
+    full = _apply_decided(store, report)
+    missed = bool(full)
+    begun = inspection.shards_with_logs(store)  # a log that is made later is for the next upkeep
+    refused = Refused()
+    for shard in inspection.shards(store):
+        full += _shard(store, shard, shard in begun, report, refused)
+    refused.warn(lambda count: f"passed over {counted(count, 'batch', 'batches')} of {store.path}")
+    if missed:  # the shards may have made room
+        full += _apply_decided(store, report)
+    if touch:
+        report.touched = refresh(store)
+    if full:
+        raise full[0]
+    return report
+
+
+def _apply_decided(store: Store, report: GcReport) -> list[OSError]:
+    """Publish what retries recorded and commits decided; return the error if there was no room.
+
+    Before any batch is judged: a power loss may have put task files back into staging whose batches have logs.
+    """
+    try:
+        report.retries_published += deadletters.publish_pending(store)
+        report.commits_applied += commits.apply_pending(store)
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        return [error]
+    return []
+
+
+def refresh(store: Store) -> int:
+    """Set the times of every file that the queue needs to now; returns how many those are.
+
+    What is staged or proposed is left alone: its age tells whether its author lives. PermissionError if it may not be
+    done to a single one.
+    """
+    layout, refused = store.layout, Refused()
+    files, directories, touched = [layout.settings_file, layout.doorbell], [layout.base], 0
+    while directories:
+        directory = directories.pop()
+        for name, kind in store.fs.entries(directory):
+            path = f"{directory}/{name}"
+            if kind == "file" and names.parse_ballot_file(name) is None:
+                files.append(path)
+            elif kind == "directory" and path not in (layout.staging, layout.pending):
+                directories.append(path)
+        for path in files:
+            try:
+                store.fs.touch(path)
+                touched += 1
+            except FileNotFoundError:
+                pass  # it has been dealt with meanwhile
+            except PermissionError as error:
+                refused.add(error)
+        files = []
+    if not touched and refused.first:
+        raise next(iter(refused.first.values()))
+    refused.warn(lambda count: f"could not set the times of {counted(count, 'file')} of {store.path}")
+    return touched
+
+
+def _shard(store: Store, shard: names.Shard, has_logs: bool, report: GcReport, refused: Refused) -> list[OSError]:
+    """The batches of a shard; the errors of those for which there was no room."""
+    full = []
+    files: dict[str, TaskFileName] = {}
+    for text in store.fs.names(f"{store.layout.tasks}/{shard}"):
+        name = names.parse_task_file(text)
+        if name is None:
+            report.stray += 0 if text.startswith(".nfs") else 1
+            continue
+        files[name.batch] = name
+    for text in store.fs.names(f"{store.layout.logs}/{shard}") if has_logs else ():
+        batch = names.parse_log_file(text)
+        if batch is None:
+            report.stray += 0 if text.startswith(".nfs") else 1
+            continue
+        try:
+            replay_state = inspection.read_replay_state(store, batch)
+            at_work = replay_state is not None and replay_state.left and batch in files and not replay_state.done[DEAD]
+            if (
+                not at_work
+                or is_late(replay_state, files[batch])
+                or (replay_state and record_times.is_ahead(store, replay_state))
+            ):
+                mend(store, batch, files.get(batch), report)
+        except LockTimeout:
+            report.busy += 1
+        except OSError as error:
+            if error.errno in FULL:
+                full.append(error)
+                continue
+            if error.errno not in (*NOT_FILES, errno.EACCES, errno.EPERM, errno.EIO):
+                raise
+            logger.debug("batch %s of %s was passed over: %s", batch, store.path, error)
+            refused.add(error)
+            report.stray += 1
+    return full
+
+
+def is_late(replay_state: ReplayState | None, name: TaskFileName) -> bool:
+    """Whether a file's name promises a later time than the truth: a renaming failed, or its author died before it."""
+    due = replay_state.next_time() if replay_state is not None else None
+    return due is not None and due < name.available_at
+
+
+def mend(store: Store, batch: Batch, name: TaskFileName | None, report: GcReport) -> None:
+    """One log with leftovers: unfinished finishing, missing letters, a file that is gone, or nothing in it."""
+    try:
+        with transitions.locked(store, batch, finishing.WAIT_S) as log:
+            log.name = log.name or name
+            replay_state = log.replay_state
+            record_times.set_right(store, log)
+            if replay_state.count and not replay_state.left:
+                finishing.finish(store, log)
+                report.finished += 1
+            elif published.read(store, log) is None and not publish_again(store, log):
+                if not replay_state.count:
+                    finishing.retire(store, log)
+                    report.finished += 1
+                else:
+                    report.finished += finishing.settle_loss(store, log)
+            else:
+                if replay_state.done[DEAD]:
+                    report.letters_added += finishing.missing_letters(store, log)
+                if name is not None and is_late(replay_state, name):
+                    target = name.at(replay_state.next_time() or 0)
+                    log.name = name
+                    log.append_record(
+                        "move", record_times.present(store, log), **{"from": str(name), "name": str(target)}
+                    )
+                    report.renamed += published.rename(store, log, target)
+                    store.notify()
+    except FileNotFoundError:
+        pass
+
+
+def publish_again(store: Store, log: Log) -> bool:
+    """A task file that is back in staging although somebody has leased from it; whether there was one.
+
+    A power loss leaves that, if it came before the inserter had synced the name.
+    """
+    staged = [str(name) for name in staging.files(store, log.layout) if name.batch == log.batch]
+    published = any(staging.publish_named(store, log.layout, name) for name in staged)
+    if published:
+        store.notify()
+    return published
+
+
+def write_letters(store: Store) -> None:
+    """Write the dead letters that are still missing, because the disk was full or a lock busy; best effort."""
+    known: set[str] | None = None
+    refused = Refused()
+    for shard in inspection.shards(store):
+        for batch in inspection.logs(store, shard):
+            try:
+                replay_state = inspection.read_replay_state(store, batch)
+                if replay_state is None or not replay_state.done[DEAD]:
+                    continue
+                known = known or deadletters.Ids(store).known()
+                dead = (names.task_id(batch, index) for index, state in enumerate(replay_state.state) if state == DEAD)
+                if not known.issuperset(dead):
+                    mend(store, batch, None, GcReport())
+            except OSError as error:
+                refused.add(error)
+            except LockTimeout as error:
+                logger.warning("dead letters of batch %s of %s are not written yet: %s", batch, store.path, error)
+    refused.warn(
+        lambda count: f"could not write the dead letters of {counted(count, 'batch', 'batches')} of {store.path} yet"
+    )
+
+
+def _staging(store: Store, report: GcReport) -> None:
+    layout = store.layout
+    for identity in commits.proposals(store, layout):
+        if is_abandoned(store, layout.proposal(identity)):
+            commits.settle(store, layout, identity)
+    for text in store.fs.names(layout.commits):
+        reap_ballot(store, text)
+    for text in store.fs.names(layout.staging):
+        if names.parse_attempt(text) or names.is_gone(text):
+            report.attempts_reaped += reap_attempt(store, text)
+        else:
+            report.staged_reaped += reap_staged(store, text)
+
+
+def reap_ballot(store: Store, text: str) -> bool:
+    """Remove a ballot whose author died before it proposed; one that lives is told, and can publish again."""
+    identity = names.parse_ballot_file(text)
+    if identity is None or not is_abandoned(store, store.layout.ballot(identity)):
+        return False
+    return not store.fs.exists(store.layout.proposal(identity)) and store.fs.unlink(store.layout.ballot(identity))
+
+
+def reap_attempt(store: Store, text: str) -> bool:
+    """Remove what was staged for a commit and not added to for a week, or applied, or what is left of that."""
+    layout, attempt = store.layout, names.parse_attempt(text)
+    path = f"{layout.staging}/{text}"
+    try:
+        if attempt is None:
+            return names.is_gone(text) and commits.drop(store, path)
+        return is_abandoned(store, path, ATTEMPT_AGE_S) and commits.reap(store, layout, *attempt)
+    except (StorageError, FileNotFoundError) as error:  # a lock is busy, a record damaged, or somebody else was at it
+        logger.warning("%s is left as it is: %s", path, error)
+        return False
+
+
+def is_abandoned(store: Store, path: str, age_s: float = STAGED_AGE_S) -> bool:
+    """Whether a file is so old that nobody can be at it but a writer who has it locked; False if it is gone."""
+    try:
+        return store.fs.stat(path).st_mtime <= store.clock.now_ms() / 1000 - age_s
+    except OSError:
+        return False
+
+
+def reap_staged(store: Store, text: str) -> bool:
+    """Reap an old staged file whose writer is dead: lock first, then look whether any record names it.
+
+    Only task files and probes of the clock are staged as files; what has another name was put there by somebody else.
+    """
+    name, path = names.parse_task_file(text), f"{store.layout.staging}/{text}"
+    if (name is None and not names.is_probe(text)) or not is_abandoned(store, path):
+        return False
+    try:
+        fd = store.fs.look(path, os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        if name is not None and inspection.read_replay_state(store, name.batch) is not None:
+            return False  # it was published once: see `publish_again`
+        if store.fs.try_lock(fd) and store.fs.same_file(fd, path) and text not in deadletters.staged_names(store):
+            return store.fs.unlink(path)
+        return False
+    finally:
+        store.fs.close(fd)
+
+
+def generations(store: Store, report: GcReport) -> None:
+    """Earlier generations that a purge left in place go into the trash.
+
+    The look at `queue.jsonl` after the listing proves that they were listed in this queue, and not in its successor.
+    """
+    found = store.fs.names(store.path)
+    store.refresh(now=True)
+    for text in found:
+        if (generation := over(store, text)) is not None:
+            report.generations_trashed += to_trash(store, store.path, generation)
+
+
+def over(store: Store, name: str) -> Generation | None:
+    """Return a generation of this queue that nobody reads, nor ever will; None if the name is not that of one."""
+    generation = names.parse_generation(name)
+    if generation is None or generation[1] != store.queue_state.id or generation[0] >= store.queue_state.generation:
+        return None
+    return names.generation(*generation)
+
+
+def to_trash(store: Store, holder: str, tree: Generation | Day) -> bool:
+    """Move a tree in the directory `holder` into the queue's trash; False if it is gone, or a queue stands in it."""
+    return not nested.spared(store.fs, f"{holder}/{tree}") and store.discard(holder, tree)
+
+
+def reap_doctors(fs: Filesystem, directory: str, now_s: float) -> int:
+    """Remove what killed doctors of this user left in `directory` a day ago; how many of their places and files went.
+
+    What proves that is said in `doctorplaces.reap`.
+    """
+    found = [name for name in fs.names(directory) if is_doctors(name)]
+    if not found:
+        return 0
+    try:
+        with Held.at(directory) as held:
+            return doctorplaces.reap(held, found, now_s)
+    except OSError as error:
+        logger.warning("what killed doctors left in %s could not be reaped: %s", directory, error)
+        return 0
+
+
+def reap_results(store: Store) -> int:
+    """Remove what this user's killed workers left of results, on any host; how many private directories went."""
+    try:
+        return results.reap(store.fs, store.layout.results, store.clock.now_ms() / 1000)
+    except OSError as error:
+        logger.warning("what killed workers left in %s could not be reaped: %s", store.layout.results, error)
+        return 0
+
+
+def _history(store: Store, keep_days: int, report: GcReport) -> None:
+    oldest = time.strftime("%Y-%m-%d", time.gmtime(store.clock.now_ms() / 1000 - keep_days * 86_400))
+    for day in history.days(store):
+        if day < oldest and to_trash(store, store.layout.history_days, day):
+            report.history_days_removed += 1
+
+
+Reaping = trash.Reaping
+
+
+def reap(path: object) -> Reaping:
+    """Remove what deleted queues left in a directory, each after its proof, and say what was left alone and why.
+
+    If the directory is a queue itself, what is in its own trash goes, too.
+    """
+    return trash.reap(path)

@@ -1,0 +1,482 @@
+"""How a queue is doing: rates, how long leases take, failures by reason, the oldest leases (TaskMaster, section 3.5).
+
+All of it comes from what the other verbs write anyway, and is cheap however many tasks there are: the names of the
+task files tell what was inserted when, the logs what is at work, the ends of the history what has finished. Of logs,
+and of the shards' histories, a bounded number is read, drawn at random; those stand for the others. Nothing is locked,
+and nothing changes.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from heapq import nlargest, nsmallest
+from typing import Any, NamedTuple
+
+import orjson
+
+from fsqueue.format import names
+from fsqueue.format.replay import AVAILABLE, COMPLETED, DEAD, LEASED, ReplayState
+from fsqueue.models import DeadLetter
+from fsqueue.storage import deadletters, history
+from fsqueue.storage.store import Store
+from fsqueue.views import inspection
+
+WINDOWS_S = (60.0, 3600.0)
+"""What rates are averages over, unless the caller says: the second where work goes on, but too little was finished in
+the first."""
+FEW = 30
+"""So many finished tasks are enough."""
+LEAST_S = 1.0
+"""A window that is shorter tells no rate."""
+LOGS_MAX, LOGS_BYTES_MAX = 512, 4 << 20
+"""So many logs are read at most, none after so many bytes of them, ..."""
+HISTORY_BYTES_MAX = 4 << 20
+"""... and no further shard's history after so many bytes of that; of one shard's as many at most."""
+LETTERS_BYTES_MAX = 1 << 20
+"""How much is read of the dead letters, from their ends."""
+OLDEST, REASONS = 10, 20
+"""How many of the oldest leases, and of the most frequent reasons, are told."""
+STILL_S = 10.0
+"""If nobody holds a task, and none was finished for so long, nobody works."""
+PIECES = 10
+"""Into how many pieces a window is cut, to see how much a rate varies."""
+QUANTILE = 2.26
+"""Student's t, 9 degrees of freedom: 19 of 20 times the rate lies within so many standard errors."""
+
+_NUMBER = re.compile(r"(?<![0-9])(?<!exit status )[0-9]+")
+HEADLINE_CHARS_MAX = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """Tasks a second (`per_s`), on average over the last `over_s` seconds, with its standard error.
+
+    The error is that of batch means (Law and Kelton): the window is cut into ten pieces, and the spread of what
+    happened in each tells how far the average may be from the rate at which things go on. Where only a part of the
+    files was read, the spread between those is added to it.
+    """
+
+    per_s: float
+    error: float
+    over_s: float
+
+
+class TimeLeft(NamedTuple):
+    """Seconds until all is finished at the present rate; 19 of 20 times from `least_s` to `most_s` (None: no end)."""
+
+    likely_s: float
+    least_s: float
+    most_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A lease that somebody holds: the id of its first task, how many of its batch it holds, since and until when.
+
+    Times are Unix seconds on the file server's clock. `worker`: host, pid, address, Slurm job, as it said itself.
+    """
+
+    id: str
+    tasks: int
+    since: float
+    until: float
+    attempt: int
+    worker: dict[str, Any] | None
+
+
+@dataclass(slots=True)
+class Failure:
+    """Failures whose reasons differ in numbers only (but for exit statuses); `reason` is the first line of one.
+
+    `dead` of them were given up; `retrying` tasks failed last time and come back. `last` is Unix seconds, if known.
+    """
+
+    reason: str
+    dead: int = 0
+    retrying: int = 0
+    last: float | None = None
+    example: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """How a queue is doing. `at`: Unix seconds on the file server's clock.
+
+    Rates of insertion, of leasing, of completion, and of finishing (completed or given up); None where they are not
+    known: the queue keeps no history, or more happened within a second than is read. Those of work begin with the
+    first lease, if it is younger than the window.
+
+    `lease_s`: how long a completed task had been leased, on average over the window, in seconds; `lease_error` its
+    standard error, `measured` the number of tasks that it comes from. `work_s`: how long the work on them took, on
+    average, which is less where workers lease ahead.
+
+    `share`: the part of the logs, or of the shards' histories if that is less, that was read; of the others, the oldest
+    leases and the tasks that come back are not among those told. `whole_reasons`: whether all dead letters were read.
+
+    `is_worked`: whether somebody works, that is holds a task in time, or has finished one within the last ten seconds.
+    `holders`: who holds tasks, each as JSON, in what was read; None: not known.
+    """
+
+    at: float
+    inserted: Rate | None
+    leased: Rate | None
+    completed: Rate | None
+    finished: Rate | None
+    lease_s: float | None
+    lease_error: float | None
+    measured: int
+    share: float
+    oldest: list[Held] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    whole_reasons: bool = True
+    is_worked: bool = True
+    holders: frozenset[bytes] | None = None
+    work_s: float | None = None
+
+    @property
+    def workers(self) -> int | None:
+        """How many workers hold tasks, as far as logs were read (`share`); None: not known."""
+        return None if self.holders is None else len(self.holders)
+
+    def left(self, remaining: int) -> TimeLeft | None:
+        """When `remaining` tasks will be finished, if things go on and nothing is added.
+
+        None: not known, or nobody works.
+
+        What is to come varies as what has been: over a time of so many windows, by the error over the root of those.
+        """
+        if self.finished is None or not self.finished.per_s or not self.is_worked:
+            return None
+        if not remaining:
+            return TimeLeft(0.0, 0.0, 0.0)
+        rate = self.finished.per_s
+        likely_s = remaining / rate
+        spread = QUANTILE * self.finished.error * math.sqrt(1 + self.finished.over_s / likely_s)
+        return TimeLeft(likely_s, remaining / (rate + spread), remaining / (rate - spread) if rate > spread else None)
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it, ready for JSON; of who holds tasks the number."""
+        found = asdict(self) | {"workers": self.workers}
+        del found["holders"]
+        return found
+
+
+def headline(reason: str) -> str:
+    """The first line of a reason, cut."""
+    return reason.partition("\n")[0][:HEADLINE_CHARS_MAX]
+
+
+def alike(reason: str) -> str:
+    """What reasons have in common that differ in numbers only (but for exit statuses)."""
+    return _NUMBER.sub("#", headline(reason))
+
+
+def activity(store: Store, window_ms: int | None = None) -> Activity:
+    """How the queue is doing, over a window of so many milliseconds, or one that suits it."""
+    store.refresh(now=True)
+    while True:
+        found = _activity(store, window_ms)
+        if not store.refresh(now=True):  # what is seen while a queue is purged is of no moment
+            return found
+
+
+def together(found: Sequence[Activity]) -> Activity:
+    """Several queues as one: sums of rates, means over all measured tasks, all failures and the oldest leases."""
+    measured = sum(one.measured for one in found)
+    holders = [one.holders for one in found if one.holders is not None]
+    weighed = [(one.measured / measured, one) for one in found if one.measured]
+    return Activity(
+        at=max((one.at for one in found), default=0.0),
+        inserted=_sum([one.inserted for one in found]),
+        leased=_sum([one.leased for one in found]),
+        completed=_sum([one.completed for one in found]),
+        finished=_sum([one.finished for one in found]),
+        lease_s=sum(weight * (one.lease_s or 0) for weight, one in weighed) if weighed else None,
+        lease_error=math.hypot(*(weight * (one.lease_error or 0) for weight, one in weighed)) if weighed else None,
+        measured=measured,
+        share=min((one.share for one in found), default=1.0),
+        oldest=nsmallest(OLDEST, (held for one in found for held in one.oldest), key=lambda held: held.since),
+        failures=_most_frequent(_merged(failure for one in found for failure in one.failures)),
+        whole_reasons=all(one.whole_reasons for one in found),
+        is_worked=any(one.is_worked for one in found),
+        holders=frozenset().union(*holders) if holders and len(holders) == len(found) else None,
+        work_s=sum(weight * (one.work_s or 0) for weight, one in weighed) if weighed else None,
+    )
+
+
+def _sum(rates: Sequence[Rate | None]) -> Rate | None:
+    known = [rate for rate in rates if rate is not None]
+    if len(known) < len(rates) or not known:
+        return None
+    return Rate(
+        sum(rate.per_s for rate in known),
+        math.hypot(*(rate.error for rate in known)),
+        max(rate.over_s for rate in known),
+    )
+
+
+# -- reading -----------------------------------------------------------------------------------------
+
+
+def _activity(store: Store, window_ms: int | None) -> Activity:
+    survey = _Survey(store, round(WINDOWS_S[0] * 1000) if window_ms is None else window_ms)
+    if window_ms is None and survey.is_at_work() and survey.finished() < FEW:
+        survey = _Survey(store, round(WINDOWS_S[1] * 1000))
+    letters, whole = deadletters.latest(store, LETTERS_BYTES_MAX)
+    lease_s, lease_error, work_s, measured = survey.lease()
+    return Activity(
+        at=survey.now / 1000,
+        inserted=survey.rate(INSERTED, survey.since),
+        leased=survey.rate(LEASES, survey.work_since()),
+        completed=survey.rate(COMPLETIONS, survey.work_since()),
+        finished=survey.rate(FINISHED, survey.work_since()),
+        lease_s=lease_s,
+        lease_error=lease_error,
+        measured=measured,
+        share=min(1 / part.scale for part in survey.parts),
+        oldest=nsmallest(OLDEST, survey.held, key=lambda held: held.since),
+        failures=_most_frequent(_merged([*survey.failures.values(), *map(_of_letter, letters)])),
+        whole_reasons=whole,
+        is_worked=survey.is_worked(),
+        holders=frozenset(survey.holders),
+        work_s=work_s,
+    )
+
+
+INSERTED, LEASES, COMPLETIONS, FINISHED = range(4)
+
+
+class Unit:
+    """What happened to the batches of one file. Times are milliseconds."""
+
+    def __init__(self) -> None:
+        self.events: tuple[Counter[int], ...] = tuple(Counter() for _ in range(4))
+        """How many tasks were inserted, leased, completed, finished at which time."""
+        self.leases: list[tuple[int, int, int]] = []
+        """When a task was completed, how long it had been leased, and how long the work on it took."""
+
+
+class Part:
+    """Files of one kind, of which some were read: `units`, drawn at random out of `frame`."""
+
+    def __init__(self, frame: int) -> None:
+        self.frame = frame
+        self.units: list[Unit] = []
+
+    @property
+    def scale(self) -> float:
+        """How many files one that was read stands for."""
+        return self.frame / len(self.units) if self.units else 1.0
+
+    def sampling_variance(self, numbers: Sequence[float]) -> float:
+        """Of the sum over all files, if these are the numbers of those that were read (without replacement)."""
+        read = len(numbers)
+        if read >= self.frame:
+            return 0.0
+        spread = _variance(numbers) / read if read > 1 else sum(numbers) ** 2
+        return self.frame**2 * spread * (1 - read / self.frame)
+
+
+class _Survey:
+    """What was read. `since`: from when on nothing is missing (ms), in the files that were read.
+
+    First names, then logs, then the history: what finishes meanwhile is seen again, and not missed.
+    """
+
+    def __init__(self, store: Store, window_ms: int) -> None:
+        self.store = store
+        self.now = store.clock.now_ms()
+        self.since = self.asked = self.now - window_ms
+        self.held: list[Held] = []
+        self.holders: set[bytes] = set()
+        self.failures: dict[str, Failure] = {}
+        self.was_at_work = False
+        """Whether a lease is older than the window, and reaches into it."""
+        self.young: set[str] = set()
+        """The batches whose insertion was counted."""
+        self.read: set[str] = set()
+        shards = inspection.shards(store)
+        self.parts = (self._names(shards), self._logs(shards), self._history())
+
+    def _names(self, shards: list[names.Shard]) -> Part:
+        part = Part(1)
+        part.units.append(Unit())
+        for shard in shards:
+            for batch, name in inspection.task_files(self.store, shard).items():
+                self._insert(part.units[0], batch, name.count)
+        return part
+
+    def _logs(self, shards: list[names.Shard]) -> Part:
+        store = self.store
+        logs = [batch for shard in shards for batch in inspection.logs(store, shard)]
+        part, size = Part(len(logs)), 0
+        for batch in nsmallest(LOGS_MAX, logs, key=lambda _: store.entropy.random()):
+            if size >= LOGS_BYTES_MAX:
+                break
+            content, replay_state = inspection.read_log(store, batch), ReplayState()
+            replay_state.replay(content, 0)
+            size += len(content)
+            part.units.append(Unit())
+            if replay_state.count:  # else it has just finished, and is in the history
+                self._add(part.units[-1], batch, replay_state)
+        return part
+
+    def _history(self) -> Part:
+        store, size = self.store, 0
+        kept = history.recent_files(store, self.asked)
+        known = sorted(kept)
+        part = Part(len(known))
+        for shard in store.entropy.shuffled(known):
+            if size >= HISTORY_BYTES_MAX:
+                break
+            recent = history.recent(store, shard, kept[shard], self.asked, HISTORY_BYTES_MAX)
+            size += recent.bytes
+            self.since = max(self.since, recent.since)
+            part.units.append(Unit())
+            for batch, records in recent.batches:
+                if batch not in self.read:
+                    self._add(part.units[-1], batch, history.replay(records))
+        return part
+
+    def _insert(self, unit: Unit, batch: str, tasks: int) -> None:
+        birth = names.birth_ms(batch)
+        if birth >= self.asked and batch not in self.young:
+            self.young.add(batch)
+            unit.events[INSERTED][birth] += tasks
+
+    def _add(self, unit: Unit, batch: str, replay_state: ReplayState) -> None:
+        """What a replay state tells of the window, and of now."""
+        self.read.add(batch)
+        self._insert(unit, batch, replay_state.count)
+        for lease in replay_state.leases.values():
+            if lease.at >= self.asked:
+                unit.events[LEASES][lease.at] += len(lease.tasks)
+        held: dict[str, tuple[int, int]] = {}
+        for index, (state, since, holder) in enumerate(
+            zip(replay_state.state, replay_state.since, replay_state.holder, strict=True)
+        ):
+            if state == LEASED and since > self.now and holder is not None:
+                first, tasks = held.get(holder.id, (index, 0))
+                held[holder.id] = first, tasks + 1
+            elif state in (COMPLETED, DEAD) and since >= self.asked:
+                unit.events[FINISHED][since] += 1
+                if state == COMPLETED and holder is not None:
+                    unit.events[COMPLETIONS][since] += 1
+                    unit.leases.append((since, since - holder.at, replay_state.took.get(index, since - holder.at)))
+            else:
+                continue
+            self.was_at_work = self.was_at_work or (holder is not None and holder.at < self.asked)
+        for lease_id, (first, tasks) in held.items():
+            lease = replay_state.leases[lease_id]
+            self.holders.add(orjson.dumps(lease.worker or {}, option=orjson.OPT_SORT_KEYS))
+            self.held.append(
+                Held(
+                    names.task_id(batch, first),
+                    tasks,
+                    lease.at / 1000,
+                    replay_state.since[first] / 1000,
+                    replay_state.attempts[first] + 1,
+                    lease.worker,
+                )
+            )
+        for index, reason in replay_state.errors.items():
+            if replay_state.state[index] in (AVAILABLE, LEASED):
+                failure = self.failures.setdefault(alike(reason), Failure(headline(reason)))
+                failure.retrying += 1
+                failure.example = failure.example or names.task_id(batch, index)
+
+    # -- reckoning --------------------------------------------------------------------------------
+
+    def finished(self) -> float:
+        """How many tasks were finished in the window."""
+        return sum(sum(unit.events[FINISHED].values()) * part.scale for part in self.parts for unit in part.units)
+
+    def is_at_work(self) -> bool:
+        """Whether somebody holds tasks, or has just finished some: of others the time before tells nothing."""
+        return bool(self.held or self.finished())
+
+    def is_worked(self) -> bool:
+        """Whether somebody holds tasks, or has finished some just now: between two leases nobody holds any."""
+        recent = self.now - STILL_S * 1000
+        return bool(self.held) or any(
+            at >= recent for part in self.parts for unit in part.units for at in unit.events[FINISHED]
+        )
+
+    def work_since(self) -> int:
+        """When work began, if that was in the window: a rate over a time before that would be nobody's."""
+        leases = (at for part in self.parts for unit in part.units for at in unit.events[LEASES])
+        return self.since if self.was_at_work else max(self.since, min(leases, default=self.since))
+
+    def lease(self) -> tuple[float | None, float | None, float | None, int]:
+        """Return how long completed tasks had been leased on average, the standard error, how long the work on them
+        took on average (all in s), and how many were measured.
+        """
+        weights = total = variance = work = 0.0
+        measured = 0
+        for part in self.parts:
+            lately = [one for unit in part.units for one in unit.leases if one[0] >= self.since]
+            found = [leased / 1000 for _, leased, _ in lately]
+            work += part.scale * sum(worked / 1000 for *_, worked in lately)
+            measured += len(found)
+            weights += part.scale * len(found)
+            total += part.scale * sum(found)
+            variance += part.scale**2 * len(found) * (_variance(found) if len(found) > 1 else 0.0)
+        if not measured:
+            return None, None, None, 0
+        error = math.sqrt(variance) / weights if measured > 1 else None
+        return total / weights, error, work / weights, measured
+
+    def rate(self, kind: int, begin: int) -> Rate | None:
+        """How often something happened from `begin` (ms) on."""
+        return rate_of(self.parts, kind, begin, self.now) if self.store.settings.keep_history else None
+
+
+def rate_of(parts: Iterable[Part], kind: int, begin: int, now: int) -> Rate | None:
+    """How often something happened from `begin` until `now` (ms), by the files that were read."""
+    over_s = (now - begin) / 1000
+    if over_s < LEAST_S:
+        return None
+    pieces, variance = [0.0] * PIECES, 0.0
+    for part in parts:
+        numbers = []
+        for unit in part.units:
+            found = [(at, tasks) for at, tasks in unit.events[kind].items() if at >= begin]
+            numbers.append(sum(tasks for _, tasks in found))
+            for at, tasks in found:
+                at = min(at, now - 1)  # other hosts' clocks differ
+                pieces[(at - begin) * PIECES // (now - begin)] += tasks * part.scale
+        variance += part.sampling_variance(numbers)
+    if not any(pieces):
+        return Rate(0.0, 1 / over_s, over_s)  # as after one
+    return Rate(sum(pieces) / over_s, math.sqrt(_variance(pieces) * PIECES + variance) / over_s, over_s)
+
+
+def _variance(values: Sequence[float]) -> float:
+    """Of the population that at least two `values` are a sample of."""
+    mean = sum(values) / len(values)
+    return sum((value - mean) ** 2 for value in values) / (len(values) - 1)
+
+
+# -- failures ----------------------------------------------------------------------------------------
+
+
+def _of_letter(letter: DeadLetter) -> Failure:
+    return Failure(headline(letter.reason), dead=1, last=letter.at, example=letter.id)
+
+
+def _merged(failures: Iterable[Failure]) -> dict[str, Failure]:
+    found: dict[str, Failure] = {}
+    for one in failures:
+        known = found.setdefault(alike(one.reason), Failure(one.reason, example=one.example))
+        known.dead += one.dead
+        known.retrying += one.retrying
+        known.last = max((at for at in (known.last, one.last) if at is not None), default=None)
+    return found
+
+
+def _most_frequent(failures: dict[str, Failure]) -> list[Failure]:
+    return nlargest(REASONS, failures.values(), key=lambda failure: failure.dead + failure.retrying)

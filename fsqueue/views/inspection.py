@@ -1,0 +1,478 @@
+"""Looking without touching: status, tasks, history (no locks, no changes; docs/design.md, section 6).
+
+What is read while others work is consistent batch by batch. The numbers of `status` add up,
+because *inserted* is their sum, and no completion is counted both from a log and from a counter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from typing import Any
+
+from fsqueue.errors import LockTimeout, StorageError, TaskNotFound
+from fsqueue.filesystem import NOT_FILES
+from fsqueue.format import names
+from fsqueue.format import task_file as batches
+from fsqueue.format.names import Batch, CounterName, Shard, TaskFileName
+from fsqueue.format.replay import AVAILABLE, CANCELLED, COMPLETED, DEAD, LEASED, ReplayState
+from fsqueue.models import CANCELLED as IS_CANCELLED
+from fsqueue.models import COMPLETED as IS_COMPLETED
+from fsqueue.models import DEAD as IS_DEAD
+from fsqueue.models import DELAYED as IS_DELAYED
+from fsqueue.models import LEASED as IS_LEASED
+from fsqueue.models import WAITING as IS_WAITING
+from fsqueue.models import DeadLetter, State, Status, TaskInfo
+from fsqueue.storage import commits, counters, deadletters, history, published, staging
+from fsqueue.storage.store import Store
+
+ROUNDS = 2
+"""How often a status is read again because batches finished meanwhile, before it holds the counters for a moment."""
+HOLD_S = 0.5
+"""How long to wait for one of them."""
+LOOKS = 10
+"""How often a task file is looked for that others may be renaming."""
+COMMITS_MAX = 10
+"""How often it is read once more because something was committed while it was read."""
+
+
+def read_replay_state(store: Store, batch: Batch) -> ReplayState | None:
+    """The replay state of a batch as it stands, by a fresh look and without a lock; None if nothing has touched it.
+
+    (A log may be there all the same: empty, or revived and closed again by somebody who came too late.)
+    """
+    replay_state = ReplayState()
+    replay_state.replay(read_log(store, batch), 0)
+    return replay_state if replay_state.count else None
+
+
+def read_log(store: Store, batch: Batch) -> bytes:
+    """The bytes of a batch's log, by a fresh look; none if it has none."""
+    try:
+        return store.fs.read(store.layout.log(batch))
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        if error.errno not in NOT_FILES:
+            raise
+        return b""  # a directory, link or pipe of that name: a stray
+
+
+def task_files(store: Store, shard: Shard) -> dict[Batch, TaskFileName]:
+    """The task files of a shard by batch (of two names of one batch, seen during a renaming, one)."""
+    found = map(names.parse_task_file, store.fs.names(f"{store.layout.tasks}/{shard}"))
+    return {name.batch: name for name in found if name is not None}
+
+
+def logs(store: Store, shard: Shard) -> list[Batch]:
+    """The batches of a shard that have a log."""
+    found = map(names.parse_log_file, store.fs.names(f"{store.layout.logs}/{shard}"))
+    return [uuid for uuid in found if uuid is not None]
+
+
+def shards(store: Store) -> list[Shard]:
+    """The shards that have task files or logs, or had."""
+    found = {*store.fs.names(store.layout.tasks), *store.fs.names(store.layout.logs)}
+    return [shard for shard in names.all_shards(store.layout.shards) if shard in found]
+
+
+# -- status -------------------------------------------------------------------------------------
+
+
+def status(store: Store, exact: bool = True) -> Status:
+    """How many tasks are in which state. `exact` reads the logs of the batches at work; else names alone.
+
+    Names alone call every task of a batch waiting that has one, and know of completions and dead
+    letters only what finished batches left: a cheap estimate.
+    """
+    store.refresh(now=True)
+    while True:
+        found = _status(store, exact)
+        if not store.refresh(now=True):  # what is seen while a queue is purged or deleted is of no moment
+            return found
+
+
+def _status(store: Store, exact: bool) -> Status:
+    deadletters.publish_pending(store)
+    apply_pending(store)
+    before: _Seen | None = None
+    for _ in range(ROUNDS):
+        seen = _look(store, exact)
+        now = _counted(store)
+        # A retry turns a letter into a batch: if letters were settled meanwhile, its tasks may have been seen as both.
+        vanished = seen.counted[1] != now[1] or before is None or not before.batches() <= seen.batches()
+        counted = seen.counted == now or not vanished
+        if counted and seen.is_sure and seen.decided == commits.decided(store):
+            return seen.sum_up(store)
+        before = seen
+    with ExitStack() as holding:  # batches finish faster than they can be looked at: keep them from being counted
+        for number in counters.NUMBERS:
+            try:
+                holding.enter_context(store.locked(store.layout.counter(number), HOLD_S))
+            except (OSError, LockTimeout):
+                pass  # not ours to write, or its holder is stopped: an estimate will have to do
+        seen = _look(store, exact)
+        for _ in range(COMMITS_MAX):
+            if seen.decided == commits.decided(store) and seen.counted[1] == deadletters.sizes(store):
+                break
+            seen = _look(store, exact)
+        return seen.sum_up(store)
+
+
+def apply_pending(store: Store) -> None:
+    """Publish what was committed, if that can be: who may only look sees it all the same where it counts."""
+    with suppress(OSError, StorageError):
+        commits.apply_pending(store)
+
+
+Counted = tuple[dict[CounterName, int], dict[Shard, int]]
+"""The sizes of the completion counters and of the files of dead letters."""
+
+
+def _counted(store: Store) -> Counted:
+    return counters.sizes(store), deadletters.sizes(store)
+
+
+class _Seen:
+    """One look at everything. What finished batches left (`counted`, `dead`) was read before the batches themselves.
+
+    So a batch that was there is counted by what its files say, unless its log announced bytes that
+    were in the counters already. The logs of a shard are listed before its task files: so a batch of which only the
+    task file is there was untouched at that moment, and no letter or counter knows of it. And after them: a file that
+    is just being renamed may be missing in a listing, but then it has a log. What a look misses is a batch that was
+    counted and vanished in between: then `counted` has changed since, and a batch of the look before is missing. Of
+    what was committed while it was read it may have seen a part only: then `decided` has changed since.
+    """
+
+    def __init__(self, counted: Counted, decided: set[str], letters: deadletters.Ids) -> None:
+        self.counted = counted
+        self.decided = decided
+        self.dead = letters.dead
+        self.settled = letters.settled
+        self.is_sure = True
+        """Whether no batch lost its log and its file between the listing and the reading."""
+        self.files: dict[Batch, TaskFileName] = {}
+        self.ledgers: dict[Batch, ReplayState] = {}
+
+    def batches(self) -> set[str]:
+        """All batches that were there."""
+        return self.files.keys() | self.ledgers.keys()
+
+    def sum_up(self, store: Store) -> Status:
+        """The numbers."""
+        now = store.clock.now_ms()
+        waiting = sum(name.count for name in self.files.values() if name.available_at <= now)
+        delayed = sum(name.count for name in self.files.values()) - waiting
+        sizes, dead = {str(name): size for name, size in self.counted[0].items()}, set(self.dead)
+        leased, completed = 0, sum(counters.completed(store, self.counted[0]).values())
+        for batch, replay_state in self.ledgers.items():
+            for index, (state, since) in enumerate(zip(replay_state.state, replay_state.since, strict=True)):
+                if state == LEASED and since > now:
+                    leased += 1
+                elif state == AVAILABLE and since > now:
+                    delayed += 1
+                elif state in (LEASED, AVAILABLE):
+                    waiting += 1
+                elif state == DEAD and (letter := names.task_id(batch, index)) not in self.settled:
+                    dead.add(letter)
+            completed += replay_state.done[COMPLETED] - sum(
+                counters.there(store, store.layout, batch, number, offset, min(count, sizes.get(number, 0) - offset))
+                for number, offset, count in replay_state.counts
+            )
+        return Status(waiting, delayed, leased, completed, len(dead))
+
+
+def shards_with_logs(store: Store) -> frozenset[Shard]:
+    """Return the shards that may have logs.
+
+    On a local disk, one listing in place of many. An NFS client may overlook a new directory in a listing for a
+    minute, so there every shard is looked into.
+    """
+    every = names.all_shards(store.layout.shards)
+    if store.fs.shared:
+        return frozenset(every)
+    found = set(store.fs.names(store.layout.logs))
+    return frozenset(shard for shard in every if shard in found)
+
+
+def _read_logs(store: Store, seen: _Seen, shard: Shard, touched: list[Batch]) -> None:
+    """Replay the logs of these batches, whose task files, if any, were seen before."""
+    for batch in dict.fromkeys(touched):
+        replay_state = read_replay_state(store, batch)
+        if replay_state is not None:
+            seen.ledgers[batch] = replay_state
+        elif batch in seen.files and batch not in task_files(store, shard):
+            seen.is_sure = False  # it has finished since, or somebody has just begun with it
+
+
+def _look_into(store: Store, seen: _Seen, shard: Shard, has_logs: bool) -> None:
+    touched = logs(store, shard) if has_logs else []
+    files = task_files(store, shard)
+    touched += logs(store, shard) if has_logs else []
+    seen.files.update(files)
+    _read_logs(store, seen, shard, touched)
+
+
+def status_of_shard(store: Store, shard: Shard) -> Status:
+    """Count the tasks of one shard, for what adds shards up; of the completed ones those that no counter holds yet.
+
+    While others work this is a hint: a batch that finishes meanwhile may be missing, or be in a counter, too.
+    """
+    seen = _Seen(({}, {}), set(), deadletters.Ids(store, shard))
+    _look_into(store, seen, shard, True)
+    for batch in seen.ledgers:
+        seen.files.pop(batch, None)
+    if any(replay_state.counts for replay_state in seen.ledgers.values()):
+        seen.counted = counters.sizes(store), {}
+    found = seen.sum_up(store)
+    return replace(found, completed=found.completed - sum(counters.completed(store, seen.counted[0]).values()))
+
+
+def _look(store: Store, exact: bool) -> _Seen:
+    counted = _counted(store)
+    letters = deadletters.Ids(store)
+    seen = _Seen(counted, commits.decided(store), letters)
+    retried = [name for name in staging.files(store, store.layout) if str(name) in letters.staged]
+    seen.files.update({name.batch: name for name in retried})  # as good as published, ...
+    seen.files.update(commits.waiting(store))  # ... as these are
+    begun = shards_with_logs(store) if exact else frozenset[Shard]()
+    for shard in shards(store):
+        _look_into(store, seen, shard, shard in begun)
+    if exact:
+        for shard in sorted(shards_with_logs(store) - begun):
+            _read_logs(store, seen, shard, logs(store, shard))
+    for batch in seen.ledgers:
+        seen.files.pop(batch, None)
+    return seen
+
+
+class DrainCheck:
+    """Whether nothing is waiting, delayed or leased. Cheap to ask again: it begins where something was left."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self._hint: Shard | None = None
+        """Where something was left the last time, ..."""
+        self._left: TaskFileName | None = None
+        """... and the task file that it was in."""
+
+    def __call__(self) -> bool:
+        """Look. A task file means work left, unless all in it is done (its finisher died, or is about to remove it)."""
+        self.store.refresh()
+        if self._left is not None and self._is_there(self._left) and self._has_work(self._left.batch):
+            return False
+        if self._hint and self._is_at_work(self._hint):
+            return False
+        deadletters.publish_pending(self.store)
+        if deadletters.is_retrying(self.store):
+            return False
+        for _ in range(2):  # a listing can be old, or miss a name that is being renamed: only two prove absence
+            if commits.apply_pending(self.store):
+                return False  # what was committed may be done or not: the next look tells
+            for shard in shards(self.store):
+                if self._is_at_work(shard):
+                    self._hint = shard
+                    return False
+        if self.store.refresh(now=True):  # a deleted queue is not a drained one, and what was drained had been purged
+            return self()
+        return True
+
+    def _is_at_work(self, shard: Shard) -> bool:
+        found = task_files(self.store, shard)
+        self._left = next((name for batch, name in found.items() if self._has_work(batch)), None)
+        return self._left is not None
+
+    def _is_there(self, name: TaskFileName) -> bool:
+        """Return whether a task file still has this name. If it was renamed, a listing tells."""
+        try:
+            return self.store.fs.exists(self.store.layout.task_file(name))
+        except OSError as error:
+            if error.errno not in NOT_FILES:
+                raise
+            return False  # something else has the name, or its directory
+
+    def _has_work(self, batch: Batch) -> bool:
+        replay_state = read_replay_state(self.store, batch)
+        return replay_state is None or replay_state.left > 0
+
+
+# -- tasks ----------------------------------------------------------------------------------------
+
+_NAMES: dict[int, State] = {COMPLETED: IS_COMPLETED, DEAD: IS_DEAD, CANCELLED: IS_CANCELLED}
+
+
+def tasks(store: Store, state: str | None = None) -> Iterator[TaskInfo]:
+    """The unfinished tasks, or those in a state; finished ones as far as letters and history know them."""
+    store.verify()
+    if state in (None, IS_WAITING, IS_DELAYED, IS_LEASED):
+        apply_pending(store)
+        for shard in shards(store):
+            for batch, name in sorted(task_files(store, shard).items()):
+                for info in of_batch(store, batch, name):
+                    if info.state == state or (state is None and info.state in (IS_WAITING, IS_DELAYED, IS_LEASED)):
+                        yield info
+    elif state == IS_DEAD:
+        for letter in deadletters.letters(store):
+            yield _of_letter(letter)
+    else:
+        seen: set[str] = set()
+        for shard in shards(store):
+            for batch in logs(store, shard):
+                replay_state = read_replay_state(store, batch)
+                if replay_state is not None:
+                    seen.add(batch)
+                    yield from (
+                        info for info in _of_replay_state(store, batch, replay_state, None) if info.state == state
+                    )
+        for batch, records in history.batches(store):
+            if batch not in seen:
+                yield from (
+                    info
+                    for info in _of_replay_state(store, batch, history.replay(records), None)
+                    if info.state == state
+                )
+
+
+def of_batch(store: Store, batch: Batch, name: TaskFileName) -> Iterator[TaskInfo]:
+    """The tasks of a batch that has (or had just now) a task file of this name, finished ones too."""
+    lines = _lines_of(store, name)  # none, if it was renamed or finished since it was listed
+    replay_state = read_replay_state(store, batch)
+    if replay_state is None:
+        if not lines:
+            return
+        replay_state = ReplayState()
+        replay_state.begin(name.count, name.available_at, 0)
+    elif not lines and replay_state.left:
+        lines = _lines_anywhere(store, batch, replay_state)
+    yield from _of_replay_state(store, batch, replay_state, lines)
+
+
+def payload_of(store: Store, batch: Batch, index: int, replay_state: ReplayState) -> Any:
+    """A task's payload; TaskNotFound if the task file cannot be read any more."""
+    if index in replay_state.payloads:
+        return replay_state.payloads[index]
+    try:
+        return batches.decode_task(_lines_anywhere(store, batch, replay_state)[index])["payload"]
+    except (IndexError, ValueError):
+        raise TaskNotFound(
+            f"The payload of {names.task_id(batch, index)} cannot be read: its task file is damaged or gone."
+        ) from None
+
+
+def _lines_of(store: Store, name: TaskFileName) -> list[bytes]:
+    """The lines of a task file; none if it is not there under this name, or no file."""
+    try:
+        return batches.split_lines(store.fs.read(store.layout.task_file(name)))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        if error.errno not in NOT_FILES:
+            raise
+        return []
+
+
+def _lines_anywhere(store: Store, batch: Batch, replay_state: ReplayState) -> list[bytes]:
+    """The same, under the names that the log or a listing shows; the log is read anew while others rename the file."""
+    for _ in range(LOOKS):
+        texts = (*published.listed(store, store.layout, batch), *reversed(replay_state.names))
+        if lines := next(filter(None, (_lines_of(store, name) for name in names.task_files_of(batch, texts))), []):
+            return lines
+        if (now := read_replay_state(store, batch)) is None:
+            break  # it has finished
+        replay_state = now
+    return []
+
+
+def _of_replay_state(
+    store: Store, batch: str, replay_state: ReplayState, lines: list[bytes] | None
+) -> Iterator[TaskInfo]:
+    now = store.clock.now_ms()
+    for index in range(replay_state.count):
+        yield _info(batch, replay_state, index, lines, now)
+
+
+def _info(batch: str, replay_state: ReplayState, index: int, lines: list[bytes] | None, now: int) -> TaskInfo:
+    state, since, holder = replay_state.state[index], replay_state.since[index], replay_state.holder[index]
+    known = _NAMES.get(state)
+    if known is None:
+        if state == LEASED and since > now:
+            known = IS_LEASED
+        else:
+            known = IS_DELAYED if state == AVAILABLE and since > now else IS_WAITING
+    record: dict[str, Any] = {}
+    if lines is not None and index < len(lines) and state in (AVAILABLE, LEASED):
+        try:
+            record = batches.decode_task(lines[index])
+        except ValueError:
+            pass
+    payload = replay_state.payloads.get(index, record.get("payload"))
+    return TaskInfo(
+        id=names.task_id(batch, index),
+        state=known,
+        payload=payload,
+        attempt=replay_state.attempts[index] + 1 if known in (IS_LEASED, IS_COMPLETED) else replay_state.charged(index),
+        since=(holder.at if known == IS_LEASED and holder is not None else since or names.birth_ms(batch)) / 1000,
+        available_at=since / 1000 if state == AVAILABLE and since else None,
+        lease_until=since / 1000 if known == IS_LEASED else None,
+        worker=holder.worker if holder is not None and state != AVAILABLE else None,
+        error=replay_state.errors.get(index),
+        result=replay_state.results.get(index),
+        version=replay_state.version[index],
+        key=record.get("key"),
+        priority=record.get("priority"),
+    )
+
+
+def _of_letter(letter: DeadLetter) -> TaskInfo:
+    return TaskInfo(
+        letter.id, IS_DEAD, letter.payload, letter.attempt, letter.at, worker=letter.worker, error=letter.reason
+    )
+
+
+def task(store: Store, task_id: str) -> TaskInfo:
+    """What is known of one task; TaskNotFound if neither the queue nor its history knows it."""
+    batch, _ = names.parse_task_id(task_id)
+    store.verify()
+    name = task_files(store, store.layout.shard(batch)).get(batch)
+    found: Iterator[TaskInfo] = iter(())
+    if name is not None:
+        found = of_batch(store, batch, name)
+    elif (replay_state := read_replay_state(store, batch)) is not None:
+        found = _of_replay_state(store, batch, replay_state, None)
+    elif (records := history.find(store, batch)) is not None:
+        found = _of_replay_state(store, batch, history.replay(records), None)
+    known = next((info for info in found if info.id == task_id), None)
+    if known is not None and known.state != IS_DEAD:
+        return known
+    letter = deadletters.letter_of(store, task_id)  # which has the payload, too
+    if letter is not None:
+        return _of_letter(letter)
+    if known is not None:
+        return known
+    match deadletters.settled_as(store, task_id):
+        case ("retried", str(new)):
+            raise TaskNotFound(f"The task {task_id} was a dead letter, and was retried: its new id is {new}.")
+        case ("purged", _):
+            raise TaskNotFound(f"The task {task_id} was a dead letter, and was purged. It is gone.")
+    raise TaskNotFound(
+        f"The task {task_id} is not in {store.path}, nor in the history that it keeps. Check the id and the queue."
+    )
+
+
+def peek(store: Store, n: int) -> list[TaskInfo]:
+    """Up to `n` waiting tasks, about in the order in which they would be leased. Nothing is leased."""
+    store.verify()
+    apply_pending(store)
+    now = store.clock.now_ms()
+    heads: list[TaskFileName] = []
+    for shard in shards(store):
+        heads += [name for name in task_files(store, shard).values() if name.available_at <= now]
+    found: list[TaskInfo] = []
+    for name in sorted(heads, key=lambda head: head.batch):
+        for info in of_batch(store, name.batch, name):
+            if info.state == IS_WAITING:
+                found.append(info)
+                if len(found) == n:
+                    return found
+    return found

@@ -1,0 +1,168 @@
+"""Who holds tasks of a queue, since when, and who lives: `fsqueue workers` (docs/design.md, section 4.8).
+
+What is known comes from the logs of the batches at work, and whether a worker lives from this host's process table and
+from Slurm. Both can prove a death; where neither can, a worker counts as unknown, and its leases run out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import orjson
+
+from fsqueue.cluster import slurm
+from fsqueue.cluster.identity import job_of, node_of
+from fsqueue.errors import LockTimeout
+from fsqueue.filesystem import processes
+from fsqueue.format import names
+from fsqueue.format.replay import LEASED, ReplayState
+from fsqueue.format.task_states import Lease
+from fsqueue.protocol import revoking
+from fsqueue.storage import jsonl
+from fsqueue.storage.store import Store
+from fsqueue.views import inspection
+
+ALIVE, DEAD, UNKNOWN = "alive", "dead", "unknown"
+
+
+@dataclass(slots=True)
+class Worker:
+    """A worker that holds tasks. Times are Unix seconds on the file server's clock.
+
+    `worker`: what it said of itself (docs/format.md, "Workers"). `since`: when the oldest of its leases was made;
+    `heartbeat`: when it last leased or renewed one; `lease_until`: when the first of them runs out. `expired`: how many
+    have run out already, and nobody took them over. `life`: "alive", "dead" (proven) or "unknown"; `evidence`: why.
+    """
+
+    worker: dict[str, Any]
+    since: float
+    heartbeat: float
+    lease_until: float
+    tasks: list[str] = field(default_factory=list)
+    """The ids of what it holds in time."""
+    expired: int = 0
+    life: str = UNKNOWN
+    evidence: str = ""
+
+    @property
+    def node(self) -> str:
+        """The node that it is on."""
+        return node_of(self.worker)
+
+    @property
+    def job(self) -> str | None:
+        """Its job as its scheduler writes it, if it is in one."""
+        return job_of(self.worker)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields by name, node and job among them."""
+        own = {one.name: getattr(self, one.name) for one in fields(self)}
+        return own | {"node": self.node, "job": self.job}
+
+
+def workers(store: Store) -> list[Worker]:
+    """Everybody who holds tasks, the oldest lease first. Reads the logs of the batches at work, and asks Slurm once."""
+    store.refresh(now=True)
+    found: dict[bytes, Worker] = {}
+    for shard in inspection.shards(store):
+        for batch in inspection.logs(store, shard):
+            _add(store, batch, found)
+    known = sorted(found.values(), key=lambda worker: worker.since)
+    _judge(known)
+    return known
+
+
+def release_dead(store: Store) -> tuple[list[Worker], int]:
+    """End the leases of workers that are proven dead, as if they ran out now: whose had not yet, and how many.
+
+    So the tasks are available at once, and attempts are charged as for any lease that runs out. LockTimeout names
+    batches that stayed busy, after the rest is done.
+    """
+    dead = [worker for worker in workers(store) if worker.life == DEAD and worker.tasks]
+    wanted = {_key(worker.worker) for worker in dead}
+
+    def chosen(replay_state: ReplayState, index: int) -> bool:
+        holder = replay_state.holder[index]
+        return holder is not None and _key(holder.worker) in wanted
+
+    ended, busy = 0, []
+    for batch in sorted({names.parse_task_id(task)[0] for worker in dead for task in worker.tasks}):
+        try:
+            ended += revoking.expire(store, batch, chosen, jsonl.LOCK_TIMEOUT_S)
+        except LockTimeout:
+            busy.append(batch)
+    if ended:
+        store.notify()
+    if busy:
+        raise LockTimeout(
+            f"{ended} leases were ended, but {len(busy)} batches stayed locked ({busy[0]}, ...): "
+            "their lock holders are stopped or cut off; repeat later."
+        )
+    return dead, ended
+
+
+def _key(worker: dict[str, Any] | None) -> bytes:
+    return orjson.dumps(worker or {}, option=orjson.OPT_SORT_KEYS)
+
+
+def _add(store: Store, batch: names.Batch, found: dict[bytes, Worker]) -> None:
+    """Who holds what of a batch."""
+    content, replay_state = inspection.read_log(store, batch), ReplayState()
+    replay_state.replay(content, 0)
+    now = store.clock.now_ms()
+    beats: dict[int, int] = {}
+    for index, holder in _held(replay_state):
+        until, offset = replay_state.since[index], replay_state.version[index]
+        if offset not in beats:
+            beats[offset] = _time_of(content, offset)
+        begun, beat = holder.at, max(holder.at, beats[offset])
+        worker = found.setdefault(_key(holder.worker), Worker(holder.worker or {}, begun / 1000, 0, until / 1000))
+        worker.since = min(worker.since, begun / 1000)
+        worker.heartbeat = max(worker.heartbeat, beat / 1000)
+        worker.lease_until = min(worker.lease_until, until / 1000)
+        if until > now:
+            worker.tasks.append(names.task_id(batch, index))
+        else:
+            worker.expired += 1
+
+
+def _held(replay_state: ReplayState) -> Iterator[tuple[int, Lease]]:
+    for index in range(replay_state.count if replay_state.left else 0):
+        holder = replay_state.holder[index]
+        if holder is not None and replay_state.state[index] == LEASED:
+            yield index, holder
+
+
+def _time_of(content: bytes, offset: int) -> int:
+    """The time of the record at an offset; 0 if it has none."""
+    try:
+        at = orjson.loads(content[offset : content.index(b"\n", offset)])["at"]
+    except (ValueError, KeyError, TypeError):
+        return 0
+    return at if isinstance(at, int) else 0
+
+
+# -- life ------------------------------------------------------------------------------------------------
+
+
+def _judge(found: list[Worker]) -> None:
+    """Tell the living from the dead, as far as that can be told: first by this host's processes, then by Slurm."""
+    undecided = []
+    for worker in found:
+        pid, process = worker.worker.get("pid"), worker.worker.get("process")
+        lives = None
+        if isinstance(process, str) and type(pid) is int and pid > 0:
+            lives = processes.is_alive(pid, process)
+        if lives is None:
+            undecided.append(worker)
+        else:
+            worker.life = ALIVE if lives else DEAD
+            worker.evidence = f"process {pid} of this host {'runs' if lives else 'is gone'}"
+    # A shell may have outlived its allocation: only what a node's daemon has started ends with its job.
+    in_jobs = [worker for worker in undecided if worker.worker.get("slurm_node") is not None]
+    for worker, lives in zip(in_jobs, slurm.alive([worker.worker for worker in in_jobs]), strict=True):
+        if lives is not None:
+            worker.life = ALIVE if lives else DEAD
+            worker.evidence = f"Slurm job {worker.job} {'runs' if lives else 'does not run (any more)'}"

@@ -1,0 +1,129 @@
+"""Stuck lock holders: which locks of a queue are held for long, and by whom as far as can be told.
+
+A process that is stopped inside a critical section keeps its lock. The kernel does not say who has a lock of an open
+file description, least of all on another host; so what is known is put together: the lock is asked for without taking
+it, the file tells when it was last written, a batch's log by whom, and on this host the processes show what they hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from fsqueue.cluster.identity import describe
+from fsqueue.filesystem.holders import Holder, holders_of
+from fsqueue.format import names
+from fsqueue.format.replay import ReplayState
+from fsqueue.storage import commits, counters, history
+from fsqueue.storage.store import Store
+from fsqueue.views import inspection
+
+QUIET_S = 2.0
+"""A file that was written to more recently is at work: its lock is not looked at."""
+LOOKS, LOOK_PAUSE_S = 8, 0.05
+"""A lock counts as stuck if it is taken at each of so many looks: others hold theirs for moments."""
+
+
+@dataclass(slots=True)
+class StuckLock:
+    """A lock that stays taken. `written`: when the file was last written to, in Unix seconds.
+
+    `worker` is whom the batch's log saw last, on whichever host; `holders` are the processes of this host that hold
+    the lock, if it is one of this host's (and this user may know).
+    """
+
+    what: str
+    path: str
+    written: float
+    worker: dict[str, Any] | None = None
+    holders: list[Holder] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields by name."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        if self.holders:
+            who = "held here by " + ", ".join(
+                f"process {holder.pid} ({holder.state}: {holder.command})" for holder in self.holders
+            )
+        elif self.worker is not None:
+            who = f"last seen in it: {describe(self.worker)}"
+        else:
+            who = "its holder is on another host, or another user's"
+        return f"{self.what}: {who}"
+
+
+def of_queue(path: str) -> list[StuckLock]:
+    """The stuck locks of the queue at `path`; QueueNotFound and the like if there is none."""
+    return of_store(Store(path))
+
+
+def of_store(store: Store) -> list[StuckLock]:
+    """The stuck locks of an open queue: of batches, counters, dead letters, the history and `queue.jsonl`.
+
+    Nothing is locked for this. Costs an open, and where a file is quiet a question to the file server, for each file.
+    """
+    store.refresh()
+    suspects = [(what, path) for what, path in _files(store) if _is_suspect(store, path)]
+    for _ in range(LOOKS if suspects else 0):
+        store.clock.sleep(LOOK_PAUSE_S)
+        suspects = [(what, path) for what, path in suspects if _is_suspect(store, path)]
+    found = (_describe(store, what, path) for what, path in suspects)
+    return [lock for lock in found if lock is not None]
+
+
+def _files(store: Store) -> Iterator[tuple[str, str]]:
+    """What may be locked, and where it is."""
+    layout, fs = store.layout, store.fs
+    yield "queue.jsonl", layout.settings_file
+    for number in counters.NUMBERS:
+        yield f"counter {number}", layout.counter(number)
+    for shard in inspection.shards(store):
+        yield f"dead letters of shard {shard}", layout.dead(shard)
+        for batch in inspection.logs(store, shard):
+            yield f"batch {batch}", layout.log(batch)
+    for identity in commits.proposals(store, layout):
+        yield f"proposal of a commit {identity}", layout.proposal(identity)
+    for text in fs.names(layout.staging):
+        if (attempt := names.parse_attempt(text)) is not None:
+            yield f"attempt of a commit {text}", f"{layout.attempt(*attempt)}/{commits.LOCK}"
+    for day in history.days(store)[-2:]:  # nobody writes to earlier ones any more
+        for shard in history.shards_of(store, day):
+            yield f"history of shard {shard} on {day}", layout.history(day, shard)
+
+
+def _is_suspect(store: Store, path: str) -> bool:
+    """Whether a file is locked although nobody has written to it for a while."""
+    fs = store.fs
+    try:
+        fd = fs.look(path)
+    except OSError:
+        return False
+    try:
+        quiet_ms = store.clock.now_ms() - fs.fstat(fd).st_mtime_ns / 1e6
+        return quiet_ms > QUIET_S * 1000 and fs.is_locked(fd)
+    except OSError:
+        return False
+    finally:
+        fs.close(fd)
+
+
+def _describe(store: Store, what: str, path: str) -> StuckLock | None:
+    fs = store.fs
+    try:
+        fd = fs.look_anew(path)
+    except OSError:
+        return None
+    try:
+        status = fs.fstat(fd)
+        lock = StuckLock(what, path, status.st_mtime, holders=holders_of(status.st_dev, status.st_ino))
+        if what.startswith("batch "):
+            replay_state = ReplayState()
+            replay_state.replay(fs.read_from(fd, 0), 0)
+            latest = max(replay_state.leases.values(), key=lambda lease: lease.at, default=None)
+            lock.worker = latest.worker if latest is not None else None
+        return lock
+    finally:
+        fs.close(fd)

@@ -1,0 +1,77 @@
+"""What happened to a task, from its batch's log or, once that is finished, from the history."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from fsqueue.errors import TaskNotFound
+from fsqueue.format import movements, names
+from fsqueue.format.replay import ReplayState
+from fsqueue.models import Movement
+from fsqueue.storage import history
+from fsqueue.storage.store import Store
+from fsqueue.views import inspection
+
+
+def movements_of(store: Store, task_id: str) -> list[Movement]:
+    """What happened to a task, oldest first; TaskNotFound if nothing is known of it. Its birth comes first."""
+    batch, index = names.parse_task_id(task_id)
+    store.verify()
+    records = records_of(store, batch)
+    if not any(record["op"] == "open" for _, record in records):
+        records = history.find(store, batch) or []
+    name = inspection.task_files(store, store.layout.shard(batch)).get(batch) if not records else None
+    if index >= (name.count if name is not None else history.replay(records).count):
+        raise TaskNotFound(f"The history of {task_id} is not known in {store.path}: check the id, or it was not kept.")
+    birth = Movement("insert", names.birth_ms(batch) / 1000)
+    return [birth, *(_movement(record, index) for record in _applied(records, index))]
+
+
+def records_of(store: Store, batch: names.Batch) -> history.Records:
+    """The records in a batch's log, with their offsets; none if there is no log."""
+    try:
+        content = store.fs.read(store.layout.log(batch))
+    except FileNotFoundError:
+        return []
+    records, offset = [], 0
+    for line in content.split(b"\n")[:-1]:
+        record = movements.parse(line)
+        if record is not None:
+            records.append((offset, record))
+        offset += len(line) + 1
+    return records
+
+
+def _applied(records: history.Records, index: int) -> Iterator[dict[str, Any]]:
+    """The records that changed the task: those that gave it another version."""
+    replay_state = ReplayState()
+    version = None
+    for offset, record in records:
+        if movements.is_record(record):
+            replay_state.apply(record, offset)
+            if index < replay_state.count and replay_state.version[index] != version:
+                first, version = version is None, replay_state.version[index]
+                if not first:
+                    yield record
+
+
+def _movement(record: dict[str, Any], index: int) -> Movement:
+    took = movements.took_ms(record, index)
+
+    def seconds(field: str) -> float | None:
+        value = record.get(field)
+        return value / 1000 if isinstance(value, int) else None
+
+    return Movement(
+        op=record["op"],
+        at=record["at"] / 1000,
+        lease=record.get("lease"),
+        until=seconds("until"),
+        available_at=seconds("available_at"),
+        worker=record.get("worker"),
+        error=record.get("error"),
+        reason=record.get("reason"),
+        result=record.get("result"),
+        took_s=None if took is None else took / 1000,
+    )

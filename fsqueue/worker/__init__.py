@@ -1,0 +1,13 @@
+"""The work loop: commands or Python functions for the tasks of queues (docs/decisions/0011-the-worker.md).
+
+`loop` decides; what may block is done beside it: `feeding` leases, `settling` ends and renews leases, `output` writes
+what commands print. `commands`, `processes` and `threads` do the tasks.
+"""
+
+from fsqueue.worker.launchers import names_launcher
+from fsqueue.worker.passing import Output
+from fsqueue.worker.placeholders import check_program
+from fsqueue.worker.report import Event, WorkerReport
+from fsqueue.worker.worker import Worker
+
+__all__ = ["Event", "Output", "Worker", "WorkerReport", "check_program", "names_launcher"]

@@ -1,0 +1,86 @@
+"""A child of a worker: runs the handler, one task after the other, and nothing else.
+
+It knows no queue and holds no lease. Its first message says where the handler is; it answers whether it has found
+it, and then each task with one message that names the task. Its arguments are two descriptors: its end of the socket,
+and a byte that says whether the worker is stopping. It ends with its parent: by the signal that the kernel sends, or by
+the end of the messages.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import signal
+import socket
+import sys
+import time
+from typing import Any
+
+import orjson
+
+from fsqueue.errors import FsqueueError
+from fsqueue.worker import handlers, wire
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    """Serve tasks until the parent is gone or has no more."""
+    ours, flag = map(int, sys.argv[1:])
+    for fd in (ours, flag):
+        os.set_inheritable(fd, False)  # what the handler starts must not keep them
+    end = socket.socket(fileno=ours)
+    first = wire.receive(end)
+    if first is None or first.body is None:
+        return  # the parent is gone
+    setup = orjson.loads(first.body)
+    _die_with(setup["parent"])
+    sys.argv[:] = setup["argv"]
+    handlers.is_loading = True
+    try:
+        handler = handlers.find(setup["handler"])
+        wants_task = handlers.takes_task(handler)
+    except BaseException as error:
+        why = str(error) if isinstance(error, FsqueueError) else handlers.describe(error)
+        wire.send(end, 0, "", orjson.dumps(why))
+        return
+    handlers.is_loading = False
+    wire.send(end, 0, "", orjson.dumps(""))
+    _serve(end, flag, handler, wants_task, setup["queues"])
+
+
+def _serve(end: socket.socket, flag: int, handler: Any, wants_task: bool, queues: list[str]) -> None:
+    me, clock = os.getpid(), time.monotonic
+
+    def should_stop() -> bool:
+        return os.pread(flag, 1, 0) != b"\0"
+
+    while message := wire.receive(end):
+        if message.body is None:  # end: the parent replaces this process by one that has descriptors again
+            raise OSError(errno.EMFILE, "the payload could not be received: too many files are open in this process")
+        attempt, queue, payload = wire.decode_task(message.body)
+        arguments = [payload]
+        if wants_task:
+            arguments.append(handlers.TaskAtHand(message.task, attempt, queues[queue], should_stop))
+        began = clock()
+        verb, value = handlers.call(handler, arguments)
+        seconds = clock() - began
+        if os.getpid() != me:
+            os._exit(0)  # the handler forked, and this is its child, which has no business here
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except (OSError, ValueError, AttributeError):
+                pass  # closed, or replaced by the handler
+        wire.send(end, message.number, message.task, wire.encode_answer(verb, value, seconds))
+
+
+def _die_with(parent: int) -> None:
+    """Have the kernel end this process when its parent ends, also in the middle of a handler."""
+    try:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    except (OSError, AttributeError):
+        pass  # not Linux: the end of the messages tells
+    if os.getppid() != parent:
+        os._exit(1)

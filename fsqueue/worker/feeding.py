@@ -1,0 +1,174 @@
+"""Where tasks come from: a thread that waits for them, at one queue or at several in turn."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+
+from fsqueue.clock import Clock, Entropy
+from fsqueue.errors import FsqueueError
+from fsqueue.filesystem import taken
+from fsqueue.leased_task import LeasedTask
+from fsqueue.protocol.waiting import BELL_S, IdlePoller
+from fsqueue.queue import Queue
+from fsqueue.storage.nodes import NodeFailures
+from fsqueue.views.inspection import DrainCheck
+from fsqueue.worker.background import BackgroundThread, Died
+from fsqueue.worker.limits import Limits
+from fsqueue.worker.settling import BROKEN, RETRY_S, is_hopeless, patience_with
+
+DRAIN_CHECK_S = 30.0
+"""How often, at most, a worker that waits long asks whether all is done: that costs a listing and a look into a log."""
+
+
+@dataclass(slots=True)
+class Fed:
+    """The feeder's answer: tasks, or why there are none."""
+
+    tasks: list[LeasedTask] = field(default_factory=list)
+    drained: bool = False
+    excluded: str = ""
+    """Why this node takes no more tasks, if it does not."""
+    error: FsqueueError | None = None
+
+
+class _Watch:
+    """A idle poller at a queue, whose errors are fsqueue's. Of the thread that makes it."""
+
+    def __init__(self, queue: Queue, lease_s: float | None) -> None:
+        self._store = queue.store
+        self._idle_poller = IdlePoller(queue._leaser, queue._lease_ms(lease_s))
+        self.due_s = self._idle_poller.due_s
+
+    def look(self, n: int) -> list[LeasedTask]:
+        try:
+            with taken.Scope():
+                return self._idle_poller.look(n)
+        except OSError as error:
+            raise self._store.explain(error, "leasing") from error
+
+
+class Feeder(BackgroundThread):
+    """Waits for tasks on behalf of the loop, one request at a time; each is answered with one `Fed`.
+
+    Queues are asked in turn, the next one first that follows the one which gave something last. With nothing to be
+    had, pauses grow to `BELL_S[1]` seconds, with jitter, and a look costs the reading of one small file a queue.
+    `taking` is held from the start of a look until the loop has been told what it found: see `settling`.
+    """
+
+    def __init__(
+        self,
+        queues: Sequence[Queue],
+        lease_s: float | None,
+        limits: Limits,
+        taking: threading.Lock,
+        report: Callable[[Fed], object],
+        trouble: Callable[[FsqueueError], object],
+        died: Died,
+    ) -> None:
+        super().__init__("feeder", died)
+        self.is_busy = False
+        """Whether an answer is to come. The loop's."""
+        self._untaken: list[LeasedTask] = []
+        """What was reported, and the loop has not taken in."""
+        self._has_fed = False
+        """Whether tasks were ever leased."""
+        self._queues, self._lease_s, self._ends = list(queues), lease_s, not limits.forever
+        self._patience_s, self._taking, self._report, self._trouble = limits.patience_s, taking, report, trouble
+        after = limits.exclude_after
+        self._streaks = [] if after is None else [NodeFailures(queue.store, after) for queue in queues]
+        self._requests: SimpleQueue[int] = SimpleQueue()
+        self._closed = threading.Event()
+        self._now, self._random = Clock().monotonic, Entropy().random
+
+    def ask(self, n: int) -> None:
+        """Request up to `n` tasks. The answer comes when there are some, or when there is no point in waiting."""
+        self.is_busy = True
+        self._requests.put(n)
+
+    def taken(self) -> None:
+        """Note that the loop has taken in the answer."""
+        self.is_busy, self._untaken = False, []
+
+    def untaken(self) -> list[LeasedTask]:
+        """Return what the loop will not take in any more, once this thread has ended: `close` comes before."""
+        self.join()
+        return self._untaken
+
+    def close(self) -> None:
+        """Wait no longer. What was asked for is still answered."""
+        if not self._closed.is_set():
+            self._closed.set()
+            self._requests.put(0)
+
+    def work(self) -> None:
+        self._pollers = [_Watch(queue, self._lease_s) for queue in self._queues]
+        self._undrained = [DrainCheck(queue.store) for queue in self._queues]
+        while n := self._requests.get():
+            try:
+                answer = self._feed(n)
+            except FsqueueError as error:
+                answer = Fed(error=error)
+            if answer is not None:
+                self._report(answer)
+
+    def _feed(self, n: int) -> Fed | None:
+        """What to answer; None if that was done."""
+        failing_since, pause_s = math.inf, RETRY_S[0]
+        while True:
+            try:
+                return self._wait(n)
+            except BROKEN as error:
+                if is_hopeless(error) and not self._has_fed:
+                    raise  # most likely this user may not work here at all: said once, and at once
+                now = self._now()
+                if failing_since == math.inf:
+                    failing_since = now
+                    self._trouble(error)
+                if self._closed.is_set() or now - failing_since >= patience_with(error, self._patience_s):
+                    raise
+                self._closed.wait(pause_s)
+                pause_s = min(2 * pause_s, RETRY_S[1])
+
+    def _wait(self, n: int) -> Fed | None:
+        """Look, in turn, until something is there and reported, or nothing more can come, or `close`."""
+        pause, checked = BELL_S[0], -math.inf
+        while True:
+            if excluded := next(filter(None, (streak.excluded() for streak in self._streaks)), None):
+                return Fed(excluded=excluded)
+            for idle_poller in list(self._pollers):
+                with self._taking:
+                    got = idle_poller.look(n)
+                    if got:
+                        self._has_fed, self._untaken = True, got
+                        self._report(Fed(got))
+                if got:
+                    self._pollers.remove(idle_poller)
+                    self._pollers.append(idle_poller)
+                    return None
+            if self._closed.is_set():
+                return Fed()
+            now = self._now()
+            if self._ends and (pause < BELL_S[1] or now - checked >= DRAIN_CHECK_S):
+                checked = now
+                if self._is_drained():
+                    return Fed(drained=True)
+            nap = pause * (0.75 + self._random() / 2)
+            self._closed.wait(max(0.001, min(nap, *(idle_poller.due_s() for idle_poller in self._pollers))))
+            pause = min(pause * 1.3, BELL_S[1])
+
+    def _is_drained(self) -> bool:
+        """Whether all queues are. The one with something left is asked first the next time."""
+        for index, is_drained in enumerate(self._undrained):
+            try:
+                with taken.Scope():
+                    drained = is_drained()
+            except OSError as error:
+                raise is_drained.store.explain(error, "looking whether the queue is drained") from error
+            if not drained:
+                self._undrained.insert(0, self._undrained.pop(index))
+                return False
+        return True

@@ -1,0 +1,170 @@
+"""Python functions that do tasks: how they are named, found in another process, called, and what their end means."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import orjson
+
+from fsqueue import functions
+from fsqueue.clock import duration_ms
+from fsqueue.errors import Bury, InvalidArgument, InvalidTask, Retry, bury_reason, said
+from fsqueue.format import task_file
+
+TRACEBACK_CHARS = 4000
+"""How much of a traceback is kept as the reason of a failure."""
+MAIN = "__fsqueue_main__"
+"""The name under which a child loads the script that its parent runs: not `__main__`, or it would work itself."""
+
+is_loading = False
+"""Whether this is a child that imports its handler: a worker that starts now would start in every child."""
+
+Result = tuple[str, Any]
+"""A verb, and its result, reason or delay in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskAtHand:
+    """What a handler with a second argument gets: which task it is at, and whether it is asked to end."""
+
+    id: str
+    attempt: int
+    queue: str
+    """The path of the task's queue."""
+    should_stop: Callable[[], bool]
+    """Whether the worker is stopping, so that what is left should rather be put back (`raise fsqueue.Retry()`)."""
+
+
+def name_of(handler: object) -> dict[str, Any]:
+    """How another process finds a handler; InvalidArgument if it cannot.
+
+    "package.module:function" as it is; of a function its module and name; of the script that runs, its file.
+    """
+    if isinstance(handler, str):
+        module, colon, function = handler.partition(":")
+        if not (module and colon and function):
+            raise InvalidArgument(f"A handler is named as 'package.module:function', not {handler!r}.")
+        return {"module": module, "name": function}
+    if isinstance(handler, functions.Handler):
+        return {"load": handler.modules}
+    if not callable(handler):
+        raise InvalidArgument(f"A handler is a function or the name of one, not {handler!r}.")
+    named: tuple[str | None, str | None] = getattr(handler, "__module__", None), getattr(handler, "__qualname__", None)
+    where, name = named
+    if not where or not name or "<" in name:
+        raise InvalidArgument(
+            f"{name or handler!r} cannot be found by its name in another process. Define it with 'def' at the top of a "
+            "module, or give threads=… to stay in this process."
+        )
+    if where == "__main__":
+        main = sys.modules["__main__"]
+        spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+        if spec is not None and spec.name:
+            return {"module": MAIN, "main": spec.name, "name": name}
+        if file is None:
+            raise InvalidArgument(
+                f"{name} was defined at a prompt, so no other process can import it. Put it into a module, or give "
+                "threads=…."
+            )
+        return {"module": MAIN, "file": os.path.abspath(file), "name": name}
+    found: Any = sys.modules.get(where)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if found is not handler:
+        raise InvalidArgument(
+            f"{where}:{name} is something else than the handler (decorated without functools.wraps, or replaced?): "
+            "another process would find the wrong one. Name it as 'package.module:function', or give threads=…."
+        )
+    return {"module": where, "name": name}
+
+
+def find(named: dict[str, Any]) -> Callable[..., Any]:
+    """Return the handler that `name_of` named, or those of `{"load": modules}`.
+
+    InvalidArgument if it cannot be found or its module cannot be imported; what the running script raises.
+    """
+    if "load" in named:
+        return functions.handler(named["load"])
+    module = _main(named) if named["module"] == MAIN else functions.load(named["module"])
+    found: Any = module
+    for part in named["name"].split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            raise InvalidArgument(f"The module {module.__name__} has no function {named['name']!r}.") from None
+    if not callable(found):
+        raise InvalidArgument(f"{named['module']}:{named['name']} is no function, but {type(found).__name__}.")
+    return found  # type: ignore[no-any-return]
+
+
+def _main(named: dict[str, Any]) -> ModuleType:
+    """The script that the parent runs, under another name."""
+    if MAIN in sys.modules:
+        return sys.modules[MAIN]
+    if "main" in named:
+        found = importlib.util.find_spec(named["main"])
+        spec = importlib.util.spec_from_file_location(MAIN, found.origin if found is not None else None)
+    else:
+        spec = importlib.util.spec_from_file_location(MAIN, named["file"])
+    if spec is None or spec.loader is None:
+        raise InvalidArgument(f"The script {named.get('main') or named['file']} cannot be imported by another process.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[MAIN] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def takes_task(handler: Callable[..., Any]) -> bool:
+    """Whether a handler wants the task as a second argument. InvalidArgument for one that cannot be called so."""
+    if inspect.iscoroutinefunction(handler):
+        raise InvalidArgument("A handler is a plain function, not an 'async' one: call asyncio.run in it.")
+    try:
+        parameters = list(inspect.signature(handler).parameters.values())
+    except (TypeError, ValueError):
+        return False  # built in: it does not say
+    positional = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    if not positional and not any(one.kind == one.VAR_POSITIONAL for one in parameters):
+        raise InvalidArgument("A handler takes the payload as its argument: def handler(payload), or (payload, task).")
+    return len(positional) > 1 and (positional[1].default is inspect.Parameter.empty or positional[1].name == "task")
+
+
+def call(handler: Callable[..., Any], arguments: Sequence[Any]) -> Result:
+    """Call a handler; what its end means. Only a MemoryError in here can raise."""
+    try:
+        result = handler(*arguments)
+        if result is None:
+            return "complete", None
+        data = task_file.encode_json(result, "result")
+        if len(data) > task_file.RESULT_BYTES_MAX:
+            return "fail", (
+                f"the result takes {len(data):,} bytes; {task_file.RESULT_BYTES_MAX:,} are kept with a task: "
+                "store it in a file and return its path"
+            )
+        return "complete", orjson.loads(data)  # what was judged: the handler's threads may go on changing `result`
+    except Retry as retry:
+        try:
+            return "release", None if retry.delay_s is None else duration_ms(retry.delay_s, "delay_s") / 1000
+        except InvalidArgument as error:
+            return "fail", f"fsqueue.Retry: {error}"
+    except Bury as given_up:
+        return "bury", bury_reason(given_up)
+    except InvalidTask as error:
+        return "fail", f"it returned what JSON cannot hold: {error}"
+    except BaseException as error:
+        return "fail", describe(error)
+
+
+def describe(error: BaseException) -> str:
+    """An exception in a line, then the end of its traceback, without our own part of it."""
+    headline = said(error)
+    trace = error.__traceback__
+    lines = traceback.format_exception(type(error), error, trace.tb_next if trace is not None else None)
+    return f"{headline[:1000]}\n{''.join(lines)[-TRACEBACK_CHARS:].rstrip()}"

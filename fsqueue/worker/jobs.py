@@ -1,0 +1,104 @@
+"""A task at a worker, and what all that do tasks have in common: commands, child processes, threads."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from fsqueue.leased_task import LeasedTask
+from fsqueue.worker.limits import STALL_S
+
+
+class Job:
+    """A task that this worker holds. Times are of the monotonic clock."""
+
+    __slots__ = ("began", "begun_under", "doomed", "kill_at", "killed", "number", "settled", "task", "why")
+
+    def __init__(self, task: LeasedTask) -> None:
+        self.task = task
+        """The task under the lease that holds it now."""
+        self.begun_under = task
+        """The task under the lease that it was handed out with: that lease's attempt is the one at work."""
+        self.number = 0
+        """Which giving of a task to a child process this is; 0: none. No two givings have the same number."""
+        self.began = math.inf
+        """When the work on it began, as far as is known."""
+        self.doomed = ""
+        """Why it was told to end: timeout, lost or stop."""
+        self.why = ""
+        """The same in words, where they become the reason of a failure."""
+        self.settled: str | None = None
+        """What became of it, if its command told the queue itself."""
+        self.kill_at = math.inf
+        """When SIGKILL is due."""
+        self.killed = False
+        """Whether a signal ended its process, from whomever."""
+
+    @property
+    def gone(self) -> str:
+        """As what the task counts that is not ours any more, so that nothing is to be told; "" if it is ours."""
+        return self.settled or ("lost" if self.doomed == "lost" else "")
+
+    def untouched(self) -> Job:
+        """Return this job, which has come back unbegun, without what was meant for the work on it."""
+        self.began = self.kill_at = math.inf
+        self.doomed = self.why = ""
+        return self
+
+
+Done = Callable[[Job, str, Any, float], object]
+"""How the loop is told: the job, a verb of `settling`, its result, reason or delay, and the seconds it took."""
+
+
+class Executor(Protocol):
+    """Something that does tasks, some at a time. Everything happens in the loop's thread."""
+
+    @property
+    def slots(self) -> int:
+        """How many tasks can be at work at a time. It may grow."""
+
+    def start(self) -> None:
+        """Make ready."""
+
+    def is_ready(self) -> bool:
+        """Whether tasks may be leased for it."""
+
+    def room(self, each: int) -> int:
+        """How many more tasks it takes, when each of its slots may hold `each`."""
+
+    def give(self, job: Job) -> bool:
+        """Have a task done; False if there was no room after all."""
+
+    def prepare(self, waiting: int) -> None:
+        """Get ready for more, as far as can be done at once: there was no room for so many tasks."""
+
+    def at_work(self) -> list[Job]:
+        """The tasks that are at work."""
+
+    def held(self) -> list[Job]:
+        """The tasks that it was given and has not said to be done."""
+
+    def take_back(self, slower_than_s: float = -1.0) -> list[Job]:
+        """The tasks that were given and not begun, in order; of those only whose slot is at one for so long."""
+
+    def end(self, job: Job, number: int) -> None:
+        """Have the work on a task ended, by SIGTERM or SIGKILL. If it has ended by itself, that counts."""
+
+    def stopping(self) -> None:
+        """Let those at work know that the worker is stopping."""
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+
+
+def capacity(executor: Executor, each: int, now: float) -> int:
+    """Return how many tasks `executor` may hold, `each` a slot. A slot at work on a slow task holds that one only."""
+    slow = sum(job.began < now - STALL_S for job in executor.at_work())
+    return each * (executor.slots - slow) + slow
+
+
+def kept_name(task: LeasedTask) -> str:
+    """Return the name of the file for what is printed during an attempt at a task."""
+    return f"{re.sub('[^0-9A-Za-z.~-]', '_', task.id)}.{task.attempt}"

@@ -1,0 +1,58 @@
+"""What the loop of a worker keeps to: its options, and what is the same for all."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from fsqueue.clock import Clock
+from fsqueue.cluster import schedulers, slurm
+
+KILL_S = 5.0
+"""How long after SIGTERM SIGKILL follows; the grace, if that is shorter."""
+KILLED_S = 3.0
+"""How long after SIGKILL the end of a process is waited for: the kernel may hold it for as long as a file server is
+away."""
+GIVE_BACK_S = 15.0
+"""How long a worker that ends because of an error of its own tries to put back what it holds."""
+LEAVE_S = 5.0
+"""How long after a second signal the worker stays, at most, to tell what it holds."""
+FAILURES_FIRST = 10
+"""So many attempts may fail before the first success: more likely the command is wrong than all of its tasks."""
+STALL_S = 1.0
+"""What was leased ahead and is not begun after so long is given to others."""
+UNTOLD_MAX = 256
+"""With so many outcomes before it that the queues have not been told, a worker takes nothing more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The options of a worker that the loop keeps to; infinite where there is no limit."""
+
+    lease_s: float
+    timeout_s: float
+    grace_s: float
+    forever: bool
+    prefetch: int | None
+    max_tasks: float
+    max_runtime_s: float
+    idle_timeout_s: float
+    failures_max: float
+    failures_first: float
+    """After so many in a row it ends, too, as long as nothing has succeeded."""
+    exclude_after: int | None
+    kills_lost: bool
+    patience_s: float
+
+
+def stop_time(limits: Limits, began: float) -> tuple[float, str]:
+    """When to stop, on the monotonic clock, and why: early enough before the end of a job to put everything back."""
+    at, why = math.inf, ""
+    if limits.max_runtime_s < math.inf:
+        at, why = began + limits.max_runtime_s, "max-runtime"
+    end, clock = slurm.job_end() or schedulers.job_end(), Clock()
+    if end is not None:
+        left_s = end - clock.local_ms() / 1000 - limits.grace_s - 2 * KILL_S
+        if clock.monotonic() + left_s < at:
+            at, why = clock.monotonic() + left_s, "job-end"
+    return at, why

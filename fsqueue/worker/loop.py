@@ -1,0 +1,514 @@
+"""The loop of a worker: one thread that decides everything, and waits for nothing but news.
+
+Threads beside it do what may block: the feeder leases, the reporter ends leases, the renewer renews them, and the
+output writer writes. They and the signal handlers post to the loop; nothing is raised in the middle of a verb. So the
+loop notices signals and exits of children while the file server is away, and renews leases while it is there.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+from collections import deque
+from collections.abc import Callable, Sequence
+from threading import Lock
+from typing import Any, Literal
+
+from fsqueue.clock import Clock, Entropy, pause_s
+from fsqueue.errors import FsqueueError, InvalidArgument
+from fsqueue.queue import Queue
+from fsqueue.wording import counted
+from fsqueue.worker.background import obituary
+from fsqueue.worker.events import Mailbox
+from fsqueue.worker.feeding import Fed, Feeder
+from fsqueue.worker.jobs import Executor, Job, capacity
+from fsqueue.worker.limits import KILL_S, LEAVE_S, STALL_S, UNTOLD_MAX, Limits, stop_time
+from fsqueue.worker.output import OutputWriter
+from fsqueue.worker.pace import Pace
+from fsqueue.worker.passing import PassOn
+from fsqueue.worker.pending_failures import PendingFailures
+from fsqueue.worker.report import Tell, Teller, WorkerReport
+from fsqueue.worker.settling import (
+    RETRY_S,
+    LeaseRenewer,
+    Outcome,
+    OutcomeReporter,
+    Renewed,
+    Settled,
+    adopt,
+    failure,
+    give_back,
+)
+
+
+class Loop:
+    """Leases tasks, has them done, tells how they ended. `make_executor` makes what does them."""
+
+    def __init__(
+        self,
+        queues: Sequence[Queue],
+        lease_s: float | None,
+        limits: Limits,
+        make_executor: Callable[[Loop], Executor],
+        tell: Tell,
+        pass_on: PassOn | None,
+    ) -> None:
+        self._limits = limits
+        self.mailbox = Mailbox()
+        posted = self.mailbox.posted
+        self.output_writer = OutputWriter(self.thread_died, lambda text: self._teller.say_now("output", text), pass_on)
+        self._teller = Teller(self.output_writer.do, tell)
+        self._say, self._note = self._teller.say, self._teller.note
+        self._now, self._random = Clock().monotonic, Entropy().random
+        taking, died = Lock(), self.thread_died
+        untold, unfed = map(self._trouble, ("outcomes cannot be told", "tasks cannot be leased"))
+        self._reporter = OutcomeReporter(limits, taking, posted(self._settled), posted(untold), died)
+        self._renewer = LeaseRenewer(lease_s, taking, posted(self._renewed), died)
+        self._feeder = Feeder(queues, lease_s, limits, taking, posted(self._fed), posted(unfed), died)
+        self._executor = make_executor(self)
+        self._pace = Pace(limits.lease_s, limits.prefetch)
+        self._ahead: deque[Job] = deque()  # leased, and not given to the executor
+        self._ahead_since = math.inf
+        self._outbox: list[Outcome] = []
+        self._untold: dict[int, Outcome] = {}
+        """What the reporter was told and has not answered, by identity."""
+        self._pending = PendingFailures()
+        self._report = WorkerReport()
+        self._asked = self._taken = 0  # taken: leased, and not put back untouched
+        self._failures = self._pauses = 0  # in a row
+        self._failed_since = math.inf  # when the first of them began
+        self._failures_first = limits.failures_first  # without a limit once something has succeeded
+        self._failures_noted = self._noted()
+        self._is_renewing, self._renewal_failed = False, False
+        self._renew_at = self._grace_until = self._look_at = math.inf  # the last: for what is stuck behind slow tasks
+        self._signals, self._ending = 0, ""
+        self._heard = 0  # as the signals' handler counts them; `_signals`: those that the loop has acted on
+        self._leave_at = math.inf
+        self._error: Exception | None = None
+        self._broken: Exception | None = None  # what is wrong with the worker itself: raised in any case
+        self._can_tell = True
+        self._kill_s = min(KILL_S, limits.grace_s)
+        self._idle_since = self._began = self._now()
+        self._stop_at, self._stop_why = math.inf, ""
+
+    # -- from outside, also from signal handlers
+
+    def stop(self, number: int) -> None:
+        """End as a signal asks for."""
+        self._heard += 1
+        self.mailbox.post(lambda: self._stop(number))
+
+    def thread_died(self, name: str, error: BaseException) -> None:
+        """End because a thread has died of what nobody expected. Called in that thread."""
+        self.mailbox.post(lambda: self._thread_died(name, error))
+
+    @property
+    def held_about(self) -> int:
+        """Return how many tasks are held, or are not settled yet. A hint, for any thread."""
+        report = self._report
+        return max(0, self._taken - report.completed - report.failed - report.released - report.lost)
+
+    @property
+    def completed_about(self) -> tuple[int, int]:
+        """Return how many tasks were completed for certain, and at most. Hints, for any thread.
+
+        The difference are outcomes that the queue is just being told.
+        """
+        return self._report.completed, len(self._untold) + self._report.completed
+
+    def run(self) -> WorkerReport:
+        """Work until there is nothing left to do, or until stopped; then raise what kept it from going on."""
+        self._began = self._now()
+        self._stop_at, self._stop_why = stop_time(self._limits, self._began)
+        try:
+            for thread in (self.output_writer, self._reporter, self._renewer, self._feeder):
+                thread.start()
+            self._executor.start()
+            while not self._is_finished():
+                self._ask()
+                self._hand_out()
+                self._send()
+                self.mailbox.wait(self._due_s())
+                self._keep_time()
+        finally:
+            self._close()
+        error = self._broken or (self._error if self._report.signal is None else None)
+        if error is not None:
+            raise error
+        return self._report
+
+    # -- the loop
+
+    def _is_finished(self) -> bool:
+        if self._is_leaving():
+            return True
+        if not self._can_tell:
+            return not self._feeder.is_busy
+        told = not (self._outbox or self._pending or self._untold)
+        return bool(self._ending) and told and not (self._ahead or self._feeder.is_busy or self._executor.held())
+
+    def _is_leaving(self) -> bool:
+        """Whether to end with nothing more told: a file server may be away, and whoever asks again will not wait."""
+        return self._signals > 2 or self._now() >= self._leave_at
+
+    def _ask(self) -> None:
+        """Have the feeder lease what is to be done next."""
+        if self._ending or self._feeder.is_busy or not self._executor.is_ready():
+            return
+        if not self._may_begin() or (self._failures >= self._failures_noted and (self._untold or self._pending)):
+            return
+        most = capacity(self._executor, self._each(), self._now())
+        held, at_work = len(self._ahead) + len(self._executor.held()), len(self._executor.at_work())
+        few = held <= most // 2 or at_work < self._executor.slots
+        left = self._limits.max_tasks - self._taken
+        if left <= 0:
+            if held == at_work:
+                self._end("max-tasks", f"took {counted(self._taken, 'task')}, as --max-tasks says")
+        elif few and held < most and len(self._untold) + len(self._pending) <= most + UNTOLD_MAX:
+            self._asked = int(min(most - held, left))
+            self._feeder.ask(self._asked)
+            self._idle_since = self._now()
+
+    def _each(self) -> int:
+        """How many tasks each slot may hold: what fails is to be noticed before more is begun."""
+        left_s, likely_s = (math.inf, 0.0) if self._stop_at == math.inf else self._outlook()
+        return self._pace.each_within(self._failures_noted - self._failures, left_s, likely_s)
+
+    def _may_begin(self) -> bool:
+        """Whether a task that begins now is likely to end before it would be told to. If not, that is the end."""
+        if self._stop_at == math.inf:
+            return True
+        left_s, likely_s = self._outlook()
+        if likely_s < left_s:
+            return True
+        why = f"another task may take {likely_s:.3g} s, longer than is left" if likely_s else "no time is left"
+        self._end(self._stop_why, f"{why}: nothing more is begun")
+        return False
+
+    def _outlook(self) -> tuple[float, float]:
+        """Return how long a task that begins now has until the grace is over, and how long it may take (0: unknown)."""
+        now = self._now()
+        left_s = self._stop_at + self._limits.grace_s - now
+        likely_s = self._pace.likely_s(left_s, lambda: [now - job.began for job in self._executor.at_work()])
+        return left_s, min(likely_s, self._limits.timeout_s)
+
+    def _hand_out(self) -> None:
+        if not self._ahead:
+            return
+        if self._ending or not self._may_begin():
+            self._put_back_untouched()
+            return
+        room = self._executor.room(self._each())
+        while self._ahead and room > 0:  # none is left when the command turns out to be none
+            room -= 1
+            job = self._ahead.popleft()
+            job.begun_under = job.task
+            if not self._executor.give(job):
+                self._ahead.appendleft(job)
+                break
+        self._executor.prepare(len(self._ahead))
+
+    def _send(self) -> None:
+        self._teller.flush()
+        self._outbox += self._pending.ripe(self._now())
+        if self._outbox:
+            self._untold.update((id(outcome), outcome) for outcome in self._outbox)
+            self._reporter.tell(self._outbox)
+            self._outbox = []
+
+    def _due_s(self) -> float | None:
+        """How long to wait for news, before time itself asks for something."""
+        due = min(
+            self._renew_at, self._grace_until, self._look_at, self._idle_at(), self._stop_at, self._pending.due_at(),
+            self._leave_at,
+        )  # fmt: skip
+        for job in self._executor.at_work():
+            due = min(due, job.kill_at if job.doomed else job.began + self._limits.timeout_s)
+        return None if due == math.inf else max(0.0, due - self._now())
+
+    def _idle_at(self) -> float:
+        if (
+            self._ending
+            or self._ahead
+            or self._untold
+            or self._pending
+            or self._executor.held()
+            or not self._feeder.is_busy
+        ):
+            return math.inf
+        return self._idle_since + self._limits.idle_timeout_s
+
+    def _keep_time(self) -> None:
+        now = self._now()
+        if now >= self._renew_at:
+            self._renew()
+        for job in self._executor.at_work():
+            if now >= job.kill_at:
+                job.kill_at = math.inf
+                self._executor.end(job, signal.SIGKILL)
+            elif not job.doomed and now >= job.began + self._limits.timeout_s:
+                job.why = f"timed out after {self._limits.timeout_s:g} s"
+                self._doom(job, "timeout")
+        if now >= self._look_at:
+            self._look_for_stuck(now)
+        if now >= self._grace_until:
+            self._grace_until = math.inf
+            for job in self._executor.at_work():
+                self._doom(job, "stop")
+        if now >= self._stop_at:
+            self._stop_at = math.inf
+            self._end(self._stop_why, "the time is over")
+            self._wind_up()
+        if now >= self._idle_at():
+            self._end("idle", f"there was nothing to do for {self._limits.idle_timeout_s:g} s")
+        if self._executor.held() or self._ahead or self._untold:
+            self._idle_since = now
+
+    # -- tasks come
+
+    def _fed(self, fed: Fed) -> None:
+        self._feeder.taken()
+        if fed.error is not None and not self._ending:
+            self._give_up(fed.error)
+        if fed.excluded:
+            self._end("excluded", fed.excluded)
+        if fed.drained:
+            self._end("drained", "")
+        if fed.tasks:
+            if len(fed.tasks) == self._asked:
+                self._pace.grow()
+            now = self._now()
+            held, told = (*self._ahead, *self._executor.held()), (*self._untold.values(), *self._outbox)
+            new, outcomes = adopt(fed.tasks, held, told)
+            self._outbox += outcomes
+            self._taken += len(new)
+            self._ahead.extend(map(Job, new))
+            self._ahead_since = now
+            self._look_at = min(self._look_at, now + STALL_S)
+            self._renew_at = min(self._renew_at, now + self._limits.lease_s / 3)
+
+    def returned(self, jobs: list[Job], why: str) -> None:
+        """A executor gives back tasks that it has not begun; `why` it cannot do them, if that is worth a word."""
+        for job in reversed(jobs):
+            if job.gone:  # to begin it would be a second execution
+                self._report.count(job.gone)
+            else:
+                self._ahead.appendleft(job.untouched())
+        if why:
+            self._say("child", f"{why}. It was at no task, and is replaced.")
+
+    def refused(self, why: str | FsqueueError) -> None:
+        """A executor can do no task at all."""
+        self._give_up(InvalidArgument(why) if isinstance(why, str) else why)
+
+    def _look_for_stuck(self, now: float) -> None:
+        """Take back what lies behind slow tasks; what then is more than these allow is for others."""
+        self._look_at = now + STALL_S if self._ahead or self._executor.held() else math.inf
+        self.returned(self._executor.take_back(slower_than_s=STALL_S), "")
+        if self._limits.prefetch is None and self._ahead and now - self._ahead_since > STALL_S:
+            spare = len(self._ahead) + len(self._executor.at_work()) - capacity(self._executor, self._each(), now)
+            if spare > 0:
+                self._put_back_untouched(spare)
+
+    def _put_back_untouched(self, most: int | None = None) -> None:
+        """Put back the last of what was leased ahead: all of it by default."""
+        for _ in range(len(self._ahead) if most is None else min(most, len(self._ahead))):
+            task = self._ahead.pop().task
+            task.took_s = 0.0
+            self._outbox.append(Outcome(task, "release", begun=False))
+            self._taken -= 1
+
+    # -- tasks end
+
+    def done(self, job: Job, verb: str, value: Any, seconds: float) -> None:
+        """A executor is done with a task: what is the queue to be told?"""
+        task = job.task
+        task.took_s = job.begun_under.took_s = seconds
+        if job.doomed in ("", "timeout") and verb in ("complete", "fail", "bury"):
+            self._pace.took(seconds)
+        if job.gone:
+            self._report.count(job.gone)
+            return
+        if job.doomed == "stop" or (job.killed and self._signals):  # Slurm's signals reach all processes of a job
+            self._outbox.append(Outcome(task, "release"))
+        elif job.doomed == "timeout":
+            self._failed(job, "fail", value if verb == "fail" and value else job.why, seconds)
+        elif verb == "complete":
+            self._failures = self._pauses = 0
+            if self._failures_first < math.inf:
+                self._failures_first = math.inf
+                self._failures_noted = self._noted()
+            self._outbox.append(Outcome(task, "complete", result=value))
+            self._note("completed", task, seconds)
+        elif verb == "release":
+            self._pauses += value is None
+            self._outbox.append(
+                Outcome(task, "release", delay_s=pause_s(self._pauses, self._random()) if value is None else value)
+            )
+            self._note("put-back", task, seconds)
+        else:
+            self._failed(job, "bury" if verb == "bury" else "fail", value, seconds)
+
+    def _failed(self, job: Job, verb: Literal["fail", "bury"], reason: str, seconds: float) -> None:
+        outcome, others = failure(job, verb, reason)
+        self._outbox += others
+        self._pending.add(outcome, self._now())
+        self._failures += 1
+        self._failed_since = job.began if self._failures == 1 else min(self._failed_since, job.began)
+        self._note("failed", outcome.task, seconds, reason=outcome.reason)
+        if self._failures >= self._failures_noted:  # the node may be excluded: nothing more before that is known
+            self.returned(self._executor.take_back(), "")
+            self._put_back_untouched()
+        headline = outcome.reason.partition("\n")[0]
+        if self._failures >= self._limits.failures_max:
+            self._end("failures", f"{self._failures} attempts in a row have failed, the last one: {headline}")
+        elif self._failures >= self._failures_first and not self._is_outlasted():
+            self._end("failures", f"the first {self._failures} attempts have all failed, the last one: {headline}")
+
+    def _noted(self) -> float:
+        """Return after how many failures in a row no more is begun until the queue has been told of them."""
+        return min(self._limits.failures_max, self._failures_first, self._limits.exclude_after or math.inf)
+
+    def _is_outlasted(self) -> bool:
+        """Tell whether some task is at work since before those that failed: it may well succeed."""
+        return any(job.began < self._failed_since for job in self._executor.at_work())
+
+    def _settled(self, settled: Settled) -> None:
+        for outcome, kind, said in settled.counted:
+            if outcome.begun:
+                self._report.count(kind)
+                if said:
+                    self._say("lost", said, task=outcome.task.id)
+            self._untold.pop(id(outcome), None)  # last, for `completed_about`
+        if settled.error is not None:
+            self._give_up(settled.error)
+
+    # -- leases
+
+    def _renew(self) -> None:
+        """Have everything held renewed, in one call."""
+        held = [job.task for job in (*self._ahead, *self._executor.held()) if job.doomed != "lost" and not job.settled]
+        held += [outcome.task for outcome in (*self._untold.values(), *self._outbox)]
+        self._renew_at = self._now() + self._limits.lease_s / 3 if held else math.inf
+        if self._is_renewing:
+            self._renew_at = math.inf  # it is late: the next follows at once
+        elif held:
+            self._is_renewing = True
+            self._renewer.renew(held)
+
+    def _renewed(self, renewed: Renewed) -> None:
+        self._is_renewing = False
+        if self._renew_at == math.inf:
+            self._renew_at = self._now()
+        if renewed.error is not None:
+            self._renew_at = min(self._renew_at, self._now() + min(RETRY_S[0], self._limits.lease_s / 3))
+            if not self._renewal_failed:
+                self._trouble("leases could not be renewed")(renewed.error)
+        self._renewal_failed = renewed.error is not None
+        gone = renewed.lost.keys() | renewed.settled.keys()
+        if any(job.task.token in gone for job in self._executor.held() if job.began == math.inf):
+            self.returned(self._executor.take_back(), "")
+        # What is not begun here is somebody else's now.
+        self._ahead = deque(job for job in self._ahead if job.task.token not in gone)
+        for job in self._executor.at_work():
+            if job.task.token in renewed.settled:
+                job.settled = renewed.settled[job.task.token]  # it may go on: the task is not our concern any more
+            elif job.task.token in renewed.lost and not job.doomed:
+                self._lost(job, renewed.lost[job.task.token])
+
+    def _lost(self, job: Job, error: FsqueueError) -> None:
+        kills = self._limits.kills_lost
+        what = "its work is stopped" if kills else "its work goes on"
+        self._say("lost", f"task {job.task.id} was lost, {what}: {error}", task=job.task.id)
+        if kills:
+            self._doom(job, "lost")
+        else:
+            job.settled = "lost"
+
+    # -- the end
+
+    def _end(self, why: str, text: str) -> None:
+        """Take no more tasks, and put back what is not begun."""
+        if not self._ending:
+            self._ending = self._report.ended = why
+            if text:
+                self._say("ending", text, why=why)
+        self._feeder.close()
+        self.returned(self._executor.take_back(), "")
+        self._put_back_untouched()
+
+    def _give_up(self, error: Exception) -> None:
+        """Take no more tasks, and raise `error` once everything at work has ended."""
+        self._error = self._error or error
+        self._end("error", "")
+
+    def _stop(self, number: int) -> None:
+        """A signal: the first lets finish what may fit into the grace, the second puts back what it can in LEAVE_S
+        seconds, the third just leaves."""
+        self._signals += 1
+        self._pending.hear(number)
+        at_work = self._executor.at_work()
+        if self._signals == 1:
+            self._report.signal = number
+            if at_work:
+                left = f"may go on for {self._limits.grace_s:g} s; a second signal puts them back now"
+                what = "will be put back: the job is ended" if self._pending.is_over else left
+                self._say("stopping", f"stopping: {counted(len(at_work), 'task')} at work {what}")
+            self._end("signal", "")
+            self._report.ended = "signal"
+            self._wind_up()
+        else:
+            self._leave_at = min(self._leave_at, self._now() + LEAVE_S)
+            self._reporter.hurry()
+            for job in at_work:
+                self._doom(job, "stop", signal.SIGKILL)
+
+    def _thread_died(self, name: str, error: BaseException) -> None:
+        """Let end within the grace what is at work; nothing, if nobody is there any more to tell how it ended."""
+        self._broken = self._broken or obituary(name, error)
+        if name == self._feeder.name:
+            self._feeder.is_busy = False
+        self._end("error", "")
+        self._wind_up()
+        if name == self._reporter.name:
+            self._can_tell = False
+            for job in self._executor.at_work():
+                self._doom(job, "stop", signal.SIGKILL)
+
+    def _wind_up(self) -> None:
+        """Let what is at work end, as far as it can be done within the grace; none where Slurm ends it anyway."""
+        self._executor.stopping()
+        now, mean_s = self._now(), self._pace.mean_s
+        grace_s = 0.0 if self._pending.is_over else self._limits.grace_s
+        self._grace_until = min(self._grace_until, now + grace_s)
+        for job in self._executor.at_work():
+            if mean_s - (now - job.began) > grace_s:  # not if nothing was measured: then it is nan
+                self._doom(job, "stop")
+
+    def _doom(self, job: Job, why: str, number: int = signal.SIGTERM) -> None:
+        if not any(job is one for one in self._executor.at_work()):
+            return  # the end of another has brought it back: it is not begun
+        job.doomed = job.doomed or why
+        job.kill_at = min(job.kill_at, math.inf if number == signal.SIGKILL else self._now() + self._kill_s)
+        self._executor.end(job, number)
+
+    def _close(self) -> None:
+        """Leave nothing behind, also after an error in the loop itself. Usually nothing is held by then."""
+        left = [Outcome(job.task, "release", begun=False) for job in (*self._ahead, *self._executor.held())]
+        left += (*self._untold.values(), *self._outbox, *self._pending.left())
+        self._feeder.close()
+        try:
+            self._executor.close()
+        finally:
+            self._reporter.close()
+            self._renewer.close()
+            if (left or self._feeder.is_busy) and not self._is_leaving():
+                enough = max(2, self._heard + 1)
+                give_back(left, self._feeder.untaken, lambda: self._heard >= enough)
+            self._teller.flush()
+            self.output_writer.close(lambda: self._heard > 0)
+            self._report.unkept, self._report.unwritten = self.output_writer.unkept, self.output_writer.is_full_disk
+            self.mailbox.close()
+
+    def _trouble(self, what: str) -> Callable[[FsqueueError], object]:
+        return lambda error: self._say("storage", f"{what}: {error} Trying again.")

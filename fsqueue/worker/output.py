@@ -1,0 +1,277 @@
+"""What commands and functions print: passed on (`passing`), its tail remembered, all of it kept where asked for.
+
+Our own standard output and error may be stuck (a full pipe, a stopped terminal, a file on a server that is away), and
+so may the directory of kept output. So a thread of its own writes, and as long as too much lies before it the loop
+reads nothing more: those who print have to wait, and nobody else.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable
+from queue import SimpleQueue
+
+from fsqueue.clock import Clock
+from fsqueue.errors import FULL
+from fsqueue.filesystem import KeptFile
+from fsqueue.leased_task import LeasedTask
+from fsqueue.worker.background import BackgroundThread, Died
+from fsqueue.worker.events import Mailbox
+from fsqueue.worker.passing import Channel, Exits, Output, PassOn
+
+TAIL_BYTES = 4096
+"""How much of what was printed is kept as the reason of a failure."""
+CHUNK_BYTES = 1 << 16
+BACKLOG_BYTES_MAX = 1 << 20
+"""When so much waits to be written, nothing more is read."""
+DRAIN_READS_MAX = 32
+"""So often a pipe is read to get what was printed so far. Who prints without end must not hold the loop up."""
+CLOSE_S = 2.0
+"""How long the end waits for what is still to be written."""
+CLOSE_LOOK_S = 0.1
+"""How often it looks meanwhile whether anybody is in a hurry."""
+
+
+class OutputWriter(BackgroundThread):
+    """Writes in the order in which it is told to. What cannot be written is dropped: no task must suffer for it."""
+
+    def __init__(self, died: Died, trouble: Callable[[str], object], pass_on: PassOn | None = None) -> None:
+        super().__init__("output", died)
+        self.exits = Exits(pass_on)
+        self._jobs: SimpleQueue[tuple[Callable[[], object], int, KeptFile | None] | None] = SimpleQueue()
+        self._backlog = 0
+        self._mutex = threading.Lock()
+        self._resumed: list[Callable[[], object]] = []
+        self._trouble = trouble
+        """Called in this thread, with a sentence: once for each kind of error that loses output."""
+        self._said: set[int | None] = set()
+        self._not_passed_on: set[int | None] = set()
+        """Which errors kept output from being passed on."""
+        self.unkept = 0
+        """The number of attempts whose output was not kept, or not all of it. Final after `close`."""
+        self._unwritten: Counter[KeptFile] = Counter()
+        """How often each file is still to be written to."""
+
+    def do(self, action: Callable[[], object], size: int = 0, kept: KeptFile | None = None) -> None:
+        """Have `action` called, which writes so many bytes, into `kept` or elsewhere."""
+        with self._mutex:
+            self._backlog += size
+            if kept is not None:
+                self._unwritten[kept] += 1
+        self._jobs.put((action, size, kept))
+
+    def keep(self, file: KeptFile, data: bytes) -> None:
+        """Append to a file."""
+        self.do(lambda: self._keep(file, data), len(data), file)
+
+    def say(self, text: str) -> None:
+        """Have the worker's user told a sentence about outputs."""
+        self.do(lambda: self._trouble(text))
+
+    def cut(self, file: KeptFile, note: bytes) -> None:
+        """Append a note that nothing more follows, although there might have been more."""
+
+        def end() -> None:
+            self._keep(file, note)
+            self._miss(file)
+
+        self.do(end, len(note), file)
+
+    def _keep(self, file: KeptFile, data: bytes) -> None:
+        try:
+            file.append(data)
+        except OSError as error:
+            self._miss(file)
+            if error.errno not in self._said:
+                self._said.add(error.errno)
+                self._trouble(f"the output of {file.name} is not kept, or not all of it: {error}. The end counts such.")
+
+    def _not_written(self, error: OSError) -> None:
+        """Say, once for each kind of error, that output is not passed on. A reader that went away wants no more."""
+        if error.errno != errno.EPIPE and error.errno not in self._not_passed_on:
+            self._not_passed_on.add(error.errno)
+            self._trouble(
+                f"what is printed could not be written to standard output or standard error, and is lost: {error}. "
+                "The tasks go on, and count."
+            )
+
+    @property
+    def is_full_disk(self) -> bool:
+        """Tell whether output was lost for want of room behind standard output or error. Final after `close`."""
+        return any(number in FULL for number in self._not_passed_on)
+
+    def _miss(self, file: KeptFile) -> None:
+        """Count an attempt of which something is not kept."""
+        if not file.is_incomplete:
+            file.is_incomplete = True
+            self.unkept += 1
+
+    def is_full(self, resume: Callable[[], object]) -> bool:
+        """Whether nothing more should come; then `resume` is called, in this thread, when that is over."""
+        with self._mutex:
+            full = self._backlog > BACKLOG_BYTES_MAX
+            if full:
+                self._resumed.append(resume)
+        return full
+
+    def close(self, is_hurried: Callable[[], bool] = lambda: True) -> None:
+        """End after what was told so far, or without it when it takes longer than CLOSE_S seconds.
+
+        For our own standard output and error, which may be a pipe to a pager, wait until somebody is in a hurry.
+        """
+        self._jobs.put(None)
+        if self.ident is None:
+            return  # it was never started
+        now = Clock().monotonic
+        deadline = now() + CLOSE_S
+        while self.is_alive() and now() < deadline:
+            self.join(CLOSE_LOOK_S)
+            if self.exits.is_writing and not is_hurried():
+                deadline = now() + CLOSE_S
+        with self._mutex:
+            for file in self._unwritten:
+                self._miss(file)
+
+    def work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            action, size, kept = job
+            try:
+                action()
+            except OSError as error:
+                self._not_written(error)
+            with self._mutex:
+                self._backlog -= size
+                if kept is not None:
+                    self._unwritten[kept] -= 1
+                    if not self._unwritten[kept]:
+                        del self._unwritten[kept]
+                waiting = self._resumed if self._backlog <= BACKLOG_BYTES_MAX // 2 else []
+                if waiting:
+                    self._resumed = []
+            for resume in waiting:
+                resume()
+
+
+class Stream:
+    """A pipe that somebody prints into. The loop reads it; it ends with the end of the pipe or by `close`."""
+
+    def __init__(
+        self, mailbox: Mailbox, output_writer: OutputWriter, ours: int, output: Output, has_tags: bool
+    ) -> None:
+        self._mailbox, self._output_writer, self._ours = mailbox, output_writer, ours
+        self._channel = Channel(output_writer.exits, ours, output, has_tags)
+        self._is_told_apart = output == "group" or has_tags
+        self._has_passed = self._is_over = False
+        """Whether anything was passed on since an attempt began or ended; whether it has ended."""
+        self.tail = b""
+        self.head = b""
+        """The beginning, up to `head_bytes_max` bytes."""
+        self.head_bytes_max = 0
+        self.kept: KeptFile | None = None
+        """The file that everything is appended to, too. Set by `keep_in`."""
+        self._fd, self.write_end = os.pipe()
+        os.set_blocking(self._fd, False)
+        self._watched = True
+        mailbox.watch(self._fd, self.read)
+
+    def started(self) -> None:
+        """Whoever prints has its end now: give ours up."""
+        os.close(self.write_end)
+        self.write_end = -1
+
+    def read(self) -> None:
+        """Read what is there, a bounded piece of it."""
+        if self._fd < 0:
+            return
+        if self._output_writer.is_full(lambda: self._mailbox.post(self._resume)):
+            self._pause()
+            return
+        try:
+            chunk = os.read(self._fd, CHUNK_BYTES)
+        except BlockingIOError:
+            return
+        if not chunk:
+            self.close()
+            return
+        self.tail = (self.tail + chunk)[-TAIL_BYTES:]
+        if len(self.head) < self.head_bytes_max:
+            self.head += chunk[: self.head_bytes_max - len(self.head)]
+        if self.kept is not None:
+            self._output_writer.keep(self.kept, chunk)
+        if (sys.__stdout__, sys.__stderr__)[self._ours - 1] is not None:  # None: closed when this process began
+            self._has_passed = True
+            channel = self._channel
+            self._output_writer.do(lambda: channel.take(chunk), len(chunk))
+
+    def drain(self) -> None:
+        """Read all that was printed so far, unless the output writer is full."""
+        for _ in range(DRAIN_READS_MAX):
+            before = self.tail
+            if self._watched and self._fd >= 0:
+                self.read()
+            if self.tail is before:
+                return
+
+    @property
+    def is_open(self) -> bool:
+        """Whether somebody may still print."""
+        return self._fd >= 0
+
+    def fresh(self, task: LeasedTask) -> None:
+        """Forget what was printed: what follows belongs to this task."""
+        self.tail = self.head = b""
+        self._is_over = False
+        if self._is_told_apart:
+            channel, name = self._channel, task.id
+            self._output_writer.do(lambda: channel.begin(name))
+
+    def ended(self) -> None:
+        """Show what was printed so far: the attempt has ended."""
+        self._is_over = True
+        if self._has_passed or self._is_told_apart:
+            self._has_passed = False
+            self._output_writer.do(self._channel.end)
+
+    def keep_in(self, file: KeptFile | None) -> None:
+        """Have what is read from now on appended to this file, too. The last stream that leaves a file closes it."""
+        before, self.kept = self.kept, file
+        if file is not None:
+            file.writers += 1
+        if before is not None:
+            before.writers -= 1
+            if not before.writers:
+                self._output_writer.do(before.close)
+
+    def close(self) -> None:
+        """Read no more."""
+        if self._is_over and self._has_passed:
+            self.ended()  # what a process that was left behind has printed
+        self.keep_in(None)
+        if self._fd >= 0:
+            self._pause()
+            os.close(self._fd)
+            self._fd = -1
+        if self.write_end >= 0:
+            self.started()
+
+    def _pause(self) -> None:
+        if self._watched:
+            self._mailbox.forget(self._fd)
+            self._watched = False
+
+    def _resume(self) -> None:
+        if self._fd >= 0 and not self._watched:
+            self._mailbox.watch(self._fd, self.read)
+            self._watched = True
+
+
+def reason(headline: str, *tails: bytes) -> str:
+    """Why something failed: the headline with the last line of the first tail that has any, then the tails."""
+    texts = [text for tail in tails if (text := tail.decode(errors="replace").strip())]
+    if not texts:
+        return headline
+    return f"{headline}: {texts[0].rpartition(chr(10))[2].strip()[:200]}\n" + "\n".join(texts)

@@ -1,0 +1,410 @@
+"""Python functions in child processes: nothing that they do can keep the worker from renewing its leases.
+
+A child is at the first task that it was given and has not answered, or at none: what it has not received can be taken
+back at any time. So a child that dies takes one task with it at most, and that is the one to blame.
+
+Each giving of a task has a number. The child's answer names it, and so does the message that the parent takes back.
+A child that answers for anything but the task that it is at is ended: nothing it says is believed any more.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import resource
+import signal
+import socket
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
+from typing import Any
+
+import orjson
+
+from fsqueue.clock import Clock
+from fsqueue.filesystem import KeptOutput, inheritable_descriptors
+from fsqueue.queue import Queue
+from fsqueue.wording import counted
+from fsqueue.worker import output, wire
+from fsqueue.worker.directories import open_directories
+from fsqueue.worker.events import Mailbox
+from fsqueue.worker.jobs import Done, Job, kept_name
+from fsqueue.worker.limits import KILLED_S, STALL_S
+from fsqueue.worker.output import OutputWriter, Stream
+from fsqueue.worker.passing import Output
+from fsqueue.worker.spawning import Process, describe
+
+SENT_MAX = 128
+"""So many tasks lie at most in a child's socket."""
+UNREADY_MAX = 3
+"""So many children in a row may die before they have found their handler."""
+STARTING_MAX = os.cpu_count() or 1
+"""So many children are started at a time: a signal, and the ends of tasks, are noticed between them."""
+FILES_EACH = 5
+"""The descriptors that the worker has open for a child: two of a socket, two pipes, and one that tells of its end."""
+FILES_SPARE = 256
+"""So many descriptors, or a quarter of all if that is less, are left for the files of the queues."""
+CLOSE_S = 5.0
+"""How long a child that has nothing to do may take to end."""
+
+
+class _Child:
+    """A child process, and what it was given."""
+
+    def __init__(self, family: Children) -> None:
+        self.family = family
+        self.slot = family.free_slot()
+        self.given: deque[Job] = deque()
+        self.is_ready = False
+        self.distrusted = ""
+        """Why nothing that it says is believed any more; it is being killed then."""
+        mailbox, output_writer = family.mailbox, family.output_writer
+        self.end, self.theirs = wire.pair()
+        self.streams: list[Stream] = []
+        self.is_watched = False
+        source = -1
+        handed = [self.theirs.fileno(), family.flag]
+        try:
+            for ours in (1, 2):
+                self.streams.append(Stream(mailbox, output_writer, ours, family.output, family.has_tags))
+            source = os.memfd_create("nothing")
+            self.process = Process(
+                mailbox,
+                [sys.executable, "-c", family.program, *map(str, handed)],
+                {**os.environ, **family.of_slots[self.slot]},
+                [source, *(stream.write_end for stream in self.streams)],
+                self._ended,
+                inherited=handed,
+                closed=family.foreign,
+            )
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            if source >= 0:
+                os.close(source)
+        for stream in self.streams:
+            stream.started()
+        mailbox.watch(self.end.fileno(), self.read)
+        self.is_watched = True
+        wire.send(self.end, 0, "", family.setup)
+
+    def give(self, job: Job, now: float) -> bool:
+        task = job.task
+        body = wire.encode_task(task.attempt, self.family.number_of[id(task.queue)], task.payload)
+        job.number = next(self.family.numbers)
+        try:
+            wire.send(self.end, job.number, task.id, body, socket.MSG_DONTWAIT)
+        except OSError:
+            return False  # no room; or the child has just died, which will be heard of
+        if not self.given:
+            self._begin(job, now)
+        self.given.append(job)
+        return True
+
+    def _begin(self, job: Job, now: float) -> None:
+        job.began = now
+        if self.family.keep_output is not None:
+            kept = self.family.keep_output.file(kept_name(job.task))
+            for stream in self.streams:
+                stream.keep_in(kept)
+        for stream in self.streams:
+            stream.fresh(job.task)
+
+    def read(self) -> None:
+        """Take in the answers that are there."""
+        for _ in range(SENT_MAX):
+            try:
+                message = wire.receive(self.end, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return
+            except OSError:
+                return  # it has died, which will be heard of
+            except wire.Garbled as error:
+                self._distrust(f"it sent what is no answer ({error})")
+                continue
+            if message is None:
+                return
+            if self.distrusted:
+                continue
+            if self.is_ready:
+                self._answered(message)
+            else:
+                self._found(message)
+
+    def _found(self, message: wire.Message) -> None:
+        if message.number or message.body is None:
+            self._distrust("it answered for a task before it had found its handler")
+        else:
+            self.family.found(self, orjson.loads(message.body))
+
+    def _answered(self, message: wire.Message) -> None:
+        job = self.given[0] if self.given else None
+        if job is None or (job.number, job.task.id) != (message.number, message.task):
+            self._distrust(f"it answered for task {message.task or 'none'}, which it was not at")
+            return
+        if message.body is None:
+            why = "its answer was lost: the worker had no file descriptor free to receive it"
+            verb, value, seconds = "fail", why, max(0.0, self.family.now() - job.began)
+        else:
+            try:
+                verb, value, seconds = wire.decode_answer(message.body)
+            except wire.Garbled as error:
+                self._distrust(f"it sent what is no answer ({error})")
+                return
+        self.given.popleft()
+        if self.family.is_told_apart:
+            for stream in self.streams:
+                stream.drain()
+                stream.ended()
+        if self.given:
+            self._begin(self.given[0], self.family.now())
+        self.family.done(job, verb, value, seconds)
+
+    def take_back(self) -> list[Job]:
+        """Return what it has not received, in order. The child may be receiving meanwhile, any of it."""
+        numbers = set()
+        while True:
+            try:
+                message = wire.receive(self.theirs, socket.MSG_DONTWAIT)
+            except OSError:
+                break
+            if message is None:
+                break
+            numbers.add(message.number)
+        back = [job for job in self.given if job.number in numbers]
+        self.given = deque(job for job in self.given if job.number not in numbers)
+        if self.given and self.given[0].began == math.inf:  # the one before it came back, and the child took this
+            self._begin(self.given[0], self.family.now())
+        return back
+
+    def _distrust(self, why: str) -> None:
+        """End it. Nothing can be known of the tasks that it has received: they fail when it has exited."""
+        if self.distrusted:
+            return
+        self.distrusted = f"the handler's process was ended, for {why}"
+        left = self.take_back() if self.is_ready else []
+        self.process.kill(signal.SIGKILL)
+        self.family.returned(left, "")
+
+    def _ended(self) -> None:
+        """It has exited: settle what it did, and blame what it was at."""
+        self.read()
+        left = self.take_back() if self.is_ready else []
+        for stream in self.streams:
+            stream.drain()
+        if self.given and self.given[0].doomed:
+            self.process.kill(signal.SIGKILL)  # what is left of its process group
+        self.process.reap()
+        self.close()
+        tails = [stream.tail for stream in reversed(self.streams)]
+        blamed = list(self.given)  # one at most, as long as it is trusted
+        self.given.clear()
+        why = self.distrusted
+        for job in blamed:
+            job.killed = (self.process.status or 0) < 0
+            why = why or job.why
+        why = why or f"the handler's process ended: {describe(self.process.status)}"
+        self.family.lost(self, blamed, output.reason(why, *tails), left)
+
+    def close(self) -> None:
+        """Close our side of it."""
+        for stream in self.streams:
+            stream.ended()
+            stream.close()
+        if self.is_watched:
+            self.is_watched = False
+            self.family.mailbox.forget(self.end.fileno())
+        self.end.close()
+        self.theirs.close()
+
+
+class Children:
+    """Runs a handler in child processes, one for each slot at most, which are started as tasks wait for them.
+
+    The first one is started at once, for it tells whether the handler can be found. Where the system allows no further
+    process or descriptor, those that there are go on.
+    `of_slots` is what a slot's child has more in its environment. One that died is reaped before its slot is free.
+    `broken` is called with a sentence when no child can find the handler; `replaced` when one that died is replaced,
+    and `returned` with the tasks that it had not begun.
+    """
+
+    def __init__(
+        self,
+        handler: Mapping[str, Any],
+        queues: Sequence[Queue],
+        of_slots: Sequence[Mapping[str, str]],
+        mailbox: Mailbox,
+        output_writer: OutputWriter,
+        done: Done,
+        broken: Callable[[str], object],
+        returned: Callable[[list[Job], str], object],
+        *,
+        keep_output: KeptOutput | None = None,
+        output: Output = "line",
+        has_tags: bool = False,
+    ) -> None:
+        self._most, self.of_slots = len(of_slots), of_slots
+        self.output, self.has_tags = output, has_tags
+        self.is_told_apart = keep_output is not None or output == "group" or has_tags
+        """Whether it matters which task something was printed by."""
+        self.mailbox, self.output_writer, self.keep_output, self.done = mailbox, output_writer, keep_output, done
+        self.number_of = {id(queue): number for number, queue in enumerate(queues)}
+        self.now = Clock().monotonic
+        self.numbers = count(1)
+        """Of the givings of tasks to children."""
+        self._broken, self.returned = broken, returned
+        self._children: list[_Child] = []
+        self._unready = 0
+        self._closing = self._is_stopping = False
+        self.flag = os.memfd_create("stopping")
+        os.pwrite(self.flag, b"\0", 0)
+        path = [os.path.abspath(entry) for entry in sys.path]
+        self.program = f"import sys; sys.path[:] = {path!r}; from fsqueue.worker import child; child.main()"
+        self._handler = dict(handler)
+        self._queues = [os.path.abspath(queue.store.path) for queue in queues]
+        self.setup = b""
+        self.foreign: list[int] = []
+        """Descriptors that children would inherit from what started this process."""
+
+    def start(self) -> None:
+        self.foreign = inheritable_descriptors()
+        open_directories(self.keep_output, None)
+        setup = {"parent": os.getpid(), "argv": sys.argv, "handler": self._handler, "queues": self._queues}
+        self.setup = orjson.dumps(setup)
+        self._children.append(_Child(self))
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        if limit != resource.RLIM_INFINITY:
+            self._keep_to(max(1, (limit - min(FILES_SPARE, limit // 4)) // FILES_EACH), "of open files (ulimit -n)")
+
+    def _keep_to(self, most: int, of_what: str) -> None:
+        """Start no more than so many children."""
+        if most < self._most:
+            self.output_writer.say(
+                f"starting no more than {counted(most, 'process', 'processes')} instead of {self._most:,}: "
+                f"the system's limit {of_what} allows no more."
+            )
+            self._most = most
+
+    @property
+    def slots(self) -> int:
+        """How many tasks can be at work: in the children that there are, and in those that may be started now."""
+        return min(self._most, len(self._children) + STARTING_MAX)
+
+    def free_slot(self) -> int:
+        """Return the lowest slot that no child has. There is one whenever a child is started."""
+        taken = {child.slot for child in self._children}
+        return next(slot for slot in range(len(self.of_slots)) if slot not in taken)
+
+    def prepare(self, waiting: int) -> None:
+        wanted = min(self._most, waiting + sum(len(child.given) for child in self._children))
+        starting = sum(not child.is_ready for child in self._children)
+        for _ in range(min(wanted - len(self._children), STARTING_MAX - starting)):
+            try:
+                self._children.append(_Child(self))
+            except OSError as error:  # EAGAIN, ENOMEM, EMFILE
+                self._keep_to(len(self._children), f"({error.strerror or error})")
+                return
+
+    def is_ready(self) -> bool:
+        return any(child.is_ready for child in self._children)
+
+    def room(self, each: int) -> int:
+        each = 1 if self.is_told_apart else min(each, SENT_MAX)
+        return sum(max(0, each - len(child.given)) for child in self._open())
+
+    def give(self, job: Job) -> bool:
+        child = min(self._open(), key=lambda child: len(child.given), default=None)
+        return child is not None and child.give(job, self.now())
+
+    def _open(self) -> list[_Child]:
+        """The children to give something to: not those that are at a slow task."""
+        late = self.now() - STALL_S
+        return [
+            child
+            for child in self._children
+            if child.is_ready
+            and not child.distrusted
+            and (not child.given or (child.given[0].began > late and not child.given[0].doomed))
+        ]
+
+    def at_work(self) -> list[Job]:
+        return [child.given[0] for child in self._children if child.given]
+
+    def held(self) -> list[Job]:
+        return [job for child in self._children for job in child.given]
+
+    def take_back(self, slower_than_s: float = -1.0) -> list[Job]:
+        now = self.now()
+        slow = [
+            child for child in self._children if len(child.given) > 1 and now - child.given[0].began > slower_than_s
+        ]
+        return [job for child in slow for job in child.take_back()]
+
+    def end(self, job: Job, number: int) -> None:
+        child = next((child for child in self._children if child.given and child.given[0] is job), None)
+        if child is None:
+            return
+        # What it has not received goes back first: else it might have ended this task, and be killed at the next.
+        left = child.take_back()
+        if left:
+            self.returned(left, "")
+        if not any(job is one for one in child.given):
+            return  # nobody has begun it: it has come back, too
+        doomed = job.doomed
+        if doomed != "lost":
+            job.doomed = ""  # an answer that is there already counts for what it says
+        child.read()
+        if child.given and child.given[0] is job:
+            job.doomed = doomed
+            child.process.kill(number)
+
+    def stopping(self) -> None:
+        self._is_stopping = True
+        os.pwrite(self.flag, b"\1", 0)
+
+    def close(self) -> None:
+        self._closing = True
+        deadline = self.now() + CLOSE_S
+        for child in self._children:
+            if child.is_ready:
+                child.take_back()  # the loop gives these back: nobody may begin them any more
+            else:
+                child.process.kill(signal.SIGTERM)  # it is still importing: nothing of it is needed
+            child.end.shutdown(socket.SHUT_WR)  # that is the end of its messages
+        while self._children and self.now() < deadline:
+            self.mailbox.wait(deadline - self.now())
+        for child in self._children:
+            child.process.kill(signal.SIGKILL)
+        deadline = self.now() + KILLED_S
+        for child in self._children:
+            child.process.reap(deadline)
+            child.close()
+        os.close(self.flag)
+        if self.keep_output is not None:
+            self.output_writer.do(self.keep_output.close)
+
+    def found(self, child: _Child, error: str) -> None:
+        """A child has found its handler, or says why not."""
+        if error:
+            self._broken(error)
+        else:
+            child.is_ready = True
+            self._unready = 0
+
+    def lost(self, child: _Child, blamed: list[Job], why: str, left: list[Job]) -> None:
+        """A child has died: tell, and replace it."""
+        self._children.remove(child)
+        for job in blamed:
+            self.done(job, "fail", why, max(0.0, self.now() - job.began))
+        self.returned(left, "" if self._closing or blamed else why)
+        if self._closing:
+            return
+        if not child.is_ready:
+            self._unready += 1
+            if self._unready >= UNREADY_MAX:
+                self._broken(why)
+                return
+        if not self._children and not self._is_stopping:  # others are replaced when tasks wait for them
+            self._children.append(_Child(self))

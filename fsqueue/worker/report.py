@@ -1,0 +1,92 @@
+"""What a worker did, and the words in which it tells of it on the way."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from fsqueue.leased_task import LeasedTask
+
+logger = logging.getLogger("fsqueue")
+
+
+@dataclass
+class WorkerReport:
+    """What became of the tasks of one run, and why it ended."""
+
+    completed: int = 0
+    failed: int = 0
+    """Attempts that failed, timed out, or were buried; a task retried here counts each time."""
+    buried: int = field(default=0, compare=False)
+    """How many of `failed` made a dead letter. A part of it, so two reports are not compared by this, too."""
+    released: int = 0
+    """Put back after they were begun: the run was told to stop, or the task asked for it."""
+    lost: int = 0
+    """Taken over, purged or cancelled while they ran: the results were dropped."""
+    unkept: int = 0
+    """Attempts whose output was not kept, or not all of it, although `keep_output` asked for it."""
+    unwritten: bool = False
+    """Whether there was no room for what was to be passed on to standard output or standard error."""
+    signal: int | None = None
+    """The number of the signal that ended the run, if one did."""
+    ended: str = ""
+    """Why it ended: drained, signal, max-tasks, max-runtime, job-end, idle, failures, excluded."""
+
+    def count(self, what: str) -> None:
+        """One more is completed, failed, buried (which is failed, too), released or lost."""
+        if what == "buried":
+            self.failed += 1
+        setattr(self, what, getattr(self, what) + 1)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields by name."""
+        return dict(vars(self))
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened to a worker. `text` is a sentence for people, or empty where they need none."""
+
+    kind: str
+    text: str
+    fields: dict[str, Any]
+
+
+Tell = Callable[[Event], object]
+"""What a worker is given to be heard. It is called in a thread of its own, one event at a time."""
+
+
+class Teller:
+    """Makes events of what happens. `do` has an action done, in a thread that may be kept waiting."""
+
+    def __init__(self, do: Callable[[Callable[[], object]], object], tell: Tell) -> None:
+        self._do, self._tell = do, tell
+        self._events: list[Event] = []
+
+    def say(self, kind: str, text: str, **fields: Any) -> None:
+        """A sentence for people, with fields for programs."""
+        self._events.append(Event(kind, text, fields))
+
+    def flush(self) -> None:
+        """Have told what was said so far."""
+        if self._events:
+            events, self._events = self._events, []
+            self._do(lambda: self._out(events))
+
+    def say_now(self, kind: str, text: str) -> None:
+        """Tell a sentence at once. To be called in the thread that telling is done in."""
+        self._out([Event(kind, text, {})])
+
+    def _out(self, events: list[Event]) -> None:
+        for event in events:
+            try:
+                self._tell(event)
+            except Exception as error:  # what listens must not end the worker
+                logger.debug("an event could not be told: %s", error, exc_info=True)
+
+    def note(self, kind: str, task: LeasedTask, seconds: float, **fields: Any) -> None:
+        """What became of an attempt at a task, for programs."""
+        where = {"task": task.id, "attempt": task.attempt, "queue": task.queue.store.path}
+        self.say(kind, "", **where, seconds=round(seconds, 6), **fields)

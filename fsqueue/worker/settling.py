@@ -1,0 +1,405 @@
+"""Tell the queues how tasks ended, and renew leases, in threads of their own.
+
+A file server that is away blocks every process that asks it, or fails its calls, for minutes. So the loop never asks.
+It hands outcomes to an `OutcomeReporter`, which reports them in bulk and repeats what fails, and leases to a
+`LeaseRenewer`. A lease that has run out may still be ours as long as nobody took the task: its work goes on, and
+completing it counts. If this worker takes the task again itself, the loop goes on under the new lease. So a loss is
+reported only while the feeder is not leasing (`taking`): by then the loop knows what the feeder took.
+
+A failure belongs to the lease that its work was begun under, and is never reported under another one: the task may be
+here again only because that failure was reported already.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import math
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from queue import Empty, SimpleQueue
+from typing import Any, Literal
+
+from fsqueue import errors
+from fsqueue.clock import Clock
+from fsqueue.errors import FsqueueError
+from fsqueue.leased_task import LeasedTask, Verbs
+from fsqueue.storage.nodes import NodeFailures
+from fsqueue.worker.background import BackgroundThread, Died
+from fsqueue.worker.jobs import Job
+from fsqueue.worker.limits import GIVE_BACK_S, Limits
+
+logger = logging.getLogger("fsqueue")
+
+RETRY_S = (1.0, 15.0)
+"""First and longest pause before a verb that met a failing filesystem is repeated."""
+HOPELESS_S = 15.0
+"""How long an error is waited for that does not look as if it would pass."""
+FLUSH_S = 0.1
+"""Completions are told at once; those that follow sooner than this are told together."""
+
+TOGETHER_MAX = 512
+"""So many outcomes, with results of up to 64 KiB, go into one call."""
+
+GIVE_BACK_LOOK_S = 0.05
+"""How soon a signal is heard while the last outcomes are told."""
+
+LOST = (errors.LeaseLost, errors.TaskNotFound, errors.QueueNotFound)
+BROKEN = (errors.StorageError, errors.StorageFull)
+_HOPELESS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO)
+COUNTED_AS = {"complete": "completed", "fail": "failed", "bury": "buried", "release": "released"}
+
+Verb = Literal["complete", "fail", "bury", "release"]
+
+
+def is_hopeless(error: FsqueueError) -> bool:
+    """Tell whether an error does not look as if it would pass."""
+    return isinstance(error.__cause__, OSError) and error.__cause__.errno in _HOPELESS
+
+
+def patience_with(error: FsqueueError, patience_s: float) -> float:
+    """For how many seconds to go on trying."""
+    return min(patience_s, HOPELESS_S) if is_hopeless(error) else patience_s
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a queue has to be told about a task."""
+
+    task: LeasedTask
+    verb: Verb
+    reason: str = ""
+    result: Any = None
+    delay_s: float | None = None
+    begun: bool = True
+    """Whether the task was at work; else it is put back untouched, and counts nowhere."""
+
+
+@dataclass(slots=True)
+class Settled:
+    """How telling went: what became of each outcome, those still to be told, and why."""
+
+    counted: list[tuple[Outcome, str, str]] = field(default_factory=list)
+    """Outcome, what it counts as, and what to say of it, if anything. All for tasks that were begun only."""
+    error: FsqueueError | None = None
+
+
+class OutcomeReporter(BackgroundThread):
+    """Tells outcomes, in bulk. `report(Settled)` is called in this thread after each round; `trouble(error)` when the
+    filesystem fails for the first time in a row."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        taking: threading.Lock,
+        report: Callable[[Settled], object],
+        trouble: Callable[[FsqueueError], object],
+        died: Died,
+    ) -> None:
+        super().__init__("reporter", died)
+        self._patience_s, self._exclude_after = limits.patience_s, limits.exclude_after
+        self._taking, self._report, self._trouble = taking, report, trouble
+        self._streaks: dict[int, NodeFailures] = {}
+        self._inbox: SimpleQueue[list[Outcome] | None] = SimpleQueue()
+        self._hurry = threading.Event()
+        self._now = Clock().monotonic
+
+    def tell(self, outcomes: list[Outcome]) -> None:
+        """Have the queues told."""
+        self._inbox.put(outcomes)
+
+    def hurry(self) -> None:
+        """Do not wait for more to come, nor long between tries."""
+        self._hurry.set()
+
+    def close(self) -> None:
+        """End. What is not told by then is dropped."""
+        self._hurry.set()
+        self._inbox.put(None)
+
+    def work(self) -> None:
+        failing_since, pause_s = math.inf, RETRY_S[0]
+        open_: list[Outcome] = []
+        told_at = -math.inf
+        while True:
+            wait_s = None if not open_ else pause_s
+            closing = not self._gather(open_, wait_s, told_at)
+            if closing:
+                return
+            settled, open_ = self._round(open_)
+            told_at = now = self._now()
+            if settled.error is None:
+                failing_since, pause_s = math.inf, RETRY_S[0]
+            else:
+                if failing_since == math.inf:
+                    failing_since = now
+                    self._trouble(settled.error)
+                else:
+                    pause_s = min(2 * pause_s, RETRY_S[1])
+                if now - failing_since < patience_with(settled.error, self._patience_s):
+                    settled.error = None
+                else:
+                    settled.counted += [(outcome, "lost", "") for outcome in open_]
+                    open_ = []
+            self._report(settled)
+
+    def _gather(self, into: list[Outcome], wait_s: float | None, told_at: float) -> bool:
+        """Wait for outcomes (in vain: to try again), and for those that come right after. False: closed."""
+        try:
+            got = self._inbox.get(timeout=wait_s)
+        except Empty:
+            return True
+        if got is None:
+            return False
+        into += got
+        left = told_at + FLUSH_S - self._now()
+        if left > 0:
+            self._hurry.wait(left)
+        while not self._inbox.empty():
+            got = self._inbox.get()
+            if got is None:
+                return False
+            into += got
+        return True
+
+    def _round(self, outcomes: list[Outcome]) -> tuple[Settled, list[Outcome]]:
+        """Tell each once; returns how it went, and what is still to be told."""
+        settled, again = Settled(), []
+        for queue, verb, delay_s, mine in _grouped(outcomes):
+            try:
+                lost = _tell(queue, verb, delay_s, mine)
+            except BROKEN as error:
+                settled.error = error
+                again += mine
+                continue
+            except FsqueueError as error:  # this one outcome is what is wrong, not the filesystem
+                lost = {outcome.task.id: error for outcome in mine}
+            if lost:
+                _let_pass(self._taking)
+            for outcome in mine:
+                counted, said = COUNTED_AS[outcome.verb], ""  # a completion may have become a failure
+                if counted == "failed" and _is_last(outcome.task):
+                    counted = "buried"
+                if outcome.task.id in lost:
+                    counted = own_outcome(outcome.task) or "lost"
+                    if counted == "lost":
+                        said = f"task {outcome.task.id} was lost, its result is dropped: {lost[outcome.task.id]}"
+                settled.counted.append((outcome, counted, said))
+                if self._exclude_after is not None and outcome.begun:
+                    self._count_in_a_row(outcome, counted, self._exclude_after)
+        return settled, again
+
+    def _count_in_a_row(self, outcome: Outcome, counted: str, after: int) -> None:
+        """For all workers on this node."""
+        store = outcome.task.queue.store
+        streak = self._streaks.setdefault(id(store), NodeFailures(store, after))
+        if counted == "completed":
+            streak.succeeded()
+        elif counted in ("failed", "buried"):
+            streak.failed(outcome.reason.partition("\n")[0])
+
+
+def _is_last(task: LeasedTask) -> bool:
+    """Tell whether an attempt was the last: if it fails, the queue buries the task."""
+    most = task.queue.settings.max_attempts
+    return most is not None and task.attempt >= most
+
+
+def _grouped(outcomes: Sequence[Outcome]) -> Iterable[tuple[Verbs, Verb, float | None, list[Outcome]]]:
+    """Outcomes that one call can tell. Those with something of their own to say are told one by one."""
+    bulk: dict[tuple[int, str, float | None], list[Outcome]] = {}
+    for outcome in outcomes:
+        if outcome.verb in ("release", "complete"):
+            bulk.setdefault((id(outcome.task.queue), outcome.verb, outcome.delay_s), []).append(outcome)
+        else:
+            yield outcome.task.queue, outcome.verb, outcome.delay_s, [outcome]
+    for mine in bulk.values():
+        for first in range(0, len(mine), TOGETHER_MAX):
+            yield mine[0].task.queue, mine[0].verb, mine[0].delay_s, mine[first : first + TOGETHER_MAX]
+
+
+def _tell(queue: Verbs, verb: Verb, delay_s: float | None, mine: list[Outcome]) -> dict[str, FsqueueError]:
+    """The verb for outcomes that one call can tell; the tasks that were lost."""
+    tasks = [outcome.task for outcome in mine]
+    try:
+        if verb == "release":
+            queue.release(tasks, delay_s or 0)
+        elif verb == "fail":
+            tasks[0].fail(mine[0].reason, delay_s)
+        elif verb == "bury":
+            tasks[0].bury(mine[0].reason)
+        else:
+            queue.complete(tasks, {outcome.task.id: outcome.result for outcome in mine if outcome.result is not None})
+    except LOST as error:
+        named = (isinstance(error, errors.LeaseLost) and error.tasks) or [task.id for task in tasks]
+        return dict.fromkeys(named, error)
+    except errors.InvalidResult as error:  # the others are completed
+        cause = error.__cause__
+        lost = dict.fromkeys(cause.tasks, cause) if isinstance(cause, errors.LeaseLost) else {}
+        return lost | _fail_refused(queue, mine, error.reasons)
+    return {}
+
+
+def _fail_refused(queue: Verbs, mine: list[Outcome], reasons: Mapping[str, str]) -> dict[str, FsqueueError]:
+    """Fail those of `mine` whose results cannot be kept, each for its own reason; the tasks that were lost.
+
+    First all of them become failures: if the filesystem fails on the way, those are what is told again.
+    """
+    refused = [outcome for outcome in mine if outcome.task.id in reasons]
+    for outcome in refused:
+        outcome.verb, outcome.reason, outcome.result = "fail", reasons[outcome.task.id], None
+    lost: dict[str, FsqueueError] = {}
+    for outcome in refused:
+        lost |= _tell(queue, "fail", None, [outcome])
+    return lost
+
+
+def adopt(
+    tasks: Sequence[LeasedTask], held: Iterable[Job], told: Iterable[Outcome]
+) -> tuple[list[LeasedTask], list[Outcome]]:
+    """Return those of `tasks` that are new here, and what is to be told of the others.
+
+    What had run out while the worker was at it, and nobody else took, is its own again, under the new lease. So is a
+    task that is done: it cannot be leased once the queue has been told, so the queue has not. A failed one is new: the
+    failure was told, or its lease ran out; the new lease is for another attempt.
+    """
+    at_hand = {job.task.id: job for job in held}
+    on_its_way = {one.task.id: one for one in told if one.begun and one.verb in ("complete", "bury")}
+    new, outcomes = [], []
+    for task in tasks:
+        job = at_hand.get(task.id)
+        if job is not None and (job.doomed or job.settled):
+            outcomes.append(Outcome(task, "release", begun=False))  # its work is being ended
+        elif job is not None:
+            job.task = task
+        elif task.id in on_its_way:
+            task.took_s = on_its_way[task.id].task.took_s
+            outcomes.append(replace(on_its_way[task.id], task=task))
+            on_its_way[task.id].begun = False  # under the lease before it is lost, which is no loss
+        else:
+            new.append(task)
+    return new, outcomes
+
+
+def failure(job: Job, verb: Literal["fail", "bury"], reason: str) -> tuple[Outcome, list[Outcome]]:
+    """Return what is to be told of an attempt that failed, and what besides.
+
+    If the lease ran out during the work, and this worker holds the task under another one, a failure is told of the
+    lease that the work was begun under. Charged to the new lease it would cost an attempt that never ran; that lease
+    is released instead. A task that is given up is given up under whichever lease.
+    """
+    if verb == "bury" or job.begun_under.token == job.task.token:
+        return Outcome(job.task, verb, reason), []
+    job.task.took_s = 0.0
+    return Outcome(job.begun_under, verb, reason), [Outcome(job.task, "release", begun=False)]
+
+
+def give_back(
+    outcomes: Sequence[Outcome], untaken: Callable[[], list[LeasedTask]], is_hurried: Callable[[], bool]
+) -> None:
+    """Tell outcomes once, and put back what is `untaken`, in a thread that is waited for until `is_hurried`.
+
+    For a worker that has to end, and cannot rely on its reporter. An outcome that cannot be told becomes a release; if
+    that fails, too, the lease runs out by itself. What was told before is told in vain. Nothing is waited for longer
+    than GIVE_BACK_S seconds.
+    """
+
+    def tell_all() -> None:
+        tell(outcomes)
+        tell([Outcome(task, "release", begun=False) for task in untaken()])
+
+    def tell(some: Sequence[Outcome]) -> None:
+        for queue, verb, delay_s, mine in _grouped(some):
+            try:
+                _tell(queue, verb, delay_s, mine)
+            except Exception as error:  # whatever is wrong with one of them, the others have to be given back
+                logger.debug("%d tasks are put back, for they cannot be told of: %s", len(mine), error)
+                for outcome in mine:
+                    with suppress(Exception):
+                        outcome.task.release()
+
+    thread = threading.Thread(target=tell_all, name="fsqueue-last", daemon=True)
+    thread.start()
+    now = Clock().monotonic
+    until = now() + GIVE_BACK_S
+    while thread.is_alive() and not is_hurried() and now() < until:
+        thread.join(GIVE_BACK_LOOK_S)
+
+
+def _let_pass(taking: threading.Lock) -> None:
+    """Wait until what the feeder takes at this moment, which may be what was lost, is known to the loop."""
+    with taking:
+        pass
+
+
+def own_outcome(task: LeasedTask) -> str | None:
+    """How this very lease ended already: by the command, through FSQUEUE_TOKEN, or by a try that seemed to fail."""
+    lease = task.token.rpartition("@")[2]
+    try:
+        moves = task.queue.history(task.id)
+    except FsqueueError:
+        return None
+    return next((COUNTED_AS[move.op] for move in moves if move.lease == lease and move.op in COUNTED_AS), None)
+
+
+@dataclass(slots=True)
+class Renewed:
+    """How a renewal went: the leases that are lost, and those that their commands have ended themselves, by token."""
+
+    lost: dict[str, FsqueueError] = field(default_factory=dict)
+    settled: dict[str, str] = field(default_factory=dict)
+    error: FsqueueError | None = None
+
+
+class LeaseRenewer(BackgroundThread):
+    """Renews leases, one request at a time; each is answered by `report(Renewed)`, called in this thread."""
+
+    def __init__(
+        self, lease_s: float | None, taking: threading.Lock, report: Callable[[Renewed], object], died: Died
+    ) -> None:
+        super().__init__("renewer", died)
+        self._lease_s, self._taking, self._report = lease_s, taking, report
+        self._inbox: SimpleQueue[list[LeasedTask] | None] = SimpleQueue()
+
+    def renew(self, tasks: list[LeasedTask]) -> None:
+        """Renew the leases of these tasks, all of one length."""
+        self._inbox.put(tasks)
+
+    def close(self) -> None:
+        """End, after what is under way."""
+        self._inbox.put(None)
+
+    def work(self) -> None:
+        while (tasks := self._inbox.get()) is not None:
+            answer = Renewed()
+            queues: dict[int, list[LeasedTask]] = {}
+            for task in tasks:
+                queues.setdefault(id(task.queue), []).append(task)
+            for mine in queues.values():
+                self._renew(mine, answer)
+            if answer.lost:
+                _let_pass(self._taking)
+            self._report(answer)
+
+    def _renew(self, tasks: list[LeasedTask], answer: Renewed) -> None:
+        try:
+            tasks[0].queue.renew(tasks, self._lease_s)
+        except errors.LeaseExpired:
+            pass  # too late, but nobody has taken them: what is finished still counts
+        except LOST as error:
+            if isinstance(error, errors.LeaseLost) and len(tasks) > 1:
+                lost = set(error.tasks)
+                for task in tasks:  # taken over, or only late? One by one they tell
+                    if task.id in lost:
+                        self._renew([task], answer)
+                return
+            for task in tasks:
+                own = own_outcome(task)
+                if own is None:
+                    answer.lost[task.token] = error
+                else:
+                    answer.settled[task.token] = own
+        except FsqueueError as error:
+            answer.error = error

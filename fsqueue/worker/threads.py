@@ -1,0 +1,125 @@
+"""Python functions in threads of this process: cheap, and able to share memory, but nothing protects the worker.
+
+A handler that holds the interpreter's lock (most of C does, for as long as it computes) keeps leases from being
+renewed and signals from being noticed. A thread cannot be ended, either: what does not return in time goes on, its
+task put back.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from fsqueue.clock import Clock
+from fsqueue.worker import handlers
+from fsqueue.worker.background import BackgroundThread, Died
+from fsqueue.worker.events import Mailbox
+from fsqueue.worker.jobs import Done, Job
+
+WARNING = (
+    "handlers run in threads of this process: one that holds the interpreter's lock for longer than a lease lasts "
+    "loses its tasks to others. Processes (the default) have no such limit."
+)
+
+
+class _Server(BackgroundThread):
+    """One of the threads that call the handler."""
+
+    def __init__(self, name: str, died: Died, work: Callable[[], None]) -> None:
+        super().__init__(name, died)
+        self._work = work
+
+    def work(self) -> None:
+        self._work()
+
+
+class Threads:
+    """Runs a handler in `slots` threads."""
+
+    def __init__(self, handler: Callable[..., Any], slots: int, mailbox: Mailbox, done: Done, died: Died) -> None:
+        self.slots, self._died = slots, died
+        self._handler, self._wants_task = handler, handlers.takes_task(handler)
+        self._mailbox, self._done = mailbox, done
+        self._now = Clock().monotonic
+        self._waiting: SimpleQueue[Job | None] = SimpleQueue()
+        self._given: set[Job] = set()
+        """The jobs that are not done."""
+        self._answers: deque[tuple[Job, str, Any, float]] = deque()
+        self._is_stopping = False
+
+    def start(self) -> None:
+        for number in range(self.slots):
+            _Server(f"handler-{number}", self._died, self._serve).start()
+
+    def is_ready(self) -> bool:
+        return True
+
+    def room(self, each: int) -> int:
+        return self.slots * each - len(self._given)
+
+    def give(self, job: Job) -> bool:
+        self._given.add(job)
+        self._waiting.put(job)
+        return True
+
+    def prepare(self, waiting: int) -> None:
+        """All that is needed is there."""
+
+    def at_work(self) -> list[Job]:
+        return [job for job in self._given if job.began != float("inf")]
+
+    def held(self) -> list[Job]:
+        return list(self._given)
+
+    def take_back(self, slower_than_s: float = -1.0) -> list[Job]:
+        now = self._now()
+        if not any(now - job.began > slower_than_s for job in self.at_work()):
+            return []
+        back: list[Job] = []
+        while True:
+            try:
+                job = self._waiting.get_nowait()
+            except Empty:
+                return back
+            if job is not None:
+                self._given.remove(job)
+                back.append(job)
+
+    def end(self, job: Job, number: int) -> None:
+        """A thread cannot be ended: instead of killing, its task is done with, and what it returns will be dropped."""
+        if number == signal.SIGKILL and job in self._given:
+            self._given.remove(job)
+            self._done(job, "release", 0, max(0.0, self._now() - job.began))
+
+    def stopping(self) -> None:
+        self._is_stopping = True
+
+    def close(self) -> None:
+        for _ in range(self.slots):
+            self._waiting.put(None)
+
+    def _serve(self) -> None:
+        while (job := self._waiting.get()) is not None:
+            job.began = self._now()
+            task = job.task
+            arguments: list[Any] = [task.payload]
+            if self._wants_task:
+                where = os.path.abspath(task.queue.store.path)
+                arguments.append(handlers.TaskAtHand(task.id, task.attempt, where, lambda: self._is_stopping))
+            began = time.perf_counter()
+            verb, value = handlers.call(self._handler, arguments)
+            seconds = time.perf_counter() - began
+            self._answers.append((job, verb, value, seconds))
+            self._mailbox.post(self._take_in)
+
+    def _take_in(self) -> None:
+        while self._answers:
+            job, verb, value, seconds = self._answers.popleft()
+            if job in self._given:
+                self._given.remove(job)
+                self._done(job, verb, value, seconds)

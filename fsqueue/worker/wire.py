@@ -1,0 +1,110 @@
+"""Messages between a worker and its children: one for each task, and one for each answer. Every message names its task.
+
+A task's message is received once: by the child, or by the parent that takes it back. The parent keeps both ends of the
+socket open for that, so that no code of the child's has to help. Which of two processes receives which message is left
+to the kernel. So neither may conclude anything from how many messages there were: a message's number tells what it is.
+What is too large for a message goes in a file in memory, whose descriptor goes with the message.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from typing import Any, NamedTuple
+
+import orjson
+
+from fsqueue.format.task_file import decode_fields, payload_fields
+
+MESSAGE_BYTES_MAX = 32_768
+"""A larger body travels beside the message."""
+HEAD_BYTES_MAX = 1024
+"""The room for the line that names the task."""
+VERBS = ("complete", "fail", "bury", "release")
+"""What an answer can say of a task."""
+_BESIDE = b"beside"
+_ROOM = socket.CMSG_SPACE(4)
+
+
+class Garbled(ValueError):
+    """A message that this module did not make."""
+
+
+class Message(NamedTuple):
+    """A message. `number` 0, with no task, is the setup of a child, and the child's answer to it."""
+
+    number: int
+    """Which giving of a task to a child this is about; no two have the same number."""
+    task: str
+    """The id of the task."""
+    body: bytes | None
+    """The content; None if it was lost, because the receiver has no descriptor free."""
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    """Return the parent's end, and the child's."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def encode_task(attempt: int, queue: int, payload: Any) -> bytes:
+    """Encode a task for a child. `queue`: the number of its queue. TypeError if JSON cannot hold it."""
+    return orjson.dumps([attempt, queue, payload_fields(payload)])
+
+
+def decode_task(body: bytes) -> tuple[int, int, Any]:
+    """Return what `encode_task` was given."""
+    attempt, queue, fields = orjson.loads(body)
+    return attempt, queue, decode_fields(fields)
+
+
+def encode_answer(verb: str, value: Any, seconds: float) -> bytes:
+    """Encode what became of a task: a verb, its result, reason or delay, and the seconds that the handler took."""
+    return orjson.dumps([verb, value, seconds])
+
+
+def decode_answer(body: bytes) -> tuple[str, Any, float]:
+    """Return what `encode_answer` was given. Raises Garbled."""
+    try:
+        verb, value, seconds = orjson.loads(body)
+    except (ValueError, TypeError) as error:
+        raise Garbled(f"no answer: {error}") from error
+    if verb not in VERBS or not isinstance(seconds, float):
+        raise Garbled("no answer: neither verb nor time")
+    return verb, value, seconds
+
+
+def send(end: socket.socket, number: int, task: str, body: bytes, flags: int = 0) -> None:
+    """Send a message. BlockingIOError, with MSG_DONTWAIT, while there is no room; other OSErrors if nobody is there."""
+    head = b"%d %b" % (number, task.encode())
+    if len(body) <= MESSAGE_BYTES_MAX:
+        end.send(head + b"\n" + body, flags)
+        return
+    fd = os.memfd_create("message")
+    try:
+        with os.fdopen(fd, "wb", closefd=False) as file:
+            file.write(body)
+        socket.send_fds(end, [head + b" " + _BESIDE], [fd], flags)
+    finally:
+        os.close(fd)
+
+
+def receive(end: socket.socket, flags: int = 0) -> Message | None:
+    """Receive the next message; None when the other end is closed.
+
+    BlockingIOError, with MSG_DONTWAIT, if there is none. Garbled if it is no message; it is gone then.
+    """
+    data, beside, _, _ = end.recvmsg(HEAD_BYTES_MAX + MESSAGE_BYTES_MAX, _ROOM, flags)
+    body: bytes | None = None
+    if beside:
+        fd = int.from_bytes(beside[0][2][:4], sys.byteorder)
+        with os.fdopen(fd, "rb") as file:
+            body = os.pread(fd, os.fstat(file.fileno()).st_size, 0)
+    if not data:
+        return None
+    head, inside, rest = data.partition(b"\n")
+    try:
+        number, task, *where = head.decode().split(" ")
+        return Message(int(number), task, rest if inside and not where else body)
+    except ValueError as error:
+        raise Garbled(f"no message: {data[:100]!r}") from error

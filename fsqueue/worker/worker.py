@@ -1,0 +1,318 @@
+"""The worker as users hold it: arguments checked, the loop built and run."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from fsqueue.arguments import whole
+from fsqueue.clock import duration_ms
+from fsqueue.cluster import slurm
+from fsqueue.errors import FsqueueError, InvalidArgument
+from fsqueue.filesystem import KeptOutput, ResultFiles
+from fsqueue.queue import Queue
+from fsqueue.worker import devices, handlers, placeholders
+from fsqueue.worker.commands import Commands
+from fsqueue.worker.events import Mailbox
+from fsqueue.worker.jobs import Executor
+from fsqueue.worker.launchers import may_leave_node
+from fsqueue.worker.limits import FAILURES_FIRST, Limits
+from fsqueue.worker.loop import Loop
+from fsqueue.worker.passing import OUTPUTS, Output, PassOn
+from fsqueue.worker.processes import Children
+from fsqueue.worker.report import Event, Tell, WorkerReport
+from fsqueue.worker.threads import WARNING, Threads
+
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""What asks a worker to end: schedulers send SIGTERM, before it what was asked for; at its time limit LSF, SIGUSR2."""
+
+SPARE_FILES = 32
+"""So many files of kept output are open besides one for each slot: for processes that commands leave behind."""
+
+
+@dataclass(frozen=True, slots=True)
+class _How:
+    """How the tasks are done."""
+
+    command: list[str]
+    handler: dict[str, Any]
+    function: Callable[..., Any] | None
+    slots: int
+    of_slots: list[dict[str, str]]
+    """What the environment of each slot's process has beside this process's own."""
+    sysexits: bool
+    keep_output: str | None
+    result_dir: str | None
+    result_from_stdout: bool
+    output: Output
+    has_tags: bool
+
+
+class Worker:
+    """Does the tasks of one or several queues, by a Python function or a command, until they are drained.
+
+    ``Worker(queue, handler).run()``: `handler(payload)` or `handler(payload, task)` returns a JSON value that is kept
+    with the task, or None. An exception fails the task, to be tried again later; `fsqueue.Retry` puts it back without
+    blame, `fsqueue.Bury` gives it up. It is a function at the top of a module, or its name, "package.module:function".
+    Instead of it, `load` names modules with registered functions (`fsqueue.task`), or `command` a program with its
+    arguments, run once a task: `{}` in an argument stands for the payload, `{field}` for a field of it. A task that
+    lacks the field fails. `{{field}}` stands for the text `{field}`; other braces stay as they are.
+
+    processes: how many tasks are done at a time, each in a process of its own; "auto": as many as this process may
+        use processors, of its Slurm job or of the machine; with `gpus_per_task` no more than the GPUs suffice for.
+    gpus_per_task: so many of the visible GPUs for each process, and no other process the same
+        (CUDA_VISIBLE_DEVICES and such). Each process finds the number of its slot, from 0 on, in FSQUEUE_SLOT, with
+        GPUs or without.
+    threads: so many threads of this process instead; see the warning that it tells.
+    lease_s: seconds; each queue's own if None. Leases are renewed after each third of it.
+    timeout_s: a task that takes longer is ended, and fails.
+    grace_s: how long tasks at work may go on when the worker is told to stop.
+    until: "drained" ends when nothing is waiting, delayed or leased in any queue; "forever" when stopped.
+    prefetch: tasks leased at a time for each process; chosen by how long tasks take if None.
+    max_tasks, max_runtime_s, idle_timeout_s: end after so many tasks, so long, or so long without any.
+    stop_after_failures: end when so many attempts in a row have failed. If neither this nor `exclude_after` is given:
+        when ten in a row have failed before the first success, and none of the others has been at work for longer.
+    exclude_after: keep workers with this option off a node on which so many attempts in a row have failed.
+    on_lease_lost: what is done about work whose task was taken over: "kill" it or let it "finish".
+    sysexits: commands that exit with 75 are put back without blame, with 65 buried at once.
+    keep_output: a directory for all that is printed, a new file for each task and attempt.
+    result_dir: where commands find the file FSQUEUE_RESULT, in a private directory. If None: the system's directory
+        for temporary files; or a place in the queue, if commands may run on other nodes (they name srun or mpirun, or
+        this is the only worker in a Slurm job of several nodes).
+    result_from_stdout: a command's result is its standard output, instead of what it writes to the file FSQUEUE_RESULT.
+    patience_s: how long a failing filesystem is waited for.
+    output: how what is printed is passed on: "group", together when an attempt ends; "line", line by line; "none", as
+        it comes. By default in groups where commands run side by side, and else in lines.
+    tag: begin each line that is passed on with the task's id.
+    pass_on: called with 1 or 2 and bytes for what is printed, instead of writing it to our standard output or error.
+        It and `tell` are called in one thread, so never at the same time.
+    tell: called with an `Event` for whatever may be of interest.
+
+    Raises InvalidArgument.
+    """
+
+    def __init__(
+        self,
+        queues: Queue | Sequence[Queue],
+        handler: Callable[..., Any] | str | None = None,
+        *,
+        command: Sequence[str] = (),
+        load: Sequence[str] = (),
+        processes: int | Literal["auto"] = 1,
+        gpus_per_task: int | None = None,
+        threads: int | None = None,
+        lease_s: float | None = None,
+        timeout_s: float | None = None,
+        grace_s: float = 10.0,
+        until: Literal["drained", "forever"] = "drained",
+        prefetch: int | None = None,
+        max_tasks: int | None = None,
+        max_runtime_s: float | None = None,
+        idle_timeout_s: float | None = None,
+        stop_after_failures: int | None = None,
+        exclude_after: int | None = None,
+        on_lease_lost: Literal["kill", "finish"] = "kill",
+        sysexits: bool = False,
+        keep_output: str | Path | None = None,
+        result_dir: str | Path | None = None,
+        result_from_stdout: bool = False,
+        patience_s: float = 600.0,
+        output: Output | None = None,
+        tag: bool = False,
+        pass_on: PassOn | None = None,
+        tell: Tell = lambda event: None,
+    ) -> None:
+        self._queues = [queues] if isinstance(queues, Queue) else list(queues) if isinstance(queues, Iterable) else []
+        if not self._queues or not all(isinstance(queue, Queue) for queue in self._queues):
+            raise InvalidArgument(f"A worker takes a Queue, or several in a list, not {queues!r}.")
+        if (handler is not None) + bool(command) + bool(load) != 1:
+            raise InvalidArgument("A worker needs exactly one of a handler, a command, and modules to load.")
+        for name, words, like in (("command", command, "['./render', '{tile}']"), ("load", load, "['tiles.jobs']")):
+            if isinstance(words, str) or not all(isinstance(word, str) for word in words):
+                raise InvalidArgument(f"{name} must be a list of texts, such as {like}, not {words!r}.")
+        if until not in ("drained", "forever"):
+            raise InvalidArgument(f"until must be 'drained' or 'forever', not {until!r}.")
+        if on_lease_lost not in ("kill", "finish"):
+            raise InvalidArgument(f"on_lease_lost must be 'kill' or 'finish', not {on_lease_lost!r}.")
+        for name, value in {
+            "prefetch": prefetch, "max_tasks": max_tasks, "stop_after_failures": stop_after_failures,
+            "exclude_after": exclude_after, "threads": threads, "gpus_per_task": gpus_per_task,
+        }.items():  # fmt: skip
+            if value is not None:
+                whole(name, value)
+        if processes == "auto":
+            processes = _processes(gpus_per_task)
+        whole("processes", processes)
+        if output not in (None, *OUTPUTS):
+            raise InvalidArgument(f"output must be one of {', '.join(OUTPUTS)}, not {output!r}.")
+        if tag and output == "none":
+            raise InvalidArgument("Tags stand before whole lines: output must be 'group' or 'line' with them.")
+        if threads is not None and (
+            command or timeout_s is not None or keep_output is not None or output is not None or tag
+        ):
+            raise InvalidArgument("Threads cannot be ended, nor their output told apart: a command, a timeout, kept, "
+                                  "grouped or tagged output need processes.")  # fmt: skip
+        if threads is not None and gpus_per_task is not None:
+            raise InvalidArgument("Threads share what their process sees: GPUs for each task need processes.")
+        function = None
+        if threads is not None:
+            function = (
+                handler
+                if callable(handler)
+                else handlers.find({"load": list(load)} if load else handlers.name_of(handler))
+            )
+            handlers.takes_task(function)
+        self._how = _How(
+            command=list(command),
+            handler={"load": list(load)} if load else {} if command or function else handlers.name_of(handler),
+            function=function,
+            slots=processes if threads is None else threads,
+            of_slots=_of_slots(processes, gpus_per_task),
+            sysexits=sysexits,
+            keep_output=None if keep_output is None else str(Path(keep_output).absolute()),
+            result_dir=None if result_dir is None else str(Path(result_dir).absolute()),
+            result_from_stdout=result_from_stdout,
+            output=output or ("group" if command and processes > 1 else "line"),
+            has_tags=tag,
+        )
+        leases_s = [queue.settings.lease_s if lease_s is None else lease_s for queue in self._queues]
+        self._limits = Limits(
+            lease_s=min(duration_ms(one, "lease_s", 0.001) / 1000 for one in leases_s),
+            timeout_s=_seconds("timeout_s", timeout_s),
+            grace_s=duration_ms(grace_s, "grace_s") / 1000,
+            forever=until == "forever",
+            prefetch=prefetch,
+            max_tasks=math.inf if max_tasks is None else max_tasks,
+            max_runtime_s=_seconds("max_runtime_s", max_runtime_s),
+            idle_timeout_s=_seconds("idle_timeout_s", idle_timeout_s),
+            failures_max=math.inf if stop_after_failures is None else stop_after_failures,
+            failures_first=FAILURES_FIRST if stop_after_failures is exclude_after is None else math.inf,
+            exclude_after=exclude_after,
+            kills_lost=on_lease_lost == "kill",
+            patience_s=duration_ms(patience_s, "patience_s") / 1000,
+        )
+        self._lease_s, self._tell = lease_s, tell
+        self._has_run = False
+        self._loop = Loop(self._queues, self._lease_s, self._limits, self._make_doer, tell, pass_on)
+
+    def stop(self) -> None:
+        """End the run as SIGTERM does, from any thread; a second call puts back at once what is at work."""
+        self._loop.stop(signal.SIGTERM)
+
+    def run(self) -> WorkerReport:
+        """Work until there is nothing left to do, or until stopped. To be called once.
+
+        In the main thread signals stop it: the first lets finish what fits into `grace_s`, the second puts back
+        what is at work. Raises what keeps it from going on (QueueNotFound, StorageError; InvalidArgument for a
+        command or handler that cannot be found, and for a command that asks for a field which a waiting task lacks),
+        after what is at work has ended and is settled.
+        """
+        if self._has_run:
+            raise InvalidArgument("This worker has run already, or is running. Make another one for another run.")
+        self._has_run = True
+        if handlers.is_loading:
+            raise InvalidArgument(
+                "A worker was started while a child process imports its script. Put what starts it under "
+                "if __name__ == '__main__':"
+            )
+        self._check_fields()
+        if self._how.function is not None:
+            self._tell(Event("warning", WARNING, {}))
+        with _signals(self._loop.stop, self._loop.mailbox):
+            return self._loop.run()
+
+    @property
+    def held(self) -> int:
+        """How many tasks it holds just now. A hint, for any thread."""
+        return self._loop.held_about
+
+    @property
+    def completed(self) -> tuple[int, int]:
+        """How many tasks it has completed so far: for certain, and at most. Hints, for any thread."""
+        return self._loop.completed_about
+
+    def _check_fields(self) -> None:
+        """Refuse a command that asks for a field which a waiting task lacks, before any task is leased."""
+        if not placeholders.asks_for_fields(self._how.command):
+            return
+        for queue in self._queues:
+            try:
+                waiting = queue.peek(1)
+            except FsqueueError:
+                continue  # the loop will meet it, say it, and wait for a filesystem that fails
+            for task in waiting:
+                try:
+                    placeholders.fill(self._how.command, task.payload)
+                except placeholders.MissingField as error:
+                    raise InvalidArgument(f"Task {task.id} cannot be run so: {error}. No task was touched.") from None
+
+    def _make_doer(self, loop: Loop) -> Executor:
+        how, slots = self._how, self._how.slots
+        if how.function is not None:
+            return Threads(how.function, slots, loop.mailbox, loop.done, loop.thread_died)
+        kept = None if how.keep_output is None else KeptOutput(how.keep_output, slots + SPARE_FILES)
+        if how.command:
+            return Commands(
+                how.command, how.of_slots, loop.mailbox, loop.output_writer, loop.done, loop.refused, self._results(),
+                sysexits=how.sysexits, keep_output=kept, result_from_stdout=how.result_from_stdout,
+                output=how.output, has_tags=how.has_tags,
+            )  # fmt: skip
+        return Children(
+            how.handler, self._queues, how.of_slots, loop.mailbox, loop.output_writer, loop.done, loop.refused,
+            loop.returned, keep_output=kept, output=how.output, has_tags=how.has_tags,
+        )  # fmt: skip
+
+    def _results(self) -> ResultFiles:
+        """Return where results go: by default into the queue, which all nodes see, if commands may run elsewhere."""
+        if self._how.result_dir is None and may_leave_node(self._how.command):
+            store = self._queues[0].store
+            return ResultFiles(store.layout.results, store.fs)
+        return ResultFiles(self._how.result_dir)
+
+
+def _processes(gpus_per_task: int | None) -> int:
+    """Return how many processes "auto" means."""
+    processors = slurm.processors()
+    if gpus_per_task is None:
+        return processors
+    return max(1, min(processors, devices.count(os.environ) // gpus_per_task))
+
+
+def _of_slots(processes: int, gpus_per_task: int | None) -> list[dict[str, str]]:
+    """Return what each slot's process finds in its environment. InvalidArgument if there are too few GPUs."""
+    numbers = [{devices.SLOT: str(slot)} for slot in range(processes)]
+    if gpus_per_task is None:
+        return numbers
+    shares = devices.shares(os.environ, processes, gpus_per_task)
+    return [number | share for number, share in zip(numbers, shares, strict=True)]
+
+
+def _seconds(name: str, value: float | None) -> float:
+    return math.inf if value is None else duration_ms(value, name, 0.001) / 1000
+
+
+@contextmanager
+def _signals(stop: Callable[[int], object], mailbox: Mailbox) -> Iterator[None]:
+    """In the main thread, have signals reported to `stop`. Those that are ignored (nohup) stay ignored."""
+    before: dict[int, Any] = {}
+    waking: AbstractContextManager[object] = nullcontext()
+    if threading.current_thread() is threading.main_thread():
+        waking = mailbox.woken_by_signals()
+        for number in STOPPING:
+            if signal.getsignal(number) != signal.SIG_IGN:
+                before[number] = signal.signal(number, lambda number, frame: stop(number))
+        if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:  # inherited; it would hide every exit status
+            before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        with waking:
+            yield
+    finally:
+        for changed, handler in before.items():
+            signal.signal(changed, handler)

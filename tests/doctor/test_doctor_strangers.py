@@ -1,0 +1,497 @@
+"""The doctor in directories where strangers write: what they plant, exchange and say harms nobody."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fsqueue.clock import Clock, Entropy
+from fsqueue.doctor import contests, messages, rendezvous, twohosts
+from fsqueue.doctor import examination as doctor
+from fsqueue.doctor.contests import Party
+from fsqueue.doctor.rendezvous import PartnerLost, Rendezvous
+from fsqueue.doctor.verdicts import Finding
+from fsqueue.filesystem import Filesystem
+from fsqueue.filesystem.held import Held
+from fsqueue.upkeep import doctorplaces
+from tests.concurrency.processes import Child
+
+pytestmark = pytest.mark.once
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become several users")
+
+OWNER, STRANGER = 64_012, 64_013
+MOUNT = {"probe": "m", "verdict": "ok", "seen": "", "advice": "", "figures": {}}
+HOST = "\x1b]0;PWNED\x07\x1b[2Jnode7"
+
+
+def become(uid: int) -> None:
+    os.setgroups([])
+    os.setgid(uid)
+    os.setuid(uid)
+    os.umask(0o022 if uid == OWNER else 0)
+
+
+@contextmanager
+def as_user(uid: int, action: Callable[..., object], *args: object) -> Iterator[Child]:
+    """A process of another user, which does not outlive the block."""
+
+    def live() -> object:
+        become(uid)
+        return action(*args)
+
+    child = Child(live)
+    try:
+        yield child
+    finally:
+        child.close()
+
+
+@pytest.fixture
+def scratch(tmp_path: Path) -> Path:
+    """A directory as /tmp: everybody may write in it, and only owners remove."""
+    above = tmp_path
+    while above.parent != above and above.stat().st_mode & 0o005 != 0o005:
+        above.chmod(above.stat().st_mode | 0o005)
+        above = above.parent
+    place = tmp_path / "everybodys"
+    place.mkdir()
+    place.chmod(0o1777)
+    return place
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """What belongs to the owner alone."""
+    home = tmp_path / "home"
+    (home / "Thesis").mkdir(parents=True)
+    (home / "Thesis" / "chapter1").write_text("years of work")
+    (home / ".secretrc").write_text("secret")
+    for path in (*home.rglob("*"), home):
+        os.chown(path, OWNER, OWNER)
+        os.utime(path, (1e9, 1e9))
+    home.chmod(0o700)
+    return home
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() if path.is_file() else b"" for path in directory.rglob("*")}
+
+
+def plant(scratch: str, mode: int, home: str) -> None:
+    """Wait until a doctor removes what looks old, and put a link in place of the directory that it is at."""
+    outer, join = f"{scratch}/.fsqueue-doctor", f"{scratch}/.fsqueue-doctor/join"
+    os.makedirs(join)
+    for place in (outer, join):
+        os.chmod(place, mode)
+    for name in [
+        *(f"d{number:04d}" for number in range(1500)),
+        *(f"{number:016x}" for number in range(99)),
+        ".secretrc",
+    ]:
+        Path(join, name).touch()
+    os.mkdir(f"{join}/Thesis")
+    for name in os.listdir(join):
+        os.utime(f"{join}/{name}", (1e9, 1e9))
+    os.symlink(home, f"{outer}/link")
+    first = f"{join}/{os.listdir(join)[0]}"
+    Path(f"{outer}/ready").touch()
+    while os.path.exists(first):
+        pass
+    os.rename(join, f"{outer}/real")
+    os.rename(f"{outer}/link", join)
+    time.sleep(30)
+
+
+def examine(directory: str) -> dict[str, Any]:
+    return doctor.examine(directory).as_dict()
+
+
+def ready(path: Path) -> None:
+    until = time.monotonic() + 20
+    while not path.exists():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+@needs_root
+@pytest.mark.parametrize("caller", [OWNER, 0], ids=["a user", "root"])
+def test_an_exchanged_directory_leads_no_doctor_to_ones_home(scratch: Path, home: Path, caller: int) -> None:
+    before = contents(home)
+    with as_user(STRANGER, plant, str(scratch), 0o777, str(home)):
+        ready(scratch / ".fsqueue-doctor" / "ready")
+        planted = contents(scratch)
+        with as_user(caller, examine, str(scratch)) as child:
+            assert child.result()["verdict"] in ("ok", "warning")
+        assert contents(scratch) == planted, "what a stranger left is not the caller's to remove"
+    assert contents(home) == before
+
+
+@needs_root
+def test_a_meeting_place_that_a_stranger_made_is_refused_with_a_sentence(scratch: Path, home: Path) -> None:
+    with as_user(STRANGER, plant, str(scratch), 0o777, str(home)):
+        ready(scratch / ".fsqueue-doctor" / "ready")
+        planted = contents(scratch)
+        with as_user(OWNER, lambda: doctor.join(scratch, timeout_s=5).as_dict()) as child:
+            report = child.result()
+        assert contents(scratch) == planted
+    assert report["partner"] is None
+    seen = report["findings"][-1]
+    assert f"belongs to another user (number {STRANGER}) and is not sticky" in seen["seen"]
+    assert "directory of your own" in seen["advice"]
+
+
+# -- a stranger who answers ----------------------------------------------------------------------------------
+
+
+class Evil(doctor.Examination):
+    """A party that says what it likes."""
+
+    says: dict[str, Any] | None = None
+
+    def _look(self) -> None:
+        pass
+
+    def about_partner(self, there: dict[str, Any], mine: dict[str, Any]) -> list[Finding]:
+        return []
+
+    def identity(self, directory: Held) -> dict[str, Any]:
+        return super().identity(directory) | {"boot": "another"} if self.says is None else self.says
+
+
+def answer(scratch: str, says: dict[str, Any] | None) -> str:
+    evil = Evil(scratch, lambda step: None)
+    evil.says = says
+    evil.join(30, lambda: None)
+    return evil.report.findings[-1].seen
+
+
+def joined(directory: str) -> dict[str, Any]:
+    return doctor.join(directory, timeout_s=30).as_dict()
+
+
+@needs_root
+@pytest.mark.parametrize(
+    "says",
+    [
+        {"host": HOST, "boot": "x", "device": 1, "mount": MOUNT},
+        {"host": "x"},
+        {},
+    ],
+    ids=["escapes in its name", "half of it", "nothing"],
+)  # fmt: skip
+def test_a_stranger_who_talks_nonsense_is_told_from_a_doctor(scratch: Path, says: dict[str, Any]) -> None:
+    with as_user(STRANGER, lambda: Held.at(str(scratch)).make_or_enter(doctorplaces.DOCTOR, 0o1777, str).path):
+        ready(scratch / ".fsqueue-doctor")
+    with as_user(STRANGER, answer, str(scratch), says) as stranger:
+        with as_user(OWNER, joined, str(scratch)) as child:
+            report = child.result()
+        stranger.result()
+    assert report["partner"] is None
+    assert "makes no sense" in report["findings"][-1]["seen"]
+    assert "\x1b" not in json.dumps(report, ensure_ascii=False)
+    left = [path.name for path in scratch.glob(".fsqueue-doctor/join/*")]
+    assert all(name.endswith(".goodbye") for name in left), left
+
+
+@needs_root
+def test_a_partner_who_is_another_user_is_named_as_one(scratch: Path) -> None:
+    """Two who share no group cannot finish the tests; both are told, and each clears away what is his."""
+    with as_user(STRANGER, answer, str(scratch), None) as stranger, as_user(OWNER, joined, str(scratch)) as child:
+        report, said = child.result(), stranger.result()
+    assert any("another user: what follows rests on its word" in finding["seen"] for finding in report["findings"])
+    assert said
+    left = [path.name for path in scratch.rglob("*") if path.is_file() and path.stat().st_uid == OWNER]
+    assert len(left) <= 1, left  # its last word, which is removed a day later
+
+
+# -- what is planted where messages belong -------------------------------------------------------------------
+
+
+def parties(directory: Path) -> tuple[Rendezvous, Rendezvous]:
+    place = str(directory)
+    one, two = (Rendezvous(Filesystem(place, shared=False), place, Clock(), Entropy()) for _ in range(2))
+    return (one, two) if one.me < two.me else (two, one)
+
+
+def meet_beside(directory: Path, planted: Callable[[Path, str], None]) -> None:
+    """Two parties meet, and talk, where `planted(path, party)` has put things under the names that they expect."""
+    one, two = parties(directory)
+    for name in (
+        "f" * 16 + ".here",
+        "0" * 16 + ".here",
+        f"{'0' * 16}.invite.{two.me}.1",
+        f"{'0' * 16}.invite.{one.me}.1",
+    ):
+        planted(directory / name, name[:16])
+    for message in range(1, 3):
+        planted(directory / f"{two.me}.{one.me}.{message:06d}", two.me)
+    with ThreadPoolExecutor(2) as pool:
+        hello = [pool.submit(party.meet, {"host": party.me}, 30, lambda: None) for party in (one, two)]
+        assert [done.result()["host"] for done in hello] == [two.me, one.me]
+        pool.submit(one.send, {"a": 1}).result()
+        assert two.receive(5) == {"a": 1}
+        with pytest.raises(PartnerLost, match="said nothing more"):
+            one.receive(0.3)  # there is something else where the message belongs
+    for party in (one, two):
+        party.close()
+
+
+def link_to(target: Path) -> Callable[[Path, str], None]:
+    return lambda path, party: path.symlink_to(target)
+
+
+@pytest.mark.parametrize("what", ["pipe", "link", "directory", "endless", "nested", "closed"])
+def test_what_is_planted_where_messages_belong_stops_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.setattr(rendezvous, "ACCEPT_S", 0.5)
+    monkeypatch.setattr(rendezvous, "ANSWER_S", 0.5)
+    outside, place = tmp_path / "outside", tmp_path / "m"
+    outside.mkdir()
+    place.mkdir()
+    (outside / "precious").write_text("precious")
+
+    def endless(path: Path, party: str) -> None:
+        path.touch()
+        os.truncate(path, 1 << 40)
+
+    def directory(path: Path, party: str) -> None:
+        path.mkdir()
+        (path / "precious").touch()
+
+    def nested(path: Path, party: str) -> None:
+        data = b"[" * 100_000 + b"]" * 100_000
+        digest = rendezvous.hashlib.blake2b(data, digest_size=16).hexdigest().encode()
+        path.write_bytes(digest + b"\n" + data)
+
+    def closed(path: Path, party: str) -> None:
+        path.write_text("secret")
+        path.chmod(0)
+
+    plants: dict[str, Callable[[Path, str], None]] = {
+        "pipe": lambda path, party: os.mkfifo(path),
+        "link": link_to(outside / "precious"),
+        "directory": directory,
+        "endless": endless,
+        "nested": nested,
+        "closed": closed,
+    }
+    meet_beside(place, plants[what])
+    assert (outside / "precious").read_text() == "precious"
+    if what == "directory":
+        assert list(place.rglob("precious")), "no tree is removed, whatever it is called"
+
+
+def test_thousands_of_invitations_hold_up_nobody_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "ANSWER_S", 0.3)
+    one, _ = parties(tmp_path)
+    for number in range(1, 2000):
+        (tmp_path / f"{'e' * 16}.invite.{one.me}.{number}").touch()
+    begin = time.monotonic()
+    with pytest.raises(PartnerLost, match="No other host joined"):
+        one.meet({}, 1.0, lambda: None)
+    assert time.monotonic() - begin < 30
+    one.close()
+
+
+@pytest.mark.parametrize("how", ["another's", "linked"])
+def test_a_ledger_that_is_another_file_is_not_written_to(tmp_path: Path, how: str) -> None:
+    """A partner who leads could have put a hard link to a file of the other's into the place."""
+    precious = tmp_path / "precious"
+    precious.write_text("precious\n")
+    (tmp_path / "m").mkdir()
+    owner = os.geteuid()
+    if how == "linked":
+        os.link(precious, tmp_path / "m" / "ledger")
+    else:
+        (tmp_path / "m" / "ledger").touch()
+        owner += 1
+    party = Party("p", Filesystem(str(tmp_path / "m"), shared=False), str(tmp_path / "m"), owner=owner)
+    took = contests.take_turns(party, 3)
+    assert "somebody put another file" in took.error
+    assert precious.read_text() == "precious\n"
+
+
+# -- what is said ---------------------------------------------------------------------------------------------
+
+KEYS = ("host", "boot", "device", "mount", "took", "rounds", "timeouts", "error", "won", "create", "link", "rename",
+        "ages", "findings", "probe", "verdict", "seen", "advice", "figures", "begin_ms", "changed_ms", "ahead_ms",
+        "error_ms", "received", "sent", "fresh new")  # fmt: skip
+SCALARS = st.one_of(
+    st.none(), st.booleans(), st.integers(-(1 << 70), 1 << 70), st.floats(), st.text(max_size=5),
+    st.sampled_from(["ok", "unfit", HOST, "\x9b", "\x7f", 0, 1, 1e308, -1e308, float("nan"), float("inf")]),
+)  # fmt: skip
+BODIES = st.dictionaries(
+    st.sampled_from(KEYS),
+    st.recursive(
+        SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=4)
+    ),
+    max_size=6,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(BODIES)
+def test_any_body_is_understood_or_called_nonsense(body: dict[str, Any]) -> None:
+    for parse in (
+        messages.host,
+        messages.finding,
+        messages.findings,
+        messages.won,
+        lambda body: messages.took(body, "p", 10),
+        lambda body: messages.ages(body, ["fresh new"], 1e9),
+        lambda body: messages.number(body, "begin_ms"),
+    ):
+        said = ""
+        try:
+            found: object = parse(body)
+        except messages.Nonsense as error:
+            found, said = None, str(error)
+        assert said.isprintable()
+        assert "\x1b" not in repr(found)
+        if isinstance(found, (int, float)):
+            assert abs(found) <= messages.NUMBER_MAX
+
+
+class Scripted:
+    """A meeting in which the partner says what it likes."""
+
+    def __init__(self, leads: bool, bodies: list[dict[str, Any]]) -> None:
+        self.leads, self.bodies = leads, iter(bodies)
+        self.me, self.partner = "a" * 16, "b" * 16
+        self.clock = Clock()
+
+    def send(self, body: dict[str, Any]) -> None:
+        json.dumps(body)
+
+    def receive(self, timeout_s: float | None = None) -> dict[str, Any]:
+        try:
+            return next(self.bodies)
+        except StopIteration:
+            raise PartnerLost("silent") from None
+
+    def exchange(self, body: dict[str, Any]) -> dict[str, Any]:
+        self.send(body)
+        return self.receive()
+
+
+SENSIBLE: dict[str, Any] = {
+    "received": 1.0, "sent": 2.0, "ahead_ms": 0.0, "error_ms": 1.0, "begin_ms": 0.0, "changed_ms": 0.0,
+    "took": {"rounds": 1, "timeouts": 0, "error": ""}, "won": {"create": [], "link": [], "rename": [1]},
+    "ages": dict.fromkeys([f"{way} {what}" for way in twohosts.WAYS for what in ("new", "gone", "grown")], 0.1),
+    "findings": [{"probe": "p", "verdict": "ok", "seen": "s", "advice": "", "figures": {"n": 1}}],
+}  # fmt: skip
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(leads=st.booleans(), sensible=st.integers(0, 16), odd=st.lists(BODIES, max_size=3))
+def test_whatever_a_partner_says_in_between_the_tests_come_to_an_end(
+    tmp_path_factory: pytest.TempPathFactory, leads: bool, sensible: int, odd: list[dict[str, Any]]
+) -> None:
+    place = str(tmp_path_factory.mktemp("m"))
+    if not leads:
+        for number in range(contests.NAMES):
+            Path(place, f"prize-{number}").touch()
+        for way in twohosts.WAYS:
+            Path(place, "sights2", way).mkdir(parents=True)
+    meeting: Any = Scripted(leads, [SENSIBLE] * sensible + [SENSIBLE | body for body in odd])
+    party = Party(meeting.me, Filesystem(place, shared=False), place, owner=os.geteuid())
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (
+            ("ROUNDS", 2),
+            ("TURNS_S", 0.05),
+            ("STALE_S", 0.05),
+            ("HEAD_START_S", 0.0),
+            ("SLOT_S", 0.0),
+        ):
+            patch.setattr(twohosts, name, value)
+        said: list[str] = []
+        try:
+            said = [finding.seen for finding in twohosts.examine(meeting, lambda: party, lambda step: None)]
+        except PartnerLost as error:
+            said = [str(error)]
+        except OSError:
+            pass  # it said that it had made what is not there: `join` makes that a finding
+        assert all(text.isprintable() for text in said)
+
+
+def test_a_beginning_in_the_far_future_is_not_waited_for() -> None:
+    meeting: Any = Scripted(False, [{"begin_ms": 9e12}])
+    with pytest.raises(messages.Nonsense):
+        twohosts.agree_on_times(meeting, Clock(), 0.0)
+
+
+def test_a_partner_who_drags_it_out_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "TESTS_S", 0.5)
+    one, two = parties(tmp_path)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda party: party.meet({}, 30, lambda: None), (one, two)))
+    threading.Timer(0.3, lambda: two.send({"word": 1})).start()
+    assert one.receive() == {"word": 1}
+    with pytest.raises(PartnerLost, match="said nothing more"):
+        one.receive()
+
+
+@pytest.mark.parametrize("there", [False, True], ids=["no place", "an empty place"])
+def test_a_leader_that_is_interrupted_is_not_taken_for_nonsense(tmp_path: Path, there: bool) -> None:
+    """It removes the place of the tests, with what the follower looks for in it, before it says goodbye."""
+    examination = Evil(str(tmp_path), lambda step: None)  # an honest one, but quicker
+    with Held.at(str(tmp_path)) as held:
+        doctorplaces.meeting_place(held, Entropy().hex16).close()
+    place = str(tmp_path / doctorplaces.DOCTOR / doctorplaces.JOIN)
+    leader = Rendezvous(Filesystem(place, shared=False), place, Clock(), Entropy())
+    leader.me = "0" * 16
+
+    def lead() -> None:
+        with Held.at(str(tmp_path)) as held:
+            identity = examination.identity(held)
+        leader.meet(identity, 30, lambda: None)
+        twohosts.compare_clocks(leader)
+        if there:
+            Path(place, f"{leader.me}.place").mkdir(0o700)
+        leader.exchange({"step": "locks"})
+        time.sleep(0.3)
+        leader.close()
+
+    with ThreadPoolExecutor(1) as pool:
+        led = pool.submit(lead)
+        examination.join(30, lambda: None)
+        led.result()
+    assert rendezvous.ENDED in examination.report.findings[-1].seen
+    left = [path.name for path in Path(place).glob("*")]
+    assert left == []
+
+
+def test_places_are_closed_to_others_unless_one_of_them_takes_part(tmp_path: Path) -> None:
+    with Held.at(str(tmp_path)) as held:
+        token = Entropy().hex16
+        made = {
+            "place": doctorplaces.make_place(held, token),
+            "contest": doctorplaces.make_contest(held, "a" * 16, False, token),
+            "others": doctorplaces.make_contest(held, "b" * 16, True, token),
+            "meeting": doctorplaces.meeting_place(held, token),
+        }
+        modes = {name: stat.S_IMODE(place.stat().st_mode) for name, place in made.items()}
+        for place in made.values():
+            place.close()
+    assert modes["place"] == modes["contest"] == 0o700
+    assert modes["others"] == 0o777 & ~umask()
+    assert modes["meeting"] == 0o1777 & ~umask()
+
+
+def umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

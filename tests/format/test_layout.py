@@ -1,0 +1,218 @@
+"""`queue.jsonl` and where things are."""
+
+from __future__ import annotations
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fsqueue.errors import FormatTooNew, InvalidArgument, NotAQueue
+from fsqueue.format import layout
+from fsqueue.format.layout import Layout, QueueState, Settings, read_queue_state
+from fsqueue.format.names import TaskFileName
+
+pytestmark = pytest.mark.once
+
+BATCH = "0193f0c2a4b97c31a2d5e8f001234567"
+ID = "0123456789abcdef"
+BIRTH = layout.birth_record(Settings(), ID, 1)
+
+
+def test_a_queue_is_born_in_its_first_generation() -> None:
+    settings = Settings(shards=3, max_attempts=None, backoff_s=(0.5, 2), durability="strict", keep_history=False)
+    assert read_queue_state(layout.birth_record(settings, ID, 1), "q") == QueueState(settings, ID, 1, closed=False)
+
+
+def test_generations_follow_each_other() -> None:
+    content = BIRTH + layout.generation_record(2, 5) + layout.generation_record(3, 6)
+    assert read_queue_state(content, "q") == QueueState(Settings(), ID, 3)
+    assert read_queue_state(content, "q").directory == f"3-{ID}"
+
+
+def test_an_older_generation_does_not_come_back() -> None:
+    content = BIRTH + layout.generation_record(3, 5) + layout.generation_record(2, 6) + layout.generation_record(3, 7)
+    assert read_queue_state(content, "q").generation == 3
+
+
+@pytest.mark.parametrize("queue_id", ["", "..", "/etc", "../" + "x" * 13, ID.upper(), ID + "0", ID + "\n", 7, None])
+def test_an_id_never_leads_out_of_the_queue(queue_id: object) -> None:
+    """It is part of the generations' names."""
+    record = orjson.dumps({"op": "create", "at": 1, "format": 1, "id": queue_id, "settings": {}})
+    with pytest.raises(NotAQueue):
+        read_queue_state(record + b"\n", "q")
+
+
+@pytest.mark.parametrize("number", [1, 0, -1, 10**18, "2", 2.0, None])
+def test_a_generation_that_is_none_is_void(number: object) -> None:
+    record = orjson.dumps({"op": "generation", "at": 1, "generation": number})
+    assert read_queue_state(BIRTH + record + b"\n", "q") == QueueState(Settings(), ID)
+
+
+def test_closed_stays_closed() -> None:
+    queue_state = read_queue_state(BIRTH + layout.closed_record(3) + layout.generation_record(2, 4), "q")
+    assert queue_state.closed
+    assert queue_state.generation == 2
+
+
+def test_torn_and_strange_lines_are_passed_over() -> None:
+    noise = b'~\n\n[]\n7\n"x"\nnull\n{"op":"later","x":1}\n{"op":"generation"}\n'
+    noise += b'{"op":"generation","generation":"2","directory":2}\n'
+    assert read_queue_state(
+        BIRTH + noise + layout.generation_record(2, 4) + b'{"op":"closed","at":9}', "q"
+    ) == QueueState(Settings(), ID, 2)
+
+
+def test_a_second_birth_does_not_change_the_settings() -> None:
+    assert read_queue_state(BIRTH + layout.birth_record(Settings(shards=2), "1" * 16, 2), "q").settings == Settings()
+
+
+def test_settings_that_this_version_does_not_know_are_left_alone() -> None:
+    record = layout.birth_record(Settings(shards=7), ID, 1).replace(b'"settings":{', b'"settings":{"colour":"red",')
+    assert b"colour" in record
+    assert read_queue_state(record, "q").settings == Settings(shards=7)
+
+
+def born(**changes: object) -> bytes:
+    """The first line with other settings, or (`format`) another format; None: without."""
+    record = orjson.loads(BIRTH)
+    for key, value in changes.items():
+        inside = record if key == "format" else record["settings"]
+        inside[key] = value
+        if value is None:
+            del inside[key]
+    return orjson.dumps(record) + b"\n"
+
+
+@pytest.mark.parametrize("key", Settings.__dataclass_fields__)
+def test_a_queue_that_lacks_a_setting_is_not_opened_with_a_default(key: str) -> None:
+    with pytest.raises(NotAQueue, match=f"lacks the setting {key}.*nothing was changed.*Restore"):
+        read_queue_state(born(**{key: None}), "q")
+
+
+@pytest.mark.parametrize("key", Settings.__dataclass_fields__)
+@pytest.mark.parametrize("value", [-1, 10**30, 1.5, "x", [], {}, [1], [[1], [2]], True])
+def test_a_setting_of_the_wrong_type_or_range_is_refused_by_name(key: str, value: object) -> None:
+    if (key, value) in (("keep_history", True), ("lease_s", 1.5)):
+        return
+    if value == 10**30:
+        value = 1e30
+    with pytest.raises(NotAQueue, match=f"{key} must"):
+        read_queue_state(born(**{key: value}), "q")
+
+
+@pytest.mark.parametrize("value", [-1, 0, True, False, "1", "2", 1.0, 2.5, [], {}, None])
+def test_a_format_that_is_none_is_refused(value: object) -> None:
+    with pytest.raises(NotAQueue, match=r"says format.*nothing was changed"):
+        read_queue_state(born(format=value), "q")
+    if value is not None:
+        with pytest.raises(NotAQueue, match="says format"):
+            read_queue_state(BIRTH + orjson.dumps({"op": "upgrade", "at": 2, "format": value}) + b"\n", "q")
+
+
+def test_a_damaged_birth_is_not_passed_over_for_a_later_one() -> None:
+    with pytest.raises(NotAQueue, match="lacks the setting shards"):
+        read_queue_state(born(shards=None) + BIRTH, "q")
+    with pytest.raises(FormatTooNew):
+        read_queue_state(born(shards=None) + b'{"op":"upgrade","at":2,"format":2}\n', "q")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\n",
+        b"garbage\n",
+        BIRTH[:-1],
+        layout.closed_record(1),
+    ],
+)
+def test_without_a_birth_it_is_no_queue(content: bytes) -> None:
+    with pytest.raises(NotAQueue, match=r"q holds a queue\.jsonl that is empty or damaged"):
+        read_queue_state(content, "q")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        BIRTH.replace(b'"format":1', b'"format":2'),
+        BIRTH + b'{"op":"upgrade","at":2,"format":2}\n',
+        b'{"op":"create","at":1,"format":99,"settings":"other"}\n',
+    ],
+)
+def test_a_newer_format_is_refused(content: bytes) -> None:
+    with pytest.raises(FormatTooNew, match=r"reads up to 1\. Upgrade"):
+        read_queue_state(content, "q")
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_after_the_birth_are_passed_over_or_understood(noise: bytes) -> None:
+    try:
+        queue_state = read_queue_state(BIRTH + noise, "q")
+    except FormatTooNew:
+        return
+    assert queue_state.settings == Settings()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"shards": 0},
+        {"shards": 4097},
+        {"shards": 1.5},
+        {"shards": True},
+        {"shards": "64"},
+        {"batch_tasks_max": 0},
+        {"batch_tasks_max": 1025},
+        {"task_bytes_max": 0},
+        {"max_attempts": 0},
+        {"max_attempts": 2.0},
+        {"lease_s": 0},
+        {"lease_s": -1},
+        {"lease_s": float("nan")},
+        {"lease_s": float("inf")},
+        {"lease_s": "600"},
+        {"lease_s": 10**400},
+        {"backoff_s": 5},
+        {"backoff_s": (1,)},
+        {"backoff_s": (2, 1)},
+        {"backoff_s": (-1, 1)},
+        {"backoff_s": (0, float("nan"))},
+        {"durability": "full"},
+        {"keep_history": 1},
+    ],
+)
+def test_wrong_settings_are_refused_by_name(wrong: dict[str, object]) -> None:
+    with pytest.raises(InvalidArgument, match=next(iter(wrong))):
+        Settings(**wrong)  # type: ignore[arg-type]
+
+
+def test_settings_round_trip_through_the_file() -> None:
+    settings = Settings(
+        shards=4096,
+        batch_tasks_max=1,
+        task_bytes_max=10,
+        max_attempts=1,
+        lease_s=0.5,
+        backoff_s=(0, 0),
+        durability="none",
+        keep_history=False,
+    )
+    assert read_queue_state(layout.birth_record(settings, ID, 0), "q").settings == settings
+
+
+def test_paths_as_in_the_format() -> None:
+    here = Layout("/g/q", "2", 64)
+    shard = here.shard(BATCH)
+    assert here.task_file(TaskFileName(0, BATCH, 4)) == f"/g/q/2/queue/{shard}/0000000000000-{BATCH}-4.jsonl"
+    assert here.log(BATCH) == f"/g/q/2/movements/{shard}/{BATCH}.jsonl"
+    assert here.counter("07") == "/g/q/2/completions/07"
+    assert here.dead("3f") == "/g/q/2/dead/3f.jsonl"
+    assert here.history("2026-11-21", "3f") == "/g/q/2/history/2026-11-21/3f.jsonl"
+    assert (here.doorbell, here.settings_file, here.staging, here.trash) == (
+        "/g/q/doorbell",
+        "/g/q/queue.jsonl",
+        "/g/q/2/staging",
+        "/g/q/.trash",
+    )
+    assert [layout.holder_of(queue) for queue in ("/g/q", "/q")] == ["/g", "/"]

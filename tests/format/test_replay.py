@@ -1,0 +1,515 @@
+"""The replay, rule by rule (docs/format.md, "Movement logs")."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+
+from fsqueue.format import movements
+from fsqueue.format.replay import AVAILABLE, CANCELLED, COMPLETED, DEAD, LEASED, ReplayState
+
+pytestmark = pytest.mark.once
+
+NAME = "0000000000000-0193f0c2a4b97c31a2d5e8f001234567-3.jsonl"
+LATER = "0000000000900-0193f0c2a4b97c31a2d5e8f001234567-3.jsonl"
+
+
+class Tape:
+    """A log being written, and the replay state that follows it."""
+
+    def __init__(self, count: int = 3, at: int = 100, **fields: Any) -> None:
+        self.replay_state = ReplayState()
+        self.data = b""
+        self.put("open", at, count=count, **fields)
+
+    def raw(self, data: bytes) -> int:
+        offset = len(self.data)
+        self.data += data
+        self.replay_state.replay(data, offset)
+        return offset
+
+    def put(self, op: str, at: int, **fields: Any) -> int:
+        return self.raw(movements.record(op, at, **fields))
+
+    def lease(self, at: int, lease: str, *tasks: int, until: int, **fields: Any) -> int:
+        return self.put("lease", at, lease=lease, tasks=movements.to_ranges(tasks), until=until, **fields)
+
+    def end(self, op: str, at: int, lease: str | None, *tasks: int, **fields: Any) -> int:
+        return self.put(op, at, lease=lease, tasks=movements.to_ranges(tasks), **fields)
+
+    @property
+    def states(self) -> list[int]:
+        return list(self.replay_state.state)
+
+
+def test_an_empty_log_holds_nothing() -> None:
+    replay_state = ReplayState()
+    assert (replay_state.count, replay_state.left, replay_state.at, replay_state.gone, replay_state.finished) == (
+        0,
+        0,
+        0,
+        False,
+        False,
+    )
+    assert replay_state.next_time() is None
+    assert not replay_state.holds(0, "a")
+
+
+def test_open_makes_all_tasks_available_from_its_time_on() -> None:
+    tape = Tape(3, available_at=700)
+    assert tape.states == [AVAILABLE] * 3
+    assert tape.replay_state.next_time() == 700
+    assert tape.replay_state.choose(699, 9, 0, None).tasks == []
+    assert tape.replay_state.choose(700, 9, 0, None).tasks == [0, 1, 2]
+
+
+def test_a_log_is_opened_once() -> None:
+    tape = Tape(3)
+    tape.lease(100, "a", 0, until=900)
+    tape.put("open", 200, count=5)
+    assert tape.replay_state.count == 3
+    assert tape.states == [LEASED, AVAILABLE, AVAILABLE]
+
+
+def test_a_lease_takes_what_is_free_and_nothing_else() -> None:
+    tape = Tape(3)
+    tape.lease(100, "a", 0, 1, until=900)
+    tape.lease(200, "b", 0, 1, 2, until=900)
+    assert [tape.replay_state.holds(index, "a") for index in range(3)] == [True, True, False]
+    assert tape.replay_state.holds(2, "b")
+
+
+def test_a_lease_may_take_a_task_at_the_very_end_of_another() -> None:
+    tape = Tape(1)
+    tape.lease(100, "a", 0, until=900)
+    tape.lease(899, "b", 0, until=2000)
+    assert tape.replay_state.holds(0, "a")
+    tape.lease(900, "c", 0, until=2000)
+    assert tape.replay_state.holds(0, "c")
+
+
+def test_a_lease_id_acts_once() -> None:
+    tape = Tape(2)
+    tape.lease(100, "a", 0, until=900)
+    tape.lease(150, "a", 1, until=900)
+    assert tape.states == [LEASED, AVAILABLE]
+
+
+def test_a_delayed_task_is_not_leased_before_its_time() -> None:
+    tape = Tape(1, available_at=500)
+    tape.lease(499, "a", 0, until=900)
+    assert tape.states == [AVAILABLE]
+    tape.lease(500, "b", 0, until=900)
+    assert tape.states == [LEASED]
+
+
+def test_completing_late_is_forgiven_while_nobody_took_the_task() -> None:
+    tape = Tape(1)
+    tape.lease(100, "a", 0, until=200)
+    tape.end("complete", 5000, "a", 0, result={"n": 1})
+    assert tape.states == [COMPLETED]
+    assert tape.replay_state.results == {0: {"n": 1}}
+    assert (tape.replay_state.left, tape.replay_state.done[COMPLETED], tape.replay_state.since[0]) == (0, 1, 5000)
+
+
+@pytest.mark.parametrize("op", ["complete", "release", "fail", "bury", "renew"])
+def test_a_lease_that_was_taken_over_does_nothing_any_more(op: str) -> None:
+    tape = Tape(1)
+    tape.lease(100, "a", 0, until=200)
+    tape.lease(300, "b", 0, until=900)
+    before = (tape.states, list(tape.replay_state.since), list(tape.replay_state.attempts), tape.replay_state.at)
+    tape.end(op, 400, "a", 0, available_at=0, error="x", reason="x", until=5000)
+    assert (tape.states, tape.replay_state.since, tape.replay_state.attempts, tape.replay_state.at) == before
+    assert tape.replay_state.holds(0, "b")
+
+
+def test_renew_must_come_before_the_end() -> None:
+    tape = Tape(2)
+    tape.lease(100, "a", 0, 1, until=200)
+    tape.end("renew", 199, "a", 0, until=900)
+    tape.end("renew", 200, "a", 1, until=900)
+    assert tape.replay_state.since == [900, 200]
+
+
+def test_release_puts_back_uncharged_and_fail_charges() -> None:
+    tape = Tape(2)
+    tape.lease(100, "a", 0, 1, until=900)
+    tape.end("release", 150, "a", 0, available_at=300)
+    tape.end("fail", 150, "a", 1, available_at=400, error="oops")
+    assert tape.states == [AVAILABLE, AVAILABLE]
+    assert tape.replay_state.since == [300, 400]
+    assert tape.replay_state.attempts == [0, 1]
+    assert tape.replay_state.errors == {1: "oops"}
+
+
+def test_the_expiry_of_a_lease_of_one_is_charged_once() -> None:
+    tape = Tape(1)
+    tape.lease(100, "a", 0, until=200)
+    assert tape.replay_state.charged(0) == 1
+    assert tape.replay_state.attempts == [0]
+    tape.lease(300, "b", 0, until=400)
+    assert tape.replay_state.attempts == [1]
+    assert tape.replay_state.charged(0) == 2
+    tape.end("fail", 500, "b", 0, available_at=500, error="late")
+    assert tape.replay_state.attempts == [2]
+    assert tape.replay_state.charged(0) == 2
+
+
+def test_the_expiry_of_a_lease_of_several_is_not_charged_but_its_tasks_go_alone() -> None:
+    tape = Tape(3)
+    tape.lease(100, "a", 0, 1, until=200)
+    choice = tape.replay_state.choose(300, 9, 0, 5)
+    assert (choice.tasks, choice.solo) == ([0], True)
+    tape.lease(300, "b", 0, until=400)
+    assert tape.replay_state.attempts == [0, 0, 0]
+    assert 0 in tape.replay_state.solo
+    tape.end("release", 350, "b", 0, available_at=350)
+    again = ReplayState()
+    again.replay(tape.data, 0)
+    assert again.choose(350, 9, 0, 5).solo, "it stays alone also after it was given back"
+
+
+def test_a_lease_of_one_that_was_part_of_a_larger_call_is_one_of_several() -> None:
+    tape = Tape(1)
+    tape.lease(100, "a", 0, until=200, several=True)
+    assert tape.replay_state.charged(0) == 0
+    assert tape.replay_state.choose(300, 9, 0, 1).solo
+
+
+def test_of_tasks_that_go_alone_others_in_the_call_are_spared() -> None:
+    tape = Tape(3)
+    tape.lease(100, "a", 0, 1, until=200)
+    choice = tape.replay_state.choose(300, 9, 0, 5, solo=False)
+    assert (choice.tasks, choice.solo) == ([2], False)
+    tape.lease(300, "b", 2, until=900)
+    assert tape.replay_state.choose(300, 9, 0, 5).solo
+
+
+def test_a_task_out_of_attempts_is_told_apart() -> None:
+    tape = Tape(2)
+    tape.lease(100, "a", 0, until=200)
+    choice = tape.replay_state.choose(300, 9, 0, 1)
+    assert (choice.tasks, choice.spent) == ([1], [0])
+    assert Tape(2).replay_state.choose(300, 9, 0, None).spent == []
+
+
+def test_the_margin_after_a_lease_is_a_tenth_of_it_at_most() -> None:
+    for length, margin, free_after in ((1000, 50, 50), (100, 50, 10), (5, 50, 0)):
+        tape = Tape(1)
+        tape.lease(100, "a", 0, until=100 + length)
+        end = 100 + length + free_after
+        assert tape.replay_state.choose(end - 1, 1, margin, None).tasks == []
+        assert tape.replay_state.choose(end, 1, margin, None).tasks == [0]
+
+
+def test_the_margin_is_kept_also_after_a_renewal() -> None:
+    """A renewal to the same end makes the lease run out twice, as it were; the second must not count for the next."""
+    tape = Tape(1)
+    tape.lease(100, "a", 0, until=200)
+    tape.end("renew", 100, "a", 0, until=200)
+    assert tape.replay_state.choose(1000, 1, 50, None).tasks == [0]
+    tape.lease(1000, "b", 0, until=2000)
+    assert tape.replay_state.choose(2049, 1, 50, None).tasks == []
+    assert tape.replay_state.choose(2050, 1, 50, None).tasks == [0]
+
+
+def test_bury_by_the_holder_charges_and_ends() -> None:
+    tape = Tape(2)
+    tape.lease(100, "a", 0, until=900)
+    tape.end("bury", 150, "a", 0, 1, reason="no")
+    assert tape.states == [DEAD, AVAILABLE]
+    assert tape.replay_state.attempts == [1, 0]
+    assert tape.replay_state.errors == {0: "no"}
+
+
+def test_bury_without_a_lease_acts_on_what_nobody_holds() -> None:
+    tape = Tape(3)
+    tape.lease(100, "a", 0, until=900)
+    tape.lease(100, "b", 1, until=110)
+    tape.end("bury", 150, None, 0, 1, 2, reason="no")
+    assert tape.states == [LEASED, DEAD, DEAD]
+    assert tape.replay_state.attempts == [0, 1, 0], "the lease that ran out is charged"
+
+
+def test_cancel_names_the_version_that_was_seen() -> None:
+    tape = Tape(3)
+    opened = tape.replay_state.version[0]
+    leased = tape.lease(100, "a", 1, until=900)
+    tape.end("release", 110, "a", 1, available_at=110)
+    tape.put("cancel", 120, tasks=[[0, 2]], versions=[opened, leased])
+    assert tape.states == [CANCELLED, AVAILABLE, AVAILABLE]
+    tape.put("cancel", 120, tasks=[[1, 3]], versions=[tape.replay_state.version[1], opened])
+    assert tape.states == [CANCELLED] * 3
+    assert tape.replay_state.done[CANCELLED] == 3
+
+
+def test_cancel_leaves_what_is_held_or_names_no_version() -> None:
+    tape = Tape(2)
+    version = tape.lease(100, "a", 0, until=900)
+    tape.put("cancel", 120, tasks=[[0, 1]], versions=[version])
+    tape.put("cancel", 120, tasks=[[1, 2]])
+    tape.put("cancel", 120, tasks=[[1, 2]], versions=[])
+    assert tape.states == [LEASED, AVAILABLE]
+    tape.end("cancel", 120, "a", 0)
+    assert tape.states == [CANCELLED, AVAILABLE]
+
+
+def test_revoke_ends_leases_uncharged() -> None:
+    tape = Tape(3)
+    tape.lease(100, "a", 0, until=200)
+    tape.lease(100, "b", 1, until=900)
+    tape.put("revoke", 300, tasks=[[0, 3]])
+    assert tape.states == [AVAILABLE] * 3
+    assert tape.replay_state.attempts == [0, 0, 0]
+    assert tape.replay_state.since[:2] == [300, 300]
+    tape.lease(300, "c", 0, until=900)
+    tape.end("revoke", 310, "b", 0)
+    assert tape.replay_state.holds(0, "c"), "a revoke that names a lease ends that one alone"
+
+
+def test_replace_of_a_held_task_leaves_its_lease_alone() -> None:
+    tape = Tape(2)
+    tape.lease(100, "a", 0, until=900)
+    tape.put("replace", 110, lease="a", tasks=[[0, 1]], payload={"new": 1})
+    tape.put("replace", 110, tasks=[[1, 2]], version=0, payload=[2])
+    assert tape.replay_state.payloads == {0: {"new": 1}, 1: [2]}
+    assert tape.replay_state.holds(0, "a")
+    assert tape.replay_state.choose(110, 9, 0, None).tasks == [1]
+
+
+def test_replace_of_a_free_task_names_the_version_seen() -> None:
+    tape = Tape(1)
+    tape.lease(100, "a", 0, until=900)
+    tape.put("replace", 110, tasks=[[0, 1]], version=tape.replay_state.version[0], payload=1)
+    tape.end("release", 120, "a", 0, available_at=120)
+    tape.put("replace", 130, tasks=[[0, 1]], version=0, payload=2)
+    assert tape.replay_state.payloads == {}
+    version = tape.put("replace", 130, tasks=[[0, 1]], version=tape.replay_state.version[0], payload=3)
+    assert tape.replay_state.payloads == {0: 3}
+    assert tape.replay_state.version == [version]
+
+
+def test_the_version_is_the_offset_of_the_last_record_that_touched_the_task() -> None:
+    tape = Tape(2)
+    assert tape.replay_state.version == [0, 0]
+    leased = tape.lease(100, "a", 1, until=900)
+    assert tape.replay_state.version == [0, leased]
+    tape.end("complete", 100, "x", 1)
+    assert tape.replay_state.version == [0, leased]
+    done = tape.end("complete", 100, "a", 1)
+    assert tape.replay_state.version == [0, done]
+
+
+def test_time_does_not_run_backwards_in_a_log() -> None:
+    tape = Tape(2, at=1000)
+    tape.lease(1000, "a", 0, until=1500)
+    tape.lease(400, "b", 0, until=9000)
+    assert tape.replay_state.holds(0, "a")
+    tape.end("release", 1400, "a", 0, available_at=1400)
+    tape.lease(400, "c", 0, until=9000)
+    assert tape.replay_state.holds(0, "c"), "what was written later happened later, whatever its clock said"
+
+
+def test_a_record_that_does_not_apply_does_not_move_the_time_either() -> None:
+    tape = Tape(1)
+    tape.lease(100, "a", 0, until=200)
+    tape.end("complete", 9_000_000_000_000, "nobody", 0)
+    tape.lease(9_000_000_000_000, "a", 0, until=9_000_000_000_001)
+    assert tape.replay_state.at == 100
+    assert tape.replay_state.holds(0, "a")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tasks": [[0, 9]]},
+        {"tasks": [[1, 0]]},
+        {"tasks": [[0, 0]]},
+        {"tasks": [[-1, 1]]},
+        {"tasks": [[1, 2], [0, 1]]},
+        {"tasks": [[0, 2], [1, 3]]},
+        {"tasks": [[0.0, 1]]},
+        {"tasks": [[False, True]]},
+        {"tasks": [[0]]},
+        {"tasks": [[0, 1, 2]]},
+        {"tasks": ["01"]},
+        {"tasks": {"0": 1}},
+        {"tasks": 0},
+        {"tasks": None},
+        {"until": -1},
+        {"until": 1.5},
+        {"until": "900"},
+        {"until": None},
+        {"until": 10**18},
+        {"lease": 7},
+        {"lease": None},
+        {"lease": ["a"]},
+    ],
+)
+def test_a_record_with_a_field_missing_or_wrong_is_void(fields: dict[str, Any]) -> None:
+    tape = Tape(3)
+    tape.put("lease", 200, **{"lease": "a", "tasks": [[0, 2]], "until": 900, **fields})
+    assert tape.states == [AVAILABLE] * 3
+    assert tape.replay_state.at == 100
+
+
+@pytest.mark.parametrize("count", [0, -1, 1.0, True, "3", None, 1025, 999_999_999, 2**63])
+def test_a_batch_has_no_impossible_size(count: Any) -> None:
+    replay_state = ReplayState()
+    replay_state.replay(orjson.dumps({"op": "open", "at": 1, "count": count}) + b"\n", 0)
+    assert replay_state.count == 0
+
+
+def test_an_operation_that_this_version_does_not_know_is_passed_over() -> None:
+    tape = Tape(1)
+    tape.put("teleport", 10**12, tasks=[[0, 1]])
+    assert (tape.states, tape.replay_state.at) == ([AVAILABLE], 100)
+
+
+def test_finish_needs_an_outcome_of_every_task() -> None:
+    tape = Tape(2)
+    tape.lease(100, "a", 0, 1, until=900)
+    tape.end("complete", 110, "a", 0)
+    tape.put("finish", 120)
+    assert not tape.replay_state.finished
+    tape.end("bury", 130, "a", 1, reason="no")
+    tape.put("finish", 140)
+    assert tape.replay_state.finished
+    assert tape.replay_state.next_time() is None
+
+
+def test_count_belongs_after_finish_and_acts_once() -> None:
+    tape = Tape(1)
+    tape.put("count", 100, file="07", offset=5, count=1)
+    tape.lease(100, "a", 0, until=900)
+    tape.end("complete", 110, "a", 0)
+    tape.put("finish", 110)
+    for _ in range(2):
+        tape.put("count", 110, file="07", offset=5, count=1)
+    tape.put("count", 110, file="07", offset=9, count=1)
+    assert tape.replay_state.counts == [("07", 5, 1), ("07", 9, 1)]
+
+
+def test_nothing_follows_gone() -> None:
+    tape = Tape(1)
+    tape.put("gone", 100)
+    tape.lease(100, "a", 0, until=900)
+    assert tape.replay_state.gone
+    assert tape.states == [AVAILABLE]
+
+
+def test_the_names_of_the_file_come_in_the_order_of_their_last_mention() -> None:
+    tape = Tape(1, name=NAME)
+    tape.put("move", 110, **{"from": NAME, "name": LATER})
+    assert tape.replay_state.names == [NAME, LATER]
+    tape.put("move", 120, **{"from": LATER, "name": NAME})
+    assert tape.replay_state.names == [LATER, NAME]
+    tape.put("move", 130, **{"from": "../../etc/passwd", "name": 7})
+    tape.end("complete", 140, "nobody", 0, **{"from": NAME, "name": LATER})
+    assert tape.replay_state.names == [NAME, LATER], "not what is no name; but what a record says that does not apply"
+
+
+def test_an_update_acts_from_its_commit_on() -> None:
+    tape = Tape(2)
+    tape.lease(100, "a", 0, until=900)
+    tape.put("prepare", 110, id="u", records=[{"op": "complete", "lease": "a", "tasks": [[0, 1]]}])
+    assert tape.states == [LEASED, AVAILABLE]
+    decided = tape.put("commit", 120, id="u")
+    assert tape.states == [COMPLETED, AVAILABLE]
+    assert tape.replay_state.version[0] == decided
+    assert tape.replay_state.since[0] == 120
+
+
+def test_an_aborted_update_never_acts() -> None:
+    tape = Tape(1)
+    tape.lease(100, "a", 0, until=900)
+    tape.put("prepare", 110, id="u", records=[{"op": "complete", "lease": "a", "tasks": [[0, 1]]}])
+    tape.put("abort", 115, id="u")
+    tape.put("commit", 120, id="u")
+    assert tape.states == [LEASED]
+
+
+def test_two_leases_renewed_by_one_update_run_out_as_any_other() -> None:
+    tape = Tape(2)
+    tape.lease(100, "a", 0, until=500)
+    tape.lease(100, "b", 1, until=500)
+    parts = [
+        {"op": "renew", "lease": lease, "tasks": [[index, index + 1]], "until": 900} for index, lease in enumerate("ab")
+    ]
+    tape.put("prepare", 110, id="u", records=parts)
+    tape.put("commit", 120, id="u")
+    assert tape.replay_state.since == [900, 900]
+    assert tape.replay_state.choose(5000, 9, 0, None).tasks == [0, 1]
+
+
+@pytest.mark.parametrize("part", [7, {"op": []}, {"op": {}}, {}, {"op": "complete", "at": "x"}])
+def test_an_update_with_a_part_that_is_no_record_is_no_update(part: Any) -> None:
+    tape = Tape(1)
+    tape.lease(100, "a", 0, until=900)
+    tape.put("prepare", 110, id="u", records=[{"op": "complete", "lease": "a", "tasks": [[0, 1]]}, part])
+    tape.put("commit", 120, id="u")
+    assert tape.states == [LEASED]
+
+
+def test_an_update_cannot_finish_or_forget_a_batch() -> None:
+    tape = Tape(1)
+    tape.put("prepare", 110, id="u", records=[{"op": "gone"}, {"op": "open", "count": 3}, {"op": "commit", "id": "u"}])
+    tape.put("commit", 120, id="u")
+    assert not tape.replay_state.gone
+    assert tape.replay_state.count == 1
+
+
+BATCHES = [f"{number:032x}~{7:032x}" for number in range(2)]
+
+
+def test_a_keyed_log_lives_on_with_its_next_batch() -> None:
+    tape = Tape.__new__(Tape)
+    tape.replay_state, tape.data = ReplayState(), b""
+    tape.put("insert", 100, batch=BATCHES[0], staged="s0", count=1)
+    tape.put("insert", 110, batch=BATCHES[1], staged="s1", count=2)
+    assert (tape.replay_state.batch, tape.replay_state.count) == (BATCHES[0], 1), (
+        "while one is alive, the next does not replace it"
+    )
+    tape.lease(120, "a", 0, until=900)
+    tape.end("complete", 130, "a", 0)
+    for _ in range(2):
+        tape.put("insert", 140, batch=BATCHES[0], staged="s0", count=1)
+        assert tape.replay_state.left == 0, "a batch is never used twice"
+    tape.put("insert", 150, batch=BATCHES[1], staged="s1", count=2)
+    assert (tape.replay_state.batch, tape.replay_state.staged, tape.replay_state.count, tape.replay_state.left) == (
+        BATCHES[1],
+        "s1",
+        2,
+        2,
+    )
+    assert not tape.replay_state.finished
+
+
+def test_a_torn_line_is_folded_when_it_is_whole() -> None:
+    tape = Tape(1)
+    record = movements.record("lease", 100, lease="a", tasks=[[0, 1]], until=900)
+    start = len(tape.data)
+    assert tape.replay_state.replay(record[:-1], start) == 0
+    assert tape.states == [AVAILABLE]
+    assert tape.replay_state.replay(record, start) == len(record)
+    assert tape.states == [LEASED]
+
+
+def test_what_is_leased_or_available_now_comes_before_what_returns_later() -> None:
+    tape = Tape(3)
+    tape.lease(100, "a", 0, until=2000)
+    tape.lease(100, "b", 1, until=3000)
+    assert not tape.replay_state.exhausted(100)
+    tape.lease(100, "c", 2, until=4000)
+    choice = tape.replay_state.choose(100, 9, 0, None)
+    assert choice.tasks == []
+    assert tape.replay_state.exhausted(100)
+    assert tape.replay_state.next_time() == 2000
+    tape.end("fail", 150, "b", 1, available_at=700, error="x")
+    assert tape.replay_state.next_time() == 700
+    tape.end("renew", 160, "a", 0, until=9000)
+    tape.end("complete", 170, "b", 1)
+    tape.lease(700, "d", 1, until=9999)
+    assert tape.replay_state.next_time() == 4000

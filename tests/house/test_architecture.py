@@ -1,0 +1,143 @@
+"""Imports go down only: the layers of docs/design.md, section 12."""
+
+from __future__ import annotations
+
+import ast
+import re
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+from tests.house.source import PACKAGE, TOP, imported, parse
+
+LAYERS = (
+    "errors", "wording", "clock", "filesystem", "format", "callers", "aside", "models", "cluster", "storage",
+    "leased_task", "protocol", "views", "upkeep", "doctor", "administration", "arguments", "fsck", "maintenance",
+    "commit", "poll", "asyncpoll", "attaching", "queue", "functions", "worker", "spark",
+)  # fmt: skip
+"""The packages and modules of fsqueue, from the bottom up. Each may import those before it, and none after it."""
+
+MAY_USE = {
+    "filesystem": {"errors", "clock"},
+    "format": {"errors", "clock"},
+    "models": {"format"},
+    "cluster": {"filesystem"},
+    "storage": {"errors", "wording", "clock", "filesystem", "format", "models", "cluster"},
+}
+"""The lowest packages use these and nothing else, also of what stands below them: `format` does no I/O."""
+
+
+def unit(path: Path) -> str:
+    """Return the package or module of LAYERS that a file is in."""
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return parts[0]
+
+
+def files() -> list[Path]:
+    """Return every file of fsqueue but the one that hands out the public names."""
+    return sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
+
+
+def all_imports(path: Path) -> list[tuple[int, str]]:
+    """Return line and full name of every import: in functions and for the type checker alone, too."""
+    found = []
+    for node in ast.walk(parse(path)):
+        if isinstance(node, ast.Import):
+            found += [(node.lineno, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path} imports by a relative name"
+            found += [(node.lineno, f"{node.module}.{alias.name}") for alias in node.names]
+    return found
+
+
+def arrows() -> list[tuple[str, str, str]]:
+    """Return who imports whom, among LAYERS, and where."""
+    return [
+        (unit(path), full.split(".")[1], f"{path.relative_to(TOP)}:{line}")
+        for path in files()
+        for line, full in all_imports(path)
+        if full.startswith("fsqueue.") and full.split(".")[1] != unit(path)
+    ]
+
+
+@pytest.mark.once
+def test_every_package_has_its_place() -> None:
+    assert {unit(path) for path in files()} == set(LAYERS), "give it a place, here and in docs/design.md"
+
+
+@pytest.mark.once
+def test_the_design_shows_the_same_layers() -> None:
+    table = (TOP / "docs/design.md").read_text().partition("| layer | what it is for |")[2]
+    shown = [name for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)]
+    assert shown == list(LAYERS)
+
+
+@pytest.mark.once
+def test_imports_go_down_only() -> None:
+    place = {name: number for number, name in enumerate(LAYERS)}
+    climbs = [f"{where}: {name} imports {target}" for name, target, where in arrows() if place[target] > place[name]]
+    assert climbs == []
+
+
+@pytest.mark.once
+def test_the_lowest_packages_use_what_they_may() -> None:
+    assert [one for one in arrows() if one[0] in MAY_USE and one[1] not in MAY_USE[one[0]]] == []
+
+
+@pytest.mark.once
+def test_no_module_imports_one_that_imports_it() -> None:
+    named = {".".join(path.relative_to(TOP).with_suffix("").parts).removesuffix(".__init__"): path for path in files()}
+    graph: dict[str, set[str]] = {}
+    for name, path in named.items():
+        found = {full if full in named else full.rpartition(".")[0] for _, full in all_imports(path)}
+        graph[name] = found & named.keys() - {name}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(f"modules that import each other: {' -> '.join(error.args[1])}")
+
+
+@pytest.mark.once
+def test_nobody_below_imports_the_package_as_a_whole() -> None:
+    """`from fsqueue import Queue` inside the package would hide which floor is meant."""
+    through_the_roof = [
+        f"{path.relative_to(TOP)}:{line} imports {full}"
+        for path in files()
+        for line, full in all_imports(path)
+        if full == "fsqueue" or (full.startswith("fsqueue.") and full.split(".")[1] not in LAYERS)
+    ]
+    assert through_the_roof == []
+
+
+@pytest.mark.once
+def test_the_command_line_uses_public_modules_only() -> None:
+    """cli/ calls what users can call: names of the package, or of its public modules."""
+    public = {
+        "fsqueue",
+        "fsqueue.views.activity",
+        "fsqueue.errors",
+        "fsqueue.cluster.identity",
+        "fsqueue.worker",
+        "fsqueue.upkeep.collect",
+        "fsqueue.storage.nodes",
+        "fsqueue.filesystem.mountadvice",
+        "fsqueue.views.known",
+        "fsqueue.views.lease_holders",
+        "fsqueue.doctor",
+        "fsqueue.spark",
+    }
+    reaching_in = [
+        f"{path.relative_to(TOP)}:{line} imports {full}"
+        for path in sorted((TOP / "cli").rglob("*.py"))
+        for line, full in imported(path)
+        if full.split(".")[0] == "fsqueue" and full not in public and full.rpartition(".")[0] not in public
+    ]
+    assert reaching_in == []
+
+
+@pytest.mark.once
+def test_every_module_says_what_it_is_for() -> None:
+    files = [*PACKAGE.rglob("*.py"), *(TOP / "cli").rglob("*.py")]
+    silent = [str(path.relative_to(TOP)) for path in files if not ast.get_docstring(ast.parse(path.read_bytes()))]
+    assert silent == []

@@ -1,0 +1,541 @@
+"""Insert: streams become batches, and are durable and visible when insert returns."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pytest
+
+from fsqueue import InvalidArgument, InvalidTask, Queue, StorageError, StorageFull, Task, TaskTooLarge
+from fsqueue.clock import ManualClock
+from fsqueue.filesystem import Filesystem
+from fsqueue.format.layout import BATCH_BYTES_MAX
+from fsqueue.protocol import encoding
+from fsqueue.storage import staging
+from tests.support import QueueFactory, base_of, files_below, task_file_names
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def q(queue: Queue, clock: ManualClock) -> Queue:
+    return Queue(queue.path, clock=clock)
+
+
+def payloads(q: Queue) -> list[Any]:
+    return sorted((info.payload for info in q.tasks()), key=repr)
+
+
+def test_insert_returns_the_id_of_a_new_task(q: Queue) -> None:
+    ref = q.insert({"a": 1})
+    assert ref.inserted
+    assert str(ref) == ref.id
+    info = q.task(ref.id)
+    assert (info.state, info.payload, info.attempt, info.worker) == ("waiting", {"a": 1}, 0, None)
+    assert info.since == pytest.approx(q.store.clock.now_ms() / 1000)
+
+
+def test_insert_many_says_how_many(q: Queue) -> None:
+    assert q.insert_many([]) == 0
+    assert q.insert_many(iter(range(7))) == 7
+    assert q.insert_many((number for number in range(7, 10)), total=3) == 10 - 7
+    assert payloads(q) == list(range(10))
+
+
+def test_payloads_of_all_kinds_come_back(q: Queue) -> None:
+    values: list[Any] = [None, True, 0, -1.5, "", "ü\n", [], {}, {"payload": {"b64": "x"}}, b"", b"\n\x00"]
+    q.insert_many(values)
+    assert payloads(q) == sorted(values, key=repr)
+    leased = [task.payload for task in q.lease(len(values))]
+    assert sorted(leased, key=repr) == sorted(values, key=repr)
+
+
+@pytest.mark.batched
+@pytest.mark.parametrize(
+    ("tasks", "least", "most"), [(20, 20, 20), (64, 32, 32), (1_000, 32, 34), (5_000, 12, 14), (20_000, 20, 21)]
+)
+def test_a_small_job_is_spread_over_more_batches_than_it_needs(q: Queue, tasks: int, least: int, most: int) -> None:
+    """Decision 0008: also when nobody said beforehand how large the job is."""
+    q.insert_many(iter(range(tasks)))
+    assert least <= len(task_file_names(q)) <= most
+    assert q.status().waiting == tasks
+
+
+@pytest.mark.batched
+def test_batches_grow_with_a_stream_whose_end_is_not_known(q: Queue) -> None:
+    """Large payloads: what may be held back in memory is too little to see how large the job is."""
+    q.insert_many("x" * 99_000 for _ in range(340))
+    sizes = sorted(name.count for name in task_file_names(q))
+    assert sizes[0] == 2
+    assert sizes[-1] == 10  # a mebibyte
+    assert sum(sizes) == 340
+
+
+@pytest.mark.batched
+def test_what_comes_slowly_is_not_held_back(q: Queue, clock: ManualClock) -> None:
+    """Workers have something to do before the last of a slow stream has come."""
+    seen = []
+
+    def stream() -> Iterator[int]:
+        for number in range(1_000):
+            clock.advance(0.1)
+            seen.append(len(task_file_names(q)))
+            yield number
+
+    q.insert_many(stream())
+    assert encoding.GROUP_BATCHES_MAX in seen[:100]
+    assert q.status().waiting == 1_000
+
+
+@pytest.mark.batched
+def test_a_known_total_makes_batches_large_from_the_start(q: Queue) -> None:
+    q.insert_many(("x" * 10_000 for _ in range(2_000)), total=2_000)
+    assert sorted(name.count for name in task_file_names(q))[1] == 2_000 // 32
+
+
+@pytest.mark.batched
+def test_the_size_asked_for_is_kept_within_the_queue_s_limit(queue_factory: QueueFactory) -> None:
+    q = queue_factory(batch_tasks_max=10)
+    q.insert_many(range(25), batch_tasks=7)
+    assert sorted(name.count for name in task_file_names(q)) == [4, 7, 7, 7]
+    q.purge()
+    q.insert_many(range(25), batch_tasks=500)
+    assert sorted(name.count for name in task_file_names(q)) == [5, 10, 10]
+
+
+@pytest.mark.batched
+def test_a_batch_is_not_larger_than_a_mebibyte_but_a_task_may_be(q: Queue) -> None:
+    q.insert_many(["x" * 400_000] * 4 + ["y" * 3_000_000] + ["z"], batch_tasks=100)
+    sizes = {path: os.path.getsize(base_of(q) / "queue" / path) for path in files_below(base_of(q) / "queue")}
+    assert sorted(name.count for name in task_file_names(q)) == [1, 1, 2, 2]
+    assert sum(size > BATCH_BYTES_MAX for size in sizes.values()) == 1
+
+
+def test_the_stream_is_published_as_it_comes(q: Queue) -> None:
+    """Memory is bounded by a group of batches, whatever the stream's length."""
+    seen = []
+
+    def stream() -> Iterator[str]:
+        for number in range(100):
+            yield f"{number}" + "x" * 200_000
+            seen.append(len(task_file_names(q)))
+
+    q.insert_many(stream(), batch_tasks=1)
+    assert all(read - there <= encoding.GROUP_BATCHES_MAX for read, there in enumerate(seen))
+    assert seen[80] >= 16
+    assert len(task_file_names(q)) == 100
+
+
+def test_delays_make_tasks_available_later(q: Queue, clock: ManualClock) -> None:
+    q.insert("a", delay_s=10)
+    q.insert("b", available_at=clock.now_s + 20)
+    q.insert_many(["c"], delay_s=30)
+    q.insert_many([Task("d", delay_s=40), Task("e", available_at=clock.now_s + 50), Task("f")])
+    assert q.status().as_dict() == {"inserted": 6, "waiting": 1, "delayed": 5, "leased": 0, "completed": 0, "dead": 0}
+    assert [task.payload for task in q.lease(9)] == ["f"]
+    begin = clock.now_s
+    for payload, due in zip("abcde", (10, 20, 30, 40, 50), strict=True):
+        clock.now_s = begin + due - 0.001
+        assert q.lease() == []
+        clock.now_s = begin + due
+        assert [task.payload for task in q.lease(9)] == [payload]
+
+
+def test_a_delay_of_the_call_is_for_tasks_that_have_none(q: Queue, clock: ManualClock) -> None:
+    q.insert_many([Task("a"), "b", Task("c", delay_s=5)], delay_s=100)
+    clock.advance(5)
+    assert [task.payload for task in q.lease(9)] == ["c"]
+    clock.advance(95)
+    assert sorted(task.payload for task in q.lease(9)) == ["a", "b"]
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_a_delay_of_the_call_means_the_same_for_one_task_and_for_many(
+    q: Queue, clock: ManualClock, batched: bool
+) -> None:
+    for task in (Task("a"), Task("b", delay_s=5)):
+        if batched:
+            q.insert_many([task], delay_s=60)
+        else:
+            q.insert(task, delay_s=60)
+    assert q.lease(9) == []
+    clock.advance(5)
+    assert [task.payload for task in q.lease(9)] == ["b"]
+    clock.advance(55)
+    assert [task.payload for task in q.lease(9)] == ["a"]
+
+
+def test_a_time_of_the_call_is_for_a_task_that_has_none(q: Queue, clock: ManualClock) -> None:
+    q.insert(Task("a"), available_at=clock.now_s + 60)
+    q.insert(Task("b", available_at=clock.now_s + 5), available_at=clock.now_s + 60)
+    clock.advance(5)
+    assert [task.payload for task in q.lease(9)] == ["b"]
+    clock.advance(55)
+    assert [task.payload for task in q.lease(9)] == ["a"]
+
+
+def test_a_time_in_the_past_is_at_once(q: Queue) -> None:
+    q.insert("a", available_at=0)
+    q.insert("b", available_at=1.5)
+    assert len(q.lease(9)) == 2
+
+
+@pytest.mark.batched
+def test_tasks_of_one_time_share_a_batch_and_others_do_not(q: Queue) -> None:
+    q.insert_many([Task(number, delay_s=number % 3) for number in range(9)], batch_tasks=10)
+    assert [name.count for name in task_file_names(q)] == [3, 3, 3]
+
+
+def test_more_times_than_batches_are_kept_open(q: Queue) -> None:
+    total = 3 * encoding.OPEN_BATCHES_MAX
+    assert q.insert_many((Task(number, delay_s=1 + number) for number in range(total)), batch_tasks=10) == total
+    assert q.status().delayed == total
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        Task(1, delay_s=-1),
+        Task(1, delay_s=float("nan")),
+        Task(1, delay_s="5"),  # type: ignore[arg-type]
+        Task(1, delay_s=10**400),
+        Task(1, available_at=-1),
+        Task(1, available_at=float("inf")),
+        Task(1, delay_s=1, available_at=5),
+        Task(1, key="k"),
+        Task(1, priority="p"),
+        Task(float("nan")),
+    ],
+)
+def test_an_invalid_task_is_named_by_its_place_and_those_before_it_are_kept(q: Queue, task: Task) -> None:
+    with pytest.raises(InvalidTask) as caught:
+        q.insert(task)
+    assert caught.value.index is None
+    with pytest.raises(InvalidTask, match=r"Task number 4|has no task \w+ yet") as caught:
+        q.insert_many(["a", "b", "c", task, "d"])
+    assert caught.value.index == 3
+    assert caught.value.inserted == 3
+    assert payloads(q) == ["a", "b", "c"]
+    assert not files_below(base_of(q) / "staging")
+
+
+def test_a_task_over_the_limit_is_refused(queue_factory: QueueFactory) -> None:
+    q = queue_factory(task_bytes_max=100)
+    q.insert("x" * 85)
+    with pytest.raises(TaskTooLarge, match="accepts up to 100"):
+        q.insert("x" * 86)
+    with pytest.raises(TaskTooLarge, match="Task number 2") as caught:
+        q.insert_many(["x", "x" * 100])
+    assert (caught.value.index, caught.value.inserted) == (1, 1)
+
+
+def test_a_stream_that_breaks_off_keeps_what_came_before(q: Queue) -> None:
+    def stream() -> Iterator[int]:
+        yield from range(40)
+        raise KeyError("of the caller's own")
+
+    with pytest.raises(KeyError, match="of the caller's own"):
+        q.insert_many(stream())
+    assert payloads(q) == sorted(range(40), key=repr)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        ({"batch_tasks": 0}, "batch_tasks"),
+        ({"batch_tasks": 1.5}, "batch_tasks"),
+        ({"batch_tasks": True}, "batch_tasks"),
+        ({"total": -1}, "total"),
+        ({"total": "3"}, "total"),
+        ({"delay_s": -1}, "delay_s"),
+        ({"delay_s": "1"}, "delay_s"),
+    ],
+)
+def test_wrong_arguments_are_refused_by_name_and_nothing_is_done(
+    q: Queue, arguments: dict[str, Any], name: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=name):
+        q.insert_many([1], **arguments)
+    assert q.status().inserted == 0
+
+
+@pytest.mark.parametrize("payloads", ["text", b"bytes", {"a": 1}])
+def test_a_single_payload_is_no_stream(q: Queue, payloads: Any) -> None:
+    with pytest.raises(InvalidArgument, match="use insert"):
+        q.insert_many(payloads)
+
+
+def test_nothing_is_visible_before_it_is_synced(queue: Queue, clock: ManualClock) -> None:
+    """No loss: file, then its name in the shard, are durable before insert returns."""
+    fs = Filesystem(str(queue.path), shared=False)
+    events: list[str] = []
+    fsync, rename = fs.fsync, fs.rename
+    fs.fsync = lambda fd: (events.append(f"sync {os.readlink(f'/proc/self/fd/{fd}')}"), fsync(fd))[1]
+    fs.rename = lambda one, two: (events.append(f"rename {two}"), rename(one, two))[1]  # type: ignore[method-assign]
+    q = Queue(queue.path, filesystem=fs, clock=clock)
+    q.insert("x")
+    [name] = task_file_names(q)
+    shard = q.store.layout.shard(name.batch)
+    renamed = next(place for place, event in enumerate(events) if event.startswith("rename"))
+    assert any(event == f"sync {q.store.layout.staging}/{name}" for event in events[:renamed])
+    assert f"sync {q.store.layout.tasks}/{shard}" in events[renamed:]
+    made = [f"sync {q.store.layout.tasks}", f"sync {q.store.layout.base}", f"sync {q.path}"]
+    assert all(directory in events for directory in made), "so are the directories that were made for it"
+
+
+def test_without_durability_nothing_is_synced(queue_factory: QueueFactory, clock: ManualClock) -> None:
+    path = queue_factory(durability="none").path
+    fs = Filesystem(str(path), shared=False)
+
+    def fsync(fd: int) -> None:
+        raise AssertionError("synced")
+
+    fs.fsync = fsync
+    q = Queue(path, filesystem=fs, clock=clock)
+    q.insert_many(range(3))
+    q.complete(q.lease(3))
+    assert q.status().completed == 3
+
+
+def test_the_bell_rings_for_every_group(q: Queue) -> None:
+    before = q.store.read_notification()
+    q.insert(1)
+    between = q.store.read_notification()
+    q.insert_many([1])
+    assert len({before, between, q.store.read_notification()}) == 3
+    assert len(between) == 16
+
+
+def test_a_silent_bell_does_no_harm(q: Queue) -> None:
+    doorbell = q.path / "doorbell"
+    doorbell.unlink(missing_ok=True)
+    doorbell.mkdir()
+    q.insert(1)
+    assert len(q.lease()) == 1
+
+
+def test_an_insert_that_a_purge_overtakes_goes_into_the_new_generation(queue: Queue, clock: ManualClock) -> None:
+    """The purge comes at the latest moment: after the rename, before the insert looks again."""
+    fs = Filesystem(str(queue.path), shared=False)
+    rename, purged = fs.rename, []
+
+    def renaming(source: str, target: str) -> bool:
+        done = rename(source, target)
+        if "/queue/" in target and not purged:
+            purged.append(1)
+            Queue(queue.path, clock=clock).purge()
+        return done
+
+    fs.rename = renaming  # type: ignore[method-assign]
+    q = Queue(queue.path, filesystem=fs, clock=clock)
+    q.insert("x")
+    assert purged
+    assert q.generation == 2
+    assert [task.payload for task in Queue(queue.path, clock=clock).lease(9)] == ["x"]
+
+
+def test_a_lost_reply_does_not_insert_twice_although_somebody_was_quick_to_lease(
+    queue: Queue, clock: ManualClock
+) -> None:
+    """The renaming happened, "not there" is answered, and the file has another name by the time the insert looks."""
+    fs = Filesystem(str(queue.path), shared=False)
+    rename, leased = fs.rename, []
+
+    def renaming(source: str, target: str) -> bool:
+        rename(source, target)
+        leased.extend(Queue(queue.path, clock=clock).lease())
+        return False
+
+    fs.rename = renaming  # type: ignore[method-assign]
+    ref = Queue(queue.path, filesystem=fs, clock=clock).insert("x")
+    assert [task.id for task in leased] == [ref.id]
+    assert queue.status().inserted == 1
+
+
+@pytest.mark.parametrize("step", ["create", "rename"])
+def test_an_insert_whose_generation_vanishes_under_it_starts_over(queue: Queue, clock: ManualClock, step: str) -> None:
+    fs = Filesystem(str(queue.path), shared=False)
+    real, purged = getattr(fs, step), []
+
+    def before(path: str, other: Any = False) -> Any:
+        if "/staging/" in path and not purged:
+            purged.append(1)
+            Queue(queue.path, clock=clock).purge()
+        return real(path, other)
+
+    setattr(fs, step, before)
+    q = Queue(queue.path, filesystem=fs, clock=clock)
+    q.insert_many(["x", "y"])
+    assert purged
+    assert sorted(task.payload for task in Queue(queue.path, clock=clock).lease(9)) == ["x", "y"]
+    q.gc()
+    assert not base_of(q, 1).exists()
+
+
+def test_shards_that_somebody_removed_are_made_again(q: Queue) -> None:
+    q.insert(1)
+    q.lease()[0].complete()
+    for directory in sorted((base_of(q) / "queue").glob("*")):
+        directory.rmdir()
+    (base_of(q) / "queue").rmdir()
+    for number in range(3):
+        q.insert(number)
+    assert len(q.lease(9)) == 3
+
+
+@pytest.mark.once
+def test_a_shard_that_a_cleaner_removes_between_two_inserts_doubles_nothing(
+    queue_factory: QueueFactory, clock: ManualClock
+) -> None:
+    q = Queue(queue_factory(shards=4).path, clock=clock)
+    q.insert_many(range(64), batch_tasks=1)
+    while tasks := q.lease(64):
+        q.complete(tasks)
+    (base_of(q) / "queue" / "02").rmdir()
+    assert q.insert_many(range(64), batch_tasks=1) == 64
+    assert sorted(payloads(q)) == list(range(64))
+
+
+@pytest.mark.once
+def test_a_second_try_publishes_only_what_the_first_did_not(
+    queue: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fs = Filesystem(str(queue.path), shared=False)
+    q = Queue(queue.path, filesystem=fs, clock=clock)
+    move, moved, synced = staging.move, list[str](), list[str]()
+
+    def moving(store: Any, staged: Any) -> None:
+        if len(moved) == 5:
+            moved.append("the shard's directory vanished")
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), staged.path)
+        moved.append(store.layout.shard(staged.name.batch))
+        move(store, staged)
+
+    sync = fs.sync_directory
+    monkeypatch.setattr(staging, "move", moving)
+    monkeypatch.setattr(fs, "sync_directory", lambda path: (synced.append(path), sync(path)))
+    assert q.insert_many(range(20), batch_tasks=1) == 20
+    assert sorted(payloads(q)) == list(range(20))
+    del moved[5]
+    assert {f"{base_of(q)}/queue/{shard}" for shard in moved} <= set(synced), "what the first try published is durable"
+    assert not files_below(base_of(q) / "staging")
+
+
+@pytest.mark.once
+def test_what_a_try_that_breaks_off_has_published_is_told(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    move, moved = staging.move, [0]
+
+    def moving(store: Any, staged: Any) -> None:
+        if moved[0] >= 5:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), staged.path)
+        moved[0] += 1
+        move(store, staged)
+
+    monkeypatch.setattr(staging, "move", moving)
+    with pytest.raises(StorageError) as caught:
+        q.insert_many(range(20), batch_tasks=1)
+    assert caught.value.inserted == 5
+    assert payloads(q) == list(range(5))
+
+
+@pytest.mark.parametrize("step", ["create", "write", "fsync", "rename"])
+@pytest.mark.parametrize("skip", [0, 1])
+def test_a_full_disk_is_reported_with_what_was_inserted(queue: Queue, clock: ManualClock, step: str, skip: int) -> None:
+    fs = Filesystem(str(queue.path), shared=False)
+    real, left = getattr(fs, step), [skip]
+
+    def failing(*args: Any, **kwargs: Any) -> Any:
+        if left[0] == 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        left[0] -= 1
+        return real(*args, **kwargs)
+
+    q = Queue(queue.path, filesystem=fs, clock=clock)
+    q.insert("before")
+    setattr(fs, step, failing)
+    with pytest.raises(StorageFull, match="Free space") as caught:
+        q.insert_many(range(5), batch_tasks=1)
+    setattr(fs, step, real)
+    there = [payload for payload in payloads(q) if payload != "before"]
+    assert caught.value.inserted == len(there)
+    assert there == list(range(len(there)))
+    assert not files_below(base_of(q) / "staging")
+
+
+def test_purged_again_and_again_an_insert_gives_up_with_an_error(queue: Queue, clock: ManualClock) -> None:
+    fs = Filesystem(str(queue.path), shared=False)
+    rename = fs.rename
+
+    def renaming(source: str, target: str) -> bool:
+        done = rename(source, target)
+        if "/queue/" in target:
+            Queue(queue.path, clock=clock).purge()
+        return done
+
+    fs.rename = renaming  # type: ignore[method-assign]
+    with pytest.raises(StorageError, match="again and again"):
+        Queue(queue.path, filesystem=fs, clock=clock).insert("x")
+    assert Queue(queue.path).status().inserted == 0
+
+
+class Full(Filesystem):
+    """A disk that is full from the `at`-th new file on."""
+
+    def __init__(self, root: str, at: int, code: int) -> None:
+        super().__init__(root, shared=False)
+        self.at, self.code = at, code
+
+    def create(self, path: str, sync: bool = False) -> int:
+        if not self.at:
+            raise OSError(self.code, os.strerror(self.code), path)
+        fd = super().create(path, sync)
+        self.at -= 1
+        return fd
+
+
+def test_a_full_disk_says_how_many_are_in_and_that_a_repeat_would_insert_them_again(queue: Queue) -> None:
+    full = Queue(queue.path, filesystem=Full(str(queue.path), 128, errno.ENOSPC))
+    with pytest.raises(StorageFull) as caught:
+        full.insert_many(range(300), batch_tasks=1)
+    assert caught.value.inserted == 128 == queue.status().inserted
+    text = str(caught.value)
+    assert "and repeat" not in text
+    assert "The first 128 tasks of this call are in the queue. Repeating the whole call would insert them again" in text
+    assert "commit=NAME" in text
+    queue.insert_many(range(128, 300))  # as it says
+    assert sorted(task.payload for task in queue.lease(999)) == list(range(300))
+
+
+@pytest.mark.parametrize(
+    ("tasks", "at", "code", "says"),
+    [
+        (range(9), 0, errno.ENOSPC, "None of the tasks is in the queue: repeat the call"),
+        (range(300), 128, errno.EIO, "The first 128 tasks of this call are in the queue, and some of those that came"),
+        (range(9), 0, errno.EIO, "Some of the tasks may be in the queue; repeating the call would insert those again"),
+        ([Task(n, delay_s=n) for n in range(200)], 150, errno.ENOSPC, "Some of the tasks may be in the queue"),
+    ],
+)
+def test_what_an_error_in_a_stream_says(queue: Queue, tasks: Iterable[object], at: int, code: int, says: str) -> None:
+    full = Queue(queue.path, filesystem=Full(str(queue.path), at, code))
+    with pytest.raises((StorageFull, StorageError), match=says) as caught:
+        full.insert_many(tasks, batch_tasks=1)
+    assert str(caught.value).count("epeat") == 1 + ("may be repeated" in str(caught.value))
+
+
+def test_a_wrong_argument_is_not_told_as_an_insert_that_broke_off(queue: Queue) -> None:
+    with pytest.raises(InvalidArgument, match="delay_s") as caught:
+        queue.insert_many([1, 2], delay_s=-1)
+    assert "in the queue" not in str(caught.value)
+    assert queue.status().inserted == 0
+
+
+def test_tasks_inserted_one_by_one_are_a_file_each(queue: Queue) -> None:
+    for n in range(3):
+        queue.insert(n)
+    assert [name.count for name in task_file_names(queue)] == [1, 1, 1]

@@ -1,0 +1,94 @@
+"""Files of JSON Lines that several append to under a lock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fsqueue import LockTimeout
+from fsqueue.clock import Entropy, ManualClock
+from fsqueue.filesystem import Filesystem
+from fsqueue.storage import jsonl
+
+pytestmark = pytest.mark.once
+
+
+@pytest.fixture
+def fs(tmp_path: Path) -> Filesystem:
+    return Filesystem(str(tmp_path), shared=False)
+
+
+@pytest.fixture
+def fd(fs: Filesystem, tmp_path: Path) -> Iterator[int]:
+    fd = fs.open_append(f"{tmp_path}/file.jsonl")
+    yield fd
+    fs.close(fd)
+
+
+def test_lines_are_appended_and_synced_where_asked_for(fs: Filesystem, fd: int) -> None:
+    synced = [0]
+    fs.fsync = lambda fd: synced.__setitem__(0, synced[0] + 1)
+    jsonl.append(fs, fd, b"one\n", False)
+    assert synced == [0]
+    jsonl.append(fs, fd, b"two\nthree\n", True)
+    assert synced == [1]
+    fs.shared = True
+    jsonl.append(fs, fd, b"four\n", False)
+    assert synced == [2]
+    assert list(jsonl.lines_of(fs, fd)) == [b"one", b"two", b"three", b"four"]
+
+
+def test_a_torn_tail_is_voided_first(fs: Filesystem, fd: int) -> None:
+    jsonl.append(fs, fd, b'one\n{"torn":', False)
+    assert list(jsonl.lines_of(fs, fd)) == [b"one"]
+    jsonl.append(fs, fd, b"two\n", False)
+    assert list(jsonl.lines_of(fs, fd)) == [b"one", b'{"torn":~', b"two"]
+
+
+@given(st.lists(st.binary(max_size=30).map(lambda line: line.replace(b"\n", b"")), max_size=40), st.integers(1, 50))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_lines_come_out_whole_wherever_reading_is_cut(fs: Filesystem, lines: list[bytes], size: int) -> None:
+    content = b"".join(line + b"\n" for line in lines) + b"torn"
+    fs.pread = lambda fd, most, offset: content[offset : offset + min(most, size)]
+    assert list(jsonl.lines_of(fs, -1)) == lines
+
+
+def test_the_lock_is_held_within_and_given_back_after(fs: Filesystem, tmp_path: Path) -> None:
+    clock, entropy, path = ManualClock(), Entropy(), f"{tmp_path}/.deep/file.jsonl"
+    with jsonl.locked(fs, clock, entropy, path) as fd:
+        jsonl.append(fs, fd, b"one\n", False)
+        before = clock.now_s
+        with pytest.raises(LockTimeout, match=path), jsonl.locked(fs, clock, entropy, path, 3):
+            raise AssertionError("locked twice")
+        assert 3 <= clock.now_s - before < 3.1
+    with pytest.raises(KeyError), jsonl.locked(fs, clock, entropy, path):
+        raise KeyError
+    with jsonl.locked(fs, clock, entropy, path) as fd:
+        assert list(jsonl.lines_of(fs, fd)) == [b"one"]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    lines=st.lists(st.binary(max_size=9).map(lambda line: line.replace(b"\n", b"")), max_size=8),
+    torn=st.sampled_from([b"", b"torn"]),
+    bytes_max=st.integers(0, 90),
+    piece=st.integers(1, 40),
+)
+def test_lines_from_the_end_are_those_from_the_start_as_far_as_they_are_read(
+    tmp_path: Path, fs: Filesystem, lines: list[bytes], torn: bytes, bytes_max: int, piece: int
+) -> None:
+    content = b"".join(line + b"\n" for line in lines) + torn
+    path = tmp_path / "lines"
+    path.write_bytes(content)
+    begins = [sum(len(line) + 1 for line in lines[:number]) for number in range(len(lines))]
+    first = len(content) - bytes_max
+    wanted = [(at, line) for at, line in zip(begins, lines, strict=True) if at > first or first <= 0]
+    fd = fs.look(str(path))
+    try:
+        assert list(jsonl.lines_from_end(fs, fd, bytes_max, piece)) == wanted[::-1]
+    finally:
+        fs.close(fd)

@@ -1,0 +1,245 @@
+"""A movement log on disk: the sure append, and catching up with others."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import orjson
+import pytest
+
+from fsqueue.errors import StorageError
+from fsqueue.filesystem import Filesystem
+from fsqueue.format import movements
+from fsqueue.format.layout import Layout
+from fsqueue.format.replay import AVAILABLE, LEASED
+from fsqueue.storage.logs import TAIL_BYTES, Log
+from tests.support import full_state
+
+pytestmark = pytest.mark.once
+
+BATCH = "0193f0c2a4b97c31a2d5e8f001234567"
+NAMES = [f"{time:013d}-{BATCH}-3.jsonl" for time in (0, 900)]
+OPEN = movements.record("open", 100, count=3, name=NAMES[0])
+LEASE = movements.lease(100, "a", [0], 900, "{}", False)
+
+
+class Opener:
+    def __init__(self, root: Path) -> None:
+        self.fs = Filesystem(str(root), shared=False)
+        self.layout = Layout(str(root), "1", 1)
+        self.fs.make_directory(self.layout.base)
+        self.made: list[Log] = []
+
+    def __call__(self, sync: bool = False) -> Log:
+        log = Log(self.fs, self.layout, BATCH, self.fs.open_append(self.layout.log(BATCH)), sync)
+        self.made.append(log)
+        return log
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[Opener]:
+    opener = Opener(tmp_path)
+    yield opener
+    for log in opener.made:
+        log.discard()
+
+
+def test_appends_return_where_they_stand(opened: Opener) -> None:
+    log = opened()
+    assert log.next_offset() == 0
+    assert log.append(OPEN) == 0
+    assert log.next_offset() == len(OPEN)
+    assert log.append(LEASE) == len(OPEN)
+    assert Path(log.path).read_bytes() == OPEN + LEASE
+
+
+def test_what_is_written_is_folded_as_any_reader_would(opened: Opener) -> None:
+    log, reader = opened(), opened()
+    log.write(OPEN + LEASE)
+    log.append_record("release", 150, lease="a", tasks=[[0, 1]], available_at=150)
+    reader.catch_up()
+    assert full_state(log.replay_state) == full_state(reader.replay_state)
+    assert log.end == reader.end == os.path.getsize(log.path)
+
+
+def test_catching_up_takes_only_what_is_new(opened: Opener) -> None:
+    log, other = opened(), opened()
+    log.write(OPEN)
+    other.catch_up()
+    log.write(LEASE)
+    assert other.replay_state.state[0] == AVAILABLE
+    other.catch_up()
+    other.catch_up()
+    assert other.replay_state.state[0] == LEASED
+    assert other.replay_state.version[0] == len(OPEN)
+
+
+def test_a_long_tail_is_read_whole(opened: Opener) -> None:
+    log, other = opened(), opened()
+    log.append(OPEN)
+    for number in range(1000):
+        log.append(movements.lease(100, f"{number:016x}", [0], 101, '{"pad":"%s"}' % ("x" * 100), False))
+    log.append(movements.lease(500, "last", [0], 900, "{}", False))
+    assert os.path.getsize(log.path) > 2 * TAIL_BYTES
+    other.catch_up()
+    assert other.replay_state.holds(0, "last")
+    assert other.end == os.path.getsize(log.path)
+
+
+@pytest.mark.parametrize("size", [TAIL_BYTES - 1, TAIL_BYTES, TAIL_BYTES + 1])
+def test_a_tail_that_just_fits_is_read_whole(opened: Opener, size: int) -> None:
+    log = opened()
+    filler = movements.record("noop", 1, pad="x" * (size - len(OPEN) - 100))
+    filler = movements.record("noop", 1, pad="x" * (size - len(OPEN) - 100 + size - len(OPEN) - len(filler)))
+    Path(log.path).write_bytes(filler + OPEN)
+    assert os.path.getsize(log.path) == size
+    log.catch_up()
+    assert (log.replay_state.count, log.end) == (3, size)
+
+
+def test_a_torn_tail_is_voided_by_the_next_append(opened: Opener) -> None:
+    log = opened()
+    log.write(OPEN)
+    torn = LEASE[: len(LEASE) // 2]
+    with open(log.path, "ab") as file:
+        file.write(torn)
+    log.catch_up()
+    assert log.torn == len(torn)
+    offset = log.next_offset()
+    assert log.append(LEASE.replace(b'"a"', b'"b"')) == offset
+    content = Path(log.path).read_bytes()
+    assert content[len(OPEN) : offset] == torn + b"~\n"
+    reader = opened()
+    reader.catch_up()
+    assert reader.replay_state.holds(0, "b")
+    assert not reader.replay_state.holds(0, "a")
+    assert reader.replay_state.version[0] == offset
+    assert (log.torn, log.end) == (0, len(content))
+
+
+def test_a_whole_record_without_its_newline_was_reported_failed_and_stays_void(opened: Opener) -> None:
+    log = opened()
+    log.write(OPEN)
+    with open(log.path, "ab") as file:
+        file.write(LEASE[:-1])
+    log.catch_up()
+    log.append_record("move", 200, **{"from": NAMES[0], "name": NAMES[1]})
+    reader = opened()
+    reader.catch_up()
+    assert reader.replay_state.state[0] == AVAILABLE
+    assert reader.replay_state.names == NAMES
+
+
+def test_a_short_write_is_a_full_disk(opened: Opener) -> None:
+    log = opened()
+    log.write(OPEN)
+    real = log.fs.write
+    log.fs.write = lambda fd, data: real(fd, data[:10])
+    with pytest.raises(OSError) as caught:
+        log.append(LEASE)
+    assert caught.value.errno == errno.ENOSPC
+    log.fs.write = real
+    again = opened()
+    again.catch_up()
+    assert again.torn == 10
+    again.write(LEASE)
+    assert again.replay_state.holds(0, "a")
+
+
+def test_what_was_written_over_by_another_is_not_owned(opened: Opener) -> None:
+    """The lock was lost: somebody appended at the same moment. Reading back finds it out."""
+    log = opened()
+    log.write(OPEN)
+    real = log.fs.write
+
+    def crowded(fd: int, data: bytes) -> int:
+        with open(log.path, "ab") as file:
+            file.write(LEASE)
+        return real(fd, data)
+
+    log.fs.write = crowded
+    with pytest.raises(StorageError, match="the lock was lost"):
+        log.append(LEASE.replace(b'"a"', b'"b"'))
+
+
+def test_what_somebody_appended_behind_it_is_noticed(opened: Opener) -> None:
+    log = opened()
+    real = log.fs.write
+
+    def crowded(fd: int, data: bytes) -> int:
+        done = real(fd, data)
+        with open(log.path, "ab") as file:
+            file.write(LEASE)
+        return done
+
+    log.fs.write = crowded
+    with pytest.raises(StorageError, match="the lock was lost"):
+        log.append(OPEN)
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_appends_are_synced_before_they_are_read_back_where_asked_for(opened: Opener, sync: bool) -> None:
+    log = opened(sync)
+    order: list[str] = []
+    fsync, pread = log.fs.fsync, log.fs.pread
+    log.fs.fsync = lambda fd: (order.append("fsync"), fsync(fd))[1]
+    log.fs.pread = lambda fd, size, at: (order.append("pread"), pread(fd, size, at))[1]
+    log.append(OPEN)
+    assert order == (["fsync", "pread"] if sync else ["pread"])
+
+
+def test_another_s_renaming_becomes_known(opened: Opener) -> None:
+    log, other = opened(), opened()
+    log.write(OPEN)
+    other.catch_up()
+    assert str(other.name) == NAMES[0]
+    log.append_record("move", 200, **{"from": NAMES[0], "name": NAMES[1]})
+    other.catch_up()
+    assert str(other.name) == NAMES[1]
+
+
+def test_records_come_out_as_a_json_array_at_their_offsets(opened: Opener) -> None:
+    log = opened()
+    log.write(OPEN)
+    assert orjson.loads(b"[" + log.records() + b"]") == [orjson.loads(OPEN)]
+    with open(log.path, "ab") as file:
+        file.write(b'garbage\n{"op":"torn"')
+    log.catch_up()
+    log.write(LEASE)
+    records = log.records()
+    assert orjson.loads(b"[" + records + b"]") == [orjson.loads(OPEN), orjson.loads(LEASE)]
+    content = Path(log.path).read_bytes()
+    for line in (OPEN, LEASE):
+        assert records.index(line[:-1]) == content.index(line)
+
+
+def test_a_log_of_garbage_has_no_records(opened: Opener) -> None:
+    log = opened()
+    with open(log.path, "ab") as file:
+        file.write(b"garbage\n\n~\n")
+    log.catch_up()
+    assert log.records().strip() == b""
+
+
+def test_discarding_closes_and_gives_the_lock_back(opened: Opener) -> None:
+    log, other = opened(), opened()
+    assert log.fs.try_lock(log.fd)
+    assert not log.fs.try_lock(other.fd)
+    log.discard()
+    log.discard()
+    assert log.closed
+    assert log.fs.try_lock(other.fd)
+
+
+def test_a_log_that_was_never_opened_ends_in_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", said.append)
+    with pytest.raises(TypeError):
+        Log(Filesystem(str(tmp_path), shared=False))  # type: ignore[call-arg]
+    gc.collect()
+    assert not said

@@ -1,0 +1,150 @@
+"""Handlers for the tests of workers, which children import by name."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import fsqueue
+
+NUMBER = 7
+
+
+def nothing(payload: Any) -> None:
+    pass
+
+
+def double(payload: Any) -> Any:
+    return {"double": payload * 2}
+
+
+def large_if_bad(payload: Any) -> Any:
+    """A result that is small in characters, and too large as JSON."""
+    return "\x01" * 30_000 if payload == "bad" else 1
+
+
+def about(payload: Any, task: Any) -> Any:
+    return {"id": task.id, "attempt": task.attempt, "queue": task.queue, "stop": task.should_stop(), "pid": os.getpid()}
+
+
+def obey(payload: Any) -> Any:
+    """Do what the payload says: {"do": …, …}."""
+    match payload["do"]:
+        case "return":
+            return payload.get("value")
+        case "raise":
+            raise ValueError(payload["text"])
+        case "exit":
+            sys.exit(3)
+        case "vanish":
+            print("going", file=sys.stderr, flush=True)
+            os._exit(5)
+        case "segfault":
+            ctypes.string_at(0)
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "hold":  # the interpreter's lock, in C
+            ctypes.PyDLL(None).usleep(int(payload["s"] * 1e6))
+        case "sleep":
+            time.sleep(payload["s"])
+        case "touch":
+            Path(payload["path"]).write_text(str(os.getpid()))
+            time.sleep(payload.get("s", 0))
+        case "retry":
+            raise fsqueue.Retry(payload.get("delay_s"))
+        case "bury":
+            raise fsqueue.Bury(payload.get("why", ""))
+        case "print":
+            print(payload["text"])
+            print(payload["text"], file=sys.stderr)
+        case "fork":
+            os.fork()
+        case "unprintable":
+            return object()
+        case "large":
+            return "x" * 100_000
+        case "exhaust":  # leave no file descriptor free
+            free = os.dup(0)
+            os.close(free)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (free, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        case "until":
+            while not Path(payload["path"]).exists():
+                time.sleep(0.01)
+    return None
+
+
+def note(payload: Any) -> None:
+    """Append who did what to a file."""
+    with open(payload["log"], "a") as file:
+        file.write(f"{payload['n']} {os.getpid()}\n")
+
+
+def until_told(payload: Any, task: Any) -> None:
+    Path(payload["began"]).touch()
+    while not task.should_stop():
+        time.sleep(0.01)
+    raise fsqueue.Retry(0)
+
+
+async def later(payload: Any) -> None:
+    pass
+
+
+def no_argument() -> None:
+    pass
+
+
+def prints(payload: Any) -> None:
+    print("out")
+    print("err", file=sys.stderr)
+
+
+def descriptors(payload: Any) -> Any:
+    """What a program would inherit that is started without closing anything."""
+    listed = subprocess.run(["ls", "/proc/self/fd"], close_fds=False, stdout=subprocess.PIPE, text=True, check=True)
+    return sorted(map(int, listed.stdout.split()))
+
+
+def gated(payload: Any) -> Any:
+    """Say that task N has begun, wait for its gate (`go-N`, or `go`), and return N."""
+    where, n = Path(payload["where"]), payload["n"]
+    with open(where / "began", "a") as file:
+        file.write(f"{n} {os.getpid()}\n")
+    while not (where / "go").exists() and not (where / f"go-{n}").exists():
+        time.sleep(0.002)
+    if payload.get("fails"):
+        raise ValueError(n)
+    return n
+
+
+def misattributes(payload: Any) -> Any:
+    """Answer as a process would that has lost count of its tasks: for another task than the one at hand."""
+    from fsqueue.worker import wire
+
+    real = wire.send
+
+    def send(end: Any, number: int, task: str, body: bytes, flags: int = 0) -> None:
+        real(end, number + payload["off"], task + payload["other"], payload["garbage"].encode() or body, flags)
+
+    wire.send = send
+    return payload["n"]
+
+
+def stormy(payload: Any) -> Any:
+    """Say which task is executed, take a while, and return it."""
+    with open(payload["log"], "a") as file:
+        file.write(f"{payload['n']} {os.getpid()}\n")
+    if payload["s"] > 0.005:
+        time.sleep(payload["s"])
+    else:
+        until = time.perf_counter() + payload["s"]
+        while time.perf_counter() < until:
+            pass
+    return payload["n"]

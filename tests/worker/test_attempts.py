@@ -1,0 +1,159 @@
+"""An attempt is charged for an execution, and an execution settles the lease that it was begun under."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fsqueue import Queue, Worker
+from fsqueue.leased_task import LeasedTask
+from fsqueue.worker import loop, settling
+from fsqueue.worker.jobs import Job
+from fsqueue.worker.settling import Outcome, adopt, failure
+from tests.support import QueueFactory
+from tests.worker.support import in_background, wait_for
+
+pytestmark = pytest.mark.once
+
+
+class Handler:
+    """Fails each task, and keeps count."""
+
+    def __init__(self) -> None:
+        self.executed: Counter[Any] = Counter()
+
+    def __call__(self, payload: Any) -> None:
+        self.executed[payload] += 1
+        raise ValueError(payload)
+
+
+def charged(queue: Queue) -> Counter[str]:
+    """How many failures each lease of the dead tasks has been charged with."""
+    moves = [move for letter in queue.dead() for move in queue.history(letter.id)]
+    return Counter(str(move.lease) for move in moves if move.op in ("fail", "bury"))
+
+
+@pytest.mark.parametrize("backoff_s", [(0, 0), (0.001, 0.001)])
+def test_every_attempt_is_executed_however_slow_syncs_are(
+    queue_factory: QueueFactory, backoff_s: tuple[float, float]
+) -> None:
+    """What fails is available again before the loop hears that its failure was told."""
+    queue = queue_factory(max_attempts=3, backoff_s=backoff_s, durability="strict")
+    queue.insert_many(range(12))
+    sync = queue.store.fs.fsync
+
+    def slow_sync(fd: int) -> None:
+        time.sleep(0.015)
+        sync(fd)
+
+    queue.store.fs.fsync = slow_sync
+    handler = Handler()
+    report = Worker(queue, handler, threads=2, stop_after_failures=1000).run()
+    assert handler.executed == dict.fromkeys(range(12), 3)
+    assert (report.failed, report.lost, queue.status().dead) == (36, 0, 12)
+    assert (len(charged(queue)), set(charged(queue).values())) == (36, {1})  # each lease once
+
+
+def test_a_failure_that_was_told_is_not_told_again_of_the_next_lease(
+    queue_factory: QueueFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forced: the reporter reports the failure only when the loop has the task again."""
+    again = threading.Event()
+    fed, tell = loop.Loop._fed, settling._tell
+
+    def fed_again(self: loop.Loop, news: Any) -> None:
+        fed(self, news)
+        if any(task.attempt == 2 for task in news.tasks):
+            again.set()
+
+    def told_late(queue: Queue, verb: Any, delay_s: float | None, mine: list[Outcome]) -> Any:
+        answer = tell(queue, verb, delay_s, mine)
+        if verb == "fail" and mine[0].task.attempt == 1:
+            assert again.wait(60)
+        return answer
+
+    monkeypatch.setattr(loop.Loop, "_fed", fed_again)
+    monkeypatch.setattr(settling, "_tell", told_late)
+    queue = queue_factory(max_attempts=2, backoff_s=(0, 0))
+    queue.insert("x")
+    handler = Handler()
+    Worker(queue, handler, threads=1).run()
+    assert again.is_set()
+    assert handler.executed["x"] == 2
+    assert queue.status().dead == 1
+
+
+def test_work_that_fails_under_a_lease_that_ran_out_charges_no_other(
+    queue_factory: QueueFactory, tmp_path: Path
+) -> None:
+    """The worker itself has the task again, and goes on with the work at hand; then that fails."""
+    queue = queue_factory(max_attempts=1, lease_s=600)
+    queue.insert("x")
+    handler, began, go = Handler(), threading.Event(), threading.Event()
+
+    def fails_late(payload: Any) -> None:
+        began.set()
+        assert go.wait(60)
+        handler(payload)
+
+    worker = Worker(queue, fails_late, threads=2)
+    thread, reports = in_background(worker)
+    assert began.wait(60)
+    [job] = worker._loop._executor.at_work()
+    first = job.task.token
+    queue.release_all()  # as if the lease had run out
+    wait_for(lambda: job.task.token != first, 60)
+    go.set()
+    thread.join(60)
+    assert handler.executed["x"] == 2
+    assert (reports[0].failed, reports[0].lost, queue.status().dead) == (1, 1, 1)
+    [lease] = charged(queue)
+    assert lease not in first
+    assert lease not in job.task.token  # but that of the second execution
+
+
+# -- what a new lease of the same task means
+
+
+@pytest.fixture
+def leases(queue_factory: QueueFactory) -> list[LeasedTask]:
+    """Two leases of one task."""
+    queue = queue_factory()
+    queue.insert("x")
+    found = []
+    for _ in range(2):
+        found += queue.lease()
+        queue.release_all()
+    return found
+
+
+def test_a_failed_task_is_new(leases: list[LeasedTask]) -> None:
+    old, again = leases
+    told = Outcome(old, "fail", "no")
+    assert adopt([again], [], [told]) == ([again], [])
+    assert told.begun
+
+
+@pytest.mark.parametrize("verb", ["complete", "bury"])
+def test_a_task_that_is_done_is_done_under_the_new_lease(leases: list[LeasedTask], verb: Any) -> None:
+    old, again = leases
+    done = Outcome(old, verb, "no", result=7)
+    earlier = Outcome(old, "fail", "no")
+    new, [outcome] = adopt([again], [], [done, earlier])
+    assert new == []
+    assert (outcome.task, outcome.verb, outcome.result, outcome.begun) == (again, verb, 7, True)
+    assert not done.begun
+
+
+def test_a_job_at_work_goes_on_under_the_new_lease_and_remembers_its_own(leases: list[LeasedTask]) -> None:
+    old, again = leases
+    job = Job(old)
+    assert adopt([again], [job], []) == ([], [])
+    assert (job.task, job.begun_under) == (again, old)
+    assert failure(job, "fail", "no") == (Outcome(old, "fail", "no"), [Outcome(again, "release", begun=False)])
+    assert failure(job, "bury", "no") == (Outcome(again, "bury", "no"), [])

@@ -1,0 +1,491 @@
+"""Commands: what they are given, how their end is told to the queue, leases kept and lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fsqueue import InvalidArgument, Queue, QueueNotFound, StorageError, StorageFull, Worker, WorkerReport
+from fsqueue.protocol.waiting import IdlePoller
+from fsqueue.worker import settling
+from tests.support import QueueFactory
+from tests.worker.support import Failing, drained, in_background, python, wait_for
+
+Make = Callable[..., Worker]
+
+
+@pytest.fixture
+def runner(told: list[str]) -> Make:
+    def make(queue: Queue, *argv: str, **options: Any) -> Worker:
+        return Worker(queue, command=argv, tell=lambda event: event.text and told.append(event.text), **options)
+
+    return make
+
+
+# -- what a command is given
+
+
+@pytest.mark.parametrize(
+    ("payload", "argument", "expected"),
+    [
+        ("a 'b' $c", "{}", "a 'b' $c"),
+        ({"x": 1}, "{}", '{"x":1}'),
+        ({"x": 1}, "<{x}{x}>", "<11>"),
+        ({"x": "s p"}, "{x}", "s p"),
+        ({"x": {"y": None}}, "{x}", '{"y":null}'),
+        ({"x": 1}, "{{x}} {{y}} {{}}", "{x} {y} {}"),
+        ({"x": 1}, "${y} ${PATH}", "${y} ${PATH}"),
+        ({"x": 1}, '{"a":{x}}', '{"a":1}'),
+        ({"x": 1}, "{ }} {{", "{ }} {{"),
+        ({"x": 1}, "{x..y} {x-} {-x} { x}", "{x..y} {x-} {-x} { x}"),
+        ({"x": "{y}", "y": 2}, "{x}", "{y}"),
+        ({"": 5}, "{}", '{"":5}'),
+        ({"print $1": 5}, "{print $2}", "{print $2}"),
+        ({"print $1": 5, "1..3": 6, "3": 7, " x": 8}, "{print $1} {1..3} {3} { x}", "{print $1} {1..3} {3} { x}"),
+        ({"x": 1, "HOME": 2}, "${HOME} ${x}", "${HOME} ${x}"),
+        ({"x-y": 1, "x.z": 2}, "{x-y} {x.z} {{x-y}} {{x.z}} ${x-z} ${x-y}", "1 2 {x-y} {x.z} ${x-z} ${x-y}"),
+        ("{}", "{}", "{}"),
+        ([1, 2], "{0}", "{0}"),
+        (None, "{}", "null"),
+        (True, "{}", "true"),
+        ("ä€😀", "{}", "ä€😀"),
+        ("", "{}", ""),
+        (b"\xff\x01", "{}", os.fsdecode(b"\xff\x01")),
+    ],
+)
+def test_substitution(queue: Queue, runner: Make, tmp_path: Path, payload: Any, argument: str, expected: str) -> None:
+    queue.insert(payload)
+    code = f"import os, sys; open({str(tmp_path / 'out')!r}, 'wb').write(os.fsencode(sys.argv[1]))"
+    assert runner(queue, *python(code), argument).run() == drained(completed=1)
+    assert os.fsdecode((tmp_path / "out").read_bytes()) == expected
+
+
+@pytest.mark.parametrize(
+    ("payload", "there"),
+    [
+        ({"tile": 1, "zoom": 2}, "its fields are tile, zoom"),
+        ({}, "it has no fields"),
+        ({str(n): n for n in range(10, 40)}, "28, 29 and 10 more"),
+        ("text", "it is a text, and no object"),
+        (None, "it is null, and no object"),
+        (b"bytes", "it is bytes, and no object"),
+    ],
+)
+def test_a_field_that_the_first_task_lacks_is_refused(queue: Queue, runner: Make, payload: Any, there: str) -> None:
+    queue.insert(payload)
+    with pytest.raises(InvalidArgument, match=r"has no field 'tyle' for \{tyle\}") as refused:
+        runner(queue, "echo", "{}", "a{tyle}b").run()
+    assert there in str(refused.value)
+    assert [(task.state, task.attempt) for task in queue.tasks()] == [("waiting", 0)]
+    assert queue.task(next(queue.tasks()).id).version == 0, "nothing was leased"
+
+
+@pytest.mark.parametrize("field", ["tile-id", "tile.id", "a-b.c"])
+def test_a_field_with_hyphens_or_dots_is_refused_like_any_other(queue: Queue, runner: Make, field: str) -> None:
+    queue.insert({"tile_id": 1, "tile": {"id": 1}})
+    with pytest.raises(InvalidArgument, match=rf"has no field '{field}' for \{{{field}\}}: .* \(write {{{{{field}}}}}"):
+        runner(queue, "echo", f"a{{{field}}}b").run()
+    assert [(task.state, task.attempt) for task in queue.tasks()] == [("waiting", 0)]
+
+
+def test_a_field_is_missed_in_any_of_several_queues(queue_factory: QueueFactory) -> None:
+    queues = [queue_factory("first"), queue_factory("second")]
+    for queue, field in zip(queues, ("x", "y"), strict=True):
+        queue.insert({field: 1})
+    with pytest.raises(InvalidArgument, match="has no field 'x'"):
+        Worker(queues, command=["echo", "{x}"]).run()
+    assert [queue.status().waiting for queue in queues] == [1, 1]
+
+
+@pytest.mark.batched
+def test_a_task_that_lacks_a_field_fails_among_others(queue_factory: QueueFactory, runner: Make) -> None:
+    queue = queue_factory(max_attempts=1)
+    queue.insert_many([{"x": 1}, {"y": 2}, {"x": 3}], batch_tasks=3)
+    assert runner(queue, "echo", "{x}").run() == drained(completed=2, failed=1)
+    [letter] = queue.dead()
+    assert letter.payload == {"y": 2}
+    assert letter.reason.startswith("the payload has no field 'x' for {x}: its fields are y")
+
+
+def test_a_payload_that_is_no_longer_there_is_not_looked_at(queue: Queue, runner: Make) -> None:
+    assert runner(queue, "echo", "{x}").run() == drained()
+
+
+@pytest.mark.parametrize("word", ["echo {}", "nosuch {x} y", "./render {x}", "sh -c 'echo {}'"])
+def test_a_command_that_is_one_word_is_refused(queue: Queue, runner: Make, word: str) -> None:
+    queue.insert({"x": 1})
+    with pytest.raises(InvalidArgument, match="is one word, and no program has that name"):
+        runner(queue, word).run()
+    assert [(task.state, task.attempt) for task in queue.tasks()] == [("waiting", 0)]
+
+
+def test_programs_whose_names_have_blanks_run(queue: Queue, runner: Make, tmp_path: Path) -> None:
+    (tmp_path / "my tools").mkdir()
+    program = tmp_path / "my tools" / "a b"
+    program.symlink_to("/bin/true")
+    queue.insert({"name": "a b"})
+    assert runner(queue, str(program)).run() == drained(completed=1)
+    queue.insert({"name": "a b"})
+    assert runner(queue, f"{tmp_path}/my tools/{{name}}").run() == drained(completed=1)
+
+
+def test_standard_input_and_environment(queue: Queue, runner: Make, tmp_path: Path) -> None:
+    payload = {"name": "x", "n": [1, 2]}
+    task_id = queue.insert(payload).id
+    code = (
+        f"import json, os, sys; json.dump([sys.stdin.read(), dict(os.environ)], open({str(tmp_path / 'out')!r}, 'w'))"
+    )
+    runner(queue, *python(code)).run()
+    stdin, environment = json.loads((tmp_path / "out").read_text())
+    assert (json.loads(stdin), stdin[-1]) == (payload, "\n")
+    assert json.loads(environment["FSQUEUE_PAYLOAD"]) == payload
+    assert environment["FSQUEUE_TASK_ID"] == task_id
+    assert environment["FSQUEUE_ATTEMPT"] == "1"
+    assert environment["FSQUEUE_QUEUE"] == str(queue.path)
+    assert environment["FSQUEUE_TOKEN"].startswith(task_id + "@")
+
+
+def test_a_large_payload_comes_on_standard_input_only(
+    queue: Queue, runner: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FSQUEUE_PAYLOAD", "of somebody else")
+    queue.insert({"big": "x" * 5_000_000, "small": "s"})
+    code = (
+        "import json, os, sys\n"
+        "assert len(json.load(sys.stdin)['big']) == 5000000 and 'FSQUEUE_PAYLOAD' not in os.environ"
+    )
+    assert runner(queue, *python(code), "{small}").run() == drained(completed=1)
+
+
+@pytest.mark.parametrize("payload", ["x" * 3_000_000, "nul\0inside"])
+def test_a_payload_that_cannot_be_an_argument_fails_its_task(queue: Queue, runner: Make, payload: str) -> None:
+    queue.insert_many([payload, "good"])
+    done = runner(queue, "true", "{}")
+    thread, reports = in_background(done)
+    wait_for(lambda: queue.status().completed == 1 and queue.status().delayed + queue.status().leased == 1)
+    done.stop()
+    thread.join()
+    assert reports[0].failed >= 1
+    [task] = queue.tasks()
+    assert "standard input" in (task.error or "")
+
+
+def test_a_large_unread_standard_input_is_no_problem(queue: Queue, runner: Make) -> None:
+    queue.insert("x" * 1_000_000)
+    assert runner(queue, "true").run() == drained(completed=1)
+
+
+# -- how it ends
+
+
+def reasons(queue: Queue) -> list[str]:
+    return [letter.reason for letter in queue.dead()]
+
+
+@pytest.fixture
+def once(queue_factory: QueueFactory) -> Queue:
+    """A queue whose tasks have one attempt."""
+    queue = queue_factory(max_attempts=1, lease_s=60)
+    queue.insert("payload")
+    return queue
+
+
+def test_exit_status_and_the_tail_of_standard_error_are_the_reason(runner: Make, once: Queue) -> None:
+    code = "import sys; sys.stderr.write('x' * 9000 + '\\nValueError: bad\\n'); sys.exit(3)"
+    assert runner(once, *python(code)).run() == drained(failed=1)
+    [reason] = reasons(once)
+    headline, _, tail = reason.partition("\n")
+    assert headline == "exit status 3: ValueError: bad"
+    assert tail == "x" * (4096 - len("\nValueError: bad\n")) + "\nValueError: bad"
+
+
+def test_death_by_signal_is_a_failure(runner: Make, once: Queue) -> None:
+    assert runner(once, "sh", "-c", "kill -9 $$").run() == drained(failed=1)
+    assert reasons(once) == ["killed by SIGKILL"]
+
+
+def test_a_timeout_ends_the_command_and_all_it_started(runner: Make, once: Queue, tmp_path: Path) -> None:
+    command = f"sleep 1000 & echo $! > {tmp_path}/pid; trap '' TERM; wait; wait; sleep 1000"
+    begin = time.monotonic()
+    report = runner(once, "sh", "-c", command, timeout_s=0.5, grace_s=0.5).run()
+    assert report == drained(failed=1)
+    assert time.monotonic() - begin < 20
+    assert reasons(once) == ["timed out after 0.5 s"]
+    wait_for(lambda: not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists() or _is_zombie(tmp_path))
+
+
+def _is_zombie(directory: Path) -> bool:
+    pid = (directory / "pid").read_text().strip()
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_a_daemon_that_a_command_leaves_behind_holds_nothing_up(runner: Make, once: Queue) -> None:
+    begin = time.monotonic()
+    assert runner(once, "sh", "-c", "sleep 30 & echo started >&2; exit 1").run() == drained(failed=1)
+    assert time.monotonic() - begin < 20
+    assert reasons(once) == ["exit status 1: started\nstarted"]
+
+
+def test_failed_tasks_are_tried_again(runner: Make, queue_factory: QueueFactory, tmp_path: Path) -> None:
+    queue = queue_factory(backoff_s=(0.1, 0.2))
+    queue.insert(1)
+    command = f"echo $FSQUEUE_ATTEMPT >> {tmp_path}/attempts; [ $FSQUEUE_ATTEMPT = 3 ]"
+    assert runner(queue, "sh", "-c", command).run() == drained(completed=1, failed=2)
+    assert (tmp_path / "attempts").read_text().split() == ["1", "2", "3"]
+
+
+def test_a_program_named_by_the_payload(runner: Make, queue_factory: QueueFactory) -> None:
+    queue = queue_factory(max_attempts=1)
+    queue.insert_many(["true", "no-such-command", "false"])
+    assert runner(queue, "{}").run() == drained(completed=1, failed=2)
+    assert any("cannot be executed" in reason and "no-such-command" in reason for reason in reasons(queue))
+
+
+def test_a_missing_command_is_refused_and_its_task_put_back(queue: Queue, runner: Make) -> None:
+    queue.insert(1)
+    with pytest.raises(InvalidArgument, match="no-such-command"):
+        runner(queue, "no-such-command").run()
+    [task] = queue.tasks()
+    assert (task.state, task.attempt) == ("waiting", 0)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"processes": 0}, {"processes": True}, {"processes": 1.5}, {"timeout_s": 0}, {"timeout_s": float("nan")},
+     {"timeout_s": "1"},
+     {"lease_s": -1}, {"grace_s": -1}, {"until": "later"}],
+)  # fmt: skip
+def test_bad_arguments(queue: Queue, runner: Make, options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument):
+        runner(queue, "true", **options)
+
+
+def test_no_command_is_a_bad_argument(queue: Queue, runner: Make) -> None:
+    with pytest.raises(InvalidArgument):
+        runner(queue)
+
+
+@pytest.mark.parametrize(
+    ("verb", "expected", "state"),
+    [
+        ("task.complete({'mean': 5})", drained(completed=1), "completed"),
+        ("task.bury('hopeless')", drained(failed=1), "dead"),
+        ("task.fail('again', delay_s=3600)", drained(failed=1), "delayed"),
+        ("task.release(3600)", drained(released=1), "delayed"),
+    ],
+)
+@pytest.mark.parametrize("then", ["sys.exit(0)", "sys.exit(1)", "time.sleep(1.5)"])
+def test_a_command_may_settle_its_task_itself(
+    runner: Make, queue_factory: QueueFactory, told: list[str], verb: str, expected: WorkerReport, state: str, then: str
+) -> None:
+    """Also when it goes on for longer than it takes to renew the lease that is gone."""
+    queue = queue_factory(lease_s=1.5)
+    task_id = queue.insert(1).id
+    code = (
+        "import os, sys, time, fsqueue\n"
+        "task = fsqueue.Queue(os.environ['FSQUEUE_QUEUE']).attach(os.environ['FSQUEUE_TOKEN'])\n"
+        f"{verb}\n{then}"
+    )
+    run = runner(queue, *python(code))
+    thread, reports = in_background(run)
+    wait_for(lambda: queue.status().leased)
+    wait_for(lambda: queue.task(task_id).state == state)
+    time.sleep(0.3)
+    if state == "delayed":
+        run.stop()
+    thread.join()
+    if then == "time.sleep(1.5)" and state == "delayed":
+        return  # it was stopped before its end
+    assert reports[0].completed + reports[0].failed + reports[0].released == 1
+    assert [getattr(reports[0], name) for name in ("completed", "failed", "released", "lost")] == [
+        expected.completed, expected.failed, expected.released, 0
+    ]  # fmt: skip
+    assert not any("lost" in line for line in told)
+
+
+# -- leases
+
+
+def test_leases_are_renewed_while_commands_run(runner: Make, queue_factory: QueueFactory) -> None:
+    queue = queue_factory(lease_s=600)
+    queue.insert_many(range(3))
+    thread, reports = in_background(runner(queue, "sleep", "2.5", processes=3, lease_s=0.9))
+    wait_for(lambda: queue.status().leased == 3)
+    other = Queue(queue.path)
+    while thread.is_alive():
+        assert other.lease() == []
+        thread.join(0.2)
+    assert reports == [drained(completed=3)]
+    assert queue.status().completed == 3
+
+
+def test_of_a_lost_lease_the_command_is_ended_and_the_result_dropped(
+    runner: Make, queue_factory: QueueFactory, told: list[str], tmp_path: Path
+) -> None:
+    queue = queue_factory(lease_s=0.9)
+    queue.insert(1)
+    run = runner(
+        queue, "sh", "-c", f"trap 'touch {tmp_path}/ended; exit 0' TERM; while :; do sleep 0.05; done", grace_s=0.5
+    )
+    thread, reports = in_background(run)
+    wait_for(lambda: queue.status().leased)
+    queue.release_all()
+    wait_for(lambda: (tmp_path / "ended").exists())
+    run.stop()
+    thread.join()
+    assert reports[0].lost == 1
+    assert reports[0].completed == 0
+    assert any("was lost, its work is stopped" in line for line in told)
+    assert queue.status().waiting == 1
+
+
+def test_a_result_that_comes_too_late_is_dropped(runner: Make, queue: Queue, told: list[str], tmp_path: Path) -> None:
+    queue.insert(1)
+    run = runner(queue, "sh", "-c", f"until [ -e {tmp_path}/go ]; do sleep 0.05; done")
+    thread, reports = in_background(run)
+    wait_for(lambda: queue.status().leased)
+    queue.purge()
+    (tmp_path / "go").touch()
+    thread.join()
+    assert reports == [drained(lost=1)]
+    assert any("its result is dropped" in line for line in told)
+
+
+# -- a filesystem that fails
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fsqueue.worker.settling.RETRY_S", (0.05, 0.05))
+    monkeypatch.setattr("fsqueue.worker.feeding.RETRY_S", (0.05, 0.05))
+    monkeypatch.setattr("fsqueue.worker.loop.RETRY_S", (0.05, 0.05))
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("error", [StorageError("The filesystem is away."), StorageFull("There is no room.")])
+def test_completed_work_is_kept_while_reporting_fails(
+    runner: Make, queue: Queue, told: list[str], monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    queue.insert_many(range(2))
+    failing = Failing(monkeypatch, settling, "_tell", [error] * 5)
+    assert runner(queue, "true").run() == drained(completed=2)
+    assert failing.calls in (6, 7)
+    assert [line for line in told if "Trying again" in line]
+    assert queue.status().completed == 2
+
+
+@pytest.mark.usefixtures("quick")
+def test_reporting_is_given_up_when_patience_is_over(
+    runner: Make, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.insert(1)
+    Failing(monkeypatch, settling, "_tell", [StorageError("The filesystem is away.")] * 10_000)
+    with pytest.raises(StorageError, match="away"):
+        runner(queue, "true", patience_s=0.5).run()
+
+
+@pytest.mark.usefixtures("quick")
+def test_renewing_is_tried_again(
+    runner: Make, queue_factory: QueueFactory, told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = queue_factory(lease_s=1.5)
+    queue.insert(1)
+    failing = Failing(monkeypatch, Queue, "renew", [StorageError("The filesystem is away.")] * 3)
+    assert runner(queue, "sleep", "2.5").run() == drained(completed=1)
+    assert failing.calls > 3
+    assert told == ["leases could not be renewed: The filesystem is away. Trying again."]
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(("failures", "completed"), [(3, 1), (10_000, 0)])
+def test_leasing_is_tried_again_but_not_for_ever(
+    runner: Make, queue: Queue, monkeypatch: pytest.MonkeyPatch, failures: int, completed: int
+) -> None:
+    queue.insert(1)
+    Failing(monkeypatch, IdlePoller, "look", [StorageError("The filesystem is away.")] * failures)
+    if completed:
+        assert runner(queue, "true").run() == drained(completed=1)
+    else:
+        with pytest.raises(StorageError, match="away"):
+            runner(queue, "true", patience_s=0.5).run()
+
+
+def test_an_error_ends_the_run_after_what_runs_has_ended(runner: Make, queue: Queue, tmp_path: Path) -> None:
+    queue.insert(1)
+    run = runner(queue, "sh", "-c", f"touch {tmp_path}/began; sleep 1; touch {tmp_path}/ended", processes=2)
+    errors: list[Exception] = []
+
+    def target() -> None:
+        try:
+            run.run()
+        except QueueNotFound as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=target)
+    thread.start()
+    wait_for(lambda: (tmp_path / "began").exists())
+    queue.delete(wait=True)
+    thread.join(30)
+    assert not thread.is_alive()
+    assert len(errors) == 1
+    assert (tmp_path / "ended").exists()
+
+
+# -- the process around it
+
+
+@pytest.mark.once
+def test_signal_handlers_are_restored(queue: Queue, runner: Make) -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)]
+    runner(queue, "true").run()
+    after = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)]
+    assert before == after
+
+
+@pytest.mark.once
+def test_an_inherited_disregard_of_sigchld_hides_no_failure(runner: Make, once: Queue) -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        assert runner(once, "false").run() == drained(failed=1)
+        assert signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+@pytest.mark.once
+def test_nothing_leaks(runner: Make, queue: Queue) -> None:
+    def descriptors() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    def children() -> set[str]:
+        """The processes that this one has started, zombies among them; those of other tests' fixtures, too."""
+        found = set()
+        for process in Path("/proc").glob("[0-9]*"):
+            try:
+                parent = (process / "stat").read_text().rpartition(")")[2].split()[1]
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if int(parent) == os.getpid():
+                found.add(process.name)
+        return found
+
+    queue.insert_many(range(5))
+    with subprocess.Popen(["sleep", "0"]) as zombie:
+        wait_for(lambda: str(zombie.pid) in children())
+    others = children()
+    runner(queue, "sh", "-c", "echo x >&2").run()
+    before = descriptors(), threading.active_count()
+    queue.insert_many(range(60))
+    assert runner(queue, "sh", "-c", "echo x >&2", processes=4).run() == drained(completed=60)
+    wait_for(lambda: threading.active_count() <= before[1])
+    assert descriptors() <= before[0] + 2
+    assert children() <= others

@@ -1,0 +1,409 @@
+"""The loop: when it ends, what it shares, how it gets through a file server's absence."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fsqueue import InvalidArgument, Queue, Worker
+from fsqueue.filesystem import Filesystem
+from fsqueue.worker import feeding, limits
+from tests.support import QueueFactory
+from tests.worker import tasks
+from tests.worker.support import drained, in_background, wait_for
+
+# -- how it ends
+
+
+HEARS_LATE = """
+import signal, sys, threading, time
+import fsqueue
+
+def kill_from_another_thread():
+    while signal.getsignal(signal.SIGTERM) is signal.SIG_DFL or not worker._loop._feeder.is_busy:
+        time.sleep(0.01)
+    time.sleep(1)  # nothing is to be done: the main thread waits
+    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+    time.sleep(60)
+
+worker = fsqueue.Worker(fsqueue.Queue(sys.argv[1]), command=["true"], until="forever")
+threading.Thread(target=kill_from_another_thread, daemon=True).start()
+print(worker.run().signal)
+"""
+
+
+@pytest.mark.once
+def test_a_signal_that_does_not_interrupt_the_wait_ends_an_idle_worker(queue: Queue) -> None:
+    """As one that comes just before the wait begins: its handler is called when the main thread goes on, not before."""
+    command = [sys.executable, "-c", HEARS_LATE, str(queue.path)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=40, check=True)
+    assert int(done.stdout) == signal.SIGTERM
+
+
+def test_an_empty_queue_is_drained(queue: Queue) -> None:
+    assert Worker(queue, tasks.nothing).run() == drained()
+
+
+@pytest.mark.parametrize("processes", [1, 3])
+def test_max_tasks(queue: Queue, processes: int) -> None:
+    queue.insert_many(range(50))
+    report = Worker(queue, tasks.nothing, processes=processes, max_tasks=7).run()
+    assert (report.completed, report.ended) == (7, "max-tasks")
+    assert queue.status().waiting == 43
+
+
+def test_max_runtime_puts_back_what_does_not_end_in_time(queue: Queue) -> None:
+    queue.insert_many([{"do": "sleep", "s": 1000}] * 3)
+    report = Worker(queue, tasks.obey, max_runtime_s=4, grace_s=0.3).run()
+    assert (report.completed, report.released, report.ended) == (0, 1, "max-runtime")
+    assert queue.status().waiting == 3
+
+
+def test_a_time_that_is_years_away_is_waited_for(queue: Queue) -> None:
+    queue.insert("x")
+    assert Worker(queue, tasks.nothing, max_runtime_s=1e9, idle_timeout_s=1e9).run() == drained(completed=1)
+
+
+def test_nothing_is_begun_that_would_not_end_in_time(queue: Queue, told: list[str]) -> None:
+    queue.insert_many([{"do": "sleep", "s": 3}] * 20)
+    began = time.monotonic()
+    worker = Worker(queue, tasks.obey, max_runtime_s=8, grace_s=1, tell=lambda event: told.append(event.text))
+    report = worker.run()
+    assert report.completed >= 1
+    assert (report.released, report.ended) == (0, "max-runtime")
+    assert time.monotonic() - began < 50
+    assert any("nothing more is begun" in line for line in told)
+
+
+def test_the_end_of_the_slurm_job_is_kept(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue.insert_many([{"do": "sleep", "s": 1000}] * 3)
+    monkeypatch.setattr(limits.slurm, "job_end", lambda: time.time() + 15)
+    report = Worker(queue, tasks.obey, grace_s=1).run()
+    assert (report.released, report.ended) == (1, "job-end")
+    assert queue.status().waiting == 3
+
+
+def test_idle_timeout(queue: Queue) -> None:
+    queue.insert_many(range(3))
+    report = Worker(queue, tasks.nothing, until="forever", idle_timeout_s=0.5).run()
+    assert (report.completed, report.ended) == (3, "idle")
+
+
+def test_failures_in_a_row_end_it_before_much_is_burnt(queue: Queue, told: list[str]) -> None:
+    queue.insert_many([{"do": "raise", "text": "typo"}] * 500)
+    worker = Worker(queue, tasks.obey, stop_after_failures=3, tell=lambda event: told.append(event.text))
+    report = worker.run()
+    assert (report.failed, report.ended) == (3, "failures")
+    assert any("3 attempts in a row have failed, the last one: ValueError: typo" in line for line in told)
+    assert sum(task.attempt for task in queue.tasks()) == 3
+
+
+@pytest.mark.batched
+def test_failures_that_are_not_in_a_row_do_not_count(queue_factory: QueueFactory) -> None:
+    queue = queue_factory(max_attempts=1)
+    one = [{"do": "raise", "text": "typo"}, {"do": "raise", "text": "typo"}, {"do": "return"}]
+    queue.insert_many(one * 10, batch_tasks=30)
+    assert Worker(queue, tasks.obey, stop_after_failures=3).run() == drained(completed=10, failed=20)
+
+
+@pytest.mark.parametrize(
+    "how", [{"handler": tasks.obey}, {"command": ["false"]}, {"handler": tasks.obey, "threads": 2}]
+)
+def test_ten_failures_before_the_first_success_end_it(queue: Queue, told: list[str], how: dict[str, Any]) -> None:
+    queue.insert_many([{"do": "raise", "text": "typo"}] * 500)
+    report = Worker(queue, **how, tell=lambda event: told.append(event.text)).run()
+    assert report.ended == "failures"
+    assert limits.FAILURES_FIRST == 10 <= report.failed <= 30  # what threads had begun, ended, too
+    assert any("attempts have all failed, the last one: " in line for line in told)
+    assert sum(task.attempt for task in queue.tasks()) == report.failed
+
+
+@pytest.mark.batched
+def test_failures_after_a_success_end_nothing_by_default(queue_factory: QueueFactory) -> None:
+    queue = queue_factory(max_attempts=1)
+    queue.insert_many([{"do": "return"}, *[{"do": "raise", "text": "bad input"}] * 30], batch_tasks=31)
+    assert Worker(queue, tasks.obey).run() == drained(completed=1, failed=30)
+
+
+@pytest.mark.parametrize("option", ["stop_after_failures", "exclude_after"])
+def test_who_says_a_number_gets_that_number(queue_factory: QueueFactory, option: str) -> None:
+    queue = queue_factory(max_attempts=1)
+    queue.insert_many([{"do": "raise", "text": "bad input"}] * 15)
+    assert Worker(queue, tasks.obey, **{option: 20}).run() == drained(failed=15)
+
+
+@pytest.mark.batched
+def test_quick_failures_beside_slow_work_end_nothing(queue_factory: QueueFactory, tmp_path: Path) -> None:
+    """A long task that began first may well succeed: bad inputs beside it do not stop the worker."""
+    queue = queue_factory(max_attempts=1)
+    go = tmp_path / "go"
+    queue.insert_many([{"wait": f"until [ -e {go} ]; do sleep 0.05; done"}, *[{"wait": "false"}] * 20], batch_tasks=21)
+    worker = Worker(queue, command=["sh", "-c", 'eval "$1"', "sh", "{wait}"], processes=2, prefetch=1)
+    thread, reports = in_background(worker)
+    wait_for(lambda: queue.status().dead == 20)
+    go.touch()
+    thread.join()
+    assert reports == [drained(completed=1, failed=20)]
+
+
+def test_a_node_on_which_tasks_fail_takes_no_more(queue: Queue) -> None:
+    queue.insert_many([{"do": "raise", "text": "no GPU"}] * 100)
+    first = Worker(queue, tasks.obey, exclude_after=4).run()
+    assert first.ended == "excluded"
+    assert first.failed >= 4
+    second = Worker(queue, tasks.obey, exclude_after=4).run()
+    assert (second.ended, second.failed) == ("excluded", 0)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"prefetch": 0}, {"max_tasks": 0}, {"max_runtime_s": 0}, {"idle_timeout_s": -1}, {"stop_after_failures": 0},
+     {"exclude_after": 1.5}, {"on_lease_lost": "shrug"}, {"threads": 0}, {"threads": 2, "timeout_s": 1},
+     {"threads": 2, "keep_output": "x"}, {"command": ["true"]}, {"load": ["x"]}, {"patience_s": -1}],
+)  # fmt: skip
+def test_bad_options(queue: Queue, options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument):
+        Worker(queue, tasks.nothing, **options)
+
+
+@pytest.mark.parametrize(
+    "options", [{"command": "true"}, {"command": ["echo", 5]}, {"command": b"true"}, {"load": "tasks"}, {"load": [1]}]
+)
+def test_lists_of_texts(queue: Queue, options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument, match="must be a list of texts"):
+        Worker(queue, **options)
+
+
+def test_a_worker_runs_once(queue: Queue) -> None:
+    queue.insert(1)
+    worker = Worker(queue, command=["true"])
+    assert worker.run() == drained(completed=1)
+    queue.insert(2)
+    with pytest.raises(InvalidArgument, match="has run already"):
+        worker.run()
+    assert queue.status().waiting == 1
+
+
+@pytest.mark.parametrize("queues", [[], "path", [None], 5, None])
+def test_bad_queues(queues: Any) -> None:
+    with pytest.raises(InvalidArgument, match="a Queue"):
+        Worker(queues, tasks.nothing)
+
+
+# -- several queues
+
+
+def test_several_queues_are_served_in_turn_until_all_are_drained(queue_factory: QueueFactory, tmp_path: Path) -> None:
+    queues = [queue_factory(name) for name in ("a", "b", "empty")]
+    log = tmp_path / "log"
+    for queue in queues[:2]:
+        queue.insert_many({"log": str(log), "n": queue.path.name} for _ in range(20))
+    assert Worker(queues, tasks.note, prefetch=1).run() == drained(completed=40)
+    served = [line.split()[0] for line in log.read_text().splitlines()]
+    assert sorted(served[:10]) == ["a"] * 5 + ["b"] * 5
+
+
+def test_a_delayed_task_of_one_queue_does_not_end_it_early(queue_factory: QueueFactory) -> None:
+    queues = [queue_factory(name) for name in ("a", "b")]
+    queues[1].insert(1, delay_s=1)
+    assert Worker(queues, tasks.nothing).run() == drained(completed=1)
+
+
+# -- leasing ahead
+
+
+@pytest.mark.batched
+def test_what_lies_behind_a_slow_task_is_put_back_for_others(queue: Queue, tmp_path: Path) -> None:
+    """Many short tasks teach a worker to lease ahead; then one is slow."""
+    slow = {"do": "until", "path": str(tmp_path / "go")}
+    queue.insert_many(
+        [*({"do": "return"} for _ in range(500)), slow, *({"do": "return"} for _ in range(500))], total=2000
+    )
+    thread, reports = in_background(Worker(queue, tasks.obey))
+    others = Queue(queue.path)
+    try:
+        wait_for(lambda: others.status().completed)
+        second = Worker(others, tasks.obey, until="forever", idle_timeout_s=6).run()
+        assert others.status().as_dict() | {"completed": 1000, "leased": 1, "waiting": 0} == others.status().as_dict()
+    finally:
+        (tmp_path / "go").touch()
+        thread.join(30)
+    assert reports[0].completed + second.completed == 1001
+    assert reports[0].lost == reports[0].failed == reports[0].released == second.lost == 0
+
+
+# -- threads
+
+
+def test_threads_do_tasks_and_warn(queue: Queue, told: list[str]) -> None:
+    queue.insert_many(range(20))
+    worker = Worker(queue, lambda payload: payload + 1, threads=3, tell=lambda event: told.append(event.text))
+    assert worker.run() == drained(completed=20)
+    assert "threads of this process" in told[0]
+    assert sorted(info.result for info in queue.tasks("completed")) == list(range(1, 21))
+
+
+def test_a_thread_that_does_not_return_is_left_behind(queue: Queue) -> None:
+    queue.insert_many(range(2))
+    began, go = threading.Event(), threading.Event()
+
+    def handler(payload: Any) -> None:
+        began.set()
+        go.wait()
+
+    worker = Worker(queue, handler, threads=1, grace_s=0.3)
+    thread, reports = in_background(worker)
+    assert began.wait(30)
+    worker.stop()
+    thread.join(30)
+    go.set()
+    assert (reports[0].released, reports[0].completed) == (1, 0)
+    assert queue.status().waiting == 2
+
+
+# -- a file server that is away
+
+
+class Server:
+    """Stands between queues and their files, and can be away: whoever asks waits, or is told of an error."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.there = threading.Event()
+        self.there.set()
+        self.error: OSError | None = None
+        for name in ("look", "names", "rename"):
+            monkeypatch.setattr(Filesystem, name, self._guarded(getattr(Filesystem, name)))
+
+    def _guarded(self, real: Any) -> Any:
+        def asking(fs: Filesystem, *arguments: Any, **options: Any) -> Any:
+            if threading.current_thread().name.startswith("fsqueue-"):
+                self.there.wait()
+                if self.error is not None:
+                    raise self.error
+            return real(fs, *arguments, **options)
+
+        return asking
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Server:
+    monkeypatch.setattr("fsqueue.worker.settling.RETRY_S", (0.05, 0.1))
+    monkeypatch.setattr("fsqueue.worker.feeding.RETRY_S", (0.05, 0.1))
+    return Server(monkeypatch)
+
+
+@pytest.mark.parametrize("how", ["it hangs", "it fails"])
+def test_work_is_finished_and_kept_while_the_server_is_away_for_longer_than_a_lease(
+    queue_factory: QueueFactory, server: Server, tmp_path: Path, how: str
+) -> None:
+    queue = queue_factory(lease_s=1)
+    queue.insert_many([{"do": "until", "path": str(tmp_path / name)} for name in ("one", "two")])
+    thread, reports = in_background(Worker(queue, tasks.obey, processes=2))
+    wait_for(lambda: queue.status().leased == 2)
+    if how == "it hangs":
+        server.there.clear()
+    else:
+        server.error = OSError(5, "Input/output error")
+    queue.close()
+    (tmp_path / "one").touch()
+    time.sleep(2.5)
+    assert thread.is_alive()
+    server.error = None
+    server.there.set()
+    (tmp_path / "two").touch()
+    thread.join(30)
+    assert reports == [drained(completed=2)]
+
+
+def test_a_worker_that_takes_its_own_task_again_does_not_take_it_for_lost(
+    queue_factory: QueueFactory, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: list[str]
+) -> None:
+    """Also when the loss is found, by telling an outcome or by renewing, before what was taken is known."""
+    monkeypatch.setattr("fsqueue.worker.settling.RETRY_S", (0.4, 0.4))
+    look = feeding._Watch.look
+
+    def look_slowly(watch: Any, n: int) -> Any:
+        got = look(watch, n)
+        time.sleep(1 if got else 0)
+        return got
+
+    queue = queue_factory(lease_s=1.5)
+    queue.insert_many([{"do": "until", "path": str(tmp_path / name)} for name in ("one", "two")])
+    worker = Worker(queue, tasks.obey, processes=2, tell=lambda event: told.append(event.text))
+    thread, reports = in_background(worker)
+    wait_for(lambda: queue.status().leased == 2)
+    server.error = OSError(5, "Input/output error")
+    queue.close()
+    monkeypatch.setattr(feeding._Watch, "look", look_slowly)
+    (tmp_path / "one").touch()
+    time.sleep(2.5)
+    server.error = None
+    time.sleep(2)
+    (tmp_path / "two").touch()
+    thread.join(30)
+    assert reports == [drained(completed=2)]
+    assert not [text for text in told if "was lost" in text]
+    leases = sum(move.op == "lease" for task in queue.tasks("completed") for move in queue.history(task.id))
+    assert leases > 2  # else nothing was tried here
+
+
+def test_signals_are_heard_while_the_server_is_away(
+    queue_factory: QueueFactory, server: Server, tmp_path: Path
+) -> None:
+    queue = queue_factory(lease_s=1)
+    queue.insert({"do": "touch", "path": str(tmp_path / "began"), "s": 1000})
+    worker = Worker(queue, tasks.obey)
+    thread, reports = in_background(worker)
+    wait_for(lambda: (tmp_path / "began").exists())
+    server.there.clear()
+    time.sleep(1)
+    for _ in range(3):
+        worker.stop()
+    thread.join(30)
+    assert not thread.is_alive()
+    server.there.set()
+    assert reports[0].completed == 0
+
+
+@pytest.mark.parametrize("kind", ["command", "function"])
+def test_what_the_signal_that_ends_the_worker_ends_too_is_put_back_without_blame(
+    queue: Queue, tmp_path: Path, kind: str
+) -> None:
+    """Slurm sends its signals to all processes of a job."""
+    path = tmp_path / "began"
+    queue.insert({"do": "touch", "path": str(path), "s": 1000})
+    command = ["sh", "-c", f"echo $$ >{path}; exec sleep 1000"]
+    worker = Worker(queue, command=command) if kind == "command" else Worker(queue, tasks.obey)
+    thread, reports = in_background(worker)
+    wait_for(lambda: path.exists() and path.stat().st_size)
+    worker.stop()
+    os.kill(int(path.read_text()), signal.SIGTERM)
+    thread.join(30)
+    assert (reports[0].failed, reports[0].released) == (0, 1)
+    [task] = queue.tasks()
+    assert (task.state, task.attempt) == ("waiting", 0)
+
+
+@pytest.mark.once
+def test_nothing_is_left_behind(queue: Queue) -> None:
+    def descriptors() -> int:
+        gc.collect()  # a mailbox goes with the last thread that may ring it
+        return len(os.listdir("/proc/self/fd"))
+
+    queue.insert_many(range(5))
+    Worker(queue, tasks.nothing).run()
+    before = descriptors(), threading.active_count()
+    for _ in range(3):
+        queue.insert_many(range(20))
+        Worker(queue, tasks.nothing, processes=3).run()
+    wait_for(lambda: threading.active_count() <= before[1])
+    wait_for(lambda: descriptors() <= before[0] + 2)
