@@ -15,7 +15,7 @@ from fsqueue.fsck.access import guarded
 from fsqueue.fsck.findings import Suspect, found
 from fsqueue.fsck.repair import Repair, held
 from fsqueue.models import GcReport
-from fsqueue.storage import counters, deadletters, nested
+from fsqueue.storage import counters, deadletters, nested, staging
 from fsqueue.storage.store import Store
 from fsqueue.upkeep import collect, trash
 
@@ -241,7 +241,9 @@ class _Places:
                 yield from self._old(path, "staged-file", partial(collect.reap_staged, self.store, name))
 
     def _is_pending(self, name: str) -> bool:
-        return name in deadletters.pending(self.store)
+        """Return whether nobody is about to publish what a retry has staged."""
+        path = f"{self.layout.staging}/{name}"
+        return name in deadletters.pending(self.store) and not staging.is_held(self.store, path)
 
     def _publish(self) -> None:
         if deadletters.publish_pending(self.store):

@@ -74,6 +74,18 @@ def stage(store: Store, layout: Layout, pieces: Sequence[bytes | memoryview], ta
     return staged
 
 
+def is_held(store: Store, path: str) -> bool:
+    """Return whether a live process has a staged file locked. False for a file that this process may not write."""
+    try:
+        fd = store.fs.look(path, os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        return not store.fs.try_lock(fd)
+    finally:
+        store.fs.close(fd)
+
+
 def publish(store: Store, layout: Layout, batches: list[Staged]) -> Iterator[Staged]:
     """Make staged batches visible, one after the other as they are taken from here; in the end they are durable.
 

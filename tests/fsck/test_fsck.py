@@ -804,3 +804,22 @@ def test_what_stands_in_the_quarantines_place_blocks_no_repair(
     assert len(kept) == 1
     assert (os.readlink(kept[0]) == str(outside)) if what == "link" else (kept[0].read_text() == "mine")
     assert list(q.fsck()) == []
+
+
+def test_what_a_retry_is_about_to_publish_is_no_finding(
+    queue_factory: QueueFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue, real = queue_factory(), staging.publish
+    queue.insert("again")
+    queue.lease()[0].bury("for now")
+    found: list[Finding] = []
+
+    def slow(*args: Any) -> Any:
+        found.extend(Queue(queue.path).fsck())
+        found.extend(Queue(queue.path).fsck(repair=True))
+        return real(*args)
+
+    monkeypatch.setattr(staging, "publish", slow)
+    assert queue.retry_dead() == 1
+    assert found == []
+    assert queue.status().waiting == 1
