@@ -34,7 +34,7 @@ class Laps:
         self._end, self._count = begin + seconds, count
 
     def run(self, call: Callable[[], int]) -> Laps:
-        """`call` returns how many tasks it dealt with; 0 ends it."""
+        """Repeat `call`, which returns how many tasks it dealt with, until that is 0."""
         while len(self.took_s) < self._count and time.monotonic() < self._end:
             begin = time.perf_counter()
             tasks = call()
@@ -45,7 +45,7 @@ class Laps:
         return self
 
     def as_dict(self) -> dict[str, float]:
-        """Tasks a second, and the time of a call in milliseconds: median, 99th percentile, greatest."""
+        """Return tasks a second, and the time of a call in milliseconds: median, 99th percentile, greatest."""
         took = sorted(self.took_s) or [float("nan")]
         at = {"median_ms": took[len(took) // 2], "p99_ms": took[int(len(took) * 0.99)], "max_ms": took[-1]}
         total_s = sum(self.took_s)

@@ -33,12 +33,12 @@ yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 
 
 def example(text: str) -> str:
-    """An epilog that shows examples as they are typed."""
+    """Return an epilog that shows examples as they are typed."""
     return "\b\nExample:\n" + "\n".join(f"  {line}" for line in text.strip().splitlines())
 
 
 def brief(value: Any, chars: int = LINE_CHARS_MAX) -> str:
-    """A payload or a text, on one line of at most `chars`, harmless for a terminal.
+    """Return a payload or a text, on one line of at most `chars`, harmless for a terminal.
 
     Bytes are told from all that JSON has by their number, which stands before them: `2 bytes: AP8=`.
     """
@@ -87,7 +87,7 @@ def confirm(question: str, yes: bool) -> None:
 
 
 def words(arguments: tuple[str, ...]) -> Iterator[str]:
-    """The arguments, with `-` replaced by the lines of standard input.
+    """Yield the arguments, with `-` replaced by the lines of standard input.
 
     A line may also be one that `lease` or `ls` printed as JSON: its token counts, or its id.
     """

@@ -69,7 +69,7 @@ def _field(letter: fsqueue.DeadLetter, path: list[str]) -> Any:
 
 
 def _shown(value: Any) -> str:
-    """A value as it is written on the command line: strings as they are, all else as JSON."""
+    """Return a value as it is written on the command line: strings as they are, all else as JSON."""
     if isinstance(value, str):
         return value
     import orjson

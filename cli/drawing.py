@@ -40,7 +40,10 @@ class Look:
 
     @property
     def left(self) -> fsqueue.TimeLeft | None:
-        """When it will be drained. Of several queues it is the last that counts, if each has workers of its own."""
+        """Return when it will be drained.
+
+        Of several queues it is the last that counts, if each has workers of its own.
+        """
         each = [part.left for part in self.parts if part.status.remaining]
         known = [left for left in each if left is not None]
         if each and len(known) == len(each):
@@ -62,11 +65,11 @@ class Pen:
         self.is_rich = self.text("█▏…±") == "█▏…±"
 
     def text(self, value: object) -> str:
-        """A value as text that cannot drive the terminal, and that its encoding has."""
+        """Return a value as text that cannot drive the terminal, and that its encoding has."""
         return plain(str(value)).encode(self.encoding, "backslashreplace").decode(self.encoding)
 
     def fit(self, text: str, columns: int | None = None) -> str:
-        """The beginning of a text; wide characters take two columns."""
+        """Return the beginning of a text; wide characters take two columns."""
         from tqdm.utils import disp_len, disp_trim
 
         room = self.columns if columns is None else columns
@@ -77,21 +80,21 @@ class Pen:
         return f"{disp_trim(text, room - 1)}{mark}" if room > 1 else mark[:room]
 
     def cell(self, text: str, columns: int) -> str:
-        """The same, filled up with blanks."""
+        """Return the same, filled up with blanks."""
         from tqdm.utils import disp_len
 
         text = self.fit(text, columns)
         return text + " " * (columns - disp_len(text))
 
     def bar(self, share: float, columns: int) -> str:
-        """A bar that is filled up to `share`."""
+        """Return a bar that is filled up to `share`."""
         from tqdm import tqdm
 
         share = min(max(share, 0.0), 1.0)
         return tqdm.format_meter(share, 1.0, 0.0, ncols=columns, ascii=not self.is_rich, bar_format="{bar}")
 
     def rate(self, rate: fsqueue.Rate) -> str:
-        """A rate with its error."""
+        """Return a rate with its error."""
         return f"{number(rate.per_s)} {'±' if self.is_rich else '+-'} {number(rate.error)}"
 
 
@@ -101,12 +104,12 @@ def something(rate: fsqueue.Rate | None) -> TypeGuard[fsqueue.Rate]:
 
 
 def number(value: float) -> str:
-    """A rate in three digits or so."""
+    """Return a rate in three digits or so."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 1 else f"{value:.2g}"
 
 
 def time_left(left: fsqueue.TimeLeft) -> str:
-    """The time left, with the interval in which it lies 19 of 20 times."""
+    """Return the time left, with the interval in which it lies 19 of 20 times."""
     if left.most_s is None:
         return f"{duration(left.likely_s)} left ({duration(left.least_s)} or more)"
     least, most = duration(left.least_s), duration(left.most_s)
@@ -117,7 +120,7 @@ def time_left(left: fsqueue.TimeLeft) -> str:
 
 
 def parts_of(look: Look) -> list[str]:
-    """What a line on a queue says, most important first."""
+    """Return what a line on a queue says, most important first."""
     status, found = look.status, look.activity
     share = f" ({status.completed / status.inserted:.1%})" if status.inserted else ""
     parts = [
@@ -132,7 +135,7 @@ def parts_of(look: Look) -> list[str]:
 
 
 def progress_line(look: Look, named: bool = False) -> str:
-    """A queue on one line."""
+    """Return a queue on one line."""
     line = str(look.error) if look.error is not None else ", ".join(parts_of(look))
     return f"{look.name}: {line}" if named else line
 
@@ -178,7 +181,7 @@ def failures(found: fsqueue.Activity, rows: int) -> list[str]:
 
 
 def oldest(look: Look, rows: int) -> list[str]:
-    """The slowest leased tasks: a heading, and as many as there is room for."""
+    """Return the slowest leased tasks: a heading, and as many as there is room for."""
     known = [
         (found.at - held.since, held, f"  {one.name}" if look.parts else "")
         for one in look.parts or [look]
@@ -211,7 +214,7 @@ def details(pen: Pen, look: Look, rows: int) -> list[str]:
 
 
 def screen(pen: Pen, looks: Sequence[Look]) -> list[str]:
-    """A screen of at most `pen.rows` lines, each of at most `pen.columns` columns."""
+    """Return a screen of at most `pen.rows` lines, each of at most `pen.columns` columns."""
     if not looks:
         return []
     if pen.rows < LEAST_ROWS or pen.columns < (LEAST_COLUMNS if len(looks) == 1 else TABLE_COLUMNS):
@@ -262,7 +265,7 @@ def _several(pen: Pen, looks: Sequence[Look]) -> list[str]:
 
 
 def total(looks: Sequence[Look]) -> Look:
-    """All queues as one."""
+    """Return all queues as one."""
     known = [look.activity for look in looks if look.activity is not None]
     return Look(
         "all",

@@ -81,7 +81,7 @@ def fsck(queue: str, repair: bool, as_json: bool) -> None:
 
 
 def _show(finding: fsqueue.Finding, repair: bool, explain: bool) -> None:
-    """The finding on a line, and, the first time, what its kind means."""
+    """Show a finding on a line, and, the first time, what its kind means."""
     tasks = f" ({finding.tasks:,} task{'s' if finding.tasks != 1 else ''})" if finding.tasks else ""
     note = f": {finding.note}" if finding.note else ""
     state = "" if not repair else " [repaired]" if finding.repaired else " [NOT repaired]"

@@ -119,7 +119,7 @@ class Settling:
         self.done: list[fsqueue.LeasedTask] = []
 
     def together(self, act: Callable[[fsqueue.Queue, list[fsqueue.LeasedTask]], object]) -> None:
-        """`act` on all at once."""
+        """Do `act` on all at once."""
         with fsqueue.Queue(self._queue) as q:
             tasks = self._attach(q)
             try:
@@ -131,7 +131,7 @@ class Settling:
         self._report()
 
     def singly(self, act: Callable[[fsqueue.LeasedTask], object]) -> None:
-        """`act` on one after the other."""
+        """Do `act` on one after the other."""
         with fsqueue.Queue(self._queue) as q:
             for task in self._attach(q):
                 try:

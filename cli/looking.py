@@ -45,7 +45,7 @@ def ls(queue: str, state: fsqueue.State | None, limit: int | None, as_json: bool
 
 
 def _time_of(task: fsqueue.TaskInfo, state: str | None) -> str:
-    """When the task came into its state; of a delayed one, until when it stays there."""
+    """Return when the task came into its state; of a delayed one, until when it stays there."""
     if task.state != "delayed":
         return moment(task.since)
     until = moment(task.available_at)
@@ -53,7 +53,7 @@ def _time_of(task: fsqueue.TaskInfo, state: str | None) -> str:
 
 
 def _after(heading: Iterable[tuple[str, ...]], rows: Iterable[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
-    """The heading, once there is a row to come after it."""
+    """Yield the heading, once there is a row to come after it."""
     for row in rows:
         yield from heading
         heading = ()
@@ -96,7 +96,7 @@ def show(queue: str, task: str, as_json: bool) -> None:
 
 
 def _text(value: Any) -> str:
-    """A value in full; of several lines, as of an error, the later ones indented."""
+    """Return a value in full; of several lines, as of an error, the later ones indented."""
     if isinstance(value, str) and "\n" in value:
         return "\n    ".join(value.split("\n"))
     if isinstance(value, dict):

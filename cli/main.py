@@ -158,7 +158,7 @@ def errors_as_lines() -> Iterator[None]:
 
 
 def explain(error: Exception) -> tuple[str, int]:
-    """The sentence and the exit code for `error`."""
+    """Return the sentence and the exit code for `error`."""
     if os.environ.get("FSQUEUE_TRACEBACK"):
         import traceback
 

@@ -188,7 +188,7 @@ def _said(value: object) -> str:
 
 
 def _inventory(status: fsqueue.Status) -> str:
-    """What would be lost."""
+    """Return what would be lost."""
     return (
         f"{wording.counted(status.remaining, 'unfinished task')}, {status.leased:,} of them leased, and "
         f"{wording.counted(status.dead, 'dead letter')}"

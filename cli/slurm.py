@@ -62,7 +62,7 @@ class Submission(click.Command):
         return super().parse_args(ctx, own)
 
     def _sorted(self, words: list[str]) -> tuple[list[str], list[str], list[str], list[str]]:
-        """The queues, and the words that are options of its own, of `run`, of sbatch."""
+        """Return the queues, and the words that are options of its own, of `run`, of sbatch."""
         mine, theirs = _takes_value(self), _takes_value(run)
         rest = iter(words)
         queues: list[str] = []
@@ -331,7 +331,7 @@ def _make_logs(directory: str | None) -> None:
 
 
 def _defaults(given: list[str], path: str, options: dict[str, Any]) -> list[str]:
-    """What sbatch is told unless the user has said it."""
+    """Return what sbatch is told unless the user has said it."""
     names = _names(given)
     defaults = []
     if not names & {"-J", "--job-name"}:
@@ -355,7 +355,7 @@ def _launcher(cpus: str | None) -> list[str]:
 
 
 def _script(prologue: str, launcher: list[str], arguments: list[str]) -> str:
-    """The batch script. The worker takes the shell's place, so that Slurm's signals reach it."""
+    """Return the batch script. The worker takes the shell's place, so that Slurm's signals reach it."""
     worker = [*launcher, sys.executable, "-P", "-m", __package__ or "fsqueue_cli", "run", *arguments]
     before = f"{prologue}\n\n" if prologue else ""  # a backslash at its end continues an empty line
     return f"#!/bin/bash\n{before}exec {' '.join(map(quoted, worker))}\n"
@@ -407,7 +407,7 @@ def _submit(sbatch: list[str], script: str, logs: str | None, as_json: bool) -> 
 
 
 def _described(sbatch: list[str], script: str, logs: str | None) -> dict[str, Any]:
-    """What is submitted, as JSON can hold it: arguments may be any bytes."""
+    """Return what is submitted, as JSON can hold it: arguments may be any bytes."""
     return {
         "sbatch": [_text(word) for word in sbatch],
         "script": _text(script),

@@ -38,7 +38,7 @@ def spark_options(command: Command) -> Command:
 
 
 def session(master: str | None, conf: tuple[str, ...]) -> Any:
-    """The Spark session; what it says beyond errors is not passed on."""
+    """Return the Spark session; what it says beyond errors is not passed on."""
     settings = [setting.partition("=") for setting in conf]
     for key, sign, value in settings:
         if not sign or not key:

@@ -43,7 +43,7 @@ class Pace:
         self._seen: deque[tuple[float, int, int, int]] = deque()
 
     def add(self, status: fsqueue.Status) -> fsqueue.Activity:
-        """The rates of insertion, completion and finishing; None while unknown."""
+        """Return the rates of insertion, completion and finishing; None while unknown."""
         seen = (time.monotonic(), status.inserted, status.completed, status.completed + status.dead)
         if self._seen and any(now < before for now, before in zip(seen, self._seen[-1], strict=True)):
             self._seen.clear()  # purged, or dead letters were
@@ -67,12 +67,12 @@ class Pace:
 
 
 def queues_at(paths: tuple[str, ...]) -> list[str]:
-    """The queues at some paths, each a queue or a directory of queues; each queue once."""
+    """Return the queues at some paths, each a queue or a directory of queues; each queue once."""
     return list(dict.fromkeys(path for given in paths for path in fsqueue.queues(given)))
 
 
 def name_of(path: str) -> str:
-    """A queue's name in its directory."""
+    """Return a queue's name in its directory."""
     return plain(unquote(path.rpartition("/")[2])) or path
 
 
@@ -87,7 +87,7 @@ class Watched:
         self.last: Look | None = None
 
     def look(self) -> Look:
-        """Its status, and what went on."""
+        """Return its status, and what went on."""
         status = self.queue.status(exact=not self.fast)
         pace = self.pace.add(status)
         if self.fast:
@@ -99,7 +99,7 @@ class Watched:
         return Look(self.name, self.path, status, found)
 
     def stuck(self) -> list[StuckLock]:
-        """The locks that stay taken; of a queue that was just deleted none matters any more."""
+        """Return the locks that stay taken; of a queue that was just deleted none matters any more."""
         try:
             return self.queue.stuck()
         except fsqueue.QueueNotFound:
@@ -117,7 +117,7 @@ class Watching:
         """What is wrong with queues that cannot be looked at at all."""
 
     def looks(self) -> list[Look]:
-        """A look at each. An error with a queue that was named ends it; one in a directory is shown.
+        """Return a look at each. An error with a queue that was named ends it; one in a directory is shown.
 
         So is what the filesystem says of a queue that could be looked at before: it may work again.
         """
@@ -150,7 +150,10 @@ class Watching:
             return Look(name_of(path), path, fsqueue.Status(), error=error)
 
     def stuck(self, path: str) -> list[StuckLock]:
-        """The locks of a queue that stay taken. An error with one of several queues is told with those of the looks."""
+        """Return the locks of a queue that stay taken.
+
+        An error with one of several queues is told with those of the looks.
+        """
         try:
             return self.watched[path].stuck()
         except fsqueue.FsqueueError as error:
@@ -187,7 +190,7 @@ class Screen(Canvas):
 
 
 def as_json(look: Look) -> dict[str, object]:
-    """All that is known of a queue. Rates are tasks a second, times seconds; null: not known."""
+    """Return all that is known of a queue. Rates are tasks a second, times seconds; null: not known."""
     if look.error is not None:
         return {"queue": look.path, "at": time.time(), "error": str(look.error)}
     left, found = look.left, look.activity

@@ -402,7 +402,7 @@ def move_away(fs: Filesystem, path: str, clock: Clock, entropy: Entropy) -> None
 
 
 def _outside_of(fs: Filesystem, path: str) -> Filesystem:
-    """The directory that holds a queue."""
+    """Return the directory that holds a queue."""
     return Filesystem(layout.holder_of(path), shared=fs.shared)
 
 
@@ -418,7 +418,7 @@ def _later(action: Callable[..., object], *args: object) -> None:
 
 @contextmanager
 def _settings(fs: Filesystem, path: str, clock: Clock, entropy: Entropy) -> Iterator[tuple[int, QueueState]]:
-    """`queue.jsonl`, locked, and what it says now; FileNotFoundError if there is none."""
+    """Lock `queue.jsonl`, and yield its descriptor and what it says now. FileNotFoundError if there is none."""
     with jsonl.held(fs, clock, entropy, layout.settings_file(path), flags=os.O_APPEND) as fd:
         yield fd, layout.read_queue_state(fs.read_from(fd, 0), path)
 
@@ -470,7 +470,7 @@ def release(store: Store, chosen: Callable[[ReplayState, int], bool], offline: b
 
 
 def lease_holds(replay_state: ReplayState, index: int, chosen: Callable[[ReplayState, int], bool]) -> bool:
-    """Whether a task is leased, in time or not, by somebody chosen."""
+    """Return whether a task is leased, in time or not, by somebody chosen."""
     return (
         replay_state.holder[index] is not None and replay_state.state[index] == LEASED and chosen(replay_state, index)
     )

@@ -73,7 +73,7 @@ def verb(doing: str) -> Callable[[Callable[Concatenate[Q, P], R]], Callable[Conc
 
 
 def translated(store: Store, items: Iterator[R], doing: str) -> Iterator[R]:
-    """The same for what comes bit by bit."""
+    """Yield the same for what comes bit by bit."""
     mine: frozenset[int] = frozenset()
     while True:
         sections, open_now, fresh = taken.mark()
@@ -93,7 +93,7 @@ def translated(store: Store, items: Iterator[R], doing: str) -> Iterator[R]:
 
 
 def whole(name: str, value: object, least: int = 1) -> int:
-    """A whole number of at least `least`, or InvalidArgument."""
+    """Return a whole number of at least `least`, or InvalidArgument."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise InvalidArgument(f"{name} must be a whole number of at least {least}, not {value!r}.")
     return value

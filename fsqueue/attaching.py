@@ -30,7 +30,10 @@ class WithoutPayload(LeasedTask):
 
 
 def attach(queue: Verbs, token: str) -> LeasedTask:
-    """The task that the lease holds. InvalidArgument: no token; TaskNotFound: its batch has finished; LeaseLost."""
+    """Return the task that the lease holds.
+
+    InvalidArgument: no token; TaskNotFound: its batch has finished; LeaseLost.
+    """
     store = queue.store
     batch_id, index, lease = names.parse_token(token)
     store.verify()

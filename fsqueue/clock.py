@@ -75,7 +75,7 @@ class Clock:
         time.sleep(seconds)
 
     def margin_ms(self) -> int:
-        """How long after a lease's end it may be taken: twice the clock's error, within bounds."""
+        """Return how long after a lease's end it may be taken: twice the clock's error, within bounds."""
         least, most = MARGIN_MS
         twice = 2 * self.error_ms
         return least if twice <= least else min(twice, most)
@@ -101,7 +101,7 @@ class Clock:
         self.offset_ms = round((self._base_ms or 0) - self._apart_ms)
 
     def is_vague(self) -> bool:
-        """Whether the offset may be wrong by more than the margin makes up for."""
+        """Return whether the offset may be wrong by more than the margin makes up for."""
         return 2 * self.error_ms > MARGIN_MS[1]
 
     def is_stale(self) -> bool:
@@ -157,11 +157,11 @@ class Entropy:
             self._pool = map(os.urandom(self.POOL_BYTES).hex().__getitem__, self._PIECES)
 
     def random(self) -> float:
-        """A number in [0, 1)."""
+        """Return a number in [0, 1)."""
         return int(self.hex16()[:13], 16) / (1 << 52)
 
     def shuffled(self, items: Iterable[T]) -> list[T]:
-        """The items, in an order by lot. (Cheaper than a random number of the system's for each.)"""
+        """Return the items, in an order by lot. (Cheaper than a random number of the system's for each.)"""
         lots = iter(Random(int(self.hex16(), 16)).random, None)
         return [item for _, item in sorted(zip(lots, items, strict=False))]
 
@@ -170,7 +170,7 @@ class Entropy:
         return bytes.fromhex(self.hex16() + self.hex16())
 
     def uuid7(self, now_ms: int) -> str:
-        """A UUID of version 7 (RFC 9562, section 5.7) as 32 hexadecimal digits."""
+        """Return a UUID of version 7 (RFC 9562, section 5.7) as 32 hexadecimal digits."""
         tail = int(self.hex16(), 16)
         variant = (tail & ((1 << 62) - 1)) | (0b10 << 62)
         return f"{now_ms & ((1 << 48) - 1):012x}7{self.hex16()[:3]}{variant:016x}"

@@ -63,7 +63,7 @@ class Commit:
 
     @verb("staging")
     def stage_encoded(self, batches: Iterable[encoding.Encoded]) -> CommitPart:
-        """The same for batches that the caller has encoded, and answers for: they are written as they are."""
+        """Return the same for batches that the caller has encoded, and answers for: they are written as they are."""
         self.store.refresh()
         return self._stage(items_of(batches))
 
@@ -100,7 +100,7 @@ class Commit:
 
     @verb("looking for a commit")
     def committed(self) -> CommitReport | None:
-        """What was inserted under this name, by whomever; None if nothing was decided yet."""
+        """Return what was inserted under this name, by whomever; None if nothing was decided yet."""
         store = self.store
         store.refresh(now=True)
         layout = store.layout
@@ -183,7 +183,10 @@ class _Stager:
         self.generation = store.queue_state.generation
 
     def stage(self, batches: Iterable[encoding.Encoded]) -> CommitPart:
-        """All tasks up to the end of the stream, or up to a bad one. After any other error nothing is left of them."""
+        """Return all tasks up to the end of the stream, or up to a bad one.
+
+        After any other error nothing is left of them.
+        """
         store = self.store
         try:
             store.fs.close(store.making_generation(lambda: store.fs.open_append(f"{self.directory}/{commits.LOCK}")))

@@ -105,7 +105,7 @@ class InvalidResult(InvalidTask):
 
     @property
     def tasks(self) -> list[str]:
-        """The ids of the tasks whose results cannot be kept."""
+        """Return the ids of the tasks whose results cannot be kept."""
         return list(self.reasons)
 
 

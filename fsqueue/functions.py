@@ -69,7 +69,10 @@ class Function(Generic[P, R]):
         return self.__wrapped__(*args, **kwargs)
 
     def call(self, /, *args: P.args, **kwargs: P.kwargs) -> Task:
-        """A task that calls the function with these arguments, for `Queue.insert` and `insert_many`. InvalidTask."""
+        """Return a task that calls the function with these arguments, for `Queue.insert` and `insert_many`.
+
+        InvalidTask.
+        """
         if self.name.partition(":")[0] in _SCRIPTS:
             raise InvalidTask(
                 f"{self.__name__} is defined in the script that is running, which no worker can import. Move it into a "
@@ -103,7 +106,8 @@ class Function(Generic[P, R]):
         return self._opened.insert(item)
 
     def on(self, queue: Where | None = None, *, delay_s: float | None = None) -> Function[P, R]:
-        """The same function with another queue, or with calls that become available after other `delay_s` seconds.
+        """Return the same function with another queue, or with calls that become available after other `delay_s`
+        seconds.
 
         Keep what it returns if you insert more than a few: it opens the queue once.
         """
@@ -172,7 +176,7 @@ def task(
 
 
 def handler(modules: Sequence[str]) -> Handler:
-    """What a worker calls with each payload: import these modules, and run the functions that they register.
+    """Return what a worker calls with each payload: import these modules, and run the functions that they register.
 
     A function belongs to the module that defines it: importing it elsewhere makes it runnable nowhere else.
     InvalidArgument for a module that cannot be imported, or that registers nothing.
@@ -252,7 +256,7 @@ def _place(error: BaseException) -> str:
 
 
 def _elsewhere(module: str) -> str:
-    """What may have been meant by a module that registers nothing itself."""
+    """Return what may have been meant by a module that registers nothing itself."""
     found = {one.__module__ for one in vars(sys.modules[module]).values() if isinstance(one, Function)}
     if found:
         return f"What it imports belongs to {', '.join(sorted(found))}: load that."
@@ -288,7 +292,7 @@ def _checked_name(name: object) -> str:
 
 
 def _by_name(bound: inspect.BoundArguments) -> Iterator[tuple[str, Any]]:
-    """The arguments as the caller knows them: `name`, or `args[0]` for those that have none."""
+    """Yield the arguments as the caller knows them: `name`, or `args[0]` for those that have none."""
     for name, value in bound.arguments.items():
         kind = bound.signature.parameters[name].kind
         if kind is inspect.Parameter.VAR_POSITIONAL:

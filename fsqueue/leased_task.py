@@ -18,7 +18,7 @@ from fsqueue.storage.store import Store
 
 
 class Verbs(Protocol):
-    """What a leased task, and who works on it, ask of the queue that it was leased from. `Queue` has these verbs."""
+    """The verbs that a leased task and its worker ask of the queue that it was leased from. `Queue` has them."""
 
     store: Store
 
@@ -77,7 +77,7 @@ class Verbs(Protocol):
 
 
 class Ahead(Protocol):
-    """What a leased task asks of the loop that leased it. `fsqueue.poll.Prefetched` is one."""
+    """The verbs that a leased task asks of the loop that leased it. `fsqueue.poll.Prefetched` has them."""
 
     failures_max: float
     failures_left: float
@@ -142,17 +142,17 @@ class LeasedTask:
 
     @property
     def id(self) -> str:
-        """The task's id, never used twice."""
+        """Return the task's id, never used twice."""
         return f"{self.batch}.{self.index}"
 
     @property
     def token(self) -> str:
-        """What another process needs to act on this lease: see `Queue.attach`."""
+        """Return what another process needs to act on this lease: see `Queue.attach`."""
         return f"{self.batch}.{self.index}@{self.lease}"
 
     @property
     def lease_until(self) -> float:
-        """When the lease ends, in Unix seconds on the file server's clock."""
+        """Return when the lease ends, in Unix seconds on the file server's clock."""
         return self.until_ms / 1000
 
     def complete(self, result: Any = None) -> None:

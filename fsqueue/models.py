@@ -1,4 +1,4 @@
-"""What users hold: tasks to insert, and what is known of tasks, commits and queues. Frozen values."""
+"""Values that users hold: tasks to insert, and facts about tasks, commits and queues."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class TaskRef:
 
 @dataclass(frozen=True, slots=True)
 class TaskInfo(_AsDict):
-    """What is known of a task. Times are Unix seconds; a payload is None once the task has finished."""
+    """Facts about a task. Times are Unix seconds; a payload is None once the task has finished."""
 
     id: str
     state: State
@@ -95,7 +95,7 @@ class Movement(_AsDict):
     """How long the work took that this ended, where it differs from how long the task was leased."""
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields that are set, by name."""
+        """Return the fields that are set, by name."""
         return {key: value for key, value in _AsDict.as_dict(self).items() if value is not None}
 
 
@@ -117,7 +117,7 @@ class DeadLetter(_AsDict):
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """How many tasks are in which state. `inserted` is the sum of the others, always."""
+    """Counts of tasks by state. `inserted` is the sum of the others, always."""
 
     waiting: int = 0
     delayed: int = 0
@@ -127,7 +127,7 @@ class Status:
 
     @property
     def inserted(self) -> int:
-        """All tasks there ever were, but the cancelled ones and the dead letters thrown away."""
+        """Return all tasks there ever were, but the cancelled ones and the dead letters thrown away."""
         return self.waiting + self.delayed + self.leased + self.completed + self.dead
 
     @property
@@ -137,17 +137,17 @@ class Status:
 
     @property
     def drained(self) -> bool:
-        """Whether nothing is waiting, delayed or leased."""
+        """Return whether nothing is waiting, delayed or leased."""
         return self.remaining == 0
 
     def as_dict(self) -> dict[str, int]:
-        """The numbers by name, `inserted` first."""
+        """Return the numbers by name, `inserted` first."""
         return {"inserted": self.inserted, **{field.name: getattr(self, field.name) for field in fields(self)}}
 
 
 @dataclass(frozen=True, slots=True)
 class CommitPart(_AsDict):
-    """What one `Commit.stage` has staged: small, it pickles, and goes through JSON as `CommitPart(**part.as_dict())`.
+    """A part that `Commit.stage` has staged: small, and ready for pickle or for JSON (`CommitPart(**part.as_dict())`).
 
     The batches of a part are named in a row, from `first` on; `queue` and `generation` tell where they were staged.
     """
@@ -164,7 +164,7 @@ class CommitPart(_AsDict):
 
 @dataclass(frozen=True, slots=True)
 class CommitReport(_AsDict):
-    """What a commit has inserted, and when it was decided (Unix seconds). `repeated`: not by this call."""
+    """Counts of what a commit inserted. `at`: when it was decided (Unix seconds). `repeated`: not by this call."""
 
     name: str
     tasks: int
@@ -176,7 +176,7 @@ class CommitReport(_AsDict):
 
 @dataclass(slots=True)
 class GcReport(_AsDict):
-    """What upkeep found and mended, in numbers of files or batches."""
+    """Counts of what upkeep found and mended, in files or batches."""
 
     finished: int = 0
     staged_reaped: int = 0

@@ -132,7 +132,7 @@ def _wait(stores: list[Store], timeout_s: float, poll: Callable[[list[Status]], 
 
 
 class Lessor(Verbs, Protocol):
-    """What a loop asks of its queue. `Queue` is one."""
+    """The verbs that a loop asks of its queue. `Queue` has them."""
 
     @property
     def _leaser(self) -> Leaser:

@@ -126,18 +126,18 @@ class Queue(Maintenance):
 
     @property
     def path(self) -> Path:
-        """Its directory."""
+        """Return its directory."""
         return Path(self.store.path)
 
     @property
     def settings(self) -> Settings:
-        """What was decided when it was created."""
+        """Return what was decided when it was created."""
         settings: Settings = self.store.settings
         return settings
 
     @property
     def generation(self) -> int:
-        """Which generation it is in, as last read: each purge begins the next."""
+        """Return which generation it is in, as last read: each purge begins the next."""
         return self.store.queue_state.generation
 
     @property
@@ -227,7 +227,7 @@ class Queue(Maintenance):
         return insertion.insert_many(self.store, tasks, delay_s, batch_tasks, total)
 
     def commit(self, name: str, *, attempt: str | None = None) -> Commit:
-        """A named commit: many writers on many hosts stage, one publishes; all of it appears together, once.
+        """Return a named commit: many writers on many hosts stage, one publishes; all of it appears together, once.
 
         `attempt`: that of a `CommitPart`, to discard what a commit staged that is not at hand any more.
         """
@@ -328,7 +328,7 @@ class Queue(Maintenance):
 
     @verb("attaching to a lease")
     def attach(self, token: str) -> LeasedTask:
-        """A lease made elsewhere, from its token, to act on it from this process.
+        """Return a lease made elsewhere, from its token, to act on it from this process.
 
         InvalidArgument if it is no token; TaskNotFound if the batch has finished; LeaseLost if the
         lease does not hold any more.
@@ -410,7 +410,10 @@ class Queue(Maintenance):
 
     @verb("reading the status")
     def status(self, exact: bool = True) -> Status:
-        """How many tasks are in which state. `exact` reads the active logs; otherwise names alone (an estimate)."""
+        """Return how many tasks are in which state.
+
+        `exact` reads the active logs; otherwise names alone (an estimate).
+        """
         put_back(self)
         return inspection.status(self.store, exact)
 
@@ -424,7 +427,7 @@ class Queue(Maintenance):
 
     @verb("looking for stuck locks")
     def stuck(self) -> list[StuckLock]:
-        """The locks that stay taken, because their holders are stopped or cut off: each names whom it can.
+        """Return the locks that stay taken, because their holders are stopped or cut off: each names whom it can.
 
         Takes half a second if a lock is suspect. What such a holder has locked waits for it; all else goes on.
         """
@@ -434,7 +437,7 @@ class Queue(Maintenance):
 
     @verb("reading the queue")
     def is_drained(self) -> bool:
-        """Whether nothing is waiting, delayed or leased; cheaper than `status().drained`."""
+        """Return whether nothing is waiting, delayed or leased; cheaper than `status().drained`."""
         return inspection.DrainCheck(self.store)()
 
     def wait(self, timeout_s: float | None = None, poll: Callable[[Status], None] | None = None) -> Status:
@@ -450,21 +453,21 @@ class Queue(Maintenance):
 
     @verb("peeking")
     def peek(self, n: int = 1) -> list[TaskInfo]:
-        """Up to `n` waiting tasks, about in the order in which they would be leased; nothing is leased."""
+        """Return up to `n` waiting tasks, about in the order in which they would be leased; nothing is leased."""
         return inspection.peek(self.store, whole("n", n))
 
     @verb("looking a task up")
     def task(self, id: str) -> TaskInfo:
-        """What is known of a task; TaskNotFound. Finished ones only while the history keeps them."""
+        """Return what is known of a task; TaskNotFound. Finished ones only while the history keeps them."""
         return inspection.task(self.store, id)
 
     def tasks(self, state: State | None = None) -> Iterator[TaskInfo]:
-        """The unfinished tasks, or those in one state: waiting, delayed, leased, completed, dead or cancelled."""
+        """Yield the unfinished tasks, or those in one state: waiting, delayed, leased, completed, dead or cancelled."""
         if state is not None:
             one_of("state", state, STATES)
         return translated(self.store, inspection.tasks(self.store, state), "listing tasks")
 
     @verb("reading the history")
     def history(self, id: str) -> list[Movement]:
-        """What happened to a task, oldest first; TaskNotFound if nothing is known of it."""
+        """Return what happened to a task, oldest first; TaskNotFound if nothing is known of it."""
         return task_history.movements_of(self.store, id)

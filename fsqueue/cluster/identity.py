@@ -49,13 +49,13 @@ def worker_of_this_process(name: str | None = None) -> dict[str, Any]:
 
 
 def _told(variable: str) -> str | None:
-    """What a variable says, if that can stand in a record: an environment may hold anything."""
+    """Return what a variable says, if that can stand in a record: an environment may hold anything."""
     value = os.environ.get(variable, "")
     return value if value.isprintable() and len(value) <= TOLD_CHARS_MAX else None
 
 
 def _address() -> str | None:
-    """This host's address on its network: what a datagram socket would send from. Nothing is sent."""
+    """Return this host's address: the one that a datagram socket would send from. Nothing is sent."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect(("192.0.2.1", 9))
@@ -65,7 +65,7 @@ def _address() -> str | None:
 
 
 def node_of(worker: dict[str, Any]) -> str:
-    """The node that a worker is on: by Slurm's name for it, else the host's."""
+    """Return the node that a worker is on: by Slurm's name for it, else the host's."""
     return str(worker.get("slurm_node") or worker.get("host", "?"))
 
 
@@ -85,7 +85,7 @@ def is_in_job(worker: dict[str, Any], job: str) -> bool:
 
 
 def describe(worker: dict[str, Any] | None) -> str:
-    """A worker in a few words for people."""
+    """Return a worker in a few words for people."""
     if not worker:
         return "an unknown worker"
     name = f"{worker['name']} on " if "name" in worker else ""

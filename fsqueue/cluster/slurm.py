@@ -20,7 +20,7 @@ ASK_S = 5.0
 
 
 def in_job() -> bool:
-    """Whether a node of Slurm has started this process (or what started it), so that the end of a job ends it."""
+    """Return whether a node of Slurm has started this process, or its ancestor: then the end of the job ends it."""
     return bool(os.environ.get("SLURM_JOB_ID")) and bool(os.environ.get("SLURMD_NODENAME"))
 
 
@@ -33,7 +33,8 @@ def is_alone_on_nodes() -> bool:
 
 @cache
 def job_end() -> float | None:
-    """When this process's Slurm job ends, in Unix seconds on this host's clock; None if there is none or it is unknown.
+    """Return when this process's Slurm job ends, in Unix seconds on this host's clock; None if there is none or it is
+    unknown.
 
     SLURM_JOB_END_TIME where Slurm sets it; else Slurm is asked, once a process. A time that is past says nothing (a
     shell that outlived its allocation, a site that lets jobs run on).
@@ -92,7 +93,8 @@ _FIELDS = "ArrayJobID:|,ArrayTaskID:|,State:|,RestartCnt:"
 
 
 def alive(workers: Sequence[Mapping[str, object]]) -> list[bool | None]:
-    """Whether the Slurm jobs that these workers ran in (as lease records name them) go on; None: cannot be known.
+    """Return whether the Slurm jobs that these workers ran in (as lease records name them) go on; None: cannot be
+    known.
 
     A job that Slurm knows no more, that has ended, waits, or was started anew since has none of its former processes.
     That is proof only where Slurm would show the job: not if it is of another cluster, nor another user's where jobs
@@ -126,13 +128,15 @@ def alive(workers: Sequence[Mapping[str, object]]) -> list[bool | None]:
 
 
 def _id_of(worker: Mapping[str, object]) -> str | None:
-    """A worker's job, of an array the whole array's, if that is a number: a record may hold anything."""
+    """Return a worker's job, of an array the whole array's, if that is a number: a record may hold anything."""
     job = worker.get("slurm_job")
     return job if isinstance(job, str) and job.isascii() and job.isdecimal() and len(job) < 12 else None
 
 
 def _cluster() -> tuple[str | None, bool]:
-    """The name of the cluster that would answer, and whether it keeps others' jobs private; None if it does not say."""
+    """Return the name of the cluster that would answer, and whether it keeps others' jobs private; None if it does not
+    say.
+    """
     name, private = None, False
     for line in (ask("scontrol", "show", "config") or "").splitlines():
         key, _, value = (part.strip() for part in line.partition("="))
@@ -159,7 +163,7 @@ def _jobs(ids: list[str]) -> dict[tuple[str, str], tuple[str, int]] | None:
 
 
 def ask(*command: str) -> str | None:
-    """What one of Slurm's commands prints; None if it is not there, fails, or takes longer than `ASK_S`.
+    """Return what one of Slurm's commands prints; None if it is not there, fails, or takes longer than `ASK_S`.
 
     Asked for a single job that it knows no more, squeue fails; that is an answer, too: nothing.
     """

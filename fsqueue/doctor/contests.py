@@ -50,7 +50,7 @@ class Party:
     """Whose the ledger must be, if others may have put something in its place."""
 
     def path(self, name: str) -> str:
-        """A file of the contest."""
+        """Return a file of the contest."""
         return f"{self.directory}/{name}"
 
 
@@ -115,7 +115,7 @@ def open_ledger(party: Party) -> int:
 
 
 def _last_number(tail: bytes) -> int:
-    """The number at the end of the last line; 0 if there is none."""
+    """Return the number at the end of the last line; 0 if there is none."""
     word = tail.rpartition(b" ")[2].strip()
     return int(word) if word.isdigit() else 0
 
@@ -152,7 +152,7 @@ def judge_turns(took: Sequence[Took], ledger: bytes, among: str, *, one_clock: b
             figures,
         )
     elif timeouts or not all(one.rounds for one in took):
-        seen = f"somebody waited in vain for {LOCK_WAIT_S:g} s for a lock that others have for moments."
+        seen = f"somebody waited {LOCK_WAIT_S:g} s without success for a lock that others have for moments."
         first = Finding(name, WARNING, seen, "Is the file server overloaded? Try again.", figures)
     else:
         first = Finding(name, OK, f"{rounds} holds by {len(took)} {among}, none overlapped.", figures=figures)
@@ -176,7 +176,7 @@ def _judge_reads(rounds: int, added: int, among: str) -> Finding:
 
 
 def _interrupted(lines: Sequence[str]) -> int:
-    """How many holds have another's line between their `in` and their `out`."""
+    """Return how many holds have another's line between their `in` and their `out`."""
     broken, at = 0, 0
     while at < len(lines):
         if lines[at].endswith(" in") and lines[at + 1 : at + 2] == [lines[at][:-2] + "out"]:
@@ -188,7 +188,7 @@ def _interrupted(lines: Sequence[str]) -> int:
 
 
 def _overlaps(took: Sequence[Took]) -> int:
-    """How many holds began before one of another party had ended."""
+    """Return how many holds began before one of another party had ended."""
     holds = sorted((start, end, one.name) for one in took for start, end in one.holds)
     overlaps, latest, whose = 0, float("-inf"), ""
     for start, end, name in holds:
@@ -235,7 +235,10 @@ def race(party: Party, names: int, ready: Callable[[int], None] = lambda number:
 
 
 def judge_races(won: Sequence[dict[str, list[int]]], names: int, left: Sequence[str], among: str) -> list[Finding]:
-    """A finding for each kind of race: nobody may have won what another won. `left`: the names in the directory."""
+    """Return a finding for each kind of race: nobody may have won what another won.
+
+    `left`: the names in the directory.
+    """
     findings = []
     for kind, does in (("create", "created"), ("link", "linked"), ("rename", "renamed")):
         wins = Counter(number for party in won for number in party[kind])
@@ -260,7 +263,7 @@ def judge_races(won: Sequence[dict[str, list[int]]], names: int, left: Sequence[
 
 
 def among_threads(make: Callable[[], Filesystem], directory: str) -> list[Finding]:
-    """The contests between threads, each with a filesystem from `make`."""
+    """Return the contests between threads, each with a filesystem from `make`."""
     parties = [Party(f"t{number}", make(), directory) for number in range(PROCESSES)]
     prepare_races(parties[0], NAMES)
     reports: list[dict[str, Any]] = [{} for _ in parties]
@@ -279,7 +282,7 @@ def among_threads(make: Callable[[], Filesystem], directory: str) -> list[Findin
 
 
 def contend(party: Party) -> dict[str, Any]:
-    """A party's part in all contests, and its report."""
+    """Return a party's part in all contests, and its report."""
     took = take_turns(party, ROUNDS)
     try:
         return {"took": asdict(took), "won": race(party, NAMES)}
@@ -289,7 +292,7 @@ def contend(party: Party) -> dict[str, Any]:
 
 
 def judge(party: Party, reports: Sequence[dict[str, Any]], among: str) -> list[Finding]:
-    """The findings on contests within this host, whose parties share a clock."""
+    """Return the findings on contests within this host, whose parties share a clock."""
     if not all(reports):
         seen = f"a contest did not end within {PATIENCE_S:g} s."
         return [Finding(f"locks between {among}", WARNING, seen, "Is the filesystem overloaded? Try again.")]
@@ -300,7 +303,7 @@ def judge(party: Party, reports: Sequence[dict[str, Any]], among: str) -> list[F
 
 
 def written(party: Party) -> bytes:
-    """The ledger that parties wrote by turns; nothing, where it is not to be found."""
+    """Return the ledger that parties wrote by turns; nothing, where it is not to be found."""
     found = bytearray()
     try:
         fd = party.fs.look_anew(party.path("ledger"))
@@ -315,7 +318,7 @@ def written(party: Party) -> bytes:
 
 
 def among_processes(fs: Filesystem, directory: str, inherited: tuple[int, ...] = ()) -> list[Finding]:
-    """The contests between processes: this interpreter, started anew a few times.
+    """Return the contests between processes: this interpreter, started anew a few times.
 
     They get the descriptors `inherited`, through which `directory` may lead. They import nothing from the directory in
     which they are started: a stranger may have put modules there.
@@ -367,7 +370,7 @@ def safe_path() -> list[str]:
 
 
 def _report_of(process: subprocess.Popen[str]) -> dict[str, Any]:
-    """What a process printed; {} if it did not come to an end in time."""
+    """Return what a process printed; {} if it did not come to an end in time."""
     try:
         report: dict[str, Any] = json.loads(process.communicate(timeout=PATIENCE_S)[0])
         return report
@@ -376,7 +379,7 @@ def _report_of(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """One process's part, as `among_processes` starts it: says "ready", waits for a line, contends, reports."""
+    """Play one process's part, as `among_processes` starts it: say "ready", wait for a line, contend, report."""
     name, directory, root, shared = sys.argv[1:]
     party = Party(name, Filesystem(root, shared=shared == "1"), directory)
     sys.stdout.write("ready\n")

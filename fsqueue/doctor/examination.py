@@ -56,12 +56,12 @@ class Report:
 
     @property
     def verdict(self) -> str:
-        """ok, warning or unfit: the worst of all findings. A stuck lock is worth a warning."""
+        """Return ok, warning or unfit: the worst of all findings. A stuck lock is worth a warning."""
         verdict = worst(self.findings)
         return WARNING if verdict == OK and self.stuck else verdict
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it, for JSON."""
+        """Return all of it, for JSON."""
         return {
             "path": self.path,
             "directory": self.directory,
@@ -186,7 +186,7 @@ class Examination:
     # -- with another host ------------------------------------------------------------------------------
 
     def join(self, timeout_s: float, waiting: Callable[[], None]) -> None:
-        """The tests between two hosts, added to the report."""
+        """Run the tests between two hosts, and add them to the report."""
         findings = self.report.findings
         try:
             with Held.at(self.directory) as directory:
@@ -249,7 +249,7 @@ class Examination:
         raise AssertionError("unreachable")
 
     def identity(self, directory: Held) -> dict[str, Any]:
-        """What the partner is told of this host."""
+        """Return what the partner is told of this host."""
         mount = self.report.findings[0]
         return {
             "host": messages.say(self.report.host, messages.HOST_CHARS_MAX) or "?",
@@ -263,7 +263,7 @@ class Examination:
         }
 
     def about_partner(self, there: dict[str, Any], mine: dict[str, Any]) -> list[Finding]:
-        """The partner's mount; and a warning if it is this host's own."""
+        """Return the partner's mount; and a warning if it is this host's own."""
         mount = messages.finding(messages.inner(there, "mount"))
         findings = [replace(mount, probe=f"mount of {messages.host(there)}")]
         boot, device = messages.text(there, "boot", messages.WORD_CHARS_MAX), messages.number(there, "device", 0)
@@ -312,7 +312,7 @@ class Contest:
 
 
 def nearest(path: str) -> str:
-    """`path`, or the nearest directory above it that is there; NotAQueue if that is a file."""
+    """Return `path`, or the nearest directory above it that is there; NotAQueue if that is a file."""
     while True:
         try:
             if not is_directory(path):
@@ -336,7 +336,7 @@ def without_proc(what: str) -> Finding:
 
 
 def unwritable(error: OSError) -> Finding:
-    """The finding that says why nothing can be tried."""
+    """Return the finding that says why nothing can be tried."""
     if error.errno == errno.EROFS:
         return Finding("writing", UNFIT, "it is mounted read-only.", "Use a mount that is writable.")
     if isinstance(error, Displaced):
@@ -351,7 +351,7 @@ def unwritable(error: OSError) -> Finding:
 
 
 def space(fs: Filesystem, directory: str, mount: Mount) -> Finding:
-    """How many bytes and files there is room for, by the disk and by quotas."""
+    """Return how many bytes and files there is room for, by the disk and by quotas."""
     found = fs.space(directory)
     figures: dict[str, Any] = {}
     if found.f_blocks:  # ramfs, and FUSE systems without statfs, tell none: that is no full disk

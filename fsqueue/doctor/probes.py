@@ -47,13 +47,13 @@ class Bench:
         self._made: list[str] = []
 
     def path(self) -> str:
-        """A name that nobody has used."""
+        """Return a name that nobody has used."""
         self._made.append(self._prefix + self._entropy.hex16())
         return self._made[-1]
 
     @contextmanager
     def file(self, path: str | None = None) -> Iterator[tuple[str, int]]:
-        """A new file, open for appending."""
+        """Return a new file, open for appending."""
         path = path or self.path()
         fd = self.fs.create(path)
         try:
@@ -63,7 +63,7 @@ class Bench:
 
     @contextmanager
     def again(self, path: str) -> Iterator[int]:
-        """The file opened once more, by a fresh look."""
+        """Return the file opened once more, by a revalidating open."""
         fd = self.fs.look(path, os.O_RDWR | os.O_APPEND)
         try:
             yield fd
@@ -84,7 +84,7 @@ Probe = Callable[[Bench], Finding]
 
 
 def run(bench: Bench, probe: Probe) -> Finding:
-    """One probe's finding; an error of the filesystem is one, too. What is no fault of its kind is raised."""
+    """Return one probe's finding; an error of the filesystem is one, too. Raise what is no fault of its kind."""
     try:
         return probe(bench)
     except OSError as error:
@@ -96,7 +96,7 @@ def run(bench: Bench, probe: Probe) -> Finding:
 
 
 def quick(bench: Bench) -> list[Finding]:
-    """The findings of the probes that take no time."""
+    """Return the findings of the probes that take no time."""
     try:
         return [run(bench, probe) for probe in QUICK]
     finally:
@@ -104,7 +104,7 @@ def quick(bench: Bench) -> list[Finding]:
 
 
 def full(bench: Bench) -> list[Finding]:
-    """The findings of all probes that one process can make: up to some seconds."""
+    """Return the findings of all probes that one process can make: up to some seconds."""
     try:
         return [run(bench, probe) for probe in (*QUICK, directories, listing, timestamps, clock)]
     finally:
@@ -158,7 +158,7 @@ def appending(bench: Bench) -> Finding:
 
 
 def exclusive_create(bench: Bench) -> Finding:
-    """A name can be created only once."""
+    """Return a name can be created only once."""
     with bench.file() as (path, _):
         try:
             bench.fs.close(bench.fs.create(path))
@@ -168,7 +168,9 @@ def exclusive_create(bench: Bench) -> Finding:
 
 
 def link(bench: Bench) -> Finding:
-    """A second name in the same directory, refused where it is taken: so a queue is created and a commit decided."""
+    """Return a second name in the same directory, refused where it is taken: so a queue is created and a commit
+    decided.
+    """
     fs, second = bench.fs, bench.path()
     with bench.file() as (path, fd):
         try:
@@ -237,7 +239,7 @@ def directories(bench: Bench) -> Finding:
 
 
 def listing(bench: Bench) -> Finding:
-    """This host sees its own changes at once: in a listing, by a fresh look, in what it reads."""
+    """Find out whether this host sees its own changes at once: in a listing, by a revalidating open, by reading."""
     fs, clock = bench.fs, bench.clock
 
     def until(seen: Callable[[], bool]) -> float | None:
@@ -266,7 +268,7 @@ def listing(bench: Bench) -> Finding:
 
 
 def timestamps(bench: Bench) -> Finding:
-    """In which steps files are stamped."""
+    """Find out in which steps files are stamped."""
     fs, clock = bench.fs, bench.clock
     stamps: list[int] = []
     begin = clock.monotonic()
@@ -295,7 +297,7 @@ def timestamps(bench: Bench) -> Finding:
 
 
 def clock(bench: Bench) -> Finding:
-    """How far this host's clock is from the one that stamps the files."""
+    """Return how far this host's clock is from the one that stamps the files."""
     measured = Clock()
     bench.fs.compare_clock(measured, bench.path())
     offset, error = measured.offset_ms / 1000, measured.error_ms / 1000
@@ -310,5 +312,5 @@ def clock(bench: Bench) -> Finding:
 
 
 def untried(probe: str, why: str, advice: str = "") -> Finding:
-    """A finding of a probe that could not be made."""
+    """Return a finding of a probe that could not be made."""
     return Finding(probe, UNTRIED, why, advice)

@@ -68,7 +68,7 @@ class Rendezvous:
 
     @property
     def leads(self) -> bool:
-        """Whether this party leads: of the two, one does."""
+        """Return whether this party leads: of the two, one does."""
         return self.me < self.partner
 
     # -- messages -----------------------------------------------------------------------------------
@@ -83,7 +83,7 @@ class Rendezvous:
             self.fs.close(fd)
 
     def _take(self, name: str) -> Any:
-        """The body of a message, or None if it is not there yet, not whole, or no message at all."""
+        """Return the body of a message, or None if it is not there yet, not whole, or no message at all."""
         try:
             digest, _, data = self._content(f"{self.directory}/{name}").partition(b"\n")
         except OSError as error:
@@ -98,7 +98,7 @@ class Rendezvous:
             return None
 
     def _content(self, path: str) -> bytes:
-        """What a file holds, as far as a message can be long: others may write into it without end."""
+        """Return what a file holds, as far as a message can be long: others may write into it without end."""
 
         def from_the_start() -> bytes:
             fd = self.fs.look_anew(path)
@@ -114,7 +114,7 @@ class Rendezvous:
         return asking_again(from_the_start)
 
     def _await(self, name: str, timeout_s: float) -> Any:
-        """The body of the message `name`, GOODBYE if its author has ended; None if it does not come in time."""
+        """Return the body of the message `name`, GOODBYE if its author has ended; None if it does not come in time."""
         goodbye = f"{name.partition('.')[0]}.{self.me}.goodbye"
         pause, until, looks = POLL_S[0], self.clock.monotonic() + timeout_s, 0
         while True:
@@ -137,7 +137,7 @@ class Rendezvous:
         self._post(f"{self.partner}.{self._sent:06d}", body)
 
     def receive(self, timeout_s: float | None = None) -> dict[str, Any]:
-        """What the partner said next; PartnerLost if that is nothing, for SILENCE_S seconds or so many."""
+        """Return what the partner said next; PartnerLost if that is nothing, for SILENCE_S seconds or so many."""
         timeout_s = SILENCE_S if timeout_s is None else timeout_s
         if self._until:
             timeout_s = min(timeout_s, self._until - self.clock.monotonic())
@@ -226,7 +226,7 @@ class Rendezvous:
         return bool(self._invitations(self.fs.names(self.directory)))
 
     def _invitations(self, names: Iterable[str]) -> list[str]:
-        """The names of invitations that were not answered yet."""
+        """Return the names of invitations that were not answered yet."""
         mine = re.compile(rf"{doctorplaces.ID}\.invite\.{self.me}\.[1-9][0-9]{{0,5}}")
         return [name for name in names if mine.fullmatch(name) and name not in self._answered]
 
@@ -257,7 +257,7 @@ class Rendezvous:
     # -- cleaning up ------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """The end that both have reached: the leader says so, the other takes its leave, the leader tidies up."""
+        """End a meeting that both have finished: the leader says so, the other answers, the leader tidies up."""
         if self.leads:
             self.send({"done": True})
             self.receive(ANSWER_S)

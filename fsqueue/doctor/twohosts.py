@@ -26,7 +26,7 @@ STALE_S, LOOK_PAUSE_S = 10.0, 0.02
 AGE_S_MAX = 1e9
 """No age in seconds that clocks can show is more."""
 FRESH_S = 2.0
-"""What a fresh look or a listing shows may not be older than this."""
+"""What a revalidating open or a listing shows may not be older than this."""
 
 Progress = Callable[[str], None]
 Ages = dict[str, float | None]
@@ -34,7 +34,7 @@ Ages = dict[str, float | None]
 
 
 def examine(meeting: Rendezvous, enter: Callable[[], Party], progress: Progress) -> list[Finding]:
-    """All tests with a partner that was met; PartnerLost if it falls silent, or talks nonsense.
+    """Return all tests with a partner that was met; PartnerLost if it falls silent, or talks nonsense.
 
     `enter()` opens the directory where both work; that of the party that leads makes it first.
     """
@@ -73,7 +73,7 @@ def examine(meeting: Rendezvous, enter: Callable[[], Party], progress: Progress)
 
 
 def compare_clocks(meeting: Rendezvous) -> tuple[float, float]:
-    """How many milliseconds the other host's clock is ahead of this one's, and how far that may be wrong.
+    """Return how many milliseconds the other host's clock is ahead of this one's, and how far that may be wrong.
 
     As NTP does it: the best of a few messages there and back.
     """
@@ -99,7 +99,7 @@ def compare_clocks(meeting: Rendezvous) -> tuple[float, float]:
 
 
 def agree_on_times(meeting: Rendezvous, clock: Clock, ahead_ms: float) -> Callable[[int], None]:
-    """What waits until it is time for a name, on both hosts at once: as far as their clocks can be compared."""
+    """Return what waits until it is time for a name, on both hosts at once: as far as their clocks can be compared."""
     if meeting.leads:
         begin_ms = clock.local_ms() + HEAD_START_S * 1000
         meeting.send({"begin_ms": begin_ms})
@@ -117,7 +117,7 @@ def agree_on_times(meeting: Rendezvous, clock: Clock, ahead_ms: float) -> Callab
 
 
 def judge_clocks(ahead_ms: float, error_ms: float) -> Finding:
-    """How far the hosts' clocks are apart."""
+    """Return how far the hosts' clocks are apart."""
     apart, error = abs(ahead_ms) / 1000, error_ms / 1000
     figures = {"apart_s": apart, "error_s": error}
     seen = f"the hosts' clocks are {apart:.3f} s apart (within {error:.3f} s)."
@@ -130,7 +130,7 @@ def judge_clocks(ahead_ms: float, error_ms: float) -> Finding:
 # -- how old is what one sees ----------------------------------------------------------------------------
 
 WAYS = ("fresh", "listing", "plain")
-"""By a fresh look, as fsqueue looks; in a listing; by the path alone, on which nothing in fsqueue rests."""
+"""By a revalidating open, as fsqueue looks; in a listing; by the path alone, on which nothing in fsqueue rests."""
 
 
 class Sights:
@@ -145,14 +145,14 @@ class Sights:
         return f"{self.base}/{way}/{what}"
 
     def make(self) -> None:
-        """What is there before the changes."""
+        """Make what is there before the changes."""
         self.fs.make_directory(self.base)
         for way in WAYS:
             for what in ("gone", "grows"):
                 self.fs.close(self.fs.create(self.path(way, what)))
 
     def change(self) -> None:
-        """All changes, durable on the server."""
+        """Make all changes, durably on the server."""
         for way in WAYS:
             self.fs.close(self.fs.create(self.path(way, "new")))
             self.fs.unlink(self.path(way, "gone"))
@@ -185,7 +185,7 @@ class Sights:
         }
 
     def watch(self) -> dict[str, float]:
-        """When each change was seen, by this host's clock, for as long as STALE_S."""
+        """Return when each change was seen, by this host's clock, for as long as STALE_S."""
         waiting, seen = self.looks(), dict[str, float]()
         until = self.clock.monotonic() + STALE_S
         while waiting and self.clock.monotonic() < until:
@@ -220,7 +220,10 @@ def watch(meeting: Rendezvous, party: Party, number: str, ahead_ms: float) -> Ag
 
 
 def judge_ages(ages: Sequence[Ages]) -> Finding:
-    """How old what either host sees may be. What is gone, or has grown, must not be overlooked by a fresh look."""
+    """Return how old what either host sees may be.
+
+    What is gone, or has grown, must not be overlooked by a revalidating open.
+    """
     oldest = {name: max((age.get(name) for age in ages), key=lambda s: STALE_S if s is None else s) for name in ages[0]}
 
     def oldest_of(*kinds: str) -> float:
@@ -232,7 +235,7 @@ def judge_ages(ages: Sequence[Ages]) -> Finding:
 
     figures = {name.replace(" ", "_") + "_s": age for name, age in oldest.items()}
     seen = (
-        f"what one host changes the other sees {said(oldest_of('fresh'))} by a fresh look, "
+        f"what one host changes the other sees {said(oldest_of('fresh'))} by a revalidating open, "
         f"{said(oldest_of('listing'))} in a listing, {said(oldest_of('plain'))} by its path alone "
         "(on which fsqueue does not rely)."
     )

@@ -23,12 +23,12 @@ class Finding:
     figures: dict[str, Any] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields by name."""
+        """Return the fields by name."""
         return asdict(self)
 
 
 def worst(findings: Iterable[Finding]) -> str:
-    """The verdict over all: unfit if anything is, else with a warning if anything has one, else ok."""
+    """Return the verdict over all: unfit if anything is, else with a warning if anything has one, else ok."""
     verdicts = {finding.verdict for finding in findings}
     return next((verdict for verdict in (UNFIT, WARNING) if verdict in verdicts), OK)
 

@@ -1,4 +1,4 @@
-"""The only door to the operating system (docs/design.md, section 3).
+"""The only access to files, locks and mounts (docs/design.md, section 3).
 
 Everything that fsqueue does on disk goes through one `Filesystem` object, so that tests can put a
 failing, lying or crashing one in its place. Nothing here knows what a queue is.

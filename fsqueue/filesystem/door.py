@@ -157,7 +157,10 @@ class Filesystem(Rooted):
             return action()
 
     def read(self, path: str) -> bytes:
-        """The content of `path`, by a fresh look; FileNotFoundError when it is gone, be it while it is read (NFS 3)."""
+        """Return the content of `path`, by a revalidating open.
+
+        FileNotFoundError if it is gone, or is removed while it is read (NFS 3).
+        """
 
         def from_the_start() -> bytes:
             fd = self.look_anew(path)
@@ -169,7 +172,7 @@ class Filesystem(Rooted):
         return asking_again(from_the_start)
 
     def read_from(self, fd: int, offset: int) -> bytes:
-        """All bytes of an open file from `offset` on."""
+        """Return all bytes of an open file from `offset` on."""
         chunk = self.pread(fd, SMALL_READ_BYTES, offset)
         if len(chunk) < SMALL_READ_BYTES:
             return chunk
@@ -242,7 +245,7 @@ class Filesystem(Rooted):
         self.close_root()
 
     def names(self, directory: str) -> list[str]:
-        """The names in a directory, unordered; [] if it does not exist. A listing is a hint."""
+        """Return the names in a directory, unordered; [] if it does not exist. A listing is a hint."""
         try:
             return asking_again(lambda: self._list(directory))
         except (FileNotFoundError, NotADirectoryError):
@@ -253,7 +256,7 @@ class Filesystem(Rooted):
         return _listed(self._open_listing(directory, True) if by_time else self._open_directory(directory))
 
     def _names_afresh(self, directory: str) -> list[str]:
-        """The same by revalidating opens, from the root down.
+        """Return the same by revalidating opens, from the root down.
 
         An NFS client may call a directory missing for as long as a minute after somebody else has made it: a queue
         in which the first task was inserted would be called empty.
@@ -325,7 +328,7 @@ class Filesystem(Rooted):
             return False
 
     def same_file(self, fd: int, path: str) -> bool:
-        """Whether `path`, looked at afresh, names the very file that is open as `fd`."""
+        """Return whether `path`, looked at afresh, names the very file that is open as `fd`."""
         try:
             other = self.look(path)
         except FileNotFoundError:
@@ -342,7 +345,7 @@ class Filesystem(Rooted):
             self.close(other)
 
     def exists(self, path: str) -> bool:
-        """Whether `path` is there, by a fresh look."""
+        """Return whether `path` is there, by a revalidating open."""
         try:
             self.close(self.look(path))
             return True
@@ -350,19 +353,22 @@ class Filesystem(Rooted):
             return False
 
     def stat(self, path: str) -> os.stat_result:
-        """What the system says of a path, links not followed. May be stale on a network filesystem."""
+        """Return what the system says of a path, links not followed. May be stale on a network filesystem."""
         with self._holder(path) as (within, name):
             return _stat(name, within)
 
     def is_directory(self, path: str) -> bool:
-        """Whether there is a directory (no link to one)."""
+        """Return whether there is a directory (no link to one)."""
         try:
             return stat.S_ISDIR(self.stat(path).st_mode)
         except (FileNotFoundError, NotADirectoryError):
             return False
 
     def may_move(self, path: str) -> bool:
-        """Whether this user may rename `path` out of its directory. A mode says so; a read-only mount says it later."""
+        """Return whether this user may rename `path` out of its directory.
+
+        A mode says so; a read-only mount says it later.
+        """
         holder = os.path.dirname(path)
         if os.statvfs(holder).f_flag & os.ST_RDONLY:
             return True
@@ -395,7 +401,7 @@ class Filesystem(Rooted):
             return False
 
     def space(self, path: str) -> os.statvfs_result:
-        """How much room there is on the filesystem of `path`, in blocks and inodes (statvfs(3))."""
+        """Return how much room there is on the filesystem of `path`, in blocks and inodes (statvfs(3))."""
         return os.statvfs(path)
 
     def remove_tree(

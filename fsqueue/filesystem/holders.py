@@ -32,7 +32,9 @@ class Holder:
 
 
 def holders_of(device: int, inode: int) -> list[Holder]:
-    """The processes that hold a lock on a file, as far as this user may know; a forked child shares its parent's."""
+    """Return the processes that hold a lock on a file, as far as this user may know; a forked child shares its
+    parent's.
+    """
     return [
         Holder(pid, _state(pid), _command(pid))
         for pid in _processes()
@@ -49,7 +51,7 @@ def _processes() -> Iterator[int]:
 
 
 def _locking(pid: int, inode: int) -> Iterator[str]:
-    """The descriptors of a process that have a lock on an inode of that number, of whichever device."""
+    """Yield the descriptors of a process that have a lock on an inode of that number, of whichever device."""
     try:
         descriptors = os.listdir(f"/proc/{pid}/fdinfo")
     except OSError:
@@ -72,7 +74,7 @@ def _is(pid: int, fd: str, device: int, inode: int) -> bool:
 
 
 def _state(pid: int) -> str:
-    """The third field of /proc/PID/stat; the second, in brackets, may hold anything."""
+    """Return the third field of /proc/PID/stat; the second, in brackets, may hold anything."""
     fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
     return STATES.get(fields[0], fields[0]) if fields else "gone"
 
@@ -82,7 +84,7 @@ def _command(pid: int) -> str:
 
 
 def boot_id() -> str:
-    """What tells this boot of this machine from any other; "" where the system does not say."""
+    """Return what tells this boot of this machine from any other; "" where the system does not say."""
     return _read("/proc/sys/kernel/random/boot_id").strip()
 
 

@@ -28,7 +28,7 @@ _EXCLUSIVE, _FREE = _flock(fcntl.F_WRLCK), _flock(fcntl.F_UNLCK)
 
 
 def _is_taken(answer: bytes) -> bool:
-    """Whether what F_GETLK answered is somebody's lock."""
+    """Return whether what F_GETLK answered is somebody's lock."""
     return int(struct.unpack_from("h", answer)[0]) != fcntl.F_UNLCK
 
 
@@ -53,7 +53,7 @@ class DescriptionLocks:
         self._fcntl(fd, self._set, _FREE)
 
     def is_locked(self, fd: int) -> bool:
-        """Whether another has a lock on the file. Asks without locking, so that it is in nobody's way."""
+        """Return whether another has a lock on the file. Asks without locking, so that it is in nobody's way."""
         return _is_taken(self._fcntl(fd, self._get, _EXCLUSIVE))
 
     def close(self, fd: int) -> None:
@@ -75,7 +75,7 @@ class _Held:
         """Left by finalizers, to be closed by whoever locks next."""
 
     def forget(self) -> None:
-        """In a forked child, which holds none of its parent's classic locks: begin anew."""
+        """After a fork, in the child: begin anew, since it holds none of its parent's classic locks."""
         self.__init__()  # type: ignore[misc]
 
 
@@ -141,7 +141,7 @@ class ProcessLocks:
                 self._release(file)
 
     def is_locked(self, fd: int) -> bool:
-        """Whether another thread or process has a lock on the file. Asks without locking."""
+        """Return whether another thread or process has a lock on the file. Asks without locking."""
         with _held.mutex:
             if self._owner(self._file(fd), fd) != fd:
                 return True
@@ -176,7 +176,7 @@ class ProcessLocks:
 
 
 def description_locks_work() -> bool:
-    """Whether this kernel knows locks of open file descriptions."""
+    """Return whether this kernel knows locks of open file descriptions."""
     if not hasattr(fcntl, "F_OFD_SETLK"):
         return False
     fd = os.memfd_create("fsqueue") if hasattr(os, "memfd_create") else os.open(os.devnull, os.O_RDWR)

@@ -50,12 +50,12 @@ class Mount:
 
     @property
     def shared(self) -> bool:
-        """Whether other hosts may have it mounted, too."""
+        """Return whether other hosts may have it mounted, too."""
         return self.kind not in LOCAL
 
     @property
     def lists_by_time(self) -> bool:
-        """Whether a listing is taken for good as long as the directory's time is the same (NFS 2 and 3).
+        """Return whether a listing is taken for good as long as the directory's time is the same (NFS 2 and 3).
 
         The server's clock ticks every few milliseconds. Of two changes in one tick a client may have listed the first
         only, and goes on to show what is gone, and not to show what is there, until the directory changes again.
@@ -63,7 +63,7 @@ class Mount:
         return self.kind == "nfs"
 
     def option(self, name: str) -> str | None:
-        """The value of the option `name`: "" if it stands there without one, None if it does not stand there."""
+        """Return the value of the option `name`: "" if it stands there without one, None if it does not stand there."""
         for option in self.options.split(","):
             key, _, value = option.partition("=")
             if key == name:
@@ -99,7 +99,7 @@ def holders_of(path: str) -> list[str]:
 
 
 def mount_of(path: str) -> Mount:
-    """The mount that holds `path`, which need not exist. Linux; elsewhere the type is UNKNOWN."""
+    """Return the mount that holds `path`, which need not exist. Linux; elsewhere the type is UNKNOWN."""
     try:
         with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
             return mount_among(lines, os.path.realpath(path))
@@ -108,7 +108,7 @@ def mount_of(path: str) -> Mount:
 
 
 def mount_among(lines: Iterable[str], real: str) -> Mount:
-    """The mount, among the lines of a mountinfo (proc(5)), that holds the resolved path `real`."""
+    """Return the mount, among the lines of a mountinfo (proc(5)), that holds the resolved path `real`."""
     best = Mount(UNKNOWN, "/", "")
     for line in lines:
         fields = line.split()
@@ -130,7 +130,7 @@ def _plain(text: str) -> str:
 
 
 def beegfs_setting(name: str) -> str | None:
-    """What the BeeGFS client of this host says of a setting (None: it says nothing)."""
+    """Return what the BeeGFS client of this host says of a setting (None: it says nothing)."""
     try:
         clients = os.listdir(BEEGFS)
     except OSError:

@@ -11,7 +11,7 @@ BOOT_DIGITS = 12
 
 
 def _place() -> str | None:
-    """Where process numbers mean what they mean here: this boot of this kernel, and in it this PID namespace.
+    """Return where process numbers mean what they mean here: this boot of this kernel, and in it this PID namespace.
 
     None where /proc does not tell, or shows another namespace's processes.
     """
@@ -25,7 +25,8 @@ def _place() -> str | None:
 
 
 def identity_of(pid: int) -> str | None:
-    """What no other process ever has: `BOOT.NAMESPACE.START`; None if that cannot be told, or there is none such.
+    """Return what no other process ever has: `BOOT.NAMESPACE.START`; None if that cannot be told, or there is none
+    such.
 
     The beginning of the boot id and the number of the PID namespace in hexadecimal digits, then when the process
     began, in ticks since the boot (proc(5), /proc/PID/stat, field 22).
@@ -35,7 +36,7 @@ def identity_of(pid: int) -> str | None:
 
 
 def is_alive(pid: int, identity: str) -> bool | None:
-    """Whether the process that had this number and identity still runs; None if that cannot be told from here."""
+    """Return whether the process that had this number and identity still runs; None if this host cannot tell."""
     place = _place()
     if place is None or not identity.startswith(f"{place}."):
         return None  # another machine, another boot, or a container of which nothing is seen from here

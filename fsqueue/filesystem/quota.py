@@ -41,7 +41,7 @@ class Limits(ctypes.Structure):
 
 
 def quota_of(mount: Mount) -> list[Quota]:
-    """The quotas of this user and group on a mount; [] where there are none, or nothing tells."""
+    """Return the quotas of this user and group on a mount; [] where there are none, or nothing tells."""
     if mount.kind == "lustre":
         return _lustre(mount)
     if not mount.source.startswith("/dev/"):
@@ -67,7 +67,7 @@ def _local(mount: Mount, kind: int, number: int, name: str) -> Quota | None:
 
 
 def _limit(hard: int, soft: int) -> int:
-    """The lower of the two that are set; 0 if none is."""
+    """Return the lower of the two that are set; 0 if none is."""
     return min((limit for limit in (hard, soft) if limit), default=0)
 
 
@@ -112,7 +112,7 @@ def _is_kept(directory: str) -> bool:
 
 
 def parse_lfs(said: str, whose: str) -> Quota | None:
-    """What `lfs quota -q` prints: path, kbytes, quota, limit, grace, files, quota, limit, grace; `*`: over it."""
+    """Parse what `lfs quota -q` prints: path, kbytes, quota, limit, grace, files, quota, limit, grace (`*`: over)."""
     words = said.split()
     numbers = [word.strip("[]*") for word in words[1:]]
     try:

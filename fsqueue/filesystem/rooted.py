@@ -98,7 +98,7 @@ class Rooted:
         return self._root_fd
 
     def after_fork(self) -> None:
-        """In a forked child, where a thread that was opening the root does not go on: do not wait for it."""
+        """After a fork, in the child: do not wait for a thread of the parent that was opening the root."""
         self._opening = taken.Mutex()
 
     def close_root(self) -> None:

@@ -98,7 +98,7 @@ class QueueState:
 
     @property
     def directory(self) -> names.Generation:
-        """The directory of the current generation, in the queue's."""
+        """Return the directory of the current generation, in the queue's."""
         return names.generation(self.generation, self.id)
 
 
@@ -120,22 +120,22 @@ def _brief(value: object) -> str:
 
 
 def birth_record(settings: Settings, identity: str, at: int) -> bytes:
-    """The first line of `queue.jsonl`. `identity` tells this queue from one made later at the same path."""
+    """Return the first line of `queue.jsonl`. `identity` tells this queue from one made later at the same path."""
     return _line({"op": "create", "at": at, "format": FORMAT, "id": identity, "settings": asdict(settings)})
 
 
 def generation_record(generation: int, at: int) -> bytes:
-    """The line that begins a generation: everything before it is purged."""
+    """Return the line that begins a generation: everything before it is purged."""
     return _line({"op": "generation", "at": at, "generation": generation})
 
 
 def closed_record(at: int) -> bytes:
-    """The line that ends a queue."""
+    """Return the line that ends a queue."""
     return _line({"op": "closed", "at": at})
 
 
 def unsafe_record(at: int) -> bytes:
-    """The line by which a queue may be used on a mount that is known to be unfit."""
+    """Return the line by which a queue may be used on a mount that is known to be unfit."""
     return _line({"op": "allow-unsafe", "at": at})
 
 
@@ -242,51 +242,51 @@ class Layout:
         self.history_days = f"{base}/history"
 
     def shard(self, batch: str) -> names.Shard:
-        """The name of a batch's shard."""
+        """Return the name of a batch's shard."""
         return names.shard_of(batch, self.shards)
 
     def task_file(self, name: names.TaskFileName) -> str:
-        """The path of a published task file."""
+        """Return the path of a published task file."""
         return f"{self.tasks}/{names.shard_of(name.batch, self.shards)}/{name}"
 
     def log(self, batch: names.Batch) -> str:
-        """The path of a batch's movement log."""
+        """Return the path of a batch's movement log."""
         return f"{self.logs}/{names.shard_of(batch, self.shards)}/{names.log_file(batch)}"
 
     def staged(self, name: names.TaskFileName) -> str:
-        """The path of a task file that is not published yet."""
+        """Return the path of a task file that is not published yet."""
         return f"{self.staging}/{name}"
 
     def counter(self, name: names.CounterName) -> str:
-        """The path of one of the completion counters."""
+        """Return the path of one of the completion counters."""
         return f"{self.completions}/{name}"
 
     def node(self, node: str) -> str:
-        """The path of a node's failures in a row."""
+        """Return the path of a node's failures in a row."""
         return f"{self.nodes}/{names.node_file(node)}"
 
     def dead(self, shard: names.Shard) -> str:
-        """The path of a shard's dead letters."""
+        """Return the path of a shard's dead letters."""
         return f"{self.dead_letters}/{shard}.jsonl"
 
     def history(self, day: names.Day, shard: names.Shard) -> str:
-        """The path of a day's history of a shard."""
+        """Return the path of a day's history of a shard."""
         return f"{self.history_days}/{day}/{shard}.jsonl"
 
     def attempt(self, attempt: names.Uuid, commit: names.CommitName) -> str:
-        """The directory in which an attempt stages what it has for a commit."""
+        """Return the directory in which an attempt stages what it has for a commit."""
         return f"{self.staging}/{names.attempt(attempt, commit)}"
 
     def proposal(self, identity: names.Uuid) -> str:
-        """The path of a record that is proposed, or decided and not applied yet."""
+        """Return the path of a record that is proposed, or decided and not applied yet."""
         return f"{self.pending}/{names.proposal_file(identity)}"
 
     def ballot(self, identity: names.Uuid) -> str:
-        """The path of a proposal's ballot, in the directory in which it is decided."""
+        """Return the path of a proposal's ballot, in the directory in which it is decided."""
         return f"{self.commits}/{names.ballot_file(identity)}"
 
     def record(self, commit: names.CommitName) -> str:
-        """The path of a commit's record."""
+        """Return the path of a commit's record."""
         return f"{self.commits}/{names.record_file(commit)}"
 
 
@@ -299,7 +299,7 @@ _DOCTORS = re.compile(rf"{re.escape(DOCTOR)}(?:-[0-9a-f]{{16}})?")
 
 
 def is_passing(name: str) -> bool:
-    """Whether a name in a directory without a queue is in nobody's way.
+    """Return whether a name in a directory without a queue is in nobody's way.
 
     It comes from making one, from a doctor, or from somebody who was still at work in a queue that was deleted.
     """
@@ -307,10 +307,10 @@ def is_passing(name: str) -> bool:
 
 
 def settings_file(queue: str) -> str:
-    """The path of a queue's `queue.jsonl`."""
+    """Return the path of a queue's `queue.jsonl`."""
     return f"{queue}/{SETTINGS_FILE}"
 
 
 def holder_of(queue: str) -> str:
-    """The directory that holds a queue's directory."""
+    """Return the directory that holds a queue's directory."""
     return queue.rpartition("/")[0] or "/"

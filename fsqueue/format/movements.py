@@ -40,7 +40,7 @@ def to_ranges(tasks: Sequence[int]) -> list[Range]:
 
 
 def from_ranges(ranges: Iterable[Range]) -> list[int]:
-    """The indices in half-open ranges."""
+    """Return the indices in half-open ranges."""
     return [index for start, end in ranges for index in range(start, end)]
 
 
@@ -52,7 +52,7 @@ def _ranges(tasks: Sequence[int]) -> str:
 
 
 def lease(at: int, lease: str, tasks: Sequence[int], until: int, worker: str, several: bool, move: str = "") -> bytes:
-    """`worker` is JSON; `several` says that the call may hold further tasks; `move` comes from `moving`."""
+    """Return a `lease` record. `worker` is JSON; `several`: the call may hold more tasks; `move` is from `moving`."""
     more = ',"several":true' if several else ""
     return (
         f'{{"op":"lease","at":{at},"lease":"{lease}","tasks":[{_ranges(tasks)}],"until":{until},"worker":{worker}{more}{move}}}\n'
@@ -62,7 +62,7 @@ def lease(at: int, lease: str, tasks: Sequence[int], until: int, worker: str, se
 def complete(
     at: int, lease: str, tasks: Sequence[int], result: bytes | None = None, took: int | list[int] | None = None
 ) -> bytes:
-    """`result` is JSON; `took` comes from `worktimes`."""
+    """Return a `complete` record. `result` is JSON; `took` comes from `worktimes`."""
     more = "" if result is None else f',"result":{result.decode()}'
     if took is not None:
         more += f',"took":{str(took).replace(" ", "")}'
@@ -70,7 +70,7 @@ def complete(
 
 
 def moving(source: object, target: object) -> str:
-    """The fields of a record that renames the task file: its names before and after."""
+    """Return the fields of a record that renames the task file: its names before and after."""
     return f',"from":"{source}","name":"{target}"'
 
 
@@ -126,7 +126,7 @@ def _trimmed(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_record(found: object) -> bool:
-    """Whether a JSON value is a record: an object with `op` and a sensible `at`."""
+    """Return whether a JSON value is a record: an object with `op` and a sensible `at`."""
     if type(found) is not dict:
         return False
     at = found.get("at")

@@ -73,17 +73,17 @@ class TaskFileName(NamedTuple):
         return f"{self.available_at:013d}-{self.batch}-{self.count}{tail}.jsonl"
 
     def at(self, available_at: int) -> TaskFileName:
-        """The same file's name with another time."""
+        """Return the same file's name with another time."""
         return self._replace(available_at=min(max(available_at, 0), MS_MAX))
 
     @property
     def decoded_priority(self) -> str | None:
-        """The priority as users gave it (it may have been cut to fit)."""
+        """Return the priority as users gave it (it may have been cut to fit)."""
         return None if self.priority is None else unquote(self.priority)
 
 
 def parse_task_file(name: str) -> TaskFileName | None:
-    """The parts of a task file's name; None for anything else (stray files are passed by)."""
+    """Return the parts of a task file's name; None for anything else (stray files are passed by)."""
     match = _TASK_FILE.fullmatch(name)
     if match is None or (len(name) > NAME_BYTES_MAX // 4 and len(os.fsencode(name)) > NAME_BYTES_MAX):
         return None
@@ -94,7 +94,7 @@ def parse_task_file(name: str) -> TaskFileName | None:
 
 
 def task_files_of(batch: str, texts: Iterable[str]) -> Iterator[TaskFileName]:
-    """The task file names of a batch among `texts`, in their order: a record can name another batch's, too."""
+    """Yield the task file names of a batch among `texts`, in their order: a record can name another batch's, too."""
     for text in texts:
         name = parse_task_file(text)
         if name is not None and name.batch == batch:
@@ -102,29 +102,29 @@ def task_files_of(batch: str, texts: Iterable[str]) -> Iterator[TaskFileName]:
 
 
 def log_file(batch: Batch) -> str:
-    """The name of a batch's movement log: its UUID, or its key's, which is what follows `~`."""
+    """Return the name of a batch's movement log: its UUID, or its key's, which is what follows `~`."""
     return f"{batch[-32:]}.jsonl"
 
 
 def parse_log_file(name: str) -> Batch | None:
-    """The UUID in a movement log's name; None for anything else."""
+    """Return the UUID in a movement log's name; None for anything else."""
     match = _LOG_FILE.fullmatch(name)
     return Batch(match[1]) if match else None
 
 
 def birth_ms(batch: str) -> int:
-    """When a batch was made: the time in its UUIDv7, in milliseconds."""
+    """Return when a batch was made: the time in its UUIDv7, in milliseconds."""
     return int(batch[:12], 16)
 
 
 def shard_of(batch: str, shards: int) -> Shard:
-    """The hashed subdirectory of a batch or of its key: the UUID's last eight digits modulo `shards`."""
+    """Return the hashed subdirectory of a batch or of its key: the UUID's last eight digits modulo `shards`."""
     number = int(batch[-8:], 16) % shards
     return Shard(f"{number:02x}" if shards <= 256 else f"{number:04x}")
 
 
 def all_shards(shards: int) -> list[Shard]:
-    """The names of all shards, made or not."""
+    """Return the names of all shards, made or not."""
     return [Shard(f"{number:02x}" if shards <= 256 else f"{number:04x}") for number in range(shards)]
 
 
@@ -138,7 +138,7 @@ def parse_shard_file(name: str, shards: int) -> Shard | None:
 
 
 def counters(count: int) -> list[CounterName]:
-    """The names of the completion counters."""
+    """Return the names of the completion counters."""
     return [CounterName(f"{number:02x}") for number in range(count)]
 
 
@@ -148,7 +148,7 @@ def parse_counter(name: str) -> CounterName | None:
 
 
 def generation(number: int, queue_id: QueueId) -> Generation:
-    """The directory of a generation: of this one, of this queue, and of no other that was ever at the same path."""
+    """Return the name of a generation's directory. No other queue that was ever at the same path has the same."""
     return Generation(f"{number}-{queue_id}")
 
 
@@ -198,7 +198,7 @@ def gone(hex16: str) -> str:
 
 
 def is_gone(name: str) -> bool:
-    """Whether a name in `staging/` is that of an attempt that is being removed."""
+    """Return whether a name in `staging/` is that of an attempt that is being removed."""
     return _GONE.fullmatch(name) is not None
 
 
@@ -208,7 +208,7 @@ def probe(hex16: str) -> str:
 
 
 def is_probe(name: str) -> bool:
-    """Whether a name in `staging/` is that of a probe of the clock."""
+    """Return whether a name in `staging/` is that of a probe of the clock."""
     return _PROBE.fullmatch(name) is not None
 
 
@@ -218,18 +218,18 @@ def fresh(hex16: str) -> str:
 
 
 def is_fresh(name: str) -> bool:
-    """Whether a name is of that form."""
+    """Return whether a name is of that form."""
     return _FRESH.fullmatch(name) is not None
 
 
 def node_file(node: str) -> str:
-    """The name of a node's file: what nodes are called may be too long for a name, or lead astray."""
+    """Return the name of a node's file: what nodes are called may be too long for a name, or lead astray."""
     digest = hashlib.blake2b(node.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
     return f"{digest}.jsonl"
 
 
 def is_node_file(name: str) -> bool:
-    """Whether a name can be that of a node's file."""
+    """Return whether a name can be that of a node's file."""
     return _NODE_FILE.fullmatch(name) is not None
 
 
@@ -239,7 +239,7 @@ def parse_queue_id(text: object) -> QueueId | None:
 
 
 def day_of(at_ms: int) -> Day:
-    """The UTC day of a time, as 2026-11-21."""
+    """Return the UTC day of a time, as 2026-11-21."""
     return Day(time.strftime("%Y-%m-%d", time.gmtime(at_ms / 1000)))
 
 
@@ -249,7 +249,7 @@ def parse_day(name: str) -> Day | None:
 
 
 def task_id(batch: str, index: int) -> str:
-    """The id of a task: never used twice."""
+    """Return the id of a task: never used twice."""
     return f"{batch}.{index}"
 
 
@@ -284,12 +284,12 @@ def new_uuid(entropy: Entropy, now_ms: int) -> Uuid:
 
 
 def successor(batch: Batch, index: int) -> Batch:
-    """The batch that comes `index` after another one of the same part of a commit: its last eight digits count."""
+    """Return the batch `index` places after another one of the same part of a commit: the last eight digits count."""
     return Batch(f"{batch[:24]}{(int(batch[24:], 16) + index) % (1 << 32):08x}")
 
 
 def distance(first: str, batch: str) -> int | None:
-    """How far a batch comes after the first one of its part; None if it is of another part."""
+    """Return how far a batch comes after the first one of its part; None if it is of another part."""
     if len(batch) != len(first) or batch[:24] != first[:24]:
         return None
     return (int(batch[24:], 16) - int(first[24:], 16)) % (1 << 32)
@@ -316,7 +316,7 @@ def parse_commit(text: object) -> CommitName | None:
 
 
 def commit_name(text: object) -> CommitName:
-    """A commit's name as users give it; InvalidArgument if it cannot be one."""
+    """Return a commit's name as users give it; InvalidArgument if it cannot be one."""
     name = parse_commit(text)
     if name is None:
         raise InvalidArgument(
@@ -327,7 +327,7 @@ def commit_name(text: object) -> CommitName:
 
 
 def attempt_name(text: object) -> Uuid:
-    """An attempt's name as users give it back; InvalidArgument if it cannot be one."""
+    """Return an attempt's name as users give it back; InvalidArgument if it cannot be one."""
     name = parse_uuid(text)
     if name is None:
         raise InvalidArgument(
@@ -338,23 +338,23 @@ def attempt_name(text: object) -> Uuid:
 
 
 def record_file(commit: CommitName) -> str:
-    """The file name of a commit's record."""
+    """Return the file name of a commit's record."""
     return f"{commit}.json"
 
 
 def parse_record_file(name: str) -> CommitName | None:
-    """The commit whose record has this file name; None for anything else."""
+    """Return the commit whose record has this file name; None for anything else."""
     text = name.removesuffix(".json")
     return parse_commit(text) if text != name else None
 
 
 def proposal_file(identity: Uuid) -> str:
-    """The file name of a proposal."""
+    """Return the file name of a proposal."""
     return f"{identity}.json"
 
 
 def parse_proposal_file(name: str) -> Uuid | None:
-    """The id of a proposal; None for anything else."""
+    """Return the id of a proposal; None for anything else."""
     text = name.removesuffix(".json")
     return parse_uuid(text) if text != name else None
 
@@ -370,11 +370,11 @@ def parse_ballot_file(name: str) -> Uuid | None:
 
 
 def attempt(identity: Uuid, commit: CommitName) -> str:
-    """The name of the directory in which an attempt stages what it has for a commit."""
+    """Return the name of the directory in which an attempt stages what it has for a commit."""
     return f"{identity}-{commit}"
 
 
 def parse_attempt(name: str) -> tuple[Uuid, CommitName] | None:
-    """The id of an attempt, and the commit that it is for; None for anything else."""
+    """Return the id of an attempt, and the commit that it is for; None for anything else."""
     identity, dash, commit = parse_uuid(name[:32]), name[32:33], parse_commit(name[33:])
     return (identity, commit) if dash == "-" and identity is not None and commit is not None else None

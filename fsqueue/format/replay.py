@@ -21,7 +21,7 @@ AT_MAX = MS_MAX
 
 
 class ReplayState(States):
-    """The state of a batch's tasks after the records folded so far."""
+    """The state of a batch's tasks after the records replayed so far."""
 
     def __init__(self) -> None:
         self.at = 0

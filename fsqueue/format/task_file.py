@@ -27,7 +27,7 @@ SHALLOW_BYTES = 2 * nesting.NESTING_MAX
 
 
 def encode_task(payload: Any, bytes_max: int, index: int | None = None) -> bytes:
-    """A task's line, with its newline. InvalidTask names what JSON cannot hold; TaskTooLarge the limit."""
+    """Return a task's line, with its newline. InvalidTask names what JSON cannot hold; TaskTooLarge the limit."""
     if isinstance(payload, (bytes, bytearray, memoryview)):
         line = b'{"b64":"' + base64.b64encode(payload) + b'"}\n'
     else:
@@ -38,7 +38,7 @@ def encode_task(payload: Any, bytes_max: int, index: int | None = None) -> bytes
 
 
 def too_large(size: int, bytes_max: int, index: int | None) -> TaskTooLarge:
-    """The error that says by how much a task's line is too long, and what to do."""
+    """Return the error that says by how much a task's line is too long, and what to do."""
     return TaskTooLarge(
         f"{_where(index)} takes {size:,} bytes; this queue accepts up to {bytes_max:,}. "
         "Store the data in a file and queue its path, or create the queue with a larger task_bytes_max.",
@@ -143,7 +143,7 @@ def _where(index: int | None) -> str:
 
 
 def _not_finite(value: Any) -> float | None:
-    """The first NaN or infinity inside, which orjson would silently write as null."""
+    """Return the first NaN or infinity inside, which orjson would silently write as null."""
     pending = [value]
     while pending:
         item = pending.pop()
@@ -158,7 +158,7 @@ def _not_finite(value: Any) -> float | None:
 
 
 def split_lines(content: bytes) -> list[bytes]:
-    """The lines of a task file, by task index. A torn last line is left out."""
+    """Return the lines of a task file, by task index. A torn last line is left out."""
     return content.split(b"\n")[:-1]
 
 
@@ -179,7 +179,7 @@ def check_depth(line: bytes) -> None:
 
 
 def decode_fields(record: dict[str, Any]) -> Any:
-    """The payload in a task's line or in a letter: `payload`, or `b64` for bytes; ValueError if it is damaged."""
+    """Return the payload in a task's line or letter: `payload`, or `b64` for bytes. ValueError if it is damaged."""
     if "payload" in record:
         return record["payload"]
     try:
@@ -189,7 +189,7 @@ def decode_fields(record: dict[str, Any]) -> Any:
 
 
 def payload_fields(payload: Any) -> dict[str, Any]:
-    """A payload as it is written into records and letters: `payload`, or `b64` for bytes."""
+    """Return a payload as it is written into records and letters: `payload`, or `b64` for bytes."""
     if isinstance(payload, bytes):
         return {"b64": base64.b64encode(payload).decode()}
     return {"payload": payload}

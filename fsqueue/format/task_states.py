@@ -43,7 +43,7 @@ class States:
         self.begin(0, 0, 0)
 
     def begin(self, count: int, available_at: int, version: int) -> None:
-        """`count` untouched tasks, available from `available_at` on, with the version that their first record gives."""
+        """Begin with `count` untouched tasks, available from `available_at` on, of their first record's version."""
         self.count = self.left = count
         self.available_at = available_at
         self.base_version = version
@@ -79,28 +79,28 @@ class States:
     # -- reading ------------------------------------------------------------------------------
 
     def holds(self, index: int, lease: str) -> bool:
-        """Whether this lease is still the task's latest, be it in time or not."""
+        """Return whether this lease is still the task's latest, be it in time or not."""
         if index < self.count and self.state[index] == LEASED:
             holder = self.holder[index]
             return holder is not None and holder.id == lease
         return False
 
     def is_free(self, index: int, at: int) -> bool:
-        """Whether the task has no outcome and nobody holds it at `at`."""
+        """Return whether the task has no outcome and nobody holds it at `at`."""
         state = self.state[index]
         return state == AVAILABLE or (state == LEASED and self.since[index] <= at)
 
     def charged(self, index: int) -> int:
-        """The attempts a next lease would find charged, an expired lease of a single task included."""
+        """Return the attempts a next lease would find charged, an expired lease of a single task included."""
         holder = self.holder[index] if self.state[index] == LEASED else None
         return self.attempts[index] + (1 if holder is not None and _alone(holder) else 0)
 
     def exhausted(self, at: int) -> bool:
-        """Whether nothing that is known to be available is left (what is leased may run out)."""
+        """Return whether nothing that is known to be available is left (what is leased may run out)."""
         return self._frontier >= self.count and not self._ready and (not self._returns or self._returns[0][0] > at)
 
     def next_time(self) -> int | None:
-        """The earliest time (ms, maybe past) at which something is or becomes available; None: all is decided."""
+        """Return the earliest time (ms, maybe past) at which a task is or becomes available; None if there is none."""
         best: list[int] = []
         while self._frontier < self.count and self.version[self._frontier] != self.base_version:
             self._frontier += 1
@@ -163,7 +163,7 @@ class States:
         return Choice(chosen, spent, False)
 
     def _may_be_taken(self, index: int, at: int, margin: int) -> bool:
-        """What was gathered may have been taken since, and be held again."""
+        """Return what was gathered may have been taken since, and be held again."""
         if self.state[index] == AVAILABLE:
             return self.since[index] <= at
         holder = self.holder[index]
@@ -191,7 +191,7 @@ class States:
                     heappush(ready, index)
 
     def mention(self, name: str) -> None:
-        """A record says that this is (or was) the task file's name."""
+        """Take in that a record says that this is, or was, the task file's name."""
         if name in self.names:
             self.names.remove(name)
         self.names.append(name)
@@ -233,7 +233,7 @@ class States:
         return given
 
     def complete(self, at: int, lease: str, tasks: list[int], offset: int, result: Any = None) -> list[int]:
-        """Tasks that this lease holds are done; returns those."""
+        """Complete those of the tasks that this lease holds; return them."""
         state, holder, done = self.state, self.holder, []
         for index in tasks:
             held = holder[index]
@@ -263,7 +263,7 @@ class States:
     def give_back(
         self, lease: str, tasks: list[int], available_at: int, offset: int, error: str | None = None
     ) -> list[int]:
-        """`release`, or with an error `fail`, which charges an attempt; returns the tasks concerned."""
+        """Release the tasks that this lease holds; with an `error` fail them, which charges an attempt. Return them."""
         returned = [index for index in tasks if self.holds(index, lease)]
         for index in returned:
             if error is not None:
@@ -314,7 +314,7 @@ class States:
         return revoked
 
     def replace(self, at: int, lease: str | None, index: int, version: int | None, payload: Any, offset: int) -> bool:
-        """A new payload for a task, by its lease (which goes on) or, naming the version seen, if it is free."""
+        """Return a new payload for a task, by its lease (which goes on) or, naming the version seen, if it is free."""
         if lease is not None:
             applies = self.holds(index, lease)
         else:

@@ -12,7 +12,7 @@ UNREADABLE = (errno.EACCES, errno.EPERM, errno.EIO)
 
 
 def guarded(store: Store, place: str, suspects: Iterable[Suspect]) -> Iterator[Suspect]:
-    """The suspects of a part of the queue, at `place`, up to what cannot be read: that is the last of them."""
+    """Yield the suspects of a part of the queue, at `place`, up to what cannot be read: that is the last of them."""
     try:
         yield from suspects
     except OSError as error:
@@ -20,7 +20,8 @@ def guarded(store: Store, place: str, suspects: Iterable[Suspect]) -> Iterator[S
 
 
 def no_access(store: Store, place: str, error: OSError) -> Suspect:
-    """What `error` says cannot be read, at `place` if it does not say where; raised again if it says something else.
+    """Return what `error` says cannot be read, at `place` if it does not say where; raised again if it says something
+    else.
 
     Of a directory that cannot be read it is the directory, not what may be in it.
     """

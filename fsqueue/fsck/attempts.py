@@ -40,7 +40,7 @@ def check(store: Store, repair: Repair) -> Iterator[Suspect]:
 
 
 def is_attempt(name: str) -> bool:
-    """Whether a directory in `staging/` belongs to a commit."""
+    """Return whether a directory in `staging/` belongs to a commit."""
     return names.parse_attempt(name) is not None or names.is_gone(name)
 
 
@@ -59,7 +59,7 @@ def _proposal(store: Store, identity: Uuid) -> Iterator[Suspect]:
 
 
 def _stays_pending(store: Store, record: commits.Record) -> bool:
-    """Whether nobody is publishing what was decided: whoever does has the proposal locked."""
+    """Return whether nobody is publishing what was decided: whoever does has the proposal locked."""
     store.clock.sleep(SETTLE_S)
     try:
         with held(store, store.layout.proposal(record.id)):

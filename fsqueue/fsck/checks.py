@@ -28,12 +28,12 @@ SETTLE_S = 1.0
 
 
 def is_movement(line: bytes) -> bool:
-    """Whether a line of a movement log is a record."""
+    """Return whether a line of a movement log is a record."""
     return movements.parse(line) is not None
 
 
 def is_history(line: bytes) -> bool:
-    """Whether a line of the history can be read."""
+    """Return whether a line of the history can be read."""
     return history.parse(line) is not None
 
 
@@ -55,12 +55,12 @@ class BatchLook:
 
     @property
     def is_untouched(self) -> bool:
-        """Whether nothing was done with it yet, as far as its log knows."""
+        """Return whether nothing was done with it yet, as far as its log knows."""
         return not self.replay_state.count and not self.replay_state.gone
 
     @property
     def has_returned(self) -> bool:
-        """Whether the batch has finished, and its file or its log is there as if it had not."""
+        """Return whether the batch has finished, and its file or its log is there as if it had not."""
         replay_state = self.replay_state
         return self.is_finished and (bool(replay_state.left) if replay_state.count else bool(self.names))
 
@@ -130,7 +130,7 @@ class BatchLook:
 
 
 def missing_letters(store: Store, batch: Batch, replay_state: ReplayState) -> list[int]:
-    """The dead tasks of a batch that have no letter, nor had one."""
+    """Return the dead tasks of a batch that have no letter, nor had one."""
     dead = [index for index, state in enumerate(replay_state.state) if state == DEAD] if replay_state.done[DEAD] else []
     known = deadletters.known(store, store.layout.shard(batch)) if dead else set()
     return [index for index in dead if names.task_id(batch, index) not in known]
@@ -151,7 +151,7 @@ class ShardCheck:
         self.shard = shard
 
     def suspects(self) -> Iterator[Suspect]:
-        """All that looks wrong, batches first."""
+        """Yield all that looks wrong, batches first."""
         layout = self.store.layout
         yield from guarded(self.store, f"{layout.tasks}/{self.shard}", self._batches())
         yield from guarded(self.store, layout.dead(self.shard), self._lines(layout.dead(self.shard), jsonl.is_object))
@@ -208,7 +208,7 @@ class ShardCheck:
             has_log = store.fs.exists(store.layout.log(batch))
 
     def _again(self, batch: Batch, kind: str) -> bool:
-        """A second look, under the lock of the log if there is one."""
+        """Return a second look, under the lock of the log if there is one."""
         store = self.store
         path = store.layout.log(batch)
         for _ in range(10):
@@ -299,7 +299,7 @@ class ShardCheck:
         )
 
     def _finished(self, path: str, batch: Batch, replay_state: ReplayState) -> Iterator[Suspect]:
-        """What must be true of a batch that the history knows as finished."""
+        """Yield what must be true of a batch that the history knows as finished."""
         store = self.store
         missing = missing_letters(store, batch, replay_state)
         if missing:

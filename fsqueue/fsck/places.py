@@ -64,7 +64,7 @@ class _Places:
             yield Suspect(found(self.store, "linked-file", path), partial(self._is_linked, path), lambda: None)
 
     def _is_linked(self, path: str) -> bool:
-        """Whether a file has a second name, by a fresh look."""
+        """Return whether a file has a second name, by a revalidating open."""
         try:
             fd = self.store.fs.look(path)
         except FileNotFoundError:
@@ -147,7 +147,9 @@ class _Places:
         trash.reap_own(self.store.fs, self.store.path, self.store.queue_state.id)
 
     def _never_began(self, path: str, kind: str) -> bool:
-        """Whether it is no generation, also when nobody is beginning one: an overwriting makes its directory before."""
+        """Return whether it is no generation, also when nobody is beginning one: an overwriting makes its directory
+        before.
+        """
         try:
             with held(self.store, self.layout.settings_file) as fd:
                 current = read_queue_state(self.store.fs.read_from(fd, 0), self.store.path).directory
@@ -162,13 +164,15 @@ class _Places:
         self._reap()
 
     def _abandoned_trash(self) -> bool:
-        """Whether there is trash that nobody is reaping: nothing of it goes for a moment."""
+        """Return whether there is trash that nobody is reaping: nothing of it goes for a moment."""
         before = self._traces()
         self.store.clock.sleep(SETTLE_S)
         return bool(before) and self._traces() == before
 
     def _traces(self) -> dict[str, int]:
-        """When directories of the trees in the trash were last changed, down to where a generation has its files."""
+        """Return when directories of the trees in the trash were last changed, down to where a generation has its
+        files.
+        """
         fs = self.store.fs
         traces: dict[str, int] = {}
         level = [path for path in self._trees() if nested.inside(fs, path) is None]
@@ -182,7 +186,7 @@ class _Places:
     # -- shards -----------------------------------------------------------------------------------
 
     def _shards(self, part: str, right: Callable[[str, str, str], Suspect | None]) -> Iterator[Suspect]:
-        """The directories of the shards; what lies in the wrong one is moved before anything is checked."""
+        """Yield the directories of the shards; what lies in the wrong one is moved before anything is checked."""
         fs = self.store.fs
         for shard, kind in fs.entries(part):
             directory = f"{part}/{shard}"
@@ -250,7 +254,7 @@ class _Places:
             self.store.notify()
 
     def _old(self, path: str, kind: str, mend: Callable[[], object]) -> Iterator[Suspect]:
-        """A file that nobody minds for a day."""
+        """Yield a file that nobody minds for a day."""
 
         def is_old() -> bool:
             return collect.is_abandoned(self.store, path)

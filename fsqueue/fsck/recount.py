@@ -25,7 +25,7 @@ Announced = tuple[str, int, int]
 
 
 def announced(records: history.Records) -> set[Announced]:
-    """The `count` records among the records of a batch."""
+    """Return the `count` records among the records of a batch."""
     found = set()
     for _, record in records:
         if record.get("op") == "count":
@@ -36,7 +36,7 @@ def announced(records: history.Records) -> set[Announced]:
 
 
 def short(store: Store, batch: str, replay_state: ReplayState) -> int:
-    """How many of a finished batch's completions are in no counter, as far as this line of the history knows."""
+    """Return how many of a finished batch's completions are in no counter, as far as this line of the history knows."""
     there = sum(counters.there(store, store.layout, batch, *count) for count in replay_state.counts)
     return max(0, replay_state.done[COMPLETED] - there)
 
@@ -57,7 +57,7 @@ def known(store: Store, batch: str) -> tuple[str, ReplayState] | None:
 
 
 def is_short(store: Store, batch: str) -> bool:
-    """Whether completions of a finished batch are in no counter."""
+    """Return whether completions of a finished batch are in no counter."""
     found = known(store, batch)
     return found is not None and short(store, batch, found[1]) > 0
 
@@ -71,7 +71,7 @@ class Recount:
         self._sizes: dict[CounterName, int] = {}
 
     def put_back(self, batch: Batch) -> None:
-        """Under the lock of the batch's history: first in place, then behind everything."""
+        """Put lines back, under the lock of the batch's history: first in place, then behind everything."""
         store = self.store
         found = known(store, batch)
         if found is None:
@@ -123,7 +123,7 @@ class Recount:
             self._claims = None
 
     def _is_taken(self, batch: str, number: CounterName, start: int, end: int) -> bool:
-        """Whether another batch's bytes are anywhere between these offsets. Under the counter's lock."""
+        """Return whether another batch's bytes are anywhere between these offsets. Under the counter's lock."""
         store = self.store
         size = store.fs.stat(store.layout.counter(number)).st_size
         if self._claims is None or self._sizes.get(number) != size:

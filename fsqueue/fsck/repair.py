@@ -1,4 +1,4 @@
-"""What fsck mends: each under the lock of what it touches, by a fresh look, and harmless to repeat.
+"""Mend what fsck finds: each under the lock of what it touches, by a revalidating open, and harmless to repeat.
 
 Nothing that somebody might need is removed: it goes into the queue's quarantine, a directory for each
 run, under the path that it had. Leftovers of crashes are upkeep's matter; here is what only damage brings.
@@ -102,7 +102,7 @@ class Repair:
         self._recount = Recount(store)
 
     def generation(self, path: str) -> None:
-        """A directory of a generation that does not exist: moved aside while nobody can begin that one."""
+        """Move the directory of a generation that does not exist aside, while nobody can begin that one."""
         with held(self.store, self.store.layout.settings_file) as fd:
             queue_state = layout.read_queue_state(self.store.fs.read_from(fd, 0), self.store.path)
             if path.rpartition("/")[2] != queue_state.directory:
@@ -201,7 +201,7 @@ class Repair:
                     published.rename(store, log, target)
 
     def one_name(self, batch: Batch) -> None:
-        """Of several files of a batch keep the one in which most tasks can be read.
+        """Keep that of several files of a batch in which most tasks can be read.
 
         Of equal ones it is the one that the log speaks of last, or else the earliest.
         """
@@ -217,7 +217,7 @@ class Repair:
             log.name, log.lines = kept, None
 
     def _lost(self, log: Log, name: TaskFileName, path: str) -> int:
-        """How many tasks could not be executed if the batch had no other task file than the one at `path`."""
+        """Return how many tasks could not be executed if the batch had no other task file than the one at `path`."""
         try:
             lines = batches.split_lines(self.store.fs.read(path))
         except FileNotFoundError:
@@ -288,7 +288,7 @@ class Repair:
             store.notify()
 
     def log_to_its_shard(self, path: str, uuid: Batch) -> None:
-        """The same for a movement log."""
+        """Move a movement log to its shard."""
         store, target = self.store, self.store.layout.log(uuid)
         with held(store, path) as fd:
             store.fs.make_directory(os.path.dirname(target))
@@ -312,13 +312,13 @@ class Repair:
                 finishing.retire(self.store, log)
 
     def _batch(self, batch: Batch) -> AbstractContextManager[Log]:
-        """The batch's log, locked; made if it is untouched. FileNotFoundError if it ended just now: repeat."""
+        """Return the batch's log, locked; made if it is untouched. FileNotFoundError if it ended just now: repeat."""
         self.store.log(batch, create=True)
         return transitions.locked(self.store, batch, WAIT_S)
 
 
 def held(store: Store, path: str) -> AbstractContextManager[int]:
-    """An existing file, open for writing in place, and locked; FileNotFoundError if it is gone."""
+    """Return an existing file, open for writing in place, and locked; FileNotFoundError if it is gone."""
     return store.held(path, WAIT_S)
 
 
@@ -343,7 +343,7 @@ def _check_held(replay_state: ReplayState, tasks: list[int], at: int) -> None:
 
 
 def unreadable(lines: list[bytes], count: int, payloads: dict[int, object]) -> list[int]:
-    """The tasks among `count` whose lines are missing or damaged, and were not replaced since."""
+    """Return the tasks among `count` whose lines are missing or damaged, and were not replaced since."""
     return [
         index for index in range(count) if index not in payloads and not (index < len(lines) and _decodes(lines[index]))
     ]

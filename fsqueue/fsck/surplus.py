@@ -83,7 +83,7 @@ def _surplus(store: Store) -> dict[CounterName, list[Gap]]:
 
 
 def _marked(store: Store, number: CounterName, gap: Gap) -> int:
-    """How many bytes of a gap are not NUL."""
+    """Return how many bytes of a gap are not NUL."""
     return gap[1] - gap[0] - counters.void(store, number, *gap)
 
 
@@ -131,7 +131,7 @@ class _Claims:
         return torn <= known
 
     def _read_line(self, line: bytes, day: Day) -> str | None:
-        """The batch whose claims a line of the history tells; None if it makes no sense."""
+        """Return the batch whose claims a line of the history tells; None if it makes no sense."""
         try:
             record = orjson.loads(line)
             batch, records = names.parse_batch(record["batch"]), record["records"]
@@ -156,7 +156,7 @@ class _Claims:
             self._of.setdefault(number, array("q")).append(offset << COUNT_BITS | count)
 
     def reach_back(self, number: str) -> bool:
-        """Whether the claims on a counter begin with its first byte: else `gc` has removed older history.
+        """Return whether the claims on a counter begin with its first byte: else `gc` has removed older history.
 
         That removes the earliest days. So nothing was removed that is earlier than the first byte's claim, if that is
         dated on the day of its line and not later than the claims behind it.

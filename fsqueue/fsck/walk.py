@@ -29,7 +29,7 @@ Progress = Callable[[int, int], object]
 
 
 def fsck(store: Store, repair: bool, progress: Progress | None = None) -> Iterator[Finding]:
-    """What is wrong with a queue, as it is found; with `repair` each finding is mended before it is yielded.
+    """Yield what is wrong with a queue, as it is found; with `repair` each finding is mended before it is yielded.
 
     A purge meanwhile makes it begin anew, with the new generation.
     """
@@ -53,7 +53,8 @@ def fsck(store: Store, repair: bool, progress: Progress | None = None) -> Iterat
 
 
 def fsck_part(store: Store, shards: Sequence[names.Shard], first: bool) -> Iterator[Finding]:
-    """What is wrong in some shards and, in the `first` part, in what belongs to none: to be checked by many at once.
+    """Yield what is wrong in some shards and, in the `first` part, in what belongs to none: to be checked by many at
+    once.
 
     Nothing is mended. A purge meanwhile leaves nothing to find.
     """
@@ -92,7 +93,7 @@ def _suspects(store: Store, repair: Repair, progress: Progress | None) -> Iterat
 
 
 def _settle(store: Store, suspect: Suspect, repair: bool) -> Finding | None:
-    """The finding, if a second look confirms it; mended, if that is wanted and possible."""
+    """Return the finding, if a second look confirms it; mended, if that is wanted and possible."""
     finding = suspect.finding
     try:
         if not suspect.confirm():

@@ -47,7 +47,7 @@ class Encoded:
         self.tasks += tasks
 
     def content(self) -> bytes | memoryview:
-        """What the file holds, copied only if it is in several pieces."""
+        """Return what the file holds, copied only if it is in several pieces."""
         return self.pieces[0] if len(self.pieces) == 1 else b"".join(self.pieces)
 
 
@@ -55,7 +55,7 @@ NOW: When = (True, 0)
 
 
 def available_from(task: Task, index: int | None, default: When = NOW) -> When:
-    """When a task becomes available; InvalidTask says what is wrong with its times."""
+    """Return when a task becomes available; InvalidTask says what is wrong with its times."""
     for name, value in (("key", task.key), ("priority", task.priority)):
         if value is not None:
             raise InvalidTask(
@@ -74,7 +74,8 @@ def available_from(task: Task, index: int | None, default: When = NOW) -> When:
 
 
 def _share(tasks: int) -> int:
-    """How many tasks a batch of a job of so many should hold: of a small one a fraction, of a larger one more and more.
+    """Return how many tasks a batch of a job of so many should hold: of a small one a fraction, of a larger one more
+    and more.
 
     A few workers shall share a small job fairly; what a larger one pays for is the end of every batch.
     """
@@ -92,7 +93,7 @@ class Run(NamedTuple):  # so that what costs is done once for many tasks
 def _runs(
     tasks: Iterable[Any], bytes_max: int, default: When, tasks_max: int, monotonic: Callable[[], float]
 ) -> Iterator[Run]:
-    """The stream's lines, handed on by the hundred, or as they come where it is slow; InvalidTask ends it."""
+    """Yield the stream's lines, handed on by the hundred, or as they come where it is slow; InvalidTask ends it."""
     encode = task_file.encode_task
     when, size = default, 0
     lines: list[bytes] = []
@@ -185,7 +186,7 @@ def batches_of(
 
 
 def default_when(delay_s: float) -> When:
-    """The availability of tasks that say nothing themselves."""
+    """Return the availability of tasks that say nothing themselves."""
     delay = duration_ms(delay_s, "delay_s")
     return (False, delay) if delay else NOW
 

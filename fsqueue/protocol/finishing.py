@@ -146,7 +146,10 @@ def settle_loss(store: Store, log: Log) -> bool:
 
 
 def retire_if_gone(store: Store, log: Log) -> bool:
-    """Whether the log ends in `gone`; then, if the path still names this very file, it is unlinked. Closes it."""
+    """Return whether the log ends in `gone`; then, if the path still names this very file, it is unlinked.
+
+    Closes it.
+    """
     if not log.replay_state.gone:
         return False
     if store.fs.same_file(log.fd, log.path):

@@ -81,7 +81,7 @@ def _explained(store: Store, error: Exception, cause: BaseException | None, then
 
 
 def moment(store: Store, when: When) -> int:
-    """When that is, in milliseconds on the file server's clock."""
+    """Return when that is, in milliseconds on the file server's clock."""
     absolute, ms = when
     return ms if absolute else min(store.clock.now_ms() + ms, MS_MAX)
 

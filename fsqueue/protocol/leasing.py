@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import logging
 import weakref
+from enum import Enum
+from typing import Final
 
 from orjson import loads
 
@@ -25,34 +27,37 @@ from fsqueue.storage.store import Store
 logger = logging.getLogger("fsqueue")
 
 BUSY_WAIT_S = 2.0
-"""How long batches that are locked by others are waited for before "empty" is said."""
+"""Wait so long for batches that others have locked, before "empty" is reported."""
 BUSY_AGAIN_MS = 50
-"""How soon an idle worker looks again into a batch that was locked when it came due."""
+"""Look again after so long into a batch that was locked when one of its tasks came due."""
 LOOKS_ANEW = 3
-"""How often "empty" is looked for from the beginning because something was still to be published from a commit."""
+"""Look from the beginning so often because a decided commit was still to be published."""
 MUTEX_WAIT_S = 0.05
-"""How long a thread waits for another one that is in the same batch."""
-
+"""A thread waits so long for another one that is in the same batch."""
 
 UNREADABLE = (errno.EACCES, errno.EPERM, errno.EIO)
-"""What it says of a single file that cannot be read: passed by as long as there is other work."""
+"""Skip a batch that fails with one of these; raise only if nothing else could be leased."""
 WARN_AGAIN_S = 600.0
-"""For so long no more is said of batches that are passed over for the same reason."""
+"""Log nothing more for so long about batches that are skipped for the same reason."""
 
 
-class _No:
-    """Why a batch gave nothing."""
+class Without(Enum):
+    """Why a batch gave no task. False, as an empty list is."""
 
-    def __len__(self) -> int:
-        return 0
+    BUSY = "another process has its log locked"
+    NOTHING = "it has no task to lease now"
+
+    def __bool__(self) -> bool:
+        return False
 
 
-BUSY, NOTHING = _No(), _No()
-Got = list[LeasedTask] | _No
+BUSY: Final = Without.BUSY
+NOTHING: Final = Without.NOTHING
+Got = list[LeasedTask] | Without
 
 
 class Leaser:
-    """One thread's lessee's side of an open queue: the batch it stays with, and the heads it has seen."""
+    """Lease from one queue: stay with a batch, and remember the heads that were listed. Not thread-safe."""
 
     def __init__(self, queue: Verbs, store: Store) -> None:
         self.queue = weakref.ref(queue)  # no cycle: a queue that is let go of closes its descriptors at once
@@ -60,33 +65,32 @@ class Leaser:
         self.generation = store.queue_state.generation
         self.selection = Selection(store)
         self.current: Batch | None = None
-        """The batch this thread stays with while it has tasks for it."""
+        """The batch to lease from first: the last one that gave a task."""
         self._damaged: list[LeasedTask] = []
         self._passed_over: dict[int, OSError] = {}
-        """The first error of each kind for which batches were passed over, by its number, until it is warned of."""
+        """The first error of each number for which batches were skipped, until a warning is logged."""
         self._warned: dict[int, float] = {}
         """When a warning was last logged, by the error's number."""
 
     def begin(self, now: bool = False) -> bool:
-        """Look whether the queue was purged meanwhile; then nothing that was seen holds, and True is returned."""
+        """Return True if the queue was purged since the last look; then forget what was listed."""
         self.store.refresh(now)
         if self.generation == self.store.queue_state.generation:
             return False
         self.selection = Selection(self.store)
         self.current = None
-        self.generation = (
-            self.store.queue_state.generation
-        )  # last: interrupted before, the next call does all of it again
+        # Last, so that a call after an interruption does all of it again.
+        self.generation = self.store.queue_state.generation
         return True
 
     # -- the verb -------------------------------------------------------------------------------
 
     def lease(self, n: int, lease_ms: int, strict: bool = False) -> list[LeasedTask]:
-        """Up to `n` tasks, over as many batches as it takes. [] only after a full look.
+        """Return up to `n` tasks, over as many batches as it takes. [] only after a full look.
 
-        An error of the system's is raised only if nothing is held by then. To put back what is held might need the
-        very thing that lacks (descriptors, space), and nobody would know of those leases. The next look, which begins
-        anew, meets the error again. What is missing may be the whole queue, so that error is raised.
+        Raise an error of the system only if no task is held by then. To put held tasks back might need just what lacks
+        (descriptors, space), and no process would know of those leases. The next look begins anew, and meets the error
+        again. FileNotFoundError is raised in any case: the whole queue may be gone.
         """
         if not self.store.is_fresh() or self.generation != self.store.queue_state.generation:
             self.begin()
@@ -102,7 +106,7 @@ class Leaser:
         try:
             self._further(held, n, lease_ms, strict)
         except BaseException as error:
-            self.generation = -1  # what was seen may not be whole: begin anew
+            self.generation = -1  # the look was broken off: the next one begins anew
             if not held or not isinstance(error, OSError) or isinstance(error, FileNotFoundError):
                 self._put_back(held)
                 raise
@@ -110,11 +114,13 @@ class Leaser:
         finally:
             self._warn()
         if not held and self.begin(now=True):
-            return self.lease(n, lease_ms, strict)  # what was found empty had been purged a moment ago
+            return self.lease(
+                n, lease_ms, strict
+            )  # the queue was purged during the look: the new generation may have tasks
         return held
 
     def _put_back(self, held: list[LeasedTask]) -> None:
-        """Nobody will know of these leases: end them now rather than when they run out."""
+        """Release tasks that no caller will know of, rather than let their leases run out."""
         queue = self.queue()
         if held and queue is not None:
             try:
@@ -127,7 +133,7 @@ class Leaser:
     def _further(self, held: list[LeasedTask], n: int, lease_ms: int, strict: bool) -> None:
         """Add tasks of other batches to `held` until there are `n` or none is left.
 
-        That nothing at all is there is proven by two fruitless sweeps in a row.
+        Two sweeps over all shards in a row that find nothing prove that there is nothing.
         """
         store, selection = self.store, self.selection
         busy: dict[Batch, TaskFileName] = {}
@@ -159,7 +165,7 @@ class Leaser:
             self._raise_unreadable()
 
     def _wait_for(self, busy: dict[Batch, TaskFileName], n: int, lease_ms: int) -> list[LeasedTask]:
-        """Busy is not empty: try the batches that others had locked until one gives something or time is up."""
+        """Try batches that others had locked, until one gives a task or BUSY_WAIT_S is over: busy is not empty."""
         store = self.store
         until, (pause, longest) = store.clock.monotonic() + BUSY_WAIT_S, store.fs.pauses_s
         while busy and store.clock.monotonic() < until:
@@ -183,7 +189,7 @@ class Leaser:
     def _from_batch(
         self, batch: Batch, name: TaskFileName | None, most: int, asked: int, lease_ms: int, solo: bool = True
     ) -> Got:
-        """Claim up to `most` tasks of a batch. `name` where it was just listed."""
+        """Claim up to `most` tasks of a batch. `name`: the task file's name, if it was just listed."""
         again = False
         while True:
             try:
@@ -208,8 +214,8 @@ class Leaser:
     def _bury_damaged(self, others: bool) -> None:
         """Bury the tasks that were leased just now and whose lines are damaged.
 
-        If that fails, and `others` were leased with them, it is only logged: those would be lost to everybody until
-        their leases end. The next who leases a task that stays is at the same point again.
+        If that fails, and `others` were leased with them, only log it: an error would lose the others to every worker
+        until their leases end. Whichever worker leases a damaged task next tries again.
         """
         damaged, self._damaged = self._damaged, []
         try:
@@ -225,18 +231,18 @@ class Leaser:
             )  # fmt: skip
 
     def _pass_over(self, batch: str, error: OSError) -> None:
-        """Remember that a batch was passed over: a user who may only read would get a warning for each."""
+        """Remember that a batch was skipped; a warning for each would flood a user who may only read."""
         logger.debug("batch %s of %s is passed over: %s", batch, self.store.path, error)
         self._passed_over.setdefault(error.errno or 0, error)
 
     def _raise_unreadable(self) -> None:
-        """Raise what the system said of batches that cannot be read, if there were any: "empty" would be a lie."""
+        """Raise the system's error for batches that cannot be read, if there were any: "empty" would be wrong."""
         found = [self._passed_over.pop(code) for code in UNREADABLE if code in self._passed_over]
         if found:
             raise found[0]
 
     def _warn(self) -> None:
-        """Log what was passed over: a line for each kind of error, and again after WARN_AGAIN_S at the earliest."""
+        """Log the skipped batches: a line for each kind of error, again after WARN_AGAIN_S at the earliest."""
         if not self._passed_over:
             return
         passed_over, self._passed_over = self._passed_over, {}
@@ -289,7 +295,7 @@ class Leaser:
                 log.leave()
 
     def _claim(self, log: Log, name: TaskFileName | None, most: int, asked: int, lease_ms: int, solo: bool) -> Got:
-        """Under the log's lock, caught up. A list is returned with the lock given back."""
+        """Lease from a batch whose log is locked and caught up. If tasks are returned, the lock has been given back."""
         store, replay_state = self.store, log.replay_state
         opening = b""
         if not replay_state.count:
@@ -311,7 +317,7 @@ class Leaser:
                 finishing.try_finish(store, log)
                 return NOTHING
         if not choice.tasks:
-            if opening:  # folded, but not written: the file's name was in the future after all
+            if opening:  # replayed, but not written: the file's name was in the future after all
                 store.drop(log)
             else:
                 self._nothing_now(log, name, at)
@@ -324,7 +330,7 @@ class Leaser:
     def _take(
         self, log: Log, tasks: list[int], at: int, until: int, several: bool, opening: bytes, solo: bool
     ) -> list[LeasedTask]:
-        """Record the lease, move the file if nothing else is left in it, unlock, and only then decode."""
+        """Record the lease, give the file a later name if no other task is available, unlock, then decode."""
         store, replay_state = self.store, log.replay_state
         lease = store.entropy.hex16()
         offset = (log.next_offset() if log.torn else log.end) + len(opening)
@@ -351,10 +357,10 @@ class Leaser:
     def _hand_out(
         self, log: Log, given: list[int], lease: str, until: int, offset: int, lines: list[bytes], solo: bool
     ) -> list[LeasedTask]:
-        """The leased tasks with their payloads. A damaged line becomes a dead letter instead of a task."""
+        """Return the leased tasks with their payloads. A damaged line becomes a dead letter instead of a task."""
         batch, queue = log.batch, self.queue()
-        generation = log.layout.generation  # not the one this look began in: a thread may have seen a later one since
-        assert queue is not None  # it is its method that is under way
+        generation = log.layout.generation  # the batch's: another thread may have seen a later one meanwhile
+        assert queue is not None  # a method of it called this
         attempts, payloads = log.replay_state.attempts, log.replay_state.payloads
         tasks: list[LeasedTask] = []
         for index in given:
@@ -404,7 +410,7 @@ class Leaser:
                 return self._take(log, choice.tasks, at, at + lease_ms, False, record, choice.solo)
             log.append(record)
             if choice.tasks or choice.spent:
-                store.drop(log)  # what was chosen is not taken after all: fold anew next time
+                store.drop(log)  # what was chosen is not taken after all: replay anew next time
             elif not replay_state.left:
                 finishing.try_finish(store, log)
             if log.fd >= 0:
@@ -424,7 +430,7 @@ class Leaser:
         return []
 
     def _bury_spent(self, log: Log, spent: list[int], at: int) -> None:
-        """Tasks whose last allowed attempt ended with its lease."""
+        """Bury tasks whose last allowed attempt ended with its lease."""
         for index in spent:
             holder = log.replay_state.holder[index]
             last = describe(holder.worker) if holder is not None else "unknown"
@@ -433,7 +439,7 @@ class Leaser:
         finishing.bury(self.store, log, spent)
 
     def _nothing_now(self, log: Log, name: TaskFileName | None, at: int) -> None:
-        """Nothing can be taken: correct a name that promises otherwise, and do not look again before it makes sense."""
+        """Correct a task file's name that promises more than there is, and note when to look at the batch again."""
         store, replay_state = self.store, log.replay_state
         due = replay_state.next_time()
         if due is None or log.name is None:
@@ -442,9 +448,8 @@ class Leaser:
             self.selection.expect(log.batch, due)
             target = log.name.at(due)
             if target != log.name:
-                if (
-                    str(target) not in replay_state.names[-1:]
-                ):  # else it was recorded, and its author died before renaming
+                # Else the name was recorded, and the process that recorded it died before renaming.
+                if str(target) not in replay_state.names[-1:]:
                     log.append_record("move", at, **{"from": str(log.name), "name": str(target)})
                 published.rename(store, log, target)
             elif name is not None and name != target:
@@ -453,9 +458,9 @@ class Leaser:
             self.selection.expect(log.batch, due + store.clock.margin_ms())
 
     def from_shards(self, shards: list[str], n: int, lease_ms: int) -> list[LeasedTask]:
-        """Look once into these shards only: something in them has come due. [] says nothing of the others.
+        """Look once into shards in which a task has come due. [] says nothing about the other shards.
 
-        After an error only a look at everything finds what was due: the times that were known are forgotten.
+        An error makes the next look begin anew, since the known times are forgotten.
         """
         self.begin()
         self.selection.sweep(shards)

@@ -50,7 +50,7 @@ class Selection:
         self.next_due[shard] = min(self.next_due.get(shard, NEVER), due)
 
     def next(self, now: int, strict: bool = False) -> TaskFileName | None:
-        """The best head, taken off the cache. None: all shards of this sweep were listed and are used up.
+        """Return the best head, taken off the cache. None: all shards of this sweep were listed and are used up.
 
         A shard with more heads than are kept is listed again when all that were kept are used up.
         """
@@ -93,11 +93,11 @@ class Selection:
         return bool(fresh)
 
     def due(self, now: int) -> list[str]:
-        """The shards of which a name promised something for a time that has come."""
+        """Return the shards of which a name promised something for a time that has come."""
         return [shard for shard, time in self.next_due.items() if time <= now]
 
     def earliest(self) -> int:
-        """The earliest time in the future (ms) at which a listed shard said that something will be available."""
+        """Return the earliest time in the future (ms) at which a listed shard said that something will be available."""
         return min(self.next_due.values(), default=NEVER)
 
 

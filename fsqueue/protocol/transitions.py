@@ -1,4 +1,4 @@
-"""What ends or extends a lease: lock, fold, append (docs/design.md, section 4.7)."""
+"""End or extend a lease: lock, replay, append (docs/design.md, section 4.7)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class NotRecorded(OSError):
 
 @contextmanager
 def locked(store: Store, batch: Batch, wait_s: float = LOCK_TIMEOUT_S) -> Iterator[Log]:
-    """The log of a batch that was touched before, locked and caught up; FileNotFoundError if it is gone.
+    """Lock the log of a batch that was touched before, and catch up with it. FileNotFoundError if it is gone.
 
     After an exception inside nothing is believed: the log is closed.
     """
@@ -130,7 +130,7 @@ def _some(tasks: Sequence[str]) -> str:
 
 
 def fresh(store: Store, tasks: Sequence[LeasedTask], losses: Losses) -> Sequence[LeasedTask]:
-    """The tasks that were leased from the queue as it is now; those purged or deleted since are noted as lost."""
+    """Return the tasks leased from the queue's present generation. Those purged or deleted since are noted as lost."""
     reason = "purged"
     try:
         store.verify()
@@ -148,18 +148,18 @@ Done = Callable[[ReplayState, int, str], bool]
 
 
 def never(replay_state: ReplayState, index: int, lease: str) -> bool:
-    """Nothing counts as done already."""
+    """Return False: nothing counts as done already."""
     return False
 
 
 def completed_by(replay_state: ReplayState, index: int, lease: str) -> bool:
-    """Whether this very lease completed the task: repeating that, after an error that left it open, is harmless."""
+    """Return whether this very lease completed the task. After an error that left it open, repeating is harmless."""
     holder = replay_state.holder[index] if index < replay_state.count else None
     return holder is not None and replay_state.state[index] == COMPLETED and holder.id == lease
 
 
 def ended_by(replay_state: ReplayState, index: int, lease: str) -> bool:
-    """Whether this very lease has given the task back or buried it, whatever others did with the task since."""
+    """Return whether this very lease has given the task back or buried it, whatever others did with the task since."""
     return (index, lease) in replay_state.ended
 
 
@@ -172,7 +172,7 @@ def each(
     after_loss: Done | None = None,
     uncertain: OSError | None = None,
 ) -> None:
-    """For each lease among `tasks`: lock its log, call `act(log, lease, indices that hold, at)`, note the others.
+    """Lock the log of each lease among `tasks`; call `act(log, lease, indices that hold, at)`; note the others.
 
     Others that are `done` are none. If the lock is lost, the log is opened anew, once, and tells what became of
     the record: then `after_loss` counts instead, if it is given. `uncertain`: why the record may be there already.
@@ -221,7 +221,7 @@ def _in_batch(
     wait_s: float,
     uncertain: OSError | None,
 ) -> Losses:
-    """What `each` does in one batch; what was lost. LockTimeout if its lock stays busy.
+    """Return what `each` does in one batch; what was lost. LockTimeout if its lock stays busy.
 
     If the batch has finished, and the record may be what finished it, the history tells; `uncertain` if there is none.
     """
@@ -311,7 +311,7 @@ def complete_one(store: Store, task: LeasedTask) -> None:
 
 
 def _complete_in(store: Store, log: Log, task: LeasedTask) -> bool:
-    """Under the lock, which is given back. False: not on this path, and nothing was done."""
+    """Complete under the log's lock, and give it back. Return False if this path cannot, and nothing was done."""
     log.catch_up()
     replay_state, index, lease = log.replay_state, task.index, task.lease
     holds = not replay_state.gone and replay_state.holds(index, lease)
@@ -419,7 +419,7 @@ def backoff_ms(store: Store, attempts: int) -> int:
 
 
 def shorten(text: str) -> str:
-    """A text of bounded length that UTF-8 can hold, cut in the middle if need be."""
+    """Return a text of bounded length that UTF-8 can hold, cut in the middle if need be."""
     text = text.encode("utf-8", "backslashreplace").decode()
     if len(text) <= ERROR_CHARS_MAX:
         return text
@@ -484,7 +484,7 @@ def open_untouched(store: Store, log: Log) -> bool:
 
 
 def opening(store: Store, name: TaskFileName) -> bytes:
-    """The first record of a batch's log. A log that outlives a power loss must not outlive the task file's name.
+    """Return the first record of a batch's log. A log that outlives a power loss must not outlive the task file's name.
 
     Who publishes the file may not have synced that yet, or may have died before.
     """

@@ -28,7 +28,9 @@ class IdlePoller:
         self._swept = 0.0
 
     def look(self, n: int) -> list[LeasedTask]:
-        """Up to `n` tasks. The first [] says that nothing was available; those after it, that nothing told of more.
+        """Return up to `n` tasks.
+
+        The first [] says that nothing was available; those after it, that nothing told of more.
 
         QueueNotFound if the queue was deleted meanwhile. After an error the next look is one at everything: a
         notification is used up only by a look that has acted on it, and so is a time at which something comes due.
@@ -53,7 +55,7 @@ class IdlePoller:
         return got
 
     def due_s(self) -> float:
-        """In how many seconds something will be available that was seen and not available yet."""
+        """Return in how many seconds a task will be available that was seen and is not available yet."""
         return (self._leaser.selection.earliest() - self._leaser.store.clock.now_ms()) / 1000 + 0.002
 
 

@@ -54,7 +54,7 @@ class Attempt:
 
 
 def attempts_of(batch: str, records: history.Records, now_ms: int) -> Iterator[Attempt]:
-    """The attempts at a batch's tasks, as the replay state sees them; memory is bounded by the batch.
+    """Yield the attempts at a batch's tasks, as the replay state sees them; memory is bounded by the batch.
 
     What a record does is read off the replay state before and after it, so that what does not apply makes no attempt.
     """
@@ -100,7 +100,7 @@ def attempts_of(batch: str, records: history.Records, now_ms: int) -> Iterator[A
 
 
 def _touched(replay_state: ReplayState, record: dict[str, Any]) -> Iterator[int]:
-    """The tasks that a record may have changed: those it names, or (an update's outcome) any."""
+    """Yield the tasks that a record may have changed: those it names, or (an update's outcome) any."""
     if type(record.get("tasks")) is not list:
         yield from range(replay_state.count)
         return

@@ -130,11 +130,11 @@ class Columns:
 
     @property
     def is_full(self) -> bool:
-        """Whether there is enough for a record batch."""
+        """Return whether there is enough for a record batch."""
         return self.count >= ROWS_MAX or self.size >= BYTES_MAX
 
     def rest(self) -> Iterator[pa.RecordBatch]:
-        """What is left in the end."""
+        """Yield what is left in the end."""
         if self.count:
             yield self._batch()
 
@@ -155,13 +155,13 @@ class Columns:
 
 
 def are_lines(content: bytes, count: int) -> bool:
-    """Whether this is so many whole lines of text, whatever stands in them."""
+    """Return whether this is so many whole lines of text, whatever stands in them."""
     ends = numpy.count_nonzero(numpy.frombuffer(content, numpy.uint8) == NEWLINE)
     return content.endswith(SUFFIX) and ends == count and is_text(content)
 
 
 def is_text(content: bytes) -> bool:
-    """Whether it is UTF-8."""
+    """Return whether it is UTF-8."""
     if content.isascii():
         return True
     try:
@@ -172,7 +172,9 @@ def is_text(content: bytes) -> bool:
 
 
 def lines_of(content: bytes, count: int) -> pa.Array | None:
-    """The lines, without their ends, of a task file with so many tasks, each a payload and nothing else; else None."""
+    """Return the lines, without their ends, of a task file with so many tasks, each a payload and nothing else; else
+    None.
+    """
     if not content.endswith(SUFFIX):
         return None
     lines = pc.split_pattern(pa.array([content[:-1]], pa.binary()), b"\n").flatten()
@@ -184,6 +186,6 @@ def lines_of(content: bytes, count: int) -> pa.Array | None:
 
 
 def payloads_of(lines: pa.Array) -> pa.Array:
-    """The payloads in the lines of `lines_of`, as JSON text; null for a line that is plainly damaged."""
+    """Return the payloads in the lines of `lines_of`, as JSON text; null for a line that is plainly damaged."""
     payloads = pc.binary_slice(lines, len(PREFIX), -1).cast(pa.string())
     return pc.if_else(pc.ends_with(lines, SUFFIX[:1]), payloads, None)

@@ -98,7 +98,7 @@ def _check_type(kind: types.DataType, where: str, level: int = 2) -> None:
 
 
 class Encoder:
-    """How the rows of one Spark task become batches: `lines.Lines` does it. This pickles, and travels to executors."""
+    """Settings by which `lines.Lines` makes batches of the rows of a Spark task. It pickles, and goes to executors."""
 
     def __init__(self, options: WriteOptions, schema: types.StructType) -> None:
         check(options, schema)

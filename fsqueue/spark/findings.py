@@ -11,6 +11,6 @@ from fsqueue.storage.store import Store
 
 
 def findings(store: Store, shards: Sequence[Shard], first: bool) -> Iterator[Row]:
-    """The findings in these shards and, in the first part, in what belongs to no shard."""
+    """Yield the findings in these shards and, in the first part, in what belongs to no shard."""
     for finding in fsck_part(store, shards, first):
         yield finding.kind, finding.gravity, finding.path, finding.tasks, finding.note, finding.meaning

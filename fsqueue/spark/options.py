@@ -63,7 +63,7 @@ class WriteOptions:
 
 
 def reading(options: Mapping[str, str]) -> ReadOptions:
-    """The options of a read; InvalidArgument names what is wrong."""
+    """Return the options of a read; InvalidArgument names what is wrong."""
     given = _known(options, READ, "reading")
     states = tuple(part.strip() for part in given.get("state", f"{WAITING},{DELAYED},{LEASED}").split(","))
     for state in states:
@@ -89,7 +89,7 @@ def reading(options: Mapping[str, str]) -> ReadOptions:
 
 
 def writing(options: Mapping[str, str]) -> WriteOptions:
-    """The options of a write; InvalidArgument names what is wrong."""
+    """Return the options of a write; InvalidArgument names what is wrong."""
     for name in LATER:
         if name in options:
             raise InvalidArgument(

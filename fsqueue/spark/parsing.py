@@ -147,7 +147,7 @@ class Parser:
 
 
 def by_arrow(content: bytes, kind: pa.DataType) -> pa.Array:
-    """The payloads in lines of task files. ArrowInvalid: one is not of the type."""
+    """Return the payloads in lines of task files. ArrowInvalid: one is not of the type."""
     table = pyarrow.json.read_json(
         pa.BufferReader(content),
         read_options=pyarrow.json.ReadOptions(use_threads=False, block_size=len(content) + 1),

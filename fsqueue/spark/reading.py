@@ -96,7 +96,7 @@ class FsqueueReader(DataSourceReader):  # type: ignore[misc]
         return [Pieces(pieces[number::most]) for number in range(most)]
 
     def _plan(self, path: str) -> list[tuple[Piece, float]]:
-        """The shards of a queue, each with its weight: 1 is as much as a partition should have."""
+        """Return the shards of a queue, each with its weight: 1 is as much as a partition should have."""
         store = Store(path)
         deadletters.publish_pending(store)
         inspection.apply_pending(store)
@@ -115,7 +115,7 @@ class FsqueueReader(DataSourceReader):  # type: ignore[misc]
     # -- reading, on the executors ------------------------------------------------------------------
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The record batches of some pieces."""
+        """Yield the record batches of some pieces."""
         for piece in partition.pieces:
             store = Store(piece.path)
             _same_generation(store, piece)
@@ -178,7 +178,7 @@ class PushdownReader(FsqueueReader):
 
 
 def name_of(path: str) -> str:
-    """A queue's name in its group: its directory's, percent-decoded."""
+    """Return a queue's name in its group: its directory's, percent-decoded."""
     return unquote(path.rpartition("/")[2])
 
 
@@ -191,7 +191,7 @@ def _join(pieces: list[Piece], piece: Piece) -> None:
 
 
 def _weigh(store: Store, view: str, shards: Sequence[names.Shard]) -> dict[str, float]:
-    """How much of a partition each shard is, from names and sizes alone."""
+    """Return how much of a partition each shard is, from names and sizes alone."""
     if view in views.OF_NO_SHARD:
         return {}
     if view == "dead":

@@ -113,14 +113,14 @@ QUEUE = "queue"
 
 
 def view_of(name: str) -> str:
-    """A view's name, or InvalidArgument."""
+    """Return a view's name, or InvalidArgument."""
     if name not in VIEWS:
         raise InvalidArgument(f"The option `view` is one of {', '.join(VIEWS)}, not {name!r}.")
     return name
 
 
 def schema_of(view: str, group: bool) -> StructType:
-    """The columns of a view; in a group, the queue's name is the first."""
+    """Return the columns of a view; in a group, the queue's name is the first."""
     from pyspark.sql import types
 
     kinds: dict[str, types.DataType] = {

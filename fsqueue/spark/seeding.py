@@ -45,11 +45,11 @@ class SeedReport:
 
     @classmethod
     def of(cls, report: CommitReport, repeated: bool) -> SeedReport:
-        """The same from a commit's report."""
+        """Return the same from a commit's report."""
         return cls(report.name, report.tasks, report.files, report.bytes, repeated)
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields by name, ready for JSON."""
+        """Return the fields by name, ready for JSON."""
         return dict(vars(self))
 
 
@@ -134,7 +134,7 @@ def _other(wanted: options.WriteOptions) -> str:
 
 
 def _quoted(name: str) -> str:
-    """A column's name as Spark takes it, dots and all."""
+    """Return a column's name as Spark takes it, dots and all."""
     return "`" + name.replace("`", "``") + "`"
 
 

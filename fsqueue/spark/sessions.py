@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 
 def register(spark: SparkSession) -> SparkSession:
-    """The session, with the data source registered: Spark finds it by itself only where fsqueue is installed whole."""
+    """Return the session, with the data source registered: Spark finds it by itself only where fsqueue is installed
+    whole.
+    """
     from fsqueue.spark.source import FsqueueDataSource
 
     spark.dataSource.register(FsqueueDataSource)

@@ -21,11 +21,11 @@ class FsqueueDataSource(DataSource):  # type: ignore[misc]
 
     @classmethod
     def name(cls) -> str:
-        """What stands in format("…")."""
+        """Return what stands in format("…")."""
         return "fsqueue"
 
     def schema(self) -> StructType:
-        """The view's columns; in a group of queues the queue's name is the first."""
+        """Return the view's columns; in a group of queues the queue's name is the first."""
         from fsqueue.spark import options, schemas
         from fsqueue.storage.discovery import queues_in
 

@@ -76,5 +76,5 @@ class FsqueueStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
 
 
 def commit_name(query: str, batch: int) -> str:
-    """The commit of a micro-batch."""
+    """Return the commit of a micro-batch."""
     return f"stream-{query}-{batch}"

@@ -29,7 +29,7 @@ class Slot(NamedTuple):
 
 
 def parse(content: bytes, kind: pa.DataType, count: int) -> pa.Array | None:
-    """The payloads of so many lines of task files as a column of structs; None if the lines do not suit.
+    """Return the payloads of so many lines of task files as a column of structs; None if the lines do not suit.
 
     None is no judgement: the lines may be sound or damaged. What is returned is what Arrow's parser would return.
     The content is UTF-8.
@@ -66,7 +66,7 @@ def _is_plain(kind: pa.DataType) -> bool:
 
 
 def _shape(line: bytes) -> list[Slot] | None:
-    """What a line is made of, if it is an object of texts and numbers, written without spaces; else None."""
+    """Return what a line is made of, if it is an object of texts and numbers, written without spaces; else None."""
     try:
         record: Any = orjson.loads(line)
     except orjson.JSONDecodeError:
@@ -86,7 +86,7 @@ def _shape(line: bytes) -> list[Slot] | None:
 
 
 def _places(data: np.ndarray, quotes: np.ndarray, slots: list[Slot]) -> list[tuple[np.ndarray, np.ndarray]] | None:
-    """Where each field of each line begins and ends; None if anything else in the lines is not the same in all."""
+    """Return where each field of each line begins and ends; None unless all else is the same in all lines."""
     begins: np.ndarray = quotes[:, 0] - OPEN.index(b'"')
     ends: np.ndarray = np.append(begins[1:], len(data))
     if begins[0] != 0:
@@ -110,7 +110,7 @@ def _places(data: np.ndarray, quotes: np.ndarray, slots: list[Slot]) -> list[tup
 
 
 def _stands(data: np.ndarray, at: np.ndarray, text: bytes) -> bool:
-    """Whether a text stands at all these places."""
+    """Return whether a text stands at all these places."""
     if at[0] < 0 or at.max() + len(text) > len(data):
         return False
     windows = np.ndarray((len(data) - len(text) + 1, len(text)), np.uint8, data, strides=(1, 1))
@@ -118,7 +118,7 @@ def _stands(data: np.ndarray, at: np.ndarray, text: bytes) -> bool:
 
 
 def _column(content: bytes, begin: np.ndarray, end: np.ndarray, slot: Slot, kind: pa.DataType) -> pa.Array | None:
-    """A field of all lines as a column; None if it has to be looked at more closely."""
+    """Return a field of all lines as a column; None if it has to be looked at more closely."""
     if slot.is_text != pa.types.is_string(kind) or (begin > end).any():
         return None
     borders: np.ndarray = np.empty((len(begin), 2), np.int32)

@@ -49,7 +49,7 @@ def _seconds(ms: int | None) -> float | None:
 
 
 def who(worker: dict[str, Any] | None) -> tuple[str | None, str | None]:
-    """A worker's host, and all that is known of it as JSON."""
+    """Return a worker's host, and all that is known of it as JSON."""
     return (None, None) if not worker else (_string(worker.get("host")), text(worker))
 
 
@@ -58,7 +58,7 @@ def _string(value: Any) -> str | None:
 
 
 def payload(value: Any) -> tuple[str | None, bytes | None]:
-    """The columns `payload` and `payload_bytes`."""
+    """Return the columns `payload` and `payload_bytes`."""
     return (None, value) if isinstance(value, bytes) else (text(value), None)
 
 
@@ -66,7 +66,7 @@ def payload(value: Any) -> tuple[str | None, bytes | None]:
 
 
 def untouched(store: Store, shard: Shard) -> tuple[list[TaskFileName], list[TaskFileName]]:
-    """The batches of a shard that nobody has touched, and the others, oldest first.
+    """Return the batches of a shard that nobody has touched, and the others, oldest first.
 
     The logs are listed after the task files: what is called untouched was so when its file was seen.
     """
@@ -79,7 +79,7 @@ def untouched(store: Store, shard: Shard) -> tuple[list[TaskFileName], list[Task
 
 
 def tasks(store: Store, name: TaskFileName, states: tuple[str, ...]) -> Iterator[Row]:
-    """The unfinished tasks of one batch."""
+    """Yield the unfinished tasks of one batch."""
     for info in inspection.of_batch(store, name.batch, name):
         if info.state in states:
             yield (
@@ -100,7 +100,7 @@ def tasks(store: Store, name: TaskFileName, states: tuple[str, ...]) -> Iterator
 
 
 def ledgers(store: Store, shard: Shard) -> Iterator[tuple[str, ReplayState]]:
-    """The batches at work in a shard."""
+    """Yield the batches at work in a shard."""
     for batch in inspection.logs(store, shard):
         replay_state = inspection.read_replay_state(store, batch)
         if replay_state is not None:
@@ -108,7 +108,7 @@ def ledgers(store: Store, shard: Shard) -> Iterator[tuple[str, ReplayState]]:
 
 
 def leases(store: Store, shard: Shard) -> Iterator[Row]:
-    """The tasks that somebody holds, in time or not."""
+    """Yield the tasks that somebody holds, in time or not."""
     now = store.clock.now_ms()
     for batch, replay_state in ledgers(store, shard):
         for index, (state, until, holder) in enumerate(
@@ -145,7 +145,7 @@ def records(store: Store, shard: Shard) -> Iterator[tuple[str, history.Records, 
 
 
 def all_movements(store: Store, shard: Shard) -> Iterator[Row]:
-    """The records of all logs, as they stand; what does not apply is among them."""
+    """Yield the records of all logs, as they stand; what does not apply is among them."""
     for batch, found, finished in records(store, shard):
         for version, record in found:
             if movements.is_record(record):
@@ -188,13 +188,13 @@ def _ranges(tasks: Any) -> list[dict[str, int]] | None:
 
 
 def finished(store: Store, shard: Shard) -> Iterator[Row]:
-    """The tasks that have an outcome, as far as logs and history know them."""
+    """Yield the tasks that have an outcome, as far as logs and history know them."""
     for batch, found, _ in records(store, shard):
         yield from finished_in(batch, found)
 
 
 def finished_in(batch: str, found: history.Records) -> Iterator[Row]:
-    """The tasks of a batch that have an outcome."""
+    """Yield the tasks of a batch that have an outcome."""
     replay_state = history.replay(found)
     birth = moment(names.birth_ms(batch))
     for index, state in enumerate(replay_state.state):
@@ -236,7 +236,7 @@ def all_attempts(store: Store, shard: Shard) -> Iterator[Row]:
 
 
 def states(store: Store, shard: Shard) -> Iterator[Row]:
-    """How many tasks of a shard are in which state. What the counters hold is told with the first shard."""
+    """Yield how many tasks of a shard are in which state. What the counters hold is told with the first shard."""
     counts = inspection.status_of_shard(store, shard).as_dict()
     del counts["inserted"]
     yield from ((shard, state, count) for state, count in counts.items() if count)
@@ -245,7 +245,7 @@ def states(store: Store, shard: Shard) -> Iterator[Row]:
 
 
 def dead(store: Store, shard: Shard) -> Iterator[Row]:
-    """The dead letters that nobody dealt with."""
+    """Yield the dead letters that nobody dealt with."""
     for letter in deadletters.letters(store, shard):
         yield (
             letter.id,
@@ -258,12 +258,12 @@ def dead(store: Store, shard: Shard) -> Iterator[Row]:
 
 
 def counted(store: Store) -> Iterator[Row]:
-    """The completion counters: they hold what finished batches completed."""
+    """Yield the completion counters: they hold what finished batches completed."""
     yield from sorted(counters.completed(store, counters.sizes(store)).items())
 
 
 def committed(store: Store) -> Iterator[Row]:
-    """The named commits on record, with what they inserted."""
+    """Yield the named commits on record, with what they inserted."""
     for text in sorted(commits.decided(store)):
         name = names.parse_record_file(text)
         record = None if name is None else commits.find(store, store.layout, name)
@@ -285,7 +285,7 @@ BY_SHARD: dict[str, Callable[[Store, Shard], Iterator[Row]]] = {
 
 
 def content_of(store: Store, name: TaskFileName) -> bytes | None:
-    """The content of an untouched batch's file; None if it is gone, or if its tasks have more than a payload."""
+    """Return the content of an untouched batch's file; None if it is gone, or if its tasks have more than a payload."""
     if name.priority is not None or "~" in name.batch:
         return None
     try:

@@ -83,12 +83,12 @@ class FsqueueWriter(DataSourceArrowWriter):  # type: ignore[misc]
 
 
 def parts_of(messages: Iterable[WriterCommitMessage | None]) -> list[CommitPart]:
-    """What the executors report to have staged."""
+    """Return what the executors report to have staged."""
     return [message.part for message in messages if isinstance(message, Staged) and message.part is not None]
 
 
 def open_queue(options: WriteOptions) -> Queue:
-    """The queue to write to, made if the option `ifExists` says so."""
+    """Return the queue to write to, made if the option `ifExists` says so."""
     try:
         return Queue(options.path)
     except QueueNotFound as error:
@@ -98,7 +98,7 @@ def open_queue(options: WriteOptions) -> Queue:
 
 
 def holds_something(queue: Queue) -> bool:
-    """Whether anything was ever inserted into a queue's generation, by an insert or by a commit."""
+    """Return whether anything was ever inserted into a queue's generation, by an insert or by a commit."""
     from fsqueue.storage import commits
 
     return bool(queue.status().inserted or commits.decided(queue.store))

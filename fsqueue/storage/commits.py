@@ -54,7 +54,7 @@ class Part:
     bytes: int
 
     def has(self, batch: str) -> bool:
-        """Whether a batch is one of them."""
+        """Return whether a batch is one of them."""
         distance = names.distance(self.first, batch)
         return distance is not None and distance < self.files
 
@@ -77,25 +77,25 @@ class Record:
     parts: tuple[Part, ...]
 
     def attempts(self) -> dict[Uuid, list[Part]]:
-        """The parts of each attempt, in the order of their names."""
+        """Return the parts of each attempt, in the order of their names."""
         found: dict[Uuid, list[Part]] = {}
         for part in sorted(self.parts, key=lambda one: one.attempt):
             found.setdefault(part.attempt, []).append(part)
         return found
 
     def total(self, what: str) -> int:
-        """The sum of the parts' files, tasks or bytes."""
+        """Return the sum of the parts' files, tasks or bytes."""
         return sum(getattr(part, what) for part in self.parts)
 
     def encode(self) -> bytes:
-        """Its file's content."""
+        """Return its file's content."""
         parts = [{field: getattr(part, field) for field in Part.__slots__} for part in self.parts]
         line = {"op": "commit", "id": self.id, "name": self.name, "at": self.at, "parts": parts}
         return orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
 
 
 def parse(content: bytes) -> Record | None:
-    """A record; None for anything that is none, whoever wrote it: names in it become paths."""
+    """Return a record; None for anything that is none, whoever wrote it: names in it become paths."""
     try:
         line = orjson.loads(content) if content.endswith(b"\n") else None
     except orjson.JSONDecodeError:
@@ -124,7 +124,10 @@ def _part(line: Any) -> Part | None:
 
 
 def find(store: Store, layout: Layout, commit: CommitName) -> Record | None:
-    """The record that was decided for a name, by a fresh look; None if there is none. StorageError: it is damaged."""
+    """Return the record that was decided for a name, by a revalidating open; None if there is none.
+
+    StorageError: it is damaged.
+    """
     path = layout.record(commit)
     try:
         record = parse(store.fs.read(path))
@@ -139,7 +142,7 @@ def find(store: Store, layout: Layout, commit: CommitName) -> Record | None:
 
 
 def proposals(store: Store, layout: Layout) -> Iterator[Uuid]:
-    """The ids of what is proposed, or decided and not known to be applied."""
+    """Yield the ids of what is proposed, or decided and not known to be applied."""
     for text in store.fs.names(layout.pending):
         identity = names.parse_proposal_file(text)
         if identity is not None:
@@ -147,7 +150,7 @@ def proposals(store: Store, layout: Layout) -> Iterator[Uuid]:
 
 
 def proposed(store: Store, layout: Layout, identity: Uuid) -> Record | None:
-    """What a proposal says; None if it is gone, not written yet, or none."""
+    """Return what a proposal says; None if it is gone, not written yet, or none."""
     try:
         record = parse(store.fs.read(layout.proposal(identity)))
     except OSError as error:
@@ -158,7 +161,7 @@ def proposed(store: Store, layout: Layout, identity: Uuid) -> Record | None:
 
 
 def is_decided(store: Store, layout: Layout, record: Record) -> bool:
-    """Whether this very record is the one that counts."""
+    """Return whether this very record is the one that counts."""
     try:
         found = find(store, layout, record.name)
     except StorageError:
@@ -167,18 +170,18 @@ def is_decided(store: Store, layout: Layout, record: Record) -> bool:
 
 
 def pending(store: Store, layout: Layout) -> list[Record]:
-    """The records that are decided and perhaps not applied."""
+    """Return the records that are decided and perhaps not applied."""
     found = (proposed(store, layout, identity) for identity in proposals(store, layout))
     return [record for record in found if record is not None and is_decided(store, layout, record)]
 
 
 def decided(store: Store) -> set[str]:
-    """The file names of all records: when they are the same as before, nothing was decided meanwhile."""
+    """Return the file names of all records: when they are the same as before, nothing was decided meanwhile."""
     return {text for text in store.fs.names(store.layout.commits) if names.parse_record_file(text) is not None}
 
 
 def waiting(store: Store) -> dict[Batch, TaskFileName]:
-    """The batches that are decided and still staged: as good as published."""
+    """Return the batches that are decided and still staged: as good as published."""
     layout = store.layout
     return {
         name.batch: name
@@ -191,7 +194,7 @@ def waiting(store: Store) -> dict[Batch, TaskFileName]:
 def staged(
     store: Store, layout: Layout, attempt: Uuid, commit: CommitName, parts: Iterable[Part]
 ) -> list[TaskFileName]:
-    """The files of these parts that a listing of their attempt shows."""
+    """Return the files of these parts that a listing of their attempt shows."""
     known = {part.first[:24]: part for part in parts}
     found = []
     for text in store.fs.names(layout.attempt(attempt, commit)):
@@ -279,7 +282,7 @@ def _prove(store: Store, layout: Layout, record: Record) -> None:
 
 
 def lost(store: Store, commit: str) -> CommitLost:
-    """The error that says that something of what was staged is gone."""
+    """Return the error that says that something of what was staged is gone."""
     return CommitLost(
         f"What was staged for the commit {commit} of {store.path} is not all there any more: it was "
         "discarded, purged, or reaped after a week. Nothing of it is visible; stage it again, and publish that."
@@ -287,7 +290,7 @@ def lost(store: Store, commit: str) -> CommitLost:
 
 
 def _is_whole(store: Store, layout: Layout, attempt: Uuid, commit: CommitName, parts: list[Part]) -> bool:
-    """Whether listings show each file of these parts, with as many tasks as there should be."""
+    """Return whether listings show each file of these parts, with as many tasks as there should be."""
     missing = {part.first[:24]: (part, bytearray(b"\1") * part.files) for part in parts}
     files, tasks = sum(part.files for part in parts), sum(part.tasks for part in parts)
     for _ in range(LOOKS if files else 0):
@@ -360,7 +363,7 @@ def _publish(store: Store, layout: Layout, attempt: Uuid, commit: CommitName, pa
 
 
 def _shards(layout: Layout, record: Record) -> list[str]:
-    """The shards in which a record's batches belong."""
+    """Return the shards in which a record's batches belong."""
     return sorted(
         {
             layout.shard(names.successor(part.first, index))

@@ -27,13 +27,13 @@ SOUND_S = 600.0
 
 
 def mark(batch: str, count: int) -> bytes:
-    """The bytes that a batch of `count` completed tasks appends: derived from its id, never zero."""
+    """Return the bytes that a batch of `count` completed tasks appends: derived from its id, never zero."""
     pattern = hashlib.blake2b(batch.encode(), digest_size=32).digest().replace(b"\0", b"\x01")
     return (pattern * (count // 32 + 1))[:count]
 
 
 def there(store: Store, layout: Layout, batch: str, number: str, offset: int, count: int) -> int:
-    """How many of the bytes that a `count` record announced are in the counter."""
+    """Return how many of the bytes that a `count` record announced are in the counter."""
     name = names.parse_counter(number)
     if count <= 0 or name not in NUMBERS or offset > OFFSET_MAX:
         return 0  # what a log says may come from anybody: nothing but the queue's own counters is looked at
@@ -49,7 +49,7 @@ def there(store: Store, layout: Layout, batch: str, number: str, offset: int, co
 
 
 def common_prefix(found: bytes, wanted: bytes) -> int:
-    """The length of what two byte strings have in common at their start."""
+    """Return the length of what two byte strings have in common at their start."""
     if found == wanted:
         return len(wanted)
     length = 0
@@ -122,7 +122,7 @@ def void(store: Store, number: CounterName, begin: int, end: int) -> int:
 
 
 def sizes(store: Store) -> dict[CounterName, int]:
-    """The size of each counter file in bytes, by a fresh look: so many completions at most (see `completed`)."""
+    """Return the size of each counter in bytes, by a revalidating open: the most completions there can be."""
     found: dict[CounterName, int] = {}
     for number in map(names.parse_counter, store.fs.names(store.layout.completions)):
         if number in NUMBERS:

@@ -92,7 +92,7 @@ def _letter(batch_id: str, replay_state: ReplayState, index: int, payload: Any) 
 
 
 def _lines(store: Store, fd: int) -> Iterator[dict[str, Any]]:
-    """The lines of a file that make sense."""
+    """Yield the lines of a file that make sense."""
     for line in jsonl.lines_of(store.fs, fd):
         record = _parse(line)
         if record is not None:
@@ -121,7 +121,7 @@ def _shards(store: Store, layout: Layout) -> list[Shard]:
 
 
 def _opened(store: Store, layout: Layout, only: Shard | None = None) -> Iterator[tuple[Shard, int]]:
-    """The files there are (or that of one shard, if it is there), opened one after the other."""
+    """Yield the files there are (or that of one shard, if it is there), opened one after the other."""
     for shard in _shards(store, layout) if only is None else [only]:
         try:
             fd = store.fs.look_anew(layout.dead(shard))
@@ -134,7 +134,7 @@ def _opened(store: Store, layout: Layout, only: Shard | None = None) -> Iterator
 
 
 def _alive(store: Store, fd: int) -> tuple[dict[str, int], set[str]]:
-    """The ids that are dead, with the number of their line; and those that were dealt with."""
+    """Return the ids that are dead, with the number of their line; and those that were dealt with."""
     dead: dict[str, int] = {}
     settled: set[str] = set()
     for number, line in enumerate(_lines(store, fd)):
@@ -167,12 +167,12 @@ class Ids:
         retried.forget_published(store)
 
     def known(self) -> set[str]:
-        """Those that have a letter, or had one that was dealt with."""
+        """Return those that have a letter, or had one that was dealt with."""
         return self.dead | self.settled
 
 
 def known(store: Store, shard: Shard) -> set[str]:
-    """The ids in a shard that have a letter, or had one that was dealt with."""
+    """Return the ids in a shard that have a letter, or had one that was dealt with."""
     found: set[str] = set()
     for _, fd in _opened(store, store.layout, shard):
         found.update(*_alive(store, fd))
@@ -180,18 +180,19 @@ def known(store: Store, shard: Shard) -> set[str]:
 
 
 def sizes(store: Store) -> dict[Shard, int]:
-    """The size of each file of letters in bytes: changed, if anything was appended."""
+    """Return the size of each file of letters in bytes: changed, if anything was appended."""
     return {shard: store.fs.fstat(fd).st_size for shard, fd in _opened(store, store.layout)}
 
 
 def letters(store: Store, only: Shard | None = None) -> Iterator[DeadLetter]:
-    """All dead letters, shard by shard, or those of one; memory is bounded by a shard's ids."""
+    """Yield all dead letters, shard by shard, or those of one; memory is bounded by a shard's ids."""
     for _, fd in _opened(store, store.layout, only):
         yield from _letters(store, fd)
 
 
 def latest(store: Store, bytes_max: int) -> tuple[list[DeadLetter], bool]:
-    """The letters at the ends of the files, of which about `bytes_max` bytes in all are read; whether those are all.
+    """Return the letters at the ends of the files, of which about `bytes_max` bytes in all are read; whether those are
+    all.
 
     Letters that were dealt with are left out: what says so stands behind them.
     """
@@ -210,7 +211,7 @@ def latest(store: Store, bytes_max: int) -> tuple[list[DeadLetter], bool]:
 
 
 def _latest(store: Store, fd: int, bytes_max: int) -> tuple[Iterable[DeadLetter], int]:
-    """The same of one file; and its size."""
+    """Return the same of one file; and its size."""
     dead: dict[str, DeadLetter] = {}
     settled: set[str] = set()
     for _, line in jsonl.lines_from_end(store.fs, fd, bytes_max):
@@ -227,7 +228,7 @@ def _latest(store: Store, fd: int, bytes_max: int) -> tuple[Iterable[DeadLetter]
 
 
 def letter_of(store: Store, task_id: str) -> DeadLetter | None:
-    """The letter of one task, if there is one."""
+    """Return the letter of one task, if there is one."""
     for _, fd in _opened(store, store.layout, store.layout.shard(names.parse_task_id(task_id)[0])):
         return next((letter for letter in _letters(store, fd) if letter.id == task_id), None)
     return None
@@ -426,17 +427,17 @@ def publish_pending(store: Store) -> int:
 
 
 def is_retrying(store: Store) -> bool:
-    """Whether tasks that a retry has recorded wait to be published."""
+    """Return whether tasks that a retry has recorded wait to be published."""
     return bool(pending(store))
 
 
 def pending(store: Store) -> set[str]:
-    """The staged files that `publish_pending` would publish."""
+    """Return the staged files that `publish_pending` would publish."""
     return set().union(*_pending(store).values())
 
 
 def _pending(store: Store) -> dict[Shard, frozenset[str]]:
-    """The same, by the shard whose letters were retried."""
+    """Return the same, by the shard whose letters were retried."""
     there = {str(name) for name in staging.files(store, store.layout)}
     if not there:
         return {}
@@ -444,7 +445,7 @@ def _pending(store: Store) -> dict[Shard, frozenset[str]]:
 
 
 def _staged(store: Store) -> dict[Shard, frozenset[str]]:
-    """The staged files that `retried` lines name, by the shard whose letters were retried."""
+    """Return the staged files that `retried` lines name, by the shard whose letters were retried."""
     layout = store.layout
     named = {shard: retried.read_on(store, layout.dead(shard), fd) for shard, fd in _opened(store, layout)}
     retried.forget_published(store)
@@ -452,5 +453,5 @@ def _staged(store: Store) -> dict[Shard, frozenset[str]]:
 
 
 def staged_names(store: Store) -> set[str]:
-    """The staged files that `retried` lines name: not to be reaped before they are published."""
+    """Return the staged files that `retried` lines name: not to be reaped before they are published."""
     return set().union(*_staged(store).values())

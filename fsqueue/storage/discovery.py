@@ -12,7 +12,7 @@ from fsqueue.storage.paths import queue_path
 
 
 def queues(path: str | os.PathLike[str]) -> list[str]:
-    """The paths of the queues in a directory, in the order of their names; or of the queue that it is.
+    """Return the paths of the queues in a directory, in the order of their names; or of the queue that it is.
 
     `path` is a directory or `fq://` and a directory. QueueNotFound if there is no queue. Damaged queues are among
     them, and directories that the filesystem fails to look into: opening one of those tells what is wrong.
@@ -25,7 +25,7 @@ def queues(path: str | os.PathLike[str]) -> list[str]:
 
 
 def queues_in(path: str) -> list[str] | None:
-    """The queues in a directory, by path; None if the directory is a queue itself. QueueNotFound if neither."""
+    """Return the queues in a directory, by path; None if the directory is a queue itself. QueueNotFound if neither."""
     fs = Filesystem(path, shared=mount_of(path).shared)
     if _is_queue(fs, path):
         return None

@@ -35,13 +35,13 @@ def keep(store: Store, log: Log, at: int, timeout_s: float) -> None:
 
 
 def days(store: Store) -> list[Day]:
-    """The days that have a history, oldest first."""
+    """Return the days that have a history, oldest first."""
     found = map(names.parse_day, store.fs.names(store.layout.history_days))
     return sorted(day for day in found if day is not None)
 
 
 def shards_of(store: Store, day: Day) -> list[Shard]:
-    """The shards that have a history of a day."""
+    """Return the shards that have a history of a day."""
     found = store.fs.names(f"{store.layout.history_days}/{day}")
     return [shard for name in found if (shard := names.parse_shard_file(name, store.layout.shards)) is not None]
 
@@ -51,7 +51,7 @@ Records = list[tuple[int, dict[str, Any]]]
 
 
 def find(store: Store, batch: str) -> Records | None:
-    """The records of a finished batch, newest day first; None if the history does not know it."""
+    """Return the records of a finished batch, newest day first; None if the history does not know it."""
     start = b'{"batch":"%s",' % batch.encode()
     for day in reversed(days(store)):
         for line in _lines(store, store.layout.history(day, store.layout.shard(batch))):
@@ -74,13 +74,13 @@ def finished(store: Store, shard: Shard, batches: Collection[str]) -> set[str]:
 
 
 def batches(store: Store) -> Iterator[tuple[Batch, Records]]:
-    """All finished batches that the history keeps, with their records; a repeat of a batch is dropped."""
+    """Yield all finished batches that the history keeps, with their records; a repeat of a batch is dropped."""
     for shard in names.all_shards(store.layout.shards):
         yield from batches_of(store, shard)
 
 
 def batches_of(store: Store, shard: Shard) -> Iterator[tuple[Batch, Records]]:
-    """Those of one shard. Memory is bounded by the ids of its batches."""
+    """Yield those of one shard. Memory is bounded by the ids of its batches."""
     seen: set[str] = set()
     for day in days(store):
         for line in _lines(store, store.layout.history(day, shard)):
@@ -91,7 +91,7 @@ def batches_of(store: Store, shard: Shard) -> Iterator[tuple[Batch, Records]]:
 
 
 def sizes(store: Store) -> dict[Shard, int]:
-    """The bytes of history that each shard has."""
+    """Return the bytes of history that each shard has."""
     found: dict[Shard, int] = {}
     for day in days(store):
         for shard in shards_of(store, day):
@@ -123,7 +123,7 @@ class Recent:
 
 
 def recent_files(store: Store, since: int) -> dict[Shard, list[Day]]:
-    """For each shard the days, latest first, whose files may have batches that finished from `since` (ms) on."""
+    """Return for each shard the days, latest first, whose files may have batches that finished since `since` (ms)."""
     found: dict[Shard, list[Day]] = {}
     for day in reversed(days(store)):
         if day >= day_of(max(0, since - LATE_MS)):
@@ -133,7 +133,7 @@ def recent_files(store: Store, since: int) -> dict[Shard, list[Day]]:
 
 
 def recent(store: Store, shard: Shard, days: list[Day], since: int, bytes_max: int) -> Recent:
-    """The batches of a shard that finished from `since` (ms) on, from the ends of the files of these days.
+    """Return the batches of a shard that finished from `since` (ms) on, from the ends of the files of these days.
 
     At most the last `bytes_max` bytes of each file are read: where those do not reach back so far, what is returned
     begins later. Of a file in which nothing is so young a page is read.
@@ -155,7 +155,7 @@ def recent(store: Store, shard: Shard, days: list[Day], since: int, bytes_max: i
 
 
 def _recent(store: Store, fd: int, earliest: int, bytes_max: int, found: Recent) -> bool:
-    """Whether an earlier day's file may have more."""
+    """Return whether an earlier day's file may have more."""
     size = store.fs.fstat(fd).st_size
     page = store.fs.pread(fd, PAGE_BYTES, max(0, size - PAGE_BYTES))
     if 0 <= _finished_at(page) < earliest:
@@ -175,7 +175,7 @@ def _recent(store: Store, fd: int, earliest: int, bytes_max: int, found: Recent)
 
 
 def _finished_at(end: bytes) -> int:
-    """When the last batch finished (ms) whose line's end is in these bytes; -1 if they do not tell."""
+    """Return when the last batch finished (ms) whose line's end is in these bytes; -1 if they do not tell."""
     last = end.rfind(_FINISH)
     digits = end[last + len(_FINISH) :].partition(b"}")[0] if last >= 0 else b""
     return int(digits) if digits.isdigit() and len(digits) <= 13 else -1
@@ -193,7 +193,7 @@ def all_lines(store: Store) -> Iterator[tuple[Batch, Records]]:
 
 
 def replay(records: Records) -> ReplayState:
-    """The replay state after records that were kept in the history."""
+    """Return the replay state after records that were kept in the history."""
     replay_state = ReplayState()
     for offset, record in records:
         if movements.is_record(record):

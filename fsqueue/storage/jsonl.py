@@ -51,7 +51,7 @@ def must_have_one_name(fs: Filesystem, fd: int, path: str) -> None:
 def held(
     fs: Filesystem, clock: Clock, entropy: Entropy, path: str, timeout_s: float = LOCK_TIMEOUT_S, flags: int = 0
 ) -> Iterator[int]:
-    """An existing file, open for writing in place, and locked; FileNotFoundError if it is gone, LockTimeout."""
+    """Open an existing file for writing in place, and lock it. FileNotFoundError if it is gone; LockTimeout."""
     fd = fs.look(path, os.O_RDWR | flags)
     try:
         if not fs.lock(fd, clock, entropy, timeout_s):
@@ -77,7 +77,7 @@ def append(fs: Filesystem, fd: int, lines: bytes, sync: bool) -> None:
 
 
 def lines_of(fs: Filesystem, fd: int) -> Iterator[bytes]:
-    """The whole lines of an open file, read in pieces; a torn last line is left out."""
+    """Yield the whole lines of an open file, read in pieces; a torn last line is left out."""
     rest, offset = b"", 0
     while chunk := fs.pread(fd, 1 << 20, offset):
         offset += len(chunk)
@@ -86,7 +86,7 @@ def lines_of(fs: Filesystem, fd: int) -> Iterator[bytes]:
 
 
 def pieces_of(fs: Filesystem, fd: int, offset: int) -> Iterator[bytes]:
-    """The whole lines of an open file from `offset` on, many at a time; a torn last line is left out."""
+    """Yield the whole lines of an open file from `offset` on, many at a time; a torn last line is left out."""
     rest: list[bytes] = []
     while chunk := fs.pread(fd, 1 << 20, offset):
         offset += len(chunk)
@@ -98,7 +98,8 @@ def pieces_of(fs: Filesystem, fd: int, offset: int) -> Iterator[bytes]:
 
 
 def lines_from_end(fs: Filesystem, fd: int, bytes_max: int, piece: int = 1 << 16) -> Iterator[tuple[int, bytes]]:
-    """The whole lines of an open file with their offsets, the last one first, read in growing pieces from the end.
+    """Yield the whole lines of an open file with their offsets, the last one first, read in growing pieces from the
+    end.
 
     What does not lie wholly within the last `bytes_max` bytes is not read: only who gets offset 0 has seen all.
     """
@@ -137,12 +138,12 @@ def unsound(fs: Filesystem, fd: int, is_sound: Callable[[bytes], bool]) -> tuple
 
 
 def is_bad(line: bytes, is_sound: Callable[[bytes], bool]) -> bool:
-    """Whether a line makes no sense, unless it is blank or was marked as void (it ends in `~`)."""
+    """Return whether a line makes no sense, unless it is blank or was marked as void (it ends in `~`)."""
     return bool(line.strip()) and not line.endswith(b"~") and not is_sound(line)
 
 
 def is_object(line: bytes) -> bool:
-    """Whether a line is a JSON object with an `op`, as in `queue.jsonl` and among the dead letters."""
+    """Return whether a line is a JSON object with an `op`, as in `queue.jsonl` and among the dead letters."""
     try:
         found = orjson.loads(line)
     except orjson.JSONDecodeError:

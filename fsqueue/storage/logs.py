@@ -1,8 +1,8 @@
-"""A batch's movement log on disk: opened, locked, caught up with, appended to (docs/design.md, section 3).
+"""Open, lock, read and append to a batch's movement log (docs/design.md, section 3).
 
-Three rules hold here. *Fresh look*: a log is opened through its directory. *Sure append*: under
-the lock, torn tails are voided first, what was written is synced (shared mounts) and read back.
-*Farewell*: a log that ends in `gone` is never appended to.
+Three rules hold here. Open a log through its directory, so that an NFS client asks its server (a revalidating open).
+Append under the lock only: void a torn tail first, then write, sync on a shared mount, and read back what was written
+(a verified append). Never append to a log that ends in the tombstone record `gone`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ TAIL_BYTES = 1 << 16
 
 
 class Log:
-    """An open movement log and the replay state folded from it. Use it while `mutex` and file lock are held.
+    """An open movement log and the state replayed from it. Use it while you hold `mutex` and the file lock.
 
-    After any error within a critical section nothing here can be believed: `discard` it, and open
-    the batch anew.
+    After any error in a critical section the state cannot be trusted: `discard` the log, and open the batch anew.
     """
 
     __slots__ = (
@@ -50,17 +49,17 @@ class Log:
         self.fd = -1
         self.fs = fs
         self.layout = layout
-        """Of the generation that the batch is in: another thread may have seen a later one."""
+        """The layout of the batch's generation. Another thread may have seen a later generation."""
         self.batch = batch
         self.path = layout.log(batch)
         self.sync = sync
         self.mutex = taken.OwnedLock()
         """Use `enter` and `leave`."""
         self._held: list[taken.Held] = []
-        """What the thread that is inside has taken: looked up once a section."""
+        """The locks of the thread that is inside, looked up once a section."""
         self.replay_state = ReplayState()
         self.end = 0
-        """The offset behind the last whole line that was folded."""
+        """The offset behind the last whole line that was replayed."""
         self.torn = 0
         """Bytes of a torn line behind `end`."""
         self.lines: list[bytes] | None = None
@@ -68,9 +67,9 @@ class Log:
         self.name: TaskFileName | None = None
         """The task file's name as last seen or made: a hint."""
         self.is_named_so = False
-        """Whether this process has seen the file under that name, or given it, and no other name was recorded since."""
+        """Whether this process saw the file under `name`, or renamed it so, and no other name was recorded since."""
         self.single = False
-        """Whether the task file was seen to have one name: what renames it then leaves it with one."""
+        """Whether the task file was seen to have one name. Renaming it then leaves it with one."""
         self.lettered: set[int] = set()
         """Dead tasks whose letters this process has written."""
         self.fd = fd
@@ -78,14 +77,14 @@ class Log:
 
     @property
     def closed(self) -> bool:
-        """Whether it was discarded."""
+        """Return whether it was discarded."""
         return self.fd < 0
 
     def discard(self, inherited: bool = False) -> None:
-        """Give a lock back, close the descriptor, and forget all.
+        """Unlock the file, close the descriptor, and forget the state.
 
-        What a forked child `inherited` it only closes: the lock is its parent's. The parent, for its part,
-        does not rely on closing, since a child may have the descriptor open, too.
+        A forked child only closes what it `inherited`: the lock is its parent's. The parent unlocks before it closes,
+        since a child may have the descriptor open, too.
         """
         fd = self.fd
         if fd >= 0:
@@ -107,10 +106,10 @@ class Log:
             self.fs.drop(fd)
 
     def enter(self, wait_s: float = -1) -> bool:
-        """Take the mutex, waiting so long for other threads (by default as long as it takes). False: it stayed busy.
+        """Take the mutex, waiting up to `wait_s` seconds for other threads (-1: no limit). Return False if it is busy.
 
-        It is busy also for a signal handler that interrupts a section of its own thread. What breaks a section off
-        between two instructions reaches `abandon`, by `taken.give_back`.
+        It is busy also for a signal handler that interrupts a section of its own thread. If an exception ends a section
+        between two instructions, `taken.give_back` calls `abandon`.
         """
         held = taken.hands.mine.held
         if self in held:
@@ -129,19 +128,19 @@ class Log:
         held.remove(self)
 
     def abandon(self) -> None:
-        """Nothing here can be believed after a section that was broken off: discard it, and let others in."""
+        """Discard this log after a section that an exception broke off: its state cannot be trusted. Let others in."""
         if self.mutex.is_mine():
             self.discard()
             self.mutex.release()
 
     def after_fork(self) -> None:
-        """In a forked child: close what is the parent's."""
+        """After a fork, in the child: close the parent's descriptor without unlocking it."""
         if not self.mutex.is_mine():  # else this very thread has forked in a section, which it goes on with
             self.mutex = taken.OwnedLock()
         self.discard(inherited=True)
 
     def catch_up(self) -> None:
-        """Fold what others appended. Under the lock."""
+        """Read and replay what others appended. Call it under the lock."""
         data = self.fs.pread(self.fd, TAIL_BYTES, self.end)
         if not data:
             self.torn = 0
@@ -149,20 +148,23 @@ class Log:
         if len(data) == TAIL_BYTES:
             data += self.fs.read_from(self.fd, self.end + TAIL_BYTES)
         named = self.replay_state.names[-1:]
-        folded = self.replay_state.replay(data, self.end)
-        self.end += folded
+        replayed = self.replay_state.replay(data, self.end)
+        self.end += replayed
         if self.replay_state.names[-1:] != named:  # somebody renamed the task file
             self.name = next(task_files_of(self.batch, self.replay_state.names[-1:]), None)
         if b'"name"' in data:
             self.is_named_so = False
-        self.torn = len(data) - folded
+        self.torn = len(data) - replayed
 
     def next_offset(self) -> int:
-        """Where the next record will stand."""
+        """Return the offset at which the next record will stand."""
         return self.end + (self.torn + len(movements.VOID) if self.torn else 0)
 
     def append(self, data: bytes) -> int:
-        """Append whole records, surely; returns the offset of the first. Under the lock, caught up."""
+        """Append whole records, and read them back; return the offset of the first. Call it under the lock, caught up.
+
+        OSError or StorageError if what is there afterwards is not what was written: then discard the log.
+        """
         base = self.end
         if self.torn:
             base += self.torn
@@ -184,16 +186,16 @@ class Log:
         return base
 
     def append_record(self, op: str, at: int, **fields: object) -> None:
-        """Append one record and fold it, as any reader would."""
+        """Append one record and replay it, as any reader would."""
         self.write(movements.record(op, at, **fields))
 
     def write(self, data: bytes) -> None:
-        """Append records and fold them, as any reader would."""
+        """Append records and replay them, as any reader would."""
         offset = self.append(data)
         self.replay_state.replay(data, offset)
 
     def records(self) -> bytes:
-        """All records, as the elements of a JSON array, each at its offset; void lines are blanks. Caught up."""
+        """Return all records as the elements of a JSON array, each at its offset. Void lines are blanks."""
         content = self.fs.read_from(self.fd, 0)[: self.end]
         if not self.replay_state.damaged:
             return content[:-1].replace(b"\n", b",")

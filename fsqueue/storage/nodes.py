@@ -44,11 +44,11 @@ class FailingNode:
 
     @property
     def is_excluded(self) -> bool:
-        """Whether workers like the one that failed last take nothing there."""
+        """Return whether workers like the one that failed last take nothing there."""
         return self.failures >= self.after
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields by name, and whether it is excluded."""
+        """Return the fields by name, and whether it is excluded."""
         return asdict(self) | {"excluded": self.is_excluded}
 
 
@@ -68,7 +68,7 @@ class NodeFailures:
         self._seen: tuple[tuple[int, ...], str | None] | None = None
 
     def failed(self, reason: str = "") -> None:
-        """A task has failed here."""
+        """Count a task that has failed on this node."""
         store = self._store
         line = {
             "op": "failed",
@@ -89,7 +89,7 @@ class NodeFailures:
             logger.warning("a failure on %s was not counted for the node: %s", self.node, error)
 
     def succeeded(self) -> None:
-        """A task was completed here: the streak is over."""
+        """Forget the failures: a task was completed on this node."""
         if self._state() is not None:
             admit(self._store, self.node)
 
@@ -103,7 +103,7 @@ class NodeFailures:
         return self._seen[1]
 
     def _state(self) -> tuple[int, ...] | None:
-        """What changes with the node's file; None if there is none."""
+        """Return what changes with the node's file; None if there is none."""
         try:
             found = self._store.fs.stat(self._store.layout.node(self.node))
         except OSError:
@@ -122,7 +122,7 @@ class NodeFailures:
 
 
 def read(store: Store, path: str) -> FailingNode | None:
-    """What a node's file says; None if it is not there, or says nothing."""
+    """Return what a node's file says; None if it is not there, or says nothing."""
     try:
         content = store.fs.read(path)
     except OSError:
@@ -137,7 +137,7 @@ def read(store: Store, path: str) -> FailingNode | None:
 
 
 def _records(content: bytes) -> Iterator[dict[str, Any]]:
-    """The lines that make sense; others are void, and so is a torn one."""
+    """Yield the lines that make sense; others are void, and so is a torn one."""
     for line in content.split(b"\n")[:-1]:
         try:
             record = orjson.loads(line)
@@ -149,7 +149,7 @@ def _records(content: bytes) -> Iterator[dict[str, Any]]:
 
 
 def failing(store: Store) -> list[FailingNode]:
-    """The nodes on which the last task failed, by name."""
+    """Return the nodes on which the last task failed, by name."""
     store.refresh()
     paths = (f"{store.layout.nodes}/{name}" for name in store.fs.names(store.layout.nodes) if is_node_file(name))
     return sorted((found for path in paths if (found := read(store, path))), key=lambda found: found.node)

@@ -13,7 +13,7 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 
 
 def queue_path(path: object) -> str:
-    """The directory that a user's `path` or `fq://path` means, as an absolute path without a final slash.
+    """Return the directory that a user's `path` or `fq://path` means, as an absolute path without a final slash.
 
     InvalidArgument for other URLs: as a path, `s3://x` would make the directory `s3:` where the program happens to be.
     """

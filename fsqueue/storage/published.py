@@ -23,7 +23,7 @@ LOST = object()
 
 
 def candidates(store: Store, log: Log) -> Iterator[TaskFileName]:
-    """The names the task file may have, likeliest first."""
+    """Yield the names the task file may have, likeliest first."""
     seen: set[str] = set()
     if log.name is not None:
         seen.add(str(log.name))
@@ -38,7 +38,7 @@ def candidates(store: Store, log: Log) -> Iterator[TaskFileName]:
 
 
 def listed(store: Store, layout: Layout, batch: str) -> list[str]:
-    """The names that a listing of the shard shows for this batch."""
+    """Return the names that a listing of the shard shows for this batch."""
     directory = f"{layout.tasks}/{layout.shard(batch)}"
     return [
         text
@@ -54,7 +54,7 @@ def names_of(store: Store, layout: Layout, batch: str) -> list[TaskFileName]:
 
 
 def read(store: Store, log: Log) -> list[bytes] | None:
-    """The lines of the task file, kept with the log; None if the file is proven absent."""
+    """Return the lines of the task file, kept with the log; None if the file is proven absent."""
     if log.lines is None:
         for name in candidates(store, log):
             try:
@@ -85,7 +85,7 @@ def _make_single(store: Store, log: Log, name: TaskFileName) -> None:
 
 
 def payload(store: Store, log: Log, index: int) -> Any:
-    """A task's payload as it stands now, replaced or original; LOST if it cannot be read any more."""
+    """Return a task's payload as it stands now, replaced or original; LOST if it cannot be read any more."""
     if index in log.replay_state.payloads:
         return log.replay_state.payloads[index]
     lines = read(store, log)
@@ -124,7 +124,7 @@ def rename(store: Store, log: Log, target: TaskFileName) -> bool:
 
 
 def rename_surely(store: Store, log: Log, target: TaskFileName) -> bool:
-    """The same, but with an OSError if it fails. False: there is no such file."""
+    """Return the same, but with an OSError if it fails. False: there is no such file."""
     path = log.layout.task_file(target)
     log.is_named_so = False
     for name in candidates(store, log):

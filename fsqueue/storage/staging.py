@@ -126,7 +126,7 @@ def prepare(store: Store, layout: Layout, directories: list[str]) -> None:
 
 
 def shard_directory(layout: Layout, name: TaskFileName) -> str:
-    """The directory that a task file is published into."""
+    """Return the directory that a task file is published into."""
     return f"{layout.tasks}/{layout.shard(name.batch)}"
 
 
@@ -181,7 +181,7 @@ def _shows(store: Store, staged: Staged) -> bool:
 
 
 def files(store: Store, layout: Layout) -> list[TaskFileName]:
-    """The staged task files, as a listing shows them."""
+    """Return the staged task files, as a listing shows them."""
     found = map(names.parse_task_file, store.fs.names(layout.staging))
     return [name for name in found if name is not None]
 

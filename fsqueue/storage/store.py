@@ -105,7 +105,7 @@ class Store:
         self._be(worker_of_this_process(self.worker_name))
 
     def lease_for_others(self) -> None:
-        """What is leased from now on is held by whoever gets the tokens: that this process ends proves nothing."""
+        """Lease for the holders of the tokens from now on: that this process has ended proves nothing about them."""
         self._be({key: value for key, value in self.worker.items() if key != "process"})
 
     def _be(self, worker: dict[str, Any]) -> None:
@@ -172,7 +172,7 @@ class Store:
         )
 
     def is_fresh(self) -> bool:
-        """Whether `queue.jsonl` was read within the last second."""
+        """Return whether `queue.jsonl` was read within the last second."""
         return self.clock.monotonic() - self.settings_read <= FRESH_S
 
     def is_unchanged(self) -> bool:
@@ -192,9 +192,9 @@ class Store:
         return not self.is_unchanged() and self.refresh(now=True)
 
     def refresh(self, now: bool = False) -> bool:
-        """See whether the queue was purged or deleted, if that was not done within the last second. See `verify`, too.
+        """Read `queue.jsonl` unless it was read within the last second. `verify` asks whether it has changed.
 
-        True if a new generation has begun: then all logs are closed. QueueNotFound if it is gone.
+        Return True if a new generation has begun; then all logs are closed. QueueNotFound if the queue is gone.
         """
         if not now and self.is_fresh():
             return False
@@ -210,7 +210,7 @@ class Store:
         return moved
 
     def explain(self, error: OSError, doing: str) -> FsqueueError:
-        """What an error of the system means to the user. What is missing may be the whole queue."""
+        """Return what an error of the system means to the user. What is missing may be the whole queue."""
         if isinstance(error, FileNotFoundError):
             try:
                 self.refresh(now=True)
@@ -222,7 +222,7 @@ class Store:
 
     @contextmanager
     def locked(self, path: str, wait_s: float = jsonl.LOCK_TIMEOUT_S, durable: bool = False) -> Iterator[int]:
-        """A file shared with others, open for appending and locked; LockTimeout when it stays busy.
+        """Open a file shared with others for appending, and lock it. LockTimeout if it stays busy.
 
         `durable`: what is synced to it must outlive a power loss, and so must its name.
         One that stayed busy just now is not waited for again soon: its holder is stopped.
@@ -241,18 +241,19 @@ class Store:
             raise
 
     def secure(self, fd: int, path: str) -> None:
-        """Make the name of an open file durable, and its directories', unless something is in the file already.
+        """Make the name of an open file durable, and those of its directories, unless the file has content already.
 
-        Who writes the first byte has done this before. On a shared mount names are durable as soon as they are there.
+        Whichever process writes the first byte has done this before. On a shared mount names are durable at once.
         """
         if self.fs.shared or self.fs.fstat(fd).st_size:
             return
         self.sync_names(os.path.dirname(path))
 
     def secure_generation(self) -> None:
-        """Before tasks are reported inserted: make the line durable that began the generation they are in.
+        """Make the line durable that began the present generation. Call it before tasks are reported inserted.
 
-        Who wrote it may have died before he synced it; a power loss would bring the generation before back.
+        The process that wrote the line may have died before it synced it. A power loss would then bring the generation
+        before back, and lose the tasks.
         """
         if self.fs.shared or not self.sync_inserts or self.queue_state.generation == self._durable_generation:
             return
@@ -283,20 +284,20 @@ class Store:
             directory = above
 
     def held(self, path: str, wait_s: float) -> AbstractContextManager[int]:
-        """An existing file, open for writing in place, and locked; FileNotFoundError if it is gone, LockTimeout."""
+        """Open an existing file for writing in place, and lock it. FileNotFoundError if it is gone; LockTimeout."""
         return jsonl.held(self.fs, self.clock, self.entropy, path, wait_s)
 
     def make_generation(self) -> None:
-        """Make the directory of the generation, where that is what an inserter misses.
+        """Make the directory of the generation, when an inserter finds it missing.
 
-        Under the lock under which a queue is purged or deleted: what has ended does not come back, and who is late
-        leaves nothing in a queue that was created in its place.
+        This holds the lock under which a queue is purged or deleted. So a generation that has ended does not come back,
+        and a late inserter leaves nothing in a queue that was created at the same path.
         """
         path = self.layout.settings_file
         try:
             with self.held(path, MAKER_WAIT_S) as fd:
                 self._make_generation(fd)
-        except LockTimeout:  # who has the lock is stopped, and as long as he is, nobody else ends this generation
+        except LockTimeout:  # the lock's holder is stopped; as long as it is, no other process ends this generation
             fd = self.fs.look(path)
             try:
                 self._make_generation(fd)
@@ -304,12 +305,12 @@ class Store:
                 self.fs.close(fd)
 
     def _make_generation(self, fd: int) -> None:
-        """Make it, if the open `queue.jsonl` still says so."""
+        """Make the directory of the generation, if the open `queue.jsonl` still names this generation."""
         if read_queue_state(self.fs.read_from(fd, 0), self.path) == self.queue_state:
             self.fs.make_directory(self.layout.base)
 
     def making_generation(self, action: Callable[[], T]) -> T:
-        """Do `action`; if a file or directory is missing for it, which may be that of the generation, do it again."""
+        """Do `action`. If a file or directory is missing, make the generation's directory, and do `action` again."""
         try:
             return action()
         except FileNotFoundError:
@@ -317,10 +318,10 @@ class Store:
             return action()
 
     def discard(self, holder: str, tree: Generation | Day) -> bool:
-        """Move a tree of the queue, in the directory `holder`, into the queue's trash: instant, whatever its size.
+        """Rename a tree in `holder` into the queue's trash, whatever its size. Return False if it is gone already.
 
-        It goes beside the trash where a full disk has no room for one, something else is in its place, or another
-        member of the group does not let us write there. False if the tree is gone already.
+        The tree goes beside the trash if the disk has no room for a trash, something else is in the trash's place, or
+        another member of the group does not let this user write there.
         """
         path, trash, name = f"{holder}/{tree}", self.layout.trash, trashed(tree, self.entropy.hex16())
         try:
@@ -332,9 +333,9 @@ class Store:
             return self.fs.rename(path, f"{trash}-{name}")
 
     def compare_clock(self) -> None:
-        """Measure the file server's clock again, if that was long ago. Lustre stamps with the client's own.
+        """Measure the file server's clock again, if the last time was long ago. Lustre stamps with the client's clock.
 
-        Several times, if need be: the server may be slow for a moment, and how long it took is the error.
+        Repeat a vague measurement: how long the server took to answer bounds its error.
         """
         if not self.clock.is_stale() or self.mount.kind == "lustre":
             return
@@ -349,7 +350,7 @@ class Store:
                 return
 
     def _compare_clock_by_touch(self) -> None:
-        """Measure it where no probe can be made: a full disk must not leave this host with a clock of its own."""
+        """Measure the server's clock where no probe can be made, as on a full disk, by touching `queue.jsonl`."""
         clock, path = self.clock, self.layout.settings_file
         before = clock.ticks_ms()
         try:
@@ -359,14 +360,17 @@ class Store:
             pass  # a queue that one may only read: the local clock will do
 
     def notify(self) -> None:
-        """Tell idle workers that there may be tasks. A hint: no harm is done when it is lost."""
+        """Notify idle workers that there may be tasks. This is a hint: a lost notification does no harm."""
         try:
             self.fs.overwrite(self.layout.doorbell, self.entropy.bytes16())
         except OSError:
             pass
 
     def read_notification(self) -> bytes:
-        """What the doorbell says now; b"" if there is none. In as few calls as can be: idle workers do nothing else."""
+        """Return what the doorbell says now; b"" if there is none.
+
+        This takes three system calls, since idle workers do nothing else.
+        """
         try:
             fd = self.fs.look(self.layout.doorbell)
         except OSError:
@@ -381,7 +385,7 @@ class Store:
     # -- open logs ---------------------------------------------------------------------------------
 
     def log(self, batch: Batch, create: bool = False) -> Log:
-        """The open log of a batch; opened by a fresh look if need be. FileNotFoundError if there is none."""
+        """Return the open log of a batch, opened anew (revalidating) if need be. FileNotFoundError if there is none."""
         with self.mutex:
             log = self.logs.get(batch)
             if log is not None and not log.closed:
@@ -411,7 +415,7 @@ class Store:
         return log
 
     def _close(self, logs: list[Log]) -> None:
-        """Close logs, once the threads that are in them have left."""
+        """Close logs, once other threads have left their critical sections."""
         for log in logs:
             if log.enter():
                 log.discard()
@@ -431,7 +435,7 @@ class Store:
         return wait_s > 0 and self.fs.lock(log.fd, self.clock, self.entropy, wait_s)
 
     def busy(self, log: Log) -> LockTimeout:
-        """The error for a log whose lock stayed busy. The log is to be dropped: it was read without the lock."""
+        """Return the error for a log whose lock stayed busy. The log is to be dropped: it was read without the lock."""
         log.catch_up()
         holder = max(log.replay_state.leases.values(), key=lambda lease: lease.at, default=None)
         who = f" The log last saw {describe(holder.worker)}." if holder is not None else ""
@@ -456,7 +460,7 @@ class Store:
         self._close(logs)
 
     def _after_fork(self) -> None:
-        """In a forked child: close what is shared with the parent, without unlocking, and be somebody else."""
+        """After a fork, in the child: close inherited descriptors without unlocking them, and take a new identity."""
         for log in self.logs.values():
             log.after_fork()
         self.logs.clear()
@@ -478,7 +482,7 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def hash_of(text: str) -> int:
-    """A stable hash of a text: crc32."""
+    """Return a stable hash of a text: crc32."""
     import zlib
 
     return zlib.crc32(text.encode())

@@ -137,7 +137,7 @@ def refresh(store: Store) -> int:
 
 
 def _shard(store: Store, shard: names.Shard, has_logs: bool, report: GcReport, refused: Refused) -> list[OSError]:
-    """The batches of a shard; the errors of those for which there was no room."""
+    """Return the batches of a shard; the errors of those for which there was no room."""
     full = []
     files: dict[str, TaskFileName] = {}
     for text in store.fs.names(f"{store.layout.tasks}/{shard}"):
@@ -175,13 +175,15 @@ def _shard(store: Store, shard: names.Shard, has_logs: bool, report: GcReport, r
 
 
 def is_late(replay_state: ReplayState | None, name: TaskFileName) -> bool:
-    """Whether a file's name promises a later time than the truth: a renaming failed, or its author died before it."""
+    """Return whether a file's name promises a later time than the truth: a renaming failed, or its author died before
+    it.
+    """
     due = replay_state.next_time() if replay_state is not None else None
     return due is not None and due < name.available_at
 
 
 def mend(store: Store, batch: Batch, name: TaskFileName | None, report: GcReport) -> None:
-    """One log with leftovers: unfinished finishing, missing letters, a file that is gone, or nothing in it."""
+    """Mend one log with leftovers: unfinished finishing, missing letters, a file that is gone, or nothing in it."""
     try:
         with transitions.locked(store, batch, finishing.WAIT_S) as log:
             log.name = log.name or name
@@ -212,7 +214,7 @@ def mend(store: Store, batch: Batch, name: TaskFileName | None, report: GcReport
 
 
 def publish_again(store: Store, log: Log) -> bool:
-    """A task file that is back in staging although somebody has leased from it; whether there was one.
+    """Return a task file that is back in staging although somebody has leased from it; whether there was one.
 
     A power loss leaves that, if it came before the inserter had synced the name.
     """
@@ -282,7 +284,7 @@ def reap_attempt(store: Store, text: str) -> bool:
 
 
 def is_abandoned(store: Store, path: str, age_s: float = STAGED_AGE_S) -> bool:
-    """Whether a file is so old that nobody can be at it but a writer who has it locked; False if it is gone."""
+    """Return whether a file is so old that nobody can be at it but a writer who has it locked; False if it is gone."""
     try:
         return store.fs.stat(path).st_mtime <= store.clock.now_ms() / 1000 - age_s
     except OSError:

@@ -171,7 +171,7 @@ def why_not(tree: OpenTree, queue_id: QueueId | None) -> str:
 
 
 def _fate_of(content: bytes) -> QueueState | str:
-    """What a `queue.jsonl` says, or why that cannot be said."""
+    """Return what a `queue.jsonl` says, or why that cannot be said."""
     try:
         return read_queue_state(content, "")
     except NotAQueue:

@@ -139,11 +139,11 @@ class Activity:
 
     @property
     def workers(self) -> int | None:
-        """How many workers hold tasks, as far as logs were read (`share`); None: not known."""
+        """Return how many workers hold tasks, as far as logs were read (`share`); None: not known."""
         return None if self.holders is None else len(self.holders)
 
     def left(self, remaining: int) -> TimeLeft | None:
-        """When `remaining` tasks will be finished, if things go on and nothing is added.
+        """Return when `remaining` tasks will be finished, if things go on and nothing is added.
 
         None: not known, or nobody works.
 
@@ -159,28 +159,28 @@ class Activity:
         return TimeLeft(likely_s, remaining / (rate + spread), remaining / (rate - spread) if rate > spread else None)
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it, ready for JSON; of who holds tasks the number."""
+        """Return all of it, ready for JSON; of who holds tasks the number."""
         found = asdict(self) | {"workers": self.workers}
         del found["holders"]
         return found
 
 
 def headline(reason: str) -> str:
-    """The first line of a reason, cut."""
+    """Return the first line of a reason, cut."""
     return reason.partition("\n")[0][:HEADLINE_CHARS_MAX]
 
 
 def alike(reason: str) -> str:
-    """What reasons have in common that differ in numbers only (but for exit statuses)."""
+    """Return what reasons have in common that differ in numbers only (but for exit statuses)."""
     return _NUMBER.sub("#", headline(reason))
 
 
 def activity(store: Store, window_ms: int | None = None) -> Activity:
-    """How the queue is doing, over a window of so many milliseconds, or one that suits it."""
+    """Return how the queue is doing, over a window of so many milliseconds, or one that suits it."""
     store.refresh(now=True)
     while True:
         found = _activity(store, window_ms)
-        if not store.refresh(now=True):  # what is seen while a queue is purged is of no moment
+        if not store.refresh(now=True):  # what is seen while a queue is purged does not matter
             return found
 
 
@@ -269,11 +269,11 @@ class Part:
 
     @property
     def scale(self) -> float:
-        """How many files one that was read stands for."""
+        """Return how many files one that was read stands for."""
         return self.frame / len(self.units) if self.units else 1.0
 
     def sampling_variance(self, numbers: Sequence[float]) -> float:
-        """Of the sum over all files, if these are the numbers of those that were read (without replacement)."""
+        """Return the variance of the sum over all files, of which `values` were read (without replacement)."""
         read = len(numbers)
         if read >= self.frame:
             return 0.0
@@ -349,7 +349,7 @@ class _Survey:
             unit.events[INSERTED][birth] += tasks
 
     def _add(self, unit: Unit, batch: str, replay_state: ReplayState) -> None:
-        """What a replay state tells of the window, and of now."""
+        """Add what a replay state tells of the window, and of now."""
         self.read.add(batch)
         self._insert(unit, batch, replay_state.count)
         for lease in replay_state.leases.values():
@@ -392,22 +392,22 @@ class _Survey:
     # -- reckoning --------------------------------------------------------------------------------
 
     def finished(self) -> float:
-        """How many tasks were finished in the window."""
+        """Return how many tasks were finished in the window."""
         return sum(sum(unit.events[FINISHED].values()) * part.scale for part in self.parts for unit in part.units)
 
     def is_at_work(self) -> bool:
-        """Whether somebody holds tasks, or has just finished some: of others the time before tells nothing."""
+        """Return whether somebody holds tasks, or has just finished some: of others the time before tells nothing."""
         return bool(self.held or self.finished())
 
     def is_worked(self) -> bool:
-        """Whether somebody holds tasks, or has finished some just now: between two leases nobody holds any."""
+        """Return whether somebody holds tasks, or has finished some just now: between two leases nobody holds any."""
         recent = self.now - STILL_S * 1000
         return bool(self.held) or any(
             at >= recent for part in self.parts for unit in part.units for at in unit.events[FINISHED]
         )
 
     def work_since(self) -> int:
-        """When work began, if that was in the window: a rate over a time before that would be nobody's."""
+        """Return when work began, if that was in the window: a rate over a time before that would be nobody's."""
         leases = (at for part in self.parts for unit in part.units for at in unit.events[LEASES])
         return self.since if self.was_at_work else max(self.since, min(leases, default=self.since))
 
@@ -431,12 +431,12 @@ class _Survey:
         return total / weights, error, work / weights, measured
 
     def rate(self, kind: int, begin: int) -> Rate | None:
-        """How often something happened from `begin` (ms) on."""
+        """Return how often something happened from `begin` (ms) on."""
         return rate_of(self.parts, kind, begin, self.now) if self.store.settings.keep_history else None
 
 
 def rate_of(parts: Iterable[Part], kind: int, begin: int, now: int) -> Rate | None:
-    """How often something happened from `begin` until `now` (ms), by the files that were read."""
+    """Return how often something happened from `begin` until `now` (ms), by the files that were read."""
     over_s = (now - begin) / 1000
     if over_s < LEAST_S:
         return None
@@ -456,7 +456,7 @@ def rate_of(parts: Iterable[Part], kind: int, begin: int, now: int) -> Rate | No
 
 
 def _variance(values: Sequence[float]) -> float:
-    """Of the population that at least two `values` are a sample of."""
+    """Return the variance of the population that at least two `values` are a sample of."""
     mean = sum(values) / len(values)
     return sum((value - mean) ** 2 for value in values) / (len(values) - 1)
 

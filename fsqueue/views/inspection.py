@@ -1,7 +1,9 @@
-"""Looking without touching: status, tasks, history (no locks, no changes; docs/design.md, section 6).
+"""Count and list tasks: `status`, `tasks`, `peek`, `task` (docs/design.md, section 6).
 
-What is read while others work is consistent batch by batch. The numbers of `status` add up,
-because *inserted* is their sum, and no completion is counted both from a log and from a counter.
+A look takes no log's lock. It publishes what a decided commit or a recorded retry has still to publish, and changes
+nothing else. If batches keep finishing while `status` reads, it locks the counters for a moment. What is read while
+others work is consistent batch by batch. The numbers of `status` add up: *inserted* is their sum, and no completion is
+counted both from a log and from a counter.
 """
 
 from __future__ import annotations
@@ -38,9 +40,9 @@ COMMITS_MAX = 10
 
 
 def read_replay_state(store: Store, batch: Batch) -> ReplayState | None:
-    """The replay state of a batch as it stands, by a fresh look and without a lock; None if nothing has touched it.
+    """Return the replay state of a batch, by a revalidating open, without a lock. None if no task was ever leased.
 
-    (A log may be there all the same: empty, or revived and closed again by somebody who came too late.)
+    (A log may be there all the same: empty, or created anew and retired by a process that came too late.)
     """
     replay_state = ReplayState()
     replay_state.replay(read_log(store, batch), 0)
@@ -48,7 +50,7 @@ def read_replay_state(store: Store, batch: Batch) -> ReplayState | None:
 
 
 def read_log(store: Store, batch: Batch) -> bytes:
-    """The bytes of a batch's log, by a fresh look; none if it has none."""
+    """Return the bytes of a batch's log, by a revalidating open; none if it has none."""
     try:
         return store.fs.read(store.layout.log(batch))
     except FileNotFoundError:
@@ -60,19 +62,19 @@ def read_log(store: Store, batch: Batch) -> bytes:
 
 
 def task_files(store: Store, shard: Shard) -> dict[Batch, TaskFileName]:
-    """The task files of a shard by batch (of two names of one batch, seen during a renaming, one)."""
+    """Return the task files of a shard by batch (of two names of one batch, seen during a renaming, one)."""
     found = map(names.parse_task_file, store.fs.names(f"{store.layout.tasks}/{shard}"))
     return {name.batch: name for name in found if name is not None}
 
 
 def logs(store: Store, shard: Shard) -> list[Batch]:
-    """The batches of a shard that have a log."""
+    """Return the batches of a shard that have a log."""
     found = map(names.parse_log_file, store.fs.names(f"{store.layout.logs}/{shard}"))
     return [uuid for uuid in found if uuid is not None]
 
 
 def shards(store: Store) -> list[Shard]:
-    """The shards that have task files or logs, or had."""
+    """Return the shards that have task files or logs, or had."""
     found = {*store.fs.names(store.layout.tasks), *store.fs.names(store.layout.logs)}
     return [shard for shard in names.all_shards(store.layout.shards) if shard in found]
 
@@ -81,7 +83,7 @@ def shards(store: Store) -> list[Shard]:
 
 
 def status(store: Store, exact: bool = True) -> Status:
-    """How many tasks are in which state. `exact` reads the logs of the batches at work; else names alone.
+    """Return how many tasks are in which state. `exact` reads the logs of the batches at work; else names alone.
 
     Names alone call every task of a batch waiting that has one, and know of completions and dead
     letters only what finished batches left: a cheap estimate.
@@ -89,7 +91,7 @@ def status(store: Store, exact: bool = True) -> Status:
     store.refresh(now=True)
     while True:
         found = _status(store, exact)
-        if not store.refresh(now=True):  # what is seen while a queue is purged or deleted is of no moment
+        if not store.refresh(now=True):  # what is seen while a queue is purged or deleted does not matter
             return found
 
 
@@ -156,11 +158,11 @@ class _Seen:
         self.ledgers: dict[Batch, ReplayState] = {}
 
     def batches(self) -> set[str]:
-        """All batches that were there."""
+        """Return all batches that were there."""
         return self.files.keys() | self.ledgers.keys()
 
     def sum_up(self, store: Store) -> Status:
-        """The numbers."""
+        """Return the numbers."""
         now = store.clock.now_ms()
         waiting = sum(name.count for name in self.files.values() if name.available_at <= now)
         delayed = sum(name.count for name in self.files.values()) - waiting
@@ -303,7 +305,7 @@ _NAMES: dict[int, State] = {COMPLETED: IS_COMPLETED, DEAD: IS_DEAD, CANCELLED: I
 
 
 def tasks(store: Store, state: str | None = None) -> Iterator[TaskInfo]:
-    """The unfinished tasks, or those in a state; finished ones as far as letters and history know them."""
+    """Yield the unfinished tasks, or those in a state; finished ones as far as letters and history know them."""
     store.verify()
     if state in (None, IS_WAITING, IS_DELAYED, IS_LEASED):
         apply_pending(store)
@@ -335,7 +337,7 @@ def tasks(store: Store, state: str | None = None) -> Iterator[TaskInfo]:
 
 
 def of_batch(store: Store, batch: Batch, name: TaskFileName) -> Iterator[TaskInfo]:
-    """The tasks of a batch that has (or had just now) a task file of this name, finished ones too."""
+    """Yield the tasks of a batch that has (or had just now) a task file of this name, finished ones too."""
     lines = _lines_of(store, name)  # none, if it was renamed or finished since it was listed
     replay_state = read_replay_state(store, batch)
     if replay_state is None:
@@ -349,7 +351,7 @@ def of_batch(store: Store, batch: Batch, name: TaskFileName) -> Iterator[TaskInf
 
 
 def payload_of(store: Store, batch: Batch, index: int, replay_state: ReplayState) -> Any:
-    """A task's payload; TaskNotFound if the task file cannot be read any more."""
+    """Return a task's payload; TaskNotFound if the task file cannot be read any more."""
     if index in replay_state.payloads:
         return replay_state.payloads[index]
     try:
@@ -361,7 +363,7 @@ def payload_of(store: Store, batch: Batch, index: int, replay_state: ReplayState
 
 
 def _lines_of(store: Store, name: TaskFileName) -> list[bytes]:
-    """The lines of a task file; none if it is not there under this name, or no file."""
+    """Return the lines of a task file; none if it is not there under this name, or no file."""
     try:
         return batches.split_lines(store.fs.read(store.layout.task_file(name)))
     except FileNotFoundError:
@@ -373,7 +375,9 @@ def _lines_of(store: Store, name: TaskFileName) -> list[bytes]:
 
 
 def _lines_anywhere(store: Store, batch: Batch, replay_state: ReplayState) -> list[bytes]:
-    """The same, under the names that the log or a listing shows; the log is read anew while others rename the file."""
+    """Return the same, under the names that the log or a listing shows; the log is read anew while others rename the
+    file.
+    """
     for _ in range(LOOKS):
         texts = (*published.listed(store, store.layout, batch), *reversed(replay_state.names))
         if lines := next(filter(None, (_lines_of(store, name) for name in names.task_files_of(batch, texts))), []):
@@ -431,7 +435,7 @@ def _of_letter(letter: DeadLetter) -> TaskInfo:
 
 
 def task(store: Store, task_id: str) -> TaskInfo:
-    """What is known of one task; TaskNotFound if neither the queue nor its history knows it."""
+    """Return what is known of one task; TaskNotFound if neither the queue nor its history knows it."""
     batch, _ = names.parse_task_id(task_id)
     store.verify()
     name = task_files(store, store.layout.shard(batch)).get(batch)
@@ -461,7 +465,7 @@ def task(store: Store, task_id: str) -> TaskInfo:
 
 
 def peek(store: Store, n: int) -> list[TaskInfo]:
-    """Up to `n` waiting tasks, about in the order in which they would be leased. Nothing is leased."""
+    """Return up to `n` waiting tasks, about in the order in which they would be leased. Nothing is leased."""
     store.verify()
     apply_pending(store)
     now = store.clock.now_ms()

@@ -48,16 +48,16 @@ class Worker:
 
     @property
     def node(self) -> str:
-        """The node that it is on."""
+        """Return the node that it is on."""
         return node_of(self.worker)
 
     @property
     def job(self) -> str | None:
-        """Its job as its scheduler writes it, if it is in one."""
+        """Return its job as its scheduler writes it, if it is in one."""
         return job_of(self.worker)
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields by name, node and job among them."""
+        """Return the fields by name, node and job among them."""
         own = {one.name: getattr(self, one.name) for one in fields(self)}
         return own | {"node": self.node, "job": self.job}
 
@@ -108,7 +108,7 @@ def _key(worker: dict[str, Any] | None) -> bytes:
 
 
 def _add(store: Store, batch: names.Batch, found: dict[bytes, Worker]) -> None:
-    """Who holds what of a batch."""
+    """Add who holds what of a batch."""
     content, replay_state = inspection.read_log(store, batch), ReplayState()
     replay_state.replay(content, 0)
     now = store.clock.now_ms()
@@ -136,7 +136,7 @@ def _held(replay_state: ReplayState) -> Iterator[tuple[int, Lease]]:
 
 
 def _time_of(content: bytes, offset: int) -> int:
-    """The time of the record at an offset; 0 if it has none."""
+    """Return the time of the record at an offset; 0 if it has none."""
     try:
         at = orjson.loads(content[offset : content.index(b"\n", offset)])["at"]
     except (ValueError, KeyError, TypeError):

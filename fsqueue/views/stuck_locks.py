@@ -40,7 +40,7 @@ class StuckLock:
     holders: list[Holder] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields by name."""
+        """Return the fields by name."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -56,12 +56,12 @@ class StuckLock:
 
 
 def of_queue(path: str) -> list[StuckLock]:
-    """The stuck locks of the queue at `path`; QueueNotFound and the like if there is none."""
+    """Return the stuck locks of the queue at `path`; QueueNotFound and the like if there is none."""
     return of_store(Store(path))
 
 
 def of_store(store: Store) -> list[StuckLock]:
-    """The stuck locks of an open queue: of batches, counters, dead letters, the history and `queue.jsonl`.
+    """Return the stuck locks of an open queue: of batches, counters, dead letters, the history and `queue.jsonl`.
 
     Nothing is locked for this. Costs an open, and where a file is quiet a question to the file server, for each file.
     """
@@ -75,7 +75,7 @@ def of_store(store: Store) -> list[StuckLock]:
 
 
 def _files(store: Store) -> Iterator[tuple[str, str]]:
-    """What may be locked, and where it is."""
+    """Yield what may be locked, and where it is."""
     layout, fs = store.layout, store.fs
     yield "queue.jsonl", layout.settings_file
     for number in counters.NUMBERS:
@@ -95,7 +95,7 @@ def _files(store: Store) -> Iterator[tuple[str, str]]:
 
 
 def _is_suspect(store: Store, path: str) -> bool:
-    """Whether a file is locked although nobody has written to it for a while."""
+    """Return whether a file is locked although nobody has written to it for a while."""
     fs = store.fs
     try:
         fd = fs.look(path)

@@ -15,7 +15,7 @@ from fsqueue.views import inspection
 
 
 def movements_of(store: Store, task_id: str) -> list[Movement]:
-    """What happened to a task, oldest first; TaskNotFound if nothing is known of it. Its birth comes first."""
+    """Return what happened to a task, oldest first; TaskNotFound if nothing is known of it. Its birth comes first."""
     batch, index = names.parse_task_id(task_id)
     store.verify()
     records = records_of(store, batch)
@@ -29,7 +29,7 @@ def movements_of(store: Store, task_id: str) -> list[Movement]:
 
 
 def records_of(store: Store, batch: names.Batch) -> history.Records:
-    """The records in a batch's log, with their offsets; none if there is no log."""
+    """Return the records in a batch's log, with their offsets; none if there is no log."""
     try:
         content = store.fs.read(store.layout.log(batch))
     except FileNotFoundError:
@@ -44,7 +44,7 @@ def records_of(store: Store, batch: names.Batch) -> history.Records:
 
 
 def _applied(records: history.Records, index: int) -> Iterator[dict[str, Any]]:
-    """The records that changed the task: those that gave it another version."""
+    """Yield the records that changed the task: those that gave it another version."""
     replay_state = ReplayState()
     version = None
     for offset, record in records:

@@ -164,7 +164,7 @@ class Commands:
                     raise
 
     def prepare(self, waiting: int) -> None:
-        """All that is needed is there."""
+        """Do nothing: all that is needed is there."""
 
     def at_work(self) -> list[Job]:
         return list(self._running)
@@ -198,7 +198,7 @@ class Commands:
             self.output_writer.do(self.keep_output.close)
 
     def ended(self, running: _Running) -> None:
-        """A command has exited: judge it."""
+        """Judge a command that has exited."""
         job = running.job
         seconds = self._now() - job.began
         if job.doomed:
@@ -266,7 +266,7 @@ class Commands:
         return "release", 0
 
     def _refuse(self, job: Job, error: OSError | ValueError) -> None:
-        """A command could not be started: for this payload, or for all?"""
+        """Refuse a command that could not be started, for this payload or for all."""
         if isinstance(error, placeholders.MissingField):
             why = str(error)
         elif isinstance(error, ValueError):
@@ -282,7 +282,7 @@ class Commands:
         self._done(job, "fail", why, 0.0)
 
     def _cannot(self, job: Job, error: FsqueueError) -> None:
-        """No task can be done here: put this one back, and say why."""
+        """Put the task back, and say why no task can be done here."""
         self._refused(error)
         self._done(job, "release", 0, 0.0)
 

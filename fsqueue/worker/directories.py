@@ -22,7 +22,7 @@ def open_directories(keep_output: KeptOutput | None, results: ResultFiles | None
 
 
 def no_results(results: ResultFiles, error: OSError) -> FsqueueError:
-    """What it means that no directory for results can be made."""
+    """Return what it means that no directory for results can be made."""
     where = results.parent or "the directory for temporary files"
     what = f"Results cannot be kept in {where}: {error.strerror or error}."
     return _refusal(error, what, "Name another directory with --result-dir, or TMPDIR.")

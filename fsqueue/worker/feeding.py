@@ -36,7 +36,7 @@ class Fed:
 
 
 class _Watch:
-    """A idle poller at a queue, whose errors are fsqueue's. Of the thread that makes it."""
+    """An idle poller of one queue, which raises fsqueue's errors. Use it in the thread that made it."""
 
     def __init__(self, queue: Queue, lease_s: float | None) -> None:
         self._store = queue.store
@@ -116,7 +116,7 @@ class Feeder(BackgroundThread):
                 self._report(answer)
 
     def _feed(self, n: int) -> Fed | None:
-        """What to answer; None if that was done."""
+        """Return what to answer; None if that was done."""
         failing_since, pause_s = math.inf, RETRY_S[0]
         while True:
             try:
@@ -161,7 +161,7 @@ class Feeder(BackgroundThread):
             pause = min(pause * 1.3, BELL_S[1])
 
     def _is_drained(self) -> bool:
-        """Whether all queues are. The one with something left is asked first the next time."""
+        """Return whether all queues are. The one with something left is asked first the next time."""
         for index, is_drained in enumerate(self._undrained):
             try:
                 with taken.Scope():

@@ -44,7 +44,7 @@ class TaskAtHand:
 
 
 def name_of(handler: object) -> dict[str, Any]:
-    """How another process finds a handler; InvalidArgument if it cannot.
+    """Return how another process finds a handler; InvalidArgument if it cannot.
 
     "package.module:function" as it is; of a function its module and name; of the script that runs, its file.
     """
@@ -106,7 +106,7 @@ def find(named: dict[str, Any]) -> Callable[..., Any]:
 
 
 def _main(named: dict[str, Any]) -> ModuleType:
-    """The script that the parent runs, under another name."""
+    """Return the script that the parent runs, under another name."""
     if MAIN in sys.modules:
         return sys.modules[MAIN]
     if "main" in named:
@@ -123,7 +123,10 @@ def _main(named: dict[str, Any]) -> ModuleType:
 
 
 def takes_task(handler: Callable[..., Any]) -> bool:
-    """Whether a handler wants the task as a second argument. InvalidArgument for one that cannot be called so."""
+    """Return whether a handler wants the task as a second argument.
+
+    InvalidArgument for one that cannot be called so.
+    """
     if inspect.iscoroutinefunction(handler):
         raise InvalidArgument("A handler is a plain function, not an 'async' one: call asyncio.run in it.")
     try:
@@ -163,7 +166,7 @@ def call(handler: Callable[..., Any], arguments: Sequence[Any]) -> Result:
 
 
 def describe(error: BaseException) -> str:
-    """An exception in a line, then the end of its traceback, without our own part of it."""
+    """Return an exception in a line, then the end of its traceback, without our own part of it."""
     headline = said(error)
     trace = error.__traceback__
     lines = traceback.format_exception(type(error), error, trace.tb_next if trace is not None else None)

@@ -57,16 +57,16 @@ class Executor(Protocol):
 
     @property
     def slots(self) -> int:
-        """How many tasks can be at work at a time. It may grow."""
+        """Return how many tasks can be at work at a time. It may grow."""
 
     def start(self) -> None:
         """Make ready."""
 
     def is_ready(self) -> bool:
-        """Whether tasks may be leased for it."""
+        """Return whether tasks may be leased for it."""
 
     def room(self, each: int) -> int:
-        """How many more tasks it takes, when each of its slots may hold `each`."""
+        """Return how many more tasks it takes, when each of its slots may hold `each`."""
 
     def give(self, job: Job) -> bool:
         """Have a task done; False if there was no room after all."""
@@ -75,13 +75,13 @@ class Executor(Protocol):
         """Get ready for more, as far as can be done at once: there was no room for so many tasks."""
 
     def at_work(self) -> list[Job]:
-        """The tasks that are at work."""
+        """Return the tasks that are at work."""
 
     def held(self) -> list[Job]:
-        """The tasks that it was given and has not said to be done."""
+        """Return the tasks that it was given and has not said to be done."""
 
     def take_back(self, slower_than_s: float = -1.0) -> list[Job]:
-        """The tasks that were given and not begun, in order; of those only whose slot is at one for so long."""
+        """Return the tasks that were given and not begun, in order; of those only whose slot is at one for so long."""
 
     def end(self, job: Job, number: int) -> None:
         """Have the work on a task ended, by SIGTERM or SIGKILL. If it has ended by itself, that counts."""

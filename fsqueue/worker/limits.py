@@ -46,7 +46,9 @@ class Limits:
 
 
 def stop_time(limits: Limits, began: float) -> tuple[float, str]:
-    """When to stop, on the monotonic clock, and why: early enough before the end of a job to put everything back."""
+    """Return when to stop, on the monotonic clock, and why: early enough before the end of a job to put everything
+    back.
+    """
     at, why = math.inf, ""
     if limits.max_runtime_s < math.inf:
         at, why = began + limits.max_runtime_s, "max-runtime"

@@ -148,7 +148,9 @@ class Loop:
         return bool(self._ending) and told and not (self._ahead or self._feeder.is_busy or self._executor.held())
 
     def _is_leaving(self) -> bool:
-        """Whether to end with nothing more told: a file server may be away, and whoever asks again will not wait."""
+        """Return whether to end with nothing more told: a file server may be away, and whoever asks again will not
+        wait.
+        """
         return self._signals > 2 or self._now() >= self._leave_at
 
     def _ask(self) -> None:
@@ -170,12 +172,15 @@ class Loop:
             self._idle_since = self._now()
 
     def _each(self) -> int:
-        """How many tasks each slot may hold: what fails is to be noticed before more is begun."""
+        """Return how many tasks each slot may hold: what fails is to be noticed before more is begun."""
         left_s, likely_s = (math.inf, 0.0) if self._stop_at == math.inf else self._outlook()
         return self._pace.each_within(self._failures_noted - self._failures, left_s, likely_s)
 
     def _may_begin(self) -> bool:
-        """Whether a task that begins now is likely to end before it would be told to. If not, that is the end."""
+        """Return whether a task that begins now is likely to end before it would be told to.
+
+        If not, that is the end.
+        """
         if self._stop_at == math.inf:
             return True
         left_s, likely_s = self._outlook()
@@ -217,7 +222,7 @@ class Loop:
             self._outbox = []
 
     def _due_s(self) -> float | None:
-        """How long to wait for news, before time itself asks for something."""
+        """Return how long to wait for news, before time itself asks for something."""
         due = min(
             self._renew_at, self._grace_until, self._look_at, self._idle_at(), self._stop_at, self._pending.due_at(),
             self._leave_at,
@@ -288,7 +293,7 @@ class Loop:
             self._renew_at = min(self._renew_at, now + self._limits.lease_s / 3)
 
     def returned(self, jobs: list[Job], why: str) -> None:
-        """A executor gives back tasks that it has not begun; `why` it cannot do them, if that is worth a word."""
+        """Take back tasks that the executor has not begun; `why` it cannot do them, if that is worth a word."""
         for job in reversed(jobs):
             if job.gone:  # to begin it would be a second execution
                 self._report.count(job.gone)
@@ -298,7 +303,7 @@ class Loop:
             self._say("child", f"{why}. It was at no task, and is replaced.")
 
     def refused(self, why: str | FsqueueError) -> None:
-        """A executor can do no task at all."""
+        """Stop: the executor can do no task at all."""
         self._give_up(InvalidArgument(why) if isinstance(why, str) else why)
 
     def _look_for_stuck(self, now: float) -> None:
@@ -321,7 +326,7 @@ class Loop:
     # -- tasks end
 
     def done(self, job: Job, verb: str, value: Any, seconds: float) -> None:
-        """A executor is done with a task: what is the queue to be told?"""
+        """Decide what the queue is told of a task that the executor is done with."""
         task = job.task
         task.took_s = job.begun_under.took_s = seconds
         if job.doomed in ("", "timeout") and verb in ("complete", "fail", "bury"):
@@ -443,8 +448,11 @@ class Loop:
         self._end("error", "")
 
     def _stop(self, number: int) -> None:
-        """A signal: the first lets finish what may fit into the grace, the second puts back what it can in LEAVE_S
-        seconds, the third just leaves."""
+        """Act on a signal.
+
+        The first lets finish what fits into the grace; the second puts back what it can in LEAVE_S seconds; the third
+        just leaves.
+        """
         self._signals += 1
         self._pending.hear(number)
         at_work = self._executor.at_work()

@@ -111,7 +111,7 @@ class OutputWriter(BackgroundThread):
             self.unkept += 1
 
     def is_full(self, resume: Callable[[], object]) -> bool:
-        """Whether nothing more should come; then `resume` is called, in this thread, when that is over."""
+        """Return whether nothing more should come; then `resume` is called, in this thread, when that is over."""
         with self._mutex:
             full = self._backlog > BACKLOG_BYTES_MAX
             if full:
@@ -218,7 +218,7 @@ class Stream:
 
     @property
     def is_open(self) -> bool:
-        """Whether somebody may still print."""
+        """Return whether somebody may still print."""
         return self._fd >= 0
 
     def fresh(self, task: LeasedTask) -> None:

@@ -36,7 +36,7 @@ class Pace:
         self._most = 1
 
     def took(self, seconds: float) -> None:
-        """A task has taken so long."""
+        """Take in how long a task took."""
         self._recent.append(seconds)
         if math.isnan(self.mean_s):
             self.mean_s = seconds
@@ -57,7 +57,7 @@ class Pace:
         return bound_s(sample)
 
     def each(self) -> int:
-        """How many tasks each that does them may hold, the one at work included."""
+        """Return how many tasks each that does them may hold, the one at work included."""
         if self._prefetch is not None:
             return self._prefetch
         if math.isnan(self.mean_s):
@@ -74,7 +74,7 @@ class Pace:
         return each
 
     def grow(self) -> None:
-        """What was asked for has come: twice as much may be asked for next."""
+        """Allow twice as much for the next request, since this one was filled."""
         self._most = min(2 * self._most, AHEAD_MAX)
 
 

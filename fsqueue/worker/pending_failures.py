@@ -40,11 +40,11 @@ class PendingFailures:
         self._waiting.append((now + self._wait_s, failure))
 
     def due_at(self) -> float:
-        """When the first of them is to be told; infinite if there is none."""
+        """Return when the first of them is to be told; infinite if there is none."""
         return self._waiting[0][0] if self._waiting else math.inf
 
     def ripe(self, now: float) -> list[Outcome]:
-        """What is to be told now: failures that nothing has explained, or that their tasks are put back."""
+        """Return what is to be told now: failures that nothing has explained, or that their tasks are put back."""
         told = []
         while self._waiting and (self._is_explained or self._waiting[0][0] <= now):
             failure = self._waiting.popleft()[1]
@@ -57,6 +57,6 @@ class PendingFailures:
         return [failure for _, failure in self._waiting]
 
     def hear(self, number: int) -> None:
-        """A signal has come. One that ends the job, or warns of its end, has reached the commands, too."""
+        """Take in a signal. One that ends the job, or warns of its end, has reached the commands, too."""
         self.is_over = self.is_over or number in self._ending
         self._is_explained = self.is_over or number in self._warning

@@ -289,7 +289,7 @@ class Children:
 
     @property
     def slots(self) -> int:
-        """How many tasks can be at work: in the children that there are, and in those that may be started now."""
+        """Return how many tasks can be at work: in the present children, and in those that may be started now."""
         return min(self._most, len(self._children) + STARTING_MAX)
 
     def free_slot(self) -> int:
@@ -319,7 +319,7 @@ class Children:
         return child is not None and child.give(job, self.now())
 
     def _open(self) -> list[_Child]:
-        """The children to give something to: not those that are at a slow task."""
+        """Return the children to give something to: not those that are at a slow task."""
         late = self.now() - STALL_S
         return [
             child
@@ -386,7 +386,7 @@ class Children:
             self.output_writer.do(self.keep_output.close)
 
     def found(self, child: _Child, error: str) -> None:
-        """A child has found its handler, or says why not."""
+        """Take in that a child has found its handler, or why not."""
         if error:
             self._broken(error)
         else:
@@ -394,7 +394,7 @@ class Children:
             self._unready = 0
 
     def lost(self, child: _Child, blamed: list[Job], why: str, left: list[Job]) -> None:
-        """A child has died: tell, and replace it."""
+        """Report a child that has died, and replace it."""
         self._children.remove(child)
         for job in blamed:
             self.done(job, "fail", why, max(0.0, self.now() - job.began))

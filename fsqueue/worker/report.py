@@ -35,13 +35,13 @@ class WorkerReport:
     """Why it ended: drained, signal, max-tasks, max-runtime, job-end, idle, failures, excluded."""
 
     def count(self, what: str) -> None:
-        """One more is completed, failed, buried (which is failed, too), released or lost."""
+        """Count one more that is completed, failed, buried (which is failed, too), released or lost."""
         if what == "buried":
             self.failed += 1
         setattr(self, what, getattr(self, what) + 1)
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields by name."""
+        """Return the fields by name."""
         return dict(vars(self))
 
 
@@ -66,7 +66,7 @@ class Teller:
         self._events: list[Event] = []
 
     def say(self, kind: str, text: str, **fields: Any) -> None:
-        """A sentence for people, with fields for programs."""
+        """Say a sentence for people, with fields for programs."""
         self._events.append(Event(kind, text, fields))
 
     def flush(self) -> None:
@@ -87,6 +87,6 @@ class Teller:
                 logger.debug("an event could not be told: %s", error, exc_info=True)
 
     def note(self, kind: str, task: LeasedTask, seconds: float, **fields: Any) -> None:
-        """What became of an attempt at a task, for programs."""
+        """Record what became of an attempt at a task, for programs."""
         where = {"task": task.id, "attempt": task.attempt, "queue": task.queue.store.path}
         self.say(kind, "", **where, seconds=round(seconds, 6), **fields)

@@ -60,7 +60,7 @@ def is_hopeless(error: FsqueueError) -> bool:
 
 
 def patience_with(error: FsqueueError, patience_s: float) -> float:
-    """For how many seconds to go on trying."""
+    """Return for how many seconds to go on trying."""
     return min(patience_s, HOPELESS_S) if is_hopeless(error) else patience_s
 
 
@@ -146,7 +146,7 @@ class OutcomeReporter(BackgroundThread):
             self._report(settled)
 
     def _gather(self, into: list[Outcome], wait_s: float | None, told_at: float) -> bool:
-        """Wait for outcomes (in vain: to try again), and for those that come right after. False: closed."""
+        """Wait for outcomes (without success: to try again), and for those that come right after. False: closed."""
         try:
             got = self._inbox.get(timeout=wait_s)
         except Empty:
@@ -192,7 +192,7 @@ class OutcomeReporter(BackgroundThread):
         return settled, again
 
     def _count_in_a_row(self, outcome: Outcome, counted: str, after: int) -> None:
-        """For all workers on this node."""
+        """Count failures in a row for all workers on this node."""
         store = outcome.task.queue.store
         streak = self._streaks.setdefault(id(store), NodeFailures(store, after))
         if counted == "completed":
@@ -221,7 +221,7 @@ def _grouped(outcomes: Sequence[Outcome]) -> Iterable[tuple[Verbs, Verb, float |
 
 
 def _tell(queue: Verbs, verb: Verb, delay_s: float | None, mine: list[Outcome]) -> dict[str, FsqueueError]:
-    """The verb for outcomes that one call can tell; the tasks that were lost."""
+    """Return the verb for outcomes that one call can tell; the tasks that were lost."""
     tasks = [outcome.task for outcome in mine]
     try:
         if verb == "release":
@@ -299,11 +299,11 @@ def failure(job: Job, verb: Literal["fail", "bury"], reason: str) -> tuple[Outco
 def give_back(
     outcomes: Sequence[Outcome], untaken: Callable[[], list[LeasedTask]], is_hurried: Callable[[], bool]
 ) -> None:
-    """Tell outcomes once, and put back what is `untaken`, in a thread that is waited for until `is_hurried`.
+    """Report outcomes once, and put back what is `untaken`, in a thread; wait for it until `is_hurried`.
 
-    For a worker that has to end, and cannot rely on its reporter. An outcome that cannot be told becomes a release; if
-    that fails, too, the lease runs out by itself. What was told before is told in vain. Nothing is waited for longer
-    than GIVE_BACK_S seconds.
+    For a worker that must end and cannot rely on its reporter. An outcome that cannot be reported becomes a release; if
+    that fails, too, the lease runs out by itself. To report an outcome again has no effect. Wait at most GIVE_BACK_S
+    seconds.
     """
 
     def tell_all() -> None:
@@ -335,7 +335,7 @@ def _let_pass(taking: threading.Lock) -> None:
 
 
 def own_outcome(task: LeasedTask) -> str | None:
-    """How this very lease ended already: by the command, through FSQUEUE_TOKEN, or by a try that seemed to fail."""
+    """Return how this lease ended already: by the command, through FSQUEUE_TOKEN, or by a try that seemed to fail."""
     lease = task.token.rpartition("@")[2]
     try:
         moves = task.queue.history(task.id)

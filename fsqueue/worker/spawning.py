@@ -75,7 +75,7 @@ class Process:
             mailbox.watch(self._handle, self._exited)
 
     def has_exited(self) -> bool:
-        """Whether it has ended, reaped or not."""
+        """Return whether it has ended, reaped or not."""
         if self._gone:
             return True
         try:
@@ -130,7 +130,7 @@ class Process:
 
 
 def describe(status: int | None) -> str:
-    """An exit status in words."""
+    """Return an exit status in words."""
     if status is None:
         return "its exit status was lost: something else in this process waited for it"
     if status >= 0:

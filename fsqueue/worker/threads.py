@@ -68,7 +68,7 @@ class Threads:
         return True
 
     def prepare(self, waiting: int) -> None:
-        """All that is needed is there."""
+        """Do nothing: all that is needed is there."""
 
     def at_work(self) -> list[Job]:
         return [job for job in self._given if job.began != float("inf")]
@@ -91,7 +91,7 @@ class Threads:
                 back.append(job)
 
     def end(self, job: Job, number: int) -> None:
-        """A thread cannot be ended: instead of killing, its task is done with, and what it returns will be dropped."""
+        """Report the task as done with, and drop what its thread will return: a thread cannot be killed."""
         if number == signal.SIGKILL and job in self._given:
             self._given.remove(job)
             self._done(job, "release", 0, max(0.0, self._now() - job.began))

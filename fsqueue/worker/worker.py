@@ -230,12 +230,12 @@ class Worker:
 
     @property
     def held(self) -> int:
-        """How many tasks it holds just now. A hint, for any thread."""
+        """Return how many tasks it holds just now. A hint, for any thread."""
         return self._loop.held_about
 
     @property
     def completed(self) -> tuple[int, int]:
-        """How many tasks it has completed so far: for certain, and at most. Hints, for any thread."""
+        """Return how many tasks it has completed so far: for certain, and at most. Hints, for any thread."""
         return self._loop.completed_about
 
     def _check_fields(self) -> None:
@@ -300,7 +300,7 @@ def _seconds(name: str, value: float | None) -> float:
 
 @contextmanager
 def _signals(stop: Callable[[int], object], mailbox: Mailbox) -> Iterator[None]:
-    """In the main thread, have signals reported to `stop`. Those that are ignored (nohup) stay ignored."""
+    """Report signals to `stop`, if this is the main thread. Those that are ignored (nohup) stay ignored."""
     before: dict[int, Any] = {}
     waking: AbstractContextManager[object] = nullcontext()
     if threading.current_thread() is threading.main_thread():

@@ -266,7 +266,7 @@ def test_at_the_time_limit_itself_tasks_are_put_back_too(jobs: dict[str, Job]) -
 
 
 def test_a_job_knows_its_end(cluster: Cluster) -> None:
-    asking = "import time; from fsqueue.cluster import slurm; print(round((slurm.job_end() or 0) - time.time()))"
+    asking = "import time; from fsqueue.cluster.slurm import job_end as f; print(f() and round(f() - time.time()))"
     command = ["srun", "-x", OTHERS, *FSQUEUE[:1], "-c", asking]
     assert 200 < int(cluster.run(*command[:1], "-t", "5", *command[1:])) <= 300
     assert cluster.run(*command) == "None\n"

@@ -438,7 +438,7 @@ def test_whoever_leases_next_goes_on_with_a_finish_it_meets(
             raise Crash
 
         module, name = {
-            "finish": (finishing.taskfiles, "remove"),
+            "finish": (finishing.published, "remove"),
             "count": (finishing.counters, "add"),
             "history": (finishing.history, "keep"),
             "gone": (finishing, "retire"),

@@ -192,13 +192,13 @@ def test_a_task_file_that_is_published_while_staging_is_looked_at_is_not_called_
     q.lease(2, lease_s=1)
     q.close()
     [name] = task_file_names(q)
-    published, staged = q.store.layout.task_file(name), q.store.layout.staged(name)
-    os.rename(published, staged)
+    there, staged = q.store.layout.task_file(name), q.store.layout.staged(name)
+    os.rename(there, staged)
     clock.advance(5)
     usual = staging.has
 
     def overtaken(*args: Any) -> bool:
-        os.rename(staged, published)
+        os.rename(staged, there)
         return usual(*args)
 
     monkeypatch.setattr(staging, "has", overtaken)

@@ -225,7 +225,8 @@ def test_run_says_in_one_line_that_a_thread_died_and_holds_nothing(queue_factory
         _, err = process.communicate(timeout=60)
     assert process.returncode == 1
     [line] = err.splitlines()
-    assert line.startswith("fsqueue: internal error, please report it: RuntimeError: the worker's thread fsqueue-s")
+    said = "fsqueue: internal error, please report it: RuntimeError: the worker's thread fsqueue-reporter"
+    assert line.startswith(said)
     assert "TypeError: Recursion limit reached" in line
     given_back(queue, 20)
 

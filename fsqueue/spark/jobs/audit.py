@@ -25,11 +25,11 @@ class AuditReport:
 
     @property
     def is_sound(self) -> bool:
-        """Whether nothing was found."""
+        """Return whether nothing was found."""
         return not self.counts
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields by name, ready for JSON."""
+        """Return the fields by name, ready for JSON."""
         return asdict(self)
 
 

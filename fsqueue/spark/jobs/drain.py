@@ -57,7 +57,7 @@ class DrainReport:
     lost: int
 
     def as_dict(self) -> dict[str, int]:
-        """The fields by name, ready for JSON."""
+        """Return the fields by name, ready for JSON."""
         return asdict(self)
 
 
@@ -95,7 +95,9 @@ def drain(
 
 
 def results(spark: SparkSession, out: str) -> DataFrame:
-    """The results of a directory: id, attempt, result (JSON text, or the expression's own type), each task's once."""
+    """Return the results of a directory: id, attempt, result (JSON text, or the expression's own type), each task's
+    once.
+    """
     there = spark.read.parquet(f"{out}/results").where("error IS NULL")
     settled = spark.read.parquet(f"{out}/settled").where(f"outcome = '{COMPLETED}'").select("token")
     return there.join(settled, "token", "left_semi").select("id", "attempt", "result")
@@ -162,7 +164,7 @@ class _Drain:
         self.rounds.add(number)
 
     def report(self) -> DrainReport:
-        """The sums of this drain's rounds; the last, empty one counts as none."""
+        """Return the sums of this drain's rounds; the last, empty one counts as none."""
         counts: dict[str, int] = {}
         rounds = 0
         for number in self.rounds:
@@ -278,7 +280,7 @@ def _task(queue: Queue, row: dict[str, Any]) -> LeasedTask:
 
 
 def was_completed_by(queue: Queue, task: LeasedTask) -> bool:
-    """Whether it was this very lease that completed the task: a former attempt to do so may have come so far."""
+    """Return whether it was this very lease that completed the task: a former attempt to do so may have come so far."""
     return any(move.op == "complete" and move.lease == task.lease for move in _history(queue, task.id))
 
 

@@ -27,7 +27,7 @@ class Place:
             raise InvalidArgument(f"{self.path} is not empty ({min(names)!r} is in it). Name a new directory.")
 
     def whole(self, table: str) -> list[int]:
-        """The numbers N of the tables TABLE/round=N that are complete."""
+        """Return the numbers N of the tables TABLE/round=N that are complete."""
         rounds = (name.partition("round=")[2] for name in self.fs.names(f"{self.path}/{table}"))
         return sorted(
             int(number)
