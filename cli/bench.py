@@ -66,7 +66,7 @@ class Laps:
 def bench(directory: Path, tasks: int, seconds: float, allow_unsafe: bool, as_json: bool) -> None:
     """Measure a temporary queue in DIR, with one process, and remove it.
 
-    It shows the cost of this filesystem, not how many workers it bears.
+    It measures what one process can do on this filesystem, not how many workers it can serve.
     """
     place = Path(tempfile.mkdtemp(prefix="fsqueue-bench-", dir=directory))
     try:

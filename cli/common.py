@@ -27,7 +27,7 @@ def _directories(ctx: click.Context, param: click.Parameter, incomplete: str) ->
 queue_argument = click.argument("queue", metavar="Q", shell_complete=_directories)
 queues_argument = click.argument("queues", metavar="Q...", nargs=-1, required=True, shell_complete=_directories)
 optional_queue_argument = click.argument("queue", metavar="[Q]", required=False, shell_complete=_directories)
-worker_option = click.option("--worker", metavar="NAME", help="A name to appear under in histories.")
+worker_option = click.option("--worker", metavar="NAME", help="The worker's name in histories.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 
@@ -76,7 +76,7 @@ def duration(seconds: float) -> str:
 
 
 def confirm(question: str, yes: bool) -> None:
-    """Go on only with `--yes`, or if whoever sits at the terminal agrees."""
+    """Go on only with `--yes`, or if the user at the terminal agrees."""
     if yes:
         return
     if not sys.stdin.isatty():

@@ -28,6 +28,6 @@ def print_count(name: str, count: int, as_json: bool, unknown: Sequence[str] = (
 def say_unknown(ids: Sequence[str]) -> None:
     """Name the ids that neither the queue nor its history knows."""
     for task_id in ids[:SHOWN_MAX]:
-        complain(f"{task_id}: there is no such task, nor does the history know it. Check the id and the queue.")
+        complain(f"{task_id}: neither the queue nor its history has this task. Check the id and the queue.")
     if len(ids) > SHOWN_MAX:
-        complain(f"there are {len(ids) - SHOWN_MAX:,} more such ids")
+        complain(f"unknown ids not shown: {len(ids) - SHOWN_MAX:,}")

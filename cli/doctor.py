@@ -23,7 +23,7 @@ SENTENCES = {
     "unfit": "NOT fit for a queue: locks, names or writing do not work as they must.",
 }
 ONE_HOST = (
-    "Between two hosts NOTHING was shown: {why}. Type the command with --join on two hosts. "
+    "Between two hosts NOTHING was shown: {why}. Run the command with --join on two hosts. "
     "Whether locks exclude between them is not known."
 )
 
@@ -36,7 +36,7 @@ fsqueue doctor /scratch/me --json | jq -r .verdict"""
     )
 )
 @click.argument("path", metavar="PATH")
-@click.option("--join", "with_another", is_flag=True, help="Then make the tests between two hosts: type it on both.")
+@click.option("--join", "with_another", is_flag=True, help="Also test between two hosts: run the command on both.")
 @click.option("--timeout", "timeout_s", type=DURATION, default=300.0, help="How long to wait for the other host [5m].")
 @json_option
 def doctor(path: str, with_another: bool, timeout_s: float, as_json: bool) -> None:
@@ -44,7 +44,7 @@ def doctor(path: str, with_another: bool, timeout_s: float, as_json: bool) -> No
 
     Takes some seconds, and leaves nothing behind.
 
-    Whether locks exclude between hosts takes two of them: type the command with --join on both. The
+    To test whether a lock on one host keeps the other out, run the command with --join on both. The
     first waits for the second; both print the verdict.
 
     Exit codes: 0 fit (perhaps with warnings); 8 unfit; 124 --join, and no other host came (only this one again), or it

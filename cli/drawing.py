@@ -12,6 +12,8 @@ from typing import TypeGuard
 import fsqueue
 from fsqueue.cluster.identity import describe
 from fsqueue.views.activity import together
+from fsqueue.views.rates import last_left
+from fsqueue.views.rates import total as sum_of
 
 from .common import duration
 from .printing import plain
@@ -44,15 +46,9 @@ class Look:
 
         Of several queues it is the last that counts, if each has workers of its own.
         """
-        each = [part.left for part in self.parts if part.status.remaining]
-        known = [left for left in each if left is not None]
-        if each and len(known) == len(each):
-            most = [left.most_s for left in known if left.most_s is not None]
-            return fsqueue.TimeLeft(
-                max(left.likely_s for left in known),
-                max(left.least_s for left in known),
-                max(most) if len(most) == len(known) else None,
-            )
+        last = last_left([part.left for part in self.parts if part.status.remaining])
+        if last is not None:
+            return last
         return self.activity.left(self.status.remaining) if self.activity is not None else None
 
 
@@ -270,7 +266,7 @@ def total(looks: Sequence[Look]) -> Look:
     return Look(
         "all",
         "",
-        fsqueue.Status(*(sum(getattr(look.status, name) for look in looks) for name in STATES)),
+        sum_of(look.status for look in looks),
         together(known) if known else None,
         parts=looks,
     )

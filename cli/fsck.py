@@ -51,7 +51,7 @@ fsqueue fsck /scratch/me/tiles --json | jq -r 'select(.repaired | not) | .path'"
     )
 )
 @queue_argument
-@click.option("--repair", is_flag=True, help="Mend what can be mended.")
+@click.option("--repair", is_flag=True, help="Repair what can be repaired.")
 @json_option
 def fsck(queue: str, repair: bool, as_json: bool) -> None:
     """Check all files of the queue Q, while others go on working.

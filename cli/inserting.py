@@ -160,7 +160,8 @@ def _insert_once(
     else:
         say(count)
     if report is not None and report.repeated:
-        complain(f"{commit.name} was committed on {moment(report.at)}, with {report.tasks:,} tasks: nothing was added")
+        tasks = wording.counted(report.tasks, "task")
+        complain(f"{commit.name} was committed on {moment(report.at)}, with {tasks}: nothing was added")
     elif report is None:
         source.conclude_without(commit.name)
     else:

@@ -35,9 +35,10 @@ fsqueue lease Q -n 100 --wait 1m > mine.jsonl; fsqueue complete Q - < mine.jsonl
     )
 )
 @queue_argument
-@click.option("-n", "--limit", "n", metavar="N", type=click.IntRange(min=1), default=1, help="Most tasks to lease [1].")
+@click.option("-n", "--limit", "n", metavar="N", type=click.IntRange(min=1), default=1,
+              help="Lease at most N tasks [1].")  # fmt: skip
 @renamed("--lease", "lease_s", former=["--lease-s"], type=DURATION,
-         help="How long until they come back, unless renewed or settled [the queue's].")  # fmt: skip
+         help="Time until the tasks come back, unless renewed or ended [the queue's].")  # fmt: skip
 @renamed("--wait", "wait_s", former=["--wait-s"], type=DURATION, default=0.0,
          help="How long to wait for tasks if there are none.")  # fmt: skip
 @worker_option
@@ -45,7 +46,7 @@ fsqueue lease Q -n 100 --wait 1m > mine.jsonl; fsqueue complete Q - < mine.jsonl
 def lease(queue: str, n: int, lease_s: float | None, wait_s: float, worker: str | None, tokens_only: bool) -> None:
     """Lease up to N tasks of Q and print each on a line. Exit code 3: nothing is available.
 
-    The other commands take the tokens. A task whose line cannot be written is put back.
+    The other commands take the tokens. If a line cannot be written, its task is put back.
     """
     if "stdout" in entry.closed:
         raise click.ClickException("Standard output is closed, so nobody could read the tokens. Nothing was leased.")
@@ -200,8 +201,8 @@ class Settling:
 def complete(queue: str, tokens: tuple[str, ...], result: str | None, as_json: bool) -> None:
     """Complete the tasks of the TOKENs ('-': read them from standard input).
 
-    Exit code 4: a lease was lost, discard that result. The others are completed all the same. A task that was completed
-    with the same TOKEN before is said to be, and is no error: the result given then is kept.
+    Exit code 4: a lease was lost, discard that result. The others are completed all the same. To complete a task
+    again with the same TOKEN is no error: the command says so, and keeps the first result.
     """
     settling = Settling(queue, tokens, "completed", as_json, completes=True)
     if result is None:
@@ -282,7 +283,7 @@ def release_all(
 ) -> None:  # fmt: skip
     """Take leases away, so that their tasks are available at once: all of Q, or those of a worker, host or job.
 
-    Whoever still works on such a task finds its lease lost, and the task is done again. No attempt is charged.
+    A worker that is still at such a task loses its lease, and the task runs again. No attempt is charged.
     """
     given = {"worker": worker, "host": host, "job": job, "slurm_job": slurm_job}
     only = {name: value for name, value in given.items() if value is not None}

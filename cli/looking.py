@@ -30,8 +30,8 @@ fsqueue ls Q --json | jq -r 'select(.attempt > 1) | .id'"""
 def ls(queue: str, state: fsqueue.State | None, limit: int | None, as_json: bool) -> None:
     """List the tasks of Q, in no particular order.
 
-    Finished ones are known while the history keeps them, without payload. The list is made as
-    the queue is read: a task that moves meanwhile may appear in either state.
+    Finished tasks are listed while the history keeps them, without payload. A task that changes its state while the
+    command reads the queue may appear in either state.
     """
     with fsqueue.Queue(queue) as q:
         tasks = islice(q.tasks(state), limit)

@@ -42,7 +42,7 @@ COMMANDS = {
     "cancel": ("leases", "Cancel waiting tasks."),
     "purge": ("queues", "Drop all tasks, keep the settings."),
     "delete": ("queues", "Delete a queue."),
-    "gc": ("queues", "Clean a queue up: leftovers, old history, trash."),
+    "gc": ("queues", "Clean up a queue: leftovers, old history, trash."),
     "doctor": ("doctor", "Check whether a mount is fit for a queue, and say what to ask for if not."),
     "fsck": ("fsck", "Check everything that a queue has on disk; --repair mends it."),
     "spark": ("spark", "Seed, audit, report, drain, requeue on Spark: queues too large for one machine."),

@@ -324,7 +324,7 @@ def _bare(stream: Any) -> Any:
 
 @contextmanager
 def guarded() -> Iterator[None]:
-    """Escape everything that this process writes to its standard streams meanwhile, whoever writes it.
+    """Escape everything that this process writes to its standard streams meanwhile, also what libraries write.
 
     Newlines pass. What is no text in the stream's encoding is escaped, too.
     """
@@ -354,7 +354,7 @@ class unguarded(ContextDecorator):
 
 @contextmanager
 def logging_escaped() -> Iterator[None]:
-    """Escape what the queue logs meanwhile, whoever prints it: the names in it come from directories of others."""
+    """Escape what the queue logs meanwhile. The names in it come from directories of other users."""
     import logging
 
     logger = logging.getLogger("fsqueue")

@@ -150,7 +150,7 @@ def gc(
     trash: Path | None,
     as_json: bool,
 ) -> None:
-    """Clean the queue Q up: finish what crashed workers left half done, remove leftovers and trash.
+    """Clean up the queue Q: finish what crashed workers left half done, remove leftovers and trash.
 
     It is safe at any time, and never necessary for correctness.
     """

@@ -141,9 +141,9 @@ def run(
 
     '{}' in an argument of COMMAND stands for the payload, '{field}' for a field of it: strings as they are, all else
     as JSON. A task that lacks the field fails; if the first waiting task lacks it, nothing is begun. '{{field}}' stands
-    for the text '{field}', and braces around what is no name stay as they are: '{print $1}', '${name}'. A name may hold
-    hyphens and dots: '{tile-id}'. No shell is
-    involved. The command also finds the payload as JSON on standard input, and FSQUEUE_PAYLOAD (if at most 100 kB),
+    for the text '{field}', and braces around anything but a name stay as they are: '{print $1}', '${name}'. A name may
+    hold hyphens and dots: '{tile-id}'. No shell is involved.
+    The command also finds the payload as JSON on standard input, and FSQUEUE_PAYLOAD (if at most 100 kB),
     FSQUEUE_TASK_ID, FSQUEUE_ATTEMPT, FSQUEUE_QUEUE, FSQUEUE_TOKEN and FSQUEUE_SLOT in its environment. Small JSON that
     it writes to the file FSQUEUE_RESULT (which does not exist before) is kept in the history. It inherits no open files
     of the caller but the standard streams.
@@ -267,9 +267,9 @@ def exposed_script(command: list[str]) -> str | None:
 
 
 def _leave_soon(code: int) -> threading.Timer:
-    """End this process in a while, unless that is cancelled: nobody may read what is left to be told.
+    """End this process in a while, unless that is cancelled. Its output may be a pipe that nobody reads.
 
-    Whoever sent a signal wants it to end, and nothing is held any more.
+    The user has sent a signal to end it, and it holds no task any more.
     """
     timer = threading.Timer(TELL_S, os._exit, (code,))
     timer.daemon = True

@@ -131,7 +131,9 @@ job=$(fsqueue slurm Q --array 0-99 -t 60 --requeue -- ./process {})
 sbatch --dependency=afterany:$job --wrap 'fsqueue wait Q && ./assemble'"""
     ),
 )
-@click.option("--print", "only_print", is_flag=True, help="Submit nothing; print what would be, as a shell script.")
+@click.option(
+    "--print", "only_print", is_flag=True, help="Submit nothing; print a shell script that would submit the job."
+)
 @click.option("--allow-empty", is_flag=True, help="Submit even if there is nothing to do yet.")
 @click.option("--prologue", type=click.Path(exists=True, dir_okay=False), metavar="FILE",
               help="Put this file's lines into the job script before the worker: modules, conda.")  # fmt: skip
@@ -308,7 +310,7 @@ def _outside(directory: str, queues: list[str]) -> str:
     for queue in queues:
         if os.path.commonpath([real, where := os.path.realpath(queue)]) == where:
             raise click.UsageError(
-                f"Logs would be written to {directory}, which is in the queue. Whoever deletes the queue would delete "
+                f"Logs would be written to {directory}, which is in the queue. Deleting the queue would delete "
                 "them, and fsck would move them away. Nothing was submitted. Name another directory: --log-dir"
             )
     return directory

@@ -86,7 +86,7 @@ spark-submit --master yarn "$(fsqueue spark --entry)" audit /scratch/me/tiles"""
     help="Print the path of the Python file to give to spark-submit.",
 )  # fmt: skip
 def spark() -> None:
-    """Run jobs on Spark, for what outgrows one machine. Needs the extra: pip install 'fsqueue-tasks[spark]'."""
+    """Run jobs on Spark, for queues too large for one machine. Needs the extra: pip install 'fsqueue-tasks[spark]'."""
 
 
 @spark.command(
@@ -139,9 +139,10 @@ def seed(
     if as_json:
         print_json(made.as_dict())
     elif made.repeated:
-        say(f"nothing to do: {made.commit} was committed before, with {made.rows:,} tasks")
+        say(f"nothing to do: {made.commit} was committed before, with {wording.counted(made.rows, 'task')}")
     else:
-        say(f"{made.rows:,} tasks in {made.batches:,} files, {made.bytes:,} bytes, as {made.commit}")
+        tasks, files = wording.counted(made.rows, "task"), wording.counted(made.batches, "file")
+        say(f"{tasks} in {files}, {made.bytes:,} bytes, as {made.commit}")
 
 
 @spark.command(epilog=example("fsqueue spark audit /scratch/me/tiles --master 'local[8]'"))
@@ -266,4 +267,4 @@ def requeue(queue: str, where: str, yes: bool, master: str | None, conf: tuple[s
     if as_json:
         print_json({"retried": retried})
     else:
-        say(f"{retried:,} tasks were put back")
+        say(f"{wording.counted(retried, 'task')} {'was' if retried == 1 else 'were'} put back")

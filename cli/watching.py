@@ -5,17 +5,16 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
-from itertools import pairwise
 from typing import TYPE_CHECKING, TextIO
 from urllib.parse import unquote
 
 import click
 
 import fsqueue
+from fsqueue.views.rates import StatusRates, better_rates
 
 from .common import example, json_option, moment, queues_argument
 from .drawing import STATES, Look, Pen, details, progress_line, screen, total
@@ -25,45 +24,11 @@ from .printing import Canvas, complain, is_screen, plain, print_json, print_tabl
 if TYPE_CHECKING:
     from fsqueue import StuckLock
 
-WINDOW_S = 60.0
-"""What a rate is an average over that comes from one look after another."""
-SURE_S = 20.0
-"""After so long that tells more than a sample of what happened does."""
 LOOK_SHARE = 0.2
 """--watch spends at most this part of its time looking: a large queue on a slow mount is looked at less often."""
 DEAD_EXIT, WAIT_TIMEOUT_EXIT = 9, 124
 """The second as of timeout(1): not drained yet is neither success nor an error."""
 DEFAULT_SIZE = (80, 24)
-
-
-class Pace:
-    """Rates from one status after another, where nothing else tells them."""
-
-    def __init__(self) -> None:
-        self._seen: deque[tuple[float, int, int, int]] = deque()
-
-    def add(self, status: fsqueue.Status) -> fsqueue.Activity:
-        """Return the rates of insertion, completion and finishing; None while unknown."""
-        seen = (time.monotonic(), status.inserted, status.completed, status.completed + status.dead)
-        if self._seen and any(now < before for now, before in zip(seen, self._seen[-1], strict=True)):
-            self._seen.clear()  # purged, or dead letters were
-        self._seen.append(seen)
-        while len(self._seen) > 2 and seen[0] - self._seen[1][0] > WINDOW_S:
-            self._seen.popleft()
-        inserted, completed, finished = (self._rate(which) for which in (1, 2, 3))
-        return fsqueue.Activity(time.time(), inserted, None, completed, finished, None, None, 0, 1.0)
-
-    def _rate(self, which: int) -> fsqueue.Rate | None:
-        seen = list(self._seen)
-        over_s = seen[-1][0] - seen[0][0]
-        if over_s <= 0:
-            return None
-        per_s = (seen[-1][which] - seen[0][which]) / over_s
-        pieces = len(seen) - 1
-        if pieces == 1 or per_s == 0:
-            return fsqueue.Rate(per_s, max(per_s, 1 / over_s), over_s)
-        spread = sum((now[which] - before[which] - per_s * (now[0] - before[0])) ** 2 for before, now in pairwise(seen))
-        return fsqueue.Rate(per_s, (spread * pieces / (pieces - 1)) ** 0.5 / over_s, over_s)
 
 
 def queues_at(paths: tuple[str, ...]) -> list[str]:
@@ -83,20 +48,16 @@ class Watched:
         self.path, self.name = path, name_of(path)
         self.queue = fsqueue.Queue(path)
         self.fast, self.window_s = fast, window_s
-        self.pace = Pace()
+        self.rates = StatusRates(time.monotonic, time.time)
         self.last: Look | None = None
 
     def look(self) -> Look:
         """Return its status, and what went on."""
         status = self.queue.status(exact=not self.fast)
-        pace = self.pace.add(status)
+        counted = self.rates.add(status)
         if self.fast:
-            return Look(self.name, self.path, status, pace)
-        found = self.queue.activity(self.window_s)
-        counted_s = pace.finished.over_s if pace.finished is not None else 0.0
-        if found.finished is None or (found.share < 1 and counted_s > SURE_S):
-            found = replace(found, inserted=pace.inserted, completed=pace.completed, finished=pace.finished)
-        return Look(self.name, self.path, status, found)
+            return Look(self.name, self.path, status, counted)
+        return Look(self.name, self.path, status, better_rates(self.queue.activity(self.window_s), counted))
 
     def stuck(self) -> list[StuckLock]:
         """Return the locks that stay taken; of a queue that was just deleted none matters any more."""
@@ -329,7 +290,7 @@ def wait(queues: tuple[str, ...], timeout_s: float | None, as_json: bool) -> Non
 
         def show(found: list[fsqueue.Status]) -> None:
             looks = [
-                Look(one.name, one.path, status, one.pace.add(status))
+                Look(one.name, one.path, status, one.rates.add(status))
                 for one, status in zip(watched, found, strict=True)
             ]
             pen = surface.pen()

@@ -37,8 +37,9 @@ def workers(queue: str, release_dead: bool, admit: tuple[str, ...], as_json: boo
     Slurm job does not run any more. Else it is 'unknown', and its leases run out by themselves. What a dead one held
     is available again at once with --release-dead; an attempt is charged as when a lease runs out.
 
-    Below them stand the nodes on which tasks failed in a row; 'run --exclude-after N' takes none there after N.
-    Only the logs of the batches at work are read. What 'lease' took for a script has no process to look for.
+    Below the workers are the nodes on which tasks failed in a row. 'run --exclude-after N' takes no task on a node
+    after N failures. Only the logs of the batches at work are read. Tasks that a script took with 'lease' have no
+    process to check.
     """
     with fsqueue.Queue(queue) as q:
         store = q.store
@@ -83,7 +84,7 @@ def _end(refused: set[str]) -> None:
         raise click.exceptions.Exit(1)
 
 
-def _row(worker: holders.Worker, now: float) -> tuple[str, ...]:
+def _row(worker: holders.LeaseHolder, now: float) -> tuple[str, ...]:
     who = worker.worker
     name = f"{who['name']}:" if "name" in who else ""
     left = worker.lease_until - now

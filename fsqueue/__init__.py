@@ -30,7 +30,6 @@ from fsqueue.errors import (
     TaskNotFound,
     TaskTooLarge,
     UnsafeFilesystem,
-    UpdateConflict,
 )
 from fsqueue.format.layout import Durability, Settings
 from fsqueue.fsck import Finding
@@ -131,7 +130,6 @@ __all__ = [
     "TaskTooLarge",
     "TimeLeft",
     "UnsafeFilesystem",
-    "UpdateConflict",
     "Worker",
     "WorkerReport",
     "__version__",

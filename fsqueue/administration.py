@@ -28,10 +28,10 @@ from fsqueue.format.layout import QueueState, Settings
 from fsqueue.format.names import QueueId
 from fsqueue.format.replay import LEASED, ReplayState
 from fsqueue.protocol import overwriting, revoking
-from fsqueue.storage import jsonl, nested
+from fsqueue.storage import jsonl, listing, nested
 from fsqueue.storage.store import Store
 from fsqueue.upkeep import collect, trash
-from fsqueue.views import inspection
+from fsqueue.wording import counted
 
 CREATE_TRIES = 10
 """How often a queue is made whose directory others move away meanwhile."""
@@ -180,7 +180,7 @@ def _refuse_nested(mount: Mount, path: str) -> None:
 
 
 def _sync_name(fs: Filesystem, path: str) -> None:
-    """Make durable that there is a queue; whoever created it may not have come so far."""
+    """Make the queue's name durable. Its creator may have died before it did."""
     fs.sync_directory(path)
     try:
         fs.sync_directory(path.rpartition("/")[0] or "/")
@@ -232,7 +232,7 @@ def purge(store: Store) -> None:
     except OSError as error:  # it is purged all the same
         collect.logger.warning("what was purged from %s is still there (%s); 'fsqueue gc' moves it", store.path, error)
     store.refresh(now=True)
-    store.notify()
+    store.doorbell.ring()
     reap_later(store)
 
 
@@ -251,7 +251,7 @@ def delete(store: Store, wait: bool) -> None:
     if not outside.may_move(path):
         raise StorageError(_NOT_YOURS.format(path=path, parent=outside.root))
     nested.refuse_inside(fs, path)
-    store.close_logs()
+    store.logs.close()
     with _settings(fs, path, store.clock, store.entropy) as (fd, queue_state):
         if queue_state.id != store.queue_state.id or not fs.is_in_place():
             return  # another process deleted it just now, and another queue is there
@@ -445,26 +445,23 @@ def release(store: Store, chosen: Callable[[ReplayState, int], bool], offline: b
     """End the chosen leases in every batch at work. What stays busy is named after the rest is done."""
     store.refresh(now=True)
     released, busy = 0, []
-    for shard in inspection.shards(store):
-        for batch in inspection.logs(store, shard):
-            replay_state = inspection.read_replay_state(store, batch)
-            if replay_state is None or not any(
-                lease_holds(replay_state, index, chosen) for index in range(replay_state.count)
-            ):
-                continue
-            try:
-                released += revoking.revoke(store, batch, chosen, 0.0 if offline else jsonl.LOCK_TIMEOUT_S)
-            except LockTimeout:
-                busy.append(batch)
-    store.notify()
+    for batch, replay_state in listing.at_work(store):
+        if not any(lease_holds(replay_state, index, chosen) for index in range(replay_state.count)):
+            continue
+        try:
+            released += revoking.revoke(store, batch, chosen, 0.0 if offline else jsonl.LOCK_TIMEOUT_S)
+        except LockTimeout:
+            busy.append(batch)
+    store.doorbell.ring()
     if busy:
         what = (
-            "somebody is working on them, so do it without 'offline'"
+            "workers are at work on them. Repeat it without 'offline'"
             if offline
-            else "their lock holders are stopped or cut off; repeat later"
+            else "the processes that hold the locks are stopped or cut off. Repeat it later"
         )
         raise LockTimeout(
-            f"{released} leases were released, but {len(busy)} batches stayed locked ({busy[0]}, ...): {what}."
+            f"Leases released: {released}. But {counted(len(busy), 'batch', 'batches')} stayed locked "
+            f"({busy[0]}, ...): {what}."
         )
     return released
 

@@ -7,6 +7,7 @@ from contextlib import suppress
 from types import TracebackType
 
 from fsqueue.aside import in_thread
+from fsqueue.clock import Backoff
 from fsqueue.leased_task import LeasedTask
 from fsqueue.poll import Lessor, Poll
 from fsqueue.protocol.leasing import Leaser
@@ -33,14 +34,14 @@ class AsyncPoll:
     async def __anext__(self) -> LeasedTask:
         ahead = self._poll._ahead
         async with self._turn:
-            idle_poller, pause = IdlePoller(self._leaser, ahead.lease_ms), BELL_S[0]
+            idle_poller = IdlePoller(self._leaser, ahead.lease_ms)
+            backoff = Backoff(BELL_S, self._queue.store.entropy.random)
             try:
                 while not (ahead.tasks or self._ended.is_set()):
                     if await in_thread(lambda: self._look(idle_poller)):
                         self._ended.set()
                     elif not ahead.tasks:
-                        await self._nap(max(0.001, min(pause * self._jitter(), idle_poller.due_s())))
-                        pause = min(pause * 1.3, BELL_S[1])
+                        await self._nap(max(0.001, min(backoff.next_s(), idle_poller.due_s())))
             except asyncio.CancelledError:
                 await in_thread(self._poll._put_back)
                 raise
@@ -57,9 +58,6 @@ class AsyncPoll:
         got, ended = self._queue._look(idle_poller, self._poll._prefetch, self._poll._stop)
         self._poll._ahead.add(got)
         return ended
-
-    def _jitter(self) -> float:
-        return 0.75 + self._queue.store.entropy.random() / 2
 
     async def _nap(self, seconds: float) -> None:
         """Sleep for `seconds`, or until the iteration is ended."""

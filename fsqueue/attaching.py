@@ -7,7 +7,8 @@ from typing import Any
 from fsqueue.errors import LeaseLost, TaskNotFound
 from fsqueue.format import names
 from fsqueue.leased_task import LeasedTask, Verbs
-from fsqueue.protocol import transitions
+from fsqueue.protocol import losses
+from fsqueue.storage import listing
 from fsqueue.views import inspection
 
 
@@ -37,18 +38,18 @@ def attach(queue: Verbs, token: str) -> LeasedTask:
     store = queue.store
     batch_id, index, lease = names.parse_token(token)
     store.verify()
-    replay_state = inspection.read_replay_state(store, batch_id)
+    replay_state = listing.read_replay_state(store, batch_id)
     task_id = names.task_id(batch_id, index)
     if replay_state is None:
         raise TaskNotFound(
             f"The task {task_id} is not at work in {store.path}: it has finished, was purged, or never leased."
         )
     if not replay_state.holds(index, lease):
-        if transitions.completed_by(replay_state, index, lease):
-            raise LeaseLost(transitions.already(task_id), [task_id], transitions.ALREADY)
-        reason = transitions.why_lost(replay_state, index)
+        if losses.completed_by(replay_state, index, lease):
+            raise LeaseLost(losses.already(task_id), [task_id], losses.ALREADY)
+        reason = losses.why_lost(replay_state, index)
         raise LeaseLost(
-            f"The lease of {task_id} holds no longer ({reason}). {transitions.NOT_ITS_OWN}",
+            f"The lease of {task_id} holds no longer ({reason}). {losses.NOT_ITS_OWN}",
             [task_id],
             reason,
         )

@@ -197,3 +197,30 @@ def pause_s(in_a_row: int, random: float) -> float:
     """Return how long to put a task back that asks for it, after so many in a row. `random` is in [0, 1)."""
     least, most = PAUSE_S
     return min(most, least * 2.0 ** min(in_a_row - 1, 30)) * (0.75 + random / 2)
+
+
+class Backoff:
+    """Pauses in seconds that grow from the first to the longest, each a little different from the others' pauses.
+
+    Hosts that wait for the same thing would otherwise all look at the same moment. `jitter`: by which part of it a
+    pause is longer or shorter at most.
+    """
+
+    def __init__(
+        self, bounds_s: tuple[float, float], random: Callable[[], float], growth: float = 1.3, jitter: float = 0.25
+    ) -> None:
+        self._pause_s, self._longest_s = bounds_s
+        self._random = random
+        self._growth = growth
+        self._jitter = jitter
+
+    @property
+    def is_longest(self) -> bool:
+        """Return whether the pauses do not grow any more."""
+        return self._pause_s >= self._longest_s
+
+    def next_s(self) -> float:
+        """Return the next pause."""
+        pause_s = self._pause_s
+        self._pause_s = min(pause_s * self._growth, self._longest_s)
+        return pause_s * (1 - self._jitter + 2 * self._jitter * self._random())

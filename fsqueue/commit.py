@@ -23,7 +23,7 @@ from fsqueue.storage.store import Store
 
 
 class Commit:
-    """A commit under way: `queue.commit(name)`. It pickles, to be sent to whoever stages a part of it.
+    """A commit under way: `queue.commit(name)`. It pickles, to be sent to the processes that stage parts of it.
 
     Everything published under a name appears together, once: who publishes the name again, now or in a year, is told
     what was inserted, and adds nothing. A purge of the queue forgets its commits.
@@ -47,7 +47,7 @@ class Commit:
     def stage(
         self, tasks: Iterable[Any], *, batch_tasks: int | None = None, delay_s: float = 0, strict: bool = False
     ) -> CommitPart:
-        """Write payloads or Tasks where nobody sees them, durably and in bounded memory. Any number, on any host.
+        """Write payloads or Tasks where no worker sees them, durably and in bounded memory. Any number, on any host.
 
         `batch_tasks`: tasks a file (default: as many as fit). `strict`: see `Queue.insert`. Delays count from now on.
         InvalidTask.part is what came before the bad task. What is never published is reaped a week after the commit's
@@ -76,7 +76,7 @@ class Commit:
 
         `overwrite`: at the same instant everything else in the queue is purged.
 
-        Parts may come from copies of this object, and from others of the same name. Whoever publishes a name first
+        Parts may come from copies of this object, and from others of the same name. The first to publish a name
         decides what it inserts. If this fails, nothing is visible, or everything is, or will be: repeat it, until it
         reports. CommitLost: what was staged is gone (the queue was purged, or it was never published for a week).
         """
@@ -239,7 +239,7 @@ class _Stager:
         self._sync(len(self.opened))
         if store.sync_inserts:
             store.fs.sync_directory(self.directory)
-            store.sync_names(layout.staging)  # each time: the attempt's directory may have been dropped, and made anew
+            store.names.sync(layout.staging)  # each time: the attempt's directory may have been dropped, and made anew
         store.refresh(now=True)
         if store.layout is not layout:
             raise CommitLost(f"The queue {store.path} was purged while {self.name} was being staged. Stage it again.")

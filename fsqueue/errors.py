@@ -16,7 +16,6 @@
     ├── LeaseLost                the lease no longer holds: drop the result, do not retry              4
     │   └── LeaseExpired         … it ran out before it was renewed; nobody has taken the task yet
     ├── CommitLost               what was staged for a commit is gone; nothing of it shows: stage again    1
-    ├── UpdateConflict           an atomic update found its tasks changed; nothing was done            6
     ├── StorageFull              no space, inodes or quota left; free some and repeat the call         7
     ├── StorageError             the filesystem failed; what happened is unknown: look, then repeat    1
     │   └── LockTimeout          a lock stayed busy; nothing was done, repeating is safe
@@ -135,18 +134,12 @@ class LeaseLost(FsqueueError):
 class LeaseExpired(LeaseLost):
     """The lease ran out before it was renewed, and nobody has taken the task over yet, as the log says.
 
-    Whoever completes the task first wins: this worker, or the next that leases it.
+    The first to complete the task wins: this worker, or the next that leases it.
     """
 
 
 class CommitLost(FsqueueError):
     """What was staged for a commit is gone: purged, discarded, or reaped. Nothing of it is visible: stage it again."""
-
-
-class UpdateConflict(FsqueueError):
-    """An atomic update met tasks that are not as it expected them. Nothing of it was done."""
-
-    exit_code = 6
 
 
 class StorageFull(FsqueueError):

@@ -41,7 +41,7 @@ class Maintenance:
         wanted = letters_meant(ids)
         self._write_letters()
         retried = deadletters.retry(self.store, wanted, None if where is None else calling(where))
-        self.store.notify()
+        self.store.doorbell.ring()
         return retried
 
     @verb("purging dead letters")

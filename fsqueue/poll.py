@@ -272,7 +272,7 @@ class Poll:
             try:
                 self._queue.release(tasks)
             except LeaseLost:
-                pass  # whoever has them now, it is not us
+                pass  # other workers have them by now
 
     def _taken_out(self) -> list[LeasedTask]:
         """End the leasing ahead; what this process had leased so far and not handed out."""

@@ -263,9 +263,7 @@ def full_state(replay_state: ReplayState) -> dict[str, Any]:
     return {
         "at": replay_state.at,
         "gone": replay_state.gone,
-        "batch": (replay_state.batch, replay_state.staged),
         "damaged": replay_state.damaged,
-        "prepared": dict(replay_state.prepared),
         "count": replay_state.count,
         "left": replay_state.left,
         "available_at": replay_state.available_at,

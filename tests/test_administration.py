@@ -341,7 +341,7 @@ def test_a_deleted_queue_is_gone(q: Queue, wait: bool) -> None:
         time.sleep(0.01)
     assert os.listdir(q.path.parent) == []
     for verb in (q.lease, q.status, lambda: q.insert(1), q.purge, q.gc, q.delete, lambda: Queue(q.path)):
-        q.store.settings_read = -1e9
+        q.store.queue_file.forget()
         with pytest.raises(QueueNotFound):
             verb()
     assert not q.path.exists(), "nothing brings it back to life"
@@ -549,9 +549,9 @@ def test_leases_are_ended_by_worker_host_or_job(q: Queue, clock: ManualClock, mo
 def test_all_leases_are_ended_and_the_tasks_are_there_at_once(q: Queue, clock: ManualClock, offline: bool) -> None:
     q.insert_many(range(9), batch_tasks=3)
     Queue(q.path, clock=clock).lease(5)
-    bell = q.store.read_notification()
+    bell = q.store.doorbell.read()
     assert q.release_all(offline=offline) == 5
-    assert q.store.read_notification() != bell
+    assert q.store.doorbell.read() != bell
     assert q.release_all(offline=offline) == 0
     assert len(Queue(q.path, clock=clock).lease(20)) == 9
 
@@ -576,7 +576,7 @@ def test_a_batch_that_stays_locked_is_named_and_the_others_are_released(
     assert stopped.store.fs.try_lock(fd)
     before = clock.now_s
     other = Queue(q.path, clock=clock)
-    with pytest.raises(LockTimeout, match=f"1 leases were released.*{log.stem}"):
+    with pytest.raises(LockTimeout, match=f"Leases released: 1. But 1 batch stayed.*{log.stem}"):
         other.release_all(offline=offline)
     assert (clock.now_s - before >= 20) != offline
     assert q.status().leased == 1

@@ -7,13 +7,14 @@ import math
 import os
 import time
 from pathlib import Path
+from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fsqueue import Queue
-from fsqueue.clock import MARGIN_MS, MS_MAX, Clock, Entropy, ManualClock, duration_ms
+from fsqueue.clock import MARGIN_MS, MS_MAX, Backoff, Clock, Entropy, ManualClock, duration_ms
 from fsqueue.errors import InvalidArgument
 from fsqueue.filesystem import Filesystem
 
@@ -271,3 +272,21 @@ def test_a_least_duration_is_kept() -> None:
     with pytest.raises(InvalidArgument, match=r"between 0\.001"):
         duration_ms(0, "lease_s", 0.001)
     assert duration_ms(0.001, "lease_s", 0.001) == 1
+
+
+# -- pauses that grow --------------------------------------------------------------------------
+
+
+def test_pauses_grow_up_to_the_longest() -> None:
+    backoff = Backoff((1.0, 5.0), lambda: 0.5, growth=2)
+    assert not backoff.is_longest
+    assert [backoff.next_s() for _ in range(5)] == [1.0, 2.0, 4.0, 5.0, 5.0]
+    assert backoff.is_longest
+
+
+@pytest.mark.parametrize("jitter", [0.0, 0.25, 0.5])
+def test_pauses_differ_by_no_more_than_the_jitter(jitter: float) -> None:
+    backoff = Backoff((2.0, 2.0), Random(7).random, jitter=jitter)
+    pauses = [backoff.next_s() for _ in range(1000)]
+    assert 2 - 2 * jitter <= min(pauses) <= max(pauses) <= 2 + 2 * jitter
+    assert max(pauses) - min(pauses) >= 3.9 * jitter

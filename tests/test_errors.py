@@ -28,7 +28,6 @@ EXIT_CODES = {
     "LeaseLost": 4,
     "LeaseExpired": 4,
     "CommitLost": 1,
-    "UpdateConflict": 6,
     "StorageFull": 7,
     "StorageError": 1,
     "LockTimeout": 1,

@@ -291,7 +291,7 @@ def test_a_file_that_only_one_member_may_read_is_worked_around_and_mended(shared
 @needs_root
 @pytest.mark.once
 def test_a_sticky_bit_keeps_members_from_clearing_away_what_another_made(shared: Path) -> None:
-    """No harm is done, but the batches stay until their maker, or gc in his name, clears them away."""
+    """No harm is done, but the batches stay until their maker, or gc, clears them away."""
     path = shared / "q"
     as_user(OWNER, 0o002, lambda: create(path))
     for place in (path, *path.rglob("*")):

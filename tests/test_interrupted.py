@@ -30,8 +30,9 @@ from fsqueue.format.layout import settings_file
 T = TypeVar("T")
 
 HERE = os.path.dirname(fsqueue.__file__) + "/"
-SECTIONS = {"taken.py", "locks.py", "logs.py", "jsonl.py", "store.py", "leasing.py", "transitions.py", "arguments.py",
-            "queue.py", "poll.py", "rooted.py", "beneath.py"}  # fmt: skip
+SECTIONS = {"taken.py", "locks.py", "logs.py", "open_logs.py", "locked_batch.py", "jsonl.py", "store.py",
+            "queue_file.py", "leasing.py", "transitions.py", "arguments.py", "queue.py", "poll.py", "rooted.py",
+            "beneath.py"}  # fmt: skip
 """Modules that take something, or give it back. In the others nothing is taken that these do not know of."""
 EVERYWHERE = os.environ.get("FSQUEUE_TEST_INTERRUPT") == "everywhere"
 """Set it to interrupt all other modules, too, which takes minutes."""
@@ -118,10 +119,10 @@ def check(queue: Queue, before: dict[int, str]) -> None:
     assert taken.hands.mine.held == []
     assert not taken.hands.mine.fds
     assert not store.mutex.locked()
-    assert not any(log.mutex.locked() for log in store.logs.values())
-    logs = {log.fd: log.path for log in store.logs.values()} | dict.fromkeys(store.fs._root_fds, store.path)
-    if isinstance(store._size_now, SizeOf):
-        logs[store._size_now.args[0]] = settings_file(store.path)
+    assert not any(log.mutex.locked() for log in store.logs)
+    logs = {log.fd: log.path for log in store.logs} | dict.fromkeys(store.fs._root_fds, store.path)
+    if isinstance(store.queue_file._size_now, SizeOf):
+        logs[store.queue_file._size_now.args[0]] = settings_file(store.path)
     now = {fd: path for fd, path in descriptors().items() if before.get(fd) != path}
     if now.keys() - logs.keys():
         gc.collect()

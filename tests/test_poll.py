@@ -17,7 +17,7 @@ import pytest
 from fsqueue import InvalidArgument, LeasedTask, LeaseLost, Queue, StorageError, poll
 from fsqueue.clock import ManualClock
 from fsqueue.filesystem import Filesystem
-from fsqueue.storage import store
+from fsqueue.storage import queue_file
 from tests.support import QueueFactory, base_of, full_state, leftovers, log_files
 
 
@@ -97,7 +97,7 @@ def test_completing_leases_the_next_in_the_same_append(queue: Queue, clock: Manu
 def test_what_was_exchanged_is_what_is_on_disk(q: Queue) -> None:
     q.insert_many(range(5), batch_tasks=5)
     for task in q.poll():
-        [log] = q.store.logs.values()
+        [log] = q.store.logs
         reader = type(log.replay_state)()
         reader.replay(Path(log.path).read_bytes(), 0)
         assert full_state(log.replay_state) == full_state(reader)
@@ -112,9 +112,9 @@ def test_an_exchange_in_a_purged_generation_is_none(q: Queue, monkeypatch: pytes
     q.insert_many(range(5), batch_tasks=5)
     poll = q.poll()
     task = next(poll)
-    monkeypatch.setattr(q.store, "close_logs", lambda: None)
+    monkeypatch.setattr(q.store.logs, "close", lambda: None)
     q.purge()
-    [log] = q.store.logs.values()
+    [log] = q.store.logs
     before = os.fstat(log.fd).st_size
     with pytest.raises(LeaseLost) as caught:
         task.complete()
@@ -464,13 +464,13 @@ def test_the_collector_may_drop_a_loop_under_a_lock_of_the_queue(q: Queue, monke
         collected.append(gc.collect())
         return read_queue_state(*args)
 
-    read_queue_state = store.read_queue_state
+    read_queue_state = queue_file.read_queue_state
     gc.collect()
     gc.disable()
     try:
         leave_in_a_cycle()
-        monkeypatch.setattr(store, "read_queue_state", collecting)
-        q.store.settings_read = -1e9  # as after a second
+        monkeypatch.setattr(queue_file, "read_queue_state", collecting)
+        q.store.queue_file.forget()  # as after a second
         thread = threading.Thread(target=q.lease, daemon=True)
         thread.start()
         thread.join(20)

@@ -269,7 +269,7 @@ def test_what_is_known_of_a_log_is_what_is_on_disk(queue_factory: QueueFactory, 
             except fsqueue.LeaseLost:
                 pass
         clock.advance(0.7)
-        for log in q.store.logs.values():
+        for log in q.store.logs:
             reader = ReplayState()
             reader.replay(Path(log.path).read_bytes()[: log.end], 0)
             assert full_state(log.replay_state) == full_state(reader), f"step {step}"

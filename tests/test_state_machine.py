@@ -482,7 +482,7 @@ class QueueMachine(RuleBasedStateMachine):
     def what_a_worker_knows_is_on_disk(self) -> None:
         """Verbs apply their own records to the replay state directly; folding the bytes anew gives the same."""
         for queue in getattr(self, "queues", ()):
-            for log in queue.store.logs.values():
+            for log in queue.store.logs:
                 replay_state = ReplayState()
                 replay_state.replay(queue.store.fs.read_from(log.fd, 0)[: log.end], 0)
                 assert full_state(log.replay_state) == full_state(replay_state)

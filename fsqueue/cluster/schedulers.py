@@ -78,7 +78,7 @@ _BY_NAME = {scheduler.name: scheduler for scheduler in SCHEDULERS}
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class SchedulerJob:
     """A job of one of the schedulers. With an `index`, one element of an array of jobs."""
 
     scheduler: Scheduler
@@ -97,7 +97,7 @@ class Job:
         return {key: value for key, value in fields.items() if value is not None}
 
 
-def here() -> Job | None:
+def here() -> SchedulerJob | None:
     """Return the job that this process runs in, by its environment; None if there is none, or it is Slurm's."""
     if os.environ.get("SLURM_JOB_ID"):
         return None  # other schedulers' variables may be inherited into a job of Slurm
@@ -113,7 +113,7 @@ def here() -> Job | None:
         index = _first(values, scheduler.index) or found.get("index") or found.get("dash") or ""
         is_element = index.isascii() and index.isdecimal() and index != scheduler.no_index
         limits = [limit for name in scheduler.limits if (limit := _seconds(_first(values, (name,)))) is not None]
-        return Job(
+        return SchedulerJob(
             scheduler, found["job"], index if is_element else None, found.get("server"), min(limits, default=None),
             (mark, os.environ[mark]),
         )  # fmt: skip

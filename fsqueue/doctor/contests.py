@@ -19,7 +19,7 @@ from typing import Any
 
 from fsqueue.clock import Clock, Entropy
 from fsqueue.doctor.probes import ASK_ANOTHER, ASK_LOCKS
-from fsqueue.doctor.verdicts import OK, UNFIT, UNTRIED, WARNING, Finding
+from fsqueue.doctor.verdicts import OK, UNFIT, UNTRIED, WARNING, ProbeResult
 from fsqueue.filesystem import Filesystem
 
 HOLD_S = 0.001
@@ -126,7 +126,7 @@ def _append(fs: Filesystem, fd: int, line: str) -> None:
         fs.fsync(fd)
 
 
-def judge_turns(took: Sequence[Took], ledger: bytes, among: str, *, one_clock: bool) -> list[Finding]:
+def judge_turns(took: Sequence[Took], ledger: bytes, among: str, *, one_clock: bool) -> list[ProbeResult]:
     """Three findings: whether holds overlapped, appended lines are missing, and what was read under a lock was old.
 
     Overlaps show in the ledger, which needs no clock; parties with `one_clock` can also compare times.
@@ -142,9 +142,9 @@ def judge_turns(took: Sequence[Took], ledger: bytes, among: str, *, one_clock: b
     figures = {"rounds": rounds, "overlaps": overlaps, "timeouts": timeouts}
     name = f"locks between {among}"
     if errors:
-        first = Finding(name, UNFIT, f"locking and appending failed: {errors[0]}.", ASK_LOCKS, figures)
+        first = ProbeResult(name, UNFIT, f"locking and appending failed: {errors[0]}.", ASK_LOCKS, figures)
     elif overlaps:
-        first = Finding(
+        first = ProbeResult(
             name,
             UNFIT,
             f"locks do not exclude: of {rounds} holds {overlaps} overlapped with another's.",
@@ -153,26 +153,26 @@ def judge_turns(took: Sequence[Took], ledger: bytes, among: str, *, one_clock: b
         )
     elif timeouts or not all(one.rounds for one in took):
         seen = f"somebody waited {LOCK_WAIT_S:g} s without success for a lock that others have for moments."
-        first = Finding(name, WARNING, seen, "Is the file server overloaded? Try again.", figures)
+        first = ProbeResult(name, WARNING, seen, "Is the file server overloaded? Try again.", figures)
     else:
-        first = Finding(name, OK, f"{rounds} holds by {len(took)} {among}, none overlapped.", figures=figures)
+        first = ProbeResult(name, OK, f"{rounds} holds by {len(took)} {among}, none overlapped.", figures=figures)
     return [first, _judge_appends(len(expected), lost, among), _judge_reads(rounds, _last_number(ledger), among)]
 
 
-def _judge_appends(lines: int, lost: int, among: str) -> Finding:
+def _judge_appends(lines: int, lost: int, among: str) -> ProbeResult:
     name, figures = f"appending between {among}", {"lines": lines, "lost": lost}
     if lost:
         seen = f"of {lines} lines appended under a lock, {lost} are missing."
-        return Finding(name, UNFIT, seen, ASK_LOCKS, figures)
-    return Finding(name, OK, f"{lines} lines appended under a lock, none lost.", figures=figures)
+        return ProbeResult(name, UNFIT, seen, ASK_LOCKS, figures)
+    return ProbeResult(name, OK, f"{lines} lines appended under a lock, none lost.", figures=figures)
 
 
-def _judge_reads(rounds: int, added: int, among: str) -> Finding:
+def _judge_reads(rounds: int, added: int, among: str) -> ProbeResult:
     name, figures = f"reading between {among}", {"rounds": rounds, "added": added}
     if added != rounds:
         seen = f"a number was added to {rounds} times under a lock, and is {added}: old values were read."
-        return Finding(name, UNFIT, seen, ASK_LOCKS, figures)
-    return Finding(name, OK, "who has the lock sees what was written before.", figures=figures)
+        return ProbeResult(name, UNFIT, seen, ASK_LOCKS, figures)
+    return ProbeResult(name, OK, "who has the lock sees what was written before.", figures=figures)
 
 
 def _interrupted(lines: Sequence[str]) -> int:
@@ -234,7 +234,7 @@ def race(party: Party, names: int, ready: Callable[[int], None] = lambda number:
     return won
 
 
-def judge_races(won: Sequence[dict[str, list[int]]], names: int, left: Sequence[str], among: str) -> list[Finding]:
+def judge_races(won: Sequence[dict[str, list[int]]], names: int, left: Sequence[str], among: str) -> list[ProbeResult]:
     """Return a finding for each kind of race: nobody may have won what another won.
 
     `left`: the names in the directory.
@@ -250,19 +250,19 @@ def judge_races(won: Sequence[dict[str, list[int]]], names: int, left: Sequence[
         name = f"{kind} between {among}"
         if double:
             seen = f"of {names} names, {double} were {does} by two at once."
-            findings.append(Finding(name, UNFIT, seen, ASK_ANOTHER, figures))
+            findings.append(ProbeResult(name, UNFIT, seen, ASK_ANOTHER, figures))
         elif not wins:
-            findings.append(Finding(name, UNTRIED, "nobody could do it at all.", figures=figures))
+            findings.append(ProbeResult(name, UNTRIED, "nobody could do it at all.", figures=figures))
         else:
             seen = f"{len(won)} {among} raced for {names} names, and each was {does} once."
-            findings.append(Finding(name, OK, seen, figures=figures))
+            findings.append(ProbeResult(name, OK, seen, figures=figures))
     return findings
 
 
 # -- on one host ----------------------------------------------------------------------------------------------
 
 
-def among_threads(make: Callable[[], Filesystem], directory: str) -> list[Finding]:
+def among_threads(make: Callable[[], Filesystem], directory: str) -> list[ProbeResult]:
     """Return the contests between threads, each with a filesystem from `make`."""
     parties = [Party(f"t{number}", make(), directory) for number in range(PROCESSES)]
     prepare_races(parties[0], NAMES)
@@ -291,11 +291,11 @@ def contend(party: Party) -> dict[str, Any]:
         return {"took": asdict(took), "won": {"create": [], "link": [], "rename": []}}
 
 
-def judge(party: Party, reports: Sequence[dict[str, Any]], among: str) -> list[Finding]:
+def judge(party: Party, reports: Sequence[dict[str, Any]], among: str) -> list[ProbeResult]:
     """Return the findings on contests within this host, whose parties share a clock."""
     if not all(reports):
         seen = f"a contest did not end within {PATIENCE_S:g} s."
-        return [Finding(f"locks between {among}", WARNING, seen, "Is the filesystem overloaded? Try again.")]
+        return [ProbeResult(f"locks between {among}", WARNING, seen, "Is the filesystem overloaded? Try again.")]
     took = [Took(**report["took"]) for report in reports]
     findings = judge_turns(took, written(party), among, one_clock=True)
     won = [report["won"] for report in reports]
@@ -317,14 +317,14 @@ def written(party: Party) -> bytes:
         party.fs.close(fd)
 
 
-def among_processes(fs: Filesystem, directory: str, inherited: tuple[int, ...] = ()) -> list[Finding]:
+def among_processes(fs: Filesystem, directory: str, inherited: tuple[int, ...] = ()) -> list[ProbeResult]:
     """Return the contests between processes: this interpreter, started anew a few times.
 
     They get the descriptors `inherited`, through which `directory` may lead. They import nothing from the directory in
     which they are started: a stranger may have put modules there.
     """
     if not sys.executable:
-        return [Finding("locks between processes", UNTRIED, "this program cannot start a Python of its own.")]
+        return [ProbeResult("locks between processes", UNTRIED, "this program cannot start a Python of its own.")]
     host = Party("p", fs, directory)
     prepare_races(host, NAMES)
     program = f"import sys; sys.path[:] = {safe_path()!r}; from fsqueue.doctor.contests import main; main()"
@@ -351,7 +351,7 @@ def among_processes(fs: Filesystem, directory: str, inherited: tuple[int, ...] =
             process.stdin.flush()
         reports = [_report_of(process) for process in started]
     except (OSError, ValueError) as error:
-        return [Finding("locks between processes", UNTRIED, f"processes could not be started: {error}.")]
+        return [ProbeResult("locks between processes", UNTRIED, f"processes could not be started: {error}.")]
     finally:
         for process in started:
             process.kill()

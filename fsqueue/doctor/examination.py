@@ -16,17 +16,18 @@ from typing import Any
 from fsqueue.clock import Clock, Entropy
 from fsqueue.doctor import contests, messages, probes, twohosts
 from fsqueue.doctor.rendezvous import PartnerLost, Rendezvous
-from fsqueue.doctor.verdicts import OK, UNFIT, UNTRIED, WARNING, Finding, about, worst
+from fsqueue.doctor.verdicts import OK, UNFIT, UNTRIED, WARNING, ProbeResult, about, worst
 from fsqueue.errors import FULL, FsqueueError, NotAQueue
 from fsqueue.filesystem import Filesystem, Mount, mount_of
-from fsqueue.filesystem.held import Displaced, Held, is_directory
+from fsqueue.filesystem.held import Displaced, OpenDirectory, is_directory
 from fsqueue.filesystem.holders import boot_id
 from fsqueue.filesystem.quota import quota_of
 from fsqueue.storage.paths import queue_path
 from fsqueue.upkeep import doctorplaces
 from fsqueue.views import stuck_locks
+from fsqueue.wording import counted
 
-__all__ = ["Finding", "Report", "examine", "join"]
+__all__ = ["ProbeResult", "Report", "examine", "join"]
 
 BYTES_LOW, FILES_LOW = 100 << 20, 10_000
 """Less room than this is worth a warning."""
@@ -47,7 +48,7 @@ class Report:
     directory: str
     host: str
     mount: Mount
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[ProbeResult] = field(default_factory=list)
     stuck: list[stuck_locks.StuckLock] = field(default_factory=list)
     partner: str | None = None
     """The other host, if the tests between two were made to their end."""
@@ -83,7 +84,7 @@ def examine(path: str | os.PathLike[str], *, progress: Progress = lambda step: N
     if examination.mount.shared:
         advice = f"Type 'fsqueue doctor {examination.report.path} --join' here and on a second host."
         seen = "whether locks exclude between hosts cannot be seen from one."
-        examination.report.findings.append(Finding("two hosts", UNTRIED, seen, advice))
+        examination.report.findings.append(ProbeResult("two hosts", UNTRIED, seen, advice))
     return examination.report
 
 
@@ -120,7 +121,7 @@ class Examination:
         self.report.findings.append(about(self.mount))
         self._look()
 
-    def filesystem(self, place: Held) -> Filesystem:
+    def filesystem(self, place: OpenDirectory) -> Filesystem:
         """Return a filesystem whose root is a place. Once nobody uses it any more, the place is let go of.
 
         Not before: a thread of a contest may still be at work after an interruption, and must not write to whatever
@@ -133,14 +134,14 @@ class Examination:
     def _look(self) -> None:
         report = self.report
         try:
-            with Held.at(self.directory) as directory:
+            with OpenDirectory.at(self.directory) as directory:
                 report.findings.append(space(self.make(self.directory), self.directory, self.mount))
                 self._work(directory)
         except OSError as error:
             report.findings.append(unwritable(error))
         if "scratch" in self.directory.lower():
             report.findings.append(
-                Finding(
+                ProbeResult(
                     "idle files",
                     OK,
                     "the path says scratch: such systems delete files not touched for weeks, waiting tasks among them.",
@@ -154,7 +155,7 @@ class Examination:
             except (FsqueueError, OSError):
                 pass  # no queue, or one that cannot be opened: as the other findings say
 
-    def _work(self, directory: Held) -> None:
+    def _work(self, directory: OpenDirectory) -> None:
         """Try everything in a place of its own, which is removed in the end; remnants of dead doctors go, too."""
         if not directory.is_followed:
             self.report.findings.append(without_proc("locks, writing, names, syncing, stamps and the clock"))
@@ -170,7 +171,7 @@ class Examination:
         finally:
             doctorplaces.remove_place(directory, place)
 
-    def _probe(self, fs: Filesystem, place: Held) -> None:
+    def _probe(self, fs: Filesystem, place: OpenDirectory) -> None:
         findings = self.report.findings
         self.progress("probes")
         findings += probes.full(probes.Bench(fs, f"{place.path}/probe-", self.clock, self.entropy))
@@ -189,7 +190,7 @@ class Examination:
         """Run the tests between two hosts, and add them to the report."""
         findings = self.report.findings
         try:
-            with Held.at(self.directory) as directory:
+            with OpenDirectory.at(self.directory) as directory:
                 if not directory.is_followed:
                     findings.append(without_proc("what two hosts do together"))
                     return
@@ -199,14 +200,14 @@ class Examination:
                     doctorplaces.leave_meeting_place(directory)
         except PartnerLost as error:
             advice = f"Check that the other host sees {self.directory}, and repeat the command on both."
-            findings.append(Finding("two hosts", WARNING, f"The tests were not made to their end. {error}", advice))
+            findings.append(ProbeResult("two hosts", WARNING, f"The tests were not made to their end. {error}", advice))
         except doctorplaces.Refused as error:
             advice = "Ask that user to remove it, or make these tests in a directory of your own on the same mount."
-            findings.append(Finding("two hosts", WARNING, f"The tests were not made: {error.strerror}.", advice))
+            findings.append(ProbeResult("two hosts", WARNING, f"The tests were not made: {error.strerror}.", advice))
         except OSError as error:
             findings.append(unwritable(error))
 
-    def _join(self, directory: Held, timeout_s: float, waiting: Callable[[], None]) -> None:
+    def _join(self, directory: OpenDirectory, timeout_s: float, waiting: Callable[[], None]) -> None:
         identity = self.identity(directory)
         place, meeting = self._come(directory, identity)
         try:
@@ -217,7 +218,7 @@ class Examination:
             if stranger:
                 seen = f"the other party, which calls itself {host}, is another user: what follows rests on its word."
                 advice = "Make these tests in a directory that only you can write in."
-                self.report.findings.append(Finding("two hosts", WARNING, seen, advice))
+                self.report.findings.append(ProbeResult("two hosts", WARNING, seen, advice))
             with Contest(self, place, meeting, stranger) as contest:
                 try:
                     self.report.findings += twohosts.examine(meeting, contest.enter, self.progress)
@@ -235,7 +236,7 @@ class Examination:
             if meeting.lost:
                 doctorplaces.clear_away(place, meeting.partner)
 
-    def _come(self, directory: Held, identity: dict[str, Any]) -> tuple[Held, Rendezvous]:
+    def _come(self, directory: OpenDirectory, identity: dict[str, Any]) -> tuple[OpenDirectory, Rendezvous]:
         """Come to the meeting place, and say so; then nobody removes it."""
         for left in reversed(range(MEETINGS)):
             place = doctorplaces.meeting_place(directory, self.entropy.hex16)
@@ -248,7 +249,7 @@ class Examination:
                     raise
         raise AssertionError("unreachable")
 
-    def identity(self, directory: Held) -> dict[str, Any]:
+    def identity(self, directory: OpenDirectory) -> dict[str, Any]:
         """Return what the partner is told of this host."""
         mount = self.report.findings[0]
         return {
@@ -262,7 +263,7 @@ class Examination:
             ).as_dict(),
         }
 
-    def about_partner(self, there: dict[str, Any], mine: dict[str, Any]) -> list[Finding]:
+    def about_partner(self, there: dict[str, Any], mine: dict[str, Any]) -> list[ProbeResult]:
         """Return the partner's mount; and a warning if it is this host's own."""
         mount = messages.finding(messages.inner(there, "mount"))
         findings = [replace(mount, probe=f"mount of {messages.host(there)}")]
@@ -270,16 +271,16 @@ class Examination:
         if (boot, device) == (mine["boot"], mine["device"]):
             self.report.same_host = True
             seen = "both ends run on the same host and mount: this shows nothing about two."
-            findings.append(Finding("two hosts", WARNING, seen, "Type the command on another host."))
+            findings.append(ProbeResult("two hosts", WARNING, seen, "Run the command on another host."))
         return findings
 
 
 class Contest:
     """The place of the tests between two: made by the party that leads, closed to others unless the partner is one."""
 
-    def __init__(self, examination: Examination, place: Held, meeting: Rendezvous, stranger: bool) -> None:
+    def __init__(self, examination: Examination, place: OpenDirectory, meeting: Rendezvous, stranger: bool) -> None:
         self.examination, self.place, self.meeting, self.stranger = examination, place, meeting, stranger
-        self.inside: Held | None = None
+        self.inside: OpenDirectory | None = None
         self.fs: Filesystem | None = None
         """Keeps the place open."""
 
@@ -324,9 +325,9 @@ def nearest(path: str) -> str:
             return path  # it cannot be looked at: the probes will say why
 
 
-def without_proc(what: str) -> Finding:
+def without_proc(what: str) -> ProbeResult:
     """Return the finding that says what is not tried without /proc: places can only be held through it."""
-    return Finding(
+    return ProbeResult(
         "probes",
         WARNING,
         f"there is no /proc, or it cannot be read: {what} were not examined. Without it others could exchange the "
@@ -335,22 +336,24 @@ def without_proc(what: str) -> Finding:
     )
 
 
-def unwritable(error: OSError) -> Finding:
+def unwritable(error: OSError) -> ProbeResult:
     """Return the finding that says why nothing can be tried."""
     if error.errno == errno.EROFS:
-        return Finding("writing", UNFIT, "it is mounted read-only.", "Use a mount that is writable.")
+        return ProbeResult("writing", UNFIT, "it is mounted read-only.", "Use a mount that is writable.")
     if isinstance(error, Displaced):
         advice = "Examine a directory that strangers cannot write in."
-        return Finding("writing", UNFIT, f"{error.strerror}.", advice)
+        return ProbeResult("writing", UNFIT, f"{error.strerror}.", advice)
     if error.errno in (errno.EACCES, errno.EPERM):
         seen = f"this user may not write here: {error.strerror}."
-        return Finding("writing", UNFIT, seen, "Ask the owner of the directory for permission to write.")
+        return ProbeResult("writing", UNFIT, seen, "Ask the owner of the directory for permission to write.")
     if error.errno in FULL:
-        return Finding("writing", UNFIT, f"there is no room: {error.strerror}.", "Make room, or ask for more quota.")
-    return Finding("writing", UNFIT, f"the filesystem fails: {error.strerror or error}.", "Ask the administrator.")
+        return ProbeResult(
+            "writing", UNFIT, f"there is no room: {error.strerror}.", "Make room, or ask for more quota."
+        )
+    return ProbeResult("writing", UNFIT, f"the filesystem fails: {error.strerror or error}.", "Ask the administrator.")
 
 
-def space(fs: Filesystem, directory: str, mount: Mount) -> Finding:
+def space(fs: Filesystem, directory: str, mount: Mount) -> ProbeResult:
     """Return how many bytes and files there is room for, by the disk and by quotas."""
     found = fs.space(directory)
     figures: dict[str, Any] = {}
@@ -369,13 +372,13 @@ def space(fs: Filesystem, directory: str, mount: Mount) -> Finding:
             figures["files_free"] = min(figures.get("files_free", left), left)
     room, files = figures.get("bytes_free"), figures.get("files_free")
     parts = ["an unknown number of bytes" if room is None else f"{room / 2**30:,.1f} GiB"]
-    parts += [] if files is None else [f"{files:,} files"]
+    parts += [] if files is None else [counted(files, "file")]
     seen = f"room for {' and '.join(parts)}"
     seen += f" ({', '.join(whose)})." if whose else "; no quota is to be seen from here."
     if room == 0 or files == 0:
-        return Finding("space", UNFIT, seen, "Make room, or ask for more quota.", figures)
+        return ProbeResult("space", UNFIT, seen, "Make room, or ask for more quota.", figures)
     if (room is not None and room < BYTES_LOW) or (files is not None and files < FILES_LOW):
-        return Finding("space", WARNING, seen, "That is little. Make room, or ask for more quota.", figures)
+        return ProbeResult("space", WARNING, seen, "That is little. Make room, or ask for more quota.", figures)
     if room is None:
-        return Finding("space", UNTRIED, f"the filesystem does not tell how much is free: {seen}", figures=figures)
-    return Finding("space", OK, seen, figures=figures)
+        return ProbeResult("space", UNTRIED, f"the filesystem does not tell how much is free: {seen}", figures=figures)
+    return ProbeResult("space", OK, seen, figures=figures)

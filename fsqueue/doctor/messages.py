@@ -1,7 +1,7 @@
-"""What another party says, checked before anything is done with it.
+"""Check a message of the other party before anything is done with it.
 
-Whoever may write in the meeting place can say anything: each body is taken apart here, with bounds for every text,
-number and list. What makes no sense is Nonsense: one sentence, and the tests between two hosts end.
+Any user who may write in the meeting place can forge one. So each message is read field by field, with bounds for every
+text, number and list. A message that makes no sense raises Nonsense, and the tests between two hosts end.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from fsqueue.doctor.contests import NAMES, RACES, Took
 from fsqueue.doctor.rendezvous import PartnerLost
-from fsqueue.doctor.verdicts import OK, UNFIT, UNTRIED, WARNING, Finding
+from fsqueue.doctor.verdicts import OK, UNFIT, UNTRIED, WARNING, ProbeResult
 
 HOST_CHARS_MAX = 253
 """The longest name of a host (RFC 1035, section 2.3.4)."""
@@ -78,7 +78,7 @@ def host(body: Body) -> str:
     return found
 
 
-def finding(body: Body) -> Finding:
+def finding(body: Body) -> ProbeResult:
     """Return a finding."""
     verdict = body.get("verdict")
     if verdict not in (OK, WARNING, UNFIT, UNTRIED):
@@ -92,10 +92,10 @@ def finding(body: Body) -> Finding:
             text(figures, name)
         elif figure is not None:
             number(figures, name)
-    return Finding(text(body, "probe", WORD_CHARS_MAX), verdict, text(body, "seen"), text(body, "advice"), figures)
+    return ProbeResult(text(body, "probe", WORD_CHARS_MAX), verdict, text(body, "seen"), text(body, "advice"), figures)
 
 
-def findings(body: Body) -> list[Finding]:
+def findings(body: Body) -> list[ProbeResult]:
     """Return what the party that leads found."""
     found = body.get("findings")
     if not isinstance(found, list) or len(found) > FINDINGS_MAX or not all(isinstance(one, dict) for one in found):

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from itertools import pairwise
 
 from fsqueue.clock import Clock, Entropy
-from fsqueue.doctor.verdicts import OK, UNFIT, UNTRIED, WARNING, Finding
+from fsqueue.doctor.verdicts import OK, UNFIT, UNTRIED, WARNING, ProbeResult
 from fsqueue.errors import FULL, NO_LOCKS
 from fsqueue.filesystem import Filesystem
 
@@ -80,10 +80,10 @@ class Bench:
         self._made.clear()
 
 
-Probe = Callable[[Bench], Finding]
+Probe = Callable[[Bench], ProbeResult]
 
 
-def run(bench: Bench, probe: Probe) -> Finding:
+def run(bench: Bench, probe: Probe) -> ProbeResult:
     """Return one probe's finding; an error of the filesystem is one, too. Raise what is no fault of its kind."""
     try:
         return probe(bench)
@@ -92,10 +92,10 @@ def run(bench: Bench, probe: Probe) -> Finding:
             raise
         advice = ASK_LOCKS if error.errno in NO_LOCKS and probe is locks else ASK_ANOTHER
         name = probe.__name__.replace("_", " ")
-        return Finding(name, UNFIT, f"it fails: {error.strerror or error}.", advice)
+        return ProbeResult(name, UNFIT, f"it fails: {error.strerror or error}.", advice)
 
 
-def quick(bench: Bench) -> list[Finding]:
+def quick(bench: Bench) -> list[ProbeResult]:
     """Return the findings of the probes that take no time."""
     try:
         return [run(bench, probe) for probe in QUICK]
@@ -103,7 +103,7 @@ def quick(bench: Bench) -> list[Finding]:
         bench.clean()
 
 
-def full(bench: Bench) -> list[Finding]:
+def full(bench: Bench) -> list[ProbeResult]:
     """Return the findings of all probes that one process can make: up to some seconds."""
     try:
         return [run(bench, probe) for probe in (*QUICK, directories, listing, timestamps, clock)]
@@ -114,21 +114,21 @@ def full(bench: Bench) -> list[Finding]:
 # -- quick ------------------------------------------------------------------------------------------
 
 
-def locks(bench: Bench) -> Finding:
+def locks(bench: Bench) -> ProbeResult:
     """Two openings of one file exclude each other, as two processes do; and who has no lock can still read."""
     fs = bench.fs
     with bench.file() as (path, first), bench.again(path) as second:
         fs.write_all(first, b"locked\n")
         if not fs.try_lock(first):
-            return Finding("locks", UNFIT, "a file that nobody has locked cannot be locked.", ASK_LOCKS)
+            return ProbeResult("locks", UNFIT, "a file that nobody has locked cannot be locked.", ASK_LOCKS)
         if fs.try_lock(second):
-            return Finding(
+            return ProbeResult(
                 "locks", UNFIT, "locks do not exclude: two openings of one file could both lock it.", ASK_LOCKS
             )
         try:
             fs.pread(second, 7, 0)
         except OSError as error:
-            return Finding(
+            return ProbeResult(
                 "locks",
                 UNFIT,
                 f"a locked file cannot be read by others ({error.strerror}): locks are mandatory here.",
@@ -136,12 +136,12 @@ def locks(bench: Bench) -> Finding:
             )
         fs.unlock(first)
         if not fs.try_lock(second):
-            return Finding("locks", UNFIT, "a lock that was given back is still taken.", ASK_LOCKS)
+            return ProbeResult("locks", UNFIT, "a lock that was given back is still taken.", ASK_LOCKS)
         fs.unlock(second)
-    return Finding("locks", OK, "two openings of a file exclude each other; a locked file can be read.")
+    return ProbeResult("locks", OK, "two openings of a file exclude each other; a locked file can be read.")
 
 
-def appending(bench: Bench) -> Finding:
+def appending(bench: Bench) -> ProbeResult:
     """Two openings append by turns, each under the lock."""
     fs = bench.fs
     with bench.file() as (path, first), bench.again(path) as second:
@@ -153,21 +153,21 @@ def appending(bench: Bench) -> Finding:
             fs.unlock(fd)
         found = fs.read(path)
     if found != b"1\n2\n3\n":
-        return Finding("appending", UNFIT, f"of three appended lines {found!r} is there.", ASK_ANOTHER)
-    return Finding("appending", OK, "lines that two openings append by turns are all there, in order.")
+        return ProbeResult("appending", UNFIT, f"of three appended lines {found!r} is there.", ASK_ANOTHER)
+    return ProbeResult("appending", OK, "lines that two openings append by turns are all there, in order.")
 
 
-def exclusive_create(bench: Bench) -> Finding:
+def exclusive_create(bench: Bench) -> ProbeResult:
     """Return a name can be created only once."""
     with bench.file() as (path, _):
         try:
             bench.fs.close(bench.fs.create(path))
         except FileExistsError:
-            return Finding("exclusive create", OK, "a name that is taken is refused.")
-    return Finding("exclusive create", UNFIT, "a name that was taken was created again.", ASK_ANOTHER)
+            return ProbeResult("exclusive create", OK, "a name that is taken is refused.")
+    return ProbeResult("exclusive create", UNFIT, "a name that was taken was created again.", ASK_ANOTHER)
 
 
-def link(bench: Bench) -> Finding:
+def link(bench: Bench) -> ProbeResult:
     """Return a second name in the same directory, refused where it is taken: so a queue is created and a commit
     decided.
     """
@@ -178,32 +178,32 @@ def link(bench: Bench) -> Finding:
         except OSError as error:
             if error.errno in FULL:
                 raise
-            return Finding("link", UNFIT, f"hard links do not work: {error.strerror or error}.", ASK_ANOTHER)
+            return ProbeResult("link", UNFIT, f"hard links do not work: {error.strerror or error}.", ASK_ANOTHER)
         if not fs.same_file(fd, second):
-            return Finding(
+            return ProbeResult(
                 "link", UNFIT, "two names of one file have different inode numbers: they look like two.", ASK_ANOTHER
             )
         try:
             fs.link(path, second)
         except FileExistsError:
-            return Finding("link", OK, "a file can have a second name; one that is taken is refused.")
-    return Finding("link", UNFIT, "linking to a name that was taken succeeded.", ASK_ANOTHER)
+            return ProbeResult("link", OK, "a file can have a second name; one that is taken is refused.")
+    return ProbeResult("link", UNFIT, "linking to a name that was taken succeeded.", ASK_ANOTHER)
 
 
-def rename(bench: Bench) -> Finding:
+def rename(bench: Bench) -> ProbeResult:
     """Renaming moves the very file, replaces what has the new name, and says when it came too late."""
     fs, fresh = bench.fs, bench.path()
     with bench.file() as (path, fd), bench.file() as (taken, _):
         if not fs.rename(path, fresh) or fs.exists(path) or not fs.same_file(fd, fresh):
-            return Finding("rename", UNFIT, "a file that was renamed is not where it should be.", ASK_ANOTHER)
+            return ProbeResult("rename", UNFIT, "a file that was renamed is not where it should be.", ASK_ANOTHER)
         if fs.rename(path, fresh):
-            return Finding("rename", UNFIT, "renaming a name that was gone succeeded: two would win.", ASK_ANOTHER)
+            return ProbeResult("rename", UNFIT, "renaming a name that was gone succeeded: two would win.", ASK_ANOTHER)
         if not fs.rename(fresh, taken) or not fs.same_file(fd, taken):
-            return Finding("rename", UNFIT, "renaming does not replace the file that has the name.", ASK_ANOTHER)
-    return Finding("rename", OK, "it moves the very file, replaces what is there, and only one can win.")
+            return ProbeResult("rename", UNFIT, "renaming does not replace the file that has the name.", ASK_ANOTHER)
+    return ProbeResult("rename", OK, "it moves the very file, replaces what is there, and only one can win.")
 
 
-def sync(bench: Bench) -> Finding:
+def sync(bench: Bench) -> ProbeResult:
     """Files and directories can be made durable."""
     with bench.file() as (_, fd):
         bench.fs.write_all(fd, b"durable\n")
@@ -211,8 +211,8 @@ def sync(bench: Bench) -> Finding:
     try:
         bench.fs.sync_directory(bench.directory)
     except OSError as error:
-        return Finding("sync", UNFIT, f"directories cannot be synced: {error.strerror or error}.", ASK_ANOTHER)
-    return Finding("sync", OK, "files and directories can be synced.")
+        return ProbeResult("sync", UNFIT, f"directories cannot be synced: {error.strerror or error}.", ASK_ANOTHER)
+    return ProbeResult("sync", OK, "files and directories can be synced.")
 
 
 QUICK: tuple[Probe, ...] = (locks, appending, exclusive_create, link, rename, sync)
@@ -221,7 +221,7 @@ QUICK: tuple[Probe, ...] = (locks, appending, exclusive_create, link, rename, sy
 # -- not so quick -------------------------------------------------------------------------------------
 
 
-def directories(bench: Bench) -> Finding:
+def directories(bench: Bench) -> ProbeResult:
     """Files can be renamed from one directory into another, and whole directories can be renamed."""
     fs, one, two = bench.fs, bench.path(), bench.path()
     fs.make_directory(one)
@@ -229,16 +229,16 @@ def directories(bench: Bench) -> Finding:
         with bench.file(f"{one}/file") as (path, fd):
             fs.make_directory(two)
             if not fs.rename(path, f"{two}/file") or not fs.same_file(fd, f"{two}/file"):
-                return Finding("directories", UNFIT, "a file cannot move to another directory.", ASK_ANOTHER)
+                return ProbeResult("directories", UNFIT, "a file cannot move to another directory.", ASK_ANOTHER)
             if not fs.rename(two, f"{one}/inner") or not fs.same_file(fd, f"{one}/inner/file"):
-                return Finding("directories", UNFIT, "a directory cannot move into another.", ASK_ANOTHER)
+                return ProbeResult("directories", UNFIT, "a directory cannot move into another.", ASK_ANOTHER)
     finally:
         fs.remove_tree(one)
         fs.remove_tree(two)
-    return Finding("directories", OK, "files and directories move from one directory into another.")
+    return ProbeResult("directories", OK, "files and directories move from one directory into another.")
 
 
-def listing(bench: Bench) -> Finding:
+def listing(bench: Bench) -> ProbeResult:
     """Find out whether this host sees its own changes at once: in a listing, by a revalidating open, by reading."""
     fs, clock = bench.fs, bench.clock
 
@@ -258,16 +258,18 @@ def listing(bench: Bench) -> Finding:
         fs.unlink(path)
         waits += [until(lambda: not fs.exists(path)), until(lambda: name not in fs.names(bench.directory))]
     if None in waits:
-        return Finding(
+        return ProbeResult(
             "listing", UNFIT, f"this host does not see its own changes for more than {SETTLE_S:g} s.", ASK_ANOTHER
         )
     slowest = max(wait for wait in waits if wait is not None)
     if slowest > 1:
-        return Finding("listing", WARNING, f"this host sees its own changes only after {slowest:.1f} s.", ASK_ANOTHER)
-    return Finding("listing", OK, "this host sees its own changes at once.", figures={"seconds": round(slowest, 3)})
+        return ProbeResult(
+            "listing", WARNING, f"this host sees its own changes only after {slowest:.1f} s.", ASK_ANOTHER
+        )
+    return ProbeResult("listing", OK, "this host sees its own changes at once.", figures={"seconds": round(slowest, 3)})
 
 
-def timestamps(bench: Bench) -> Finding:
+def timestamps(bench: Bench) -> ProbeResult:
     """Find out in which steps files are stamped."""
     fs, clock = bench.fs, bench.clock
     stamps: list[int] = []
@@ -282,21 +284,23 @@ def timestamps(bench: Bench) -> Finding:
                 stamps.append(stamp)
             clock.sleep(STAMP_PAUSE_S)
     if len(stamps) < 2:
-        return Finding(
+        return ProbeResult(
             "timestamps", WARNING, f"the stamp of a file that is written to did not change in {STAMPS_S:g} s.",
             "Times of the file server cannot be told: keep the hosts' clocks set (NTP).",
         )  # fmt: skip
     step = min(abs(after - before) for before, after in pairwise(stamps)) / 1e9
     figures = {"step_s": step}
     if step >= COARSE_S or not any(stamp % 10**9 for stamp in stamps):
-        return Finding(
+        return ProbeResult(
             "timestamps", WARNING, f"files are stamped in steps of {max(step, 1.0):g} s.",
             "The file server's clock is known no better than that: lease for minutes rather than seconds.", figures,
         )  # fmt: skip
-    return Finding("timestamps", OK, f"files are stamped in steps of at most {step * 1000:.3g} ms.", figures=figures)
+    return ProbeResult(
+        "timestamps", OK, f"files are stamped in steps of at most {step * 1000:.3g} ms.", figures=figures
+    )
 
 
-def clock(bench: Bench) -> Finding:
+def clock(bench: Bench) -> ProbeResult:
     """Return how far this host's clock is from the one that stamps the files."""
     measured = Clock()
     bench.fs.compare_clock(measured, bench.path())
@@ -305,12 +309,12 @@ def clock(bench: Bench) -> Finding:
     way = "ahead of" if offset > 0 else "behind"
     seen = f"the clock that stamps the files is {abs(offset):.3f} s {way} this host's (within {error:.3f} s)."
     if abs(offset) - error > SKEW_S:
-        return Finding(
+        return ProbeResult(
             "clock", WARNING, seen, "fsqueue goes by the server's clock where it can; set this host's (NTP).", figures
         )
-    return Finding("clock", OK, seen, figures=figures)
+    return ProbeResult("clock", OK, seen, figures=figures)
 
 
-def untried(probe: str, why: str, advice: str = "") -> Finding:
+def untried(probe: str, why: str, advice: str = "") -> ProbeResult:
     """Return a finding of a probe that could not be made."""
-    return Finding(probe, UNTRIED, why, advice)
+    return ProbeResult(probe, UNTRIED, why, advice)

@@ -19,7 +19,7 @@ from typing import Any
 
 import orjson
 
-from fsqueue.clock import Clock, Entropy
+from fsqueue.clock import Backoff, Clock, Entropy
 from fsqueue.errors import StorageError
 from fsqueue.filesystem import NOT_FILES, Filesystem
 from fsqueue.filesystem.answers import asking_again
@@ -28,7 +28,7 @@ from fsqueue.upkeep import doctorplaces
 ACCEPT_S, ANSWER_S = 2.0, 5.0
 """How long a party that is there takes at most to accept an invitation, and to answer otherwise."""
 AGAIN_S = 5.0
-"""When to ask again whoever did not accept: it may be dead, so after pauses that double."""
+"""When to invite a party again that did not accept. It may be dead, so the pauses double."""
 POLL_S = (0.005, 0.25)
 """Shortest and longest pause between two looks for a message."""
 GOODBYE = "goodbye"
@@ -56,6 +56,7 @@ class Rendezvous:
         self.fs = fs
         self.directory = directory
         self.clock = clock
+        self.entropy = entropy
         self.me = entropy.hex16()
         self.partner = ""
         self._until = 0.0
@@ -94,7 +95,7 @@ class Rendezvous:
             return None
         try:
             return orjson.loads(data)
-        except orjson.JSONDecodeError:  # whoever wrote it is no doctor
+        except orjson.JSONDecodeError:  # no doctor wrote it
             return None
 
     def _content(self, path: str) -> bytes:
@@ -116,7 +117,7 @@ class Rendezvous:
     def _await(self, name: str, timeout_s: float) -> Any:
         """Return the body of the message `name`, GOODBYE if its author has ended; None if it does not come in time."""
         goodbye = f"{name.partition('.')[0]}.{self.me}.goodbye"
-        pause, until, looks = POLL_S[0], self.clock.monotonic() + timeout_s, 0
+        backoff, until, looks = Backoff(POLL_S, self.entropy.random), self.clock.monotonic() + timeout_s, 0
         while True:
             looks += 1
             there = self.fs.names(self.directory)
@@ -128,8 +129,7 @@ class Rendezvous:
                 return GOODBYE
             if self.clock.monotonic() > until:
                 return None
-            self.clock.sleep(pause)
-            pause = min(pause * 1.3, POLL_S[1])
+            self.clock.sleep(backoff.next_s())
 
     def send(self, body: dict[str, Any]) -> None:
         """Say something to the partner."""
@@ -153,7 +153,7 @@ class Rendezvous:
         raise PartnerLost(ENDED)
 
     def heed_goodbye(self) -> None:
-        """Raise PartnerLost if the partner that leads says goodbye within ANSWER_S; for whoever misses a file of it.
+        """Raise PartnerLost if the partner that leads says goodbye within ANSWER_S. Call it if a file of it is missing.
 
         A leader that is interrupted first removes the place of the tests, and then says so.
         """

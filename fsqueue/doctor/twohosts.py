@@ -13,7 +13,7 @@ from fsqueue.doctor import contests, messages
 from fsqueue.doctor.contests import Party
 from fsqueue.doctor.probes import SKEW_S
 from fsqueue.doctor.rendezvous import SILENCE_S, Rendezvous
-from fsqueue.doctor.verdicts import OK, UNFIT, WARNING, Finding
+from fsqueue.doctor.verdicts import OK, UNFIT, WARNING, ProbeResult
 
 AMONG = "hosts"
 ROUNDS, TURNS_S = 2000, 3.0
@@ -33,7 +33,7 @@ Ages = dict[str, float | None]
 """By way of looking and kind of change: after how many seconds it was seen; None: not within STALE_S."""
 
 
-def examine(meeting: Rendezvous, enter: Callable[[], Party], progress: Progress) -> list[Finding]:
+def examine(meeting: Rendezvous, enter: Callable[[], Party], progress: Progress) -> list[ProbeResult]:
     """Return all tests with a partner that was met; PartnerLost if it falls silent, or talks nonsense.
 
     `enter()` opens the directory where both work; that of the party that leads makes it first.
@@ -116,15 +116,15 @@ def agree_on_times(meeting: Rendezvous, clock: Clock, ahead_ms: float) -> Callab
     return ready
 
 
-def judge_clocks(ahead_ms: float, error_ms: float) -> Finding:
+def judge_clocks(ahead_ms: float, error_ms: float) -> ProbeResult:
     """Return how far the hosts' clocks are apart."""
     apart, error = abs(ahead_ms) / 1000, error_ms / 1000
     figures = {"apart_s": apart, "error_s": error}
     seen = f"the hosts' clocks are {apart:.3f} s apart (within {error:.3f} s)."
     if apart - error > SKEW_S:
         advice = "Set the hosts' clocks (NTP). Where the file server stamps files, fsqueue goes by its clock instead."
-        return Finding("clocks of hosts", WARNING, seen, advice, figures)
-    return Finding("clocks of hosts", OK, seen, figures=figures)
+        return ProbeResult("clocks of hosts", WARNING, seen, advice, figures)
+    return ProbeResult("clocks of hosts", OK, seen, figures=figures)
 
 
 # -- how old is what one sees ----------------------------------------------------------------------------
@@ -219,7 +219,7 @@ def watch(meeting: Rendezvous, party: Party, number: str, ahead_ms: float) -> Ag
     return {name: max(0.0, seen[name] - changed_ms) / 1000 if name in seen else None for name in sights.looks()}
 
 
-def judge_ages(ages: Sequence[Ages]) -> Finding:
+def judge_ages(ages: Sequence[Ages]) -> ProbeResult:
     """Return how old what either host sees may be.
 
     What is gone, or has grown, must not be overlooked by a revalidating open.
@@ -241,8 +241,8 @@ def judge_ages(ages: Sequence[Ages]) -> Finding:
     )
     if oldest_of("fresh gone", "fresh grown") > FRESH_S:
         advice = "Opening a file must ask the server: on NFS, mount without 'nocto'. Or use another filesystem."
-        return Finding("sight between hosts", UNFIT, seen, advice, figures)
+        return ProbeResult("sight between hosts", UNFIT, seen, advice, figures)
     if oldest_of("fresh", "listing") > FRESH_S:
         advice = "New tasks are found late. On NFS ask for a smaller 'acdirmax'."
-        return Finding("sight between hosts", WARNING, seen, advice, figures)
-    return Finding("sight between hosts", OK, seen, figures=figures)
+        return ProbeResult("sight between hosts", WARNING, seen, advice, figures)
+    return ProbeResult("sight between hosts", OK, seen, figures=figures)

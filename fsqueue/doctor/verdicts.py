@@ -13,7 +13,7 @@ OK, WARNING, UNFIT, UNTRIED = mountadvice.OK, mountadvice.WARNING, mountadvice.U
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class ProbeResult:
     """What one probe found. `seen` and `advice` are sentences for people; `figures` numbers for programs."""
 
     probe: str
@@ -27,16 +27,16 @@ class Finding:
         return asdict(self)
 
 
-def worst(findings: Iterable[Finding]) -> str:
+def worst(findings: Iterable[ProbeResult]) -> str:
     """Return the verdict over all: unfit if anything is, else with a warning if anything has one, else ok."""
     verdicts = {finding.verdict for finding in findings}
     return next((verdict for verdict in (UNFIT, WARNING) if verdict in verdicts), OK)
 
 
-def about(mount: Mount) -> Finding:
+def about(mount: Mount) -> ProbeResult:
     """Return what is known of a mount, as a finding."""
     verdict, seen, advice = mountadvice.known(mount)
-    return Finding(
+    return ProbeResult(
         "mount",
         verdict,
         f"{mount.kind} at {mount.point} ({mount.options}): {seen}",

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
-from fsqueue.clock import Clock, Entropy
+from fsqueue.clock import Backoff, Clock, Entropy
 from fsqueue.filesystem import taken, trees
 from fsqueue.filesystem.answers import asking_again, kind_of
 from fsqueue.filesystem.beneath import DIRECTORY_FLAGS, LOOK_FLAGS, open_at
@@ -424,13 +424,12 @@ class Filesystem(Rooted):
         """Lock exclusively, waiting for up to `timeout_s` seconds with growing, jittered pauses."""
         if self.try_lock(fd):
             return True
-        pause, longest = self.pauses_s
+        backoff = Backoff(self.pauses_s, entropy.random, 1.5, 0.5)
         until = clock.monotonic() + timeout_s
         while clock.monotonic() < until:
-            clock.sleep(pause * (0.5 + entropy.random()))
+            clock.sleep(backoff.next_s())
             if self.try_lock(fd):
                 return True
-            pause = min(pause * 1.5, longest)
         return False
 
     def compare_clock(self, clock: Clock, probe: str) -> None:

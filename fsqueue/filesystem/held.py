@@ -1,7 +1,7 @@
-"""Directories that are held by descriptor, in places where strangers may rename, replace and plant.
+"""Hold directories open by descriptor, where other users may rename directories, replace them, and plant links.
 
-A name may lead elsewhere a moment later. A `Held` directory stays the one that was opened, wherever it is moved
-and whatever is put in its place; everything in it is reached from its descriptor, and no link in it is followed.
+A name may lead elsewhere a moment later. An `OpenDirectory` stays the one that was opened, even if it is moved or
+another takes its name. Everything in it is reached from its descriptor, and no link in it is followed.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ Names = Sequence[tuple[str, "Names | None"]]
 """Names that may be removed: patterns of files (None), and of directories, with the names in those."""
 Stat = os.stat_result
 Fresh = Callable[[], str]
-"""Returns a name that nobody has used and nobody can foresee."""
+"""Return a new random name, so that no other user can have planted something under it."""
 
 
 class Displaced(OSError):
-    """Something else was found where a directory had just been made: somebody else is at work there."""
+    """Another user has put something else in the place of a directory that was just made."""
 
     def __init__(self, path: str) -> None:
         super().__init__(errno.EPERM, "somebody put something else in place of a directory that was just made", path)
 
 
-class Held:
+class OpenDirectory:
     """A directory, open. Close it, or use it in a `with` statement.
 
     `path` leads to this very directory, whatever becomes of its name (through /proc; where there is none, by name).
@@ -51,17 +51,17 @@ class Held:
         self.path = through if self.is_followed else name
 
     @classmethod
-    def at(cls, path: str) -> Held:
+    def at(cls, path: str) -> OpenDirectory:
         """Open a directory that the caller named: links on the way to it are followed. OSError."""
         return cls(os.open(path, WITHOUT_READING | FLAGS), path)
 
     def close(self) -> None:
-        """Let go of it; harmless if that was done."""
+        """Close the descriptor. A second call does nothing."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
 
-    def __enter__(self) -> Held:
+    def __enter__(self) -> OpenDirectory:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -72,7 +72,7 @@ class Held:
         return os.fstat(self.fd)
 
     def names(self, most: int | None = None) -> list[str]:
-        """List it, or so many of its names. OSError if this user may not."""
+        """Return the names in the directory, at most `most` of them. OSError if this user may not list it."""
         fd = os.open(".", os.O_RDONLY | FLAGS, dir_fd=self.fd)
         try:
             with os.scandir(fd) as entries:
@@ -82,16 +82,16 @@ class Held:
 
     # -- ways in -----------------------------------------------------------------------------------
 
-    def enter(self, name: str) -> Held:
+    def enter(self, name: str) -> OpenDirectory:
         """Open a directory in this one. OSError (ENOTDIR) if it is a link, or anything else."""
         _check(name)
-        return Held(os.open(name, WITHOUT_READING | FLAGS | os.O_NOFOLLOW, dir_fd=self.fd), name)
+        return OpenDirectory(os.open(name, WITHOUT_READING | FLAGS | os.O_NOFOLLOW, dir_fd=self.fd), name)
 
-    def make(self, name: str, mode: int, fresh: Fresh) -> Held:
+    def make(self, name: str, mode: int, fresh: Fresh) -> OpenDirectory:
         """Make a directory in this one, and open it. FileExistsError if the name is taken.
 
-        Displaced if what is opened then cannot be the one that was made: that one belongs to this user, and lets in
-        nobody whom `mode` keeps out; if it is PRIVATE, it is empty.
+        Displaced if the directory that was then opened cannot be the one that was made. The one that was made belongs
+        to this user, and admits no users whom `mode` keeps out; if it is PRIVATE, it is empty.
         """
         _check(name)
         os.mkdir(name, mode, dir_fd=self.fd)
@@ -107,14 +107,14 @@ class Held:
             raise
         return made
 
-    def make_or_enter(self, name: str, mode: int, fresh: Fresh) -> Held:
-        """Open a directory in this one, which is made if it is not there."""
+    def make_or_enter(self, name: str, mode: int, fresh: Fresh) -> OpenDirectory:
+        """Open a directory in this one. Make it first, if it is not there."""
         try:
             return self.make(name, mode, fresh)
         except FileExistsError:
             return self.enter(name)
 
-    def _is_as_made(self, made: Held, mode: int, fresh: Fresh) -> bool:
+    def _is_as_made(self, made: OpenDirectory, mode: int, fresh: Fresh) -> bool:
         """Tell whether a directory looks like one that this process has just made with `mode`."""
         found = made.stat()
         loose = found.st_mode & NOT_FOR_OTHERS & ~mode
@@ -166,8 +166,8 @@ class Held:
         except OSError:
             return False
 
-    def remove(self, inner: Held, names: Names) -> bool:
-        """Remove a directory in this one: of what is in it, `names` only; so it stays if anything else is there."""
+    def remove(self, inner: OpenDirectory, names: Names) -> bool:
+        """Remove a directory in this one, after the `names` in it. Return False if it stays: it had more."""
         inner.clear(names)
         found, mine = self.look(inner.name), inner.stat()
         if found is None or (found.st_dev, found.st_ino) != (mine.st_dev, mine.st_ino):
@@ -175,7 +175,7 @@ class Held:
         return self.remove_directory(inner.name)
 
     def clear(self, names: Names) -> int:
-        """Remove what is called as `names` say, and nothing else; how many names went. Never raises."""
+        """Remove the files and directories that match `names`, and nothing else. Return how many went. Never raise."""
         removed = 0
         with suppress(OSError):
             for name in self.names():
@@ -193,7 +193,7 @@ class Held:
 
 
 def _check(name: str) -> None:
-    """Refuse what is no single name: it would lead out of the directory. ValueError."""
+    """Raise ValueError unless this is a single name: any other could lead out of the directory."""
     if not name or "/" in name or "\0" in name or name in (".", ".."):
         raise ValueError(f"{name!r} is no name of a file in a directory")
 

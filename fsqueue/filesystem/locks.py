@@ -72,7 +72,7 @@ class _Held:
         self.closing: dict[tuple[int, int], list[int]] = {}
         """Descriptors that are closed once the lock of their file is given back."""
         self.dropped: deque[int] = deque()
-        """Left by finalizers, to be closed by whoever locks next."""
+        """Descriptors that finalizers left. The next call of `try_lock` closes them."""
 
     def forget(self) -> None:
         """After a fork, in the child: begin anew, since it holds none of its parent's classic locks."""

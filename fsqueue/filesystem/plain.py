@@ -22,8 +22,9 @@ NAMES_MAX = 99
 
 
 class KeptOutput:
-    """A directory with a file for each attempt. Links on the way to it are followed: it is the user's word. A link of
-    another user's in its own place is not: whoever may write beside it would choose where it leads.
+    """Keep a directory with a file for each attempt. Links on the way to it are followed, since the user named it.
+
+    A link in its own place is not followed if it is another user's: he could choose where it leads.
 
     `open_max`: so many files are open at a time; the one that was written to least recently is closed for another.
     One thread uses it at a time.

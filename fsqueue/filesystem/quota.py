@@ -28,7 +28,7 @@ class Quota:
     files_limit: int
 
 
-class Limits(ctypes.Structure):
+class QuotaLimits(ctypes.Structure):
     """`struct dqblk` of quotactl(2)."""
 
     _fields_ = (
@@ -51,7 +51,7 @@ def quota_of(mount: Mount) -> list[Quota]:
 
 
 def _local(mount: Mount, kind: int, number: int, name: str) -> Quota | None:
-    block = Limits()
+    block = QuotaLimits()
     try:
         libc = ctypes.CDLL(None, use_errno=True)
         command = (Q_GETQUOTA << 8) | kind

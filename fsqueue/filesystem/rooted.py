@@ -22,7 +22,7 @@ FILE_BITS, DIRECTORY_BITS = 0o060, 0o070
 """What the group may do with a file and a directory below it."""
 
 
-class Holder:
+class OpenParent:
     """An open directory and a name in it; leaving the context closes the directory. (A class, since it is cheap.)
 
     An error of the system names the whole path.
@@ -194,12 +194,12 @@ class Rooted:
         """Open a directory below the root, asking a file server for each one on the way."""
         return beneath.walk(self._root(), self._inside(path), DIRECTORY_FLAGS, way=DIRECTORY_FLAGS, by=self)
 
-    def _holder(self, path: str) -> Holder:
+    def _holder(self, path: str) -> OpenParent:
         """Open the directory that holds `path`: yield its descriptor, and the name in it ("." for the root itself)."""
         if path == self.root:
-            return Holder(self, self._root(), ".", path, False)
+            return OpenParent(self, self._root(), ".", path, False)
         directory, _, name = path.rpartition("/")
-        return Holder(self, self._open_directory(directory, HOLDER_FLAGS), name, path)
+        return OpenParent(self, self._open_directory(directory, HOLDER_FLAGS), name, path)
 
     def ask_anew(self, path: str) -> None:
         """Have a network filesystem's client ask its server for each directory on the way to `path`.

@@ -32,14 +32,14 @@ class Closer(Protocol):
     close: Callable[[int], None]
 
 
-class Held(Protocol):
+class Abandonable(Protocol):
     """Something that is taken for the length of a section."""
 
     def abandon(self) -> None:
         """Give it back, if this thread has it. An exception may have ended the section at any instruction."""
 
 
-class Record:
+class ThreadResources:
     """List what one thread has taken."""
 
     __slots__ = ("fds", "fresh", "held")
@@ -49,7 +49,7 @@ class Record:
         """Open descriptors, and what closes each. A descriptor that an object keeps open is not among them."""
         self.fresh: list[int] = []
         """Descriptors that were just opened, and are not among `fds` yet."""
-        self.held: list[Held] = []
+        self.held: list[Abandonable] = []
         """Sections that this thread has entered, the innermost last."""
 
 
@@ -57,7 +57,7 @@ class _Hands(threading.local):
     """Give each thread its own record."""
 
     def __init__(self) -> None:
-        self.mine = Record()
+        self.mine = ThreadResources()
 
 
 hands = _Hands()

@@ -45,17 +45,15 @@ def from_ranges(ranges: Iterable[Range]) -> list[int]:
 
 
 def _ranges(tasks: Sequence[int]) -> str:
-    if len(tasks) == 1:
-        index = tasks[0]
-        return f"[{index},{index + 1}]"
     return ",".join([f"[{start},{end}]" for start, end in to_ranges(tasks)])
 
 
 def lease(at: int, lease: str, tasks: Sequence[int], until: int, worker: str, several: bool, move: str = "") -> bytes:
     """Return a `lease` record. `worker` is JSON; `several`: the call may hold more tasks; `move` is from `moving`."""
+    ranges = f"[{tasks[0]},{tasks[0] + 1}]" if len(tasks) == 1 else _ranges(tasks)
     more = ',"several":true' if several else ""
     return (
-        f'{{"op":"lease","at":{at},"lease":"{lease}","tasks":[{_ranges(tasks)}],"until":{until},"worker":{worker}{more}{move}}}\n'
+        f'{{"op":"lease","at":{at},"lease":"{lease}","tasks":[{ranges}],"until":{until},"worker":{worker}{more}{move}}}\n'
     ).encode()
 
 
@@ -63,10 +61,11 @@ def complete(
     at: int, lease: str, tasks: Sequence[int], result: bytes | None = None, took: int | list[int] | None = None
 ) -> bytes:
     """Return a `complete` record. `result` is JSON; `took` comes from `worktimes`."""
+    ranges = f"[{tasks[0]},{tasks[0] + 1}]" if len(tasks) == 1 else _ranges(tasks)
     more = "" if result is None else f',"result":{result.decode()}'
     if took is not None:
         more += f',"took":{str(took).replace(" ", "")}'
-    return f'{{"op":"complete","at":{at},"lease":"{lease}","tasks":[{_ranges(tasks)}]{more}}}\n'.encode()
+    return f'{{"op":"complete","at":{at},"lease":"{lease}","tasks":[{ranges}]{more}}}\n'.encode()
 
 
 def moving(source: object, target: object) -> str:
@@ -113,16 +112,8 @@ def parse(line: bytes) -> dict[str, Any] | None:
     if not is_record(found):
         return None
     if len(line) > SHALLOW_BYTES and nesting.is_deeper(line):
-        return None if nesting.is_deeper(line, nesting.RECORD_NESTING_MAX) else _trimmed(found)
+        return None if nesting.is_deeper(line, nesting.RECORD_NESTING_MAX) else nesting.trimmed(found)
     return found  # type: ignore[no-any-return]
-
-
-def _trimmed(record: dict[str, Any]) -> dict[str, Any]:
-    parts = record.pop("records", None)  # those of a `prepare`: each has room for itself
-    record = nesting.trimmed(record)
-    if type(parts) is list:
-        record["records"] = [nesting.trimmed(part) if type(part) is dict else None for part in parts]
-    return record
 
 
 def is_record(found: object) -> bool:

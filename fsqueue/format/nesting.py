@@ -1,8 +1,8 @@
 """Bound how deep JSON nests: payloads, results, and fields of records (docs/format.md, "Nesting").
 
-orjson reads 1,024 levels and writes 254. fsqueue writes again what it reads, wrapped: into a dead letter, a record of
-the history, a message to a child, an answer in JSON. A value that could just be read could not be written again, and
-would end the process that wraps it. (Queues inside other queues are the matter of `nested`.)
+orjson reads 1,024 levels and writes 254. fsqueue writes what it has read once more, with a few levels around it: as a
+dead letter, a record of the history, a message to a child process, an answer in JSON. Without a bound, a value could be
+read that cannot be written, and the process would end with an error. (`storage.nested` is about queues inside queues.)
 """
 
 from __future__ import annotations

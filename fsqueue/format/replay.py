@@ -27,13 +27,8 @@ class ReplayState(States):
         self.at = 0
         """The largest `at` so far: time does not run backwards in a log, unless a `clock` record sets it right."""
         self.gone = False
-        self.batch: str | None = None
-        """Of a keyed log: the batch that is alive, and the staged file it comes from."""
-        self.staged: str | None = None
         self.damaged = 0
         """Lines that are no records: torn ones that were voided, or worse."""
-        self.prepared: dict[str, list[dict[str, Any]]] = {}
-        """Parts of atomic updates that are not decided yet."""
         super().__init__()
 
     def replay(self, data: bytes, offset: int) -> int:
@@ -111,15 +106,6 @@ def _open(replay_state: ReplayState, record: dict[str, Any], at: int, offset: in
     return True
 
 
-def _insert(replay_state: ReplayState, record: dict[str, Any], at: int, offset: int) -> bool:
-    batch, staged, count = _text(record["batch"]), _text(record["staged"]), _count(record["count"])
-    if replay_state.left or batch == replay_state.batch or names.parse_batch(batch) is None:
-        return False
-    replay_state.begin(count, _time(record.get("available_at", 0)), offset)
-    replay_state.batch, replay_state.staged = batch, staged
-    return True
-
-
 def _lease(replay_state: ReplayState, record: dict[str, Any], at: int, offset: int) -> bool:
     worker = record.get("worker")
     given = replay_state.lease(
@@ -184,26 +170,6 @@ def _replace(replay_state: ReplayState, record: dict[str, Any], at: int, offset:
     return replay_state.replace(at, _lease_id(record), tasks[0], record.get("version"), payload, offset)
 
 
-def _prepare(replay_state: ReplayState, record: dict[str, Any], at: int, offset: int) -> bool:
-    parts = record["records"]
-    if type(parts) is not list or not all(movements.is_record({"at": at, **part}) for part in parts):
-        raise TypeError
-    replay_state.prepared[_text(record["id"])] = parts
-    return True
-
-
-def _commit(replay_state: ReplayState, record: dict[str, Any], at: int, offset: int) -> bool:
-    parts = replay_state.prepared.pop(_text(record["id"]), None)
-    for part in parts or ():
-        if part["op"] in _IN_UPDATES:
-            replay_state.apply({"at": at, **part}, offset)
-    return parts is not None
-
-
-def _abort(replay_state: ReplayState, record: dict[str, Any], at: int, offset: int) -> bool:
-    return replay_state.prepared.pop(_text(record["id"]), None) is not None
-
-
 def _move(replay_state: ReplayState, record: dict[str, Any], at: int, offset: int) -> bool:
     """Only its names count."""
     return True
@@ -245,7 +211,6 @@ def _gone(replay_state: ReplayState, record: dict[str, Any], at: int, offset: in
 
 _HANDLERS: dict[str, Callable[[ReplayState, dict[str, Any], int, int], bool]] = {
     "open": _open,
-    "insert": _insert,
     "lease": _lease,
     "renew": _renew,
     "complete": _complete,
@@ -255,14 +220,9 @@ _HANDLERS: dict[str, Callable[[ReplayState, dict[str, Any], int, int], bool]] = 
     "cancel": _cancel,
     "revoke": _revoke,
     "replace": _replace,
-    "prepare": _prepare,
-    "commit": _commit,
-    "abort": _abort,
     "move": _move,
     "clock": _clock,
     "finish": _finish,
     "count": _counted,
     "gone": _gone,
 }
-
-_IN_UPDATES = frozenset({"lease", "renew", "complete", "release", "fail", "bury", "cancel", "replace", "insert"})

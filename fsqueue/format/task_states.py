@@ -25,15 +25,8 @@ class Lease:
         self.tasks: list[int] = []
 
 
-class Choice:
-    """What a lessee may take: `tasks`, which of those are `spent` (out of attempts), and whether alone."""
-
-    __slots__ = ("solo", "spent", "tasks")
-
-    def __init__(self, tasks: list[int], spent: list[int], solo: bool) -> None:
-        self.tasks = tasks
-        self.spent = spent
-        self.solo = solo
+Choice = tuple[list[int], list[int], bool]
+"""What a lessee may take: tasks; tasks that are out of attempts instead; and whether the task must go alone."""
 
 
 class States:
@@ -114,7 +107,7 @@ class States:
             heappop(self._returns)
         while self._expiries:
             until, _, lease = self._expiries[0]
-            if any(self.holder[i] is lease and self.state[i] == LEASED and self.since[i] <= until for i in lease.tasks):
+            if self._ends_at(until, lease):
                 best.append(until)
                 break
             heappop(self._expiries)
@@ -146,7 +139,7 @@ class States:
                     if solo and not chosen:
                         for other in aside:
                             heappush(self._ready, other)
-                        return Choice([index], spent, True)
+                        return [index], spent, True
                     aside.append(index)
                 else:
                     chosen.append(index)
@@ -160,7 +153,7 @@ class States:
                     chosen.append(frontier)
                 frontier += 1
             self._frontier = frontier
-        return Choice(chosen, spent, False)
+        return chosen, spent, False
 
     def _may_be_taken(self, index: int, at: int, margin: int) -> bool:
         """Return what was gathered may have been taken since, and be held again."""
@@ -340,6 +333,13 @@ class States:
                 self.since[index] = time
                 lease.at = min(lease.at, at)
                 self._expects(time, lease)
+
+    def _ends_at(self, until: int, lease: Lease) -> bool:
+        """Return whether a lease still holds a task that it was to hold until then, and no longer."""
+        for index in lease.tasks:
+            if self.state[index] == LEASED and self.holder[index] is lease and self.since[index] <= until:
+                return True
+        return False
 
     def _expects(self, until: int, lease: Lease) -> None:
         self._serial += 1  # leases themselves cannot be compared

@@ -1,4 +1,4 @@
-"""What fsck may not read, or the disk does not give back: said, and passed by."""
+"""Report what fsck cannot read, because of permissions or a bad disk, and let it go on with the rest."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ UNREADABLE = (errno.EACCES, errno.EPERM, errno.EIO)
 
 
 def guarded(store: Store, place: str, suspects: Iterable[Suspect]) -> Iterator[Suspect]:
-    """Yield the suspects of a part of the queue, at `place`, up to what cannot be read: that is the last of them."""
+    """Yield the suspects of one part of the queue. If it cannot be read further, yield that, and end."""
     try:
         yield from suspects
     except OSError as error:
@@ -20,10 +20,9 @@ def guarded(store: Store, place: str, suspects: Iterable[Suspect]) -> Iterator[S
 
 
 def no_access(store: Store, place: str, error: OSError) -> Suspect:
-    """Return what `error` says cannot be read, at `place` if it does not say where; raised again if it says something
-    else.
+    """Return the finding for a path that cannot be read: the one that `error` names, or `place`.
 
-    Of a directory that cannot be read it is the directory, not what may be in it.
+    If a directory above it cannot be read, the finding names that directory. Any other error is raised again.
     """
     if error.errno not in UNREADABLE:
         raise error

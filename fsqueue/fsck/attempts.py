@@ -59,7 +59,7 @@ def _proposal(store: Store, identity: Uuid) -> Iterator[Suspect]:
 
 
 def _stays_pending(store: Store, record: commits.Record) -> bool:
-    """Return whether nobody is publishing what was decided: whoever does has the proposal locked."""
+    """Return whether no process is publishing a decided commit. One that does has the proposal locked."""
     store.clock.sleep(SETTLE_S)
     try:
         with held(store, store.layout.proposal(record.id)):

@@ -214,7 +214,7 @@ class ShardCheck:
         for _ in range(10):
             try:
                 if kind == "orphaned-log" and store.clock.now_ms() / 1000 - store.fs.stat(path).st_mtime < SETTLE_S:
-                    store.clock.sleep(SETTLE_S)  # whoever made it may not have had the time to lock it
+                    store.clock.sleep(SETTLE_S)  # its maker may be about to lock it
                 with held(store, path):
                     return self._finds(batch, kind, store.fs.read(path))
             except FileNotFoundError:

@@ -10,8 +10,8 @@ from typing import Any
 from fsqueue.storage.store import Store
 
 LEFTOVER, DAMAGE, STRAY = "leftover", "damage", "stray"
-"""Gravities: a crash left it, and the next process that meets it mends it; it hinders work or has lost data; it does
-not belong there."""
+"""How grave a finding is. A leftover of a crash: the next process that meets it mends it. Damage: it hinders work, or
+data is lost. A stray: it is not the queue's."""
 
 
 @dataclass(frozen=True, slots=True)

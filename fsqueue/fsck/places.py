@@ -251,7 +251,7 @@ class _Places:
 
     def _publish(self) -> None:
         if deadletters.publish_pending(self.store):
-            self.store.notify()
+            self.store.doorbell.ring()
 
     def _old(self, path: str, kind: str, mend: Callable[[], object]) -> Iterator[Suspect]:
         """Yield a file that nobody minds for a day."""

@@ -20,7 +20,7 @@ from fsqueue.format.replay import AVAILABLE, LEASED, ReplayState
 from fsqueue.fsck.recount import Recount
 from fsqueue.protocol import finishing, transitions
 from fsqueue.storage import history, jsonl, published, record_times
-from fsqueue.storage.logs import Log
+from fsqueue.storage.locked_batch import LockedBatch
 from fsqueue.storage.store import Store
 from fsqueue.wording import counted
 
@@ -34,7 +34,7 @@ UNREADABLE = "unreadable: its line in the task file is damaged or missing"
 
 
 class StillHeld(Exception):
-    """Somebody has the tasks leased: he has their payloads, and may complete them. A repair leaves them alone."""
+    """A worker has the tasks leased: it has their payloads, and may complete them. A repair leaves them alone."""
 
 
 class Quarantine:
@@ -146,59 +146,62 @@ class Repair:
     # -- batches --------------------------------------------------------------------------------
 
     def bury_unreadable(self, batch: Batch) -> None:
-        """Make letters of tasks whose lines cannot be read; the file is kept. StillHeld, if somebody holds some."""
+        """Make letters of tasks whose lines cannot be read; the file is kept. StillHeld, if a worker holds some."""
         store = self.store
-        with self._batch(batch) as log:
-            if not transitions.open_untouched(store, log):
-                finishing.retire(store, log)
+        with self._batch(batch) as locked:
+            log = locked.log
+            if not transitions.open_untouched(locked):
+                finishing.retire(locked)
                 return
-            replay_state, log.lines = log.replay_state, None  # what was read before the damage is of no use here
-            lines = published.read(store, log)
-            at = record_times.present(store, log)
+            replay_state, log.lines = locked.replay_state, None  # what was read before the damage is of no use here
+            lines = published.read(locked)
+            at = record_times.present(locked)
             bad = unreadable(lines or [], replay_state.count, replay_state.payloads)
             lost = [index for index in bad if replay_state.is_free(index, at)]
             if lines is not None and log.name is not None and lost:
                 path = log.layout.task_file(log.name)
                 self.quarantine.keep(path, store.fs.read(path))
-                log.append_record("bury", at, tasks=movements.to_ranges(lost), reason=UNREADABLE)
-                finishing.bury(store, log, lost)
+                locked.append_record("bury", at, tasks=movements.to_ranges(lost), reason=UNREADABLE)
+                finishing.bury(locked, lost)
             _check_held(replay_state, bad, at)
             if not replay_state.left:
-                finishing.try_finish(store, log)
+                finishing.try_finish(locked)
 
     def check_held(self, batch: Batch) -> None:
-        """StillHeld, if somebody holds tasks of a batch."""
-        with transitions.locked(self.store, batch, WAIT_S) as log:
-            replay_state = log.replay_state
-            _check_held(replay_state, list(range(replay_state.count)), record_times.present(self.store, log))
+        """StillHeld, if a worker holds tasks of a batch."""
+        with LockedBatch(self.store, batch, WAIT_S) as locked:
+            replay_state = locked.replay_state
+            _check_held(replay_state, list(range(replay_state.count)), record_times.present(locked))
 
     def right_time(self, batch: Batch) -> None:
         """Set the time of a batch's log right by this host's clock, or that of a file that nobody has leased from."""
         store = self.store
-        with self._batch(batch) as log:
-            if log.replay_state.count:
-                record_times.set_right(store, log, certain=True)
+        with self._batch(batch) as locked:
+            log = locked.log
+            if locked.replay_state.count:
+                record_times.set_right(locked, certain=True)
                 return
             for text in published.listed(store, log.layout, batch):
                 name = names.parse_task_file(text)
                 if name is not None and record_times.is_of_the_future(store, name):
                     ahead = names.birth_ms(batch) - store.clock.now_ms()
                     log.name = name
-                    published.rename(store, log, name.at(max(0, name.available_at - ahead)))
+                    published.rename(locked, name.at(max(0, name.available_at - ahead)))
 
     def right_count(self, batch: Batch, count: int) -> None:
         """Give the file a name that tells how many tasks there are."""
         store = self.store
-        with self._batch(batch) as log:
+        with self._batch(batch) as locked:
+            log = locked.log
             for text in published.listed(store, log.layout, batch):
                 name = names.parse_task_file(text)
                 if name is not None and name.count != count:
                     target = name._replace(count=count)
-                    if log.replay_state.count:
-                        at = record_times.present(store, log)
-                        log.append_record("move", at, **{"from": str(name), "name": str(target)})
+                    if locked.replay_state.count:
+                        at = record_times.present(locked)
+                        locked.append_move(at, name, target)
                     log.name = name
-                    published.rename(store, log, target)
+                    published.rename(locked, target)
 
     def one_name(self, batch: Batch) -> None:
         """Keep that of several files of a batch in which most tasks can be read.
@@ -206,34 +209,39 @@ class Repair:
         Of equal ones it is the one that the log speaks of last, or else the earliest.
         """
         store = self.store
-        with self._batch(batch) as log:
+        with self._batch(batch) as locked:
+            log = locked.log
             there = {name: log.layout.task_file(name) for name in published.names_of(store, log.layout, batch)}
-            last = next((text for text in reversed(log.replay_state.names) if text in map(str, there)), None)
-            lost = {name: (self._lost(log, name, path), str(name) != last, str(name)) for name, path in there.items()}
+            last = next((text for text in reversed(locked.replay_state.names) if text in map(str, there)), None)
+            lost = {
+                name: (self._lost(locked, name, path), str(name) != last, str(name)) for name, path in there.items()
+            }
             kept = min(lost, key=lost.__getitem__, default=None)
             for name, path in there.items():
                 if name != kept:
                     self.quarantine.move(path)
             log.name, log.lines = kept, None
 
-    def _lost(self, log: Log, name: TaskFileName, path: str) -> int:
+    def _lost(self, locked: LockedBatch, name: TaskFileName, path: str) -> int:
         """Return how many tasks could not be executed if the batch had no other task file than the one at `path`."""
         try:
             lines = batches.split_lines(self.store.fs.read(path))
         except FileNotFoundError:
             lines = []
-        replay_state = log.replay_state
+        replay_state = locked.replay_state
         lost = unreadable(lines, replay_state.count or name.count, replay_state.payloads)
         return sum(not replay_state.count or replay_state.state[index] in OPEN for index in lost)
 
     def send_back(self, batch: Batch) -> None:
         """Move what came back of a finished batch into quarantine: its task files, and its log if that came, too.
 
-        The history has every outcome, and the counters have been told. So the log ends, for whoever began anew as well.
+        The history has every outcome, and the counters have been told. So the log ends, also for a worker that began
+        anew.
         """
         store = self.store
-        with self._batch(batch) as log:
-            replay_state = log.replay_state
+        with self._batch(batch) as locked:
+            log = locked.log
+            replay_state = locked.replay_state
             if not history.finished(store, log.layout.shard(batch), {batch}) or (
                 replay_state.count and not replay_state.left
             ):
@@ -242,17 +250,17 @@ class Repair:
                 self.quarantine.keep(log.path, store.fs.read(log.path))
             for name in published.names_of(store, log.layout, batch):
                 self.quarantine.move(log.layout.task_file(name))
-            finishing.retire(store, log)
+            finishing.retire(locked)
 
     def end_orphan(self, batch: Batch) -> None:
         """End a log that has no batch. What is in it is kept in quarantine: its first line may have been damaged."""
         store = self.store
-        with transitions.locked(store, batch, WAIT_S) as log:
-            if not log.replay_state.count and not published.names_of(store, log.layout, batch):
-                content = store.fs.read(log.path)
+        with LockedBatch(store, batch, WAIT_S) as locked:
+            if not locked.replay_state.count and not published.names_of(store, locked.log.layout, batch):
+                content = store.fs.read(locked.log.path)
                 if content:
-                    self.quarantine.keep(log.path, content)
-                finishing.retire(store, log)
+                    self.quarantine.keep(locked.log.path, content)
+                finishing.retire(locked)
 
     def recount(self, batch: Batch) -> None:
         """Write the bytes that a finished batch lacks in the counters."""
@@ -264,17 +272,18 @@ class Repair:
         If its batch has a file there, the one in which most tasks can be read stays.
         """
         store, shard = self.store, self.store.layout.shard(name.batch)
-        with self._batch(name.batch) as log:
-            replay_state, target = log.replay_state, log.layout.task_file(name)
+        with self._batch(name.batch) as locked:
+            log = locked.log
+            replay_state, target = locked.replay_state, log.layout.task_file(name)
             others = published.names_of(store, log.layout, name.batch)
             is_done = replay_state.count and not replay_state.left
             if is_done or history.finished(store, shard, {name.batch}):
                 self.quarantine.move(path)
                 if not replay_state.count and not others:
-                    finishing.retire(store, log)
+                    finishing.retire(locked)
                 return
-            lost = self._lost(log, name, path)
-            if any(self._lost(log, other, log.layout.task_file(other)) <= lost for other in others):
+            lost = self._lost(locked, name, path)
+            if any(self._lost(locked, other, log.layout.task_file(other)) <= lost for other in others):
                 self.quarantine.move(path)
                 return
             if name in others:  # the renaming replaces it
@@ -285,7 +294,7 @@ class Repair:
                 if other != name:
                     self.quarantine.move(log.layout.task_file(other))
             log.name, log.lines = name, None
-            store.notify()
+            store.doorbell.ring()
 
     def log_to_its_shard(self, path: str, uuid: Batch) -> None:
         """Move a movement log to its shard."""
@@ -307,14 +316,13 @@ class Repair:
 
     def _end_untouched(self, batch: Batch) -> None:
         """End a log in which nothing stands: somebody opened it who did not find the batch's own."""
-        with suppress(FileNotFoundError), transitions.locked(self.store, batch, WAIT_S) as log:
-            if not log.replay_state.count and not self.store.fs.fstat(log.fd).st_size:
-                finishing.retire(self.store, log)
+        with suppress(FileNotFoundError), LockedBatch(self.store, batch, WAIT_S) as locked:
+            if not locked.replay_state.count and not self.store.fs.fstat(locked.log.fd).st_size:
+                finishing.retire(locked)
 
-    def _batch(self, batch: Batch) -> AbstractContextManager[Log]:
+    def _batch(self, batch: Batch) -> LockedBatch:
         """Return the batch's log, locked; made if it is untouched. FileNotFoundError if it ended just now: repeat."""
-        self.store.log(batch, create=True)
-        return transitions.locked(self.store, batch, WAIT_S)
+        return LockedBatch(self.store, batch, WAIT_S, create=True)
 
 
 def held(store: Store, path: str) -> AbstractContextManager[int]:

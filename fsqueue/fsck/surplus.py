@@ -17,9 +17,8 @@ from fsqueue.format import names
 from fsqueue.format.names import CounterName, Day, Shard, day_of
 from fsqueue.fsck.findings import Suspect, found
 from fsqueue.fsck.repair import Repair
-from fsqueue.storage import counters, history
+from fsqueue.storage import counters, history, listing
 from fsqueue.storage.store import Store
-from fsqueue.views import inspection
 
 WAIT_S = 2.0
 COUNT_BITS = 11
@@ -103,16 +102,12 @@ class _Claims:
         Logs come before the history: a batch whose log has ended meanwhile is in the history by then.
         """
         at_work: dict[Shard, set[str]] = {}
-        for shard in names.all_shards(store.layout.shards):
-            for batch in inspection.logs(store, shard):
-                replay_state = inspection.read_replay_state(store, batch)
-                if replay_state is None:
-                    continue
-                if replay_state.damaged:
-                    return False
-                at_work.setdefault(shard, set()).add(batch)
-                for number, offset, count in replay_state.counts:
-                    self._add(number, offset, count)
+        for batch, replay_state in listing.at_work(store, every_shard=True):
+            if replay_state.damaged:
+                return False
+            at_work.setdefault(store.layout.shard(batch), set()).add(batch)
+            for number, offset, count in replay_state.counts:
+                self._add(number, offset, count)
         days = history.days(store)
         return all(
             self._read_shard(store, shard, days, at_work.get(shard, set()))

@@ -1,8 +1,7 @@
-"""Checking a queue, and mending it: every invariant that can be seen on disk, while others work (docs/fsck.md).
+"""Check a queue, and repair it, while others work: every invariant that can be seen on disk (docs/fsck.md).
 
-What a first look finds suspicious is looked at again under the lock of whoever could just be at it, so
-that what is only in flight is not found. Memory is bounded by the names of a shard. A repair is believed when
-another look finds nothing any more.
+A first look yields suspects. A second look at each holds the lock that a process at work would hold, so a change under
+way is not reported. Memory is bounded by the names of a shard. A repair counts once another look finds nothing.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ Under the log's lock, in this order (invariants 1 and 6 fix it):
 5. The records go to the history, where it is kept.
 6. `gone` in the log; the log is unlinked.
 
-Whoever meets a log with `finish` starts at step 2 again; each step finds out what is done already.
+A process that meets a log with `finish` starts at step 2 again; each step finds out what is done already.
 """
 
 from __future__ import annotations
@@ -21,95 +21,97 @@ from fsqueue.errors import LockTimeout
 from fsqueue.format import movements
 from fsqueue.format.replay import COMPLETED, DEAD
 from fsqueue.storage import commits, counters, deadletters, history, published, record_times, staging
-from fsqueue.storage.logs import Log
-from fsqueue.storage.store import Store
+from fsqueue.storage.locked_batch import LockedBatch
 
 logger = logging.getLogger("fsqueue")
 
 WAIT_S = 2.0
-"""How long to wait for a file shared with others; whoever meets the batch next goes on with the finishing."""
+"""How long to wait for a file shared with others; the next process that meets the batch goes on with the finishing."""
 
 
-def finish(store: Store, log: Log) -> None:
+def finish(locked: LockedBatch) -> None:
     """Finish a batch whose tasks all have outcomes, or go on with that. The log is closed afterwards."""
-    replay_state = log.replay_state
+    store, log, replay_state = locked.store, locked.log, locked.replay_state
     if not replay_state.count or replay_state.left:
         return
-    at = record_times.present(store, log)
+    at = record_times.present(locked)
     if not replay_state.finished:
-        log.append_record("finish", at)
+        locked.append_record("finish", at)
     if store.sync_inserts and not log.sync:
         store.fs.fsync(log.fd)  # else a power loss might keep the unlinking and lose the outcomes
     if replay_state.done[DEAD]:
-        missing_letters(store, log)
-    published.remove(store, log)
+        missing_letters(locked)
+    published.remove(locked)
     if log.sync and not store.fs.shared:
         with suppress(FileNotFoundError):  # the directory went, too
             store.fs.sync_directory(f"{log.layout.tasks}/{log.layout.shard(log.batch)}")  # before anything else goes
     if replay_state.done[COMPLETED]:
-        counters.add(store, log, replay_state.done[COMPLETED], at, WAIT_S)
+        counters.add(locked, replay_state.done[COMPLETED], at, WAIT_S)
     if store.settings.keep_history:
-        history.keep(store, log, at, WAIT_S)
-    retire(store, log)
+        history.keep(locked, at, WAIT_S)
+    retire(locked)
 
 
-def retire(store: Store, log: Log) -> None:
+def retire(locked: LockedBatch) -> None:
     """Say `gone` in the log, unlink it, and close it."""
-    log.append(movements.record("gone", max(store.clock.now_ms(), log.replay_state.at)))
-    store.fs.unlink(log.path)
-    store.drop(log)
+    store = locked.store
+    locked.log.append(movements.record("gone", max(store.clock.now_ms(), locked.replay_state.at)))
+    store.fs.unlink(locked.log.path)
+    locked.drop()
 
 
-def try_finish(store: Store, log: Log) -> None:
+def try_finish(locked: LockedBatch) -> None:
     """Finish; what cannot be done now (a full disk, a busy lock) is left to the next who meets the log.
 
     The outcomes are recorded already, so the caller's work is done either way.
     """
     try:
-        finish(store, log)
+        finish(locked)
     except (OSError, LockTimeout) as error:
-        if not is_over(store, log):
+        if not is_over(locked):
             logger.warning(
                 "batch %s of %s is done, but clearing it away failed (%s); 'fsqueue gc' will do it",
-                log.batch,
-                store.path,
+                locked.batch,
+                locked.store.path,
                 error,
             )
-        store.drop(log)
+        locked.drop()
     except BaseException:
-        store.drop(log)
+        locked.drop()
         raise
 
 
-def is_over(store: Store, log: Log) -> bool:
-    """Return whether the queue was purged or deleted: what failed in a log of it is nobody's concern any more."""
+def is_over(locked: LockedBatch) -> bool:
+    """Return whether the queue was purged or deleted: what failed in a log of it does not matter any more."""
+    fs = locked.store.fs
     try:
-        return not store.fs.is_in_place() or not store.fs.exists(log.layout.base)
+        return not fs.is_in_place() or not fs.exists(locked.log.layout.base)
     except OSError:
         return False
 
 
-def missing_letters(store: Store, log: Log) -> int:
+def missing_letters(locked: LockedBatch) -> int:
     """Write the letters of dead tasks that have none yet, and sync them; how many."""
-    dead = [index for index, state in enumerate(log.replay_state.state) if state == DEAD]
-    return _write(store, log, dead, certain=False)
+    dead = [index for index, state in enumerate(locked.replay_state.state) if state == DEAD]
+    return _write(locked, dead, certain=False)
 
 
-def _write(store: Store, log: Log, tasks: list[int], *, certain: bool) -> int:
+def _write(locked: LockedBatch, tasks: list[int], *, certain: bool) -> int:
     def payload(index: int) -> object:
-        return published.payload(store, log, index)
+        return published.payload(locked, index)
 
-    return deadletters.write(store, log, tasks, payload, certain=certain, timeout_s=WAIT_S)
+    return deadletters.write(locked, tasks, payload, certain=certain, timeout_s=WAIT_S)
 
 
-def bury(store: Store, log: Log, tasks: list[int]) -> None:
+def bury(locked: LockedBatch, tasks: list[int]) -> None:
     """Write the letters of tasks that were buried just now. If that fails, `finish` or upkeep makes up for it."""
+    store, log = locked.store, locked.log
     try:
         if store.sync_inserts and not log.sync:
             store.fs.fsync(log.fd)  # else a power loss might keep the letter and lose the burial: dead, and there again
-        _write(store, log, tasks, certain=True)
+        _write(locked, tasks, certain=True)
     except (OSError, LockTimeout) as error:
-        if not is_over(store, log):
+        if not is_over(locked):
             logger.warning(
                 "the dead letters of batch %s of %s were not written (%s); 'fsqueue gc' will do it",
                 log.batch,
@@ -118,41 +120,29 @@ def bury(store: Store, log: Log, tasks: list[int]) -> None:
             )
 
 
-def settle_loss(store: Store, log: Log) -> bool:
-    """Bury the tasks without an outcome whose task file is proven absent: nobody should wait for them for ever.
+def settle_loss(locked: LockedBatch) -> bool:
+    """Bury the tasks without an outcome whose task file is proven absent: no reader should wait for them for ever.
 
     False, and nothing is done, if the file is in staging: a power loss may put it back there after tasks were
     leased from it. The next reader that applies what is decided, or `gc`, publishes it. Files move from staging into
     the shard only, so the shard is looked at again after staging: another process may have published it in between.
     """
+    store, log = locked.store, locked.log
     if staging.has(store, log.layout, log.batch) or log.batch in commits.waiting(store):
         return False
-    if published.read(store, log) is not None:
+    if published.read(locked) is not None:
         return False
-    replay_state = log.replay_state
-    at = record_times.present(store, log)
+    replay_state = locked.replay_state
+    at = record_times.present(locked)
     lost = [index for index in range(replay_state.count) if replay_state.is_free(index, at)]
     if lost:
-        log.append_record(
+        locked.append_record(
             "bury",
             at,
             tasks=movements.to_ranges(lost),
             reason="task file gone: it was removed by something else than fsqueue",
         )
-        bury(store, log, lost)
+        bury(locked, lost)
     if not replay_state.left:
-        try_finish(store, log)
-    return True
-
-
-def retire_if_gone(store: Store, log: Log) -> bool:
-    """Return whether the log ends in `gone`; then, if the path still names this very file, it is unlinked.
-
-    Closes it.
-    """
-    if not log.replay_state.gone:
-        return False
-    if store.fs.same_file(log.fd, log.path):
-        store.fs.unlink(log.path)
-    store.drop(log)
+        try_finish(locked)
     return True

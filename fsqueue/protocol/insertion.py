@@ -110,7 +110,7 @@ def publish(store: Store, group: list[Encoded]) -> list[str]:
         store.refresh(now=True)
         if store.layout is layout:
             store.secure_generation()
-            store.notify()
+            store.doorbell.ring()
             return [name.batch for name in published]
         published.clear()
     raise StorageError(

@@ -10,18 +10,18 @@ from typing import Final
 
 from orjson import loads
 
+from fsqueue.clock import Backoff
 from fsqueue.cluster.identity import describe
 from fsqueue.errors import FsqueueError
 from fsqueue.filesystem import LOST, NOT_FILES
 from fsqueue.format import movements
 from fsqueue.format import task_file as batches
 from fsqueue.format.names import Batch, TaskFileName
-from fsqueue.format.replay import COMPLETED
 from fsqueue.leased_task import LeasedTask, Verbs
 from fsqueue.protocol import finishing, transitions
 from fsqueue.protocol.selection import Selection
 from fsqueue.storage import commits, deadletters, published, record_times
-from fsqueue.storage.logs import Log
+from fsqueue.storage.locked_batch import BatchBusy, BatchGone, LockedBatch
 from fsqueue.storage.store import Store
 
 logger = logging.getLogger("fsqueue")
@@ -32,8 +32,6 @@ BUSY_AGAIN_MS = 50
 """Look again after so long into a batch that was locked when one of its tasks came due."""
 LOOKS_ANEW = 3
 """Look from the beginning so often because a decided commit was still to be published."""
-MUTEX_WAIT_S = 0.05
-"""A thread waits so long for another one that is in the same batch."""
 
 UNREADABLE = (errno.EACCES, errno.EPERM, errno.EIO)
 """Skip a batch that fails with one of these; raise only if nothing else could be leased."""
@@ -92,7 +90,8 @@ class Leaser:
         (descriptors, space), and no process would know of those leases. The next look begins anew, and meets the error
         again. FileNotFoundError is raised in any case: the whole queue may be gone.
         """
-        if not self.store.is_fresh() or self.generation != self.store.queue_state.generation:
+        queue_file = self.store.queue_file
+        if not queue_file.is_fresh() or self.generation != queue_file.state.generation:
             self.begin()
         held: list[LeasedTask] = []
         if strict:
@@ -167,7 +166,8 @@ class Leaser:
     def _wait_for(self, busy: dict[Batch, TaskFileName], n: int, lease_ms: int) -> list[LeasedTask]:
         """Try batches that others had locked, until one gives a task or BUSY_WAIT_S is over: busy is not empty."""
         store = self.store
-        until, (pause, longest) = store.clock.monotonic() + BUSY_WAIT_S, store.fs.pauses_s
+        until = store.clock.monotonic() + BUSY_WAIT_S
+        backoff = Backoff(store.fs.pauses_s, store.entropy.random, 1.5, 0.5)
         while busy and store.clock.monotonic() < until:
             for batch, name in list(busy.items()):
                 got = self._from_batch(batch, name, n, n, lease_ms)
@@ -178,8 +178,7 @@ class Leaser:
                     return got
                 del busy[batch]
             if busy:
-                store.clock.sleep(pause * (0.5 + store.entropy.random()))
-                pause = min(pause * 1.5, longest)
+                store.clock.sleep(backoff.next_s())
         for batch in busy:
             logger.warning("batch %s of %s stayed locked for %g s and was passed by", batch, store.path, BUSY_WAIT_S)
         return []
@@ -255,83 +254,62 @@ class Leaser:
     def _try_batch(
         self, batch: Batch, name: TaskFileName | None, most: int, asked: int, lease_ms: int, solo: bool
     ) -> Got:
-        store = self.store
-        while True:
-            log = store.logs.get(batch)
-            if log is None or log.fd < 0:  # it was discarded
-                if name is None:
-                    return NOTHING  # it has finished; or it was closed to make room, and will be met again
-                try:
-                    log = store.log(batch, create=True)
-                except FileNotFoundError:
-                    generation = store.queue_state.generation
-                    store.refresh(now=True)
-                    if store.queue_state.generation == generation == self.generation:
-                        raise
-                    return NOTHING  # purged while the log was being made
-            if not log.enter(MUTEX_WAIT_S):
-                return BUSY
+        store, listed = self.store, name is not None
+        while listed or store.logs.get(batch) is not None:  # else it has finished, or a listing will show it again
             try:
-                if log.fd < 0:
-                    continue
-                if not store.fs.try_lock(log.fd):
-                    return BUSY
-                log.catch_up()
-                if name is not None and log.name is None:
-                    log.name = name
-                if log.replay_state.gone:
-                    finishing.retire_if_gone(store, log)
-                    if name is None:
-                        return NOTHING
-                    continue
-                got = self._claim(log, name, most, asked, lease_ms, solo)
-                if got is NOTHING and log.fd >= 0:
-                    store.fs.unlock(log.fd)
-                return got
-            except BaseException:
-                store.drop(log)
-                raise
-            finally:
-                log.leave()
+                with LockedBatch(store, batch, 0, create=listed) as locked:
+                    if locked.log.name is None:
+                        locked.log.name = name
+                    return self._claim(locked, name, most, asked, lease_ms, solo)
+            except BatchBusy:
+                return BUSY
+            except BatchGone:
+                continue  # if its file was listed: make a new log, in which it turns out whether the file is there
+            except FileNotFoundError:
+                store.refresh(now=True)
+                if listed and store.queue_state.generation == self.generation:
+                    raise
+                break  # another thread has closed the log, or the queue was purged meanwhile
+        return NOTHING
 
-    def _claim(self, log: Log, name: TaskFileName | None, most: int, asked: int, lease_ms: int, solo: bool) -> Got:
-        """Lease from a batch whose log is locked and caught up. If tasks are returned, the lock has been given back."""
-        store, replay_state = self.store, log.replay_state
+    def _claim(
+        self, locked: LockedBatch, name: TaskFileName | None, most: int, asked: int, lease_ms: int, solo: bool
+    ) -> Got:
+        """Lease from a locked batch. If tasks are returned, other processes may have the lock by now."""
+        store, replay_state = self.store, locked.replay_state
         opening = b""
         if not replay_state.count:
-            if published.read(store, log) is None or log.name is None:
-                finishing.retire(store, log)  # it finished after it was listed, and opening the log revived its name
+            if published.read(locked) is None or locked.log.name is None:
+                finishing.retire(locked)  # it finished after it was listed, and opening the log revived its name
                 return NOTHING
-            opening = transitions.opening(store, log.name)
-            replay_state.replay(opening, log.next_offset())
+            opening = transitions.opening(store, locked.log.name)
+            replay_state.replay(opening, locked.log.next_offset())
         elif not replay_state.left:
-            finishing.try_finish(store, log)
+            finishing.try_finish(locked)
             return NOTHING
-        at = store.clock.now_ms()
-        if replay_state.at > at:
-            at = record_times.present(store, log)
-        choice = replay_state.choose(at, most, store.clock.margin_ms(), store.settings.max_attempts, solo)
-        if choice.spent:
-            self._bury_spent(log, choice.spent, at)
+        at = record_times.present(locked)
+        tasks, spent, alone = replay_state.choose(at, most, store.clock.margin_ms(), store.settings.max_attempts, solo)
+        if spent:
+            self._bury_spent(locked, spent, at)
             if not replay_state.left:
-                finishing.try_finish(store, log)
+                finishing.try_finish(locked)
                 return NOTHING
-        if not choice.tasks:
+        if not tasks:
             if opening:  # replayed, but not written: the file's name was in the future after all
-                store.drop(log)
+                locked.drop()
             else:
-                self._nothing_now(log, name, at)
+                self._nothing_now(locked, name, at)
             return NOTHING
-        if published.read(store, log) is None:
-            finishing.settle_loss(store, log)
+        if locked.log.lines is None and published.read(locked) is None:
+            finishing.settle_loss(locked)
             return NOTHING
-        return self._take(log, choice.tasks, at, at + lease_ms, asked > 1 and not choice.solo, opening, choice.solo)
+        return self._take(locked, tasks, at, at + lease_ms, asked > 1 and not alone, opening, alone)
 
     def _take(
-        self, log: Log, tasks: list[int], at: int, until: int, several: bool, opening: bytes, solo: bool
+        self, locked: LockedBatch, tasks: list[int], at: int, until: int, several: bool, opening: bytes, solo: bool
     ) -> list[LeasedTask]:
         """Record the lease, give the file a later name if no other task is available, unlock, then decode."""
-        store, replay_state = self.store, log.replay_state
+        store, log, replay_state = self.store, locked.log, locked.replay_state
         lease = store.entropy.hex16()
         offset = (log.next_offset() if log.torn else log.end) + len(opening)
         given = replay_state.lease(at, lease, tasks, until, store.worker, several, offset)
@@ -343,25 +321,26 @@ class Leaser:
             if target != log.name:
                 move = movements.moving(log.name, target)
         record = movements.lease(at, lease, given, until, store.worker_json, several, move)
-        log.append(opening + record if opening else record)
+        locked.log.append(opening + record if opening else record)
         lines = log.lines
         if target is not None:
             log.lines = None
             if move:
                 replay_state.mention(str(log.name))
                 replay_state.mention(str(target))
-                published.rename(store, log, target)
-        store.fs.unlock(log.fd)
-        return self._hand_out(log, given, lease, until, offset, lines or [], solo)
+                published.rename(locked, target)
+        locked.unlock()
+        return self._hand_out(locked, given, lease, until, offset, lines or [], solo)
 
     def _hand_out(
-        self, log: Log, given: list[int], lease: str, until: int, offset: int, lines: list[bytes], solo: bool
+        self, locked: LockedBatch, given: list[int], lease: str, until: int, offset: int, lines: list[bytes], solo: bool
     ) -> list[LeasedTask]:
         """Return the leased tasks with their payloads. A damaged line becomes a dead letter instead of a task."""
+        log = locked.log
         batch, queue = log.batch, self.queue()
         generation = log.layout.generation  # the batch's: another thread may have seen a later one meanwhile
         assert queue is not None  # a method of it called this
-        attempts, payloads = log.replay_state.attempts, log.replay_state.payloads
+        attempts, payloads = locked.replay_state.attempts, locked.replay_state.payloads
         tasks: list[LeasedTask] = []
         for index in given:
             try:
@@ -386,61 +365,46 @@ class Leaser:
     def exchange(self, task: LeasedTask, lease_ms: int) -> list[LeasedTask] | None:
         """Complete a task and lease the next of its batch in one append; None if nothing was done."""
         store = self.store
-        log = store.logs.get(task.batch)
-        if log is None or not store.is_unchanged() or task.generation != store.queue_state.generation:
+        if not store.queue_file.is_unchanged(task.generation):
             return None  # `complete` tells what became of it
-        if not log.enter(0):
-            return None
         try:
-            if log.fd < 0 or not store.fs.try_lock(log.fd):
-                return None
-            log.catch_up()
-            replay_state = log.replay_state
-            if replay_state.gone or not replay_state.holds(task.index, task.lease):
-                store.fs.unlock(log.fd)
-                return None
-            at = store.clock.now_ms()
-            if replay_state.at > at:
-                at = record_times.present(store, log)
-            record = movements.complete(at, task.lease, [task.index])
-            replay_state.decide(task.index, COMPLETED, at, log.next_offset())
-            replay_state.at = at
-            choice = replay_state.choose(at, 1, store.clock.margin_ms(), store.settings.max_attempts)
-            if choice.tasks and not choice.spent and published.read(store, log) is not None:
-                return self._take(log, choice.tasks, at, at + lease_ms, False, record, choice.solo)
-            log.append(record)
-            if choice.tasks or choice.spent:
-                store.drop(log)  # what was chosen is not taken after all: replay anew next time
-            elif not replay_state.left:
-                finishing.try_finish(store, log)
-            if log.fd >= 0:
-                store.fs.unlock(log.fd)
-            return []
+            with LockedBatch(store, task.batch, 0) as locked:
+                replay_state = locked.replay_state
+                if not replay_state.holds(task.index, task.lease):
+                    return None
+                at = record_times.present(locked)
+                record = transitions.completion(locked, task, at)
+                tasks, spent, alone = replay_state.choose(at, 1, store.clock.margin_ms(), store.settings.max_attempts)
+                if tasks and not spent and published.read(locked) is not None:
+                    return self._take(locked, tasks, at, at + lease_ms, False, record, alone)
+                locked.log.append(record)
+                if tasks or spent:
+                    locked.drop()  # what was chosen is not taken after all: replay anew next time
+                elif not replay_state.left:
+                    finishing.try_finish(locked)
+                return []
+        except (BatchBusy, FileNotFoundError):
+            return None
         except OSError as error:
-            store.drop(log)
             if error.errno not in LOST:
                 raise
             lost = error
-        except BaseException:
-            store.drop(log)
-            raise
-        finally:
-            log.leave()
         transitions.complete(store, [task], uncertain=lost)  # tells whether it is in the log
         return []
 
-    def _bury_spent(self, log: Log, spent: list[int], at: int) -> None:
+    def _bury_spent(self, locked: LockedBatch, spent: list[int], at: int) -> None:
         """Bury tasks whose last allowed attempt ended with its lease."""
         for index in spent:
-            holder = log.replay_state.holder[index]
+            holder = locked.replay_state.holder[index]
             last = describe(holder.worker) if holder is not None else "unknown"
             reason = transitions.shorten(f"lease expired, last worker {last}: out of attempts")
-            log.append_record("bury", at, tasks=[[index, index + 1]], reason=reason)
-        finishing.bury(self.store, log, spent)
+            locked.append_record("bury", at, tasks=[[index, index + 1]], reason=reason)
+        finishing.bury(locked, spent)
 
-    def _nothing_now(self, log: Log, name: TaskFileName | None, at: int) -> None:
+    def _nothing_now(self, locked: LockedBatch, name: TaskFileName | None, at: int) -> None:
         """Correct a task file's name that promises more than there is, and note when to look at the batch again."""
-        store, replay_state = self.store, log.replay_state
+        log = locked.log
+        store, replay_state = self.store, locked.replay_state
         due = replay_state.next_time()
         if due is None or log.name is None:
             return
@@ -450,8 +414,8 @@ class Leaser:
             if target != log.name:
                 # Else the name was recorded, and the process that recorded it died before renaming.
                 if str(target) not in replay_state.names[-1:]:
-                    log.append_record("move", at, **{"from": str(log.name), "name": str(target)})
-                published.rename(store, log, target)
+                    locked.append_move(at, log.name, target)
+                published.rename(locked, target)
             elif name is not None and name != target:
                 store.fs.rename(log.layout.task_file(name), log.layout.task_file(target))
         elif due + store.clock.margin_ms() > at:  # a lease that has just run out: its holder's clock may differ

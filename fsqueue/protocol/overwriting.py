@@ -80,7 +80,7 @@ def _move(store: Store, layout: Layout, following: Layout, record: Record, undo:
 def _note(store: Store, following: Layout, record: Record) -> None:
     """Write the record, and what leads to it until it is applied, into the next generation; then all of it is durable.
 
-    Nobody reads there before the generation begins.
+    No process reads there before the generation begins.
     """
     fs = store.fs
     for path in (following.proposal(record.id), following.record(record.name)):

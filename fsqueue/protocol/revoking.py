@@ -1,4 +1,4 @@
-"""Leases that somebody else ends: taken away at once, or made to run out (docs/design.md, section 4.8)."""
+"""End leases of other workers: taken away at once, or made to run out (docs/design.md, section 4.8)."""
 
 from __future__ import annotations
 
@@ -8,25 +8,26 @@ from fsqueue.clock import MARGIN_MS
 from fsqueue.format.movements import to_ranges
 from fsqueue.format.names import Batch
 from fsqueue.format.replay import LEASED, ReplayState
-from fsqueue.protocol.transitions import locked, name_earlier
+from fsqueue.protocol.transitions import name_earlier
 from fsqueue.storage import record_times
+from fsqueue.storage.locked_batch import LockedBatch
 from fsqueue.storage.store import Store
 
 
 def revoke(store: Store, batch: Batch, chosen: Callable[[ReplayState, int], bool], wait_s: float) -> int:
     """End the leases of a batch's tasks for which `chosen(replay_state, index)` holds; return how many. LockTimeout."""
     try:
-        with locked(store, batch, wait_s) as log:
-            replay_state = log.replay_state
-            at = record_times.present(store, log)
+        with LockedBatch(store, batch, wait_s) as locked:
+            replay_state = locked.replay_state
+            at = record_times.present(locked)
             tasks = [
                 index
                 for index in range(replay_state.count)
                 if replay_state.state[index] == LEASED and chosen(replay_state, index)
             ]
             if tasks:
-                name_earlier(store, log, at, 0)
-                log.append_record("revoke", at, tasks=to_ranges(tasks))
+                name_earlier(locked, at, 0)
+                locked.append_record("revoke", at, tasks=to_ranges(tasks))
             return len(tasks)
     except FileNotFoundError:
         return 0
@@ -35,13 +36,13 @@ def revoke(store: Store, batch: Batch, chosen: Callable[[ReplayState, int], bool
 def expire(store: Store, batch: Batch, chosen: Callable[[ReplayState, int], bool], wait_s: float) -> int:
     """Have leases run out now, on tasks for which `chosen(replay_state, index)` holds; return how many. LockTimeout.
 
-    By renewing each to an end that is past, for every clock's margin: whoever takes such a task over charges what is
-    due for a lease that ran out, and until then its holder may still complete it.
+    By renewing each to an end that is past, for every clock's margin: the worker that takes such a task over
+    charges what is due for a lease that ran out, and until then its holder may still complete it.
     """
     try:
-        with locked(store, batch, wait_s) as log:
-            replay_state, ended = log.replay_state, 0
-            at = record_times.present(store, log)
+        with LockedBatch(store, batch, wait_s) as locked:
+            replay_state, ended = locked.replay_state, 0
+            at = record_times.present(locked)
             held: dict[str, list[int]] = {}
             for index in range(replay_state.count):
                 holder = replay_state.holder[index]
@@ -54,8 +55,8 @@ def expire(store: Store, batch: Batch, chosen: Callable[[ReplayState, int], bool
                     held.setdefault(holder.id, []).append(index)
             for lease, tasks in held.items():
                 until = max(0, at - MARGIN_MS[1])
-                name_earlier(store, log, at, until)
-                log.append_record("renew", at, lease=lease, tasks=to_ranges(tasks), until=until)
+                name_earlier(locked, at, until)
+                locked.append_record("renew", at, lease=lease, tasks=to_ranges(tasks), until=until)
                 ended += len(tasks)
             return ended
     except FileNotFoundError:

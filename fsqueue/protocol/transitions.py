@@ -1,132 +1,32 @@
-"""End or extend a lease: lock, replay, append (docs/design.md, section 4.7)."""
+"""End or extend a lease: lock the batch, look whether the lease holds, append (docs/design.md, section 4.7)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
-from fsqueue.cluster.identity import describe
-from fsqueue.errors import LeaseExpired, LeaseLost, LockTimeout, QueueNotFound
+from fsqueue.errors import LockTimeout, QueueNotFound
 from fsqueue.filesystem import LOST
 from fsqueue.format import movements, names
 from fsqueue.format.movements import to_ranges
 from fsqueue.format.names import Batch, TaskFileName, parse_task_file
-from fsqueue.format.replay import CANCELLED, COMPLETED, DEAD, LEASED, ReplayState
+from fsqueue.format.replay import COMPLETED, ReplayState
 from fsqueue.leased_task import LeasedTask
 from fsqueue.protocol import finishing, worktimes
+from fsqueue.protocol.losses import ALREADY, EXPIRED, Losses, completed_by, why_lost
 from fsqueue.storage import history, published, record_times
 from fsqueue.storage.jsonl import LOCK_TIMEOUT_S
-from fsqueue.storage.logs import Log
+from fsqueue.storage.locked_batch import BatchBusy, LockedBatch
 from fsqueue.storage.store import Store
 
+LEAST_WAIT_S = 0.01
+"""Wait at least so long for a batch whose lock is busy: the error then says who has it."""
 ERROR_CHARS_MAX = 8_000
 """Longer errors and reasons are cut in the middle."""
 
 
 class NotRecorded(OSError):
     """A lock was lost before the record was written: if a task is free after that, another holder gave it back."""
-
-
-@contextmanager
-def locked(store: Store, batch: Batch, wait_s: float = LOCK_TIMEOUT_S) -> Iterator[Log]:
-    """Lock the log of a batch that was touched before, and catch up with it. FileNotFoundError if it is gone.
-
-    After an exception inside nothing is believed: the log is closed.
-    """
-    while True:
-        log = store.log(batch)
-        if not log.enter():
-            raise LockTimeout(f"A signal handler needs batch {batch} of {store.path}, which its thread is in. Repeat.")
-        try:
-            if log.closed:
-                continue
-            try:
-                if not store.lock(log, wait_s):
-                    raise store.busy(log)
-                log.catch_up()
-                if finishing.retire_if_gone(store, log):
-                    raise FileNotFoundError(log.path)
-                yield log
-                if not log.closed:
-                    store.fs.unlock(log.fd)
-            except BaseException:
-                store.drop(log)
-                raise
-            return
-        finally:
-            log.leave()
-
-
-ALREADY = "you have completed it already"
-"""Why a lease does not hold with which the task was completed before."""
-
-
-def why_lost(replay_state: ReplayState, index: int) -> str:
-    """Why a lease on a task does not hold."""
-    if index >= replay_state.count:
-        return "unknown"
-    state = replay_state.state[index]
-    if state == LEASED:
-        holder = replay_state.holder[index]
-        return f"taken over by {describe(holder.worker if holder is not None else None)}"
-    return {COMPLETED: "completed", DEAD: "dead", CANCELLED: "cancelled"}.get(state, "given back")
-
-
-EXPIRED = "it ran out before it was renewed"
-"""Why a lease cannot be renewed that nobody has taken over: its task can still be completed."""
-
-
-NOT_ITS_OWN = "Discard the result: this lease cannot settle the task any more."
-"""What a LeaseLost tells a worker to do."""
-
-
-def already(tasks: str) -> str:
-    """Return the sentence about tasks that the caller's own lease has completed."""
-    return f"You have completed {tasks} already, with this lease. That counts, and nothing is left to do."
-
-
-class Losses:
-    """Collects what no longer held, over several batches, and raises it at the end."""
-
-    def __init__(self) -> None:
-        self.tasks: list[str] = []
-        self.expired: list[str] = []
-        """Tasks whose leases ran out, and that nobody has taken, as the log says."""
-        self.reasons: set[str] = set()
-
-    def add(self, batch: Batch, indices: Sequence[int], reason: str) -> None:
-        """Note tasks that were lost; `reason` is EXPIRED if nobody has taken them."""
-        kind = self.expired if reason == EXPIRED else self.tasks
-        kind += [names.task_id(batch, index) for index in indices]
-        self.reasons.add(reason)
-
-    def join(self, others: Losses) -> None:
-        """Take over what another one has collected."""
-        self.tasks += others.tasks
-        self.expired += others.expired
-        self.reasons |= others.reasons
-
-    def check(self) -> None:
-        """Raise LeaseLost (LeaseExpired if that is all it was) if anything was noted."""
-        said = []
-        if self.tasks:
-            why = ", ".join(sorted(self.reasons - {EXPIRED}))
-            if why == ALREADY:
-                said.append(already(_some(self.tasks)))
-            else:
-                said.append(f"The lease of {_some(self.tasks)} holds no longer ({why}). {NOT_ITS_OWN}")
-        if self.expired:
-            said.append(
-                f"The lease of {_some(self.expired)} ran out before it was renewed. Nobody has taken it over yet: a "
-                "completion counts until somebody does."
-            )
-        if said:
-            kind = LeaseLost if self.tasks else LeaseExpired
-            raise kind(" ".join(said), self.tasks + self.expired, ", ".join(sorted(self.reasons)))
-
-
-def _some(tasks: Sequence[str]) -> str:
-    return tasks[0] if len(tasks) == 1 else f"{len(tasks)} tasks ({tasks[0]}, ...)"
 
 
 def fresh(store: Store, tasks: Sequence[LeasedTask], losses: Losses) -> Sequence[LeasedTask]:
@@ -143,19 +43,14 @@ def fresh(store: Store, tasks: Sequence[LeasedTask], losses: Losses) -> Sequence
     return [task for task in tasks if task not in lost] if lost else tasks
 
 
-Transition = Callable[[Log, str, list[int], int], None]
+Transition = Callable[[LockedBatch, str, list[int], int], None]
+"""Records what becomes of the tasks with these indices, which a lease of this id holds, at this time (ms)."""
 Done = Callable[[ReplayState, int, str], bool]
 
 
 def never(replay_state: ReplayState, index: int, lease: str) -> bool:
     """Return False: nothing counts as done already."""
     return False
-
-
-def completed_by(replay_state: ReplayState, index: int, lease: str) -> bool:
-    """Return whether this very lease completed the task. After an error that left it open, repeating is harmless."""
-    holder = replay_state.holder[index] if index < replay_state.count else None
-    return holder is not None and replay_state.state[index] == COMPLETED and holder.id == lease
 
 
 def ended_by(replay_state: ReplayState, index: int, lease: str) -> bool:
@@ -172,7 +67,7 @@ def each(
     after_loss: Done | None = None,
     uncertain: OSError | None = None,
 ) -> None:
-    """Lock the log of each lease among `tasks`; call `act(log, lease, indices that hold, at)`; note the others.
+    """Lock the batch of each lease among `tasks`; call `act(locked, lease, indices that hold, at)`; note the others.
 
     Others that are `done` are none. If the lock is lost, the log is opened anew, once, and tells what became of
     the record: then `after_loss` counts instead, if it is given. `uncertain`: why the record may be there already.
@@ -207,7 +102,7 @@ def each(
     if len(waiting) > 1:  # first those that nobody has locked: a stopped process must not keep the rest waiting
         waiting = [batch for batch in waiting if attempt(batch, 0.0)]
     until = store.clock.monotonic() + LOCK_TIMEOUT_S
-    busy = [error for batch in waiting if (error := attempt(batch, until - store.clock.monotonic()))]
+    busy = [error for batch in waiting if (error := attempt(batch, max(LEAST_WAIT_S, until - store.clock.monotonic())))]
     if busy:
         raise busy[0]
 
@@ -227,9 +122,9 @@ def _in_batch(
     """
     losses = Losses()
     try:
-        with locked(store, batch, wait_s) as log:
-            replay_state = log.replay_state
-            at = record_times.present(store, log)
+        with LockedBatch(store, batch, wait_s) as locked:
+            replay_state = locked.replay_state
+            at = record_times.present(locked)
             for lease, indices in leases.items():
                 held = sorted({index for index in indices if replay_state.holds(index, lease)})
                 if len(held) < len(indices):
@@ -238,9 +133,9 @@ def _in_batch(
                             is_own = completed_by(replay_state, index, lease)
                             losses.add(batch, [index], ALREADY if is_own else why_lost(replay_state, index))
                 if held:
-                    act(log, lease, held, at)
-            if not log.replay_state.left:
-                finishing.try_finish(store, log)
+                    act(locked, lease, held, at)
+            if not replay_state.left:
+                finishing.try_finish(locked)
     except FileNotFoundError:
         records = _history_of(store, batch, done, uncertain)
         if records is None and uncertain is not None:
@@ -277,13 +172,15 @@ def complete(
     """
     losses, times = Losses(), worktimes.worked(tasks)
 
-    def act(log: Log, lease: str, held: list[int], at: int) -> None:
-        own = {index: results[log.batch, index] for index in held if (log.batch, index) in results} if results else {}
+    def act(locked: LockedBatch, lease: str, held: list[int], at: int) -> None:
+        own = {}
+        if results:
+            own = {index: data for index in held if (data := results.get((locked.batch, index))) is not None}
         rest = [index for index in held if index not in own] if own else held
-        records = [movements.complete(at, lease, rest, None, worktimes.took(times, log, rest, at))] if rest else []
+        records = [movements.complete(at, lease, rest, None, worktimes.took(times, locked, rest, at))] if rest else []
         for index, data in own.items():
-            records.append(movements.complete(at, lease, [index], data, worktimes.took(times, log, [index], at)))
-        log.write(b"".join(records))
+            records.append(movements.complete(at, lease, [index], data, worktimes.took(times, locked, [index], at)))
+        locked.write(b"".join(records))
 
     each(store, tasks, losses, act, completed_by, uncertain=uncertain)
     losses.check()
@@ -291,43 +188,35 @@ def complete(
 
 def complete_one(store: Store, task: LeasedTask) -> None:
     """Like `complete`, for one task whose log is open and undisturbed: the hot path."""
-    log, uncertain = store.logs.get(task.batch), None
-    held = log is not None and store.is_unchanged() and task.generation == store.queue_state.generation
-    if log is not None and held and log.enter(0):
+    uncertain: OSError | None = None
+    if store.queue_file.is_unchanged(task.generation):
         try:
-            if log.fd >= 0 and store.fs.try_lock(log.fd) and _complete_in(store, log, task):
-                return
+            with LockedBatch(store, task.batch, 0) as locked:
+                if locked.replay_state.holds(task.index, task.lease):
+                    at = record_times.present(locked)
+                    locked.log.append(completion(locked, task, at))
+                    if not locked.replay_state.left:
+                        finishing.try_finish(locked)
+                    return
+        except (BatchBusy, FileNotFoundError):
+            pass
         except OSError as error:
-            store.drop(log)
             if error.errno not in LOST:
                 raise
             uncertain = error
-        except BaseException:
-            store.drop(log)
-            raise
-        finally:
-            log.leave()
     complete(store, [task], uncertain=uncertain)
 
 
-def _complete_in(store: Store, log: Log, task: LeasedTask) -> bool:
-    """Complete under the log's lock, and give it back. Return False if this path cannot, and nothing was done."""
-    log.catch_up()
-    replay_state, index, lease = log.replay_state, task.index, task.lease
-    holds = not replay_state.gone and replay_state.holds(index, lease)
-    if holds:
-        at = store.clock.now_ms()
-        if replay_state.at > at:
-            at = record_times.present(store, log)
-        took = None if task.began is None else worktimes.took(worktimes.worked([task]), log, [index], at)
-        offset = log.append(movements.complete(at, lease, [index], None, took))
-        replay_state.decide(index, COMPLETED, at, offset)
-        replay_state.at = at
-        if not replay_state.left:
-            finishing.try_finish(store, log)
-    if log.fd >= 0:
-        store.fs.unlock(log.fd)
-    return holds
+def completion(locked: LockedBatch, task: LeasedTask, at: int) -> bytes:
+    """Complete one task that is held, in the state, and return the record that says so: append it at once, and first.
+
+    This spares the hot path the replay of what it has just written. If the appending fails, the state is dropped.
+    """
+    replay_state, index = locked.replay_state, task.index
+    took = None if task.began is None else worktimes.took(worktimes.worked([task]), locked, [index], at)
+    replay_state.decide(index, COMPLETED, at, locked.log.next_offset())
+    replay_state.at = at
+    return movements.complete(at, task.lease, [index], None, took)
 
 
 def renew(store: Store, tasks: Sequence[LeasedTask], lease_ms: int) -> None:
@@ -335,17 +224,17 @@ def renew(store: Store, tasks: Sequence[LeasedTask], lease_ms: int) -> None:
     losses = Losses()
     ends: dict[tuple[str, int], int] = {}
 
-    def act(log: Log, lease: str, held: list[int], at: int) -> None:
-        replay_state = log.replay_state
+    def act(locked: LockedBatch, lease: str, held: list[int], at: int) -> None:
+        replay_state = locked.replay_state
         in_time = [index for index in held if at < replay_state.since[index]]
         if in_time:
             until = at + lease_ms
-            name_earlier(store, log, at, until)
-            log.append_record("renew", at, lease=lease, tasks=to_ranges(in_time), until=until)
-            ends.update({(log.batch, index): until for index in in_time})
+            name_earlier(locked, at, until)
+            locked.append_record("renew", at, lease=lease, tasks=to_ranges(in_time), until=until)
+            ends.update({(locked.batch, index): until for index in in_time})
         if len(in_time) < len(held):
             late = [index for index in held if index not in in_time]
-            losses.add(log.batch, late, EXPIRED)
+            losses.add(locked.batch, late, EXPIRED)
 
     try:
         each(store, tasks, losses, act)
@@ -359,16 +248,16 @@ def release(store: Store, tasks: Sequence[LeasedTask], delay_ms: int) -> None:
     """Put tasks back, uncharged."""
     losses, times = Losses(), worktimes.worked(tasks)
 
-    def act(log: Log, lease: str, held: list[int], at: int) -> None:
+    def act(locked: LockedBatch, lease: str, held: list[int], at: int) -> None:
         available_at = at + delay_ms
-        name_earlier(store, log, at, available_at)
-        took = worktimes.took(times, log, held, at)
-        log.append_record("release", at, lease=lease, tasks=to_ranges(held), took=took, available_at=available_at)
+        name_earlier(locked, at, available_at)
+        took = worktimes.took(times, locked, held, at)
+        locked.append_record("release", at, lease=lease, tasks=to_ranges(held), took=took, available_at=available_at)
 
     try:
         each(store, tasks, losses, act, after_loss=ended_by)
     finally:
-        store.notify()
+        store.doorbell.ring()
     losses.check()
 
 
@@ -377,21 +266,21 @@ def fail(store: Store, task: LeasedTask, error: str, delay_ms: int | None) -> No
     losses, settings, times = Losses(), store.settings, worktimes.worked([task])
     error = shorten(error)
 
-    def act(log: Log, lease: str, held: list[int], at: int) -> None:
-        took = worktimes.took(times, log, held, at)
-        attempts = log.replay_state.attempts[task.index] + 1
+    def act(locked: LockedBatch, lease: str, held: list[int], at: int) -> None:
+        took = worktimes.took(times, locked, held, at)
+        attempts = locked.replay_state.attempts[task.index] + 1
         if settings.max_attempts is not None and attempts >= settings.max_attempts:
-            log.append_record("bury", at, lease=lease, tasks=to_ranges(held), took=took, reason=error)
-            finishing.bury(store, log, held)
+            locked.append_record("bury", at, lease=lease, tasks=to_ranges(held), took=took, reason=error)
+            finishing.bury(locked, held)
             return
         pause = delay_ms if delay_ms is not None else backoff_ms(store, attempts)
-        name_earlier(store, log, at, at + pause)
-        log.append_record(
+        name_earlier(locked, at, at + pause)
+        locked.append_record(
             "fail", at, lease=lease, tasks=to_ranges(held), took=took, available_at=at + pause, error=error
         )
 
     each(store, [task], losses, act, after_loss=ended_by)
-    store.notify()
+    store.doorbell.ring()
     losses.check()
 
 
@@ -399,10 +288,10 @@ def bury(store: Store, task: LeasedTask, reason: str) -> None:
     """Give a task up at once."""
     losses, times = Losses(), worktimes.worked([task])
 
-    def act(log: Log, lease: str, held: list[int], at: int) -> None:
-        took = worktimes.took(times, log, held, at)
-        log.append_record("bury", at, lease=lease, tasks=to_ranges(held), took=took, reason=shorten(reason))
-        finishing.bury(store, log, held)
+    def act(locked: LockedBatch, lease: str, held: list[int], at: int) -> None:
+        took = worktimes.took(times, locked, held, at)
+        locked.append_record("bury", at, lease=lease, tasks=to_ranges(held), took=took, reason=shorten(reason))
+        finishing.bury(locked, held)
 
     each(store, [task], losses, act, after_loss=ended_by)
     losses.check()
@@ -427,18 +316,18 @@ def shorten(text: str) -> str:
     return f"{text[:half]} [... {len(text) - 2 * half} characters left out ...] {text[-half:]}"
 
 
-def name_earlier(store: Store, log: Log, at: int, available_at: int) -> None:
+def name_earlier(locked: LockedBatch, at: int, available_at: int) -> None:
     """Before a record makes tasks available: give the file a name that does not promise a later time.
 
     OSError if that fails. Then the record must not be written: nobody would look for its tasks before the time that
     the name promises, and "empty" would be said although they wait. A name that is too early costs a look.
     """
     try:
-        name = published.find(store, log)
+        name = published.find(locked)
         if name is not None and name.available_at > available_at:
             target = name.at(available_at)
-            log.append_record("move", at, **{"from": str(name), "name": str(target)})
-            published.rename_surely(store, log, target)
+            locked.append_move(at, name, target)
+            published.rename_surely(locked, target)
     except OSError as error:
         if error.errno not in LOST:
             raise
@@ -451,35 +340,35 @@ def cancel(store: Store, batch: Batch, indices: list[int]) -> int:
     if not found:
         return 0
     name = parse_task_file(found[0])
-    store.log(batch, create=True)
     try:
-        with locked(store, batch) as log:
-            log.name = log.name or name
-            if not open_untouched(store, log):
-                finishing.retire(store, log)
+        with LockedBatch(store, batch, create=True) as locked:
+            locked.log.name = locked.log.name or name
+            if not open_untouched(locked):
+                finishing.retire(locked)
                 return 0
-            replay_state = log.replay_state
-            at = record_times.present(store, log)
+            replay_state = locked.replay_state
+            at = record_times.present(locked)
             free = sorted(
                 {index for index in indices if index < replay_state.count and replay_state.is_free(index, at)}
             )
             if free:
-                log.append_record(
+                locked.append_record(
                     "cancel", at, tasks=to_ranges(free), versions=[replay_state.version[index] for index in free]
                 )
             if not replay_state.left:
-                finishing.try_finish(store, log)
+                finishing.try_finish(locked)
             return len(free)
     except FileNotFoundError:
         return 0
 
 
-def open_untouched(store: Store, log: Log) -> bool:
+def open_untouched(locked: LockedBatch) -> bool:
     """Write the `open` of an untouched batch, once its file is proven there; False if it is not."""
-    if not log.replay_state.count:
-        if published.read(store, log) is None or log.name is None:
+    log = locked.log
+    if not locked.replay_state.count:
+        if published.read(locked) is None or log.name is None:
             return False
-        log.write(opening(store, log.name))
+        locked.write(opening(locked.store, log.name))
     return True
 
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from fsqueue.clock import Backoff
 from fsqueue.leased_task import LeasedTask
 from fsqueue.protocol.leasing import Leaser
 
 BELL_S = (0.1, 6.0)
 """Shortest and longest pause between two readings of the doorbell."""
 SWEEP_S = 600.0
-"""After so long an idle worker lists everything although nobody rang (the bell is a hint)."""
+"""After so long an idle worker lists everything although the doorbell is unchanged (it is a hint)."""
 
 
 class IdlePoller:
@@ -41,7 +42,7 @@ class IdlePoller:
             got = leaser.lease(n, self._lease_ms, self._strict)
             if got:
                 return got
-        now, notification = store.clock.monotonic(), store.read_notification()
+        now, notification = store.clock.monotonic(), store.doorbell.read()
         if idle and not notification:
             leaser.begin(now=True)  # nobody ever rang; or the queue was deleted
         told = (leaser.generation, notification)
@@ -68,14 +69,12 @@ def wait(
     stop: Callable[[], bool] = lambda: False,
 ) -> list[LeasedTask]:
     """Like `Leaser.lease`, but waits up to `wait_s` seconds for tasks, or until `stop()`."""
-    clock, random = leaser.store.clock, leaser.store.entropy.random
+    clock = leaser.store.clock
     deadline = clock.monotonic() + wait_s
     idle_poller = IdlePoller(leaser, lease_ms, strict)
     got = idle_poller.look(n)
-    pause = BELL_S[0]
+    backoff = Backoff(BELL_S, leaser.store.entropy.random)
     while not got and clock.monotonic() < deadline and not stop():
-        nap = pause * (0.75 + random() / 2)
-        clock.sleep(max(0.001, min(nap, idle_poller.due_s(), deadline - clock.monotonic())))
+        clock.sleep(max(0.001, min(backoff.next_s(), idle_poller.due_s(), deadline - clock.monotonic())))
         got = idle_poller.look(n)
-        pause = min(pause * 1.3, BELL_S[1])
     return got

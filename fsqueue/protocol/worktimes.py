@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from fsqueue.format.names import Batch
 from fsqueue.leased_task import LeasedTask
-from fsqueue.storage.logs import Log
+from fsqueue.storage.locked_batch import LockedBatch
 
 LEAST_MS = 1
 """Do not record a time that differs from the lease by at most this, in milliseconds: the lease tells enough."""
@@ -37,7 +37,7 @@ def worked(tasks: Iterable[LeasedTask]) -> Worked:
     return found
 
 
-def took(times: Worked, log: Log, tasks: Sequence[int], at: int) -> int | list[int] | None:
+def took(times: Worked, locked: LockedBatch, tasks: Sequence[int], at: int) -> int | list[int] | None:
     """Return the field `took` of a record that ends the leases of `tasks` at `at`; None if the leases tell as much.
 
     Return one number if it is the same for all. A task without a measured time counts as worked on since its lease.
@@ -46,9 +46,9 @@ def took(times: Worked, log: Log, tasks: Sequence[int], at: int) -> int | list[i
         return None
     found, differs = [], False
     for index in tasks:
-        holder = log.replay_state.holder[index]
+        holder = locked.replay_state.holder[index]
         held = max(0, at - holder.at) if holder is not None else 0
-        ms = times.get((log.batch, index), held)
+        ms = times.get((locked.batch, index), held)
         differs = differs or abs(held - ms) > max(LEAST_MS, held // LEAST_SHARE)
         found.append(ms)
     if not differs:

@@ -12,7 +12,7 @@ from fsqueue.errors import FsqueueError
 if TYPE_CHECKING:
     from fsqueue.spark.jobs.audit import AuditReport, audit
     from fsqueue.spark.jobs.drain import DrainReport, drain, results
-    from fsqueue.spark.jobs.page import Report
+    from fsqueue.spark.jobs.page import QueueReport
     from fsqueue.spark.jobs.report import report
     from fsqueue.spark.jobs.requeue import requeue
     from fsqueue.spark.seeding import SeedReport, seed
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _PLACES = {
     "AuditReport": "jobs.audit",
     "DrainReport": "jobs.drain",
-    "Report": "jobs.page",
+    "QueueReport": "jobs.page",
     "SeedReport": "seeding",
     "audit": "jobs.audit",
     "drain": "jobs.drain",
@@ -36,7 +36,7 @@ _PLACES = {
 __all__ = [
     "AuditReport",
     "DrainReport",
-    "Report",
+    "QueueReport",
     "SeedReport",
     "audit",
     "drain",

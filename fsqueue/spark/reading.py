@@ -19,7 +19,7 @@ from fsqueue.models import DELAYED, WAITING
 from fsqueue.spark import schemas, views
 from fsqueue.spark.columns import Columns
 from fsqueue.spark.options import ReadOptions
-from fsqueue.storage import deadletters, history
+from fsqueue.storage import deadletters, history, listing
 from fsqueue.storage.discovery import queues_in
 from fsqueue.storage.store import Store
 from fsqueue.views import inspection
@@ -201,12 +201,12 @@ def _weigh(store: Store, view: str, shards: Sequence[names.Shard]) -> dict[str, 
         return {shard: _weigh_tasks(store, shard) for shard in shards}
     kept = history.sizes(store)
     each = names.BATCH_TASKS_MAX / PARTITION_TASKS
-    return {shard: kept.get(shard, 0) / HISTORY_BYTES + len(inspection.logs(store, shard)) * each for shard in shards}
+    return {shard: kept.get(shard, 0) / HISTORY_BYTES + len(listing.logs(store, shard)) * each for shard in shards}
 
 
 def _weigh_tasks(store: Store, shard: names.Shard) -> float:
     """By the tasks that the names tell, or by their bytes, as far as one file tells the size of all."""
-    files = list(inspection.task_files(store, shard).values())
+    files = list(listing.task_files(store, shard).values())
     count = sum(name.count for name in files)
     try:
         size = store.fs.stat(store.layout.task_file(files[0])).st_size / files[0].count if files else 0

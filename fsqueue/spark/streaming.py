@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 from fsqueue.errors import InvalidArgument
 from fsqueue.spark.encoding import Encoder
 from fsqueue.spark.options import WriteOptions
-from fsqueue.spark.writing import Staged, open_queue, parts_of
+from fsqueue.spark.writing import StagedPart, open_queue, parts_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -26,7 +26,7 @@ QUERY_ID, BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
 
 
 @dataclass
-class StagedOf(Staged):
+class StagedOf(StagedPart):
     """What a Spark task has staged of a micro-batch of this query."""
 
     query: str

@@ -16,7 +16,7 @@ from pyspark.sql.types import StructField, StructType
 from fsqueue.errors import InvalidArgument
 from fsqueue.spark import schemas
 from fsqueue.spark.options import WriteOptions
-from fsqueue.spark.writing import FsqueueWriter, Staged
+from fsqueue.spark.writing import FsqueueWriter, StagedPart
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -62,7 +62,7 @@ class TableWriter(FsqueueWriter):
         wanted = replace(options, payload=PAYLOAD, is_json=True)
         super().__init__(wanted, StructType([schema[PAYLOAD]]), overwrite)
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedPart:
         """Stage the payloads of a partition."""
         return super().write(map(_payloads, iterator))
 

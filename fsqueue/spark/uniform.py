@@ -1,8 +1,8 @@
-"""Payloads of one shape, which is what one program makes, parsed together: the same result, for a fraction of the time.
+"""Parse payloads of one shape together, for a fraction of the time. One program mostly writes payloads of one shape.
 
-Lines that differ in nothing but what their fields hold have their quotes at the same places in the row of all quotes.
-So one search for quotes finds every field of every line, and NumPy and Arrow cut the columns out of the content. What
-is not so uniform (escapes, nulls, lists, damage, a field more) is seen by that, and left to Arrow's own parser.
+Lines of one shape have the same number of quotes, and the same text between them. So one search for quotes finds every
+field of every line, and NumPy and Arrow cut the columns out of the content. Lines that differ (escapes, nulls, lists,
+damage, another field) do not match that pattern, and are left to Arrow's own parser.
 """
 
 from __future__ import annotations
@@ -29,10 +29,9 @@ class Slot(NamedTuple):
 
 
 def parse(content: bytes, kind: pa.DataType, count: int) -> pa.Array | None:
-    """Return the payloads of so many lines of task files as a column of structs; None if the lines do not suit.
+    """Return the payloads of `count` lines of task files as a column of structs; None if shapes differ.
 
-    None is no judgement: the lines may be sound or damaged. What is returned is what Arrow's parser would return.
-    The content is UTF-8.
+    None says nothing about damage. A column is what Arrow's own parser would return. The content is UTF-8.
     """
     if not pa.types.is_struct(kind) or not all(_is_plain(field.type) for field in kind):
         return None

@@ -19,7 +19,7 @@ from fsqueue.models import CANCELLED as IS_CANCELLED
 from fsqueue.models import COMPLETED as IS_COMPLETED
 from fsqueue.models import DEAD as IS_DEAD
 from fsqueue.spark.attempts import attempts_of
-from fsqueue.storage import commits, counters, deadletters, history
+from fsqueue.storage import commits, counters, deadletters, history, listing
 from fsqueue.storage.store import Store
 from fsqueue.views import inspection, task_history
 
@@ -70,8 +70,8 @@ def untouched(store: Store, shard: Shard) -> tuple[list[TaskFileName], list[Task
 
     The logs are listed after the task files: what is called untouched was so when its file was seen.
     """
-    files = inspection.task_files(store, shard)
-    touched = set(inspection.logs(store, shard))
+    files = listing.task_files(store, shard)
+    touched = set(listing.logs(store, shard))
     split: tuple[list[TaskFileName], list[TaskFileName]] = ([], [])
     for batch, name in sorted(files.items()):
         split[batch[-32:] in touched].append(name)
@@ -101,8 +101,8 @@ def tasks(store: Store, name: TaskFileName, states: tuple[str, ...]) -> Iterator
 
 def ledgers(store: Store, shard: Shard) -> Iterator[tuple[str, ReplayState]]:
     """Yield the batches at work in a shard."""
-    for batch in inspection.logs(store, shard):
-        replay_state = inspection.read_replay_state(store, batch)
+    for batch in listing.logs(store, shard):
+        replay_state = listing.read_replay_state(store, batch)
         if replay_state is not None:
             yield batch, replay_state
 
@@ -134,7 +134,7 @@ def leases(store: Store, shard: Shard) -> Iterator[Row]:
 def records(store: Store, shard: Shard) -> Iterator[tuple[str, history.Records, bool]]:
     """Every batch of a shard that was ever touched, with its records and whether it has finished."""
     seen: set[str] = set()
-    for batch in inspection.logs(store, shard):
+    for batch in listing.logs(store, shard):
         found = task_history.records_of(store, batch)
         if any(record["op"] == "open" for _, record in found):
             seen.add(batch)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Staged(WriterCommitMessage):  # type: ignore[misc]
+class StagedPart(WriterCommitMessage):  # type: ignore[misc]
     """What one Spark task has staged; None if its rows were not wanted."""
 
     part: CommitPart | None
@@ -57,16 +57,16 @@ class FsqueueWriter(DataSourceArrowWriter):  # type: ignore[misc]
                 )
             self.is_needed = False
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedPart:
         """Stage the rows of a partition, invisibly and durably."""
         if not self.is_needed:
             for _ in iterator:
                 pass
-            return Staged(None)
+            return StagedPart(None)
         from fsqueue.spark.lines import Lines
 
         batches = Lines(self.encoder, self.commit_.store.settings).batches(iterator)
-        return Staged(self.commit_.stage_encoded(batches))
+        return StagedPart(self.commit_.stage_encoded(batches))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Make all of it visible at one instant, and when overwriting nothing else; or, if the commit's name was
@@ -84,7 +84,7 @@ class FsqueueWriter(DataSourceArrowWriter):  # type: ignore[misc]
 
 def parts_of(messages: Iterable[WriterCommitMessage | None]) -> list[CommitPart]:
     """Return what the executors report to have staged."""
-    return [message.part for message in messages if isinstance(message, Staged) and message.part is not None]
+    return [message.part for message in messages if isinstance(message, StagedPart) and message.part is not None]
 
 
 def open_queue(options: WriteOptions) -> Queue:

@@ -1,9 +1,9 @@
-"""Named commits on disk: attempts, proposals, records, and what whoever meets them does (docs/format.md, "Commits").
+"""Named commits on disk: attempts, proposals, records, and how processes finish them (docs/format.md, "Commits").
 
 Order (docs/design.md, section 4.3, invariant 4): what is staged is synced; a ballot, complete and synced, lies in
 `commits/`, and then a proposal in `commits/pending/`, before the attempts are proven; linking the ballot to
 `commits/NAME.json` decides; that is synced before anything is published; what is published is synced before the
-proposal goes. So a decision always has a proposal that leads to it until it is applied, and an attempt that somebody
+proposal goes. So a decision always has a proposal that leads to it until it is applied, and an attempt that a process
 may still decide for always has one, too. The ballot goes before the proposal: without it nothing can be decided.
 """
 
@@ -95,7 +95,7 @@ class Record:
 
 
 def parse(content: bytes) -> Record | None:
-    """Return a record; None for anything that is none, whoever wrote it: names in it become paths."""
+    """Return a record; None for anything that is none, since any user may have written it: names in it become paths."""
     try:
         line = orjson.loads(content) if content.endswith(b"\n") else None
     except orjson.JSONDecodeError:
@@ -238,7 +238,7 @@ def decide(store: Store, layout: Layout, record: Record) -> Record:
 
 @contextmanager
 def _proposed(store: Store, layout: Layout, record: Record) -> Iterator[None]:
-    """Propose a record: durable, and locked while this lasts, so that nobody takes it for a dead one's."""
+    """Propose a record: durable, and locked while this lasts, so that no process takes it for a dead one's."""
     fs, path = store.fs, layout.proposal(record.id)
     fd = store.making_generation(lambda: fs.create(path))
     try:
@@ -247,7 +247,7 @@ def _proposed(store: Store, layout: Layout, record: Record) -> Iterator[None]:
         fs.write_all(fd, record.encode())
         if store.sync_inserts:
             fs.fsync(fd)
-            store.sync_names(layout.pending)
+            store.names.sync(layout.pending)
         yield
     finally:
         try:
@@ -326,7 +326,7 @@ def apply(store: Store, layout: Layout, record: Record) -> None:
     try:
         if store.sync_inserts:
             store.secure_generation()
-            store.sync_names(layout.commits)  # a decision must not be lost when something of what it decided is not
+            store.names.sync(layout.commits)  # a decision must not be lost when something of what it decided is not
         with _attending(store, layout.proposal(record.id)):
             for attempt, parts in record.attempts().items():
                 _publish(store, layout, attempt, record.name, parts)
@@ -341,7 +341,7 @@ def apply(store: Store, layout: Layout, record: Record) -> None:
     for attempt in record.attempts():
         drop(store, layout.attempt(attempt, record.name))
     ballots.withdraw(store, layout, record.id)  # it has served
-    store.notify()
+    store.doorbell.ring()
 
 
 def _publish(store: Store, layout: Layout, attempt: Uuid, commit: CommitName, parts: list[Part]) -> None:
@@ -355,7 +355,7 @@ def _publish(store: Store, layout: Layout, attempt: Uuid, commit: CommitName, pa
         staging.prepare(store, layout, sorted({staging.shard_directory(layout, name) for name in found}))
         for name in sorted(found):
             if not fs.rename(f"{directory}/{name}", layout.task_file(name)):
-                store.shards_made.clear()  # somebody else was faster, or the shard's directory has gone
+                store.names.shards.clear()  # somebody else was faster, or the shard's directory has gone
     raise StorageError(
         f"What is left of the commit {commit} cannot be published from {directory}. It is decided, and counts; "
         "repeat the call when the filesystem works again."
@@ -382,7 +382,7 @@ def _sync(store: Store, directory: str) -> None:
 
 @contextmanager
 def _attending(store: Store, path: str) -> Iterator[None]:
-    """Have a proposal locked if it can be had: others see that somebody is at it, which keeps nobody from applying."""
+    """Have a proposal locked if it can be had: others see that a process is at it, which keeps none from applying."""
     fs = store.fs
     with ExitStack() as stack:
         try:
@@ -399,7 +399,7 @@ def _attending(store: Store, path: str) -> Iterator[None]:
 
 
 def settle(store: Store, layout: Layout, identity: Uuid) -> bool:
-    """Bring a proposal to its end: applied if it was decided, withdrawn if its proposer is dead. False: he lives."""
+    """Bring a proposal to its end: applied if it was decided, withdrawn if its proposer is dead. False: it lives."""
     path = layout.proposal(identity)
     try:
         with store.held(path, 0.0):
@@ -418,8 +418,8 @@ def settle(store: Store, layout: Layout, identity: Uuid) -> bool:
 def reap(store: Store, layout: Layout, attempt: Uuid, commit: CommitName) -> bool:
     """Remove what an attempt has staged; if it was decided, publish it instead. False if it is being decided on.
 
-    It is renamed first, under its lock: who then proves what he proposed finds nothing, and what is staged under
-    its name from then on is safe.
+    It is renamed first, under its lock: a process that then proves what it proposed finds nothing, and what is
+    staged under its name from then on is safe.
     """
     fs, directory = store.fs, layout.attempt(attempt, commit)
     if nested.spared(fs, directory):
@@ -462,7 +462,7 @@ def _lock_to_reap(store: Store, directory: str, stack: ExitStack) -> bool:
 
 
 def drop(store: Store, directory: str) -> bool:
-    """Remove the directory of an attempt that is applied, or of which nobody can need anything."""
+    """Remove the directory of an attempt that is applied, or of which no process can need anything."""
     try:
         return not nested.spared(store.fs, directory) and store.fs.remove_tree(directory) > 0
     except OSError as error:

@@ -14,7 +14,7 @@ from fsqueue.errors import LockTimeout
 from fsqueue.format import names
 from fsqueue.format.layout import COUNTERS, Layout
 from fsqueue.format.names import CounterName
-from fsqueue.storage.logs import Log
+from fsqueue.storage.locked_batch import LockedBatch
 from fsqueue.storage.store import Store
 
 OFFSET_MAX = 1 << 62
@@ -60,20 +60,21 @@ def common_prefix(found: bytes, wanted: bytes) -> int:
     return length
 
 
-def add(store: Store, log: Log, completed: int, at: int, wait_s: float) -> None:
-    """Count a finished batch exactly once, whoever began to before. Under the log's lock.
+def add(locked: LockedBatch, completed: int, at: int, wait_s: float) -> None:
+    """Count a finished batch exactly once, even if another process began to before.
 
     Under the counter's lock: `count` in the log, naming file and offset, then the bytes. A crash
     in between leaves a record whose bytes are missing, or cut short: the next adds the rest. A
     counter that stays locked for `wait_s` seconds is passed over for another one.
     """
+    store, log = locked.store, locked.log
     fs, layout = store.fs, log.layout
-    missing = completed - sum(there(store, layout, log.batch, *announced) for announced in log.replay_state.counts)
+    missing = completed - sum(there(store, layout, log.batch, *announced) for announced in locked.replay_state.counts)
     own = NUMBERS.index(store.counter_number)
     for number in NUMBERS[own:] + NUMBERS[:own] if missing > 0 else ():
         try:
             with store.locked(layout.counter(number), wait_s / 4, durable=store.sync_movements) as fd:
-                log.append_record("count", at, file=number, offset=fs.fstat(fd).st_size, count=missing)
+                locked.append_record("count", at, file=number, offset=fs.fstat(fd).st_size, count=missing)
                 fs.write_all(fd, mark(log.batch, missing))
                 if store.sync_movements:
                     fs.fsync(fd)

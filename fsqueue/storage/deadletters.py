@@ -1,4 +1,4 @@
-"""Dead letters: tasks that were given up, with the reason, until somebody retries or purges them.
+"""Dead letters: tasks that were given up, with the reason, until a user retries or purges them.
 
 One file a shard, appended under its lock: `dead`, `retried` and `purged` lines; of an id the last
 line counts, and a second `dead` is dropped (docs/format.md, "Dead letters").
@@ -19,7 +19,7 @@ from fsqueue.format.names import Shard
 from fsqueue.format.replay import ReplayState
 from fsqueue.models import DeadLetter
 from fsqueue.storage import jsonl, retried, staging
-from fsqueue.storage.logs import Log
+from fsqueue.storage.locked_batch import LockedBatch
 from fsqueue.storage.published import LOST
 from fsqueue.storage.store import Store
 from fsqueue.wording import counted
@@ -38,13 +38,14 @@ END_BYTES = 1 << 14
 
 
 def write(
-    store: Store, log: Log, tasks: Iterable[int], payload_of: Callable[[int], Any], *, certain: bool, timeout_s: float
+    locked: LockedBatch, tasks: Iterable[int], payload_of: Callable[[int], Any], *, certain: bool, timeout_s: float
 ) -> int:
-    """Append letters for buried `tasks`. Under the log's lock, which keeps others from doing the same.
+    """Append letters for buried `tasks`. The batch's lock keeps others from doing the same.
 
     `certain`: they were buried just now. Otherwise those are left out that have a line already,
     and what is there is synced. Returns how many were written.
     """
+    store, log = locked.store, locked.log
     wanted = [index for index in tasks if index not in log.lettered]
     path = log.layout.dead(log.layout.shard(log.batch))
     sync = store.sync_inserts and not certain
@@ -56,7 +57,7 @@ def write(
             jsonl.append(
                 store.fs,
                 fd,
-                b"".join(_letter(log.batch, log.replay_state, index, payload_of(index)) for index in wanted),
+                b"".join(_letter(log.batch, locked.replay_state, index, payload_of(index)) for index in wanted),
                 sync,
             )
         elif sync:
@@ -306,7 +307,7 @@ def retry(store: Store, wanted: set[str] | None, where: Where | None) -> int:
         try:
             staging.sync(store, [staged])
             if store.sync_inserts:
-                store.sync_names(layout.staging)  # the line must not outlive what it names
+                store.names.sync(layout.staging)  # the line must not outlive what it names
             line = _settling(store, "retried", part, staged=str(staged.name), **{"as": staged.name.batch})
             named = True
             jsonl.append(store.fs, fd, line, store.sync_inserts)
@@ -422,7 +423,7 @@ def publish_pending(store: Store) -> int:
                 store.fs.fsync(fd)  # the line must not be lost when what it publishes is not
             published += sum(staging.publish_named(store, store.layout, name) for name in sorted(named))
     if published:
-        store.notify()
+        store.doorbell.ring()
     return published
 
 

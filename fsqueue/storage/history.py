@@ -16,7 +16,7 @@ from fsqueue.format import movements, names
 from fsqueue.format.names import Batch, Day, Shard, day_of
 from fsqueue.format.replay import ReplayState
 from fsqueue.storage import jsonl
-from fsqueue.storage.logs import Log
+from fsqueue.storage.locked_batch import LockedBatch
 from fsqueue.storage.store import Store
 
 PAGE_BYTES = 4096
@@ -25,9 +25,14 @@ LATE_MS = 5_000
 """Lines stand in the order in which batches finished, but for so much: who finishes one waits for the file's lock."""
 
 
-def keep(store: Store, log: Log, at: int, timeout_s: float) -> None:
-    """Append the batch's records. Under the log's lock; a repeat after a crash is dropped by readers."""
-    line = b'{"batch":"%s","count":%d,"records":[%s]}\n' % (log.batch.encode(), log.replay_state.count, log.records())
+def keep(locked: LockedBatch, at: int, timeout_s: float) -> None:
+    """Append the batch's records. A repeat after a crash is dropped by readers."""
+    store, log = locked.store, locked.log
+    line = b'{"batch":"%s","count":%d,"records":[%s]}\n' % (
+        log.batch.encode(),
+        locked.replay_state.count,
+        log.records(),
+    )
     path = log.layout.history(day_of(at), log.layout.shard(log.batch))
     sync = store.settings.durability == "strict"
     with store.locked(path, timeout_s, durable=sync) as fd:

@@ -77,12 +77,21 @@ def append(fs: Filesystem, fd: int, lines: bytes, sync: bool) -> None:
 
 
 def lines_of(fs: Filesystem, fd: int) -> Iterator[bytes]:
-    """Yield the whole lines of an open file, read in pieces; a torn last line is left out."""
-    rest, offset = b"", 0
+    """Yield the whole lines of an open file, read in pieces; a torn last line is left out.
+
+    The parts of a long line are joined once, at its end. Joined at each piece, they would cost the square of its
+    length.
+    """
+    begun: list[bytes] = []
+    offset = 0
     while chunk := fs.pread(fd, 1 << 20, offset):
         offset += len(chunk)
-        *whole, rest = (rest + chunk).split(b"\n")
-        yield from whole
+        first, *others = chunk.split(b"\n")
+        begun.append(first)
+        if others:
+            whole, begun = b"".join(begun), [others.pop()]
+            yield whole
+            yield from others
 
 
 def pieces_of(fs: Filesystem, fd: int, offset: int) -> Iterator[bytes]:

@@ -27,12 +27,12 @@ class Log:
     """
 
     __slots__ = (
-        "_held",
         "batch",
         "end",
         "fd",
         "fs",
         "is_named_so",
+        "is_used",
         "layout",
         "lettered",
         "lines",
@@ -55,8 +55,6 @@ class Log:
         self.sync = sync
         self.mutex = taken.OwnedLock()
         """Use `enter` and `leave`."""
-        self._held: list[taken.Held] = []
-        """The locks of the thread that is inside, looked up once a section."""
         self.replay_state = ReplayState()
         self.end = 0
         """The offset behind the last whole line that was replayed."""
@@ -68,6 +66,8 @@ class Log:
         """The task file's name as last seen or made: a hint."""
         self.is_named_so = False
         """Whether this process saw the file under `name`, or renamed it so, and no other name was recorded since."""
+        self.is_used = True
+        """Whether it was locked since `OpenLogs` looked for one to close."""
         self.single = False
         """Whether the task file was seen to have one name. Renaming it then leaves it with one."""
         self.lettered: set[int] = set()
@@ -116,16 +116,14 @@ class Log:
             return False
         held.append(self)
         if self.mutex.acquire(False) or (wait_s and self.mutex.acquire(True, wait_s)):
-            self._held = held
             return True
         held.remove(self)
         return False
 
     def leave(self) -> None:
         """Give the mutex back."""
-        held = self._held
         self.mutex.release()
-        held.remove(self)
+        taken.hands.mine.held.remove(self)
 
     def abandon(self) -> None:
         """Discard this log after a section that an exception broke off: its state cannot be trusted. Let others in."""

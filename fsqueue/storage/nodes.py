@@ -1,7 +1,8 @@
 """Nodes on which tasks fail one after the other (docs/format.md, "Nodes"): counted over all workers of a queue there.
 
 A small file for each such node, in the current generation: a line for each failure since the last success, which
-removes it. What is said here is advice to workers, never a condition of the protocol: whoever cannot write it works on.
+removes it. What is said here is advice to workers, never a condition of the protocol: a worker that
+cannot write it works on.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from fsqueue.storage.store import Store
 logger = logging.getLogger("fsqueue")
 
 WAIT_S = 2.0
-"""How long to wait for a node's file that somebody has locked."""
+"""How long to wait for a node's file that another process has locked."""
 LOOKS = 10
 """How often a file that others keep removing is opened anew."""
 REASON_CHARS_MAX = 200

@@ -1,4 +1,4 @@
-"""Finding, reading, moving and removing a batch's published task file. Under the log's lock.
+"""Find, read, rename and remove a batch's published task file, under the batch's lock.
 
 The file's name changes with the time at which something inside is available, so a name is a hint:
 what was opened last, then the names in the log, then a listing of the shard (docs/design.md, section 4.5).
@@ -13,7 +13,7 @@ from typing import Any
 from fsqueue.format import names, task_file
 from fsqueue.format.layout import Layout
 from fsqueue.format.names import TaskFileName
-from fsqueue.storage.logs import Log
+from fsqueue.storage.locked_batch import LockedBatch
 from fsqueue.storage.store import Store
 
 logger = logging.getLogger("fsqueue")
@@ -22,13 +22,14 @@ LOST = object()
 """In place of a payload that cannot be read any more."""
 
 
-def candidates(store: Store, log: Log) -> Iterator[TaskFileName]:
+def candidates(locked: LockedBatch) -> Iterator[TaskFileName]:
     """Yield the names the task file may have, likeliest first."""
+    store, log = locked.store, locked.log
     seen: set[str] = set()
     if log.name is not None:
         seen.add(str(log.name))
         yield log.name
-    for name in names.task_files_of(log.batch, reversed(log.replay_state.names)):
+    for name in names.task_files_of(log.batch, reversed(locked.replay_state.names)):
         if str(name) not in seen:
             seen.add(str(name))
             yield name
@@ -53,24 +54,25 @@ def names_of(store: Store, layout: Layout, batch: str) -> list[TaskFileName]:
     return list(names.task_files_of(batch, sorted(texts)))
 
 
-def read(store: Store, log: Log) -> list[bytes] | None:
+def read(locked: LockedBatch) -> list[bytes] | None:
     """Return the lines of the task file, kept with the log; None if the file is proven absent."""
+    store, log = locked.store, locked.log
     if log.lines is None:
-        for name in candidates(store, log):
+        for name in candidates(locked):
             try:
                 content = store.fs.read(log.layout.task_file(name))
             except FileNotFoundError:
                 continue
             log.name, log.is_named_so = name, True
             log.lines = task_file.split_lines(content)
-            _make_single(store, log, name)
+            _make_single(locked, name)
             break
     return log.lines
 
 
-def _make_single(store: Store, log: Log, name: TaskFileName) -> None:
+def _make_single(locked: LockedBatch, name: TaskFileName) -> None:
     """Remove the other names that a power loss left the file with (btrfs; see `Filesystem.rename`)."""
-    fs = store.fs
+    fs, log = locked.store.fs, locked.log
     if fs.shared or log.single:
         return
     try:
@@ -78,30 +80,31 @@ def _make_single(store: Store, log: Log, name: TaskFileName) -> None:
     except FileNotFoundError:  # not this name, or the whole generation has just been moved away
         return
     if links > 1:
-        for other in names.task_files_of(log.batch, listed(store, log.layout, log.batch)):
+        for other in names.task_files_of(log.batch, listed(locked.store, log.layout, log.batch)):
             if other != name:
                 fs.unlink(log.layout.task_file(other))
     log.single = True
 
 
-def payload(store: Store, log: Log, index: int) -> Any:
+def payload(locked: LockedBatch, index: int) -> Any:
     """Return a task's payload as it stands now, replaced or original; LOST if it cannot be read any more."""
-    if index in log.replay_state.payloads:
-        return log.replay_state.payloads[index]
-    lines = read(store, log)
+    if index in locked.replay_state.payloads:
+        return locked.replay_state.payloads[index]
+    lines = read(locked)
     try:
         return LOST if lines is None else task_file.decode_task(lines[index])["payload"]
     except (ValueError, IndexError):
         return LOST
 
 
-def find(store: Store, log: Log) -> TaskFileName | None:
+def find(locked: LockedBatch) -> TaskFileName | None:
     """Return the name that the file has; None if it is proven absent.
 
     What the log says last may not have been done: its author died before renaming, or was told that it failed.
     """
+    store, log = locked.store, locked.log
     if not log.is_named_so:
-        for name in candidates(store, log):
+        for name in candidates(locked):
             if store.fs.exists(log.layout.task_file(name)):
                 log.name, log.is_named_so = name, True
                 break
@@ -110,24 +113,25 @@ def find(store: Store, log: Log) -> TaskFileName | None:
     return log.name
 
 
-def rename(store: Store, log: Log, target: TaskFileName) -> bool:
+def rename(locked: LockedBatch, target: TaskFileName) -> bool:
     """Give the file the name `target`, whichever it has; whether it has it now.
 
     A record that says so stands in the log already, and counts. A failure is only logged, so this is for names that
     become later: one that is too early costs a look.
     """
     try:
-        return rename_surely(store, log, target)
+        return rename_surely(locked, target)
     except OSError as error:
-        logger.warning("%s could not be renamed to %s (%s); 'fsqueue gc' will do it", log.name, target, error)
+        logger.warning("%s could not be renamed to %s (%s); 'fsqueue gc' will do it", locked.log.name, target, error)
         return False
 
 
-def rename_surely(store: Store, log: Log, target: TaskFileName) -> bool:
+def rename_surely(locked: LockedBatch, target: TaskFileName) -> bool:
     """Return the same, but with an OSError if it fails. False: there is no such file."""
+    store, log = locked.store, locked.log
     path = log.layout.task_file(target)
     log.is_named_so = False
-    for name in candidates(store, log):
+    for name in candidates(locked):
         if name != target and store.fs.rename(log.layout.task_file(name), path):
             break
     else:
@@ -137,9 +141,16 @@ def rename_surely(store: Store, log: Log, target: TaskFileName) -> bool:
     return True
 
 
-def remove(store: Store, log: Log) -> None:
+def move(locked: LockedBatch, at: int, name: TaskFileName, target: TaskFileName) -> bool:
+    """Record that the file `name` is now `target`, then rename it; whether it has that name now."""
+    locked.append_move(at, name, target)
+    return rename(locked, target)
+
+
+def remove(locked: LockedBatch) -> None:
     """Unlink the task file, under all names that it has. If it is not found, the shard is listed."""
-    for name in candidates(store, log):
-        _make_single(store, log, name)
+    store, log = locked.store, locked.log
+    for name in candidates(locked):
+        _make_single(locked, name)
         if store.fs.unlink(log.layout.task_file(name)):
             return

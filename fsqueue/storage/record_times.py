@@ -14,26 +14,26 @@ from fsqueue.format import movements, names
 from fsqueue.format.movements import Range, to_ranges
 from fsqueue.format.names import TaskFileName
 from fsqueue.format.replay import AVAILABLE, LEASED, ReplayState
-from fsqueue.storage.logs import Log
+from fsqueue.storage.locked_batch import LockedBatch
 from fsqueue.storage.store import Store
 
 FAR_MS = 15 * 60_000
 """A smaller difference between hosts' clocks is tolerated. A time that is further ahead is an error."""
-RESCHEDULING = frozenset({"lease", "renew", "release", "fail", "revoke", "commit"})
+RESCHEDULING = frozenset({"lease", "renew", "release", "fail", "revoke"})
 """Records that set the time at which a task becomes available, or at which its lease ends."""
 
 
-def present(store: Store, log: Log) -> int:
+def present(locked: LockedBatch) -> int:
     """Return the `at` of a record that is about to be appended: now, or the log's own time if that is later.
 
     Call it under the log's lock, with the log caught up, and before a record is replayed that is not written yet.
     OSError as from any append.
     """
-    now, last = store.clock.now_ms(), log.replay_state.at
+    now, last = locked.store.clock.now_ms(), locked.replay_state.at
     if last <= now:
         return now
-    if last - now > FAR_MS and set_right(store, log):
-        return max(now, log.replay_state.at)
+    if last - now > FAR_MS and set_right(locked):
+        return max(now, locked.replay_state.at)
     return last
 
 
@@ -48,14 +48,15 @@ def is_of_the_future(store: Store, name: TaskFileName) -> bool:
     return name.available_at >= born > store.clock.now_ms() + FAR_MS
 
 
-def set_right(store: Store, log: Log, certain: bool = False) -> bool:
+def set_right(locked: LockedBatch, certain: bool = False) -> bool:
     """Correct a log's time if it is far ahead of the present and of the file's own timestamp. Return whether it was.
 
     Call it under the log's lock, with the log caught up. The file server stamps the file at each append. So a record
     far beyond the last timestamp was written by a wrong clock. If the timestamp agrees with the record, this host's
     clock may be the wrong one: then nothing is done, unless `certain`.
     """
-    now, last = store.clock.now_ms(), log.replay_state.at
+    store, log = locked.store, locked.log
+    now, last = store.clock.now_ms(), locked.replay_state.at
     if last <= now + FAR_MS:
         return False
     if not certain:
@@ -64,7 +65,7 @@ def set_right(store: Store, log: Log, certain: bool = False) -> bool:
             return False
     content = store.fs.read_from(log.fd, 0)[: log.end]
     times = shifted(content, now)
-    log.append_record("clock", now, tasks=_ranges(sorted(times)), since=[times[index] for index in sorted(times)])
+    locked.append_record("clock", now, tasks=_ranges(sorted(times)), since=[times[index] for index in sorted(times)])
     return True
 
 
@@ -83,7 +84,7 @@ def shifted(content: bytes, now: int) -> dict[int, int]:
             if record["op"] == "clock" and record["at"] == replay_state.at:
                 written.update(dict.fromkeys(_tasks_of(record), replay_state.at))
             elif record["op"] in RESCHEDULING:
-                for index in _tasks_of(record) or range(replay_state.count):
+                for index in _tasks_of(record):
                     if index < replay_state.count and replay_state.version[index] == offset:
                         written[index] = replay_state.at
         offset += len(line) + 1

@@ -51,7 +51,7 @@ class Staged:
 def stage(store: Store, layout: Layout, pieces: Sequence[bytes | memoryview], tasks: int, at: int) -> Staged:
     """Write a new batch of so many tasks, available `at`, into a generation's staging, locked, and not synced yet.
 
-    FileNotFoundError if somebody took it for an orphan before it was locked: repeat.
+    FileNotFoundError if another process took it for an orphan before it was locked: repeat.
     """
     fs = store.fs
     name = TaskFileName(at, names.new_batch(store.entropy, store.clock.now_ms()), tasks)
@@ -116,13 +116,13 @@ def sync(store: Store, batches: list[Staged]) -> None:
 
 def prepare(store: Store, layout: Layout, directories: list[str]) -> None:
     """Make the shards' directories that are missing, and sync their names together."""
-    new = [directory for directory in directories if directory not in store.shards_made]
+    new = [directory for directory in directories if directory not in store.names.shards]
     for directory in new:
         store.fs.make_directory(directory)
     if new:
         if store.sync_inserts:
-            store.sync_names(layout.tasks)
-        store.shards_made.update(new)
+            store.names.sync(layout.tasks)
+        store.names.shards.update(new)
 
 
 def shard_directory(layout: Layout, name: TaskFileName) -> str:
@@ -134,10 +134,10 @@ def move(store: Store, staged: Staged) -> None:
     """Rename a staged batch into its shard, not syncing that yet. Its name is fresh: nothing is overwritten.
 
     A reply that says "not there" may be a lost one's repeat, and by then others may have leased the batch, and
-    given its file another name, or finished it. But nobody else touches a staged file that is locked and younger than
-    a day: if it is gone from there although no purge has begun, it was published. An inserter that was away for longer
-    has no such proof. Its lock may be lost, and `gc` may have removed the file. StorageError then, unless the batch
-    shows in its shard.
+    given its file another name, or finished it. But no other process touches a staged file that is locked and younger
+    than a day: if it is gone from there although no purge has begun, it was published. An inserter that was away for
+    longer has no such proof. Its lock may be lost, and `gc` may have removed the file. StorageError then, unless the
+    batch shows in its shard.
     """
     fs, target = store.fs, staged.layout.task_file(staged.name)
     if _into_shard(store, staged.layout, staged.name) or fs.same_file(staged.fd, target):
@@ -153,7 +153,7 @@ def move(store: Store, staged: Staged) -> None:
                 f"{staged.name.count} tasks into {store.path}. Their staged file is gone, and they do not show in the "
                 "queue: most likely 'gc' removed it. Check whether they were executed; if not, insert them again."
             )
-    store.shards_made.clear()
+    store.names.shards.clear()
     raise FileNotFoundError(2, "the staged file has gone: the queue was purged or deleted meanwhile", staged.path)
 
 
@@ -168,7 +168,7 @@ def _into_shard(store: Store, layout: Layout, name: TaskFileName) -> bool:
     directory = shard_directory(layout, name)
     if not store.fs.exists(source):
         return False
-    store.shards_made.discard(directory)
+    store.names.shards.discard(directory)
     prepare(store, layout, [directory])
     return store.fs.rename(source, target)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
@@ -13,41 +12,27 @@ from typing import Any, TypeVar
 import orjson
 
 from fsqueue.clock import Clock, Entropy
-from fsqueue.cluster.identity import describe, worker_of_this_process
-from fsqueue.errors import FULL, FsqueueError, LockTimeout, NotAQueue, QueueNotFound, from_os_error
+from fsqueue.cluster.identity import worker_of_this_process
+from fsqueue.errors import FULL, FsqueueError, LockTimeout, from_os_error
 from fsqueue.filesystem import Filesystem, mount_of, mountadvice, taken
-from fsqueue.format.layout import (
-    COUNTERS,
-    SETTINGS_FILE,
-    Layout,
-    QueueState,
-    is_passing,
-    read_queue_state,
-    settings_file,
-)
-from fsqueue.format.names import Batch, Day, Generation, counters, probe, trashed
+from fsqueue.format.layout import COUNTERS, Layout, QueueState, read_queue_state
+from fsqueue.format.names import Day, Generation, counters, probe, trashed
 from fsqueue.storage import jsonl
-from fsqueue.storage.logs import Log
+from fsqueue.storage.doorbell import Doorbell
+from fsqueue.storage.durable import DurableNames
+from fsqueue.storage.open_logs import OpenLogs
+from fsqueue.storage.queue_file import QueueClosed, QueueFile
+
+__all__ = ["QueueClosed", "Store"]
 
 T = TypeVar("T")
 
-FRESH_S = 1.0
-"""How old what was read of `queue.jsonl` may be before an append."""
 MAKER_WAIT_S = 2.0
 """How long the first who puts something into a generation waits for the lock of `queue.jsonl`."""
 BUSY_S, BUSY_WAIT_S = 10.0, 0.02
 """How long a shared file counts as stuck after a vain wait, and how long it is waited for meanwhile."""
-BELL_BYTES = 16
-"""What the doorbell holds."""
 PROBES = 3
 """So often, at most, the clock is measured at a time."""
-
-OPEN_LOGS_MAX = 128
-"""How many logs a process keeps open."""
-
-
-class QueueClosed(QueueNotFound):
-    """The queue is marked as deleted, but its directory is still in place: whoever meets it may move it away."""
 
 
 class Store:
@@ -73,29 +58,23 @@ class Store:
         self.entropy = entropy or Entropy()
         self.worker_name = worker
         self.mutex = taken.Mutex()
-        self.logs: OrderedDict[str, Log] = OrderedDict()
-        self.settings_read = -1e9
-        self._size_read = -1
-        self._size_now: Callable[[], int] = lambda: -2  # nothing was read yet
-        self._busy_until: dict[str, float] = {}
-        self.shards_made: set[str] = set()
-        """Shard directories that are known to be there, and durable."""
+        self.queue_file = QueueFile(path, self.fs, self.clock)
+        self.queue_file.read()
+        if not self.queue_state.allows_unsafe:
+            mountadvice.refuse_unfit(mount, path)
+        self.settings = settings = self.queue_state.settings
+        self.sync_inserts = settings.durability != "none" or self.fs.shared
+        self.sync_movements = settings.durability == "strict" or self.fs.shared
+        self.names = DurableNames(self.fs, path)
+        self.logs = OpenLogs(self.fs, self.queue_file, self.names, self.sync_movements)
+        self.doorbell = Doorbell(self.fs, self.layout.doorbell, self.entropy)
         self.sound_counters: dict[str, tuple[int, float]] = {}
         """Up to where the completion counters, by path, were seen to have no NUL, and since when."""
         self.retried: dict[str, Any] = {}
         """What `retried` has read of files of dead letters, by their paths."""
+        self._busy_until: dict[str, float] = {}
         self._durable_generation = 1
-        self._durable: set[str] = set()
-        """Directories whose names are known to be durable."""
-        self.queue_state: QueueState
-        self.layout: Layout
-        self._load()
-        if not self.queue_state.allows_unsafe:
-            mountadvice.refuse_unfit(mount, path)
-        self.settings = self.queue_state.settings
         self._logs_generation = self.queue_state.generation
-        self.sync_inserts = self.settings.durability != "none" or self.fs.shared
-        self.sync_movements = self.settings.durability == "strict" or self.fs.shared
         self._identify()
         if self.fs.shared:
             self.compare_clock()
@@ -115,97 +94,37 @@ class Store:
 
     # -- the queue state ------------------------------------------------------------------------
 
-    def _load(self) -> bool:
-        """Read `queue.jsonl` anew; True if the generation is another one than before."""
-        try:
-            content, size_now = self._read_settings()
-        except FileNotFoundError:
-            # Of a queue that was open, what is left is what its reaper has not removed yet, under a name that an NFS
-            # client remembers.
-            opened = hasattr(self, "queue_state")
-            if opened and not self.fs.is_in_place():
-                raise self._moved() from None
-            found = [] if opened else self.fs.names(self.path)
-            if SETTINGS_FILE not in found and not all(map(is_passing, found)):  # else it was created a moment ago
-                raise NotAQueue(f"{self.path} is a directory without a queue in it. Check the path.") from None
-            raise QueueNotFound(
-                f"There is no queue at {self.path}. Check the path, or create it: fsqueue create {self.path}"
-            ) from None
-        except NotADirectoryError:
-            raise NotAQueue(f"{self.path} is a file (or lies below one), not a queue's directory. Check it.") from None
-        queue_state = read_queue_state(content, self.path)
-        if not self.fs.is_in_place():  # on a full disk a queue is deleted without the mark that says so
-            raise self._moved()
-        if queue_state.closed:
-            raise QueueClosed(f"The queue {self.path} has been deleted.")
-        old: QueueState | None = getattr(self, "queue_state", None)
-        if old is not None and old.id != queue_state.id:
-            raise QueueNotFound(
-                f"The queue {self.path} was deleted, and another created in its place: open it again with Queue(path)."
-            )
-        if old is None or old.generation != queue_state.generation:
-            self.layout = Layout(self.path, queue_state.directory, queue_state.settings.shards)
-        self.queue_state = queue_state  # after its layout: interrupted in between, the next reading does both again
-        self.settings_read = self.clock.monotonic()
-        self._size_read, self._size_now = len(content), size_now
-        return old is not None and old.generation != queue_state.generation
+    @property
+    def queue_state(self) -> QueueState:
+        """What `queue.jsonl` said when it was last read."""
+        return self.queue_file.state
 
-    def _read_settings(self) -> tuple[bytes, Callable[[], int]]:
-        """Return what `queue.jsonl` holds, and a function that tells what size it has from now on."""
-        fs, path = self.fs, settings_file(self.path)
-        if fs.shared:
-            return fs.read(path), lambda: fs.size_on_server(path)
-        fd = fs.look(path)
-        try:
-            content = fs.read_from(fd, 0)
-        except BaseException:
-            fs.close(fd)
-            raise
-        return content, fs.watch(path, fd)
-
-    def _moved(self) -> QueueNotFound:
-        """Return the error for a queue whose directory is not at its path any more."""
-        return QueueNotFound(
-            f"The queue {self.path} was deleted (perhaps with another created in its place), or its directory was "
-            "moved. What this call had still to do was not done. If there is a queue at that path, open it again with "
-            "Queue(path)."
-        )
-
-    def is_fresh(self) -> bool:
-        """Return whether `queue.jsonl` was read within the last second."""
-        return self.clock.monotonic() - self.settings_read <= FRESH_S
-
-    def is_unchanged(self) -> bool:
-        """Return whether the queue is neither purged nor deleted since `queue.jsonl` was read. Truth.
-
-        It was read within the last second, and nobody has appended to it since: a purge and a deletion begin so. One
-        system call on a local disk, one request to a file server.
-        """
-        try:
-            # On the hot path: `is_fresh`, without a frame of its own.
-            return self.clock.monotonic() - self.settings_read <= FRESH_S and self._size_now() == self._size_read
-        except OSError:
-            return False  # it is gone, perhaps: reading it tells
+    @property
+    def layout(self) -> Layout:
+        """The layout of the present generation."""
+        return self.queue_file.layout
 
     def verify(self) -> bool:
         """Read `queue.jsonl` anew if it has changed. True, and errors, as `refresh`."""
-        return not self.is_unchanged() and self.refresh(now=True)
+        return not self.queue_file.is_unchanged() and self.refresh(now=True)
 
     def refresh(self, now: bool = False) -> bool:
         """Read `queue.jsonl` unless it was read within the last second. `verify` asks whether it has changed.
 
         Return True if a new generation has begun; then all logs are closed. QueueNotFound if the queue is gone.
         """
-        if not now and self.is_fresh():
+        if not now and self.queue_file.is_fresh():
             return False
         with self.mutex:
-            moved = self._load()
+            before = self.queue_state.generation
+            self.queue_file.read()
+            moved = self.queue_state.generation != before
         if self.fs.shared:
             self.compare_clock()
         generation = self.queue_state.generation
         if self._logs_generation != generation:  # also if what found it out was interrupted
             self.retried.clear()
-            self.close_logs()
+            self.logs.close()
             self._logs_generation = generation
         return moved
 
@@ -234,20 +153,11 @@ class Store:
                 self.fs, clock, self.entropy, path, min(wait_s, BUSY_WAIT_S) if recently else wait_s
             ) as fd:
                 if durable:
-                    self.secure(fd, path)
+                    self.names.secure(fd, path)
                 yield fd
         except LockTimeout:
             self._busy_until[path] = clock.monotonic() + BUSY_S
             raise
-
-    def secure(self, fd: int, path: str) -> None:
-        """Make the name of an open file durable, and those of its directories, unless the file has content already.
-
-        Whichever process writes the first byte has done this before. On a shared mount names are durable at once.
-        """
-        if self.fs.shared or self.fs.fstat(fd).st_size:
-            return
-        self.sync_names(os.path.dirname(path))
 
     def secure_generation(self) -> None:
         """Make the line durable that began the present generation. Call it before tasks are reported inserted.
@@ -263,25 +173,6 @@ class Store:
         finally:
             self.fs.close(fd)
         self._durable_generation = self.queue_state.generation
-
-    def sync_names(self, directory: str) -> None:
-        """Make the names in a directory durable, and once its own and those above it, up to the queue's.
-
-        The queue itself may have been created a moment ago, and its creator not have come so far yet.
-        """
-        self.fs.sync_directory(directory)
-        while directory not in self._durable:
-            above = os.path.dirname(directory)
-            try:
-                self.fs.sync_directory(above)
-            except PermissionError:
-                if directory != self.path:
-                    raise
-                # the directory that holds the queue is another's matter
-            self._durable.add(directory)
-            if directory == self.path:
-                return
-            directory = above
 
     def held(self, path: str, wait_s: float) -> AbstractContextManager[int]:
         """Open an existing file for writing in place, and lock it. FileNotFoundError if it is gone; LockTimeout."""
@@ -359,111 +250,16 @@ class Store:
         except (OSError, FsqueueError):
             pass  # a queue that one may only read: the local clock will do
 
-    def notify(self) -> None:
-        """Notify idle workers that there may be tasks. This is a hint: a lost notification does no harm."""
-        try:
-            self.fs.overwrite(self.layout.doorbell, self.entropy.bytes16())
-        except OSError:
-            pass
-
-    def read_notification(self) -> bytes:
-        """Return what the doorbell says now; b"" if there is none.
-
-        This takes three system calls, since idle workers do nothing else.
-        """
-        try:
-            fd = self.fs.look(self.layout.doorbell)
-        except OSError:
-            return b""
-        try:
-            return self.fs.pread(fd, BELL_BYTES, 0)
-        except OSError:
-            return b""
-        finally:
-            self.fs.close(fd)
-
-    # -- open logs ---------------------------------------------------------------------------------
-
-    def log(self, batch: Batch, create: bool = False) -> Log:
-        """Return the open log of a batch, opened anew (revalidating) if need be. FileNotFoundError if there is none."""
-        with self.mutex:
-            log = self.logs.get(batch)
-            if log is not None and not log.closed:
-                self.logs.move_to_end(batch)
-                return log
-        layout = self.layout
-        path = layout.log(batch)
-        fd = self.fs.open_append(path) if create else self.fs.look(path, os.O_RDWR | os.O_APPEND)
-        try:
-            jsonl.must_have_one_name(self.fs, fd, path)
-            if create and self.sync_movements:
-                self.secure(fd, path)
-        except BaseException:
-            self.fs.close(fd)
-            raise
-        log = Log(self.fs, layout, batch, fd, self.sync_movements)
-        old: list[Log] = []
-        with self.mutex:
-            other = self.logs.get(batch)
-            if other is not None and not other.closed:  # another thread was faster
-                old, log = [log], other
-            else:
-                self.logs[batch] = log
-                while len(self.logs) > OPEN_LOGS_MAX:
-                    old.append(self.logs.popitem(last=False)[1])
-        self._close(old)
-        return log
-
-    def _close(self, logs: list[Log]) -> None:
-        """Close logs, once other threads have left their critical sections."""
-        for log in logs:
-            if log.enter():
-                log.discard()
-                log.leave()
-
-    def drop(self, log: Log) -> None:
-        """Close a log and forget it. Its mutex is held."""
-        with self.mutex:
-            if self.logs.get(log.batch) is log:
-                del self.logs[log.batch]
-        log.discard()
-
-    def lock(self, log: Log, wait_s: float) -> bool:
-        """Lock a log's file, waiting up to `wait_s`; its mutex is held. False if it stayed busy."""
-        if self.fs.try_lock(log.fd):
-            return True
-        return wait_s > 0 and self.fs.lock(log.fd, self.clock, self.entropy, wait_s)
-
-    def busy(self, log: Log) -> LockTimeout:
-        """Return the error for a log whose lock stayed busy. The log is to be dropped: it was read without the lock."""
-        log.catch_up()
-        holder = max(log.replay_state.leases.values(), key=lambda lease: lease.at, default=None)
-        who = f" The log last saw {describe(holder.worker)}." if holder is not None else ""
-        return LockTimeout(
-            f"The lock of batch {log.batch} in {self.path} stayed busy for {jsonl.LOCK_TIMEOUT_S:g} s: "
-            f"its holder is stopped or cut off.{who} Nothing was done in it; repeat the call."
-        )
-
     def close(self) -> None:
         """Close everything that is open; what is leased stays leased. The next use proves the queue's id anew."""
         with taken.Scope():
-            self.close_logs()
-            self.settings_read = -1e9
-            self._size_now = lambda: -2
+            self.logs.close()
+            self.queue_file.forget()
         self.fs.close_root()
-
-    def close_logs(self) -> None:
-        """Close everything that is open; what is leased stays leased."""
-        with self.mutex:
-            logs = list(self.logs.values())
-            self.logs.clear()
-        self._close(logs)
 
     def _after_fork(self) -> None:
         """After a fork, in the child: close inherited descriptors without unlocking them, and take a new identity."""
-        for log in self.logs.values():
-            log.after_fork()
-        self.logs.clear()
+        self.logs.after_fork()
         self.mutex = taken.Mutex()
         self.fs.after_fork()
         self.entropy.forget()

@@ -14,18 +14,17 @@ from collections.abc import Callable
 
 from fsqueue.errors import FULL, LockTimeout, StorageError
 from fsqueue.filesystem import NOT_FILES, Filesystem, results
-from fsqueue.filesystem.held import Held
+from fsqueue.filesystem.held import OpenDirectory
 from fsqueue.format import names
 from fsqueue.format.layout import is_doctors
 from fsqueue.format.names import Batch, Day, Generation, TaskFileName
 from fsqueue.format.replay import DEAD, ReplayState
 from fsqueue.models import GcReport
-from fsqueue.protocol import finishing, transitions
-from fsqueue.storage import commits, deadletters, history, nested, nodes, published, record_times, staging
-from fsqueue.storage.logs import Log
+from fsqueue.protocol import finishing
+from fsqueue.storage import commits, deadletters, history, listing, nested, nodes, published, record_times, staging
+from fsqueue.storage.locked_batch import LockedBatch
 from fsqueue.storage.store import Store
 from fsqueue.upkeep import doctorplaces, trash
-from fsqueue.views import inspection
 from fsqueue.wording import counted
 
 logger = logging.getLogger("fsqueue")
@@ -40,7 +39,7 @@ NODE_AGE_S = 7 * STAGED_AGE_S
 """The failures in a row on a node are forgotten a week after the last: they say nothing of today."""
 
 
-class Refused:
+class Refusals:
     """What the system refused, a line for each kind of error: a user who may only read would get one for each file."""
 
     def __init__(self) -> None:
@@ -76,9 +75,9 @@ def gc(store: Store, touch: bool = False, history_days: int | None = None) -> Gc
     nodes.forget(store, NODE_AGE_S)
     full = _apply_decided(store, report)
     missed = bool(full)
-    begun = inspection.shards_with_logs(store)  # a log that is made later is for the next upkeep
-    refused = Refused()
-    for shard in inspection.shards(store):
+    begun = listing.shards_with_logs(store)  # a log that is made later is for the next upkeep
+    refused = Refusals()
+    for shard in listing.shards(store):
         full += _shard(store, shard, shard in begun, report, refused)
     refused.warn(lambda count: f"passed over {counted(count, 'batch', 'batches')} of {store.path}")
     if missed:  # the shards may have made room
@@ -111,7 +110,7 @@ def refresh(store: Store) -> int:
     What is staged or proposed is left alone: its age tells whether its author lives. PermissionError if it may not be
     done to a single one.
     """
-    layout, refused = store.layout, Refused()
+    layout, refused = store.layout, Refusals()
     files, directories, touched = [layout.settings_file, layout.doorbell], [layout.base], 0
     while directories:
         directory = directories.pop()
@@ -136,7 +135,7 @@ def refresh(store: Store) -> int:
     return touched
 
 
-def _shard(store: Store, shard: names.Shard, has_logs: bool, report: GcReport, refused: Refused) -> list[OSError]:
+def _shard(store: Store, shard: names.Shard, has_logs: bool, report: GcReport, refused: Refusals) -> list[OSError]:
     """Return the batches of a shard; the errors of those for which there was no room."""
     full = []
     files: dict[str, TaskFileName] = {}
@@ -152,7 +151,7 @@ def _shard(store: Store, shard: names.Shard, has_logs: bool, report: GcReport, r
             report.stray += 0 if text.startswith(".nfs") else 1
             continue
         try:
-            replay_state = inspection.read_replay_state(store, batch)
+            replay_state = listing.read_replay_state(store, batch)
             at_work = replay_state is not None and replay_state.left and batch in files and not replay_state.done[DEAD]
             if (
                 not at_work
@@ -185,64 +184,61 @@ def is_late(replay_state: ReplayState | None, name: TaskFileName) -> bool:
 def mend(store: Store, batch: Batch, name: TaskFileName | None, report: GcReport) -> None:
     """Mend one log with leftovers: unfinished finishing, missing letters, a file that is gone, or nothing in it."""
     try:
-        with transitions.locked(store, batch, finishing.WAIT_S) as log:
+        with LockedBatch(store, batch, finishing.WAIT_S) as locked:
+            log, replay_state = locked.log, locked.replay_state
             log.name = log.name or name
-            replay_state = log.replay_state
-            record_times.set_right(store, log)
+            record_times.set_right(locked)
             if replay_state.count and not replay_state.left:
-                finishing.finish(store, log)
+                finishing.finish(locked)
                 report.finished += 1
-            elif published.read(store, log) is None and not publish_again(store, log):
+            elif published.read(locked) is None and not publish_again(locked):
                 if not replay_state.count:
-                    finishing.retire(store, log)
+                    finishing.retire(locked)
                     report.finished += 1
                 else:
-                    report.finished += finishing.settle_loss(store, log)
+                    report.finished += finishing.settle_loss(locked)
             else:
                 if replay_state.done[DEAD]:
-                    report.letters_added += finishing.missing_letters(store, log)
+                    report.letters_added += finishing.missing_letters(locked)
                 if name is not None and is_late(replay_state, name):
                     target = name.at(replay_state.next_time() or 0)
                     log.name = name
-                    log.append_record(
-                        "move", record_times.present(store, log), **{"from": str(name), "name": str(target)}
-                    )
-                    report.renamed += published.rename(store, log, target)
-                    store.notify()
+                    report.renamed += published.move(locked, record_times.present(locked), name, target)
+                    store.doorbell.ring()
     except FileNotFoundError:
         pass
 
 
-def publish_again(store: Store, log: Log) -> bool:
+def publish_again(locked: LockedBatch) -> bool:
     """Return a task file that is back in staging although somebody has leased from it; whether there was one.
 
     A power loss leaves that, if it came before the inserter had synced the name.
     """
+    store, log = locked.store, locked.log
     staged = [str(name) for name in staging.files(store, log.layout) if name.batch == log.batch]
     published = any(staging.publish_named(store, log.layout, name) for name in staged)
     if published:
-        store.notify()
+        store.doorbell.ring()
     return published
 
 
 def write_letters(store: Store) -> None:
     """Write the dead letters that are still missing, because the disk was full or a lock busy; best effort."""
     known: set[str] | None = None
-    refused = Refused()
-    for shard in inspection.shards(store):
-        for batch in inspection.logs(store, shard):
-            try:
-                replay_state = inspection.read_replay_state(store, batch)
-                if replay_state is None or not replay_state.done[DEAD]:
-                    continue
-                known = known or deadletters.Ids(store).known()
-                dead = (names.task_id(batch, index) for index, state in enumerate(replay_state.state) if state == DEAD)
-                if not known.issuperset(dead):
-                    mend(store, batch, None, GcReport())
-            except OSError as error:
-                refused.add(error)
-            except LockTimeout as error:
-                logger.warning("dead letters of batch %s of %s are not written yet: %s", batch, store.path, error)
+    refused = Refusals()
+    for batch in listing.with_logs(store):
+        try:
+            replay_state = listing.read_replay_state(store, batch)
+            if replay_state is None or not replay_state.done[DEAD]:
+                continue
+            known = known or deadletters.Ids(store).known()
+            dead = (names.task_id(batch, index) for index, state in enumerate(replay_state.state) if state == DEAD)
+            if not known.issuperset(dead):
+                mend(store, batch, None, GcReport())
+        except OSError as error:
+            refused.add(error)
+        except LockTimeout as error:
+            logger.warning("dead letters of batch %s of %s are not written yet: %s", batch, store.path, error)
     refused.warn(
         lambda count: f"could not write the dead letters of {counted(count, 'batch', 'batches')} of {store.path} yet"
     )
@@ -304,7 +300,7 @@ def reap_staged(store: Store, text: str) -> bool:
     except OSError:
         return False
     try:
-        if name is not None and inspection.read_replay_state(store, name.batch) is not None:
+        if name is not None and listing.read_replay_state(store, name.batch) is not None:
             return False  # it was published once: see `publish_again`
         if store.fs.try_lock(fd) and store.fs.same_file(fd, path) and text not in deadletters.staged_names(store):
             return store.fs.unlink(path)
@@ -347,7 +343,7 @@ def reap_doctors(fs: Filesystem, directory: str, now_s: float) -> int:
     if not found:
         return 0
     try:
-        with Held.at(directory) as held:
+        with OpenDirectory.at(directory) as held:
             return doctorplaces.reap(held, found, now_s)
     except OSError as error:
         logger.warning("what killed doctors left in %s could not be reaped: %s", directory, error)

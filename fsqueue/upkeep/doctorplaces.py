@@ -11,7 +11,7 @@ import stat
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
-from fsqueue.filesystem.held import PRIVATE, SHARED, Displaced, Held, Names, Stat, is_mine
+from fsqueue.filesystem.held import PRIVATE, SHARED, Displaced, Names, OpenDirectory, Stat, is_mine
 from fsqueue.format.layout import DOCTOR
 
 REMNANT_AGE_S = 86_400.0
@@ -58,12 +58,12 @@ class Refused(OSError):
     """The meeting place belongs to a stranger, who could exchange what is in it; the sentence says what to do."""
 
 
-def make_place(directory: Held, token: Callable[[], str]) -> Held:
+def make_place(directory: OpenDirectory, token: Callable[[], str]) -> OpenDirectory:
     """Make a place for one examination, with a name that nobody can foresee, and closed to others. OSError."""
     return directory.make(f"{DOCTOR}-{token()}", PRIVATE, _fresh(token))
 
 
-def remove_place(holder: Held, place: Held) -> bool:
+def remove_place(holder: OpenDirectory, place: OpenDirectory) -> bool:
     """Remove a place in `holder` with what doctors make in it; False if something else is in it, or it was moved."""
     # Twice: an NFS 3 client may list what is old; but not after a change of its own.
     return any(holder.remove(place, MADE_BY_DOCTORS) for _ in range(2))
@@ -76,7 +76,7 @@ def _fresh(token: Callable[[], str]) -> Callable[[], str]:
 # -- where two parties meet ------------------------------------------------------------------------------
 
 
-def meeting_place(directory: Held, token: Callable[[], str]) -> Held:
+def meeting_place(directory: OpenDirectory, token: Callable[[], str]) -> OpenDirectory:
     """Open the directory where parties meet, which is made if need be. Refused if it is not safe to use."""
     for left in reversed(range(TRIES)):
         try:
@@ -95,7 +95,7 @@ def meeting_place(directory: Held, token: Callable[[], str]) -> Held:
     raise AssertionError("unreachable")
 
 
-def _refuse_strangers(directory: Held, place: Held, token: Callable[[], str]) -> None:
+def _refuse_strangers(directory: OpenDirectory, place: OpenDirectory, token: Callable[[], str]) -> None:
     """Raise Refused if what this user writes in `place` can be exchanged by others who may write there."""
     found = place.stat()
     if is_mine(found) or found.st_mode & stat.S_ISVTX:
@@ -108,24 +108,24 @@ def _refuse_strangers(directory: Held, place: Held, token: Callable[[], str]) ->
         )
 
 
-def leave_meeting_place(directory: Held) -> None:
+def leave_meeting_place(directory: OpenDirectory) -> None:
     """Remove the meeting place, if nothing is left in it."""
     with suppress(OSError), directory.enter(DOCTOR) as outer:
         outer.remove_directory(JOIN)
         directory.remove_directory(DOCTOR)
 
 
-def make_contest(meeting: Held, party: str, others: bool, token: Callable[[], str]) -> Held:
+def make_contest(meeting: OpenDirectory, party: str, others: bool, token: Callable[[], str]) -> OpenDirectory:
     """Make the place of the tests that `party` leads: closed to others, unless the partner is one of them."""
     return meeting.make(f"{party}.place", OPEN if others else PRIVATE, _fresh(token))
 
 
-def enter_contest(meeting: Held, party: str) -> Held:
+def enter_contest(meeting: OpenDirectory, party: str) -> OpenDirectory:
     """Open the place of the tests that the partner `party` leads."""
     return meeting.enter(f"{party}.place")
 
 
-def clear_away(meeting: Held, party: str) -> None:
+def clear_away(meeting: OpenDirectory, party: str) -> None:
     """Remove the place of the tests that a lost party led, if it belongs to this user."""
     with suppress(OSError), meeting.enter(f"{party}.place") as place:
         if is_mine(place.stat()):
@@ -141,7 +141,7 @@ def is_of(party: str, name: str) -> bool:
 # -- what killed doctors left --------------------------------------------------------------------------------
 
 
-def reap(directory: Held, names: Iterable[str], now_s: float) -> int:
+def reap(directory: OpenDirectory, names: Iterable[str], now_s: float) -> int:
     """Remove what killed doctors of this user left in a directory a day ago; how many of their places and files went.
 
     `names` are those in the directory; `now_s` is by the clock that stamps its files. What is removed has a name of a
@@ -161,7 +161,7 @@ def reap(directory: Held, names: Iterable[str], now_s: float) -> int:
     return removed
 
 
-def _reap_meetings(outer: Held, now_s: float) -> int:
+def _reap_meetings(outer: OpenDirectory, now_s: float) -> int:
     """Remove what is left in the directory DOCTOR; how many names went."""
     removed = sum(_reap_place(outer, name, now_s) for name in outer.names() if OLD_PLACE.fullmatch(name))
     with suppress(OSError), outer.enter(JOIN) as meeting:
@@ -175,7 +175,7 @@ def _reap_meetings(outer: Held, now_s: float) -> int:
     return removed
 
 
-def _reap_place(holder: Held, name: str, now_s: float) -> bool:
+def _reap_place(holder: OpenDirectory, name: str, now_s: float) -> bool:
     try:
         with holder.enter(name) as place:
             return _is_remnant(place.stat(), now_s) and holder.remove(place, MADE_BY_DOCTORS)
@@ -183,7 +183,7 @@ def _reap_place(holder: Held, name: str, now_s: float) -> bool:
         return False
 
 
-def _reap_file(holder: Held, name: str, now_s: float) -> bool:
+def _reap_file(holder: OpenDirectory, name: str, now_s: float) -> bool:
     found = holder.look(name)
     return found is not None and stat.S_ISREG(found.st_mode) and _is_remnant(found, now_s) and holder.remove_file(name)
 

@@ -21,9 +21,8 @@ import orjson
 from fsqueue.format import names
 from fsqueue.format.replay import AVAILABLE, COMPLETED, DEAD, LEASED, ReplayState
 from fsqueue.models import DeadLetter
-from fsqueue.storage import deadletters, history
+from fsqueue.storage import deadletters, history, listing
 from fsqueue.storage.store import Store
-from fsqueue.views import inspection
 
 WINDOWS_S = (60.0, 3600.0)
 """What rates are averages over, unless the caller says: the second where work goes on, but too little was finished in
@@ -41,7 +40,7 @@ LETTERS_BYTES_MAX = 1 << 20
 OLDEST, REASONS = 10, 20
 """How many of the oldest leases, and of the most frequent reasons, are told."""
 STILL_S = 10.0
-"""If nobody holds a task, and none was finished for so long, nobody works."""
+"""If no worker holds a task, and none was finished for so long, no worker is at work."""
 PIECES = 10
 """Into how many pieces a window is cut, to see how much a rate varies."""
 QUANTILE = 2.26
@@ -75,7 +74,7 @@ class TimeLeft(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A lease that somebody holds: the id of its first task, how many of its batch it holds, since and until when.
+    """A lease that a worker holds: the id of its first task, how many of its batch it holds, since and until when.
 
     Times are Unix seconds on the file server's clock. `worker`: host, pid, address, Slurm job, as it said itself.
     """
@@ -117,7 +116,7 @@ class Activity:
     `share`: the part of the logs, or of the shards' histories if that is less, that was read; of the others, the oldest
     leases and the tasks that come back are not among those told. `whole_reasons`: whether all dead letters were read.
 
-    `is_worked`: whether somebody works, that is holds a task in time, or has finished one within the last ten seconds.
+    `is_worked`: whether a worker holds a task in time, or has finished one within the last ten seconds.
     `holders`: who holds tasks, each as JSON, in what was read; None: not known.
     """
 
@@ -145,7 +144,7 @@ class Activity:
     def left(self, remaining: int) -> TimeLeft | None:
         """Return when `remaining` tasks will be finished, if things go on and nothing is added.
 
-        None: not known, or nobody works.
+        None: not known, or no worker is at work.
 
         What is to come varies as what has been: over a time of so many windows, by the error over the root of those.
         """
@@ -159,7 +158,7 @@ class Activity:
         return TimeLeft(likely_s, remaining / (rate + spread), remaining / (rate - spread) if rate > spread else None)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all of it, ready for JSON; of who holds tasks the number."""
+        """Return all of it, ready for JSON; of the workers that hold tasks the number."""
         found = asdict(self) | {"workers": self.workers}
         del found["holders"]
         return found
@@ -260,7 +259,7 @@ class Unit:
         """When a task was completed, how long it had been leased, and how long the work on it took."""
 
 
-class Part:
+class FileSample:
     """Files of one kind, of which some were read: `units`, drawn at random out of `frame`."""
 
     def __init__(self, frame: int) -> None:
@@ -299,25 +298,23 @@ class _Survey:
         self.young: set[str] = set()
         """The batches whose insertion was counted."""
         self.read: set[str] = set()
-        shards = inspection.shards(store)
-        self.parts = (self._names(shards), self._logs(shards), self._history())
+        self.parts = (self._names(), self._logs(), self._history())
 
-    def _names(self, shards: list[names.Shard]) -> Part:
-        part = Part(1)
+    def _names(self) -> FileSample:
+        part = FileSample(1)
         part.units.append(Unit())
-        for shard in shards:
-            for batch, name in inspection.task_files(self.store, shard).items():
-                self._insert(part.units[0], batch, name.count)
+        for batch, name in listing.published(self.store):
+            self._insert(part.units[0], batch, name.count)
         return part
 
-    def _logs(self, shards: list[names.Shard]) -> Part:
+    def _logs(self) -> FileSample:
         store = self.store
-        logs = [batch for shard in shards for batch in inspection.logs(store, shard)]
-        part, size = Part(len(logs)), 0
+        logs = list(listing.with_logs(store))
+        part, size = FileSample(len(logs)), 0
         for batch in nsmallest(LOGS_MAX, logs, key=lambda _: store.entropy.random()):
             if size >= LOGS_BYTES_MAX:
                 break
-            content, replay_state = inspection.read_log(store, batch), ReplayState()
+            content, replay_state = listing.read_log(store, batch), ReplayState()
             replay_state.replay(content, 0)
             size += len(content)
             part.units.append(Unit())
@@ -325,11 +322,11 @@ class _Survey:
                 self._add(part.units[-1], batch, replay_state)
         return part
 
-    def _history(self) -> Part:
+    def _history(self) -> FileSample:
         store, size = self.store, 0
         kept = history.recent_files(store, self.asked)
         known = sorted(kept)
-        part = Part(len(known))
+        part = FileSample(len(known))
         for shard in store.entropy.shuffled(known):
             if size >= HISTORY_BYTES_MAX:
                 break
@@ -396,11 +393,11 @@ class _Survey:
         return sum(sum(unit.events[FINISHED].values()) * part.scale for part in self.parts for unit in part.units)
 
     def is_at_work(self) -> bool:
-        """Return whether somebody holds tasks, or has just finished some: of others the time before tells nothing."""
+        """Return whether a worker holds tasks, or has just finished some: else the time before tells nothing."""
         return bool(self.held or self.finished())
 
     def is_worked(self) -> bool:
-        """Return whether somebody holds tasks, or has finished some just now: between two leases nobody holds any."""
+        """Return whether a worker holds tasks, or has just finished some: between two leases it holds none."""
         recent = self.now - STILL_S * 1000
         return bool(self.held) or any(
             at >= recent for part in self.parts for unit in part.units for at in unit.events[FINISHED]
@@ -435,7 +432,7 @@ class _Survey:
         return rate_of(self.parts, kind, begin, self.now) if self.store.settings.keep_history else None
 
 
-def rate_of(parts: Iterable[Part], kind: int, begin: int, now: int) -> Rate | None:
+def rate_of(parts: Iterable[FileSample], kind: int, begin: int, now: int) -> Rate | None:
     """Return how often something happened from `begin` until `now` (ms), by the files that were read."""
     over_s = (now - begin) / 1000
     if over_s < LEAST_S:

@@ -26,7 +26,7 @@ from fsqueue.models import DELAYED as IS_DELAYED
 from fsqueue.models import LEASED as IS_LEASED
 from fsqueue.models import WAITING as IS_WAITING
 from fsqueue.models import DeadLetter, State, Status, TaskInfo
-from fsqueue.storage import commits, counters, deadletters, history, published, staging
+from fsqueue.storage import commits, counters, deadletters, history, listing, published, staging
 from fsqueue.storage.store import Store
 
 ROUNDS = 2
@@ -37,46 +37,6 @@ LOOKS = 10
 """How often a task file is looked for that others may be renaming."""
 COMMITS_MAX = 10
 """How often it is read once more because something was committed while it was read."""
-
-
-def read_replay_state(store: Store, batch: Batch) -> ReplayState | None:
-    """Return the replay state of a batch, by a revalidating open, without a lock. None if no task was ever leased.
-
-    (A log may be there all the same: empty, or created anew and retired by a process that came too late.)
-    """
-    replay_state = ReplayState()
-    replay_state.replay(read_log(store, batch), 0)
-    return replay_state if replay_state.count else None
-
-
-def read_log(store: Store, batch: Batch) -> bytes:
-    """Return the bytes of a batch's log, by a revalidating open; none if it has none."""
-    try:
-        return store.fs.read(store.layout.log(batch))
-    except FileNotFoundError:
-        return b""
-    except OSError as error:
-        if error.errno not in NOT_FILES:
-            raise
-        return b""  # a directory, link or pipe of that name: a stray
-
-
-def task_files(store: Store, shard: Shard) -> dict[Batch, TaskFileName]:
-    """Return the task files of a shard by batch (of two names of one batch, seen during a renaming, one)."""
-    found = map(names.parse_task_file, store.fs.names(f"{store.layout.tasks}/{shard}"))
-    return {name.batch: name for name in found if name is not None}
-
-
-def logs(store: Store, shard: Shard) -> list[Batch]:
-    """Return the batches of a shard that have a log."""
-    found = map(names.parse_log_file, store.fs.names(f"{store.layout.logs}/{shard}"))
-    return [uuid for uuid in found if uuid is not None]
-
-
-def shards(store: Store) -> list[Shard]:
-    """Return the shards that have task files or logs, or had."""
-    found = {*store.fs.names(store.layout.tasks), *store.fs.names(store.layout.logs)}
-    return [shard for shard in names.all_shards(store.layout.shards) if shard in found]
 
 
 # -- status -------------------------------------------------------------------------------------
@@ -185,33 +145,20 @@ class _Seen:
         return Status(waiting, delayed, leased, completed, len(dead))
 
 
-def shards_with_logs(store: Store) -> frozenset[Shard]:
-    """Return the shards that may have logs.
-
-    On a local disk, one listing in place of many. An NFS client may overlook a new directory in a listing for a
-    minute, so there every shard is looked into.
-    """
-    every = names.all_shards(store.layout.shards)
-    if store.fs.shared:
-        return frozenset(every)
-    found = set(store.fs.names(store.layout.logs))
-    return frozenset(shard for shard in every if shard in found)
-
-
 def _read_logs(store: Store, seen: _Seen, shard: Shard, touched: list[Batch]) -> None:
     """Replay the logs of these batches, whose task files, if any, were seen before."""
     for batch in dict.fromkeys(touched):
-        replay_state = read_replay_state(store, batch)
+        replay_state = listing.read_replay_state(store, batch)
         if replay_state is not None:
             seen.ledgers[batch] = replay_state
-        elif batch in seen.files and batch not in task_files(store, shard):
+        elif batch in seen.files and batch not in listing.task_files(store, shard):
             seen.is_sure = False  # it has finished since, or somebody has just begun with it
 
 
 def _look_into(store: Store, seen: _Seen, shard: Shard, has_logs: bool) -> None:
-    touched = logs(store, shard) if has_logs else []
-    files = task_files(store, shard)
-    touched += logs(store, shard) if has_logs else []
+    touched = listing.logs(store, shard) if has_logs else []
+    files = listing.task_files(store, shard)
+    touched += listing.logs(store, shard) if has_logs else []
     seen.files.update(files)
     _read_logs(store, seen, shard, touched)
 
@@ -238,12 +185,12 @@ def _look(store: Store, exact: bool) -> _Seen:
     retried = [name for name in staging.files(store, store.layout) if str(name) in letters.staged]
     seen.files.update({name.batch: name for name in retried})  # as good as published, ...
     seen.files.update(commits.waiting(store))  # ... as these are
-    begun = shards_with_logs(store) if exact else frozenset[Shard]()
-    for shard in shards(store):
+    begun = listing.shards_with_logs(store) if exact else frozenset[Shard]()
+    for shard in listing.shards(store):
         _look_into(store, seen, shard, shard in begun)
     if exact:
-        for shard in sorted(shards_with_logs(store) - begun):
-            _read_logs(store, seen, shard, logs(store, shard))
+        for shard in sorted(listing.shards_with_logs(store) - begun):
+            _read_logs(store, seen, shard, listing.logs(store, shard))
     for batch in seen.ledgers:
         seen.files.pop(batch, None)
     return seen
@@ -272,7 +219,7 @@ class DrainCheck:
         for _ in range(2):  # a listing can be old, or miss a name that is being renamed: only two prove absence
             if commits.apply_pending(self.store):
                 return False  # what was committed may be done or not: the next look tells
-            for shard in shards(self.store):
+            for shard in listing.shards(self.store):
                 if self._is_at_work(shard):
                     self._hint = shard
                     return False
@@ -281,7 +228,7 @@ class DrainCheck:
         return True
 
     def _is_at_work(self, shard: Shard) -> bool:
-        found = task_files(self.store, shard)
+        found = listing.task_files(self.store, shard)
         self._left = next((name for batch, name in found.items() if self._has_work(batch)), None)
         return self._left is not None
 
@@ -295,7 +242,7 @@ class DrainCheck:
             return False  # something else has the name, or its directory
 
     def _has_work(self, batch: Batch) -> bool:
-        replay_state = read_replay_state(self.store, batch)
+        replay_state = listing.read_replay_state(self.store, batch)
         return replay_state is None or replay_state.left > 0
 
 
@@ -309,24 +256,18 @@ def tasks(store: Store, state: str | None = None) -> Iterator[TaskInfo]:
     store.verify()
     if state in (None, IS_WAITING, IS_DELAYED, IS_LEASED):
         apply_pending(store)
-        for shard in shards(store):
-            for batch, name in sorted(task_files(store, shard).items()):
-                for info in of_batch(store, batch, name):
-                    if info.state == state or (state is None and info.state in (IS_WAITING, IS_DELAYED, IS_LEASED)):
-                        yield info
+        for batch, name in listing.published(store) if state is None else _where_it_can_be(store, state):
+            for info in of_batch(store, batch, name):
+                if info.state == state or (state is None and info.state in (IS_WAITING, IS_DELAYED, IS_LEASED)):
+                    yield info
     elif state == IS_DEAD:
         for letter in deadletters.letters(store):
             yield _of_letter(letter)
     else:
         seen: set[str] = set()
-        for shard in shards(store):
-            for batch in logs(store, shard):
-                replay_state = read_replay_state(store, batch)
-                if replay_state is not None:
-                    seen.add(batch)
-                    yield from (
-                        info for info in _of_replay_state(store, batch, replay_state, None) if info.state == state
-                    )
+        for batch, replay_state in listing.at_work(store):
+            seen.add(batch)
+            yield from (info for info in _of_replay_state(store, batch, replay_state, None) if info.state == state)
         for batch, records in history.batches(store):
             if batch not in seen:
                 yield from (
@@ -336,10 +277,34 @@ def tasks(store: Store, state: str | None = None) -> Iterator[TaskInfo]:
                 )
 
 
+def _where_it_can_be(store: Store, state: str) -> Iterator[tuple[Batch, TaskFileName]]:
+    """Yield the batches that may have tasks in a state: waiting, delayed or leased.
+
+    Of a batch from which no worker has leased, the name of its task file tells. So leased tasks cost what is at work,
+    not what is in the queue. Logs are listed after the task files: what is called untouched was so when its
+    file was seen.
+    """
+    now = store.clock.now_ms()
+    for shard in listing.shards(store):
+        files = sorted(listing.task_files(store, shard).items())
+        touched = set(listing.logs(store, shard))
+        for batch, name in files:
+            if batch not in touched:
+                if state == (IS_DELAYED if name.available_at > now else IS_WAITING):
+                    yield batch, name
+            elif state != IS_LEASED or _is_leased_from(store, batch):
+                yield batch, name
+
+
+def _is_leased_from(store: Store, batch: Batch) -> bool:
+    replay_state = listing.read_replay_state(store, batch)
+    return replay_state is not None and LEASED in replay_state.state
+
+
 def of_batch(store: Store, batch: Batch, name: TaskFileName) -> Iterator[TaskInfo]:
     """Yield the tasks of a batch that has (or had just now) a task file of this name, finished ones too."""
     lines = _lines_of(store, name)  # none, if it was renamed or finished since it was listed
-    replay_state = read_replay_state(store, batch)
+    replay_state = listing.read_replay_state(store, batch)
     if replay_state is None:
         if not lines:
             return
@@ -382,7 +347,7 @@ def _lines_anywhere(store: Store, batch: Batch, replay_state: ReplayState) -> li
         texts = (*published.listed(store, store.layout, batch), *reversed(replay_state.names))
         if lines := next(filter(None, (_lines_of(store, name) for name in names.task_files_of(batch, texts))), []):
             return lines
-        if (now := read_replay_state(store, batch)) is None:
+        if (now := listing.read_replay_state(store, batch)) is None:
             break  # it has finished
         replay_state = now
     return []
@@ -438,11 +403,11 @@ def task(store: Store, task_id: str) -> TaskInfo:
     """Return what is known of one task; TaskNotFound if neither the queue nor its history knows it."""
     batch, _ = names.parse_task_id(task_id)
     store.verify()
-    name = task_files(store, store.layout.shard(batch)).get(batch)
+    name = listing.task_files(store, store.layout.shard(batch)).get(batch)
     found: Iterator[TaskInfo] = iter(())
     if name is not None:
         found = of_batch(store, batch, name)
-    elif (replay_state := read_replay_state(store, batch)) is not None:
+    elif (replay_state := listing.read_replay_state(store, batch)) is not None:
         found = _of_replay_state(store, batch, replay_state, None)
     elif (records := history.find(store, batch)) is not None:
         found = _of_replay_state(store, batch, history.replay(records), None)
@@ -469,9 +434,7 @@ def peek(store: Store, n: int) -> list[TaskInfo]:
     store.verify()
     apply_pending(store)
     now = store.clock.now_ms()
-    heads: list[TaskFileName] = []
-    for shard in shards(store):
-        heads += [name for name in task_files(store, shard).values() if name.available_at <= now]
+    heads = [name for _, name in listing.published(store) if name.available_at <= now]
     found: list[TaskInfo] = []
     for name in sorted(heads, key=lambda head: head.batch):
         for info in of_batch(store, name.batch, name):

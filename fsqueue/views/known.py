@@ -1,4 +1,4 @@
-"""Say what became of task ids and tokens that the command line could not act on: finished, taken over, or unknown."""
+"""Say what became of tasks that the command line could not act on: finished, taken over, or unknown."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from fsqueue.errors import LeaseLost
 from fsqueue.format import names
 from fsqueue.format.names import Batch, Shard, TaskFileName
 from fsqueue.format.replay import ReplayState
-from fsqueue.protocol import transitions
-from fsqueue.storage import deadletters, history
+from fsqueue.protocol import losses
+from fsqueue.storage import deadletters, history, listing
 from fsqueue.storage.store import Store
 from fsqueue.views import inspection
 
@@ -35,7 +35,7 @@ class Loss(NamedTuple):
 
 def loss_of(error: LeaseLost) -> Loss:
     """Return why a single lease does not hold, as `attach` has said it."""
-    return Loss(str(error), error.reason == transitions.ALREADY)
+    return Loss(str(error), error.reason == losses.ALREADY)
 
 
 def why_lost(store: Store, tokens: Iterable[str]) -> dict[str, Loss | None]:
@@ -50,10 +50,10 @@ def why_lost(store: Store, tokens: Iterable[str]) -> dict[str, Loss | None]:
         batch, index, lease = leases[token]
         if became is None:
             reasons[token] = None
-        elif isinstance(became, ReplayState) and transitions.completed_by(became, index, lease):
-            reasons[token] = Loss(transitions.already(names.task_id(batch, index)), True)
+        elif isinstance(became, ReplayState) and losses.completed_by(became, index, lease):
+            reasons[token] = Loss(losses.already(names.task_id(batch, index)), True)
         else:
-            reason = transitions.why_lost(became, index) if isinstance(became, ReplayState) else became
+            reason = losses.why_lost(became, index) if isinstance(became, ReplayState) else became
             reasons[token] = Loss(f"Its lease holds no longer ({reason}). Discard the result.")
     return reasons
 
@@ -74,7 +74,7 @@ def _outcomes(store: Store, wanted: dict[str, tuple[Batch, int]]) -> dict[str, R
     for key, (batch, index) in wanted.items():
         shard = store.layout.shard(batch)
         if shard not in files:
-            files[shard] = inspection.task_files(store, shard)
+            files[shard] = listing.task_files(store, shard)
         if batch not in ledgers:
             ledgers[batch] = _replay_state(store, batch, in_history=batch not in files[shard])
         replay_state, file = ledgers[batch], files[shard].get(batch)
@@ -90,7 +90,7 @@ def _outcomes(store: Store, wanted: dict[str, tuple[Batch, int]]) -> dict[str, R
 
 
 def _replay_state(store: Store, batch: Batch, in_history: bool) -> ReplayState | None:
-    replay_state = inspection.read_replay_state(store, batch)
+    replay_state = listing.read_replay_state(store, batch)
     if replay_state is None and in_history and (records := history.find(store, batch)) is not None:
         replay_state = history.replay(records)
     return replay_state

@@ -1,4 +1,4 @@
-"""Who holds tasks of a queue, since when, and who lives: `fsqueue workers` (docs/design.md, section 4.8).
+"""List the workers that hold tasks of a queue, and tell which are alive (docs/design.md, section 4.8).
 
 What is known comes from the logs of the batches at work, and whether a worker lives from this host's process table and
 from Slurm. Both can prove a death; where neither can, a worker counts as unknown, and its leases run out.
@@ -20,20 +20,21 @@ from fsqueue.format import names
 from fsqueue.format.replay import LEASED, ReplayState
 from fsqueue.format.task_states import Lease
 from fsqueue.protocol import revoking
-from fsqueue.storage import jsonl
+from fsqueue.storage import jsonl, listing
 from fsqueue.storage.store import Store
-from fsqueue.views import inspection
+from fsqueue.wording import counted
 
 ALIVE, DEAD, UNKNOWN = "alive", "dead", "unknown"
 
 
 @dataclass(slots=True)
-class Worker:
+class LeaseHolder:
     """A worker that holds tasks. Times are Unix seconds on the file server's clock.
 
     `worker`: what it said of itself (docs/format.md, "Workers"). `since`: when the oldest of its leases was made;
     `heartbeat`: when it last leased or renewed one; `lease_until`: when the first of them runs out. `expired`: how many
-    have run out already, and nobody took them over. `life`: "alive", "dead" (proven) or "unknown"; `evidence`: why.
+    have run out already, and no other worker took them over.
+    `life`: "alive", "dead" (proven) or "unknown"; `evidence`: why.
     """
 
     worker: dict[str, Any]
@@ -62,19 +63,21 @@ class Worker:
         return own | {"node": self.node, "job": self.job}
 
 
-def workers(store: Store) -> list[Worker]:
-    """Everybody who holds tasks, the oldest lease first. Reads the logs of the batches at work, and asks Slurm once."""
+def workers(store: Store) -> list[LeaseHolder]:
+    """Return every worker that holds tasks, the oldest lease first.
+
+    Read the logs of the batches at work, and ask Slurm once.
+    """
     store.refresh(now=True)
-    found: dict[bytes, Worker] = {}
-    for shard in inspection.shards(store):
-        for batch in inspection.logs(store, shard):
-            _add(store, batch, found)
+    found: dict[bytes, LeaseHolder] = {}
+    for batch in listing.with_logs(store):
+        _add(store, batch, found)
     known = sorted(found.values(), key=lambda worker: worker.since)
     _judge(known)
     return known
 
 
-def release_dead(store: Store) -> tuple[list[Worker], int]:
+def release_dead(store: Store) -> tuple[list[LeaseHolder], int]:
     """End the leases of workers that are proven dead, as if they ran out now: whose had not yet, and how many.
 
     So the tasks are available at once, and attempts are charged as for any lease that runs out. LockTimeout names
@@ -94,11 +97,11 @@ def release_dead(store: Store) -> tuple[list[Worker], int]:
         except LockTimeout:
             busy.append(batch)
     if ended:
-        store.notify()
+        store.doorbell.ring()
     if busy:
         raise LockTimeout(
-            f"{ended} leases were ended, but {len(busy)} batches stayed locked ({busy[0]}, ...): "
-            "their lock holders are stopped or cut off; repeat later."
+            f"Leases ended: {ended}. But {counted(len(busy), 'batch', 'batches')} stayed locked ({busy[0]}, ...): "
+            "the processes that hold the locks are stopped or cut off. Repeat the command later."
         )
     return dead, ended
 
@@ -107,9 +110,9 @@ def _key(worker: dict[str, Any] | None) -> bytes:
     return orjson.dumps(worker or {}, option=orjson.OPT_SORT_KEYS)
 
 
-def _add(store: Store, batch: names.Batch, found: dict[bytes, Worker]) -> None:
-    """Add who holds what of a batch."""
-    content, replay_state = inspection.read_log(store, batch), ReplayState()
+def _add(store: Store, batch: names.Batch, found: dict[bytes, LeaseHolder]) -> None:
+    """Add the workers that hold tasks of a batch."""
+    content, replay_state = listing.read_log(store, batch), ReplayState()
     replay_state.replay(content, 0)
     now = store.clock.now_ms()
     beats: dict[int, int] = {}
@@ -118,7 +121,7 @@ def _add(store: Store, batch: names.Batch, found: dict[bytes, Worker]) -> None:
         if offset not in beats:
             beats[offset] = _time_of(content, offset)
         begun, beat = holder.at, max(holder.at, beats[offset])
-        worker = found.setdefault(_key(holder.worker), Worker(holder.worker or {}, begun / 1000, 0, until / 1000))
+        worker = found.setdefault(_key(holder.worker), LeaseHolder(holder.worker or {}, begun / 1000, 0, until / 1000))
         worker.since = min(worker.since, begun / 1000)
         worker.heartbeat = max(worker.heartbeat, beat / 1000)
         worker.lease_until = min(worker.lease_until, until / 1000)
@@ -147,7 +150,7 @@ def _time_of(content: bytes, offset: int) -> int:
 # -- life ------------------------------------------------------------------------------------------------
 
 
-def _judge(found: list[Worker]) -> None:
+def _judge(found: list[LeaseHolder]) -> None:
     """Tell the living from the dead, as far as that can be told: first by this host's processes, then by Slurm."""
     undecided = []
     for worker in found:

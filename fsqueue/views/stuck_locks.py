@@ -15,9 +15,8 @@ from fsqueue.cluster.identity import describe
 from fsqueue.filesystem.holders import Holder, holders_of
 from fsqueue.format import names
 from fsqueue.format.replay import ReplayState
-from fsqueue.storage import commits, counters, history
+from fsqueue.storage import commits, counters, history, listing
 from fsqueue.storage.store import Store
-from fsqueue.views import inspection
 
 QUIET_S = 2.0
 """A file that was written to more recently is at work: its lock is not looked at."""
@@ -80,22 +79,22 @@ def _files(store: Store) -> Iterator[tuple[str, str]]:
     yield "queue.jsonl", layout.settings_file
     for number in counters.NUMBERS:
         yield f"counter {number}", layout.counter(number)
-    for shard in inspection.shards(store):
+    for shard in listing.shards(store):
         yield f"dead letters of shard {shard}", layout.dead(shard)
-        for batch in inspection.logs(store, shard):
-            yield f"batch {batch}", layout.log(batch)
+    for batch in listing.with_logs(store):
+        yield f"batch {batch}", layout.log(batch)
     for identity in commits.proposals(store, layout):
         yield f"proposal of a commit {identity}", layout.proposal(identity)
     for text in fs.names(layout.staging):
         if (attempt := names.parse_attempt(text)) is not None:
             yield f"attempt of a commit {text}", f"{layout.attempt(*attempt)}/{commits.LOCK}"
-    for day in history.days(store)[-2:]:  # nobody writes to earlier ones any more
+    for day in history.days(store)[-2:]:  # no process writes to earlier ones any more
         for shard in history.shards_of(store, day):
             yield f"history of shard {shard} on {day}", layout.history(day, shard)
 
 
 def _is_suspect(store: Store, path: str) -> bool:
-    """Return whether a file is locked although nobody has written to it for a while."""
+    """Return whether a file is locked although no process has written to it for a while."""
     fs = store.fs
     try:
         fd = fs.look(path)

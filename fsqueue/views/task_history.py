@@ -9,9 +9,8 @@ from fsqueue.errors import TaskNotFound
 from fsqueue.format import movements, names
 from fsqueue.format.replay import ReplayState
 from fsqueue.models import Movement
-from fsqueue.storage import history
+from fsqueue.storage import history, listing
 from fsqueue.storage.store import Store
-from fsqueue.views import inspection
 
 
 def movements_of(store: Store, task_id: str) -> list[Movement]:
@@ -21,7 +20,7 @@ def movements_of(store: Store, task_id: str) -> list[Movement]:
     records = records_of(store, batch)
     if not any(record["op"] == "open" for _, record in records):
         records = history.find(store, batch) or []
-    name = inspection.task_files(store, store.layout.shard(batch)).get(batch) if not records else None
+    name = listing.task_files(store, store.layout.shard(batch)).get(batch) if not records else None
     if index >= (name.count if name is not None else history.replay(records).count):
         raise TaskNotFound(f"The history of {task_id} is not known in {store.path}: check the id, or it was not kept.")
     birth = Movement("insert", names.birth_ms(batch) / 1000)

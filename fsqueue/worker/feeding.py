@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 
-from fsqueue.clock import Clock, Entropy
+from fsqueue.clock import Backoff, Clock, Entropy
 from fsqueue.errors import FsqueueError
 from fsqueue.filesystem import taken
 from fsqueue.leased_task import LeasedTask
@@ -117,7 +117,7 @@ class Feeder(BackgroundThread):
 
     def _feed(self, n: int) -> Fed | None:
         """Return what to answer; None if that was done."""
-        failing_since, pause_s = math.inf, RETRY_S[0]
+        failing_since, retry = math.inf, Backoff(RETRY_S, self._random, 2)
         while True:
             try:
                 return self._wait(n)
@@ -130,12 +130,11 @@ class Feeder(BackgroundThread):
                     self._trouble(error)
                 if self._closed.is_set() or now - failing_since >= patience_with(error, self._patience_s):
                     raise
-                self._closed.wait(pause_s)
-                pause_s = min(2 * pause_s, RETRY_S[1])
+                self._closed.wait(retry.next_s())
 
     def _wait(self, n: int) -> Fed | None:
         """Look, in turn, until something is there and reported, or nothing more can come, or `close`."""
-        pause, checked = BELL_S[0], -math.inf
+        backoff, checked = Backoff(BELL_S, self._random), -math.inf
         while True:
             if excluded := next(filter(None, (streak.excluded() for streak in self._streaks)), None):
                 return Fed(excluded=excluded)
@@ -152,13 +151,12 @@ class Feeder(BackgroundThread):
             if self._closed.is_set():
                 return Fed()
             now = self._now()
-            if self._ends and (pause < BELL_S[1] or now - checked >= DRAIN_CHECK_S):
+            if self._ends and (not backoff.is_longest or now - checked >= DRAIN_CHECK_S):
                 checked = now
                 if self._is_drained():
                     return Fed(drained=True)
-            nap = pause * (0.75 + self._random() / 2)
-            self._closed.wait(max(0.001, min(nap, *(idle_poller.due_s() for idle_poller in self._pollers))))
-            pause = min(pause * 1.3, BELL_S[1])
+            due_s = (idle_poller.due_s() for idle_poller in self._pollers)
+            self._closed.wait(max(0.001, min(backoff.next_s(), *due_s)))
 
     def _is_drained(self) -> bool:
         """Return whether all queues are. The one with something left is asked first the next time."""

@@ -1,4 +1,4 @@
-"""Python functions that do tasks: how they are named, found in another process, called, and what their end means."""
+"""Name the function that executes tasks, find it in another process, call it, and tell how the call ended."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ is_loading = False
 """Whether this is a child that imports its handler: a worker that starts now would start in every child."""
 
 Result = tuple[str, Any]
-"""A verb, and its result, reason or delay in seconds."""
+"""The verb that ends the lease, and its result, reason or delay in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskAtHand:
-    """What a handler with a second argument gets: which task it is at, and whether it is asked to end."""
+    """Tell a handler with a second argument which task it executes, and whether the worker is stopping."""
 
     id: str
     attempt: int
@@ -125,7 +125,7 @@ def _main(named: dict[str, Any]) -> ModuleType:
 def takes_task(handler: Callable[..., Any]) -> bool:
     """Return whether a handler wants the task as a second argument.
 
-    InvalidArgument for one that cannot be called so.
+    InvalidArgument if it takes no argument, or is an `async` function.
     """
     if inspect.iscoroutinefunction(handler):
         raise InvalidArgument("A handler is a plain function, not an 'async' one: call asyncio.run in it.")
@@ -140,7 +140,7 @@ def takes_task(handler: Callable[..., Any]) -> bool:
 
 
 def call(handler: Callable[..., Any], arguments: Sequence[Any]) -> Result:
-    """Call a handler; what its end means. Only a MemoryError in here can raise."""
+    """Call a handler, and return the verb that its end asks for. Only a MemoryError in here can raise."""
     try:
         result = handler(*arguments)
         if result is None:

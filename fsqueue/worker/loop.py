@@ -99,7 +99,7 @@ class Loop:
         self.mailbox.post(lambda: self._stop(number))
 
     def thread_died(self, name: str, error: BaseException) -> None:
-        """End because a thread has died of what nobody expected. Called in that thread."""
+        """End because a thread has died of an unexpected exception. Called in that thread."""
         self.mailbox.post(lambda: self._thread_died(name, error))
 
     @property
@@ -148,9 +148,7 @@ class Loop:
         return bool(self._ending) and told and not (self._ahead or self._feeder.is_busy or self._executor.held())
 
     def _is_leaving(self) -> bool:
-        """Return whether to end with nothing more told: a file server may be away, and whoever asks again will not
-        wait.
-        """
+        """Return whether to end at once with outcomes untold, since the user waits no longer for the file server."""
         return self._signals > 2 or self._now() >= self._leave_at
 
     def _ask(self) -> None:

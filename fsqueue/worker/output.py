@@ -157,7 +157,7 @@ class OutputWriter(BackgroundThread):
 
 
 class Stream:
-    """A pipe that somebody prints into. The loop reads it; it ends with the end of the pipe or by `close`."""
+    """A pipe that a task prints into. The loop reads it; it ends with the end of the pipe or by `close`."""
 
     def __init__(
         self, mailbox: Mailbox, output_writer: OutputWriter, ours: int, output: Output, has_tags: bool
@@ -179,7 +179,7 @@ class Stream:
         mailbox.watch(self._fd, self.read)
 
     def started(self) -> None:
-        """Whoever prints has its end now: give ours up."""
+        """Close our end: the process that prints has its own now."""
         os.close(self.write_end)
         self.write_end = -1
 
@@ -218,7 +218,7 @@ class Stream:
 
     @property
     def is_open(self) -> bool:
-        """Return whether somebody may still print."""
+        """Return whether a process may still print."""
         return self._fd >= 0
 
     def fresh(self, task: LeasedTask) -> None:

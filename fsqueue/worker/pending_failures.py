@@ -1,8 +1,8 @@
-"""Failures that may be a job's end, and no fault of the task.
+"""Delay the report of a failure that the end of the batch job may explain.
 
 When a batch job is cancelled, preempted, requeued or over its time, its scheduler sends SIGTERM to every process in it
-at once: a command may die of it before its worker has heard of anything. So in a job a failure is told a moment later;
-if such a signal comes meanwhile, the task is put back instead.
+at once. A command may die of it before its worker gets the signal. So in a job the worker reports a failure a second
+later. If such a signal comes meanwhile, it puts the task back instead.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class PendingFailures:
         return len(self._waiting)
 
     def add(self, failure: Outcome, now: float) -> None:
-        """Something has failed."""
+        """Take in a failure."""
         self._waiting.append((now + self._wait_s, failure))
 
     def due_at(self) -> float:
@@ -44,7 +44,7 @@ class PendingFailures:
         return self._waiting[0][0] if self._waiting else math.inf
 
     def ripe(self, now: float) -> list[Outcome]:
-        """Return what is to be told now: failures that nothing has explained, or that their tasks are put back."""
+        """Return what to report now: failures that no signal has explained, and for the others, releases."""
         told = []
         while self._waiting and (self._is_explained or self._waiting[0][0] <= now):
             failure = self._waiting.popleft()[1]

@@ -2,8 +2,8 @@
 
 A file server that is away blocks every process that asks it, or fails its calls, for minutes. So the loop never asks.
 It hands outcomes to an `OutcomeReporter`, which reports them in bulk and repeats what fails, and leases to a
-`LeaseRenewer`. A lease that has run out may still be ours as long as nobody took the task: its work goes on, and
-completing it counts. If this worker takes the task again itself, the loop goes on under the new lease. So a loss is
+`LeaseRenewer`. A lease that has run out may still be ours as long as no other worker took the task: its work goes on,
+and completing it counts. If this worker takes the task again itself, the loop goes on under the new lease. So a loss is
 reported only while the feeder is not leasing (`taking`): by then the loop knows what the feeder took.
 
 A failure belongs to the lease that its work was begun under, and is never reported under another one: the task may be
@@ -23,7 +23,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Literal
 
 from fsqueue import errors
-from fsqueue.clock import Clock
+from fsqueue.clock import Backoff, Clock, Entropy
 from fsqueue.errors import FsqueueError
 from fsqueue.leased_task import LeasedTask, Verbs
 from fsqueue.storage.nodes import NodeFailures
@@ -104,7 +104,7 @@ class OutcomeReporter(BackgroundThread):
         self._streaks: dict[int, NodeFailures] = {}
         self._inbox: SimpleQueue[list[Outcome] | None] = SimpleQueue()
         self._hurry = threading.Event()
-        self._now = Clock().monotonic
+        self._now, self._random = Clock().monotonic, Entropy().random
 
     def tell(self, outcomes: list[Outcome]) -> None:
         """Have the queues told."""
@@ -120,7 +120,7 @@ class OutcomeReporter(BackgroundThread):
         self._inbox.put(None)
 
     def work(self) -> None:
-        failing_since, pause_s = math.inf, RETRY_S[0]
+        failing_since, pause_s, backoff = math.inf, RETRY_S[0], Backoff(RETRY_S, self._random, 2)
         open_: list[Outcome] = []
         told_at = -math.inf
         while True:
@@ -131,13 +131,12 @@ class OutcomeReporter(BackgroundThread):
             settled, open_ = self._round(open_)
             told_at = now = self._now()
             if settled.error is None:
-                failing_since, pause_s = math.inf, RETRY_S[0]
+                failing_since, pause_s, backoff = math.inf, RETRY_S[0], Backoff(RETRY_S, self._random, 2)
             else:
+                pause_s = backoff.next_s()
                 if failing_since == math.inf:
                     failing_since = now
                     self._trouble(settled.error)
-                else:
-                    pause_s = min(2 * pause_s, RETRY_S[1])
                 if now - failing_since < patience_with(settled.error, self._patience_s):
                     settled.error = None
                 else:
@@ -261,9 +260,9 @@ def adopt(
 ) -> tuple[list[LeasedTask], list[Outcome]]:
     """Return those of `tasks` that are new here, and what is to be told of the others.
 
-    What had run out while the worker was at it, and nobody else took, is its own again, under the new lease. So is a
-    task that is done: it cannot be leased once the queue has been told, so the queue has not. A failed one is new: the
-    failure was told, or its lease ran out; the new lease is for another attempt.
+    What had run out while the worker was at it, and no other worker took, is its own again, under the new lease. So is
+    a task that is done: it cannot be leased once the queue has been told, so the queue has not. A failed one is new:
+    the failure was told, or its lease ran out; the new lease is for another attempt.
     """
     at_hand = {job.task.id: job for job in held}
     on_its_way = {one.task.id: one for one in told if one.begun and one.verb in ("complete", "bury")}

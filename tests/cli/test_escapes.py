@@ -44,7 +44,7 @@ for module, _ in COMMANDS.values():
     importlib.import_module("fsqueue_cli." + module)
 import base64, difflib, logging, shlex, traceback, tqdm
 import fsqueue.doctor, fsqueue.views.stuck_locks, fsqueue.functions, fsqueue.worker
-from fsqueue.doctor.verdicts import Finding
+from fsqueue.doctor.verdicts import ProbeResult
 from fsqueue.filesystem.holders import Holder
 EVIL = json.loads(sys.stdin.readline())
 
@@ -55,7 +55,7 @@ def lock(path):
 def join(path, **_):
     report = fsqueue.doctor.examine(path)
     report.path = report.directory = report.host = report.partner = EVIL
-    report.findings = [Finding(EVIL, "warning", EVIL, EVIL)]
+    report.findings = [ProbeResult(EVIL, "warning", EVIL, EVIL)]
     report.stuck = [lock(EVIL)]
     _["waiting"]()
     _["progress"](EVIL)

@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 from fsqueue_cli.drawing import Pen
-from fsqueue_cli.progress import KINDS_MAX, REPEAT_S, Failures, Numbers
+from fsqueue_cli.progress import KINDS_MAX, REPEAT_S, Failures
+from fsqueue_cli.progress import line as progress_line
 
 from fsqueue import Event, Queue, Status, Worker
+from fsqueue.views.rates import WorkerProgress
 from tests.cli.conftest import Spawn
 from tests.cli.terminal import Terminal
 from tests.conftest import QueueFactory
@@ -175,8 +177,8 @@ def test_a_bar_on_standard_error_leaves_redirected_output_alone(on_terminal: On,
 # -- the numbers
 
 
-def line(numbers: Numbers, columns: int = 100) -> str:
-    return numbers.line(Pen(columns, encoding="ascii"))
+def line(progress: WorkerProgress, columns: int = 100, failed: int = 0) -> str:
+    return progress_line(progress, failed, Pen(columns, encoding="ascii"))
 
 
 TWO_AT_ONCE = """
@@ -206,7 +208,7 @@ def test_the_bar_of_another_on_the_same_terminal_does_not_end_up_in_the_output(o
 
 
 def test_what_is_not_known_is_not_shown(clock: Clock) -> None:
-    numbers = Numbers(clock)
+    numbers = WorkerProgress(clock)
     assert line(numbers) == "0 done"
     numbers.look(Status(waiting=90, completed=10), held=0)
     clock.now += 10
@@ -214,15 +216,14 @@ def test_what_is_not_known_is_not_shown(clock: Clock) -> None:
 
 
 def test_rate_and_time_left_come_from_everybody(clock: Clock) -> None:
-    numbers = Numbers(clock)
+    numbers = WorkerProgress(clock)
     numbers.look(Status(waiting=100, leased=10), held=4)
     line(numbers)
     clock.now += 10
     numbers.completed = lambda: (10, 10)
     assert line(numbers).endswith("10 of 110 done, 6 leased elsewhere, 1.0/s, 2 min left")
     numbers.look(Status(waiting=80, leased=10, completed=18, dead=2), held=10)
-    numbers.counts["failed"] += 3
-    assert line(numbers).endswith("20 of 110 done, 3 failed, 2.0/s, 45 s left")
+    assert line(numbers, failed=3).endswith("20 of 110 done, 3 failed, 2.0/s, 45 s left")
 
 
 def test_nothing_is_counted_twice_after_the_terminal_stood_still(queue: Queue) -> None:
@@ -236,7 +237,7 @@ def test_nothing_is_counted_twice_after_the_terminal_stood_still(queue: Queue) -
         assert goes_on.wait(60)
         told.append(event)
 
-    numbers = Numbers()
+    numbers = WorkerProgress(time.monotonic)
     worker = Worker(queue, command=["true"], tell=tell, max_tasks=20)
     numbers.completed = lambda: worker.completed
     with ThreadPoolExecutor() as pool:
@@ -247,13 +248,11 @@ def test_nothing_is_counted_twice_after_the_terminal_stood_still(queue: Queue) -
         goes_on.set()
         running.result(60)
     assert "completed" in [event.kind for event in told]
-    for event in told:
-        numbers.counts[event.kind] += 1
     assert "20 of 30 done" in line(numbers)
 
 
 def test_what_a_look_may_have_counted_is_not_counted_again(clock: Clock) -> None:
-    numbers = Numbers(clock)
+    numbers = WorkerProgress(clock)
     numbers.completed = lambda: (3, 5)
     numbers.look(Status(waiting=5, completed=5), held=0)
     numbers.completed = lambda: (5, 5)
@@ -263,7 +262,7 @@ def test_what_a_look_may_have_counted_is_not_counted_again(clock: Clock) -> None
 
 
 def test_a_purge_begins_anew(clock: Clock) -> None:
-    numbers = Numbers(clock)
+    numbers = WorkerProgress(clock)
     numbers.look(Status(completed=1000, waiting=10), held=0)
     line(numbers)
     numbers.look(Status(waiting=10), held=0)
@@ -272,7 +271,7 @@ def test_a_purge_begins_anew(clock: Clock) -> None:
 
 
 def test_the_rate_is_that_of_the_last_minute(clock: Clock) -> None:
-    numbers = Numbers(clock)
+    numbers = WorkerProgress(clock)
     numbers.look(Status(waiting=1000), held=0)
     completed = 0
     numbers.completed = lambda: (completed, completed)
@@ -285,7 +284,7 @@ def test_the_rate_is_that_of_the_last_minute(clock: Clock) -> None:
 
 @pytest.mark.parametrize("columns", [1, 5, 30, 79])
 def test_it_fits(clock: Clock, columns: int) -> None:
-    numbers = Numbers(clock)
+    numbers = WorkerProgress(clock)
     numbers.look(Status(waiting=100, leased=10), held=4)
     assert len(line(numbers, columns)) <= columns
 

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fsqueue_cli import drawing, watching
+from fsqueue_cli import drawing
 from fsqueue_cli.drawing import Look, Pen
 
 from fsqueue import Activity, Failure, Held, NotAQueue, Queue, Rate, Status, StorageError
 from fsqueue.filesystem import Filesystem
+from fsqueue.views.rates import StatusRates
 from tests.cli.conftest import Run, Spawn
 from tests.cli.terminal import Terminal
 from tests.conftest import QueueFactory
@@ -441,10 +442,9 @@ def test_several_queues_are_done_when_the_last_is() -> None:
     assert drawing.total([]).left is None
 
 
-def test_rates_from_one_status_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rates_from_one_status_after_another() -> None:
     now = [100.0]
-    monkeypatch.setattr(watching.time, "monotonic", lambda: now[0])
-    pace = watching.Pace()
+    pace = StatusRates(lambda: now[0], time.time)
     assert pace.add(Status(waiting=100)).finished is None
     now[0] += 10
     found = pace.add(Status(waiting=80, completed=18, dead=2))

@@ -163,7 +163,7 @@ def test_an_unknown_task_exits_with_3_and_the_others_are_dealt_with(
     result = fsqueue_cli(*words, queue.path, *both, unknown, *rest, code=3)
     [said] = result.stderr.splitlines()
     assert UNKNOWN in said
-    assert re.search(r"there is no such task|is not in", said)
+    assert re.search(r"neither the queue nor its history has this task|is not in", said)
     if both and "@" not in command[1]:
         assert result.stdout == "1\n"
         more = json.loads(fsqueue_cli(*words, queue.path, UNKNOWN, *rest, "--json", code=3).stdout)
@@ -190,7 +190,7 @@ def test_many_unknown_tasks_are_named_and_then_counted(fsqueue_cli: Run, queue: 
     ids = [f"{'0' * 32}.{number}" for number in range(25)]
     said = fsqueue_cli("cancel", queue.path, *ids, "--yes", code=3).stderr.splitlines()
     assert len(said) == 21
-    assert said[-1] == "fsqueue: there are 5 more such ids"
+    assert said[-1] == "fsqueue: unknown ids not shown: 5"
 
 
 @pytest.mark.parametrize("keep_history", [True, False])

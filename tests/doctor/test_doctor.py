@@ -15,7 +15,7 @@ import pytest
 
 from fsqueue import FsqueueError, InvalidArgument, NotAQueue, Queue, UnsafeFilesystem
 from fsqueue.doctor import examination as doctor
-from fsqueue.doctor.verdicts import OK, UNFIT, UNTRIED, WARNING, Finding
+from fsqueue.doctor.verdicts import OK, UNFIT, UNTRIED, WARNING, ProbeResult
 from fsqueue.filesystem import Filesystem, Mount
 from fsqueue.filesystem.mounts import mount_among
 from fsqueue.filesystem.quota import Quota, parse_lfs, quota_of
@@ -25,7 +25,7 @@ from tests.support import files_below
 pytestmark = pytest.mark.once
 
 
-def by_probe(findings: list[Finding]) -> dict[str, Finding]:
+def by_probe(findings: list[ProbeResult]) -> dict[str, ProbeResult]:
     found = {finding.probe: finding for finding in findings}
     assert len(found) == len(findings)
     return found
@@ -257,7 +257,7 @@ def test_scratch_systems_delete_idle_files(tmp_path: Path) -> None:
 
 def space(
     bytes_free: int, files_free: int, files: int = 10**6, quotas: list[Quota] | None = None, blocks: int = 2**40
-) -> Finding:
+) -> ProbeResult:
     fs = SimpleNamespace(
         space=lambda path: SimpleNamespace(
             f_blocks=blocks, f_bavail=bytes_free // 512, f_frsize=512, f_files=files, f_favail=files_free

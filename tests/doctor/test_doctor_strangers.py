@@ -22,9 +22,9 @@ from fsqueue.doctor import contests, messages, rendezvous, twohosts
 from fsqueue.doctor import examination as doctor
 from fsqueue.doctor.contests import Party
 from fsqueue.doctor.rendezvous import PartnerLost, Rendezvous
-from fsqueue.doctor.verdicts import Finding
+from fsqueue.doctor.verdicts import ProbeResult
 from fsqueue.filesystem import Filesystem
-from fsqueue.filesystem.held import Held
+from fsqueue.filesystem.held import OpenDirectory
 from fsqueue.upkeep import doctorplaces
 from tests.concurrency.processes import Child
 
@@ -163,10 +163,10 @@ class Evil(doctor.Examination):
     def _look(self) -> None:
         pass
 
-    def about_partner(self, there: dict[str, Any], mine: dict[str, Any]) -> list[Finding]:
+    def about_partner(self, there: dict[str, Any], mine: dict[str, Any]) -> list[ProbeResult]:
         return []
 
-    def identity(self, directory: Held) -> dict[str, Any]:
+    def identity(self, directory: OpenDirectory) -> dict[str, Any]:
         return super().identity(directory) | {"boot": "another"} if self.says is None else self.says
 
 
@@ -192,7 +192,7 @@ def joined(directory: str) -> dict[str, Any]:
     ids=["escapes in its name", "half of it", "nothing"],
 )  # fmt: skip
 def test_a_stranger_who_talks_nonsense_is_told_from_a_doctor(scratch: Path, says: dict[str, Any]) -> None:
-    with as_user(STRANGER, lambda: Held.at(str(scratch)).make_or_enter(doctorplaces.DOCTOR, 0o1777, str).path):
+    with as_user(STRANGER, lambda: OpenDirectory.at(str(scratch)).make_or_enter(doctorplaces.DOCTOR, 0o1777, str).path):
         ready(scratch / ".fsqueue-doctor")
     with as_user(STRANGER, answer, str(scratch), says) as stranger:
         with as_user(OWNER, joined, str(scratch)) as child:
@@ -448,14 +448,14 @@ def test_a_partner_who_drags_it_out_is_given_up(tmp_path: Path, monkeypatch: pyt
 def test_a_leader_that_is_interrupted_is_not_taken_for_nonsense(tmp_path: Path, there: bool) -> None:
     """It removes the place of the tests, with what the follower looks for in it, before it says goodbye."""
     examination = Evil(str(tmp_path), lambda step: None)  # an honest one, but quicker
-    with Held.at(str(tmp_path)) as held:
+    with OpenDirectory.at(str(tmp_path)) as held:
         doctorplaces.meeting_place(held, Entropy().hex16).close()
     place = str(tmp_path / doctorplaces.DOCTOR / doctorplaces.JOIN)
     leader = Rendezvous(Filesystem(place, shared=False), place, Clock(), Entropy())
     leader.me = "0" * 16
 
     def lead() -> None:
-        with Held.at(str(tmp_path)) as held:
+        with OpenDirectory.at(str(tmp_path)) as held:
             identity = examination.identity(held)
         leader.meet(identity, 30, lambda: None)
         twohosts.compare_clocks(leader)
@@ -475,7 +475,7 @@ def test_a_leader_that_is_interrupted_is_not_taken_for_nonsense(tmp_path: Path, 
 
 
 def test_places_are_closed_to_others_unless_one_of_them_takes_part(tmp_path: Path) -> None:
-    with Held.at(str(tmp_path)) as held:
+    with OpenDirectory.at(str(tmp_path)) as held:
         token = Entropy().hex16
         made = {
             "place": doctorplaces.make_place(held, token),

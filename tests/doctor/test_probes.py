@@ -15,7 +15,7 @@ import pytest
 from fsqueue.clock import Clock, Entropy
 from fsqueue.doctor import contests, probes
 from fsqueue.doctor.probes import Bench
-from fsqueue.doctor.verdicts import OK, UNFIT, WARNING, Finding, worst
+from fsqueue.doctor.verdicts import OK, UNFIT, WARNING, ProbeResult, worst
 from fsqueue.filesystem import Filesystem
 
 pytestmark = pytest.mark.once
@@ -48,7 +48,7 @@ def error(code: int) -> Callable[..., Any]:
     return fail
 
 
-def unfit(findings: list[Finding]) -> set[str]:
+def unfit(findings: list[ProbeResult]) -> set[str]:
     return {finding.probe for finding in findings if finding.verdict == UNFIT}
 
 
@@ -266,7 +266,7 @@ def test_the_offset_of_the_servers_clock_is_measured(fs: Filesystem, hours: int,
 # -- contests -----------------------------------------------------------------------------------------------
 
 
-def probes_of(findings: list[Finding]) -> dict[str, str]:
+def probes_of(findings: list[ProbeResult]) -> dict[str, str]:
     return {finding.probe.partition(" between")[0]: finding.verdict for finding in findings}
 
 

@@ -17,7 +17,7 @@ from fsqueue.clock import Clock, Entropy
 from fsqueue.doctor import rendezvous, twohosts
 from fsqueue.doctor.contests import Party
 from fsqueue.doctor.rendezvous import PartnerLost, Rendezvous
-from fsqueue.doctor.verdicts import OK, UNFIT, WARNING, Finding
+from fsqueue.doctor.verdicts import OK, UNFIT, WARNING, ProbeResult
 from fsqueue.filesystem import Filesystem
 
 pytestmark = pytest.mark.once
@@ -148,11 +148,11 @@ def test_messages_are_found_even_where_listings_never_show_them(place: str) -> N
 # -- the tests between two ----------------------------------------------------------------------------------
 
 
-def hosts(place: str, one: Make, two: Make, clocks: tuple[Clock, Clock] | None = None) -> list[Finding]:
+def hosts(place: str, one: Make, two: Make, clocks: tuple[Clock, Clock] | None = None) -> list[ProbeResult]:
     """The findings on two hosts with filesystems of their own; both must report the same."""
     clocks = clocks or (Clock(), Clock())
 
-    def host(make: Make, clock: Clock) -> list[Finding]:
+    def host(make: Make, clock: Clock) -> list[ProbeResult]:
         meeting = party(place, make(), clock)
         meet(meeting, "host")
         directory = f"{place}/.join/{min(meeting.me, meeting.partner)}.place"
@@ -176,7 +176,7 @@ def hosts(place: str, one: Make, two: Make, clocks: tuple[Clock, Clock] | None =
     return found[0]
 
 
-def verdicts(findings: list[Finding]) -> dict[str, str]:
+def verdicts(findings: list[ProbeResult]) -> dict[str, str]:
     return {finding.probe.removesuffix(" between hosts"): finding.verdict for finding in findings}
 
 

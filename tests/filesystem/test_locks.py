@@ -254,10 +254,10 @@ def test_two_queues_of_a_process_exclude_each_other_by_classic_locks(tmp_path: P
         Queue(q.path, filesystem=Filesystem(str(q.path), shared=False, process_locks=True)) for _ in range(2)
     )
     [task] = ours.lease(1)
-    log = ours.store.logs[task.batch]
+    log = ours.store.logs.get(task.batch)
     with log.mutex:
         assert ours.store.fs.try_lock(log.fd)
-        assert theirs.store.fs.is_locked(theirs.store.log(log.batch).fd)
+        assert theirs.store.fs.is_locked(theirs.store.logs.open(log.batch).fd)
         ours.store.fs.unlock(log.fd)
     assert {one.payload for one in theirs.lease(4)} == {1, 2, 3}
 

@@ -320,8 +320,6 @@ FIELDS = {
     "error": b'{"op":"fail","at":%(at)d,"lease":"%(lease)s","tasks":[[0,1]],"available_at":0,"error":"x",'
     b'"reason":%(deep)s}',
     "payload": b'{"op":"replace","at":%(at)d,"lease":"%(lease)s","tasks":[[0,1]],"payload":%(deep)s}',
-    "update": b'{"op":"prepare","at":%(at)d,"id":"u","records":[{"op":"replace","lease":"%(lease)s","tasks":[[0,1]],'
-    b'"payload":%(deep)s}]}\n{"op":"commit","at":%(at)d,"id":"u"}',
     "tasks": b'{"op":"bury","at":%(at)d,"tasks":%(deep)s,"reason":"x"}',
     "stranger": b'{"op":"what","at":%(at)d,"name":%(deep)s}',
 }

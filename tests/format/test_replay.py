@@ -61,8 +61,8 @@ def test_open_makes_all_tasks_available_from_its_time_on() -> None:
     tape = Tape(3, available_at=700)
     assert tape.states == [AVAILABLE] * 3
     assert tape.replay_state.next_time() == 700
-    assert tape.replay_state.choose(699, 9, 0, None).tasks == []
-    assert tape.replay_state.choose(700, 9, 0, None).tasks == [0, 1, 2]
+    assert tape.replay_state.choose(699, 9, 0, None)[0] == []
+    assert tape.replay_state.choose(700, 9, 0, None)[0] == [0, 1, 2]
 
 
 def test_a_log_is_opened_once() -> None:
@@ -160,39 +160,39 @@ def test_the_expiry_of_a_lease_of_one_is_charged_once() -> None:
 def test_the_expiry_of_a_lease_of_several_is_not_charged_but_its_tasks_go_alone() -> None:
     tape = Tape(3)
     tape.lease(100, "a", 0, 1, until=200)
-    choice = tape.replay_state.choose(300, 9, 0, 5)
-    assert (choice.tasks, choice.solo) == ([0], True)
+    chosen, _spent, alone = tape.replay_state.choose(300, 9, 0, 5)
+    assert (chosen, alone) == ([0], True)
     tape.lease(300, "b", 0, until=400)
     assert tape.replay_state.attempts == [0, 0, 0]
     assert 0 in tape.replay_state.solo
     tape.end("release", 350, "b", 0, available_at=350)
     again = ReplayState()
     again.replay(tape.data, 0)
-    assert again.choose(350, 9, 0, 5).solo, "it stays alone also after it was given back"
+    assert again.choose(350, 9, 0, 5)[2], "it stays alone also after it was given back"
 
 
 def test_a_lease_of_one_that_was_part_of_a_larger_call_is_one_of_several() -> None:
     tape = Tape(1)
     tape.lease(100, "a", 0, until=200, several=True)
     assert tape.replay_state.charged(0) == 0
-    assert tape.replay_state.choose(300, 9, 0, 1).solo
+    assert tape.replay_state.choose(300, 9, 0, 1)[2]
 
 
 def test_of_tasks_that_go_alone_others_in_the_call_are_spared() -> None:
     tape = Tape(3)
     tape.lease(100, "a", 0, 1, until=200)
-    choice = tape.replay_state.choose(300, 9, 0, 5, solo=False)
-    assert (choice.tasks, choice.solo) == ([2], False)
+    chosen, _spent, alone = tape.replay_state.choose(300, 9, 0, 5, solo=False)
+    assert (chosen, alone) == ([2], False)
     tape.lease(300, "b", 2, until=900)
-    assert tape.replay_state.choose(300, 9, 0, 5).solo
+    assert tape.replay_state.choose(300, 9, 0, 5)[2]
 
 
 def test_a_task_out_of_attempts_is_told_apart() -> None:
     tape = Tape(2)
     tape.lease(100, "a", 0, until=200)
-    choice = tape.replay_state.choose(300, 9, 0, 1)
-    assert (choice.tasks, choice.spent) == ([1], [0])
-    assert Tape(2).replay_state.choose(300, 9, 0, None).spent == []
+    chosen, spent, _alone = tape.replay_state.choose(300, 9, 0, 1)
+    assert (chosen, spent) == ([1], [0])
+    assert Tape(2).replay_state.choose(300, 9, 0, None)[1] == []
 
 
 def test_the_margin_after_a_lease_is_a_tenth_of_it_at_most() -> None:
@@ -200,8 +200,8 @@ def test_the_margin_after_a_lease_is_a_tenth_of_it_at_most() -> None:
         tape = Tape(1)
         tape.lease(100, "a", 0, until=100 + length)
         end = 100 + length + free_after
-        assert tape.replay_state.choose(end - 1, 1, margin, None).tasks == []
-        assert tape.replay_state.choose(end, 1, margin, None).tasks == [0]
+        assert tape.replay_state.choose(end - 1, 1, margin, None)[0] == []
+        assert tape.replay_state.choose(end, 1, margin, None)[0] == [0]
 
 
 def test_the_margin_is_kept_also_after_a_renewal() -> None:
@@ -209,10 +209,10 @@ def test_the_margin_is_kept_also_after_a_renewal() -> None:
     tape = Tape(1)
     tape.lease(100, "a", 0, until=200)
     tape.end("renew", 100, "a", 0, until=200)
-    assert tape.replay_state.choose(1000, 1, 50, None).tasks == [0]
+    assert tape.replay_state.choose(1000, 1, 50, None)[0] == [0]
     tape.lease(1000, "b", 0, until=2000)
-    assert tape.replay_state.choose(2049, 1, 50, None).tasks == []
-    assert tape.replay_state.choose(2050, 1, 50, None).tasks == [0]
+    assert tape.replay_state.choose(2049, 1, 50, None)[0] == []
+    assert tape.replay_state.choose(2050, 1, 50, None)[0] == [0]
 
 
 def test_bury_by_the_holder_charges_and_ends() -> None:
@@ -276,7 +276,7 @@ def test_replace_of_a_held_task_leaves_its_lease_alone() -> None:
     tape.put("replace", 110, tasks=[[1, 2]], version=0, payload=[2])
     assert tape.replay_state.payloads == {0: {"new": 1}, 1: [2]}
     assert tape.replay_state.holds(0, "a")
-    assert tape.replay_state.choose(110, 9, 0, None).tasks == [1]
+    assert tape.replay_state.choose(110, 9, 0, None)[0] == [1]
 
 
 def test_replace_of_a_free_task_names_the_version_seen() -> None:
@@ -411,82 +411,6 @@ def test_the_names_of_the_file_come_in_the_order_of_their_last_mention() -> None
     assert tape.replay_state.names == [NAME, LATER], "not what is no name; but what a record says that does not apply"
 
 
-def test_an_update_acts_from_its_commit_on() -> None:
-    tape = Tape(2)
-    tape.lease(100, "a", 0, until=900)
-    tape.put("prepare", 110, id="u", records=[{"op": "complete", "lease": "a", "tasks": [[0, 1]]}])
-    assert tape.states == [LEASED, AVAILABLE]
-    decided = tape.put("commit", 120, id="u")
-    assert tape.states == [COMPLETED, AVAILABLE]
-    assert tape.replay_state.version[0] == decided
-    assert tape.replay_state.since[0] == 120
-
-
-def test_an_aborted_update_never_acts() -> None:
-    tape = Tape(1)
-    tape.lease(100, "a", 0, until=900)
-    tape.put("prepare", 110, id="u", records=[{"op": "complete", "lease": "a", "tasks": [[0, 1]]}])
-    tape.put("abort", 115, id="u")
-    tape.put("commit", 120, id="u")
-    assert tape.states == [LEASED]
-
-
-def test_two_leases_renewed_by_one_update_run_out_as_any_other() -> None:
-    tape = Tape(2)
-    tape.lease(100, "a", 0, until=500)
-    tape.lease(100, "b", 1, until=500)
-    parts = [
-        {"op": "renew", "lease": lease, "tasks": [[index, index + 1]], "until": 900} for index, lease in enumerate("ab")
-    ]
-    tape.put("prepare", 110, id="u", records=parts)
-    tape.put("commit", 120, id="u")
-    assert tape.replay_state.since == [900, 900]
-    assert tape.replay_state.choose(5000, 9, 0, None).tasks == [0, 1]
-
-
-@pytest.mark.parametrize("part", [7, {"op": []}, {"op": {}}, {}, {"op": "complete", "at": "x"}])
-def test_an_update_with_a_part_that_is_no_record_is_no_update(part: Any) -> None:
-    tape = Tape(1)
-    tape.lease(100, "a", 0, until=900)
-    tape.put("prepare", 110, id="u", records=[{"op": "complete", "lease": "a", "tasks": [[0, 1]]}, part])
-    tape.put("commit", 120, id="u")
-    assert tape.states == [LEASED]
-
-
-def test_an_update_cannot_finish_or_forget_a_batch() -> None:
-    tape = Tape(1)
-    tape.put("prepare", 110, id="u", records=[{"op": "gone"}, {"op": "open", "count": 3}, {"op": "commit", "id": "u"}])
-    tape.put("commit", 120, id="u")
-    assert not tape.replay_state.gone
-    assert tape.replay_state.count == 1
-
-
-BATCHES = [f"{number:032x}~{7:032x}" for number in range(2)]
-
-
-def test_a_keyed_log_lives_on_with_its_next_batch() -> None:
-    tape = Tape.__new__(Tape)
-    tape.replay_state, tape.data = ReplayState(), b""
-    tape.put("insert", 100, batch=BATCHES[0], staged="s0", count=1)
-    tape.put("insert", 110, batch=BATCHES[1], staged="s1", count=2)
-    assert (tape.replay_state.batch, tape.replay_state.count) == (BATCHES[0], 1), (
-        "while one is alive, the next does not replace it"
-    )
-    tape.lease(120, "a", 0, until=900)
-    tape.end("complete", 130, "a", 0)
-    for _ in range(2):
-        tape.put("insert", 140, batch=BATCHES[0], staged="s0", count=1)
-        assert tape.replay_state.left == 0, "a batch is never used twice"
-    tape.put("insert", 150, batch=BATCHES[1], staged="s1", count=2)
-    assert (tape.replay_state.batch, tape.replay_state.staged, tape.replay_state.count, tape.replay_state.left) == (
-        BATCHES[1],
-        "s1",
-        2,
-        2,
-    )
-    assert not tape.replay_state.finished
-
-
 def test_a_torn_line_is_folded_when_it_is_whole() -> None:
     tape = Tape(1)
     record = movements.record("lease", 100, lease="a", tasks=[[0, 1]], until=900)
@@ -503,8 +427,8 @@ def test_what_is_leased_or_available_now_comes_before_what_returns_later() -> No
     tape.lease(100, "b", 1, until=3000)
     assert not tape.replay_state.exhausted(100)
     tape.lease(100, "c", 2, until=4000)
-    choice = tape.replay_state.choose(100, 9, 0, None)
-    assert choice.tasks == []
+    chosen, _spent, _alone = tape.replay_state.choose(100, 9, 0, None)
+    assert chosen == []
     assert tape.replay_state.exhausted(100)
     assert tape.replay_state.next_time() == 2000
     tape.end("fail", 150, "b", 1, available_at=700, error="x")

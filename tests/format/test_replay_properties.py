@@ -51,9 +51,6 @@ loose = st.one_of(
     records_of("replace", tasks=tasks, version=st.just("seen"), payload=st.integers(5, 9)),
     records_of("revoke", tasks=tasks),
     records_of("revoke", tasks=tasks, lease=lease_ids),
-    records_of("prepare", id=st.sampled_from("uv"), records=st.lists(parts, max_size=3)),
-    records_of("commit", id=st.sampled_from("uv")),
-    records_of("abort", id=st.sampled_from("uv")),
     records_of("move", **{"from": names, "name": names}),
     records_of("finish"),
     records_of("count", file=st.just("00"), offset=st.integers(0, 2), count=st.integers(1, 2)),
@@ -237,7 +234,7 @@ def test_a_record_that_stands_there_twice_acts_once(data: bytes, draw: st.DataOb
     head, line = b"".join(lines[:place]), lines[place]
     once, twice = folded(head + line), folded(head + line + line)
     state_once, state_twice = full_state(once), full_state(twice)
-    if json_or_none(line).get("op") in ("renew", "replace", "commit"):
+    if json_or_none(line).get("op") in ("renew", "replace"):
         state_once.pop("version"), state_twice.pop("version")
     state_once.pop("damaged"), state_twice.pop("damaged")
     assert state_once == state_twice
@@ -287,7 +284,6 @@ class Oracle:
         self.at = 0
         self.tasks: list[OracleTask] = []
         self.sizes: dict[str, tuple[int, bool]] = {}
-        self.prepared: dict[str, list[dict[str, Any]]] = {}
         self.finished = False
 
     def free(self, task: OracleTask, at: int) -> bool:
@@ -382,16 +378,6 @@ class Oracle:
                 for task in mine:
                     task.payload, task.version = record["payload"], offset
                 return bool(mine)
-            case "prepare":
-                self.prepared[record["id"]] = record["records"]
-                return True
-            case "commit":
-                parts = self.prepared.pop(record["id"], None)
-                for part in parts or ():
-                    self.apply(part, offset)  # at its own time, when it was checked
-                return parts is not None
-            case "abort":
-                return self.prepared.pop(record["id"], None) is not None
             case "move":
                 return True
             case "finish":
@@ -478,12 +464,12 @@ def test_choose_offers_what_is_free_by_definition(
     lonely = {index for index in range(replay_state.count) if lone(replay_state, index)}
     worn = {index for index in may if attempts_max is not None and replay_state.charged(index) >= attempts_max}
     worn -= {index for index in worn if replay_state.version[index] == replay_state.base_version}
-    choice = replay_state.choose(at, most, margin, attempts_max, solo)
-    chosen, spent = set(choice.tasks), set(choice.spent)
-    assert len(choice.tasks) == len(chosen) <= most
+    tasks, spent_tasks, alone = replay_state.choose(at, most, margin, attempts_max, solo)
+    chosen, spent = set(tasks), set(spent_tasks)
+    assert len(tasks) == len(chosen) <= most
     assert chosen <= may - worn
     assert spent <= worn
-    if choice.solo:
+    if alone:
         assert solo
         assert len(chosen) == 1
         assert chosen <= lonely
@@ -505,24 +491,22 @@ def test_looking_again_and_again_loses_no_task(data: bytes, looks: list[tuple[in
     log = data
     for number, (later, most, solo) in enumerate(looks):
         at += later
-        choice = replay_state.choose(at, most, 5, None, solo)
+        chosen, _, alone = replay_state.choose(at, most, 5, None, solo)
         must, may = free_tasks(folded(log), at, 5)
-        assert set(choice.tasks) <= may
-        if not choice.tasks:
+        assert set(chosen) <= may
+        if not chosen:
             assert all(lone(replay_state, index) for index in must) if not solo else not must
             continue
         lease = f"look{number}"
-        replay_state.lease(at, lease, choice.tasks, at + 30, {}, most > 1 and not choice.solo, offset)
+        replay_state.lease(at, lease, chosen, at + 30, {}, most > 1 and not alone, offset)
         replay_state.at = at
-        log += movements.lease(at, lease, choice.tasks, at + 30, "{}", most > 1 and not choice.solo)
+        log += movements.lease(at, lease, chosen, at + 30, "{}", most > 1 and not alone)
         offset = len(log)
         assert full_state(replay_state) == full_state(folded(log))
     at += 10_000
     wanted = folded(log)
     assert replay_state.next_time() == wanted.next_time()
-    assert sorted(replay_state.choose(at, 9, 5, None, False).tasks) == sorted(
-        wanted.choose(at, 9, 5, None, False).tasks
-    )
+    assert sorted(replay_state.choose(at, 9, 5, None, False)[0]) == sorted(wanted.choose(at, 9, 5, None, False)[0])
 
 
 @given(logs())
@@ -542,7 +526,7 @@ def test_what_is_exhausted_offers_nothing(data: bytes, later: int) -> None:
     replay_state.choose(at, 2, 0, None)
     if replay_state.exhausted(at):
         remaining = folded(data)
-        taken = set(remaining.choose(at, 2, 0, None).tasks)
+        taken = set(remaining.choose(at, 2, 0, None)[0])
         returned = {
             i for i in range(replay_state.count) if replay_state.state[i] == AVAILABLE and replay_state.since[i] <= at
         }

@@ -171,14 +171,14 @@ def before_finishing(queue: Queue, clock: ManualClock) -> set[str]:
 
 @damage("orphaned-log")
 def an_empty_log(queue: Queue, clock: ManualClock) -> set[str]:
-    queue.store.log("0" * 32, create=True)
+    queue.store.logs.open("0" * 32, create=True)
     queue.close()
     return set()
 
 
 @damage("orphaned-log")
 def a_log_of_garbage(queue: Queue, clock: ManualClock) -> set[str]:
-    log = queue.store.log("0" * 32, create=True)
+    log = queue.store.logs.open("0" * 32, create=True)
     Path(log.path).write_bytes(b'{"op":"complete"}~\n')
     queue.close()
     return set()
@@ -186,7 +186,7 @@ def a_log_of_garbage(queue: Queue, clock: ManualClock) -> set[str]:
 
 @damage("orphaned-log")
 def a_log_that_said_farewell(queue: Queue, clock: ManualClock) -> set[str]:
-    log = queue.store.log("0" * 32, create=True)
+    log = queue.store.logs.open("0" * 32, create=True)
     Path(log.path).write_bytes(b'{"op":"gone","at":1}\n')
     queue.close()
     return set()

@@ -124,6 +124,7 @@ def test_the_command_line_uses_public_modules_only() -> None:
         "fsqueue.filesystem.mountadvice",
         "fsqueue.views.known",
         "fsqueue.views.lease_holders",
+        "fsqueue.views.rates",
         "fsqueue.doctor",
         "fsqueue.spark",
     }
@@ -141,3 +142,50 @@ def test_every_module_says_what_it_is_for() -> None:
     files = [*PACKAGE.rglob("*.py"), *(TOP / "cli").rglob("*.py")]
     silent = [str(path.relative_to(TOP)) for path in files if not ast.get_docstring(ast.parse(path.read_bytes()))]
     assert silent == []
+
+
+@pytest.mark.once
+def test_a_batch_is_locked_in_one_place() -> None:
+    """Only `LockedBatch` locks a movement log and catches up with it; what changes a batch takes one."""
+    inside = {"storage/locked_batch.py", "storage/logs.py", "storage/open_logs.py"}
+    entering = [
+        f"{path.relative_to(TOP)}:{node.lineno}"
+        for path in files()
+        if path.relative_to(PACKAGE).as_posix() not in inside
+        for node in ast.walk(parse(path))
+        if isinstance(node, ast.Attribute) and node.attr in ("catch_up", "mutex") and "log" in ast.unparse(node.value)
+    ]
+    assert entering == []
+    assert ".catch_up()" in (PACKAGE / "storage/locked_batch.py").read_text()
+
+
+@pytest.mark.once
+def test_no_two_public_classes_share_a_name() -> None:
+    """A reader who meets `Finding` in an error or an import must know which one is meant."""
+    places: dict[str, list[str]] = {}
+    for path in files():
+        for node in parse(path).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(path.relative_to(TOP).as_posix())
+    assert {name: paths for name, paths in places.items() if len(paths) > 1} == {}
+
+
+@pytest.mark.once
+def test_no_package_hands_out_a_name_that_one_of_its_modules_has() -> None:
+    """`fsqueue.task` would be the module or the function, by what was imported first."""
+    clashes = []
+    for package in sorted(path.parent for path in PACKAGE.rglob("__init__.py")):
+        modules = {path.stem for path in package.glob("*.py")} | {path.parent.name for path in package.glob("*/*.py")}
+        tree = parse(package / "__init__.py")
+        assigned = [node for node in tree.body if isinstance(node, ast.Assign)]
+        lists = [node.value for node in assigned if ast.unparse(node.targets[0]) == "__all__"]
+        named = {name for value in lists for name in ast.literal_eval(value)}
+        bound = {
+            alias.asname or alias.name
+            for node in ast.walk(tree)
+            for alias in getattr(node, "names", [])
+            if isinstance(node, ast.ImportFrom)
+        }
+        defined = {node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+        clashes += [f"{package.relative_to(TOP)}: {name}" for name in sorted((named | bound | defined) & modules)]
+    assert clashes == []

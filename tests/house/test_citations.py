@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 import re
 from collections.abc import Iterator
 from itertools import pairwise
@@ -74,3 +75,19 @@ def test_the_map_of_the_pages_names_every_page() -> None:
     linked = {(TOP / "docs" / target).resolve() for target in re.findall(r"\]\(([^)#]+)\)", text)}
     assert [path for path in linked if not path.exists()] == []
     assert set((TOP / "docs").rglob("*.md")) - linked == {TOP / "docs/README.md"}
+
+
+def test_the_functions_that_the_design_names_are_there() -> None:
+    text = (TOP / "docs/design.md").read_text()
+    named = re.findall(r"`(fsqueue(?:\.\w+)+)`", text)
+    assert len(named) >= 10
+    missing = [name for name in named if found_by_name(name) is None]
+    assert missing == []
+
+
+def found_by_name(name: str) -> object | None:
+    """Return the module, class or function of a dotted name; None if there is none."""
+    try:
+        return pkgutil.resolve_name(name)
+    except (ImportError, AttributeError):
+        return None

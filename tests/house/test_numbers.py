@@ -14,7 +14,7 @@ from fsqueue.doctor import contests, messages, rendezvous, twohosts
 from fsqueue.format import layout, names, nesting, replay
 from fsqueue.format.layout import Settings
 from fsqueue.protocol import leasing, waiting
-from fsqueue.storage import staging, store
+from fsqueue.storage import doorbell, queue_file, staging
 from fsqueue.upkeep import collect, doctorplaces
 from fsqueue.views import activity, stuck_locks
 from tests.pages import text_of
@@ -32,7 +32,7 @@ NUMBERS = [
     ("README.md", "after five attempts becomes a **dead letter**", DEFAULT.max_attempts == 5),
     ("README.md", "not published for a week is dropped", collect.ATTEMPT_AGE_S == 7 * DAY_S),
     ("README.md", "A batch that stays locked for 2 s", leasing.BUSY_WAIT_S == 2),
-    ("docs/guarantees.md", "Up to a second after a purge", store.FRESH_S == 1),
+    ("docs/guarantees.md", "Up to a second after a purge", queue_file.FRESH_S == 1),
     ("docs/guarantees.md", "for more than half a day", staging.AWAY_S == DAY_S / 2),
     ("docs/guarantees.md", "idle workers look every few seconds", waiting.BELL_S[1] == 6),
     ("docs/status.md", "over the last minute, or over the last hour", activity.WINDOWS_S == (60, 3600)),
@@ -62,7 +62,7 @@ NUMBERS = [
     ("docs/format.md", "nest at most 200 levels", nesting.NESTING_MAX == 200),
     ("docs/format.md", "nests deeper than 256 levels is void", nesting.RECORD_NESTING_MAX == 256),
     ("docs/format.md", "Format **1**", layout.FORMAT == 1),
-    ("docs/format.md", "16 random bytes", store.BELL_BYTES == 16),
+    ("docs/format.md", "16 random bytes", doorbell.BYTES == 16),
     ("docs/format.md", "00 to 0f", layout.COUNTERS == 16),
     ("docs/format.md", "tasks (1 to 1024)", names.BATCH_TASKS_MAX == 1024),
     ("docs/format.md", "255 bytes at most", names.NAME_BYTES_MAX == 255),

@@ -24,7 +24,7 @@ from fsqueue_cli.main import cli
 from fsqueue import LeaseLost, Queue, StorageError, StorageFull
 from fsqueue.doctor.examination import space
 from fsqueue.filesystem import Filesystem, mount_of
-from fsqueue.filesystem.quota import GRPQUOTA, USRQUOTA, Limits, Quota, quota_of
+from fsqueue.filesystem.quota import GRPQUOTA, USRQUOTA, Quota, QuotaLimits, quota_of
 from tests.concurrency.books import check_drained, drain
 from tests.concurrency.processes import Child, together
 from tests.disks import Ballast, run
@@ -79,7 +79,7 @@ def mount(kind: str) -> None:
 
 def limit(kilobytes: int, files: int, soft_kilobytes: int = 0, whose: int = USRQUOTA) -> None:
     """Set the user's or group's quota; 0: none."""
-    block = Limits(bhard=kilobytes, bsoft=soft_kilobytes, ihard=files, valid=QIF_LIMITS)
+    block = QuotaLimits(bhard=kilobytes, bsoft=soft_kilobytes, ihard=files, valid=QIF_LIMITS)
     libc = ctypes.CDLL(None, use_errno=True)
     device = mount_of("/disk").source
     if libc.quotactl(ctypes.c_int(Q_SETQUOTA << 8 | whose), device.encode(), USER, ctypes.byref(block)):

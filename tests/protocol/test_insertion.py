@@ -304,11 +304,11 @@ def test_without_durability_nothing_is_synced(queue_factory: QueueFactory, clock
 
 
 def test_the_bell_rings_for_every_group(q: Queue) -> None:
-    before = q.store.read_notification()
+    before = q.store.doorbell.read()
     q.insert(1)
-    between = q.store.read_notification()
+    between = q.store.doorbell.read()
     q.insert_many([1])
-    assert len({before, between, q.store.read_notification()}) == 3
+    assert len({before, between, q.store.doorbell.read()}) == 3
     assert len(between) == 16
 
 

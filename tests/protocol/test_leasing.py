@@ -651,7 +651,7 @@ def test_what_nobody_rang_for_is_found_in_the_end(q: Queue, q2: Queue, clock: Ma
         clock.advance(seconds)
         slept[0] += 1
         if slept[0] == 3:
-            q2.store.notify = lambda: None  # type: ignore[method-assign]
+            q2.store.doorbell.ring = lambda: None  # type: ignore[method-assign]
             q2.insert("x")
 
     clock.sleep = sleep  # type: ignore[method-assign]

@@ -537,7 +537,7 @@ def test_an_index_that_a_batch_does_not_have_is_not_cancelled(q: Queue) -> None:
 
 def test_a_stuck_lock_is_reported_with_who_was_seen_last(q: Queue, clock: ManualClock) -> None:
     task, _other = leased(q, "x", "y")
-    log = q.store.logs[task.batch]
+    log = q.store.logs.get(task.batch)
     other = Queue(q.path, clock=clock)
     [path] = [path for path in log_files(q) if path.stem == task.batch]
     fd = other.store.fs.open_append(str(path))

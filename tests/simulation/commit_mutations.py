@@ -52,7 +52,7 @@ MUTATIONS = [
         "the decision is not synced before it is applied",
         "a power loss keeps some of the files and loses the decision",
         "commits-power",
-        (("storage.commits:apply", "            store.sync_names(layout.commits)", "            pass"),),
+        (("storage.commits:apply", "            store.names.sync(layout.commits)", "            pass"),),
     ),
     Mutation(
         "the shards are not synced before the proposal goes",

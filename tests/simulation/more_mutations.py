@@ -27,7 +27,7 @@ MUTATIONS = [
         "a power loss takes a file with everything in it that was synced",
         ("strict", "complete", "", "power"),
         (
-            ("storage.store:Store.secure", "    self.sync_names(os.path.dirname(path))\n", "    pass\n"),
+            ("storage.durable:DurableNames.secure", "    self.sync(os.path.dirname(path))\n", "    pass\n"),
         ),
     ),
     Mutation(
@@ -43,7 +43,7 @@ MUTATIONS = [
         "what is recorded in a log that has ended is lost with it",
         ("local", "lease", "poll", "on"),
         (
-            ("protocol.leasing:Leaser._try_batch", "            if log.replay_state.gone:\n", "            if False:\n"),
+            ("storage.locked_batch:LockedBatch.__enter__", "if replay_state.gone:", "if replay_state.gone and wait_s:"),
         ),
     ),
     Mutation(
@@ -51,7 +51,7 @@ MUTATIONS = [
         "somebody who opened it meanwhile appends to a file without a name",
         ("local", "lease", "poll", "on"),
         (
-            ("protocol.leasing:Leaser._claim", "            finishing.retire(store, log)  # it finished", "            store.fs.unlink(log.path); store.drop(log)  # it finished"),
+            ("protocol.leasing:Leaser._claim", "            finishing.retire(locked)  # it finished", "            store.fs.unlink(locked.log.path); locked.drop()  # it finished"),
         ),
     ),
     Mutation(
@@ -67,7 +67,7 @@ MUTATIONS = [
         "replaying the log gives nothing: no lease and no outcome in it counts",
         "calm",
         (
-            ("protocol.leasing:Leaser._take", "log.append(opening + record if opening else record)", "log.append(record)"),
+            ("protocol.leasing:Leaser._take", "locked.log.append(opening + record if opening else record)", "locked.log.append(record)"),
         ),
     ),
     Mutation(
@@ -83,7 +83,7 @@ MUTATIONS = [
         "two write into one log at the same time",
         "calm",
         (
-            ("protocol.leasing:Leaser._try_batch", "            if not store.fs.try_lock(log.fd):\n", "            if not store.fs.try_lock(log.fd) and False:\n"),
+            ("storage.locked_batch:LockedBatch.__enter__", "if store.fs.try_lock(log.fd) or", "if store.fs.try_lock(log.fd) or not wait_s or"),
         ),
     ),
     Mutation(
@@ -117,7 +117,7 @@ MUTATIONS = [
         "a crash in between loses the payloads of the dead",
         "crash",
         (
-            ("protocol.finishing:finish", "    if replay_state.done[DEAD]:\n        missing_letters(store, log)\n", ""),
+            ("protocol.finishing:finish", "    if replay_state.done[DEAD]:\n        missing_letters(locked)\n", ""),
         ),
     ),
     Mutation(
@@ -125,7 +125,7 @@ MUTATIONS = [
         "what is inserted goes into the trash",
         ("nfs", "insert-twice", "delete", "on"),
         (
-            ("storage.store:Store._load", "    if queue_state.closed:\n", "    if False:\n"),
+            ("storage.queue_file:QueueFile.read", "    if state.closed:\n", "    if False:\n"),
             ELSEWHERE,
         ),
     ),
@@ -134,7 +134,7 @@ MUTATIONS = [
         "what others have recorded meanwhile is not seen",
         "calm-nfs",
         (
-            ("protocol.leasing:Leaser._try_batch", "            log.catch_up()\n", "            if not log.replay_state.count: log.catch_up()\n"),
+            ("storage.locked_batch:LockedBatch.__enter__", "log.catch_up()", "(not wait_s and log.replay_state.count) or log.catch_up()"),
         ),
     ),
     Mutation(
@@ -180,8 +180,8 @@ MUTATIONS = [
         "the renaming fails, and the caller is told so although the record stands",
         ("local", "release", "", "eio"),
         (
-            ("protocol.transitions:release", "        name_earlier(store, log, at, available_at)\n", ""),
-            ("protocol.transitions:release", "available_at=available_at)\n", "available_at=available_at)\n        name_earlier(store, log, at, available_at)\n"),
+            ("protocol.transitions:release", "        name_earlier(locked, at, available_at)\n", ""),
+            ("protocol.transitions:release", "available_at=available_at)\n", "available_at=available_at)\n        name_earlier(locked, at, available_at)\n"),
         ),
     ),
     Mutation(
@@ -189,8 +189,8 @@ MUTATIONS = [
         "the same; the attempt is charged, and the repeat is told that the lease was lost",
         ("local", "fail", "", "eio"),
         (
-            ("protocol.transitions:fail", "        name_earlier(store, log, at, at + pause)\n", ""),
-            ("protocol.transitions:fail", "error=error\n        )\n", "error=error\n        )\n        name_earlier(store, log, at, at + pause)\n"),
+            ("protocol.transitions:fail", "        name_earlier(locked, at, at + pause)\n", ""),
+            ("protocol.transitions:fail", "error=error\n        )\n", "error=error\n        )\n        name_earlier(locked, at, at + pause)\n"),
         ),
     ),
     Mutation(
@@ -238,7 +238,7 @@ MUTATIONS = [
         "a power loss takes the new directory's name, and what was inserted with it",
         "power",
         (
-            ("storage.store:Store.sync_names", "    self.fs.sync_directory(directory)\n    while", "    while"),
+            ("storage.durable:DurableNames.sync", "    self._fs.sync_directory(directory)\n    while", "    while"),
         ),
     ),
     Mutation(
@@ -246,7 +246,7 @@ MUTATIONS = [
         "whoever revived the name in vain, or leases from a file that was put back, writes into a file without a name",
         "crash-nfs",
         (
-            ("protocol.finishing:retire_if_gone", "    if store.fs.same_file(log.fd, log.path):\n        store.fs.unlink(log.path)\n", "    store.fs.unlink(log.path)\n"),
+            ("storage.locked_batch:LockedBatch._retire_gone", "if self.store.fs.same_file(log.fd, log.path):", "if True:"),
         ),
     ),
     Mutation(
@@ -262,7 +262,7 @@ MUTATIONS = [
         "the same, for a second",
         "purge",
         (
-            ("storage.store:Store.is_unchanged", " and self._size_now() == self._size_read", ""),
+            ("storage.queue_file:QueueFile.is_unchanged", " and self._size_now() == self._size_read", ""),
         ),
     ),
     Mutation(
@@ -270,7 +270,7 @@ MUTATIONS = [
         "tasks are leased that were purged a while ago",
         "delete",
         (
-            ("storage.store:FRESH_S", "1.0", "3600.0"),
+            ("storage.queue_file:FRESH_S", "1.0", "3600.0"),
         ),
     ),
     Mutation(

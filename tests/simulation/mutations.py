@@ -87,8 +87,8 @@ BELIEVES: Edit = ("storage.staging:AWAY_S", "43200.0", "1e18")
 Else it raises an error, and nothing that `gc` has reaped is reported inserted: each of the two defences would do.
 """
 ELSEWHERE: Edit = (
-    "storage.store:Store._load",
-    "    if not self.fs.is_in_place():  # on a full",
+    "storage.queue_file:QueueFile.read",
+    "    if not fs.is_in_place():  # on a full",
     "    if False:  # on a full",
 )
 """Whether the open directory is still the one at the queue's path: it tells of a deletion, too, as the mark does."""
@@ -99,21 +99,21 @@ MUTATIONS = [
         "a crash between the two leaves a task file without a log: everything in it is available again",
         "crash",
         (
-            ("protocol.finishing:finish", "    published.remove(store, log)\n", ""),
-            ("protocol.finishing:retire", "    store.fs.unlink(log.path)\n", "    store.fs.unlink(log.path)\n    published.remove(store, log)\n"),
+            ("protocol.finishing:finish", "    published.remove(locked)\n", ""),
+            ("protocol.finishing:retire", "    store.fs.unlink(locked.log.path)\n", "    store.fs.unlink(locked.log.path)\n    published.remove(locked)\n"),
         ),
     ),
     Mutation(
         "no farewell",
         "somebody who opened the log before it was unlinked appends to a file without a name",
         "calm-nfs",
-        (("protocol.finishing:retire", '    log.append(movements.record("gone", max(store.clock.now_ms(), log.replay_state.at)))\n', ""),),
+        (("protocol.finishing:retire", '    locked.log.append(movements.record("gone", max(store.clock.now_ms(), locked.replay_state.at)))\n', ""),),
     ),
     Mutation(
         "farewell not heeded",
         "what is appended after `gone` is lost with the log",
         "calm-nfs",
-        (("protocol.finishing:retire_if_gone", "    if not log.replay_state.gone:\n", "    if True:\n"),),
+        (("storage.locked_batch:LockedBatch.__enter__", "if replay_state.gone:", "if False:"),),
     ),
     Mutation(
         "a missing directory is believed missing",
@@ -180,15 +180,15 @@ MUTATIONS = [
         "counting again",
         "who goes on with a half-done finish counts what was counted",
         "crash",
-        (("storage.counters:add", " - sum(there(store, layout, log.batch, *announced) for announced in log.replay_state.counts)", ""),),
+        (("storage.counters:add", " - sum(there(store, layout, log.batch, *announced) for announced in locked.replay_state.counts)", ""),),
     ),
     Mutation(
         "counted before it is announced",
         "a crash in between is counted again by the next",
         "crash",
         (
-            ("storage.counters:add", "                log.append_record(\"count\", at, file=number, offset=fs.fstat(fd).st_size, count=missing)\n", "                size = fs.fstat(fd).st_size\n"),
-            ("storage.counters:add", "                return\n", "                log.append_record(\"count\", at, file=number, offset=size, count=missing)\n                return\n"),
+            ("storage.counters:add", "                locked.append_record(\"count\", at, file=number, offset=fs.fstat(fd).st_size, count=missing)\n", "                size = fs.fstat(fd).st_size\n"),
+            ("storage.counters:add", "                return\n", "                locked.append_record(\"count\", at, file=number, offset=size, count=missing)\n                return\n"),
         ),
     ),
     Mutation(
@@ -226,8 +226,8 @@ MUTATIONS = [
         "their payload was in it",
         "crash",
         (
-            ("protocol.finishing:finish", "    published.remove(store, log)\n", ""),
-            ("protocol.finishing:finish", "    if replay_state.done[DEAD]:\n", "    published.remove(store, log)\n    log.lines = None\n    if replay_state.done[DEAD]:\n"),
+            ("protocol.finishing:finish", "    published.remove(locked)\n", ""),
+            ("protocol.finishing:finish", "    if replay_state.done[DEAD]:\n", "    published.remove(locked)\n    log.lines = None\n    if replay_state.done[DEAD]:\n"),
         ),
     ),
     Mutation(
@@ -252,7 +252,7 @@ MUTATIONS = [
         "only the current name is unlinked",
         "after a renaming that failed the task file stays, and everything in it is available again",
         ("local", "poll", "", "eio-after"),
-        (("storage.published:remove", "    for name in candidates(store, log):\n", "    for name in [log.name] if log.name else []:\n"),),
+        (("storage.published:remove", "    for name in candidates(locked):\n", "    for name in [log.name] if log.name else []:\n"),),
     ),
     Mutation(
         "an error of a listing is an empty listing",
@@ -265,7 +265,7 @@ MUTATIONS = [
         "completing without looking who holds it",
         "a task that was taken over is reported done by both",
         "crash",
-        (("protocol.transitions:_complete_in", "holds = not replay_state.gone and replay_state.holds(index, lease)", "holds = not replay_state.gone"),),
+        (("protocol.transitions:complete_one", "if locked.replay_state.holds(task.index, task.lease):", "if True:"),),
     ),
     Mutation(
         "a lease that has not run out is taken over",
@@ -280,7 +280,7 @@ MUTATIONS = [
         "not caught up under the lock",
         "what others appended meanwhile is not seen",
         "calm-nfs",
-        (("protocol.transitions:_complete_in", "    log.catch_up()\n", ""),),
+        (("storage.locked_batch:LockedBatch.__enter__", "log.catch_up()", "log.replay_state.count or log.catch_up()"),),
     ),
     Mutation(
         "status looks once",
@@ -315,7 +315,7 @@ MUTATIONS = [
         "a log made anew is believed",
         "opening the log of a batch that finished after it was listed makes an empty one: everything is available again",
         ("local", "lease", "poll", "on"),
-        (("protocol.leasing:Leaser._claim", "if published.read(store, log) is None or log.name is None:", "if log.name is None:"),),
+        (("protocol.leasing:Leaser._claim", "if published.read(locked) is None or locked.log.name is None:", "if locked.log.name is None:"),),
     ),
     Mutation(
         "a retry is published before it is recorded",
@@ -328,7 +328,7 @@ MUTATIONS = [
         "a retry is recorded before its file has a durable name",
         "a power loss keeps the line, and loses the tasks that it promises",
         ("lossy", "retry-dead", "", "power"),
-        (("storage.deadletters:retry", "            if store.sync_inserts:\n                store.sync_names(layout.staging)  # the line must not outlive what it names\n", ""),),
+        (("storage.deadletters:retry", "            if store.sync_inserts:\n                store.names.sync(layout.staging)  # the line must not outlive what it names\n", ""),),
     ),
     Mutation(
         "a retry that broke off takes back what it staged",
@@ -352,7 +352,7 @@ MUTATIONS = [
         "released, and not renamed",
         "nobody looks for the task before its lease would have ended",
         ("local", "release", "", "on"),
-        (("protocol.transitions:release", "        name_earlier(store, log, at, available_at)\n", ""),),
+        (("protocol.transitions:release", "        name_earlier(locked, at, available_at)\n", ""),),
     ),
     Mutation(
         "a queue made in place",

@@ -15,7 +15,7 @@ REVOKES = {"poll": 4.0, "release_all": 3.0, "wait": 1.0, "insert": 0.5}
 PURGES = {"insert": 3.0, "purge": 2.0, "consume": 0.5}
 
 SMALL = (
-    ("protocol.selection:HEADS_MAX", 1), ("storage.store:OPEN_LOGS_MAX", 1), ("storage.logs:TAIL_BYTES", 128),
+    ("protocol.selection:HEADS_MAX", 1), ("storage.open_logs:OPEN_LOGS_MAX", 1), ("storage.logs:TAIL_BYTES", 128),
     ("filesystem.door:SMALL_READ_BYTES", 64), ("filesystem.door:READ_BYTES", 128),
 )  # fmt: skip
 """Limits that no story reaches as they are."""

@@ -22,7 +22,8 @@ from fsqueue.clock import Clock, Entropy
 from fsqueue.filesystem import Filesystem, Mount, OpenTree, beneath, door, taken
 from fsqueue.filesystem.beneath import DIRECTORY_FLAGS
 from fsqueue.filesystem.trees import Proof
-from fsqueue.storage import nested, store
+from fsqueue.format.layout import read_queue_state
+from fsqueue.storage import nested, queue_file, store
 from tests.simulation.disk import Directory
 from tests.simulation.kernel import Process
 
@@ -236,7 +237,7 @@ def _filesystem(root: str, **_: Any) -> SimFilesystem:
 _MACHINE: list[tuple[Any, str, Callable[..., Any] | object]] = [
     *((module, "os", os) for module in (door, beneath, taken)),
     (beneath, "openat2_works", lambda: False),
-    (store, "read_queue_state", lru_cache(maxsize=1000)(store.read_queue_state)),
+    *((module, "read_queue_state", lru_cache(maxsize=1000)(read_queue_state)) for module in (queue_file, store)),
     (store, "mount_of", _mount),
     (store, "Filesystem", _filesystem),
     (nested, "Filesystem", _filesystem),

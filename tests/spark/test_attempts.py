@@ -13,8 +13,8 @@ from fsqueue import Queue
 from fsqueue.clock import ManualClock
 from fsqueue.spark import views
 from fsqueue.spark.attempts import attempts_of
+from fsqueue.storage import listing
 from fsqueue.storage.history import Records
-from fsqueue.views import inspection
 from fsqueue.views.task_history import records_of
 from tests.support import QueueFactory
 
@@ -111,7 +111,7 @@ def test_a_number_that_no_column_holds_costs_no_other_row(queue: Queue) -> None:
     queue.lease(2)
     log = min(Path(queue.path).glob("*/movements/*/*"))
     log.write_bytes(re.sub(rb'"pid":\d+', b'"pid":18446744073709551615', log.read_bytes()))
-    found = [row for shard in inspection.shards(queue.store) for row in views.leases(queue.store, shard)]
+    found = [row for shard in listing.shards(queue.store) for row in views.leases(queue.store, shard)]
     assert len(found) == 2
     assert sum(os.getpid() in row for row in found) == 1
     assert all(abs(value) < 2**63 for row in found for value in row if type(value) is int)

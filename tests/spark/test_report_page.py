@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from fsqueue.format.layout import Settings
 from fsqueue.spark.jobs import charts
-from fsqueue.spark.jobs.page import QueueState, Report, page
+from fsqueue.spark.jobs.page import QueueReport, QueueSummary, page
 from tests.browser import Browser, why_not
 
 pytestmark = pytest.mark.once
@@ -29,14 +29,14 @@ HOSTILE = '<img src=x onerror=alert(1)>"&\u202e' + "x" * 300
 SETTINGS = {name: getattr(Settings(), name) for name in Settings.__dataclass_fields__}
 
 
-def state(path: str = "/scratch/me/tiles", **states: int) -> QueueState:
+def state(path: str = "/scratch/me/tiles", **states: int) -> QueueSummary:
     names = ("inserted", "waiting", "delayed", "leased", "completed", "dead")
-    return QueueState(path, dict.fromkeys(names, 0) | states, SETTINGS)
+    return QueueSummary(path, dict.fromkeys(names, 0) | states, SETTINGS)
 
 
 def report(
     durations: Sequence[float] = (), points: Sequence[tuple[float, int]] = (), step: int = 1, **more: Any
-) -> Report:
+) -> QueueReport:
     """Make a report as the job does, of completed tasks with these durations."""
     ordered = sorted(durations)
     quantiles = [ordered[int(part * (len(ordered) - 1))] for part in (0.5, 0.9, 0.99, 1)] if ordered else []
@@ -51,7 +51,7 @@ def report(
         "hosts": [], "durations": histogram, "is_log": bins is not None and bins.is_log, "queues": [state()],
         "queue_count": 1, "looked_at": T,
     }  # fmt: skip
-    return Report(**known | more)
+    return QueueReport(**known | more)
 
 
 def slow(number: int, **more: Any) -> dict[str, Any]:
@@ -151,7 +151,7 @@ def test_states_settings_quantiles_and_slowest_tasks_are_there() -> None:
     many = page("/scratch/me", CASES["many queues"])
     assert "There are 20 more queues." in many
     assert "tiles-2" in many
-    unkept = QueueState("/q", {"inserted": 5}, SETTINGS | {"keep_history": False})
+    unkept = QueueSummary("/q", {"inserted": 5}, SETTINGS | {"keep_history": False})
     assert "the queue keeps no history" in page("/q", report(queues=[unkept]))
 
 

@@ -12,6 +12,7 @@ from fsqueue.clock import ManualClock
 from fsqueue.errors import LockTimeout
 from fsqueue.storage import counters
 from fsqueue.storage.jsonl import locked
+from fsqueue.storage.locked_batch import LockedBatch
 from fsqueue.storage.logs import Log
 from tests.support import QueueFactory, base_of, counted, task_file_names
 
@@ -32,7 +33,7 @@ def q(queue: Queue, clock: ManualClock) -> Queue:
 @pytest.fixture
 def finished(q: Queue) -> Log:
     """The log of a batch of five completed tasks, ready to be counted."""
-    log = q.store.log(BATCH, create=True)
+    log = q.store.logs.open(BATCH, create=True)
     log.append_record("open", 1, count=5)
     log.append_record("lease", 1, lease="a", tasks=[[0, 5]], until=900)
     log.append_record("complete", 1, lease="a", tasks=[[0, 5]])
@@ -44,8 +45,9 @@ def counter(q: Queue, number: str | None = None) -> Path:
     return Path(q.store.layout.counter(number or q.store.counter_number))
 
 
-def add(q: Queue, log: Log, completed: int = 5) -> None:
-    counters.add(q.store, log, completed, 5, 0.4)
+def add(q: Queue, completed: int = 5) -> None:
+    with LockedBatch(q.store, BATCH) as locked:
+        counters.add(locked, completed, 5, 0.4)
 
 
 @pytest.mark.parametrize("count", [1, 31, 32, 33, 1024])
@@ -68,18 +70,16 @@ def test_the_common_prefix(found: bytes, length: int) -> None:
 def test_counting_writes_a_record_before_the_bytes(q: Queue, finished: Log) -> None:
     counter(q).parent.mkdir(parents=True)
     counter(q).write_bytes(b"x" * 7)
-    add(q, finished)
+    add(q)
     assert counter(q).read_bytes() == b"x" * 7 + counters.mark(BATCH, 5)
     assert finished.replay_state.counts == [(q.store.counter_number, 7, 5)]
 
 
 def test_counting_twice_counts_once(q: Queue, finished: Log) -> None:
-    add(q, finished)
-    add(q, finished)
+    add(q)
+    add(q)
     finished.discard()
-    again = q.store.log(BATCH)
-    again.catch_up()
-    add(q, again)
+    add(q)
     assert counted(q) == 5
 
 
@@ -89,7 +89,7 @@ def test_what_a_crash_left_out_is_added(q: Queue, finished: Log, written: int) -
     counter(q).parent.mkdir(parents=True)
     counter(q).write_bytes(b"x" * 7 + counters.mark(BATCH, 5)[:written])
     finished.append_record("count", 5, file=q.store.counter_number, offset=7, count=5)
-    add(q, finished)
+    add(q)
     assert counted(q) == 7 + 5
 
 
@@ -99,8 +99,8 @@ def test_bytes_of_others_at_the_announced_place_are_not_ours(q: Queue, finished:
     finished.append_record("count", 5, file=q.store.counter_number, offset=0, count=5)
     counter(q).parent.mkdir(parents=True)
     counter(q).write_bytes(other)
-    add(q, finished)
-    add(q, finished)
+    add(q)
+    add(q)
     assert counter(q).read_bytes() == other + counters.mark(BATCH, 5)
 
 
@@ -110,7 +110,7 @@ def test_a_crash_after_a_crash_is_made_good_too(q: Queue, finished: Log) -> None
     counter(q).write_bytes(counters.mark(BATCH, 5)[:2] + b"other" + counters.mark(BATCH, 3)[:1])
     finished.append_record("count", 5, file=number, offset=0, count=5)
     finished.append_record("count", 5, file=number, offset=7, count=3)
-    add(q, finished)
+    add(q)
     assert counted(q) == 5 + 5
     assert sum(counters.there(q.store, q.store.layout, BATCH, *one) for one in finished.replay_state.counts) == 5
 
@@ -118,7 +118,7 @@ def test_a_crash_after_a_crash_is_made_good_too(q: Queue, finished: Log) -> None
 def test_a_counter_that_others_keep_locked_is_passed_over(q: Queue, clock: ManualClock, finished: Log) -> None:
     other = Queue(q.path, clock=clock)
     with locked(other.store.fs, clock, other.store.entropy, str(counter(q))):
-        add(q, finished)
+        add(q)
     assert counter(q).stat().st_size == 0
     assert counted(q) == 5
 
@@ -126,11 +126,12 @@ def test_a_counter_that_others_keep_locked_is_passed_over(q: Queue, clock: Manua
 def test_when_all_counters_are_locked_counting_is_left_for_later(
     q: Queue, finished: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(q.store.fs, "try_lock", lambda fd: False)
+    usual = q.store.fs.try_lock
+    monkeypatch.setattr(q.store.fs, "try_lock", lambda fd: fd == finished.fd and usual(fd))
     with pytest.raises(LockTimeout, match="stayed locked"):
-        add(q, finished)
+        add(q)
     monkeypatch.undo()
-    add(q, finished)
+    add(q)
     assert counted(q) == 5
 
 

@@ -9,6 +9,7 @@ import pytest
 from fsqueue import Queue, TaskNotFound
 from fsqueue.clock import ManualClock
 from fsqueue.storage import history
+from fsqueue.storage.locked_batch import LockedBatch
 from fsqueue.storage.logs import Log
 from tests.support import QueueFactory, base_of
 
@@ -28,7 +29,7 @@ def q(queue: Queue, clock: ManualClock) -> Queue:
 
 
 def log_of(q: Queue, *, torn: bool = False) -> Log:
-    log = q.store.log(BATCH, create=True)
+    log = q.store.logs.open(BATCH, create=True)
     log.append_record("open", 1, count=2)
     if torn:
         with open(log.path, "ab") as file:
@@ -37,6 +38,11 @@ def log_of(q: Queue, *, torn: bool = False) -> Log:
     log.append_record("lease", 1, lease="ä]", tasks=[[0, 2]], until=900, worker={"host": 'x"],[{'})
     log.append_record("complete", 1, lease="ä]", tasks=[[0, 2]], result=[["]"], {"a": "}"}])
     return log
+
+
+def keep(q: Queue, at: int) -> None:
+    with LockedBatch(q.store, BATCH) as locked:
+        history.keep(locked, at, 1)
 
 
 def test_days_are_utc() -> None:
@@ -50,7 +56,7 @@ def test_days_are_utc() -> None:
 def test_records_come_back_with_the_distances_they_had(q: Queue, clock: ManualClock, torn: bool) -> None:
     """Versions are offsets: a `cancel` that names one must be understood in the history as well."""
     log = log_of(q, torn=torn)
-    history.keep(q.store, log, clock.now_ms(), 1)
+    keep(q, clock.now_ms())
     found = history.find(q.store, BATCH)
     assert found is not None
     assert [record["op"] for _, record in found] == ["open", "lease", "complete"]
@@ -69,16 +75,16 @@ def test_an_unknown_batch_has_no_history(q: Queue) -> None:
 
 
 def test_a_repeat_after_a_crash_is_dropped_also_on_another_day(q: Queue, clock: ManualClock) -> None:
-    log = log_of(q)
+    log_of(q)
     for _ in range(2):
-        history.keep(q.store, log, clock.now_ms(), 1)
-    history.keep(q.store, log, clock.now_ms() + DAY * 1000, 1)
+        keep(q, clock.now_ms())
+    keep(q, clock.now_ms() + DAY * 1000)
     assert history.days(q.store) == ["2026-11-21", "2026-11-22"]
     assert [batch for batch, _ in history.batches(q.store)] == [BATCH]
 
 
 def test_damaged_lines_are_passed_over(q: Queue, clock: ManualClock) -> None:
-    log = log_of(q)
+    log_of(q)
     path = Path(q.store.layout.history("2026-11-21", q.store.layout.shard(BATCH)))
     path.parent.mkdir(parents=True)
     start = b'{"batch":"%s",' % BATCH.encode()
@@ -86,13 +92,14 @@ def test_damaged_lines_are_passed_over(q: Queue, clock: ManualClock) -> None:
     junk = [b"", b"7", b"{}", b'{"batch":7,"records":[]}', start, *lists, b"\xff\xfe"]
     path.write_bytes(b"\n".join(junk) + b"\n" + start)
     assert history.find(q.store, BATCH) is None
-    history.keep(q.store, log, clock.now_ms(), 1)
+    keep(q, clock.now_ms())
     assert history.find(q.store, BATCH) is not None
     assert [batch for batch, _ in history.batches(q.store)] == [BATCH]
 
 
 def test_stray_directories_are_no_days(q: Queue, clock: ManualClock) -> None:
-    history.keep(q.store, log_of(q), clock.now_ms(), 1)
+    log_of(q)
+    keep(q, clock.now_ms())
     for name in ("tmp", ".nfs", "2026-1-1"):
         (base_of(q) / "history" / name).mkdir()
     assert history.days(q.store) == ["2026-11-21"]

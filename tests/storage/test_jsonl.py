@@ -92,3 +92,17 @@ def test_lines_from_the_end_are_those_from_the_start_as_far_as_they_are_read(
         assert list(jsonl.lines_from_end(fs, fd, bytes_max, piece)) == wanted[::-1]
     finally:
         fs.close(fd)
+
+
+class Piece(bytes):
+    """A piece of a file that is not to be appended to what was read before it."""
+
+    def __radd__(self, before: bytes) -> bytes:
+        raise AssertionError(f"{len(before)} bytes are copied once more")
+
+
+def test_the_pieces_of_a_long_line_are_joined_once(fs: Filesystem) -> None:
+    """A letter of 60 MB took ten seconds to read: each piece copied all that was read of its line before."""
+    content = b"short\n" + b"x" * 5000 + b"\nlast\n"
+    fs.pread = lambda fd, most, offset: Piece(content[offset : offset + min(most, 100)])
+    assert [len(line) for line in jsonl.lines_of(fs, -1)] == [5, 5000, 4]

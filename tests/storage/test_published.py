@@ -15,8 +15,9 @@ from fsqueue import LeaseLost, Queue
 from fsqueue.clock import ManualClock
 from fsqueue.filesystem import Filesystem
 from fsqueue.format import names
-from fsqueue.protocol import finishing, transitions
+from fsqueue.protocol import finishing
 from fsqueue.storage import published, staging
+from fsqueue.storage.locked_batch import LockedBatch
 from tests.concurrency.trapped import trapped
 from tests.support import Crash, QueueFactory, base_of, drain, leftovers, task_file_names
 
@@ -202,8 +203,8 @@ def test_a_task_file_that_is_published_while_staging_is_looked_at_is_not_called_
         return usual(*args)
 
     monkeypatch.setattr(staging, "has", overtaken)
-    with transitions.locked(q.store, name.batch) as log:
-        assert published.read(q.store, log) is None
-        assert not finishing.settle_loss(q.store, log)
+    with LockedBatch(q.store, name.batch) as locked:
+        assert published.read(locked) is None
+        assert not finishing.settle_loss(locked)
     assert sum(drain(q, clock).values()) == 2
     assert q.status().dead == 0

@@ -175,9 +175,9 @@ def test_the_record_sets_time_and_tasks_back_and_no_version() -> None:
     assert (replay_state.at, list(replay_state.since)) == (2_000, [12_000, 12_000, 0])
     assert replay_state.version[0] == len(OPEN)
     assert replay_state.holds(0, "a")
-    assert replay_state.choose(11_999, 3, 0, None).tasks == [2]
+    assert replay_state.choose(11_999, 3, 0, None)[0] == [2]
     assert replay_state.next_time() == 12_000
-    assert replay_state.choose(12_000, 3, 0, None).tasks == [0]  # alone, having been leased with another
+    assert replay_state.choose(12_000, 3, 0, None)[0] == [0]  # alone, having been leased with another
 
 
 @pytest.mark.parametrize(
@@ -220,5 +220,5 @@ def test_only_what_comes_from_the_future_is_shifted() -> None:
 def test_a_log_within_the_bounds_costs_no_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     q = queue_of(tmp_path / "q")
     Queue(q.path, clock=ManualClock(time.time() + 600)).lease(1)
-    monkeypatch.setattr(record_times, "set_right", lambda store, log: pytest.fail("it was asked for a stamp"))
+    monkeypatch.setattr(record_times, "set_right", lambda locked: pytest.fail("it was asked for a stamp"))
     assert len(q.lease(3)) == 3

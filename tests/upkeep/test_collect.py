@@ -103,7 +103,7 @@ def test_a_log_that_said_farewell_is_removed(q: Queue, clock: ManualClock) -> No
 
 
 def test_an_empty_log_of_a_batch_that_is_gone_is_removed(q: Queue) -> None:
-    log = q.store.log("0" * 32, create=True)
+    log = q.store.logs.open("0" * 32, create=True)
     log.discard()
     assert found(q) == {"finished": 1}
     assert leftovers(q) == []
@@ -112,14 +112,14 @@ def test_an_empty_log_of_a_batch_that_is_gone_is_removed(q: Queue) -> None:
 
 def test_an_empty_log_of_a_batch_that_is_there_does_no_harm(q: Queue) -> None:
     ref = q.insert("x")
-    q.store.log(ref.id.partition(".")[0], create=True).discard()
+    q.store.logs.open(ref.id.partition(".")[0], create=True).discard()
     assert found(q) == {}
     assert q.status().waiting == 1
     assert len(q.lease()) == 1
 
 
 def test_garbage_in_the_place_of_a_log_is_removed_when_its_batch_is_gone(q: Queue) -> None:
-    log = q.store.log("0" * 32, create=True)
+    log = q.store.logs.open("0" * 32, create=True)
     Path(log.path).write_bytes(b"\x00garbage\nmore")
     log.discard()
     assert found(q) == {"finished": 1}
@@ -154,7 +154,7 @@ def test_a_lease_on_a_task_whose_file_was_removed_may_still_complete(q: Queue) -
 def test_a_locked_batch_is_left_for_the_next_time(
     q: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log = q.store.log("0" * 32, create=True)
+    log = q.store.logs.open("0" * 32, create=True)
     assert q.store.fs.try_lock(log.fd)
     assert found(Queue(q.path, clock=clock)) == {"busy": 1}
     q.close()
@@ -230,9 +230,9 @@ def test_what_is_decided_is_applied_before_anything_counts_as_lost(
     decided_and_half_applied(q, clock, monkeypatch)
     clock.advance(3600)
     other = Queue(q.path, clock=clock)
-    bell = other.store.read_notification()
+    bell = other.store.doorbell.read()
     assert other.gc().commits_applied == 1
-    assert other.store.read_notification() != bell
+    assert other.store.doorbell.read() != bell
     assert not list(other.dead())
     assert sorted(task.payload for task in other.lease(9)) == ["a", "b", "c"]
 
@@ -263,16 +263,16 @@ def test_who_makes_tasks_available_rings_the_bell(q: Queue, verb: str, monkeypat
     with monkeypatch.context() as patch:
         patch.setattr(staging, "publish", lambda *_: iter(()))  # it died after its record
         q.retry_dead()
-    bell = q.store.read_notification()
+    bell = q.store.doorbell.read()
     other = Queue(q.path, clock=q.store.clock)
     getattr(other, verb)()
-    assert other.store.read_notification() != bell
+    assert other.store.doorbell.read() != bell
     with monkeypatch.context() as patch:
         patch.setattr(commits, "apply", lambda *_: None)
         q.insert_many(list("abc"), commit="seed")
-    bell = q.store.read_notification()
+    bell = q.store.doorbell.read()
     getattr(other, verb)()
-    assert other.store.read_notification() != bell
+    assert other.store.doorbell.read() != bell
     getattr(other, verb)()
     assert len(other.lease(9)) == 4
 

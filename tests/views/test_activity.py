@@ -11,9 +11,9 @@ import pytest
 from fsqueue import InvalidArgument, Queue
 from fsqueue.clock import ManualClock
 from fsqueue.format import names
-from fsqueue.storage import deadletters, history
+from fsqueue.storage import deadletters, history, listing
 from fsqueue.storage.store import Store
-from fsqueue.views import activity, inspection
+from fsqueue.views import activity
 from fsqueue.views.activity import Activity, Rate, together
 from tests.conftest import QueueFactory
 from tests.support import base_of, calls, task_file_names
@@ -206,7 +206,7 @@ def test_the_interval_of_the_time_left_holds_the_truth_about_nineteen_times_of_t
             while now < 500:
                 ends.append(now := now + draw())
         ends.sort()
-        part = activity.Part(1)
+        part = activity.FileSample(1)
         part.units.append(activity.Unit())
         part.units[0].events[activity.FINISHED].update(int(at * 1000) for at in ends if at <= 60)
         rate = activity.rate_of([part], activity.FINISHED, 0, 60_000)
@@ -440,13 +440,13 @@ def test_a_batch_that_finishes_meanwhile_is_counted_once(
     tasks = q.lease(4)
     clock.advance(10)
     q.complete(tasks[:1])
-    read_log = inspection.read_log
+    read_log = listing.read_log
 
     def finishing(store: Store, batch: str) -> bytes:
         q.complete(task for task in tasks if not task.done)  # between the listing and this look
         return read_log(store, batch)
 
-    monkeypatch.setattr(inspection, "read_log", finishing)
+    monkeypatch.setattr(listing, "read_log", finishing)
     found = q.activity(window_s=60)
     assert found.measured == 4
     assert found.inserted is not None
@@ -461,14 +461,14 @@ def test_what_was_read_in_a_log_is_not_read_in_the_history_again(
     one, two = q.lease(2)
     clock.advance(10)
     one.complete()
-    read_log = inspection.read_log
+    read_log = listing.read_log
 
     def finishing(store: Store, batch: str) -> bytes:
         content = read_log(store, batch)
         two.complete()
         return content
 
-    monkeypatch.setattr(inspection, "read_log", finishing)
+    monkeypatch.setattr(listing, "read_log", finishing)
     assert q.activity(window_s=60).measured == 1
     assert q.activity(window_s=60).measured == 2
 

@@ -15,7 +15,7 @@ from fsqueue import InvalidArgument, Queue, QueueNotFound, QueuePurged, Status, 
 from fsqueue.clock import ManualClock
 from fsqueue.filesystem import Filesystem
 from fsqueue.format import names
-from fsqueue.storage import counters
+from fsqueue.storage import counters, listing
 from fsqueue.views import inspection
 from tests.concurrency.trapped import Trapped, trapped
 from tests.support import QueueFactory, base_of, calls, files_below, log_files, task_file_names
@@ -64,14 +64,14 @@ def test_a_batch_that_finishes_between_two_listings_is_not_counted_twice(
     task.bury("no good")
     [last] = [info.id for info in q.tasks("waiting")]
     assert numbers(q) == (2, 1, 0, 0, 0, 1)
-    listing = getattr(inspection, after)
+    list_them = getattr(listing, after)
 
     def finish_then(store: Any, shard: str) -> Any:
-        found = listing(store, shard)
+        found = list_them(store, shard)
         q.cancel([last])
         return found
 
-    monkeypatch.setattr(inspection, after, finish_then)
+    monkeypatch.setattr(listing, after, finish_then)
     assert numbers(q) == (1, 0, 0, 0, 0, 1)
 
 
@@ -612,3 +612,32 @@ def test_the_shards_add_up_to_the_status(queue_factory: QueueFactory) -> None:
         for name in status.as_dict()
     }
     assert 0 < counted < status.completed, "some are in a counter, and some are not"
+
+
+def test_each_state_is_looked_for_where_it_can_be(
+    queue: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`ls --state leased` read every task file of the queue."""
+    q = Queue(queue.path, clock=clock)
+    q.insert_many(range(40), batch_tasks=1)
+    q.insert_many(range(30), batch_tasks=1, delay_s=60)
+    [done, held, failed] = q.lease(3)
+    done.complete()
+    failed.fail("once more", delay_s=50)
+    reads: list[str] = []
+    usual = q.store.fs.read
+    monkeypatch.setattr(q.store.fs, "read", lambda path: (reads.append(path), usual(path))[1])
+    found = {}
+    for state in ("leased", "delayed", "waiting"):
+        reads.clear()
+        found[state] = [info.id for info in q.tasks(state)]
+        found[f"{state}: files"] = len({path for path in reads if "/queue/" in path})
+    assert found["leased"] == [held.id]
+    assert failed.id in found["delayed"]
+    assert (len(found["delayed"]), len(found["waiting"])) == (31, 37)
+    assert found["leased: files"] == 1
+    assert found["delayed: files"] <= 33
+    assert found["waiting: files"] <= 40
+    clock.advance(61)
+    assert len(list(q.tasks("waiting"))) == 68
+    assert list(q.tasks("delayed")) == []

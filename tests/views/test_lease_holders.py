@@ -18,7 +18,7 @@ from fsqueue.clock import ManualClock
 from fsqueue.cluster import slurm
 from fsqueue.filesystem import processes
 from fsqueue.storage import jsonl
-from fsqueue.views.lease_holders import Worker, release_dead, workers
+from fsqueue.views.lease_holders import LeaseHolder, release_dead, workers
 from tests.support import QueueFactory, crashes, drain, leftovers, log_files
 
 Commands = Callable[[str, str], None]
@@ -311,7 +311,7 @@ def test_records_that_say_anything(q: Queue, command: Commands, worker: Any) -> 
     for found in workers(q.store):
         assert found.life == "unknown"
         assert orjson.dumps(found.as_dict())
-        assert isinstance(found, Worker)
+        assert isinstance(found, LeaseHolder)
 
 
 def test_a_batch_that_stays_locked_is_named_after_the_rest_is_done(
@@ -326,7 +326,7 @@ def test_a_batch_that_stays_locked_is_named_after_the_rest_is_done(
     fd = fs.look(path, os.O_RDWR)
     assert fs.try_lock(fd)
     try:
-        with pytest.raises(LockTimeout, match=r"^1 leases were ended, but 1 batches stayed locked"):
+        with pytest.raises(LockTimeout, match=r"^Leases ended: 1. But 1 batch stayed locked"):
             release_dead(Queue(queue.path).store)
     finally:
         fs.close(fd)

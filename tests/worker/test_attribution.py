@@ -293,16 +293,20 @@ def test_a_storm_of_stops_steals_timeouts_and_kills_mixes_up_nothing(
         worker = Worker(
             queue, tasks.stormy, processes=luck.choice([1, 2, 2]), prefetch=luck.choice([None, 20, 100]),
             timeout_s=luck.choice([None, 0.1]), grace_s=luck.choice([0.05, 2]),
+            stop_after_failures=10**6,  # else ten kills before the first success end it
         )  # fmt: skip
         thread, reports = in_background(worker)
         over, enough = threading.Event(), weather.given + luck.randrange(50, 1000)
-        wind = threading.Thread(target=blow, args=(worker, luck, over))
+        wind = threading.Thread(target=blow, args=(worker, luck, over), daemon=True)
         wind.start()
-        wait_for(lambda enough=enough: weather.given >= enough, 60)
-        for _ in range(luck.choice([1, 1, 2])):
-            worker.stop()
-        over.set()
-        wind.join()
+        try:
+            wait_for(lambda enough=enough, reports=reports: weather.given >= enough or reports, 60)
+            assert not reports, f"seed {seed}: it ended by itself: {reports}"
+        finally:
+            for _ in range(luck.choice([1, 1, 2])):
+                worker.stop()
+            over.set()
+            wind.join()
         thread.join(60)
         assert reports, f"seed {seed}"
     executed = [int(line.split()[0]) for line in (tmp_path / "log").read_text().splitlines()]

@@ -42,7 +42,7 @@ paint-order:stroke;stroke:var(--back);stroke-width:5px}
 
 
 @dataclass(frozen=True)
-class QueueState:
+class QueueSummary:
     """A queue as it was found: how many tasks are in which state, and what it was created with."""
 
     path: str
@@ -51,7 +51,7 @@ class QueueState:
 
 
 @dataclass(frozen=True)
-class Report:
+class QueueReport:
     """The numbers of a report, and where it was written. Times are Unix seconds, durations seconds.
 
     `duration_s` is the time at work, `held_s` the time under lease, `wait_s` the time until the lease: each the median,
@@ -72,7 +72,7 @@ class Report:
     durations: list[tuple[float, float, int]] = field(default_factory=list)
     is_log: bool = False
     slowest: list[dict[str, Any]] = field(default_factory=list)
-    queues: list[QueueState] = field(default_factory=list)
+    queues: list[QueueSummary] = field(default_factory=list)
     queue_count: int = 0
     looked_at: float = 0.0
 
@@ -81,7 +81,7 @@ class Report:
         return asdict(self)
 
 
-def page(queue: str, report: Report) -> str:
+def page(queue: str, report: QueueReport) -> str:
     """Return the whole page of a report on the queue, or the directory of queues, at `queue`."""
     name = queue.rstrip("/").rpartition("/")[2] or queue
     looked = charts.moment(report.looked_at)
@@ -115,7 +115,7 @@ def page(queue: str, report: Report) -> str:
 # -- sections --------------------------------------------------------------------------------------------------
 
 
-def _states(report: Report) -> str:
+def _states(report: QueueReport) -> str:
     if report.queue_count == 1 and report.queues:
         [found] = report.queues
         states = [{"state": name, "tasks": count} for name, count in found.states.items()]
@@ -136,7 +136,7 @@ def _states(report: Report) -> str:
     )
 
 
-def _attempts(report: Report) -> str:
+def _attempts(report: QueueReport) -> str:
     if not report.attempts:
         if report.queues and not any(found.settings.get("keep_history", True) for found in report.queues):
             return "<p>None is known: the queue keeps no history.</p>"
@@ -145,7 +145,7 @@ def _attempts(report: Report) -> str:
     return table("How attempts at tasks ended; open: under way", rows)
 
 
-def _throughput(report: Report) -> str:
+def _throughput(report: QueueReport) -> str:
     if not report.throughput:
         return "<p>No task was completed.</p>"
     rows = [{"from": charts.moment(at), "completed": count} for at, count in report.throughput]
@@ -154,7 +154,7 @@ def _throughput(report: Report) -> str:
     return said + charts.over_time(report.throughput, report.step_s) + _folded("The numbers of this chart", numbers)
 
 
-def _durations(report: Report) -> str:
+def _durations(report: QueueReport) -> str:
     if not report.duration_s:
         return "<p>No task was completed.</p>"
     rows = [
@@ -176,7 +176,7 @@ def _durations(report: Report) -> str:
     )
 
 
-def _slowest(report: Report) -> str:
+def _slowest(report: QueueReport) -> str:
     if not report.slowest:
         return "<p>No attempt has ended by itself.</p>"
     rows = [
@@ -195,13 +195,13 @@ def _slowest(report: Report) -> str:
     return table("The attempts that took longest, one of each task", rows, identifier="task", long=("worker",))
 
 
-def _failures(report: Report) -> str:
+def _failures(report: QueueReport) -> str:
     order = ("reason", "attempts", "outcome", "host", "example")
     rows = [{name: row[name] for name in order} for row in report.failures]
     return table("Failed and expired attempts by reason and host", rows, long=("reason",)) if rows else "<p>None.</p>"
 
 
-def _hosts(report: Report) -> str:
+def _hosts(report: QueueReport) -> str:
     rows = [
         {name.removesuffix("_s"): _seconds(value) if name.endswith("_s") else value for name, value in row.items()}
         for row in report.hosts

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from fsqueue.cluster.identity import describe
 from fsqueue.queue import Queue
 from fsqueue.spark.jobs import charts
-from fsqueue.spark.jobs.page import QueueState, Report, page
+from fsqueue.spark.jobs.page import QueueReport, QueueSummary, page
 from fsqueue.spark.jobs.places import Place
 from fsqueue.spark.options import reading
 from fsqueue.spark.sessions import register, spark_errors
@@ -36,7 +36,7 @@ EDGE = 1e-6
 QUANTILES = (0.5, 0.9, 0.99, 1.0)
 
 
-def report(spark: SparkSession, path: str, out: str) -> Report:
+def report(spark: SparkSession, path: str, out: str) -> QueueReport:
     """Write into the new directory `out`: `attempts`, `throughput`, `failures`, `hosts` as Parquet, and `report.html`.
 
     Of a queue, or of all queues in a directory; as far as the history goes back. Times waited are from when a task
@@ -54,13 +54,13 @@ def report(spark: SparkSession, path: str, out: str) -> Report:
     return made
 
 
-def _states(path: str) -> tuple[list[QueueState], int]:
+def _states(path: str) -> tuple[list[QueueSummary], int]:
     """Return the state of each queue there, of the first `ROWS_MAX`, and how many queues there are."""
     found = [one for where in reading({"path": path}).paths for one in queues_in(where) or [where]]
     states = []
     for one in found[:ROWS_MAX]:
         with Queue(one) as queue:
-            states.append(QueueState(one, queue.status().as_dict(), asdict(queue.settings)))
+            states.append(QueueSummary(one, queue.status().as_dict(), asdict(queue.settings)))
     return states, len(found)
 
 
@@ -72,7 +72,7 @@ class _Report:
         self.attempts = spark.read.parquet(f"{out}/attempts")
         self.spark = spark
 
-    def make(self, looked_at: float, queues: list[QueueState], queue_count: int) -> Report:
+    def make(self, looked_at: float, queues: list[QueueSummary], queue_count: int) -> QueueReport:
         F = self.F
         outcomes = {row["outcome"]: row["count"] for row in self.attempts.groupBy("outcome").count().collect()}
         done = self.attempts.where("outcome = 'complete'")
@@ -104,7 +104,7 @@ class _Report:
         )
         bins = charts.bins_for(shortest, durations[-1]) if durations else None
         points = [(row["at"], row["completed"]) for row in throughput.orderBy("at").limit(10 * POINTS).collect()]
-        return Report(
+        return QueueReport(
             self.out,
             dict(sorted(outcomes.items())),
             durations or [],

@@ -1,0 +1,88 @@
+"""Why a lease does not hold, and the error that says so for several tasks of several batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fsqueue.cluster.identity import describe
+from fsqueue.errors import LeaseExpired, LeaseLost
+from fsqueue.format import names
+from fsqueue.format.names import Batch
+from fsqueue.format.replay import CANCELLED, COMPLETED, DEAD, LEASED, ReplayState
+
+ALREADY = "you have completed it already"
+"""Why a lease does not hold with which the task was completed before."""
+
+
+def why_lost(replay_state: ReplayState, index: int) -> str:
+    """Why a lease on a task does not hold."""
+    if index >= replay_state.count:
+        return "unknown"
+    state = replay_state.state[index]
+    if state == LEASED:
+        holder = replay_state.holder[index]
+        return f"taken over by {describe(holder.worker if holder is not None else None)}"
+    return {COMPLETED: "completed", DEAD: "dead", CANCELLED: "cancelled"}.get(state, "given back")
+
+
+EXPIRED = "it ran out before it was renewed"
+"""Why a lease cannot be renewed although no other worker has taken it over: its task can still be completed."""
+
+
+def completed_by(replay_state: ReplayState, index: int, lease: str) -> bool:
+    """Return whether this very lease completed the task. After an error that left it open, repeating is harmless."""
+    holder = replay_state.holder[index] if index < replay_state.count else None
+    return holder is not None and replay_state.state[index] == COMPLETED and holder.id == lease
+
+
+NOT_ITS_OWN = "Discard the result: this lease cannot settle the task any more."
+"""What a LeaseLost tells a worker to do."""
+
+
+def already(tasks: str) -> str:
+    """Return the sentence about tasks that the caller's own lease has completed."""
+    return f"You have completed {tasks} already, with this lease. That counts, and nothing is left to do."
+
+
+class Losses:
+    """Collects what no longer held, over several batches, and raises it at the end."""
+
+    def __init__(self) -> None:
+        self.tasks: list[str] = []
+        self.expired: list[str] = []
+        """Tasks whose leases ran out, and that no other worker has taken, as the log says."""
+        self.reasons: set[str] = set()
+
+    def add(self, batch: Batch, indices: Sequence[int], reason: str) -> None:
+        """Record tasks that were lost; `reason` is EXPIRED if no other worker has taken them."""
+        kind = self.expired if reason == EXPIRED else self.tasks
+        kind += [names.task_id(batch, index) for index in indices]
+        self.reasons.add(reason)
+
+    def join(self, others: Losses) -> None:
+        """Take over what another one has collected."""
+        self.tasks += others.tasks
+        self.expired += others.expired
+        self.reasons |= others.reasons
+
+    def check(self) -> None:
+        """Raise LeaseLost (LeaseExpired if that is all it was) if anything was noted."""
+        said = []
+        if self.tasks:
+            why = ", ".join(sorted(self.reasons - {EXPIRED}))
+            if why == ALREADY:
+                said.append(already(_some(self.tasks)))
+            else:
+                said.append(f"The lease of {_some(self.tasks)} holds no longer ({why}). {NOT_ITS_OWN}")
+        if self.expired:
+            said.append(
+                f"The lease of {_some(self.expired)} ran out before it was renewed. Nobody has taken it over yet: a "
+                "completion counts until somebody does."
+            )
+        if said:
+            kind = LeaseLost if self.tasks else LeaseExpired
+            raise kind(" ".join(said), self.tasks + self.expired, ", ".join(sorted(self.reasons)))
+
+
+def _some(tasks: Sequence[str]) -> str:
+    return tasks[0] if len(tasks) == 1 else f"{len(tasks)} tasks ({tasks[0]}, ...)"

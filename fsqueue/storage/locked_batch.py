@@ -1,0 +1,156 @@
+"""The critical section of a batch: its log locked, and its state caught up (docs/design.md, section 4.7).
+
+Everything that changes a batch goes through `LockedBatch`. A function that must be called under the batch's lock takes
+one, as the proof that the lock is held.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import NoReturn
+
+from fsqueue.cluster.identity import describe
+from fsqueue.errors import LockTimeout
+from fsqueue.filesystem import taken
+from fsqueue.format import movements
+from fsqueue.format.names import Batch, TaskFileName
+from fsqueue.format.replay import ReplayState
+from fsqueue.storage import jsonl
+from fsqueue.storage.logs import Log
+from fsqueue.storage.store import Store
+
+THREADS_WAIT_S = 0.05
+"""Who does not wait for other processes waits so long for another thread that is in the same batch."""
+
+
+class BatchBusy(LockTimeout):
+    """Another process has the batch locked, and the caller does not wait. Nothing was done, and the log stays open."""
+
+
+class BatchGone(FileNotFoundError):
+    """The batch has finished, and its log ends with `gone`; or there is no log."""
+
+
+class LockedBatch:
+    """A batch that this thread has locked, and whose log is replayed to its end.
+
+        with LockedBatch(store, batch) as locked:
+            locked.append_record("release", record_times.present(locked), ...)
+
+    It waits up to `wait_s` seconds: LockTimeout; with 0 it does not wait: BatchBusy. FileNotFoundError (BatchGone) if
+    the batch has no log; with `create` the log of an untouched batch is made. After an exception inside nothing is
+    believed: the log is closed, and the next one who needs it replays it anew.
+    """
+
+    __slots__ = ("_create", "_held", "_is_locked", "_wait_s", "batch", "log", "replay_state", "store")
+
+    log: Log
+    replay_state: ReplayState
+    _held: list[taken.Abandonable]
+    _is_locked: bool
+
+    def __init__(self, store: Store, batch: Batch, wait_s: float = jsonl.LOCK_TIMEOUT_S, create: bool = False) -> None:
+        self.store = store
+        self.batch = batch
+        self._wait_s = wait_s
+        self._create = create
+
+    def __enter__(self) -> LockedBatch:
+        store, batch, wait_s = self.store, self.batch, self._wait_s
+        while True:
+            log = store.logs.get(batch)
+            if log is None or log.fd < 0:
+                log = store.logs.open(batch, self._create)
+            held = taken.hands.mine.held  # on the hot path: `Log.enter`, without a frame of its own
+            if log in held:
+                self._raise_entered()
+            held.append(log)
+            if not log.mutex.acquire(False) and not log.mutex.acquire(True, -1 if wait_s else THREADS_WAIT_S):
+                held.remove(log)
+                self._raise_entered()
+            try:
+                if log.fd < 0:  # another thread has closed it meanwhile
+                    log.leave()
+                    continue
+                if store.fs.try_lock(log.fd) or (wait_s > 0 and self._wait_for(log)):
+                    log.catch_up()
+                    log.is_used = self._is_locked = True
+                    self.log, self._held = log, held
+                    self.replay_state = replay_state = log.replay_state
+                    if replay_state.gone:
+                        self._retire_gone(log)
+                    return self
+            except BaseException:
+                store.logs.drop(log)
+                log.leave()
+                raise
+            log.leave()
+            raise BatchBusy(f"Batch {batch} of {store.path} is locked by another process. Repeat the call.")
+
+    def __exit__(self, kind: object, error: BaseException | None, at: TracebackType | None) -> None:
+        log = self.log
+        try:
+            if kind is not None:
+                self.drop()
+            elif self._is_locked and log.fd >= 0:
+                self.store.fs.unlock(log.fd)
+        except BaseException:
+            self.drop()
+            raise
+        finally:
+            log.mutex.release()
+            self._held.remove(log)
+
+    def _raise_entered(self) -> NoReturn:
+        if self._wait_s:
+            raise LockTimeout(
+                f"A signal handler needs batch {self.batch} of {self.store.path}, which its thread is in. Repeat."
+            )
+        raise BatchBusy(f"Another thread is in batch {self.batch} of {self.store.path}. Repeat the call.")
+
+    def _wait_for(self, log: Log) -> bool:
+        """Wait for the file lock. LockTimeout names the last holder that the log knows: it was read without the lock,
+        and so is closed.
+        """
+        store = self.store
+        if store.fs.lock(log.fd, store.clock, store.entropy, self._wait_s):
+            return True
+        log.catch_up()
+        holder = max(log.replay_state.leases.values(), key=lambda lease: lease.at, default=None)
+        who = f" The log last saw {describe(holder.worker)}." if holder is not None else ""
+        raise LockTimeout(
+            f"The lock of batch {self.batch} in {store.path} stayed busy for {jsonl.LOCK_TIMEOUT_S:g} s: "
+            f"its holder is stopped or cut off.{who} Nothing was done in it; repeat the call."
+        )
+
+    def _retire_gone(self, log: Log) -> NoReturn:
+        """Unlink a log that ends in `gone`, if the path still names this very file."""
+        if self.store.fs.same_file(log.fd, log.path):
+            self.store.fs.unlink(log.path)
+        raise BatchGone(log.path)
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def write(self, records: bytes) -> None:
+        """Append whole records and replay them, as any reader would."""
+        self.log.write(records)
+
+    def append_record(self, op: str, at: int, **fields: object) -> None:
+        """Append one record and replay it."""
+        self.log.write(movements.record(op, at, **fields))
+
+    def append_move(self, at: int, name: TaskFileName, target: TaskFileName) -> None:
+        """Record that the task file is about to be renamed. Rename it after this, not before."""
+        self.append_record("move", at, **{"from": str(name), "name": str(target)})
+
+    # -- out of it -------------------------------------------------------------------------------
+
+    def unlock(self) -> None:
+        """Let other processes in, before the block ends. Nothing may be appended any more."""
+        self._is_locked = False
+        self.store.fs.unlock(self.log.fd)
+
+    def drop(self) -> None:
+        """Close the log: what this process knows of it cannot be trusted, or the batch is over."""
+        self._is_locked = False
+        self.store.logs.drop(self.log)

@@ -1,0 +1,110 @@
+"""`queue.jsonl`: a queue's settings, its generation, and whether it is deleted (docs/format.md, "`queue.jsonl`")."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fsqueue.clock import Clock
+from fsqueue.errors import NotAQueue, QueueNotFound
+from fsqueue.filesystem import Filesystem
+from fsqueue.format.layout import SETTINGS_FILE, Layout, QueueState, is_passing, read_queue_state, settings_file
+
+FRESH_S = 1.0
+"""How old what was read of `queue.jsonl` may be before an append."""
+LONG_AGO_S = -1e9
+
+
+class QueueClosed(QueueNotFound):
+    """The queue is marked as deleted, but its directory is still in place: any process may move it away."""
+
+
+class QueueFile:
+    """Read `queue.jsonl`, and know whether what was read still holds. Call `read` before anything else."""
+
+    state: QueueState
+    layout: Layout
+    """The layout of the present generation."""
+
+    def __init__(self, path: str, fs: Filesystem, clock: Clock) -> None:
+        self.path = path
+        self._fs = fs
+        self._clock = clock
+        self.forget()
+
+    def forget(self) -> None:
+        """Have the next look read the file anew, and prove that it is the same queue."""
+        self._read_at = LONG_AGO_S
+        self._size_read = -1
+        self._size_now: Callable[[], int] = lambda: -2
+
+    def read(self) -> None:
+        """Read the file. QueueNotFound or NotAQueue if there is no queue, or another one than before."""
+        fs, opened = self._fs, hasattr(self, "state")
+        try:
+            content, size_now = self._content()
+        except FileNotFoundError:
+            # Of a queue that was open, what is left is what its reaper has not removed yet, under a name that an NFS
+            # client remembers.
+            if opened and not fs.is_in_place():
+                raise self._moved() from None
+            found = [] if opened else fs.names(self.path)
+            if SETTINGS_FILE not in found and not all(map(is_passing, found)):  # else it was created a moment ago
+                raise NotAQueue(f"{self.path} is a directory without a queue in it. Check the path.") from None
+            raise QueueNotFound(
+                f"There is no queue at {self.path}. Check the path, or create it: fsqueue create {self.path}"
+            ) from None
+        except NotADirectoryError:
+            raise NotAQueue(f"{self.path} is a file (or lies below one), not a queue's directory. Check it.") from None
+        state = read_queue_state(content, self.path)
+        if not fs.is_in_place():  # on a full disk a queue is deleted without the mark that says so
+            raise self._moved()
+        if state.closed:
+            raise QueueClosed(f"The queue {self.path} has been deleted.")
+        if opened and self.state.id != state.id:
+            raise QueueNotFound(
+                f"The queue {self.path} was deleted, and another created in its place: open it again with Queue(path)."
+            )
+        if not opened or self.state.generation != state.generation:
+            self.layout = Layout(self.path, state.directory, state.settings.shards)
+        self.state = state  # after its layout: interrupted in between, the next reading does both again
+        self._read_at = self._clock.monotonic()
+        self._size_read, self._size_now = len(content), size_now
+
+    def _content(self) -> tuple[bytes, Callable[[], int]]:
+        """Return what the file holds, and a function that tells what size it has from now on."""
+        fs, path = self._fs, settings_file(self.path)
+        if fs.shared:
+            return fs.read(path), lambda: fs.size_on_server(path)
+        fd = fs.look(path)
+        try:
+            content = fs.read_from(fd, 0)
+        except BaseException:
+            fs.close(fd)
+            raise
+        return content, fs.watch(path, fd)
+
+    def _moved(self) -> QueueNotFound:
+        """Return the error for a queue whose directory is not at its path any more."""
+        return QueueNotFound(
+            f"The queue {self.path} was deleted (perhaps with another created in its place), or its directory was "
+            "moved. What this call had still to do was not done. If there is a queue at that path, open it again with "
+            "Queue(path)."
+        )
+
+    def is_fresh(self) -> bool:
+        """Return whether the file was read within the last second."""
+        return self._clock.monotonic() - self._read_at <= FRESH_S
+
+    def is_unchanged(self, generation: int | None = None) -> bool:
+        """Return whether the queue is neither purged nor deleted since the file was read. Truth.
+
+        It was read within the last second, and no process has appended to it since: a purge and a deletion begin so.
+        One system call on a local disk, one request to a file server. `generation`: it must be that one, too.
+        """
+        if generation is not None and generation != self.state.generation:
+            return False
+        try:
+            # On the hot path: `is_fresh`, without a frame of its own.
+            return self._clock.monotonic() - self._read_at <= FRESH_S and self._size_now() == self._size_read
+        except OSError:
+            return False  # it is gone, perhaps: reading it tells
