@@ -113,9 +113,9 @@ class Recount:
         store, fs = self.store, self.store.fs
         number = store.counter_number
         with store.locked(store.layout.counter(number), WAIT_S) as fd:
-            size = fs.fstat(fd).st_size
+            offset = counters.reserve(store, fd, durable=True)
             at = max(store.clock.now_ms(), replay_state.at)
-            record = {"op": "count", "at": at, "file": number, "offset": size, "count": missing}
+            record = {"op": "count", "at": at, "file": number, "offset": offset, "count": missing}
             line = {"batch": batch, "count": replay_state.count, "records": [record]}
             jsonl.append(fs, history_fd, orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE), True)
             fs.write_all(fd, counters.mark(batch, missing))

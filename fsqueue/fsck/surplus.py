@@ -1,7 +1,7 @@
 """Bytes in the completion counters that no batch has written: status tells of too many completions.
 
 The history and the logs of batches at work say which bytes are whose, in their `count` records. Older history may have
-been removed. So a counter is judged only if the history reaches back to its first byte.
+been removed. So a counter is judged only if the history reaches back to its first byte that counts.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ DRIFT_MS = 3_600_000
 """By how much the claims of a counter may be out of order: they are dated before their authors wait for its lock."""
 READ_BYTES = 1 << 20
 
-Gap = tuple[int, int]
-"""Begin and end of bytes that nobody claims."""
+Gap = tuple[int, int, int]
+"""Begin and end of bytes that nobody claims, and how many of them are not NUL."""
 
 
 def check(store: Store, repair: Repair) -> Iterator[Suspect]:
     """Yield the counters that have surplus bytes."""
     for number, gaps in _surplus(store).items():
         path = store.layout.counter(number)
-        surplus = sum(_marked(store, number, gap) for gap in gaps)
+        surplus = sum(marked for _, _, marked in gaps)
         yield Suspect(
             found(store, "counter-surplus", path, surplus, f"{surplus:,} bytes"),
             partial(_has_surplus, store, number),
@@ -58,32 +58,45 @@ def _void(store: Store, repair: Repair, number: CounterName) -> None:
     with store.locked(path, WAIT_S):
         fd = fs.look(path, 2)
         try:
-            for begin, end in gaps:
+            for begin, end, _ in gaps:
                 repair.quarantine.keep(f"{path}.bytes-from-{begin}", fs.pread(fd, end - begin, begin))
                 fs.pwrite(fd, bytes(end - begin), begin)
             fs.fsync(fd)
         finally:
             fs.close(fd)
-            store.sound_counters.pop(path, None)
+            store.read_counters.pop(path, None)
 
 
 def _surplus(store: Store) -> dict[CounterName, list[Gap]]:
-    """Return for each counter the pieces of it that nobody claims and that count; none for what cannot be judged."""
+    """Return for each counter the bytes that count and that nobody claims; none for what cannot be judged."""
     sizes = counters.sizes(store) if store.settings.keep_history else {}
     claims = _Claims()
     if not sizes or not claims.read(store):
         return {}
     found = {}
     for number, size in sizes.items():
-        gaps = [gap for gap in claims.gaps(number, size) if _marked(store, number, gap)]
-        if gaps and claims.reach_back(number):
+        gaps = list(_marked(store, number, claims.unclaimed(number, size)))
+        if gaps and claims.reach_back(number, gaps[0][0]):
             found[number] = gaps
     return found
 
 
-def _marked(store: Store, number: CounterName, gap: Gap) -> int:
-    """Return how many bytes of a gap are not NUL."""
-    return gap[1] - gap[0] - counters.void(store, number, *gap)
+def _marked(store: Store, number: CounterName, pieces: Iterator[tuple[int, int]]) -> Iterator[Gap]:
+    """Yield the pieces of a counter, given in order, that are more than NUL. Guards are pieces of one byte each."""
+    try:
+        fd = store.fs.look_anew(store.layout.counter(number))
+    except FileNotFoundError:
+        return  # purged meanwhile
+    try:
+        data, start = b"", 0
+        for begin, end in pieces:
+            if end > start + len(data):
+                data, start = store.fs.pread(fd, READ_BYTES, begin), begin
+            piece = data[begin - start : end - start]
+            if marked := len(piece) - piece.count(counters.GUARD):
+                yield begin, end, marked
+    finally:
+        store.fs.close(fd)
 
 
 class _Claims:
@@ -91,8 +104,8 @@ class _Claims:
 
     def __init__(self) -> None:
         self._of: dict[str, array[int]] = {}
-        self._first: dict[str, int] = {}
-        """When the claim was made that begins with a counter's first byte, if the history tells that reliably."""
+        self._first: dict[str, tuple[int, int]] = {}
+        """The lowest offset that was claimed of each counter, and when, as far as the history tells that reliably."""
         self._earliest: dict[str, int] = {}
         """When the earliest claim of each counter was made."""
 
@@ -142,24 +155,26 @@ class _Claims:
                     self._add(*values)
                     number, offset = values[:2]
                     self._earliest[number] = min(at, self._earliest.get(number, at))
-                    if offset == 0 and 0 <= at < 10**13 and day_of(at) == day:
-                        self._first[number] = min(at, self._first.get(number, at))
+                    if offset >= 0 and 0 <= at < 10**13 and day_of(at) == day:
+                        self._first[number] = min((offset, at), self._first.get(number, (offset, at)))
         return batch
 
     def _add(self, number: str, offset: int, count: int) -> None:
         if 0 <= offset < OFFSET_MAX and 0 < count < 1 << COUNT_BITS:
             self._of.setdefault(number, array("q")).append(offset << COUNT_BITS | count)
 
-    def reach_back(self, number: str) -> bool:
-        """Return whether the claims on a counter begin with its first byte: else `gc` has removed older history.
+    def reach_back(self, number: str, surplus: int) -> bool:
+        """Return whether no claim below the offset `surplus` can be missing, because `gc` has removed older history.
 
-        That removes the earliest days. So nothing was removed that is earlier than the first byte's claim, if that is
-        dated on the day of its line and not later than the claims behind it.
+        That removes the earliest days, and claims were made in the order of their offsets. So nothing was removed that
+        is earlier than the lowest claim, if nothing below it counts, it is dated on the day of its line, and it is not
+        later than the claims behind it.
         """
-        return number in self._first and self._first[number] <= self._earliest[number] + DRIFT_MS
+        offset, at = self._first.get(number, (surplus, 0))
+        return offset < surplus and at <= self._earliest[number] + DRIFT_MS
 
-    def gaps(self, number: CounterName, size: int) -> Iterator[Gap]:
-        """Yield what nobody claims of the first `size` bytes, in pieces of bounded length."""
+    def unclaimed(self, number: CounterName, size: int) -> Iterator[tuple[int, int]]:
+        """Yield begin and end of what nobody claims of the first `size` bytes, in order, at most READ_BYTES each."""
         at = 0
         for claim in (*sorted(self._of.get(number, ())), size << COUNT_BITS):
             offset = min(claim >> COUNT_BITS, size)

@@ -2,7 +2,7 @@
 
 Append-only and spread over several files, after the FileQueue design ("Counting Task
 Completions"); what it leaves open, a crash between counting and forgetting the task, is closed
-by bytes that tell whose they are, at offsets that the batch's log names beforehand.
+by offsets that the batch's log names beforehand, and that no other batch ever names (decision 4).
 """
 
 from __future__ import annotations
@@ -22,8 +22,13 @@ OFFSET_MAX = 1 << 62
 NUMBERS = names.counters(COUNTERS)
 READ_BYTES = 1 << 20
 """How much of a counter is read at a time."""
-SOUND_S = 600.0
-"""For so long bytes that were seen to be no NUL are not read again: `fsck --repair` may void them."""
+GUARD = b"\0"
+"""Written before the record that announces an offset behind it: who counts next finds a longer counter, and takes
+another offset, even if the announced bytes are never written. It is NUL, so it counts nothing."""
+HOLE = b"\0\0"
+"""What only a crash leaves: bytes that were announced and are not written, or not yet."""
+READ_AGAIN_S = 600.0
+"""After so many seconds a process reads a counter from its beginning again: `fsck --repair` may have voided bytes."""
 
 
 def mark(batch: str, count: int) -> bytes:
@@ -63,8 +68,8 @@ def common_prefix(found: bytes, wanted: bytes) -> int:
 def add(locked: LockedBatch, completed: int, at: int, wait_s: float) -> None:
     """Count a finished batch exactly once, even if another process began to before.
 
-    Under the counter's lock: `count` in the log, naming file and offset, then the bytes. A crash
-    in between leaves a record whose bytes are missing, or cut short: the next adds the rest. A
+    Under the counter's lock: a guard, then `count` in the log, naming file and offset, then the bytes. A crash
+    in between leaves a record whose bytes are missing, or cut short; the next process adds the rest elsewhere. A
     counter that stays locked for `wait_s` seconds is passed over for another one.
     """
     store, log = locked.store, locked.log
@@ -74,7 +79,8 @@ def add(locked: LockedBatch, completed: int, at: int, wait_s: float) -> None:
     for number in NUMBERS[own:] + NUMBERS[:own] if missing > 0 else ():
         try:
             with store.locked(layout.counter(number), wait_s / 4, durable=store.sync_movements) as fd:
-                locked.append_record("count", at, file=number, offset=fs.fstat(fd).st_size, count=missing)
+                offset = reserve(store, fd, durable=store.sync_movements)
+                locked.append_record("count", at, file=number, offset=offset, count=missing)
                 fs.write_all(fd, mark(log.batch, missing))
                 if store.sync_movements:
                     fs.fsync(fd)
@@ -85,40 +91,51 @@ def add(locked: LockedBatch, completed: int, at: int, wait_s: float) -> None:
         raise LockTimeout(f"All completion counters of {store.path} stayed locked. Counting goes on later.")
 
 
+def reserve(store: Store, fd: int, *, durable: bool) -> int:
+    """Append a guard to a locked counter, and return the offset behind it, which nobody else is ever given."""
+    store.fs.write_all(fd, GUARD)
+    if durable:
+        store.fs.fsync(fd)  # else a power loss might take the guard and keep the record that names the offset
+    return store.fs.fstat(fd).st_size
+
+
 def completed(store: Store, sizes: Mapping[CounterName, int]) -> dict[CounterName, int]:
     """Return how many completions each counter tells of, up to the given sizes: its bytes that are not NUL.
 
-    No batch writes NUL. Where a power loss or a lost write left a hole, nothing was counted.
+    No batch writes NUL in its bytes. Guards, and the holes that a power loss leaves, count nothing.
     """
-    return {number: size - void(store, number, 0, size) for number, size in sizes.items()}
+    return {number: _marks(store, number, size) for number, size in sizes.items()}
 
 
-def void(store: Store, number: CounterName, begin: int, end: int) -> int:
-    """Return how many bytes of a counter are NUL from `begin` to `end`. Each process reads a sound byte once."""
+def _marks(store: Store, number: CounterName, size: int) -> int:
+    """Return how many of a counter's first bytes are not NUL. A process reads most of them once."""
     fs, path, now = store.fs, store.layout.counter(number), store.clock.monotonic()
-    sound_to, since = store.sound_counters.get(path, (0, now))
-    if now - since > SOUND_S:
-        sound_to, since = 0, now
-    offset, found = max(begin, sound_to), 0
-    if offset >= end:
-        return 0
+    offset, found, since = store.read_counters.get(path, (0, 0, now))
+    if now - since > READ_AGAIN_S or offset > size:
+        offset, found, since = 0, 0, now
+    if offset >= size:
+        return found
     try:
         fd = fs.look_anew(path)
     except FileNotFoundError:
         return 0  # purged meanwhile
+    lasting = True
     try:
-        while offset < end:
-            data = fs.pread(fd, min(READ_BYTES, end - offset), offset)
+        while offset < size:
+            data = fs.pread(fd, min(READ_BYTES, size - offset), offset)
             if not data:
-                return found + end - offset  # it was cut meanwhile
-            nulls = data.count(0)
-            if not nulls and not found and offset <= sound_to:
-                sound_to = offset + len(data)
-            found += nulls
-            offset += len(data)
+                break  # it was cut meanwhile
+            sound = data.rstrip(GUARD)
+            lasting = lasting and sound != b"" and HOLE not in sound
+            if lasting:
+                marks = len(sound) - sound.count(GUARD)
+                store.read_counters[path] = offset + len(sound), found + marks, since
+            if not sound or offset + len(data) >= size:
+                sound = data  # its last NULs may be written over yet: they are looked at again
+            found += len(sound) - sound.count(GUARD)
+            offset += len(sound)
     finally:
         fs.close(fd)
-    store.sound_counters[path] = sound_to, since
     return found
 
 

@@ -68,8 +68,8 @@ class Store:
         self.names = DurableNames(self.fs, path)
         self.logs = OpenLogs(self.fs, self.queue_file, self.names, self.sync_movements)
         self.doorbell = Doorbell(self.fs, self.layout.doorbell, self.entropy)
-        self.sound_counters: dict[str, tuple[int, float]] = {}
-        """Up to where the completion counters, by path, were seen to have no NUL, and since when."""
+        self.read_counters: dict[str, tuple[int, int, float]] = {}
+        """Up to where each completion counter, by path, was read, the marks before that, and since when this stands."""
         self.retried: dict[str, Any] = {}
         """What `retried` has read of files of dead letters, by their paths."""
         self._busy_until: dict[str, float] = {}

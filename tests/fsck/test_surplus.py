@@ -67,7 +67,7 @@ def test_surplus_bytes_are_found_and_mended_by_the_history(q: Queue) -> None:
     assert q.status().completed == Queue(q.path).status().completed == 150
     assert path.read_bytes().startswith(sound + b"\0" * len(junk))
     kept = [one.read_bytes() for one in (q.path / ".quarantine").rglob("*.bytes-from-*")]
-    assert kept == [junk]
+    assert kept == [junk + b"\0"], "and the guard behind it"
     assert list(q.fsck()) == []
 
 
@@ -162,15 +162,25 @@ def test_without_a_history_nothing_is_judged(queue_factory: QueueFactory) -> Non
     assert queue.status().completed == 24
 
 
-def test_sound_bytes_are_read_once(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    [(number, size)] = counters.sizes(q.store).items()
-    assert counters.void(q.store, number, 0, size) == 0
-    monkeypatch.setattr(counters, "READ_BYTES", 7)
-    read = []
-    pread = q.store.fs.pread
-    monkeypatch.setattr(q.store.fs, "pread", lambda fd, size, at: read.append((at, size)) or pread(fd, size, at))
-    assert counters.completed(q.store, {number: size}) == {number: size}
-    assert read == []
-    append(counter(q), b"\0x\0")
-    assert counters.completed(q.store, {number: size + 3}) == {number: size + 1}
-    assert read == [(size, 3)]
+def test_surplus_below_the_first_claim_proves_that_history_is_missing(q: Queue) -> None:
+    path = counter(q)
+    sound = path.read_bytes()
+    assert sound[0] == 0, "a guard"
+    path.write_bytes(b"j" + sound[1:] + b"junk")
+    assert list(q.fsck()) == []
+
+
+def test_guards_before_the_first_claim_prove_nothing(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever counted first died behind its guard, and another did so in the middle."""
+    queue = Queue.create(q.path.with_name("other"), shards=2, durability="none")
+    for expected in (10, 20, 30):
+        with monkeypatch.context() as patch:
+            patch.setattr(counters, "mark", lambda batch, count: 1 / 0)
+            queue.insert_many(range(10), batch_tasks=10)
+            with pytest.raises(ZeroDivisionError):
+                queue.complete(queue.lease(10))
+        queue.gc()
+        assert queue.status().completed == expected
+    append(counter(queue), b"junk")
+    assert mended(queue) == [("counter-surplus", True)]
+    assert queue.status().completed == Queue(queue.path).status().completed == 30

@@ -11,7 +11,6 @@ import orjson
 from fsqueue import LeasedTask, LeaseLost, Status, TaskNotFound
 from fsqueue.format.names import parse_token
 from fsqueue.protocol.leasing import BUSY_WAIT_S
-from fsqueue.storage import counters
 from tests.simulation import commit_acts
 from tests.simulation.disk import Directory, File
 from tests.simulation.faults import QUEUE
@@ -296,23 +295,12 @@ def judge_status(story: Story, status: Status) -> Iterator[str]:
     if story.power_lost and not story.durable:
         if status.completed > completed + _completions_told(story):
             yield f"{completed} tasks were completed, but {status.completed} are counted"
-    elif status.completed != completed and not _may_be_mistaken(story, truth):
+    elif status.completed != completed:
         yield f"{completed} tasks were completed, but {status.completed} are counted"
 
 
 def _completions_told(story: Story) -> int:
     return sum(len(call.args["tasks"]) for call in story.history.calls if call.verb == "complete")
-
-
-def _may_be_mistaken(story: Story, truth: Truth) -> bool:
-    """A run of one byte is mistaken for another's one time in 256, after a crash (docs/decisions/0004)."""
-    single = [
-        counters.mark(batch, 1)
-        for batch, replays in truth.replays.items()
-        for replay in replays
-        if sum(task.state == COMPLETED for task in replay.tasks) == 1
-    ]
-    return bool(story.world.faults) and len(set(single)) < len(single)
 
 
 def is_deleted(story: Story) -> bool:

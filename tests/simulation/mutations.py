@@ -187,8 +187,17 @@ MUTATIONS = [
         "a crash in between is counted again by the next",
         "crash",
         (
-            ("storage.counters:add", "                locked.append_record(\"count\", at, file=number, offset=fs.fstat(fd).st_size, count=missing)\n", "                size = fs.fstat(fd).st_size\n"),
-            ("storage.counters:add", "                return\n", "                locked.append_record(\"count\", at, file=number, offset=size, count=missing)\n                return\n"),
+            ("storage.counters:add", "                locked.append_record(\"count\", at, file=number, offset=offset, count=missing)\n", ""),
+            ("storage.counters:add", "                return\n", "                locked.append_record(\"count\", at, file=number, offset=offset, count=missing)\n                return\n"),
+        ),
+    ),
+    Mutation(
+        "two batches announce one offset",
+        "the bytes of one pass for the other's, where both are equal, as those of one task are in one of 255 cases",
+        "crash",
+        (
+            ("storage.counters:reserve", "    store.fs.write_all(fd, GUARD)\n", ""),
+            ("storage.counters:mark", "    return (pattern * (count // 32 + 1))[:count]\n", "    return pattern[:0] + b\"m\" * count\n"),
         ),
     ),
     Mutation(

@@ -67,12 +67,53 @@ def test_the_common_prefix(found: bytes, length: int) -> None:
     assert counters.common_prefix(found, b"abc") == length
 
 
-def test_counting_writes_a_record_before_the_bytes(q: Queue, finished: Log) -> None:
+def test_counting_writes_a_guard_and_a_record_before_the_bytes(q: Queue, finished: Log) -> None:
     counter(q).parent.mkdir(parents=True)
     counter(q).write_bytes(b"x" * 7)
     add(q)
-    assert counter(q).read_bytes() == b"x" * 7 + counters.mark(BATCH, 5)
-    assert finished.replay_state.counts == [(q.store.counter_number, 7, 5)]
+    assert counter(q).read_bytes() == b"x" * 7 + b"\0" + counters.mark(BATCH, 5)
+    assert finished.replay_state.counts == [(q.store.counter_number, 8, 5)]
+
+
+def finish_log(q: Queue, batch: str, tasks: int) -> None:
+    """Make the log of a batch whose tasks are all completed, and not counted yet."""
+    log = q.store.logs.open(batch, create=True)
+    log.append_record("open", 1, count=tasks)
+    log.append_record("lease", 1, lease="a", tasks=[[0, tasks]], until=900)
+    log.append_record("complete", 1, lease="a", tasks=[[0, tasks]])
+    log.append_record("finish", 1)
+
+
+@pytest.mark.parametrize("written", [0, 1, 2, 3])
+@pytest.mark.parametrize("tasks", [1, 3])
+def test_no_batch_takes_the_bytes_of_another_for_its_own(
+    q: Queue, monkeypatch: pytest.MonkeyPatch, tasks: int, written: int
+) -> None:
+    """Every batch has the same bytes here, as two batches of one task have in one of 255 cases.
+
+    Three batches announce where they count, and write some of their bytes, or none, as on a disk that is full.
+    """
+    monkeypatch.setattr(counters, "mark", lambda batch, count: b"m" * count)
+    batches = [f"{number:032x}" for number in range(3)]
+    write_all = q.store.fs.write_all
+
+    def full(fd: int, data: bytes) -> None:
+        if data.startswith(b"m"):
+            write_all(fd, data[:written])
+            raise OSError(28, "No space left on device")
+        write_all(fd, data)
+
+    for batch in batches:
+        finish_log(q, batch, tasks)
+        with monkeypatch.context() as patch, LockedBatch(q.store, batch) as locked:
+            patch.setattr(q.store.fs, "write_all", full)
+            with pytest.raises(OSError, match="No space"):
+                counters.add(locked, tasks, 5, 0.4)
+    for batch in reversed(batches):
+        for _ in range(2):
+            with LockedBatch(q.store, batch) as locked:
+                counters.add(locked, tasks, 5, 0.4)
+    assert counted(q) == 3 * tasks
 
 
 def test_counting_twice_counts_once(q: Queue, finished: Log) -> None:
@@ -101,7 +142,7 @@ def test_bytes_of_others_at_the_announced_place_are_not_ours(q: Queue, finished:
     counter(q).write_bytes(other)
     add(q)
     add(q)
-    assert counter(q).read_bytes() == other + counters.mark(BATCH, 5)
+    assert counter(q).read_bytes() == other + b"\0" + counters.mark(BATCH, 5)
 
 
 def test_a_crash_after_a_crash_is_made_good_too(q: Queue, finished: Log) -> None:
@@ -173,13 +214,47 @@ def test_completions_are_counted_exactly(queue_factory: QueueFactory, clock: Man
 
 
 def test_the_bytes_of_a_counter_are_those_of_the_format(queue: Queue) -> None:
-    """docs/format.md, "Counters": the BLAKE2b-256 digest of the batch's name, NUL bytes replaced by 01, repeated."""
+    """docs/format.md, "Counters": NUL, then the BLAKE2b-256 digest of the batch's name, its NULs replaced, repeated."""
     queue.insert_many(range(40))
     expected = b""
     for name in task_file_names(queue):
         digest = hashlib.blake2b(name.batch.encode(), digest_size=32).digest().replace(b"\0", b"\1")
-        expected += (digest * 2)[: name.count]
+        expected += b"\0" + (digest * 2)[: name.count]
     queue.complete(queue.lease(40))
     written = b"".join(path.read_bytes() for path in (base_of(queue) / "completions").iterdir())
     assert sorted(written) == sorted(expected)
-    assert len(written) == 40
+    assert len(written) - written.count(0) == 40
+
+
+def reads_of(q: Queue, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Return the list into which each read of a file is written: offset and length."""
+    read: list[tuple[int, int]] = []
+    pread = q.store.fs.pread
+    monkeypatch.setattr(q.store.fs, "pread", lambda fd, size, at: read.append((at, size)) or pread(fd, size, at))
+    return read
+
+
+@pytest.mark.parametrize("read_bytes", [1, 2, 3, 7, 1 << 20])
+@pytest.mark.parametrize(
+    ("content", "again"),
+    [(b"", 0), (b"abc", 3), (b"\0abc", 4), (b"\0a\0b\0cd", 7), (b"\0ab\0", 3), (b"a\0\0b\0c", 0), (b"\0\0\0", 0)],
+)
+def test_a_process_reads_marks_and_guards_once(
+    q: Queue, monkeypatch: pytest.MonkeyPatch, content: bytes, again: int, read_bytes: int
+) -> None:
+    """Where bytes are missing yet, and at the end, it reads again, and from there on."""
+    monkeypatch.setattr(counters, "READ_BYTES", read_bytes)
+    counter(q).parent.mkdir(parents=True)
+    counter(q).write_bytes(content)
+    number = q.store.counter_number
+    marks = len(content) - content.count(0)
+    assert counters.completed(q.store, {number: len(content)}) == {number: marks}
+    read = reads_of(q, monkeypatch)
+    for _ in range(2):
+        assert counters.completed(q.store, {number: len(content)}) == {number: marks}
+        begin = min((at for at, _ in read), default=len(content))
+        assert begin == again if read_bytes >= 7 else b"\0\0" not in content[:begin]
+        read.clear()
+    content = content.replace(b"\0\0", b"xx") + b"more"
+    counter(q).write_bytes(content)
+    assert counters.completed(q.store, {number: len(content)}) == {number: len(content) - content.count(0)}
