@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ContextDecorator, contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
@@ -21,12 +22,14 @@ if TYPE_CHECKING:
     import logging
     from types import TracebackType
 
+    from rich.console import Console, RenderableType
+
 _DRIVING = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters, what turns the direction of text, and bytes that are no text (as surrogates)."""
 _DRIVING_WITHIN_LINES = re.compile(_DRIVING.pattern.replace(r"\x00-\x1f", r"\x00-\x09\x0b-\x1f"))
 """Like the pattern above, without newlines."""
-COLUMNS = 80
-"""The width of a terminal that does not tell."""
+COLUMNS, ROWS = 80, 24
+"""The size of a terminal that does not tell."""
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 
 
@@ -73,6 +76,15 @@ def say_at_once(message: str) -> None:
 def _write_at_once(line: bytes) -> None:
     with suppress(OSError):
         os.write(2, line)
+
+
+def can_show(text: str, encoding: str | None) -> bool:
+    """Return whether an encoding, ASCII if it is not known, has all characters of a text."""
+    try:
+        text.encode(encoding or "ascii")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def print_table(rows: Iterable[tuple[str, ...]], widths: tuple[int, ...]) -> None:
@@ -153,31 +165,47 @@ def ask(question: str) -> bool:
 
 
 class Canvas:
-    """Lines that are drawn over those before, on a terminal. Nothing is changed there that would have to be undone."""
+    """A terminal on which rich draws one thing over the other. It changes nothing there that would have to be undone.
+
+    (`rich.live.Live` hides the cursor, and a killed process would leave it hidden.)
+    """
 
     def __init__(self, stream: TextIO) -> None:
-        self.stream = _bare(stream)
-        self._drawn = 0
+        from rich.console import Console, ConsoleDimensions
+        from rich.live_render import LiveRender
 
-    def draw(self, lines: list[str]) -> None:
-        """Put these lines in the place of those before."""
-        up = f"\x1b[{self._drawn - 1}A" if self._drawn > 1 else ""
-        self._drawn = len(lines)  # first, since an interruption may come at any moment
-        self.stream.write(f"\r{up}" + "\r\n".join(f"{plain(line)}\x1b[K" for line in lines) + "\x1b[J")
-        self.stream.flush()
+        self._fd = stream.fileno()
+        self._size = self._asked()
+        self._console = Console(
+            file=_bare(stream), color_system=None, markup=False, emoji=False, highlight=False, force_terminal=True
+        )
+        self._new = partial(LiveRender, "", vertical_overflow="crop")
+        self._drawn = self._new()
+        self._dimensions = ConsoleDimensions
 
-    def begin_anew(self) -> None:
-        """Begin at the top: the terminal may have broken the lines anew."""
-        if self._drawn:
-            self.stream.write("\x1b[H\x1b[J")
-            self._drawn = 0
+    def draw(self, picture: Callable[[Console], RenderableType]) -> None:
+        """Put what `picture` returns for the console, in its size, in the place of what was drawn before."""
+        size, before = self._asked(), self._size
+        self._size = size
+        if size != before and self._drawn.last_render_height:
+            self._console.clear()  # the terminal may have broken the lines anew: begin at the top
+            self._drawn = self._new()
+        self._console.size = self._dimensions(max(1, size.columns - 1), size.lines)  # some begin a line in the last
+        self._drawn.set_renderable(picture(self._console))
+        self._console.print(self._drawn.position_cursor(), self._drawn, end="")
 
     def close(self) -> None:
         """Leave what was drawn, and go to the next line."""
-        if self._drawn:
-            self._drawn = 0
-            self.stream.write("\r\n")
-            self.stream.flush()
+        if self._drawn.last_render_height:
+            self._drawn = self._new()
+            self._console.line()
+
+    def _asked(self) -> os.terminal_size:
+        try:
+            columns, rows = os.get_terminal_size(self._fd)
+        except OSError:
+            columns, rows = 0, 0
+        return os.terminal_size((columns or COLUMNS, rows or ROWS))
 
 
 _WIPE = "\r\x1b[K"

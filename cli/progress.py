@@ -18,8 +18,8 @@ from fsqueue.views.rates import WorkerProgress, total
 from fsqueue.worker import Event
 
 from .common import duration
-from .drawing import Pen, number
-from .printing import Footer, complain
+from .status_text import number
+from .printing import Footer, can_show, complain
 
 DRAW_S = 0.5
 LOOK_S = 5.0
@@ -36,8 +36,10 @@ CLOSE_S = 1.0
 Now = Callable[[], float]
 
 
-def line(progress: WorkerProgress, failed: int, pen: Pen) -> str:
-    """Return the bar and the numbers, cut to the width of the terminal."""
+def line(progress: WorkerProgress, failed: int, columns: int, encoding: str) -> str:
+    """Return the bar and the numbers, cut to the width of the terminal, in characters of its encoding."""
+    from tqdm import tqdm
+
     rate, status, done = progress.rate(), progress.status, progress.done
     bar = ""
     if status is None:
@@ -45,14 +47,18 @@ def line(progress: WorkerProgress, failed: int, pen: Pen) -> str:
     else:
         inserted = max(status.inserted, done)
         share = done / inserted if inserted else 0.0
-        bar = f"{int(100 * share):>3}% [{pen.bar(share, BAR_COLUMNS)}] "
+        drawn = tqdm.format_meter(
+            min(share, 1.0), 1.0, 0.0, ncols=BAR_COLUMNS, ascii=not can_show("█▏", encoding), bar_format="{bar}"
+        )
+        bar = f"{int(100 * share):>3}% [{drawn}] "
         parts = [f"{done:,} of {inserted:,} done"]
     parts += [f"{failed:,} failed"] if failed else []
     parts += [f"{progress.leased_elsewhere:,} leased elsewhere"] if progress.leased_elsewhere else []
     parts += [f"{number(rate)}/s"] if rate else []
     left = progress.remaining
     parts += [f"{duration(left / rate)} left"] if rate and left else []
-    return pen.fit(bar + ", ".join(parts))
+    text = bar + ", ".join(parts)
+    return text if len(text) <= columns else f"{text[: columns - 1]}{'…' if can_show('…', encoding) else '~'}"
 
 
 @dataclass
@@ -153,7 +159,7 @@ class Progress:
             self._footer.draw(self._line)
 
     def _line(self, columns: int, encoding: str) -> str:
-        return line(self._progress, self._counts["failed"], Pen(columns, encoding=encoding))
+        return line(self._progress, self._counts["failed"], columns, encoding)
 
     def _look(self) -> None:
         """Look at the queues from time to time, in objects of this thread's own."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, TextIO
+from functools import partial
+from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 import click
@@ -17,9 +17,9 @@ import fsqueue
 from fsqueue.views.rates import StatusRates, better_rates
 
 from .common import example, json_option, moment, queues_argument
-from .drawing import STATES, Look, Pen, details, progress_line, screen, total
+from .status_text import STATES, Look, details, progress_line, total
 from .options import DURATION
-from .printing import Canvas, complain, is_screen, plain, print_json, print_table, say
+from .printing import Canvas, can_show, complain, is_screen, plain, print_json, print_table, say
 
 if TYPE_CHECKING:
     from fsqueue import StuckLock
@@ -28,7 +28,6 @@ LOOK_SHARE = 0.2
 """--watch spends at most this part of its time looking: a large queue on a slow mount is looked at less often."""
 DEAD_EXIT, WAIT_TIMEOUT_EXIT = 9, 124
 """The second as of timeout(1): not drained yet is neither success nor an error."""
-DEFAULT_SIZE = (80, 24)
 
 
 def queues_at(paths: tuple[str, ...]) -> list[str]:
@@ -129,27 +128,6 @@ class Watching:
             one.queue.close()
 
 
-class Screen(Canvas):
-    """A terminal, as far as what is drawn there depends on it."""
-
-    def __init__(self, stream: TextIO) -> None:
-        super().__init__(stream)
-        self.is_terminal = is_screen(stream)
-        self._size = DEFAULT_SIZE
-
-    def pen(self) -> Pen:
-        """Fits text to the terminal as it is now. Its last column stays free: some terminals would begin a line."""
-        try:
-            columns, rows = os.get_terminal_size(self.stream.fileno())
-        except (OSError, ValueError):
-            columns, rows = 0, 0
-        size = (columns or DEFAULT_SIZE[0], rows or DEFAULT_SIZE[1])
-        if size != self._size:
-            self.begin_anew()
-        self._size = size
-        return Pen(size[0] - 1, size[1], self.stream.encoding)
-
-
 def as_json(look: Look) -> dict[str, object]:
     """Return all that is known of a queue. Rates are tasks a second, times seconds; null: not known."""
     if look.error is not None:
@@ -221,7 +199,8 @@ def _once(watching: Watching, fast: bool, json: bool) -> None:
             say(f"{name:<10}{getattr(looks[0].status, name):>16,}")
     else:
         print_table(_table(sound), (20, 12, 12, 12, 12, 12))
-    for line in details(Pen(), total(sound), 1 << 16) if not fast else ():
+    plus_minus = "±" if can_show("±", getattr(sys.stdout, "encoding", None)) else "+-"
+    for line in details(total(sound), 1 << 16, plus_minus) if not fast else ():
         say(line)
     for locks in stuck.values():
         for lock in locks:
@@ -235,7 +214,7 @@ def _table(looks: list[Look]) -> Iterator[tuple[str, ...]]:
 
 
 def _watch(watching: Watching, interval_s: float, json: bool) -> None:
-    surface = Screen(sys.stdout)
+    canvas = Canvas(sys.stdout) if is_screen(sys.stdout) and not json else None
     several = False
     try:
         while True:
@@ -246,8 +225,10 @@ def _watch(watching: Watching, interval_s: float, json: bool) -> None:
             if json:
                 for look in looks:
                     print_json(as_json(look))
-            elif surface.is_terminal:
-                surface.draw(screen(surface.pen(), looks))
+            elif canvas is not None:
+                from .status_screen import screen
+
+                canvas.draw(partial(screen, looks=looks))
             else:
                 for look in looks:
                     say(progress_line(look, named=several))
@@ -256,7 +237,8 @@ def _watch(watching: Watching, interval_s: float, json: bool) -> None:
                 return
             time.sleep(max(interval_s, took_s * (1 / LOOK_SHARE - 1)))
     finally:
-        surface.close()
+        if canvas is not None:
+            canvas.close()
 
 
 @click.command(
@@ -280,7 +262,7 @@ def wait(queues: tuple[str, ...], timeout_s: float | None, as_json: bool) -> Non
     Exit codes: 0 drained; 9 drained, but there are dead letters; 124 the timeout ran out; 1 what was waited for was
     purged or overwritten; 5 it was deleted.
     """
-    surface = Screen(sys.stderr)
+    canvas = Canvas(sys.stderr) if is_screen(sys.stderr) else None
     with ExitStack() as closing:
         watched, errors = _opened(queues_at(queues))
         for error in errors.values():
@@ -289,17 +271,20 @@ def wait(queues: tuple[str, ...], timeout_s: float | None, as_json: bool) -> Non
             closing.enter_context(one.queue)
 
         def show(found: list[fsqueue.Status]) -> None:
+            from .status_screen import line
+
             looks = [
                 Look(one.name, one.path, status, one.rates.add(status))
                 for one, status in zip(watched, found, strict=True)
             ]
-            pen = surface.pen()
-            surface.draw([pen.fit(progress_line(total(looks) if len(looks) > 1 else looks[0]))])
+            if canvas is not None:
+                canvas.draw(partial(line, text=progress_line(total(looks) if len(looks) > 1 else looks[0])))
 
         try:
-            last = fsqueue.wait([one.queue for one in watched], timeout_s, show if surface.is_terminal else None)
+            last = fsqueue.wait([one.queue for one in watched], timeout_s, show if canvas is not None else None)
         finally:
-            surface.close()
+            if canvas is not None:
+                canvas.close()
     for one, status in zip(watched, last, strict=True):
         if as_json:
             print_json(status.as_dict() | {"queue": one.path})

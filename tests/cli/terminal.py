@@ -129,6 +129,10 @@ class Terminal:
                 self.row = max(0, self.row - int(number or 1))
             elif letter == "K" and not number:
                 self.cells[self.row][self.column :] = [" "] * (self.columns - self.column)
+            elif letter == "K" and number == "2":
+                self.cells[self.row] = [" "] * self.columns
+            elif letter == "J" and number == "2":
+                self.cells = [[" "] * self.columns for _ in range(self.rows)]
             elif letter == "J" and not number:
                 self.cells[self.row][self.column :] = [" "] * (self.columns - self.column)
                 for row in range(self.row + 1, self.rows):

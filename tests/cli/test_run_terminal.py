@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fsqueue_cli.drawing import Pen
 from fsqueue_cli.progress import KINDS_MAX, REPEAT_S, Failures
 from fsqueue_cli.progress import line as progress_line
 
@@ -178,7 +177,7 @@ def test_a_bar_on_standard_error_leaves_redirected_output_alone(on_terminal: On,
 
 
 def line(progress: WorkerProgress, columns: int = 100, failed: int = 0) -> str:
-    return progress_line(progress, failed, Pen(columns, encoding="ascii"))
+    return progress_line(progress, failed, columns, "ascii")
 
 
 TWO_AT_ONCE = """

@@ -1,9 +1,7 @@
-"""What a status looks like, as lines of text for a terminal of a given size and encoding. Nothing is printed here."""
+"""What a status says, as lines of text. Nothing is printed here."""
 
 from __future__ import annotations
 
-import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import nlargest
@@ -16,16 +14,12 @@ from fsqueue.views.rates import last_left
 from fsqueue.views.rates import total as sum_of
 
 from .common import duration
-from .printing import plain
 
 STATES = ("waiting", "delayed", "leased", "completed", "dead")
-NAME_COLUMNS_MAX = 40
 OLDEST = 10
 """So many of the slowest are shown at most."""
 LEASED_AHEAD = 0.9
 """Where tasks are at work for less than this part of their leases, both times are told."""
-LEAST_ROWS, LEAST_COLUMNS, TABLE_COLUMNS = 10, 50, 70
-"""On less than this only the numbers are shown; the last for several queues."""
 
 
 @dataclass(frozen=True)
@@ -50,48 +44,6 @@ class Look:
         if last is not None:
             return last
         return self.activity.left(self.status.remaining) if self.activity is not None else None
-
-
-class Pen:
-    """Fits text into `columns`, in characters that the terminal has."""
-
-    def __init__(self, columns: int = 1 << 16, rows: int = 1 << 16, encoding: str | None = None) -> None:
-        self.columns, self.rows = columns, rows
-        self.encoding = encoding or getattr(sys.stdout, "encoding", None) or "ascii"
-        self.is_rich = self.text("█▏…±") == "█▏…±"
-
-    def text(self, value: object) -> str:
-        """Return a value as text that cannot drive the terminal, and that its encoding has."""
-        return plain(str(value)).encode(self.encoding, "backslashreplace").decode(self.encoding)
-
-    def fit(self, text: str, columns: int | None = None) -> str:
-        """Return the beginning of a text; wide characters take two columns."""
-        from tqdm.utils import disp_len, disp_trim
-
-        room = self.columns if columns is None else columns
-        text = self.text(text[: 4 * room])
-        if disp_len(text) <= room:
-            return text
-        mark = "…" if self.is_rich else "~"
-        return f"{disp_trim(text, room - 1)}{mark}" if room > 1 else mark[:room]
-
-    def cell(self, text: str, columns: int) -> str:
-        """Return the same, filled up with blanks."""
-        from tqdm.utils import disp_len
-
-        text = self.fit(text, columns)
-        return text + " " * (columns - disp_len(text))
-
-    def bar(self, share: float, columns: int) -> str:
-        """Return a bar that is filled up to `share`."""
-        from tqdm import tqdm
-
-        share = min(max(share, 0.0), 1.0)
-        return tqdm.format_meter(share, 1.0, 0.0, ncols=columns, ascii=not self.is_rich, bar_format="{bar}")
-
-    def rate(self, rate: fsqueue.Rate) -> str:
-        """Return a rate with its error."""
-        return f"{number(rate.per_s)} {'±' if self.is_rich else '+-'} {number(rate.error)}"
 
 
 def something(rate: fsqueue.Rate | None) -> TypeGuard[fsqueue.Rate]:
@@ -136,7 +88,7 @@ def progress_line(look: Look, named: bool = False) -> str:
     return f"{look.name}: {line}" if named else line
 
 
-def rates(pen: Pen, look: Look, found: fsqueue.Activity) -> list[str]:
+def rates(look: Look, found: fsqueue.Activity, plus_minus: str) -> list[str]:
     """Return a line each for the workers, the rates, the time left and the average lease."""
     lines = []
     if found.workers is not None and look.status.remaining:
@@ -149,10 +101,12 @@ def rates(pen: Pen, look: Look, found: fsqueue.Activity) -> list[str]:
         windows.setdefault(duration(found.inserted.over_s), []).append(f"inserted {number(found.inserted.per_s)}")
     for name, rate in (("leased", found.leased), ("completed", found.completed)):
         if something(rate):
-            windows.setdefault(duration(rate.over_s), []).append(f"{name} {pen.rate(rate)}")
+            windows.setdefault(duration(rate.over_s), []).append(
+                f"{name} {number(rate.per_s)} {plus_minus} {number(rate.error)}"
+            )
     sampled = f", sampled ({found.share:.0%})" if found.share < 1 else ""
-    told = [f"{', '.join(each)} over {over}" for over, each in windows.items()]
-    lines += [f"per second  {'; '.join(told)}{sampled}"] if told else []
+    rates_told = [f"{', '.join(each)} over {over}" for over, each in windows.items()]
+    lines += [f"per second  {'; '.join(rates_told)}{sampled}"] if rates_told else []
     left = look.left if look.status.remaining else None
     lines += [f"time left   {time_left(left).replace(' left', '', 1)}"] if left is not None else []
     if found.lease_s is not None:
@@ -193,71 +147,17 @@ def oldest(look: Look, rows: int) -> list[str]:
     return lines
 
 
-def details(pen: Pen, look: Look, rows: int) -> list[str]:
-    """Rates, failures and the slowest, in so many rows."""
+def details(look: Look, rows: int, plus_minus: str = "±") -> list[str]:
+    """Return rates, failures and the slowest leased tasks, in at most `rows` lines."""
     found = look.activity
     if found is None:
         return []
-    lines = rates(pen, look, found)[:rows]
+    lines = rates(look, found, plus_minus)[:rows]
     room = rows - len(lines)
     reasons, slowest = failures(found, room), oldest(look, min(room, OLDEST + 1))
     share = max(room // 2, room - len(slowest))
     reasons = reasons[:share] if share > 1 else []
     return lines + reasons + slowest[: room - len(reasons)]
-
-
-# -- screens --------------------------------------------------------------------------------------
-
-
-def screen(pen: Pen, looks: Sequence[Look]) -> list[str]:
-    """Return a screen of at most `pen.rows` lines, each of at most `pen.columns` columns."""
-    if not looks:
-        return []
-    if pen.rows < LEAST_ROWS or pen.columns < (LEAST_COLUMNS if len(looks) == 1 else TABLE_COLUMNS):
-        lines = _numbers(pen, looks)
-    elif len(looks) == 1:
-        lines = _one(pen, looks[0])
-    else:
-        lines = _several(pen, looks)
-    return [pen.fit(line) for line in lines[: pen.rows]]
-
-
-def _numbers(pen: Pen, looks: Sequence[Look]) -> list[str]:
-    """Parts of lines, as many to a line as fit."""
-    if len(looks) > 1:
-        return [progress_line(look, named=True) for look in [total(looks), *looks]]
-    lines = [""]
-    for part in parts_of(looks[0]) if looks[0].error is None else [str(looks[0].error)]:
-        if lines[-1] and len(lines[-1]) + len(part) + 2 > pen.columns:
-            lines.append("")
-        lines[-1] += f"{', ' if lines[-1] else ''}{part}"
-    return lines
-
-
-def _one(pen: Pen, look: Look) -> list[str]:
-    lines = [_heading(pen, look.path)]
-    if look.error is not None:
-        return [*lines, str(look.error)]
-    width = max(10, pen.columns - 34)
-    for name in STATES:
-        count = getattr(look.status, name)
-        share = count / look.status.inserted if look.status.inserted else 0.0
-        lines.append(f"{name:<10}{pen.bar(share, width)}{count:>15,}{share:>8.1%}")
-    return lines + details(pen, look, pen.rows - len(lines))
-
-
-def _several(pen: Pen, looks: Sequence[Look]) -> list[str]:
-    whole = total(looks)
-    lines = [_heading(pen, f"{len(looks)} queues")]
-    room = max(3, pen.rows - 3 - 6)  # for rates, failures and the slowest
-    shown = sorted(looks, key=lambda look: look.status.drained and look.error is None)[:room]
-    widest = min(NAME_COLUMNS_MAX, max(8, pen.columns - 66), max(len(pen.text(look.name)) for look in [*shown, whole]))
-    lines.append(_row(pen, widest, "", "", "done", "waiting", "leased", "dead", "per s", "left"))
-    lines += [_row_of(pen, widest, look) for look in sorted(shown, key=lambda look: look.name)]
-    if len(shown) < len(looks):
-        lines.append(f"and {len(looks) - len(shown):,} more")
-    lines.append(_row_of(pen, widest, whole))
-    return lines + details(pen, whole, pen.rows - len(lines))
 
 
 def total(looks: Sequence[Look]) -> Look:
@@ -270,32 +170,3 @@ def total(looks: Sequence[Look]) -> Look:
         together(known) if known else None,
         parts=looks,
     )
-
-
-def _row_of(pen: Pen, widest: int, look: Look) -> str:
-    status, found = look.status, look.activity
-    if look.error is not None:
-        return f"{pen.cell(look.name, widest)} {look.error}"
-    share = status.completed / status.inserted if status.inserted else 0.0
-    left = duration(look.left.likely_s) if look.left is not None and status.remaining else ""
-    rate = number(found.finished.per_s) if found is not None and something(found.finished) else ""
-    counts = (status.waiting + status.delayed, status.leased, status.dead)
-    return _row(
-        pen, widest, look.name, pen.bar(share, _bar_columns(pen, widest)), f"{share:.1%}", *map("{:,}".format, counts),
-        rate, left,
-    )  # fmt: skip
-
-
-def _row(pen: Pen, widest: int, name: str, bar: str, *cells: str) -> str:
-    widths = (6, 11, 7, 7, 7, 11)
-    filled = " ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
-    return f"{pen.cell(name, widest)} {bar.ljust(_bar_columns(pen, widest))} {filled}"
-
-
-def _bar_columns(pen: Pen, widest: int) -> int:
-    return max(1, pen.columns - widest - 56)
-
-
-def _heading(pen: Pen, name: str) -> str:
-    now = time.strftime("%H:%M:%S")
-    return f"{pen.cell(name, pen.columns - len(now) - 1)} {now}"
