@@ -35,6 +35,22 @@ def descriptors_are_closed() -> Iterator[None]:
     assert len(left) <= LEFT_OPEN_MOST, left
 
 
+@pytest.fixture(scope="session", autouse=True)
+def nothing_waits_for_the_disk() -> Iterator[None]:
+    """Let `os.fsync` return at once in this process: that it reaches the disk is seen only when the power goes.
+
+    What is synced, and in which order, is tested by what records the calls; that it helps, by power cuts in tests/lab.
+    Other processes that tests start do wait for the disk.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", _check_descriptor)
+        yield
+
+
+def _check_descriptor(fd: Any) -> None:
+    os.fstat(fd)
+
+
 @pytest.fixture
 def queue_factory(tmp_path: Path) -> QueueFactory:
     """Makes queues in a temporary directory: `queue_factory(name="q", **settings)`."""
