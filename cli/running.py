@@ -291,7 +291,7 @@ def exposed_script(command: list[str]) -> str | None:
 
 
 def _leave_soon(code: int) -> threading.Timer:
-    """End this process in a while, unless that is cancelled. Its output may be a pipe that nobody reads.
+    """End this process after TELL_S, unless that is cancelled. Its output may be a pipe that no process reads.
 
     The user has sent a signal to end it, and it holds no task any more.
     """

@@ -123,7 +123,7 @@ def _create(fs: Filesystem, mount: Mount, path: str, settings: Settings, exist_o
         fs.fsync(fd)
         fs.link(fresh, layout.settings_file(path))
         if not fs.is_in_place():
-            fs.unlink(layout.settings_file(path))  # nobody knows of it yet
+            fs.unlink(layout.settings_file(path))  # no other process knows of it yet
             raise _Moved
     except FileExistsError:
         if not exist_ok:
@@ -327,7 +327,7 @@ def _unmark(fs: Filesystem, path: str, locked: int, mark: bytes) -> None:
 
 
 def _move(outside: Filesystem, path: str, queue_id: QueueId, fd: int, entropy: Entropy) -> str | None:
-    """Rename a queue's directory to that of a deleted queue; return its path then, or None if somebody else did.
+    """Rename a queue's directory to that of a deleted queue; return its path then, or None if another did.
 
     Under the lock of its `queue.jsonl`, open as `fd`. Where that is afterwards tells what happened: a renaming may be
     reported as failed on NFS, and another directory may have been put in place of the queue's.
@@ -398,7 +398,7 @@ def move_away(fs: Filesystem, path: str, clock: Clock, entropy: Entropy) -> None
             if queue_state.closed and fs.is_in_place():
                 _move(outside, path, queue_state.id, fd, entropy)
     except FileNotFoundError:
-        pass  # somebody else did
+        pass  # another process did
 
 
 def _outside_of(fs: Filesystem, path: str) -> Filesystem:
@@ -467,7 +467,7 @@ def release(store: Store, chosen: Callable[[ReplayState, int], bool], offline: b
 
 
 def lease_holds(replay_state: ReplayState, index: int, chosen: Callable[[ReplayState, int], bool]) -> bool:
-    """Return whether a task is leased, in time or not, by somebody chosen."""
+    """Return whether a task is leased, in time or not, by a chosen worker."""
     return (
         replay_state.holder[index] is not None and replay_state.state[index] == LEASED and chosen(replay_state, index)
     )

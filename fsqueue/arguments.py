@@ -1,4 +1,4 @@
-"""What the public verbs do with what users hand in, and with what the system says in return."""
+"""The arguments that users give to the public verbs, and the errors that the system answers with."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class Clock:
         return self.local_s() * 1000
 
     def ticks_ms(self) -> float:
-        """Milliseconds of `monotonic`, which nobody sets: by these the server's clock is measured."""
+        """Return the milliseconds of `monotonic`, which no user can set. The server's clock is measured by it."""
         return self.monotonic() * 1000
 
     def sleep(self, seconds: float) -> None:

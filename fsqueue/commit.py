@@ -111,7 +111,8 @@ class Commit:
     def forget(self) -> bool:
         """Forget that this name was committed, once it is applied: published again, it would be inserted again.
 
-        For who knows that nobody will, as a stream of commits of its last but one. False if there was nothing.
+        For a caller that knows that no process publishes it again: a stream of commits knows that of its last but one.
+        Return False if there was nothing.
         """
         if self.committed() is None:
             return False

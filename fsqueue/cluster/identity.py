@@ -1,4 +1,4 @@
-"""Who a process is to the others: what a lease record says of its worker (docs/format.md, "Workers")."""
+"""The identity of a process, as a lease record gives it for its worker (docs/format.md, "Workers")."""
 
 from __future__ import annotations
 

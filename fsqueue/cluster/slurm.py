@@ -1,4 +1,4 @@
-"""What Slurm knows: when this process's job ends, and whether others' jobs go on. Without Slurm, nothing.
+"""Ask Slurm when this process's job ends, and whether others' jobs go on. Without Slurm, nothing is known.
 
 Slurm is asked with its own commands, which may be missing, refuse, or hang with their controller: then nothing is
 known. Nothing here raises, and no question takes longer than `ASK_S`.

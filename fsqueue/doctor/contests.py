@@ -39,7 +39,7 @@ PATIENCE_S = 60.0
 
 @dataclass(slots=True)
 class Party:
-    """Who takes part: its name, its filesystem, the directory of the contest."""
+    """One that takes part: its name, its filesystem, the directory of the contest."""
 
     name: str
     fs: Filesystem
@@ -56,7 +56,7 @@ class Party:
 
 @dataclass(slots=True)
 class Took:
-    """What a party reports of locking and appending: its holds (from, to, in milliseconds of its own clock)."""
+    """A party's report of locking and appending: its holds (from, to, in milliseconds of its own clock)."""
 
     name: str
     rounds: int = 0
@@ -235,7 +235,7 @@ def race(party: Party, names: int, ready: Callable[[int], None] = lambda number:
 
 
 def judge_races(won: Sequence[dict[str, list[int]]], names: int, left: Sequence[str], among: str) -> list[ProbeResult]:
-    """Return a finding for each kind of race: nobody may have won what another won.
+    """Return a finding for each kind of race: no two parties may have won the same name.
 
     `left`: the names in the directory.
     """

@@ -47,7 +47,7 @@ class Bench:
         self._made: list[str] = []
 
     def path(self) -> str:
-        """Return a name that nobody has used."""
+        """Return a name that no process has used."""
         self._made.append(self._prefix + self._entropy.hex16())
         return self._made[-1]
 

@@ -1,7 +1,7 @@
 """Two parties meet in a directory that they do not trust, and exchange messages there.
 
-Nothing rests on locks, renaming or exclusive creation, which are what is on trial. A message is a file with a name that
-nobody has used, written once; the reader takes it when what it holds agrees with its digest, and otherwise looks again.
+Nothing relies on locks, renaming or exclusive creation, which are what is tested. A message is a file with a new name,
+written once. The reader takes it if its content agrees with its digest, and otherwise looks again.
 All names of a party begin with its id, so that it can remove them; upkeep removes those of the dead.
 
 Others may write in the directory, too. So what stands where a message belongs may be anything: a link, a pipe, a file
@@ -176,9 +176,9 @@ class Rendezvous:
     def meet(self, identity: dict[str, Any], timeout_s: float, waiting: Callable[[], None]) -> dict[str, Any]:
         """Find another party, and return its identity; PartnerLost if none comes. `waiting()` is called once.
 
-        Of two, the one with the smaller id invites, the other accepts, the first confirms. Who does not answer is
-        passed over for a while: it may be dead, or busy with somebody else. Parties of this user come first, so that
-        strangers cannot keep them apart.
+        Of two, the one with the smaller id invites, the other accepts, the first confirms. A party that does not
+        answer is passed over for a while: it may be dead, or busy with another. Parties of this user come first, so
+        that strangers cannot keep them apart.
         """
         if not self._announced:
             self.announce(identity)
@@ -216,7 +216,7 @@ class Rendezvous:
         until = self.clock.monotonic() + ACCEPT_S
         while self._take(f"{other}.accept.{self.me}.{number}") is None:
             if self.clock.monotonic() > until or self._is_invited():
-                return False  # it is dead, or busy; or somebody who is alive waits for an answer
+                return False  # it is dead, or busy; or a living party waits for an answer
             self.clock.sleep(POLL_S[1] / 5)
         self.partner = other  # before it hears of it: who is ended now says goodbye
         self._post(f"begin.{other}.{number}", {})

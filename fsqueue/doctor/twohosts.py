@@ -1,4 +1,4 @@
-"""What only two hosts can show: locks between them, appends, races, how old what one sees of the other's changes is.
+"""Tests that need two hosts: locks between them, appends, races, and how late one sees the other's changes.
 
 Both do the same at the same time, step by step; the leader judges, and both report its findings.
 """

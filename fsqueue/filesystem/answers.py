@@ -1,4 +1,4 @@
-"""What systems answer that is no failure: of strays, and of what a network filesystem has forgotten."""
+"""Errors of the system that are no failures: about strays, and about what a network filesystem has forgotten."""
 
 from __future__ import annotations
 

@@ -258,8 +258,8 @@ class Filesystem(Rooted):
     def _names_afresh(self, directory: str) -> list[str]:
         """Return the same by revalidating opens, from the root down.
 
-        An NFS client may call a directory missing for as long as a minute after somebody else has made it: a queue
-        in which the first task was inserted would be called empty.
+        An NFS client may call a directory missing for up to a minute after another host has made it. A queue in which
+        the first task was inserted would be called empty.
         """
         try:
             return _listed(self._walk_to(directory))
@@ -409,8 +409,9 @@ class Filesystem(Rooted):
     ) -> int:
         """Remove a directory and all below it, however deep; return the number of names removed. See `trees.remove`.
 
-        A link that somebody puts in a directory's place is removed, and not followed; no other filesystem that is
-        mounted there is entered. What one may not remove does not keep the rest: the error is raised at the end.
+        A link that a neighbour puts in a directory's place is removed, and not followed. Another filesystem that is
+        mounted there is not entered. If the caller may not remove a file, the rest goes, and the error is raised at
+        the end.
         """
         try:
             with self._holder(path) as (within, name):

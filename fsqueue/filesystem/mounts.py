@@ -1,4 +1,4 @@
-"""What kind of filesystem a path lies on."""
+"""The mount that a path lies on: its kind of filesystem, and its options."""
 
 from __future__ import annotations
 

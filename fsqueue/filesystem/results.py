@@ -173,7 +173,7 @@ class ResultFiles:
             os.close(fd)
 
     def _discard(self, result: ResultFile, within: int, found: list[str]) -> None:
-        """Empty a directory, and keep it for another attempt, under a name that nobody was told."""
+        """Empty a directory, and keep it for another attempt, under a name that no command knows."""
         spare = os.urandom(16).hex()
         try:
             if found == [result.name]:
@@ -230,7 +230,7 @@ def _lock_name() -> str:
 
 
 def _lock_last(names: list[str]) -> list[str]:
-    """Return names in the order of removal. Without its lock nobody would remove what a crash leaves of the others."""
+    """Return names in the order of removal, the lock last: without it, no process would remove what a crash leaves."""
     return sorted(names, key=lambda name: name.startswith(LOCK_PREFIX))
 
 

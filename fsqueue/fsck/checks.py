@@ -1,4 +1,4 @@
-"""What fsck sees in a shard's files: task files and logs together, dead letters, history."""
+"""Check a shard's files: task files and logs together, dead letters, history."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ class ShardCheck:
                     return self._finds(batch, kind, store.fs.read(path))
             except FileNotFoundError:
                 same = self._finds(batch, kind, None)
-                if not store.fs.exists(path):  # else somebody begins with it just now
+                if not store.fs.exists(path):  # else a process has just made it
                     return same
             except OSError as error:
                 if error.errno not in LOOK_ONLY:

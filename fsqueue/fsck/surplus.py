@@ -29,7 +29,7 @@ DRIFT_MS = 3_600_000
 READ_BYTES = 1 << 20
 
 Gap = tuple[int, int, int]
-"""Begin and end of bytes that nobody claims, and how many of them are not NUL."""
+"""Begin and end of bytes that no record claims, and how many of them are not NUL."""
 
 
 def check(store: Store, repair: Repair) -> Iterator[Suspect]:
@@ -68,7 +68,7 @@ def _void(store: Store, repair: Repair, number: CounterName) -> None:
 
 
 def _surplus(store: Store) -> dict[CounterName, list[Gap]]:
-    """Return for each counter the bytes that count and that nobody claims; none for what cannot be judged."""
+    """Return for each counter the bytes that count and that no record claims; none for what cannot be judged."""
     sizes = counters.sizes(store) if store.settings.keep_history else {}
     claims = _Claims()
     if not sizes or not claims.read(store):
@@ -174,7 +174,7 @@ class _Claims:
         return offset < surplus and at <= self._earliest[number] + DRIFT_MS
 
     def unclaimed(self, number: CounterName, size: int) -> Iterator[tuple[int, int]]:
-        """Yield begin and end of what nobody claims of the first `size` bytes, in order, at most READ_BYTES each."""
+        """Yield begin and end of what no record claims of the first `size` bytes, in order, at most READ_BYTES each."""
         at = 0
         for claim in (*sorted(self._of.get(number, ())), size << COUNT_BITS):
             offset = min(claim >> COUNT_BITS, size)

@@ -1,7 +1,7 @@
 """Which batch next: shards as subqueues, their heads in a bounded cache (docs/design.md, section 8).
 
 After the relaxed priority queue: a worker looks at a few shards, picks the best of what it sees,
-and never asks anybody. What is here are hints; the log decides.
+and asks no other process. What is here are hints; the log decides.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ def each(
         losses.join(lost)
         return None
 
-    if len(waiting) > 1:  # first those that nobody has locked: a stopped process must not keep the rest waiting
+    if len(waiting) > 1:  # first those that no process has locked: a stopped process must not keep the rest waiting
         waiting = [batch for batch in waiting if attempt(batch, 0.0)]
     until = store.clock.monotonic() + LOCK_TIMEOUT_S
     busy = [error for batch in waiting if (error := attempt(batch, max(LEAST_WAIT_S, until - store.clock.monotonic())))]
@@ -319,8 +319,8 @@ def shorten(text: str) -> str:
 def name_earlier(locked: LockedBatch, at: int, available_at: int) -> None:
     """Before a record makes tasks available: give the file a name that does not promise a later time.
 
-    OSError if that fails. Then the record must not be written: nobody would look for its tasks before the time that
-    the name promises, and "empty" would be said although they wait. A name that is too early costs a look.
+    OSError if that fails. Then the record must not be written: no worker would look for its tasks before the time that
+    the name promises, and `lease` would answer "empty" although they wait. A name that is too early costs a look.
     """
     try:
         name = published.find(locked)

@@ -44,7 +44,7 @@ class IdlePoller:
                 return got
         now, notification = store.clock.monotonic(), store.doorbell.read()
         if idle and not notification:
-            leaser.begin(now=True)  # nobody ever rang; or the queue was deleted
+            leaser.begin(now=True)  # no process has ever notified; or the queue was deleted
         told = (leaser.generation, notification)
         if idle and told == self._acted_on and now - self._swept <= SWEEP_S * (0.75 + store.entropy.random() / 2):
             due = leaser.selection.due(store.clock.now_ms())

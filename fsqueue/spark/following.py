@@ -49,7 +49,7 @@ class Slice(NamedTuple):
 
 
 class Slices(InputPartition):  # type: ignore[misc]
-    """What one Spark task reads."""
+    """The share of one Spark task: what it reads."""
 
     def __init__(self, generation: str, slices: Sequence[Slice]) -> None:
         super().__init__(0)

@@ -50,7 +50,7 @@ class Piece(NamedTuple):
 
 
 class Pieces(InputPartition):  # type: ignore[misc]
-    """What one Spark task reads."""
+    """The share of one Spark task: what it reads."""
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
         super().__init__(0)

@@ -66,7 +66,7 @@ def payload(value: Any) -> tuple[str | None, bytes | None]:
 
 
 def untouched(store: Store, shard: Shard) -> tuple[list[TaskFileName], list[TaskFileName]]:
-    """Return the batches of a shard that nobody has touched, and the others, oldest first.
+    """Return the batches of a shard that no worker has touched, and the others, oldest first.
 
     The logs are listed after the task files: what is called untouched was so when its file was seen.
     """
@@ -108,7 +108,7 @@ def ledgers(store: Store, shard: Shard) -> Iterator[tuple[str, ReplayState]]:
 
 
 def leases(store: Store, shard: Shard) -> Iterator[Row]:
-    """Yield the tasks that somebody holds, in time or not."""
+    """Yield the tasks that a lease holds, in time or not."""
     now = store.clock.now_ms()
     for batch, replay_state in ledgers(store, shard):
         for index, (state, until, holder) in enumerate(
@@ -245,7 +245,7 @@ def states(store: Store, shard: Shard) -> Iterator[Row]:
 
 
 def dead(store: Store, shard: Shard) -> Iterator[Row]:
-    """Yield the dead letters that nobody dealt with."""
+    """Yield the dead letters that are neither retried nor purged."""
     for letter in deadletters.letters(store, shard):
         yield (
             letter.id,

@@ -69,7 +69,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What a commit inserts; proposed, or decided: then it is what `commits/NAME.json` says."""
+    """The tasks that a commit inserts. A record is proposed, or decided: then `commits/NAME.json` has it."""
 
     id: Uuid
     name: CommitName
@@ -242,7 +242,7 @@ def _proposed(store: Store, layout: Layout, record: Record) -> Iterator[None]:
     fs, path = store.fs, layout.proposal(record.id)
     fd = store.making_generation(lambda: fs.create(path))
     try:
-        if not fs.lock(fd, store.clock, store.entropy, staging.LOCK_S):  # somebody may just be looking whose it is
+        if not fs.lock(fd, store.clock, store.entropy, staging.LOCK_S):  # another may just test whose it is
             raise LockTimeout(f"{path} is locked by a process that is stopped. Repeat.")
         fs.write_all(fd, record.encode())
         if store.sync_inserts:
@@ -355,7 +355,7 @@ def _publish(store: Store, layout: Layout, attempt: Uuid, commit: CommitName, pa
         staging.prepare(store, layout, sorted({staging.shard_directory(layout, name) for name in found}))
         for name in sorted(found):
             if not fs.rename(f"{directory}/{name}", layout.task_file(name)):
-                store.names.shards.clear()  # somebody else was faster, or the shard's directory has gone
+                store.names.shards.clear()  # another process was faster, or the shard's directory has gone
     raise StorageError(
         f"What is left of the commit {commit} cannot be published from {directory}. It is decided, and counts; "
         "repeat the call when the filesystem works again."

@@ -1,4 +1,4 @@
-"""What finished batches went through: a line each, by day and shard (docs/format.md, "History")."""
+"""The history of finished batches: a line each, by day and shard (docs/format.md, "History")."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def read(store: Store, path: str, batch: str | None = None) -> Iterator[tuple[in
 
 @dataclass(slots=True)
 class Recent:
-    """What finished lately in a shard, the last batch first; all that finished from `since` (ms) on is among it."""
+    """Batches that finished lately in a shard, the last one first. None since `since` (ms) is missing."""
 
     batches: list[tuple[Batch, Records]]
     since: int

@@ -1,4 +1,4 @@
-"""What all verbs of one open queue share: where it is, its settings, its clock, its open logs."""
+"""The state that all verbs of one open queue share: its path, its settings, its clock, its open logs."""
 
 from __future__ import annotations
 
@@ -96,12 +96,12 @@ class Store:
 
     @property
     def queue_state(self) -> QueueState:
-        """What `queue.jsonl` said when it was last read."""
+        """Return the content of `queue.jsonl` as it was last read."""
         return self.queue_file.state
 
     @property
     def layout(self) -> Layout:
-        """The layout of the present generation."""
+        """Return the layout of the present generation."""
         return self.queue_file.layout
 
     def verify(self) -> bool:

@@ -411,7 +411,7 @@ class Loop:
         gone = renewed.lost.keys() | renewed.settled.keys()
         if any(job.task.token in gone for job in self._executor.held() if job.began == math.inf):
             self.returned(self._executor.take_back(), "")
-        # What is not begun here is somebody else's now.
+        # Another worker has what was not begun here.
         self._ahead = deque(job for job in self._ahead if job.task.token not in gone)
         for job in self._executor.at_work():
             if job.task.token in renewed.settled:
@@ -470,7 +470,7 @@ class Loop:
                 self._doom(job, "stop", signal.SIGKILL)
 
     def _thread_died(self, name: str, error: BaseException) -> None:
-        """Let end within the grace what is at work; nothing, if nobody is there any more to tell how it ended."""
+        """Let tasks at work end within the grace; but none, if the thread that reports how they end has died."""
         self._broken = self._broken or obituary(name, error)
         if name == self._feeder.name:
             self._feeder.is_busy = False

@@ -1,8 +1,8 @@
-"""What commands and functions print: passed on (`passing`), its tail remembered, all of it kept where asked for.
+"""The output of commands and functions: passed on (`passing`), its tail remembered, all of it kept where asked for.
 
 Our own standard output and error may be stuck (a full pipe, a stopped terminal, a file on a server that is away), and
 so may the directory of kept output. So a thread of its own writes, and as long as too much lies before it the loop
-reads nothing more: those who print have to wait, and nobody else.
+reads nothing more. Only the commands and functions that print have to wait.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ DRAIN_READS_MAX = 32
 CLOSE_S = 2.0
 """How long the end waits for what is still to be written."""
 CLOSE_LOOK_S = 0.1
-"""How often it looks meanwhile whether anybody is in a hurry."""
+"""How often it looks meanwhile whether the worker was told to hurry."""
 
 
 class OutputWriter(BackgroundThread):
@@ -121,7 +121,7 @@ class OutputWriter(BackgroundThread):
     def close(self, is_hurried: Callable[[], bool] = lambda: True) -> None:
         """End after what was told so far, or without it when it takes longer than CLOSE_S seconds.
 
-        For our own standard output and error, which may be a pipe to a pager, wait until somebody is in a hurry.
+        For our own standard output and error, which may be a pipe to a pager, wait until `is_hurried` says so.
         """
         self._jobs.put(None)
         if self.ident is None:

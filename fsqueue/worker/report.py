@@ -1,4 +1,4 @@
-"""What a worker did, and the words in which it tells of it on the way."""
+"""The report of a worker's run, and the events of which it tells on the way."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ logger = logging.getLogger("fsqueue")
 
 @dataclass
 class WorkerReport:
-    """What became of the tasks of one run, and why it ended."""
+    """The outcomes of the tasks of one run, and why it ended."""
 
     completed: int = 0
     failed: int = 0

@@ -66,7 +66,7 @@ def patience_with(error: FsqueueError, patience_s: float) -> float:
 
 @dataclass(slots=True)
 class Outcome:
-    """What a queue has to be told about a task."""
+    """The outcome of a task, to be reported to its queue."""
 
     task: LeasedTask
     verb: Verb
@@ -79,7 +79,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class Settled:
-    """How telling went: what became of each outcome, those still to be told, and why."""
+    """The result of reporting: what became of each outcome, those still to be reported, and why."""
 
     counted: list[tuple[Outcome, str, str]] = field(default_factory=list)
     """Outcome, what it counts as, and what to say of it, if anything. All for tasks that were begun only."""
@@ -345,7 +345,7 @@ def own_outcome(task: LeasedTask) -> str | None:
 
 @dataclass(slots=True)
 class Renewed:
-    """How a renewal went: the leases that are lost, and those that their commands have ended themselves, by token."""
+    """The result of a renewal: the leases that are lost, and those that their commands themselves ended, by token."""
 
     lost: dict[str, FsqueueError] = field(default_factory=dict)
     settled: dict[str, str] = field(default_factory=dict)
@@ -386,7 +386,7 @@ class LeaseRenewer(BackgroundThread):
         try:
             tasks[0].queue.renew(tasks, self._lease_s)
         except errors.LeaseExpired:
-            pass  # too late, but nobody has taken them: what is finished still counts
+            pass  # too late, but no other worker has taken them: what is finished still counts
         except LOST as error:
             if isinstance(error, errors.LeaseLost) and len(tasks) > 1:
                 lost = set(error.tasks)

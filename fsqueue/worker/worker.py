@@ -39,7 +39,7 @@ SPARE_FILES = 32
 
 @dataclass(frozen=True, slots=True)
 class _How:
-    """How the tasks are done."""
+    """The way in which the tasks are done."""
 
     command: list[str]
     handler: dict[str, Any]

@@ -1,4 +1,4 @@
-"""What a queue went through, for people: every attempt as Parquet, and a page with charts and tables.
+"""A queue's history for people: every attempt as Parquet, and a page with charts and tables.
 
 Everything is computed by Spark from the view `attempts`; what comes to the driver are a few hundred numbers, so memory
 is bounded whatever the history's size.
