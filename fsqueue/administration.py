@@ -170,7 +170,7 @@ def _dangling(fs: Filesystem, path: str) -> str | None:
 
 
 def _refuse_nested(mount: Mount, path: str) -> None:
-    """InvalidArgument if a path lies in another queue's directory: that may be moved and deleted with all it holds."""
+    """Raise InvalidArgument if a path lies in another queue's directory, which may be deleted with all it holds."""
     outer = nested.around(path, mount.shared)
     if outer is not None:
         raise InvalidArgument(
@@ -215,8 +215,9 @@ def check(fs: Filesystem, mount: Mount, directory: str, clock: Clock, entropy: E
 
 
 def purge(store: Store) -> None:
-    """Begin the next generation: first in `queue.jsonl`, in place and synced, so that inserters who
-    publish into the old tree read it there; then the old tree is renamed into the queue's trash.
+    """Begin the next generation in `queue.jsonl`, in place and synced. Then rename the old tree into the trash.
+
+    In this order, an inserter that publishes into the old tree reads the new generation, and inserts again.
 
     A crash in between leaves the old tree where it is; upkeep moves it.
     """
@@ -286,7 +287,7 @@ _NOT_YOURS = (
 
 
 def _refuse_link(outside: Filesystem, path: str) -> None:
-    """InvalidArgument if a link leads to the queue: to rename it would leave the queue where it is."""
+    """Raise InvalidArgument if a link leads to the queue: to rename it would leave the queue where it is."""
     try:
         is_directory = stat.S_ISDIR(outside.stat(path).st_mode)
     except FileNotFoundError:
@@ -412,7 +413,7 @@ def reap_later(store: Store) -> None:
 
 
 def _later(action: Callable[..., object], *args: object) -> None:
-    """Do it in a thread that does not keep the process alive."""
+    """Call `action` in a thread that does not keep the process alive."""
     threading.Thread(target=action, args=args, name="fsqueue-reaper", daemon=True).start()
 
 

@@ -25,8 +25,8 @@ from fsqueue.storage.store import Store
 class Commit:
     """A commit under way: `queue.commit(name)`. It pickles, to be sent to the processes that stage parts of it.
 
-    Everything published under a name appears together, once: who publishes the name again, now or in a year, is told
-    what was inserted, and adds nothing. A purge of the queue forgets its commits.
+    Everything published under a name appears together, once: a process that publishes the name again, now
+    or in a year, gets a report of what was inserted, and adds nothing. A purge of the queue forgets its commits.
     """
 
     def __init__(self, store: Store, name: str, attempt: str | None = None) -> None:
@@ -157,7 +157,7 @@ class Commit:
     def _finish(self, layout: Layout, record: Record, attempts: set[Uuid], repeated: bool) -> CommitReport:
         """Apply what was decided, drop what was not, and report."""
         store = self.store
-        store.refresh(now=True)  # who linked the record into a tree that had been purged before reads so here
+        store.refresh(now=True)  # if the tree was purged before the record was linked, this tells
         if store.layout is not layout:
             raise CommitLost(
                 f"The queue {store.path} was purged while {self.name} was being published. Stage it again."

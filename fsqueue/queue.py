@@ -419,7 +419,7 @@ class Queue(Maintenance):
 
     @verb("reading what went on")
     def activity(self, window_s: float | None = None) -> Activity:
-        """Rates over the last `window_s` seconds, the average lease, the oldest leases, failures by reason.
+        """Return rates over the last `window_s` seconds, the average lease, the oldest leases, failures by reason.
 
         Without `window_s` over a minute, or an hour if tasks take long. Cheap, and bounded: see `Activity`.
         """

@@ -148,7 +148,7 @@ def _cluster() -> tuple[str | None, bool]:
 
 
 def _jobs(ids: list[str]) -> dict[tuple[str, str], tuple[str, int]] | None:
-    """State and restarts of the jobs that Slurm knows, by job and index ("N/A": none); None if it does not say."""
+    """Return state and restarts of the jobs that Slurm knows, by job and index ("N/A": none). None: unknown."""
     said = ask(
         "squeue", "--noheader", "--all", "--array", "--states=all", f"--jobs={','.join(ids)}", f"--Format={_FIELDS}"
     )

@@ -72,8 +72,8 @@ def take_turns(party: Party, rounds: int, until_s: float | None = None) -> Took:
     """Lock a file, read its last number, append `NAME ROUND in`, hold, append `NAME ROUND out NUMBER+1`, unlock; again.
 
     It is the locked file that is read and appended to, as in a queue: locking makes NFS look at that one anew.
-    Where locks exclude, each `in` is followed by its own `out`; where appending under them works, no line is missing;
-    and where who has the lock sees what was written before, the last number is that of the rounds.
+    Where locks exclude, each `in` is followed by its own `out`. Where appending under them works, no line is missing.
+    Where the holder of the lock sees what was written before, the last number is that of the rounds.
     """
     fs, clock, took = party.fs, party.clock, Took(party.name)
     begin = clock.monotonic()
@@ -127,7 +127,7 @@ def _append(fs: Filesystem, fd: int, line: str) -> None:
 
 
 def judge_turns(took: Sequence[Took], ledger: bytes, among: str, *, one_clock: bool) -> list[ProbeResult]:
-    """Three findings: whether holds overlapped, appended lines are missing, and what was read under a lock was old.
+    """Return three findings: whether holds overlapped, appended lines are missing, and reads under a lock were old.
 
     Overlaps show in the ledger, which needs no clock; parties with `one_clock` can also compare times.
     """

@@ -244,7 +244,7 @@ class Examination:
             try:
                 meeting.announce(identity)
                 return place, meeting
-            except FileNotFoundError:  # who was here last has just removed it
+            except FileNotFoundError:  # the last party to leave has just removed it
                 if not left:
                     raise
         raise AssertionError("unreachable")

@@ -19,10 +19,10 @@ became of it. A broken disk says so every time."""
 
 
 def asking_again(action: Callable[[], T]) -> T:
-    """Do `action`; at ESTALE once more, by the path anew.
+    """Call `action`; after ESTALE once more, by the path anew.
 
-    Of a directory that is gone the system says "missing" then. Who still gets ESTALE knows nothing: least of all
-    that the name is gone.
+    If a directory is gone, the system then says "missing". A second ESTALE tells nothing: least of all that the name
+    is gone.
     """
     try:
         return action()

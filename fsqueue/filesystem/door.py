@@ -123,9 +123,9 @@ class Filesystem(Rooted):
     def look_anew(self, path: str) -> int:
         """Open `path` by a revalidating open, to read what others may have appended.
 
-        While a process on this host has a file open for writing, be it one that stands still, an NFS client believes
-        what it has cached of it: of what other hosts have appended since it serves zeros (Linux 6.1). Locking makes
-        it ask, too; but who only looks takes no lock.
+        While a process on this host has a file open for writing, even a stopped one, an NFS client believes what it has
+        cached of it. It serves zeros for what other hosts have appended since (Linux 6.1). Locking makes it ask the
+        server, too; but a reader takes no lock.
         """
         fd = self.look(path)
         if self.shared:
@@ -149,7 +149,7 @@ class Filesystem(Rooted):
         return fd
 
     def making_room(self, path: str, action: Callable[[], T], sync: bool = False) -> T:
-        """Do `action`; if a directory on the way to `path` is missing, make it and do it again."""
+        """Call `action`; if a directory on the way to `path` is missing, make it and call it again."""
         try:
             return action()
         except FileNotFoundError:
@@ -267,7 +267,7 @@ class Filesystem(Rooted):
             return []
 
     def entries(self, directory: str) -> list[tuple[str, str]]:
-        """Name and kind of what is in a directory, unordered; [] if it does not exist. A hint, as every listing.
+        """Return name and kind of what is in a directory, unordered; [] if it does not exist. A hint, as every listing.
 
         Kinds: "file", "directory", "link" (symbolic), "other" (a pipe, a socket, a device).
         """

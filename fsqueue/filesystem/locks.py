@@ -75,7 +75,7 @@ class _Held:
         """Descriptors that finalizers left. The next call of `try_lock` closes them."""
 
     def forget(self) -> None:
-        """After a fork, in the child: begin anew, since it holds none of its parent's classic locks."""
+        """Begin anew in a forked child, since it holds none of its parent's classic locks."""
         self.__init__()  # type: ignore[misc]
 
 

@@ -131,8 +131,8 @@ class ResultFiles:
         """Return the first `bytes_max` bytes of a result, b"" if there is none, and end the life of its path.
 
         The command may have put another file there by renaming. OSError (NO_RESULT_FILES) if that cannot be read, or is
-        no regular file. Whatever is there goes; who opens the path later finds no directory. Any other OSError (EMFILE,
-        EIO, …) says nothing about the result: everything stays as it is, and the call can be repeated.
+        no regular file. Whatever is there goes; a process that opens the path later finds no directory. Any other
+        OSError (EMFILE, EIO, …) says nothing about the result: all stays as it is, and the call can be repeated.
         """
         try:
             # Opening the directory first makes an NFS client ask the server which file has that name by now.

@@ -144,7 +144,7 @@ def _line(record: dict[str, Any]) -> bytes:
 
 
 def read_queue_state(content: bytes, path: str) -> QueueState:
-    """Fold `queue.jsonl`. Lines that are torn or not understood are passed over.
+    """Replay `queue.jsonl`. Lines that are torn or not understood are passed over.
 
     NotAQueue if it has no `create`, or a setting or a format in it is missing or wrong: a default in its place would
     hide tasks. FormatTooNew if any line asks for a newer reader.

@@ -24,7 +24,7 @@ VOID = b"~\n"
 
 
 def to_ranges(tasks: Sequence[int]) -> list[Range]:
-    """Task indices as half-open ranges, in ascending order."""
+    """Return task indices as half-open ranges, in ascending order."""
     if len(tasks) == 1:
         return [(tasks[0], tasks[0] + 1)]
     ranges: list[Range] = []
@@ -74,7 +74,7 @@ def moving(source: object, target: object) -> str:
 
 
 def record(op: str, at: int, **fields: Any) -> bytes:
-    """Any record; fields that are None are left out."""
+    """Return any record; fields that are None are left out."""
     full = {"op": op, "at": at, **{key: value for key, value in fields.items() if value is not None}}
     return orjson.dumps(full, option=orjson.OPT_APPEND_NEWLINE)
 

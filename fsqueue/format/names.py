@@ -254,7 +254,7 @@ def task_id(batch: str, index: int) -> str:
 
 
 def parse_task_id(text: object) -> tuple[Batch, int]:
-    """Batch and index of a task id; InvalidArgument if it is none."""
+    """Return batch and index of a task id; InvalidArgument if it is none."""
     match = _TASK_ID.fullmatch(text) if isinstance(text, str) else None
     if match is None:
         raise InvalidArgument(
@@ -264,7 +264,7 @@ def parse_task_id(text: object) -> tuple[Batch, int]:
 
 
 def parse_token(text: object) -> tuple[Batch, int, str]:
-    """Batch, index and lease of a token; InvalidArgument if it is none."""
+    """Return batch, index and lease of a token; InvalidArgument if it is none."""
     match = _TOKEN.fullmatch(text) if isinstance(text, str) else None
     if match is None:
         raise InvalidArgument(

@@ -320,9 +320,9 @@ class States:
         return applies
 
     def reschedule(self, at: int, since: dict[int, int]) -> None:
-        """At `at`, give open tasks new times: from when they are available, or until when they are leased.
+        """Give open tasks new times at `at`: from when they are available, or until when they are leased.
 
-        Versions stay: it is still the same task, in the same hands.
+        Versions stay: it is still the same task, under the same lease.
         """
         for index, time in since.items():
             lease = self.holder[index]

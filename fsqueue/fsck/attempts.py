@@ -18,7 +18,7 @@ SETTLE_S = 2.0
 
 
 def check(store: Store, repair: Repair) -> Iterator[Suspect]:
-    """Proposals, then attempts, then records."""
+    """Check proposals, then attempts, then records."""
     fs, layout = store.fs, store.layout
     for identity in commits.proposals(store, layout):
         yield from _proposal(store, identity)

@@ -27,7 +27,7 @@ PARTS = ("queue", "movements", "completions", "dead", "history", "commits", "sta
 
 
 def check(store: Store, repair: Repair) -> Iterator[Suspect]:
-    """Everything that the names tell, from the top down."""
+    """Yield all that the names tell, from the top down."""
     yield from _Places(store, repair).all()
 
 
@@ -153,7 +153,7 @@ class _Places:
                 current = read_queue_state(self.store.fs.read_from(fd, 0), self.store.path).directory
         except LockTimeout:
             return False
-        except PermissionError:  # who may only look
+        except PermissionError:  # this user may only look
             current = self.store.queue_state.directory
         return path.rpartition("/")[2] != current and self._is(path, kind)
 

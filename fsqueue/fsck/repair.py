@@ -168,7 +168,7 @@ class Repair:
                 finishing.try_finish(locked)
 
     def check_held(self, batch: Batch) -> None:
-        """StillHeld, if a worker holds tasks of a batch."""
+        """Raise StillHeld if a worker holds tasks of a batch."""
         with LockedBatch(self.store, batch, WAIT_S) as locked:
             replay_state = locked.replay_state
             _check_held(replay_state, list(range(replay_state.count)), record_times.present(locked))

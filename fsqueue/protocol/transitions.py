@@ -84,7 +84,7 @@ def each(
     waiting = sorted(grouped)
 
     def attempt(batch: Batch, wait_s: float) -> LockTimeout | None:
-        """Do it in one batch; the error, and nothing done, if its lock stays busy for `wait_s` seconds."""
+        """Act on one batch. Return the error, with nothing done, if its lock stays busy for `wait_s` seconds."""
         try:
             try:
                 lost = _in_batch(store, batch, grouped[batch], act, done, wait_s, uncertain)
@@ -187,7 +187,7 @@ def complete(
 
 
 def complete_one(store: Store, task: LeasedTask) -> None:
-    """Like `complete`, for one task whose log is open and undisturbed: the hot path."""
+    """Complete one task, as `complete` does: the hot path, for a log that is open and undisturbed."""
     uncertain: OSError | None = None
     if store.queue_file.is_unchanged(task.generation):
         try:
@@ -317,7 +317,7 @@ def shorten(text: str) -> str:
 
 
 def name_earlier(locked: LockedBatch, at: int, available_at: int) -> None:
-    """Before a record makes tasks available: give the file a name that does not promise a later time.
+    """Give the file a name that does not promise a later time, before a record makes tasks available.
 
     OSError if that fails. Then the record must not be written: no worker would look for its tasks before the time that
     the name promises, and `lease` would answer "empty" although they wait. A name that is too early costs a look.
@@ -375,7 +375,7 @@ def open_untouched(locked: LockedBatch) -> bool:
 def opening(store: Store, name: TaskFileName) -> bytes:
     """Return the first record of a batch's log. A log that outlives a power loss must not outlive the task file's name.
 
-    Who publishes the file may not have synced that yet, or may have died before.
+    The process that publishes the file may not have synced that yet, or may have died before.
     """
     if store.sync_movements and not store.fs.shared:
         layout = store.layout

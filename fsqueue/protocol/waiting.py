@@ -68,7 +68,7 @@ def wait(
     strict: bool = False,
     stop: Callable[[], bool] = lambda: False,
 ) -> list[LeasedTask]:
-    """Like `Leaser.lease`, but waits up to `wait_s` seconds for tasks, or until `stop()`."""
+    """Lease as `Leaser.lease` does, but wait up to `wait_s` seconds for tasks, or until `stop()`."""
     clock = leaser.store.clock
     deadline = clock.monotonic() + wait_s
     idle_poller = IdlePoller(leaser, lease_ms, strict)

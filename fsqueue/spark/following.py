@@ -30,7 +30,7 @@ logger = logging.getLogger("fsqueue")
 LOOK_S = 1.0
 """Spark asks a hundred times a second for news; the queue is looked at this often."""
 LATE_MS = 3_600_000
-"""Files of a day are taken to grow no more, so long after its end: who finishes a batch waits for locks a while."""
+"""Files of a day are taken to grow no more, so long after its end: a worker that finishes a batch waits for locks."""
 PARTITION_BYTES = 8 << 20
 """About so many bytes of history make a partition."""
 PIECE_BYTES = 1 << 16

@@ -30,17 +30,17 @@ FINISHED = {COMPLETED: IS_COMPLETED, DEAD: IS_DEAD, CANCELLED: IS_CANCELLED}
 
 
 def text(value: Any) -> str | None:
-    """JSON as text; None stays None."""
+    """Return JSON as text; None stays None."""
     return None if value is None else orjson.dumps(value).decode()
 
 
 def moment(at_ms: int | float | None) -> int | None:
-    """Milliseconds as microseconds."""
+    """Return milliseconds as microseconds."""
     return None if at_ms is None else int(at_ms * 1000)
 
 
 def seconds(at_s: float | None) -> int | None:
-    """Seconds as microseconds."""
+    """Return seconds as microseconds."""
     return None if at_s is None else round(at_s * 1_000_000)
 
 
@@ -132,7 +132,7 @@ def leases(store: Store, shard: Shard) -> Iterator[Row]:
 
 
 def records(store: Store, shard: Shard) -> Iterator[tuple[str, history.Records, bool]]:
-    """Every batch of a shard that was ever touched, with its records and whether it has finished."""
+    """Yield every batch of a shard that was ever touched, with its records and whether it has finished."""
     seen: set[str] = set()
     for batch in listing.logs(store, shard):
         found = task_history.records_of(store, batch)
@@ -213,7 +213,7 @@ def finished_in(batch: str, found: history.Records) -> Iterator[Row]:
 
 
 def all_attempts(store: Store, shard: Shard) -> Iterator[Row]:
-    """Every lease of every task, with how it ended."""
+    """Yield every lease of every task, with how it ended."""
     now = store.clock.now_ms()
     for batch, found, _ in records(store, shard):
         for one in attempts_of(batch, found, now):

@@ -132,7 +132,7 @@ class Log:
             self.mutex.release()
 
     def after_fork(self) -> None:
-        """After a fork, in the child: close the parent's descriptor without unlocking it."""
+        """Close the parent's descriptor without unlocking it. Call it in a forked child."""
         if not self.mutex.is_mine():  # else this very thread has forked in a section, which it goes on with
             self.mutex = taken.OwnedLock()
         self.discard(inherited=True)

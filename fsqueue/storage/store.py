@@ -28,9 +28,9 @@ __all__ = ["QueueClosed", "Store"]
 T = TypeVar("T")
 
 MAKER_WAIT_S = 2.0
-"""How long the first who puts something into a generation waits for the lock of `queue.jsonl`."""
+"""How long the first process to put a file into a generation waits for the lock of `queue.jsonl`."""
 BUSY_S, BUSY_WAIT_S = 10.0, 0.02
-"""How long a shared file counts as stuck after a vain wait, and how long it is waited for meanwhile."""
+"""How long a shared file counts as stuck after a wait without success, and how long it is waited for meanwhile."""
 PROBES = 3
 """So often, at most, the clock is measured at a time."""
 
@@ -201,7 +201,7 @@ class Store:
             self.fs.make_directory(self.layout.base)
 
     def making_generation(self, action: Callable[[], T]) -> T:
-        """Do `action`. If a file or directory is missing, make the generation's directory, and do `action` again."""
+        """Call `action`. If a file or directory is missing, make the generation's directory, and call it again."""
         try:
             return action()
         except FileNotFoundError:
@@ -258,7 +258,7 @@ class Store:
         self.fs.close_root()
 
     def _after_fork(self) -> None:
-        """After a fork, in the child: close inherited descriptors without unlocking them, and take a new identity."""
+        """Close inherited descriptors without unlocking them, and take a new identity. Call it in a forked child."""
         self.logs.after_fork()
         self.mutex = taken.Mutex()
         self.fs.after_fork()

@@ -310,7 +310,7 @@ def reap_staged(store: Store, text: str) -> bool:
 
 
 def generations(store: Store, report: GcReport) -> None:
-    """Earlier generations that a purge left in place go into the trash.
+    """Move earlier generations that a purge left in place into the trash.
 
     The look at `queue.jsonl` after the listing proves that they were listed in this queue, and not in its successor.
     """

@@ -56,7 +56,7 @@ MADE_BY_DOCTORS: Names = (
 
 
 class Refused(OSError):
-    """The meeting place belongs to a stranger, who could exchange what is in it; the sentence says what to do."""
+    """The meeting place belongs to a stranger. He could exchange what is in it; the sentence says what to do."""
 
 
 def make_place(directory: OpenDirectory, token: Callable[[], str]) -> OpenDirectory:

@@ -184,7 +184,7 @@ def activity(store: Store, window_ms: int | None = None) -> Activity:
 
 
 def together(found: Sequence[Activity]) -> Activity:
-    """Several queues as one: sums of rates, means over all measured tasks, all failures and the oldest leases."""
+    """Return several queues as one: sums of rates, means over all measured tasks, all failures, the oldest leases."""
     measured = sum(one.measured for one in found)
     holders = [one.holders for one in found if one.holders is not None]
     weighed = [(one.measured / measured, one) for one in found if one.measured]

@@ -29,7 +29,7 @@ CHUNK_BYTES = 1 << 16
 BACKLOG_BYTES_MAX = 1 << 20
 """When so much waits to be written, nothing more is read."""
 DRAIN_READS_MAX = 32
-"""So often a pipe is read to get what was printed so far. Who prints without end must not hold the loop up."""
+"""So often a pipe is read to get what was printed so far. A command that prints without end must not block the loop."""
 CLOSE_S = 2.0
 """How long the end waits for what is still to be written."""
 CLOSE_LOOK_S = 0.1
@@ -57,7 +57,7 @@ class OutputWriter(BackgroundThread):
         """How often each file is still to be written to."""
 
     def do(self, action: Callable[[], object], size: int = 0, kept: KeptFile | None = None) -> None:
-        """Have `action` called, which writes so many bytes, into `kept` or elsewhere."""
+        """Call `action` in the thread. It writes so many bytes, into `kept` or elsewhere."""
         with self._mutex:
             self._backlog += size
             if kept is not None:
@@ -69,7 +69,7 @@ class OutputWriter(BackgroundThread):
         self.do(lambda: self._keep(file, data), len(data), file)
 
     def say(self, text: str) -> None:
-        """Have the worker's user told a sentence about outputs."""
+        """Tell the worker's user a sentence about outputs, in the thread."""
         self.do(lambda: self._trouble(text))
 
     def cut(self, file: KeptFile, note: bytes) -> None:
@@ -237,7 +237,7 @@ class Stream:
             self._output_writer.do(self._channel.end)
 
     def keep_in(self, file: KeptFile | None) -> None:
-        """Have what is read from now on appended to this file, too. The last stream that leaves a file closes it."""
+        """Append what is read from now on to this file, too. The last stream that leaves a file closes it."""
         before, self.kept = self.kept, file
         if file is not None:
             file.writers += 1
@@ -270,7 +270,7 @@ class Stream:
 
 
 def reason(headline: str, *tails: bytes) -> str:
-    """Why something failed: the headline with the last line of the first tail that has any, then the tails."""
+    """Return why something failed: the headline with the last line of the first tail that has any, then the tails."""
     texts = [text for tail in tails if (text := tail.decode(errors="replace").strip())]
     if not texts:
         return headline

@@ -189,7 +189,7 @@ class _Child:
         self.family.returned(left, "")
 
     def _ended(self) -> None:
-        """It has exited: settle what it did, and blame what it was at."""
+        """Settle what an exited child did, and fail the task that it was executing."""
         self.read()
         left = self.take_back() if self.is_ready else []
         for stream in self.streams:

@@ -66,11 +66,11 @@ class Teller:
         self._events: list[Event] = []
 
     def say(self, kind: str, text: str, **fields: Any) -> None:
-        """Say a sentence for people, with fields for programs."""
+        """Record an event: a sentence for people, with fields for programs. `flush` tells it."""
         self._events.append(Event(kind, text, fields))
 
     def flush(self) -> None:
-        """Have told what was said so far."""
+        """Tell the events recorded so far."""
         if self._events:
             events, self._events = self._events, []
             self._do(lambda: self._out(events))

@@ -1,6 +1,6 @@
 """Executors as workers, in rounds: lease and compute, write the results as Parquet, then complete what was written.
 
-| crash after | what is left | who goes on |
+| crash after | what is left | what happens to it |
 |---|---|---|
 | the lease | leases | they run out, or the round that failed releases them |
 | a round's results | results whose tasks are leased | the next drain into that directory completes them |

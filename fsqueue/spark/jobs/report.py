@@ -153,7 +153,7 @@ class _Report:
         ]
 
     def _kept(self, df: DataFrame, name: str) -> DataFrame:
-        """Written as Parquet, and read from there."""
+        """Write rows as Parquet, and read them from there."""
         df.write.parquet(f"{self.out}/{name}")
         return self.spark.read.parquet(f"{self.out}/{name}")
 
