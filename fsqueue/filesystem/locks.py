@@ -87,8 +87,8 @@ class ProcessLocks:
     """Classic locks, made safe between threads: one owner a file in this process, late closing.
 
     To the kernel they belong to the process, so all objects of this class share one table: two open queues exclude
-    each other. Closing any descriptor of a file drops the process's lock on it, so a descriptor closed while another
-    of the same file is locked is kept open until that lock is given back.
+    each other. To close any descriptor of a file drops the process's lock on it. So while another descriptor of the
+    file is locked, `close` keeps this one open until that lock is given back.
     """
 
     @staticmethod

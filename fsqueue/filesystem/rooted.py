@@ -54,8 +54,8 @@ class Rooted:
     directory in place of `root`. No operation is redirected outside the root: it ends with NotADirectoryError or
     ELOOP, and a listing is empty. A path that is not below `root` is refused: EXDEV.
 
-    Where `root` is a directory that a group shares (setgid, and writable by the group), the group may read and write
-    what is made below it, whatever the umask of the member who makes it.
+    A group may share `root`: it is setgid, and writable by the group. Then the group may read and write what any
+    member makes below it, whatever that member's umask.
     """
 
     def __init__(self, root: str) -> None:
@@ -204,8 +204,8 @@ class Rooted:
         """Have a network filesystem's client ask its server for each directory on the way to `path`.
 
         A client may believe for a minute in a directory that another host has removed, and answer "stale" for each
-        name in it. A descriptor that is for names only (`HOLDER_FLAGS`) is opened without a question to the server, and
-        asking for the attributes of what is open does not make the client doubt its name.
+        name in it. It opens a descriptor for names only (`HOLDER_FLAGS`) without a question to the server. To ask for
+        the attributes of an open directory does not make the client doubt its name.
         """
         with suppress(OSError):
             self.close(self._walk_to(path.rpartition("/")[0]))

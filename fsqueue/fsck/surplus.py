@@ -166,9 +166,9 @@ class _Claims:
     def reach_back(self, number: str, surplus: int) -> bool:
         """Return whether no claim below the offset `surplus` can be missing, because `gc` has removed older history.
 
-        That removes the earliest days, and claims were made in the order of their offsets. So nothing was removed that
-        is earlier than the lowest claim, if nothing below it counts, it is dated on the day of its line, and it is not
-        later than the claims behind it.
+        `gc` removes the earliest days, and claims were made in the order of their offsets. So no claim that is earlier
+        than the lowest one was removed, on three conditions: nothing below the lowest counts; it is dated on the day of
+        its line; it is not later than the claims behind it.
         """
         offset, at = self._first.get(number, (surplus, 0))
         return offset < surplus and at <= self._earliest[number] + DRIFT_MS

@@ -209,10 +209,10 @@ def staged(
 
 
 def decide(store: Store, layout: Layout, record: Record) -> Record:
-    """Make a record the one that counts, unless its name has one; returns the one that does.
+    """Make a record the one that counts, unless its name has one. Return the one that counts.
 
     Whatever went wrong, the content of `commits/NAME.json` decides. If there is none, the ballot and then the proposal
-    are withdrawn before the last look, so that a link that is only on its way finds nothing to link any more.
+    are unlinked before the last look: a link that arrives late would otherwise decide after it.
     """
     try:
         ballots.cast(store, layout, record.id, record.encode())

@@ -211,8 +211,8 @@ class Store:
     def discard(self, holder: str, tree: Generation | Day) -> bool:
         """Rename a tree in `holder` into the queue's trash, whatever its size. Return False if it is gone already.
 
-        The tree goes beside the trash if the disk has no room for a trash, something else is in the trash's place, or
-        another member of the group does not let this user write there.
+        The tree goes beside the trash in three cases: the disk has no room for a trash; something else is in its
+        place; this user may not write in a trash that another member of the group has made.
         """
         path, trash, name = f"{holder}/{tree}", self.layout.trash, trashed(tree, self.entropy.hex16())
         try:
