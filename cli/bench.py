@@ -25,7 +25,7 @@ SINGLE_SHARE = 0.1
 
 
 class Laps:
-    """How long each of many calls took, until they are enough or the time is over."""
+    """The durations of many calls, until they are enough or the time is over."""
 
     def __init__(self, seconds: float, count: int) -> None:
         self.took_s: list[float] = []
@@ -73,7 +73,7 @@ def bench(directory: Path, tasks: int, seconds: float, allow_unsafe: bool, as_js
         figures = _measure(place / "queue", tasks, seconds, allow_unsafe)
     finally:
         with suppress(OSError):
-            place.rmdir()  # it is empty, or somebody has put something else there
+            place.rmdir()  # it is empty, or another process has put something there
     if as_json:
         print_json(figures)
         return

@@ -53,7 +53,7 @@ def brief(value: Any, chars: int = LINE_CHARS_MAX) -> str:
 
 
 def moment(at: float | None) -> str:
-    """Unix seconds as local time."""
+    """Return Unix seconds as local time."""
     if at is None:
         return "-"
     try:
@@ -63,7 +63,7 @@ def moment(at: float | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds in the two largest units that say something."""
+    """Return seconds in the two largest units that say something."""
     if seconds < 60:
         return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
     minutes = round(seconds / 60)

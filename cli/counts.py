@@ -1,4 +1,4 @@
-"""Print what a verb did to tasks that were named: how many, and which of them nobody knows."""
+"""Print what a verb did to tasks that were named: how many, and which of them the queue does not know."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHOWN_MAX = 20
 
 
 def print_count(name: str, count: int, as_json: bool, unknown: Sequence[str] = ()) -> None:
-    """Print a number, or both as JSON. Ids that nobody knows are named, and the exit code is that of `show`."""
+    """Print a number, or both as JSON. Ids that the queue does not know are named; the exit code is that of `show`."""
     if as_json:
         print_json({name: count, **({"unknown": list(unknown)} if unknown else {})})
     else:

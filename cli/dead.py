@@ -37,7 +37,7 @@ Condition = Callable[[fsqueue.DeadLetter], bool]
 
 
 def condition(value: str) -> Condition:
-    """FIELD=VALUE and its like, as a predicate on a dead letter."""
+    """Return FIELD=VALUE and its like as a predicate on a dead letter."""
     match = _CONDITION.fullmatch(value)
     path = match[1].split(".") if match else []
     if match is None or path[0] not in _FIELDS:

@@ -78,7 +78,7 @@ def doctor(path: str, with_another: bool, timeout_s: float, as_json: bool) -> No
 
 
 def _end(*_: object) -> None:
-    """SIGTERM, as by a batch system: clean up on the way out."""
+    """Exit at SIGTERM, as from a batch system, and clean up on the way out."""
     raise SystemExit(143)
 
 

@@ -35,7 +35,7 @@ class Bar:
             self._bar.close()
 
     def show(self, done: int, steps: int) -> None:
-        """So many of the steps are done."""
+        """Show how many of the steps are done."""
         if not is_screen(sys.stderr):
             return
         if self._bar is None:

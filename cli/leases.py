@@ -120,7 +120,7 @@ class Settling:
         self.done: list[fsqueue.LeasedTask] = []
 
     def together(self, act: Callable[[fsqueue.Queue, list[fsqueue.LeasedTask]], object]) -> None:
-        """Do `act` on all at once."""
+        """Call `act` on all at once."""
         with fsqueue.Queue(self._queue) as q:
             tasks = self._attach(q)
             try:
@@ -132,7 +132,7 @@ class Settling:
         self._report()
 
     def singly(self, act: Callable[[fsqueue.LeasedTask], object]) -> None:
-        """Do `act` on one after the other."""
+        """Call `act` on one after the other."""
         with fsqueue.Queue(self._queue) as q:
             for task in self._attach(q):
                 try:

@@ -52,12 +52,12 @@ def say(*lines: object) -> None:
 
 
 def complain(message: str) -> None:
-    """Print a line on standard error, if anybody can hear it."""
+    """Print a line on standard error; ignore that it cannot be written."""
     hint(f"fsqueue: {message}")
 
 
 def hint(*lines: str) -> None:
-    """Print lines on standard error, without our name before them, if anybody can hear it."""
+    """Print lines on standard error, without our name before them; ignore that they cannot be written."""
     try:
         for line in lines:
             click.echo(plain(line), err=True)
@@ -216,7 +216,7 @@ class Footer:
     """A line that stays below all else that is printed on the terminal of standard error. Thread-safe.
 
     It is drawn only where a line begins, so it never cuts what commands print. A process in the background draws
-    nothing: the terminal is somebody else's then.
+    nothing: the terminal is another job's then.
     """
 
     def __init__(self) -> None:

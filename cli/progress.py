@@ -18,8 +18,8 @@ from fsqueue.views.rates import WorkerProgress, total
 from fsqueue.worker import Event
 
 from .common import duration
-from .status_text import number
 from .printing import Footer, can_show, complain
+from .status_text import number
 
 DRAW_S = 0.5
 LOOK_S = 5.0

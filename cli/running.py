@@ -76,48 +76,60 @@ fsqueue run Q1 Q2 -j 8 --call mypackage.tiles:render --max-runtime 58m"""
     "--processes",
     type=Processes(min=1),
     default=1,
-    help="Tasks at a time, a process each; auto: one for each processor of the job or machine, or for fewer GPUs [1].",
+    help="Tasks at a time, a process each. auto: one for each processor of the job or machine, or for fewer GPUs [1].",
 )
 @click.option("--gpus-per-task", type=number, metavar="N",
-              help="Show each process N of the visible GPUs, and no other process the same.")  # fmt: skip
-@click.option("--threads", type=number, help="Call functions in so many threads of one process instead.")
-@click.option("--prefetch", type=number, help="Tasks leased at a time for each process [as many as are quickly done].")
+              help="Give each process N of the visible GPUs for itself.")  # fmt: skip
+@click.option("--threads", type=number, help="Call functions in so many threads of one process, not in processes.")
+@click.option(
+    "--prefetch", type=number, help="Tasks to lease at a time for each process [as many as are quickly done]."
+)
 @renamed("--lease", "lease_s", former=["--lease-s"], type=DURATION,
-         help="How long a lease holds; renewed while a task is at work [the queue's].")  # fmt: skip
+         help="How long a lease lasts. The worker renews it while the task is at work [the queue's].")  # fmt: skip
 @click.option("--on-lease-lost", type=click.Choice(["kill", "finish"]), default="kill",
-              help="What to do about work that was taken over [kill].")  # fmt: skip
-@click.option("--timeout", "timeout_s", type=DURATION, help="How long a task may take; then it is ended, and fails.")
-@click.option("--sysexits", is_flag=True, help="A command's exit code 75 puts back without blame, 65 buries at once.")
+              help="Kill or finish a task that another worker has taken over [kill].")  # fmt: skip
+@click.option(
+    "--timeout", "timeout_s", type=DURATION, help="How long a task may take. Then the worker ends it, and it fails."
+)
+@click.option(
+    "--sysexits",
+    is_flag=True,
+    help="Exit code 75 of a command puts its task back, as no failed attempt; 65 makes it a dead letter at once.",
+)
 @click.option(
     "--stop-after-failures",
     type=number,
     metavar="N",
-    help="Stop when so many attempts in a row have failed [10 before the first success].",
+    help="Stop when N attempts in a row have failed [10 before the first success].",
 )
 @click.option("--exclude-after", type=number, metavar="N",
-              help="Take no more tasks on this node when so many in a row have failed on it.")  # fmt: skip
+              help="Take no more tasks on this node when N attempts in a row have failed on it.")  # fmt: skip
 @click.option("--max-tasks", type=number, help="Stop after so many tasks.")
 @click.option("--max-runtime", "max_runtime_s", type=DURATION,
-              help="Stop after so long; tasks at work then have --grace.")  # fmt: skip
-@click.option("--idle-timeout", "idle_timeout_s", type=DURATION, help="Stop after so long with nothing to do.")
+              help="Stop after this time. Tasks at work then have --grace.")  # fmt: skip
+@click.option("--idle-timeout", "idle_timeout_s", type=DURATION, help="Stop after this time with nothing to do.")
 @click.option("--forever", is_flag=True, help="Wait for more tasks when the queues are drained.")
 @click.option(
-    "--grace", "grace_s", type=DURATION, default=10.0, help="How long tasks at work get when it has to stop [10]."
+    "--grace",
+    "grace_s",
+    type=DURATION,
+    default=10.0,
+    help="How long tasks at work may go on when the worker must stop [10].",
 )
 @click.option(
-    "--patience", "patience_s", type=DURATION, default=600.0, help="How long to wait for a filesystem that fails [10m]."
+    "--patience", "patience_s", type=DURATION, default=600.0, help="How long to wait for a failing filesystem [10m]."
 )
 @click.option("--keep-output", type=click.Path(file_okay=False), metavar="DIR",
-              help="Keep all that is printed, a new file a task and attempt.")  # fmt: skip
+              help="Keep all output in DIR, a new file for each attempt.")  # fmt: skip
 @click.option("--result-dir", type=click.Path(file_okay=False), metavar="DIR",
-              help="Where the files FSQUEUE_RESULT are [TMPDIR; in Q for commands with srun or mpirun]")  # fmt: skip
-@click.option("--result-stdout", is_flag=True, help="Keep what a command prints on standard output as its result.")
+              help="Where the files FSQUEUE_RESULT are [TMPDIR; in Q for commands with srun or mpirun].")  # fmt: skip
+@click.option("--result-stdout", is_flag=True, help="The result of a command is its standard output.")
 @click.option("--output", type=click.Choice(OUTPUTS),
-              help="Pass on what is printed when its attempt ends, line by line, or as it comes "
-              "[group for commands side by side, else line].")  # fmt: skip
-@click.option("--tag", is_flag=True, help="Begin each line that is passed on with the id of its task.")
+              help="Pass output on when its attempt ends (group), line by line (line), or as it comes (none) "
+              "[group if several commands run at a time, else line].")  # fmt: skip
+@click.option("--tag", is_flag=True, help="Begin each line of output with the id of its task.")
 @worker_option
-@click.option("--log-json", is_flag=True, help="Say what happens in JSON, a line each, on standard error.")
+@click.option("--log-json", is_flag=True, help="Report each event as a line of JSON on standard error.")
 @json_option
 @click.pass_context
 @unguarded()  # functions may run in threads of this process, and print what they like
@@ -136,46 +148,58 @@ def run(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Run COMMAND, or call a Python function, for each task of the queues Q, until no task is waiting, delayed or
-    leased in them, by any worker.
+    """Run COMMAND, or call a Python function, for each task of the queues Q.
 
-    '{}' in an argument of COMMAND stands for the payload, '{field}' for a field of it: strings as they are, all else
-    as JSON. A task that lacks the field fails; if the first waiting task lacks it, nothing is begun. '{{field}}' stands
-    for the text '{field}', and braces around anything but a name stay as they are: '{print $1}', '${name}'. A name may
-    hold hyphens and dots: '{tile-id}'. No shell is involved.
-    The command also finds the payload as JSON on standard input, and FSQUEUE_PAYLOAD (if at most 100 kB),
-    FSQUEUE_TASK_ID, FSQUEUE_ATTEMPT, FSQUEUE_QUEUE, FSQUEUE_TOKEN and FSQUEUE_SLOT in its environment. Small JSON that
-    it writes to the file FSQUEUE_RESULT (which does not exist before) is kept in the history. It inherits no open files
-    of the caller but the standard streams.
+    The worker ends when no task is waiting, delayed or leased in any of the queues. Tasks that other
+    workers have leased count, too.
 
-    In 'sh -c SCRIPT' a placeholder becomes part of the script, and a payload can be a command: write
-    sh -c 'cmd "$1"' sh {field} instead. A payload may also begin with '-'.
+    In an argument of COMMAND, '{}' stands for the payload, and '{field}' for a field of it. Strings are inserted as
+    they are, all else as JSON. A field's name may have hyphens and dots: '{tile-id}'. A task that lacks the field
+    fails. If the first waiting task lacks it, the worker ends before it leases anything. '{{field}}' stands for the
+    text '{field}'. Braces around anything but a name stay as they are: '{print $1}', '${name}'.
 
-    Exit status 0 completes the task. Any other fails it, with the end of its output as the reason. A failed task is
-    tried again after a growing pause, up to the queue's number of attempts. A function is called as f(payload) or
-    f(payload, task). Its return value is the result, an exception fails the task, fsqueue.Retry puts it back, and
-    fsqueue.Bury makes it a dead letter. Functions run in separate processes; if one dies, only its own task fails.
-    Modules are looked for in the working directory first.
+    No shell is involved. In 'sh -c SCRIPT' a placeholder becomes part of the script, so a payload can be a command.
+    Write sh -c 'cmd "$1"' sh {field} instead. A payload may also begin with '-'.
 
-    FSQUEUE_SLOT is 0 to JOBS - 1: no two processes at work have the same. With --gpus-per-task each slot has its own
-    share of the GPUs that CUDA_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES or ZE_AFFINITY_MASK name
-    (without them, of those that nvidia-smi shows). Too few for all processes are refused before a task is leased.
+    The command finds the payload as JSON on standard input. Its environment has FSQUEUE_PAYLOAD (if at most 100 kB),
+    FSQUEUE_TASK_ID, FSQUEUE_ATTEMPT, FSQUEUE_QUEUE, FSQUEUE_TOKEN and FSQUEUE_SLOT. It may write small JSON to the
+    file that FSQUEUE_RESULT names, which does not exist before; the history keeps it. The command inherits the
+    standard streams, and no other open file.
 
-    On a terminal a bar shows how the queues get on, and failures are shown as they happen. The output of commands and
-    functions is passed on in whole lines. If several commands run at a time, the output of each is shown when it ends.
+    Exit status 0 completes the task. Any other fails it, with the end of the output as the reason. The queue tries a
+    failed task again after a growing pause, up to its number of attempts.
 
-    After SIGTERM, SIGUSR1, SIGUSR2, SIGHUP or Ctrl-C the worker begins no more tasks. Tasks at work have --grace to
-    end; then they get SIGTERM, and are put back. A second signal puts them back at once. Under Slurm, and with
-    --max-runtime, the worker begins no task that, by the times measured so far, is likely to outlast that time and its
-    --grace.
+    A function is called as f(payload) or f(payload, task). The value that it returns is the result. An exception fails
+    the task; fsqueue.Retry puts it back; fsqueue.Bury makes it a dead letter. Functions run in separate processes: if
+    one dies, only its own task fails. Modules are searched for in the working directory first.
 
-    An idle worker looks for tasks less and less often. A new task starts within eight seconds. The worker ends at most
-    half a minute after others have drained the queue.
+    FSQUEUE_SLOT is a number from 0 to JOBS - 1. No two processes at work have the same. With --gpus-per-task, each
+    slot has its own share of the GPUs that CUDA_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES or
+    ZE_AFFINITY_MASK name. Without these variables, the GPUs are those that nvidia-smi shows. If they are too few for
+    all processes, the worker ends before it leases a task.
 
-    Exit codes: 0 drained, or stopped as asked for (--max-tasks, --max-runtime, --idle-timeout, the job's end); 9
-    drained, but this worker has given tasks up ('fsqueue wait' ends with 9 for dead letters of any run); 7 there was no
-    room for what is printed; 11 stopped by --stop-after-failures; 12 by --exclude-after; 2 COMMAND or the function
-    cannot be found; 129, 130, 138, 143 stopped by a signal.
+    On a terminal, the worker shows a progress bar, and each failure as it happens. It passes on the output of commands
+    and functions in whole lines. If several commands run at a time, it shows the output of each when that command ends.
+
+    After SIGTERM, SIGUSR1, SIGUSR2, SIGHUP or Ctrl-C, the worker begins no more tasks. Tasks at work have --grace to
+    end. Then the worker sends them SIGTERM and puts them back. After a second signal, it puts them back at once.
+
+    Slurm or --max-runtime may limit the worker's time. Then the worker begins no task that is likely to outlast that
+    time and its --grace, by the durations measured so far.
+
+    An idle worker looks for tasks less and less often. It starts a new task within eight seconds. It ends at most half
+    a minute after other workers have drained the queue.
+
+    \b
+    Exit codes:
+      0    drained, or ended as asked (--max-tasks, --max-runtime, --idle-timeout, end of the job)
+      2    COMMAND or the function cannot be found
+      7    no room for what is printed
+      9    drained, but this worker has given up tasks
+           ('fsqueue wait' ends with 9 for dead letters of any run)
+      11   stopped by --stop-after-failures
+      12   stopped by --exclude-after
+      129, 130, 138, 143   stopped by a signal
     """
     command = ctx.meta.get("command", [])
     if bool(command) + bool(call) + bool(load) != 1:
@@ -267,7 +291,7 @@ def exposed_script(command: list[str]) -> str | None:
 
 
 def _leave_soon(code: int) -> threading.Timer:
-    """End this process in a while, unless that is cancelled. Its output may be a pipe that nobody reads.
+    """End this process after TELL_S, unless that is cancelled. Its output may be a pipe that no process reads.
 
     The user has sent a signal to end it, and it holds no task any more.
     """

@@ -132,16 +132,16 @@ sbatch --dependency=afterany:$job --wrap 'fsqueue wait Q && ./assemble'"""
     ),
 )
 @click.option(
-    "--print", "only_print", is_flag=True, help="Submit nothing; print a shell script that would submit the job."
+    "--print", "only_print", is_flag=True, help="Submit nothing. Print a shell script that would submit the job."
 )
 @click.option("--allow-empty", is_flag=True, help="Submit even if there is nothing to do yet.")
 @click.option("--prologue", type=click.Path(exists=True, dir_okay=False), metavar="FILE",
-              help="Put this file's lines into the job script before the worker: modules, conda.")  # fmt: skip
+              help="Put this file's lines into the job script, before the worker: modules, conda.")  # fmt: skip
 @click.option("--log-dir", type=click.Path(file_okay=False), metavar="DIR",
-              help=f"Where jobs write their logs; made if need be [{LOG_DIR}].")  # fmt: skip
+              help=f"Directory for the logs of jobs. It is made if missing [{LOG_DIR}].")  # fmt: skip
 @click.option("--one-worker", is_flag=True,
-              help="Start one worker for all tasks of the job, whose commands use them (srun).")  # fmt: skip
-@click.option("--no-command-check", is_flag=True, help="Submit although COMMAND is not found here.")
+              help="Start one worker in the job. Its commands use the job's tasks (srun).")  # fmt: skip
+@click.option("--no-command-check", is_flag=True, help="Submit even if COMMAND is not found here.")
 @json_option
 @click.pass_context
 def slurm(
@@ -154,28 +154,37 @@ def slurm(
     no_command_check: bool,
     as_json: bool,
 ) -> None:
-    """Submit a Slurm job whose elements are workers, and print its id: 'fsqueue run Q -- COMMAND', many times.
+    """Submit a Slurm job whose elements are workers, and print its id.
 
-    Options that 'fsqueue run' knows go to the workers; all others to sbatch, as they are. Have more tasks than
-    elements: a worker takes one task after the other, and begins none that would not end before its job does.
+    Each element executes 'fsqueue run Q -- COMMAND'. Have more tasks than elements: a worker takes one task after the
+    other. It begins none that would not end before its job does.
 
-    -j 4 asks for four processors (--cpus-per-task=4); -c 4 sets -j 4; give both if they differ. A job of several
-    tasks (-N, -n, --ntasks-per-node) starts a worker in each of them, by srun. With --one-worker, or if COMMAND names
-    srun or mpirun, it has one worker, whose commands use the tasks.
+    Options of 'fsqueue run' go to the workers. All others go to sbatch as they are. --output group, line or none is
+    for the workers. Any other --output is sbatch's, the name of the log.
 
-    Logs are in DIR/JOBNAME-JOB_INDEX.out, and a job that is requeued appends to its own. --output group, line or none
-    is for the workers; any other --output is sbatch's, the name of the log. The lines of --prologue are
-    executed by bash on the node. The worker itself is the Python that submits; its commands see what the prologue set.
+    -j 4 asks for four processors (--cpus-per-task=4), and -c 4 sets -j 4. Give both if they differ.
 
-    Unless --signal says otherwise, workers get SIGUSR1 30 s and their --grace before the time limit: what they cannot
-    finish within the grace they put back. At SIGTERM (scancel, preemption, requeueing, the limit itself) they put
-    everything back at once, since Slurm sends that to the commands, too. Nothing has to run afterwards.
+    A job of several tasks (-N, -n, --ntasks-per-node) starts a worker in each of them, by srun. With --one-worker, or
+    if COMMAND names srun or mpirun, the job has one worker, whose commands use the tasks.
 
-    A dependent job should wait with 'fsqueue wait', as below: elements of the array may end early, or give tasks up
-    (exit code 9), which Slurm calls failed. 'afterok' would wait for ever then.
+    The logs are DIR/JOBNAME-JOB_INDEX.out. A job that is requeued appends to its own log.
 
-    Exit codes: 3 there is nothing to do (--allow-empty); 2 COMMAND is not found (--no-command-check); 1 sbatch is not
-    here, or has refused.
+    On the node, bash executes the lines of --prologue. The worker then runs with the Python that has submitted the
+    job. Its commands see what the prologue has set.
+
+    Workers get SIGUSR1 before the time limit: 30 s and their --grace before, unless --signal says otherwise. They put
+    back what they cannot finish within the grace. At SIGTERM (scancel, preemption, requeueing, the limit itself) they
+    put everything back at once, since Slurm sends that signal to the commands, too. No other program has to run
+    afterwards.
+
+    A dependent job should wait with 'fsqueue wait', as in the example. Elements of the array may end early, or with
+    exit code 9 because they have given up tasks. Slurm counts that as failed, and 'afterok' would wait for ever.
+
+    \b
+    Exit codes:
+      1    sbatch is not here, or has refused the job
+      2    COMMAND is not found (submit anyway: --no-command-check)
+      3    there is nothing to do (submit anyway: --allow-empty)
     """
     queues, for_run = ctx.meta["queues"], ctx.meta["run"]
     if not queues:

@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from .common import duration
-from .status_text import STATES, Look, details, number, progress_line, something, total
 from .printing import can_show, plain
+from .status_text import STATES, Look, details, number, progress_line, something, total
 
 LEAST_ROWS, LEAST_COLUMNS, TABLE_COLUMNS = 10, 50, 70
 """On less than this only the numbers are shown; the last for several queues."""

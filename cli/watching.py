@@ -17,9 +17,9 @@ import fsqueue
 from fsqueue.views.rates import StatusRates, better_rates
 
 from .common import example, json_option, moment, queues_argument
-from .status_text import STATES, Look, details, progress_line, total
 from .options import DURATION
 from .printing import Canvas, can_show, complain, is_screen, plain, print_json, print_table, say
+from .status_text import STATES, Look, details, progress_line, total
 
 if TYPE_CHECKING:
     from fsqueue import StuckLock

@@ -123,7 +123,7 @@ def _create(fs: Filesystem, mount: Mount, path: str, settings: Settings, exist_o
         fs.fsync(fd)
         fs.link(fresh, layout.settings_file(path))
         if not fs.is_in_place():
-            fs.unlink(layout.settings_file(path))  # nobody knows of it yet
+            fs.unlink(layout.settings_file(path))  # no other process knows of it yet
             raise _Moved
     except FileExistsError:
         if not exist_ok:
@@ -170,7 +170,7 @@ def _dangling(fs: Filesystem, path: str) -> str | None:
 
 
 def _refuse_nested(mount: Mount, path: str) -> None:
-    """InvalidArgument if a path lies in another queue's directory: that may be moved and deleted with all it holds."""
+    """Raise InvalidArgument if a path lies in another queue's directory, which may be deleted with all it holds."""
     outer = nested.around(path, mount.shared)
     if outer is not None:
         raise InvalidArgument(
@@ -215,8 +215,9 @@ def check(fs: Filesystem, mount: Mount, directory: str, clock: Clock, entropy: E
 
 
 def purge(store: Store) -> None:
-    """Begin the next generation: first in `queue.jsonl`, in place and synced, so that inserters who
-    publish into the old tree read it there; then the old tree is renamed into the queue's trash.
+    """Begin the next generation in `queue.jsonl`, in place and synced. Then rename the old tree into the trash.
+
+    In this order, an inserter that publishes into the old tree reads the new generation, and inserts again.
 
     A crash in between leaves the old tree where it is; upkeep moves it.
     """
@@ -286,7 +287,7 @@ _NOT_YOURS = (
 
 
 def _refuse_link(outside: Filesystem, path: str) -> None:
-    """InvalidArgument if a link leads to the queue: to rename it would leave the queue where it is."""
+    """Raise InvalidArgument if a link leads to the queue: to rename it would leave the queue where it is."""
     try:
         is_directory = stat.S_ISDIR(outside.stat(path).st_mode)
     except FileNotFoundError:
@@ -327,7 +328,7 @@ def _unmark(fs: Filesystem, path: str, locked: int, mark: bytes) -> None:
 
 
 def _move(outside: Filesystem, path: str, queue_id: QueueId, fd: int, entropy: Entropy) -> str | None:
-    """Rename a queue's directory to that of a deleted queue; return its path then, or None if somebody else did.
+    """Rename a queue's directory to that of a deleted queue; return its path then, or None if another did.
 
     Under the lock of its `queue.jsonl`, open as `fd`. Where that is afterwards tells what happened: a renaming may be
     reported as failed on NFS, and another directory may have been put in place of the queue's.
@@ -398,7 +399,7 @@ def move_away(fs: Filesystem, path: str, clock: Clock, entropy: Entropy) -> None
             if queue_state.closed and fs.is_in_place():
                 _move(outside, path, queue_state.id, fd, entropy)
     except FileNotFoundError:
-        pass  # somebody else did
+        pass  # another process did
 
 
 def _outside_of(fs: Filesystem, path: str) -> Filesystem:
@@ -412,7 +413,7 @@ def reap_later(store: Store) -> None:
 
 
 def _later(action: Callable[..., object], *args: object) -> None:
-    """Do it in a thread that does not keep the process alive."""
+    """Call `action` in a thread that does not keep the process alive."""
     threading.Thread(target=action, args=args, name="fsqueue-reaper", daemon=True).start()
 
 
@@ -467,7 +468,7 @@ def release(store: Store, chosen: Callable[[ReplayState, int], bool], offline: b
 
 
 def lease_holds(replay_state: ReplayState, index: int, chosen: Callable[[ReplayState, int], bool]) -> bool:
-    """Return whether a task is leased, in time or not, by somebody chosen."""
+    """Return whether a task is leased, in time or not, by a chosen worker."""
     return (
         replay_state.holder[index] is not None and replay_state.state[index] == LEASED and chosen(replay_state, index)
     )

@@ -1,4 +1,4 @@
-"""What the public verbs do with what users hand in, and with what the system says in return."""
+"""The arguments that users give to the public verbs, and the errors that the system answers with."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def unchanged(tasks: Iterable[Any]) -> Iterator[Any]:
 
 
 def payloads_of(tasks: object, verb: str) -> Iterable[Any]:
-    """Many payloads or Tasks; InvalidArgument for what looks like a single one."""
+    """Return many payloads or Tasks; InvalidArgument for what looks like a single one."""
     if isinstance(tasks, (str, bytes, dict, Task)) or not isinstance(tasks, Iterable):
         raise InvalidArgument(
             f"{verb} takes a list or another iterable of payloads. For a single one use insert, or put it in a list."
@@ -158,7 +158,7 @@ def letters_meant(ids: object) -> set[str] | None:
 
 
 def leased(tasks: object) -> list[LeasedTask]:
-    """Leased tasks, one or many, as a list; InvalidArgument for anything else."""
+    """Return leased tasks, one or many, as a list; InvalidArgument for anything else."""
     if isinstance(tasks, LeasedTask):
         return [tasks]
     found: list[LeasedTask] = []

@@ -27,7 +27,7 @@ MARGIN_MS = (50, 500)
 """Least and greatest safety margin kept around a lease's end."""
 
 DRIFT_MS = 0.1
-"""How far two clocks may drift apart in a second: what is known of an offset gets worse by that with time."""
+"""Assumed drift in ms per second; added to the error bound since the last probe."""
 
 REMEASURE_S = 60.0
 """How often, at most, the file server's clock is compared anew."""
@@ -58,16 +58,16 @@ class Clock:
         """How far the local clock was ahead of the ticks when that was measured."""
 
     def now_ms(self) -> int:
-        """Milliseconds since the epoch on the file server's clock (an estimate)."""
+        """Return milliseconds since the epoch on the file server's clock (an estimate)."""
         base = self._base_ms
         return int(self.local_s() * 1000) + self.offset_ms if base is None else int(self.monotonic() * 1000) + base
 
     def local_ms(self) -> float:
-        """Milliseconds since the epoch on this host's own clock, which may be set at any time."""
+        """Return milliseconds since the epoch on this host's own clock, which may be set at any time."""
         return self.local_s() * 1000
 
     def ticks_ms(self) -> float:
-        """Milliseconds of `monotonic`, which nobody sets: by these the server's clock is measured."""
+        """Return the milliseconds of `monotonic`, which no user can set. The server's clock is measured by it."""
         return self.monotonic() * 1000
 
     def sleep(self, seconds: float) -> None:
@@ -81,10 +81,10 @@ class Clock:
         return least if twice <= least else min(twice, most)
 
     def learn(self, server_ms: float, before_ms: float, after_ms: float) -> None:
-        """Take over what one probe told: the server's stamp, between two readings of `ticks_ms`.
+        """Take in the result of one probe: the server's stamp, between two readings of `ticks_ms`.
 
-        A probe that took longer than those before, the server being away for half a minute perhaps, tells little:
-        what is known already is changed only as far as it cannot be true any more.
+        A probe may take longer than earlier ones, since the server was away for half a minute. If it is less precise
+        than the current bound, it only clamps the estimate to the probe's interval.
         """
         base_ms = round(server_ms - (before_ms + after_ms) / 2)
         error_ms = math.ceil((after_ms - before_ms) / 2) + 1
@@ -149,7 +149,7 @@ class Entropy:
         self._pool: Iterator[str] = iter(())
 
     def hex16(self) -> str:
-        """Sixteen random hexadecimal digits (64 bits)."""
+        """Return sixteen random hexadecimal digits (64 bits)."""
         while True:
             digits = next(self._pool, None)  # one step, for threads and signals: nothing is handed out twice
             if digits is not None:
@@ -161,12 +161,12 @@ class Entropy:
         return int(self.hex16()[:13], 16) / (1 << 52)
 
     def shuffled(self, items: Iterable[T]) -> list[T]:
-        """Return the items, in an order by lot. (Cheaper than a random number of the system's for each.)"""
+        """Return the items in a random order. (Cheaper than a random number of the system's for each.)"""
         lots = iter(Random(int(self.hex16(), 16)).random, None)
         return [item for _, item in sorted(zip(lots, items, strict=False))]
 
     def bytes16(self) -> bytes:
-        """Sixteen random bytes."""
+        """Return sixteen random bytes."""
         return bytes.fromhex(self.hex16() + self.hex16())
 
     def uuid7(self, now_ms: int) -> str:
@@ -181,7 +181,7 @@ class Entropy:
 
 
 def duration_ms(seconds: float, name: str, least_s: float = 0.0) -> int:
-    """`seconds` as whole milliseconds (rounded up), or InvalidArgument naming the argument."""
+    """Return `seconds` as whole milliseconds, rounded up. InvalidArgument, naming the argument."""
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
         raise InvalidArgument(f"{name} must be a number of seconds, not {seconds!r}.")
     if not least_s <= seconds <= MS_MAX / 1000:  # a NaN is not, either

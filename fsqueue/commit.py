@@ -25,8 +25,8 @@ from fsqueue.storage.store import Store
 class Commit:
     """A commit under way: `queue.commit(name)`. It pickles, to be sent to the processes that stage parts of it.
 
-    Everything published under a name appears together, once: who publishes the name again, now or in a year, is told
-    what was inserted, and adds nothing. A purge of the queue forgets its commits.
+    Everything published under a name appears together, once: a process that publishes the name again, now
+    or in a year, gets a report of what was inserted, and adds nothing. A purge of the queue forgets its commits.
     """
 
     def __init__(self, store: Store, name: str, attempt: str | None = None) -> None:
@@ -111,7 +111,8 @@ class Commit:
     def forget(self) -> bool:
         """Forget that this name was committed, once it is applied: published again, it would be inserted again.
 
-        For who knows that nobody will, as a stream of commits of its last but one. False if there was nothing.
+        For a caller that knows that no process publishes it again: a stream of commits knows that of its last but one.
+        Return False if there was nothing.
         """
         if self.committed() is None:
             return False
@@ -156,7 +157,7 @@ class Commit:
     def _finish(self, layout: Layout, record: Record, attempts: set[Uuid], repeated: bool) -> CommitReport:
         """Apply what was decided, drop what was not, and report."""
         store = self.store
-        store.refresh(now=True)  # who linked the record into a tree that had been purged before reads so here
+        store.refresh(now=True)  # if the tree was purged before the record was linked, this tells
         if store.layout is not layout:
             raise CommitLost(
                 f"The queue {store.path} was purged while {self.name} was being published. Stage it again."

@@ -14,7 +14,7 @@
     │       └── InvalidResult    a result cannot be kept: its task is still leased                     2
     ├── TaskNotFound             no such task, or it finished and the history no longer knows it       3
     ├── LeaseLost                the lease no longer holds: drop the result, do not retry              4
-    │   └── LeaseExpired         … it ran out before it was renewed; nobody has taken the task yet
+    │   └── LeaseExpired         … it ran out before it was renewed; no worker has taken the task yet
     ├── CommitLost               what was staged for a commit is gone; nothing of it shows: stage again    1
     ├── StorageFull              no space, inodes or quota left; free some and repeat the call         7
     ├── StorageError             the filesystem failed; what happened is unknown: look, then repeat    1
@@ -132,14 +132,14 @@ class LeaseLost(FsqueueError):
 
 
 class LeaseExpired(LeaseLost):
-    """The lease ran out before it was renewed, and nobody has taken the task over yet, as the log says.
+    """The lease ran out before it was renewed. By the log, no other worker has taken the task over yet.
 
     The first to complete the task wins: this worker, or the next that leases it.
     """
 
 
 class CommitLost(FsqueueError):
-    """What was staged for a commit is gone: purged, discarded, or reaped. Nothing of it is visible: stage it again."""
+    """The tasks staged for a commit are gone: purged, discarded, or reaped. None is visible: stage them again."""
 
 
 class StorageFull(FsqueueError):

@@ -2,8 +2,8 @@
 
 A call is a payload like any other: ``{"call": "package.module:function", "args": [...], "kwargs": {...}}``, `args` and
 `kwargs` left out where empty. The name is looked up in a table and nowhere else: nothing in a payload is imported,
-evaluated or followed. Who can write into a queue chooses among the registered functions of the modules that its workers
-were told to load, and their arguments; nothing more.
+evaluated or followed. A user who can write into a queue may choose the arguments, and a function that is registered by
+the modules that its workers were told to load; nothing more.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ class Handler:
 
 
 def _parts(payload: Any) -> tuple[str, list[Any], dict[str, Any]]:
-    """Name and arguments of a call; Bury for anything else."""
+    """Return name and arguments of a call; Bury for anything else."""
     if isinstance(payload, dict) and payload.keys() <= _FIELDS:
         name, args, kwargs = payload.get("call"), payload.get("args", []), payload.get("kwargs", {})
         if isinstance(name, str) and isinstance(args, list) and isinstance(kwargs, dict):
@@ -264,7 +264,7 @@ def _elsewhere(module: str) -> str:
 
 
 def _own_name(function: Callable[..., Any]) -> str:
-    """Module and name of what can be a task, as "module:function"; InvalidArgument says why something cannot."""
+    """Return module and name of what can be a task, as "module:function"; InvalidArgument says why something cannot."""
     if not isinstance(function, types.FunctionType):
         raise InvalidArgument(f"@fsqueue.task is for plain functions, not for {function!r}.")
     name = function.__qualname__
@@ -304,7 +304,7 @@ def _by_name(bound: inspect.BoundArguments) -> Iterator[tuple[str, Any]]:
 
 
 def _alien(value: Any, depth: int = 0) -> tuple[str, str] | None:
-    """Where in a value there is something that JSON would not give back as it is, and what; None if nowhere."""
+    """Return where a value has something that JSON would not give back as it is, and what; None if nowhere."""
     kind = type(value)
     if kind is list or kind is dict:
         if depth == DEPTH_MAX:

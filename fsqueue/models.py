@@ -132,7 +132,7 @@ class Status:
 
     @property
     def remaining(self) -> int:
-        """Tasks without an outcome yet."""
+        """Return the number of tasks without an outcome."""
         return self.waiting + self.delayed + self.leased
 
     @property

@@ -215,7 +215,7 @@ def put_back(queue: Verbs | None = None) -> None:
     for entry in tuple(left):
         of, tasks = entry
         if queue is None or of is queue:
-            with suppress(FsqueueError):  # somebody else has them now; or they come back when their leases end
+            with suppress(FsqueueError):  # another worker has them now; or they come back when their leases end
                 of.release(tasks)
             with suppress(ValueError):
                 left.remove(entry)

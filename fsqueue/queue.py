@@ -398,7 +398,7 @@ class Queue(Maintenance):
 
     @verb("cancelling")
     def cancel(self, ids: str | Iterable[str]) -> int:
-        """Take out tasks that nobody holds, by id; returns how many. What is leased or finished is left alone."""
+        """Cancel tasks that no worker holds, by id. Return how many. Leased and finished tasks are left alone."""
         grouped: dict[names.Batch, list[int]] = {}
         for task_id in task_ids(ids):
             batch_id, index = names.parse_task_id(task_id)
@@ -419,7 +419,7 @@ class Queue(Maintenance):
 
     @verb("reading what went on")
     def activity(self, window_s: float | None = None) -> Activity:
-        """Rates over the last `window_s` seconds, the average lease, the oldest leases, failures by reason.
+        """Return rates over the last `window_s` seconds, the average lease, the oldest leases, failures by reason.
 
         Without `window_s` over a minute, or an hour if tasks take long. Cheap, and bounded: see `Activity`.
         """

@@ -1,4 +1,4 @@
-"""Who a process is to the others: what a lease record says of its worker (docs/format.md, "Workers")."""
+"""The identity of a process, as a lease record gives it for its worker (docs/format.md, "Workers")."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def worker_of_this_process(name: str | None = None) -> dict[str, Any]:
-    """Return who leases: host, pid, what tells this process from others of that number, address, and the batch job."""
+    """Return the record of this worker: host, pid, an identity that no other process has, address, batch job."""
     worker: dict[str, Any] = {"host": socket.gethostname(), "pid": os.getpid()}
     if name is not None:
         worker["name"] = name

@@ -1,4 +1,4 @@
-"""What Slurm knows: when this process's job ends, and whether others' jobs go on. Without Slurm, nothing.
+"""Ask Slurm when this process's job ends, and whether others' jobs go on. Without Slurm, nothing is known.
 
 Slurm is asked with its own commands, which may be missing, refuse, or hang with their controller: then nothing is
 known. Nothing here raises, and no question takes longer than `ASK_S`.
@@ -148,7 +148,7 @@ def _cluster() -> tuple[str | None, bool]:
 
 
 def _jobs(ids: list[str]) -> dict[tuple[str, str], tuple[str, int]] | None:
-    """State and restarts of the jobs that Slurm knows, by job and index ("N/A": none); None if it does not say."""
+    """Return state and restarts of the jobs that Slurm knows, by job and index ("N/A": none). None: unknown."""
     said = ask(
         "squeue", "--noheader", "--all", "--array", "--states=all", f"--jobs={','.join(ids)}", f"--Format={_FIELDS}"
     )

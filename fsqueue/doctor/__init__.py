@@ -2,7 +2,7 @@
 
 From the top down: `examination`; `twohosts` (what two of them find out together) over `rendezvous` (how they
 meet); `contests` (many processes at once); `probes` (one process); `verdicts`
-(over `mountadvice`, one floor down: what the mount itself says).
+(over `mountadvice`, one layer down: what the mount itself says).
 """
 
 from fsqueue.doctor.examination import Report, examine, join

@@ -39,7 +39,7 @@ PATIENCE_S = 60.0
 
 @dataclass(slots=True)
 class Party:
-    """Who takes part: its name, its filesystem, the directory of the contest."""
+    """One that takes part: its name, its filesystem, the directory of the contest."""
 
     name: str
     fs: Filesystem
@@ -56,7 +56,7 @@ class Party:
 
 @dataclass(slots=True)
 class Took:
-    """What a party reports of locking and appending: its holds (from, to, in milliseconds of its own clock)."""
+    """A party's report of locking and appending: its holds (from, to, in milliseconds of its own clock)."""
 
     name: str
     rounds: int = 0
@@ -72,8 +72,8 @@ def take_turns(party: Party, rounds: int, until_s: float | None = None) -> Took:
     """Lock a file, read its last number, append `NAME ROUND in`, hold, append `NAME ROUND out NUMBER+1`, unlock; again.
 
     It is the locked file that is read and appended to, as in a queue: locking makes NFS look at that one anew.
-    Where locks exclude, each `in` is followed by its own `out`; where appending under them works, no line is missing;
-    and where who has the lock sees what was written before, the last number is that of the rounds.
+    Where locks exclude, each `in` is followed by its own `out`. Where appending under them works, no line is missing.
+    Where the holder of the lock sees what was written before, the last number is that of the rounds.
     """
     fs, clock, took = party.fs, party.clock, Took(party.name)
     begin = clock.monotonic()
@@ -127,7 +127,7 @@ def _append(fs: Filesystem, fd: int, line: str) -> None:
 
 
 def judge_turns(took: Sequence[Took], ledger: bytes, among: str, *, one_clock: bool) -> list[ProbeResult]:
-    """Three findings: whether holds overlapped, appended lines are missing, and what was read under a lock was old.
+    """Return three findings: whether holds overlapped, appended lines are missing, and reads under a lock were old.
 
     Overlaps show in the ledger, which needs no clock; parties with `one_clock` can also compare times.
     """
@@ -235,7 +235,7 @@ def race(party: Party, names: int, ready: Callable[[int], None] = lambda number:
 
 
 def judge_races(won: Sequence[dict[str, list[int]]], names: int, left: Sequence[str], among: str) -> list[ProbeResult]:
-    """Return a finding for each kind of race: nobody may have won what another won.
+    """Return a finding for each kind of race: no two parties may have won the same name.
 
     `left`: the names in the directory.
     """

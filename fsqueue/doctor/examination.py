@@ -42,7 +42,7 @@ Progress = Callable[[str], None]
 
 @dataclass(slots=True)
 class Report:
-    """What the doctor found. `directory` is where it looked: the path itself, or what will hold it."""
+    """The doctor's findings. `directory` is where it looked: the path itself, or the directory that will hold it."""
 
     path: str
     directory: str
@@ -97,8 +97,8 @@ def join(
 ) -> Report:
     """Examine from this host, then make the tests that need two, with whichever host joins within `timeout_s`.
 
-    Both hosts call this, with the same path. `waiting()` is called if the other is not there yet. If nobody comes, or
-    falls silent, the report has no `partner`, and a finding that says so.
+    Both hosts call this, with the same path. `waiting()` is called if the other is not there yet. If no other host
+    comes, or it falls silent, the report has no `partner`, and a finding that says so.
     """
     examination = Examination(path, progress)
     examination.join(timeout_s, waiting)
@@ -122,7 +122,7 @@ class Examination:
         self._look()
 
     def filesystem(self, place: OpenDirectory) -> Filesystem:
-        """Return a filesystem whose root is a place. Once nobody uses it any more, the place is let go of.
+        """Return a filesystem whose root is a place. The place is closed when the last user of it has gone.
 
         Not before: a thread of a contest may still be at work after an interruption, and must not write to whatever
         gets the descriptor's number next.
@@ -237,14 +237,14 @@ class Examination:
                 doctorplaces.clear_away(place, meeting.partner)
 
     def _come(self, directory: OpenDirectory, identity: dict[str, Any]) -> tuple[OpenDirectory, Rendezvous]:
-        """Come to the meeting place, and say so; then nobody removes it."""
+        """Enter the meeting place, and announce this party there: from then on no process removes it."""
         for left in reversed(range(MEETINGS)):
             place = doctorplaces.meeting_place(directory, self.entropy.hex16)
             meeting = Rendezvous(self.filesystem(place), place.path, self.clock, self.entropy)
             try:
                 meeting.announce(identity)
                 return place, meeting
-            except FileNotFoundError:  # who was here last has just removed it
+            except FileNotFoundError:  # the last party to leave has just removed it
                 if not left:
                     raise
         raise AssertionError("unreachable")

@@ -25,7 +25,7 @@ Body = dict[str, Any]
 
 
 class Nonsense(PartnerLost):
-    """What the other party said cannot be what a doctor says."""
+    """The other party has sent a message that no doctor sends."""
 
     def __init__(self, what: str) -> None:
         super().__init__(

@@ -47,7 +47,7 @@ class Bench:
         self._made: list[str] = []
 
     def path(self) -> str:
-        """Return a name that nobody has used."""
+        """Return a name that no process has used."""
         self._made.append(self._prefix + self._entropy.hex16())
         return self._made[-1]
 
@@ -115,7 +115,7 @@ def full(bench: Bench) -> list[ProbeResult]:
 
 
 def locks(bench: Bench) -> ProbeResult:
-    """Two openings of one file exclude each other, as two processes do; and who has no lock can still read."""
+    """Check that two openings of one file exclude each other, and that a reader without a lock can still read."""
     fs = bench.fs
     with bench.file() as (path, first), bench.again(path) as second:
         fs.write_all(first, b"locked\n")
@@ -142,7 +142,7 @@ def locks(bench: Bench) -> ProbeResult:
 
 
 def appending(bench: Bench) -> ProbeResult:
-    """Two openings append by turns, each under the lock."""
+    """Check that two openings can append by turns, each under the lock."""
     fs = bench.fs
     with bench.file() as (path, first), bench.again(path) as second:
         for fd, line in ((first, b"1\n"), (second, b"2\n"), (first, b"3\n")):
@@ -191,7 +191,7 @@ def link(bench: Bench) -> ProbeResult:
 
 
 def rename(bench: Bench) -> ProbeResult:
-    """Renaming moves the very file, replaces what has the new name, and says when it came too late."""
+    """Check that renaming moves the very file, replaces what has the new name, and fails if it came too late."""
     fs, fresh = bench.fs, bench.path()
     with bench.file() as (path, fd), bench.file() as (taken, _):
         if not fs.rename(path, fresh) or fs.exists(path) or not fs.same_file(fd, fresh):
@@ -204,7 +204,7 @@ def rename(bench: Bench) -> ProbeResult:
 
 
 def sync(bench: Bench) -> ProbeResult:
-    """Files and directories can be made durable."""
+    """Check that files and directories can be made durable."""
     with bench.file() as (_, fd):
         bench.fs.write_all(fd, b"durable\n")
         bench.fs.fsync(fd)
@@ -222,7 +222,7 @@ QUICK: tuple[Probe, ...] = (locks, appending, exclusive_create, link, rename, sy
 
 
 def directories(bench: Bench) -> ProbeResult:
-    """Files can be renamed from one directory into another, and whole directories can be renamed."""
+    """Check that files can be renamed from one directory into another, and whole directories can be renamed."""
     fs, one, two = bench.fs, bench.path(), bench.path()
     fs.make_directory(one)
     try:

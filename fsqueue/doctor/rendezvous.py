@@ -1,7 +1,7 @@
 """Two parties meet in a directory that they do not trust, and exchange messages there.
 
-Nothing rests on locks, renaming or exclusive creation, which are what is on trial. A message is a file with a name that
-nobody has used, written once; the reader takes it when what it holds agrees with its digest, and otherwise looks again.
+Nothing relies on locks, renaming or exclusive creation, which are what is tested. A message is a file with a new name,
+written once. The reader takes it if its content agrees with its digest, and otherwise looks again.
 All names of a party begin with its id, so that it can remove them; upkeep removes those of the dead.
 
 Others may write in the directory, too. So what stands where a message belongs may be anything: a link, a pipe, a file
@@ -34,9 +34,9 @@ POLL_S = (0.005, 0.25)
 GOODBYE = "goodbye"
 """A message of its own name, since its author may have been interrupted in the middle of another."""
 SILENCE_S = 60.0
-"""A partner who says nothing for so long is lost."""
+"""A partner that says nothing for so long is lost."""
 TESTS_S = 600.0
-"""A partner who drags the tests out for so long is lost, too: they take half a minute."""
+"""A partner whose tests take so long is lost, too: they take half a minute."""
 MESSAGE_BYTES_MAX = 1 << 18
 """No message of a doctor is longer."""
 ENDED = "The doctor on the other host was ended."
@@ -132,7 +132,7 @@ class Rendezvous:
             self.clock.sleep(backoff.next_s())
 
     def send(self, body: dict[str, Any]) -> None:
-        """Say something to the partner."""
+        """Send a message to the partner."""
         self._sent += 1
         self._post(f"{self.partner}.{self._sent:06d}", body)
 
@@ -162,23 +162,23 @@ class Rendezvous:
             raise PartnerLost(ENDED)
 
     def exchange(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Say something to the partner, and hear what it says at the same point."""
+        """Send a message to the partner, and return the one that it sends at the same point."""
         self.send(body)
         return self.receive()
 
     # -- meeting ------------------------------------------------------------------------------------------
 
     def announce(self, identity: dict[str, Any]) -> None:
-        """Say who is here. From then on the directory is not empty, so that no other party removes it."""
+        """Write this party's identity. From then on the directory is not empty, so that no other party removes it."""
         self._post("here", identity)
         self._announced = True
 
     def meet(self, identity: dict[str, Any], timeout_s: float, waiting: Callable[[], None]) -> dict[str, Any]:
         """Find another party, and return its identity; PartnerLost if none comes. `waiting()` is called once.
 
-        Of two, the one with the smaller id invites, the other accepts, the first confirms. Who does not answer is
-        passed over for a while: it may be dead, or busy with somebody else. Parties of this user come first, so that
-        strangers cannot keep them apart.
+        Of two, the one with the smaller id invites, the other accepts, the first confirms. A party that does not
+        answer is passed over for a while: it may be dead, or busy with another. Parties of this user come first, so
+        that strangers cannot keep them apart.
         """
         if not self._announced:
             self.announce(identity)
@@ -216,9 +216,9 @@ class Rendezvous:
         until = self.clock.monotonic() + ACCEPT_S
         while self._take(f"{other}.accept.{self.me}.{number}") is None:
             if self.clock.monotonic() > until or self._is_invited():
-                return False  # it is dead, or busy; or somebody who is alive waits for an answer
+                return False  # it is dead, or busy; or a living party waits for an answer
             self.clock.sleep(POLL_S[1] / 5)
-        self.partner = other  # before it hears of it: who is ended now says goodbye
+        self.partner = other  # before it hears of it: if this party is ended now, it says goodbye
         self._post(f"begin.{other}.{number}", {})
         return True
 
@@ -240,7 +240,7 @@ class Rendezvous:
 
     def _follow(self, leader: str, invitation: str) -> bool:
         number = invitation.rpartition(".")[2]
-        self.partner = leader  # it may have begun already: who is ended now says goodbye
+        self.partner = leader  # it may have begun already: if this party is ended now, it says goodbye
         self._post(f"accept.{leader}.{number}", {})
         if self._await(f"{leader}.begin.{self.me}.{number}", ANSWER_S) is None:
             self.partner = ""

@@ -1,4 +1,4 @@
-"""What only two hosts can show: locks between them, appends, races, how old what one sees of the other's changes is.
+"""Tests that need two hosts: locks between them, appends, races, and how late one sees the other's changes.
 
 Both do the same at the same time, step by step; the leader judges, and both report its findings.
 """
@@ -141,7 +141,7 @@ class Sights:
         self.base = f"{party.directory}/sights{number}"
 
     def path(self, way: str, what: str) -> str:
-        """`new` will come, `gone` will go, `grows` will grow."""
+        """Return the path of a file to be changed: `new` will come, `gone` will go, `grows` will grow."""
         return f"{self.base}/{way}/{what}"
 
     def make(self) -> None:
@@ -164,7 +164,7 @@ class Sights:
                 self.fs.close(fd)
 
     def looks(self) -> dict[str, Callable[[], bool]]:
-        """By way and kind of change: a look whether it is seen."""
+        """Return, by way and kind of change, a function that looks whether the change is seen."""
         fs = self.fs
 
         def size(what: str) -> int:

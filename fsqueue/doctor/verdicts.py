@@ -1,4 +1,4 @@
-"""What a look at a filesystem finds: each finding with a verdict, what was seen, and what to ask for."""
+"""The findings of a look at a filesystem: each has a verdict, what was seen, and what to ask for."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 from fsqueue.filesystem import Mount, mountadvice
 
 OK, WARNING, UNFIT, UNTRIED = mountadvice.OK, mountadvice.WARNING, mountadvice.UNFIT, "untried"
-"""What a queue needs is there; it is there with a limit that one should know; it is not there; nobody could tell."""
+"""A queue's need is met; met, but with a limit that users should know; not met; not tested."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """What one probe found. `seen` and `advice` are sentences for people; `figures` numbers for programs."""
+    """The finding of one probe. `seen` and `advice` are sentences for people; `figures` numbers for programs."""
 
     probe: str
     verdict: str

@@ -1,4 +1,4 @@
-"""What systems answer that is no failure: of strays, and of what a network filesystem has forgotten."""
+"""Errors of the system that are no failures: about strays, and about what a network filesystem has forgotten."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import TypeVar
 T = TypeVar("T")
 
 NOT_FILES = (errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.ESPIPE, errno.ENOTDIR, errno.ENODEV)
-"""What the system says of directories, links and pipes where a file should be: strays, passed by."""
+"""Errors of the system for directories, links and pipes where a file should be: strays, which are skipped."""
 
 LOST = (errno.ESTALE, errno.EIO, errno.EBADF)
-"""What a network filesystem says of an open file that was removed elsewhere, or whose lock the server knows no longer,
-because it has restarted or this host was cut off (EBADF: nor that the file was open). Opened anew, the file tells what
-became of it. A broken disk says so every time."""
+"""Errors of a network filesystem for an open file that another host has removed, or whose lock the server has lost.
+A server loses locks if it restarts or this host was cut off (EBADF: it has lost the open file, too). Opened anew, the
+file tells what became of it. A broken disk answers so every time."""
 
 
 def asking_again(action: Callable[[], T]) -> T:
-    """Do `action`; at ESTALE once more, by the path anew.
+    """Call `action`; after ESTALE once more, by the path anew.
 
-    Of a directory that is gone the system says "missing" then. Who still gets ESTALE knows nothing: least of all
-    that the name is gone.
+    If a directory is gone, the system then says "missing". A second ESTALE tells nothing: least of all that the name
+    is gone.
     """
     try:
         return action()

@@ -23,7 +23,7 @@ HOLDER_FLAGS = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 FILE_MODE = 0o666
 """Before the umask: see `rooted`."""
 LOOK_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-"""Links are not followed, and a pipe that somebody planted does not stop anybody."""
+"""Follow no link, and do not wait at a pipe: a neighbour could otherwise stop every reader with one."""
 
 OPENAT2 = 437
 """The number of the system call, on every architecture but Alpha."""

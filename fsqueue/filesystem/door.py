@@ -123,9 +123,9 @@ class Filesystem(Rooted):
     def look_anew(self, path: str) -> int:
         """Open `path` by a revalidating open, to read what others may have appended.
 
-        While a process on this host has a file open for writing, be it one that stands still, an NFS client believes
-        what it has cached of it: of what other hosts have appended since it serves zeros (Linux 6.1). Locking makes
-        it ask, too; but who only looks takes no lock.
+        While a process on this host has a file open for writing, even a stopped one, an NFS client believes what it has
+        cached of it. It serves zeros for what other hosts have appended since (Linux 6.1). Locking makes it ask the
+        server, too; but a reader takes no lock.
         """
         fd = self.look(path)
         if self.shared:
@@ -149,7 +149,7 @@ class Filesystem(Rooted):
         return fd
 
     def making_room(self, path: str, action: Callable[[], T], sync: bool = False) -> T:
-        """Do `action`; if a directory on the way to `path` is missing, make it and do it again."""
+        """Call `action`; if a directory on the way to `path` is missing, make it and call it again."""
         try:
             return action()
         except FileNotFoundError:
@@ -258,8 +258,8 @@ class Filesystem(Rooted):
     def _names_afresh(self, directory: str) -> list[str]:
         """Return the same by revalidating opens, from the root down.
 
-        An NFS client may call a directory missing for as long as a minute after somebody else has made it: a queue
-        in which the first task was inserted would be called empty.
+        An NFS client may call a directory missing for up to a minute after another host has made it. A queue in which
+        the first task was inserted would be called empty.
         """
         try:
             return _listed(self._walk_to(directory))
@@ -267,7 +267,7 @@ class Filesystem(Rooted):
             return []
 
     def entries(self, directory: str) -> list[tuple[str, str]]:
-        """Name and kind of what is in a directory, unordered; [] if it does not exist. A hint, as every listing.
+        """Return name and kind of what is in a directory, unordered; [] if it does not exist. A hint, as every listing.
 
         Kinds: "file", "directory", "link" (symbolic), "other" (a pipe, a socket, a device).
         """
@@ -409,8 +409,9 @@ class Filesystem(Rooted):
     ) -> int:
         """Remove a directory and all below it, however deep; return the number of names removed. See `trees.remove`.
 
-        A link that somebody puts in a directory's place is removed, and not followed; no other filesystem that is
-        mounted there is entered. What one may not remove does not keep the rest: the error is raised at the end.
+        A link that a neighbour puts in a directory's place is removed, and not followed. Another filesystem that is
+        mounted there is not entered. If the caller may not remove a file, the rest goes, and the error is raised at
+        the end.
         """
         try:
             with self._holder(path) as (within, name):

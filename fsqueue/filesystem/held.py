@@ -127,7 +127,7 @@ class OpenDirectory:
     def as_made(self, name: str) -> tuple[int, int]:
         """Return owner and mode that the filesystem gives to what this user makes here; `name` is a fresh one.
 
-        They are not always those that were asked for: NFS makes root nobody, SMB and FAT know no modes.
+        They are not always those that were asked for: NFS turns root into the user `nobody`, SMB and FAT know no modes.
         """
         _check(name)
         fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self.fd)
@@ -171,7 +171,7 @@ class OpenDirectory:
         inner.clear(names)
         found, mine = self.look(inner.name), inner.stat()
         if found is None or (found.st_dev, found.st_ino) != (mine.st_dev, mine.st_ino):
-            return False  # it was moved away: what bears its name now is somebody else's
+            return False  # it was moved away: another user's directory has its name now
         return self.remove_directory(inner.name)
 
     def clear(self, names: Names) -> int:

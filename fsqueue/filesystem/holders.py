@@ -55,7 +55,7 @@ def _locking(pid: int, inode: int) -> Iterator[str]:
     try:
         descriptors = os.listdir(f"/proc/{pid}/fdinfo")
     except OSError:
-        return  # it has ended, or is somebody else's
+        return  # it has ended, or is another user's
     ending = f":{inode}"
     for fd in descriptors:
         for line in _read(f"/proc/{pid}/fdinfo/{fd}").splitlines():

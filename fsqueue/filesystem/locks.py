@@ -1,7 +1,7 @@
 """Exclusive locks on open files, between processes, threads and hosts.
 
 Linux has locks that belong to the open file description (`F_OFD_SETLK`): they exclude threads,
-work across NFS clients and are not dropped when somebody closes another descriptor of the file.
+work across NFS clients and are not dropped when the process closes another descriptor of the file.
 Where the kernel has none of those, the classic kind is used, which belongs to the process;
 `ProcessLocks` adds what it lacks.
 """
@@ -28,7 +28,7 @@ _EXCLUSIVE, _FREE = _flock(fcntl.F_WRLCK), _flock(fcntl.F_UNLCK)
 
 
 def _is_taken(answer: bytes) -> bool:
-    """Return whether what F_GETLK answered is somebody's lock."""
+    """Return whether F_GETLK answered that the file is locked."""
     return int(struct.unpack_from("h", answer)[0]) != fcntl.F_UNLCK
 
 
@@ -53,7 +53,7 @@ class DescriptionLocks:
         self._fcntl(fd, self._set, _FREE)
 
     def is_locked(self, fd: int) -> bool:
-        """Return whether another has a lock on the file. Asks without locking, so that it is in nobody's way."""
+        """Return whether another process has a lock on the file. Ask without locking, so that no other has to wait."""
         return _is_taken(self._fcntl(fd, self._get, _EXCLUSIVE))
 
     def close(self, fd: int) -> None:
@@ -62,7 +62,7 @@ class DescriptionLocks:
 
 
 class _Held:
-    """What this process has locked by classic locks: one table for all, since the kernel has one, too."""
+    """The files that this process has locked by classic locks: one table for all, since the kernel has one, too."""
 
     def __init__(self) -> None:
         self.mutex = threading.RLock()
@@ -75,7 +75,7 @@ class _Held:
         """Descriptors that finalizers left. The next call of `try_lock` closes them."""
 
     def forget(self) -> None:
-        """After a fork, in the child: begin anew, since it holds none of its parent's classic locks."""
+        """Begin anew in a forked child, since it holds none of its parent's classic locks."""
         self.__init__()  # type: ignore[misc]
 
 
@@ -87,8 +87,8 @@ class ProcessLocks:
     """Classic locks, made safe between threads: one owner a file in this process, late closing.
 
     To the kernel they belong to the process, so all objects of this class share one table: two open queues exclude
-    each other. Closing any descriptor of a file drops the process's lock on it, so a descriptor closed while another
-    of the same file is locked is kept open until that lock is given back.
+    each other. To close any descriptor of a file drops the process's lock on it. So while another descriptor of the
+    file is locked, `close` keeps this one open until that lock is given back.
     """
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""What kind of filesystem a path lies on."""
+"""The mount that a path lies on: its kind of filesystem, and its options."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Mount:
         """Return whether a listing is taken for good as long as the directory's time is the same (NFS 2 and 3).
 
         The server's clock ticks every few milliseconds. Of two changes in one tick a client may have listed the first
-        only, and goes on to show what is gone, and not to show what is there, until the directory changes again.
+        only. Until the directory changes again, it shows names that are gone, and misses names that are there.
         """
         return self.kind == "nfs"
 

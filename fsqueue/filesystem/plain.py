@@ -14,7 +14,7 @@ from contextlib import suppress
 from fsqueue.filesystem.beneath import FILE_MODE, HOLDER_FLAGS
 
 NEW_FILE_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-"""With O_EXCL the system follows no link, opens no pipe and no file of somebody else: it makes a regular file."""
+"""With O_EXCL the system follows no link, opens no pipe and no file of another user: it makes a regular file."""
 LINKS_MAX = 40
 """So many links are followed, one after the other, as the system does (path_resolution(7))."""
 NAMES_MAX = 99
@@ -82,7 +82,7 @@ class KeptOutput:
 
 
 class KeptFile:
-    """What is kept of one attempt. After `close` it goes on under another name, in a new file."""
+    """The kept output of one attempt. After `close` it goes on under another name, in a new file."""
 
     def __init__(self, directory: KeptOutput, name: str) -> None:
         self.name = name

@@ -1,4 +1,4 @@
-"""Whether a process that wrote its identity down is still the one with its number (Linux: /proc); what one inherits."""
+"""Tell whether the process that wrote an identity still has its number (Linux: /proc), and what a process inherits."""
 
 from __future__ import annotations
 

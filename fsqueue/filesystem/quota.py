@@ -1,4 +1,4 @@
-"""How much this user may still store, where the system tells it: quotactl(2) on local disks, `lfs quota` on Lustre."""
+"""Tell how much this user may still store: by quotactl(2) on local disks, by `lfs quota` on Lustre."""
 
 from __future__ import annotations
 

@@ -131,8 +131,8 @@ class ResultFiles:
         """Return the first `bytes_max` bytes of a result, b"" if there is none, and end the life of its path.
 
         The command may have put another file there by renaming. OSError (NO_RESULT_FILES) if that cannot be read, or is
-        no regular file. Whatever is there goes; who opens the path later finds no directory. Any other OSError (EMFILE,
-        EIO, …) says nothing about the result: everything stays as it is, and the call can be repeated.
+        no regular file. Whatever is there goes; a process that opens the path later finds no directory. Any other
+        OSError (EMFILE, EIO, …) says nothing about the result: all stays as it is, and the call can be repeated.
         """
         try:
             # Opening the directory first makes an NFS client ask the server which file has that name by now.
@@ -173,7 +173,7 @@ class ResultFiles:
             os.close(fd)
 
     def _discard(self, result: ResultFile, within: int, found: list[str]) -> None:
-        """Empty a directory, and keep it for another attempt, under a name that nobody was told."""
+        """Empty a directory, and keep it for another attempt, under a name that no command knows."""
         spare = os.urandom(16).hex()
         try:
             if found == [result.name]:
@@ -230,7 +230,7 @@ def _lock_name() -> str:
 
 
 def _lock_last(names: list[str]) -> list[str]:
-    """Return names in the order of removal. Without its lock nobody would remove what a crash leaves of the others."""
+    """Return names in the order of removal, the lock last: without it, no process would remove what a crash leaves."""
     return sorted(names, key=lambda name: name.startswith(LOCK_PREFIX))
 
 

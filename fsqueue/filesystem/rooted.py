@@ -50,13 +50,12 @@ class Rooted:
     """Opens what lies below `root`, and nothing else.
 
     The first use opens `root`, which may be reached through links. From then on every path below it is resolved from
-    that descriptor, and no symbolic link is followed. A neighbour who puts a link in place of a directory, or another
-    directory in place of `root`, cannot redirect an operation outside the root: it ends with NotADirectoryError or
-    ELOOP, and a listing is empty. A path that is not
-    below `root` is refused: EXDEV.
+    that descriptor, and no symbolic link is followed. A neighbour may put a link in place of a directory, or another
+    directory in place of `root`. No operation is redirected outside the root: it ends with NotADirectoryError or
+    ELOOP, and a listing is empty. A path that is not below `root` is refused: EXDEV.
 
-    Where `root` is a directory that a group shares (setgid, and writable by the group), the group may read and write
-    what is made below it, whatever the umask of the member who makes it.
+    A group may share `root`: it is setgid, and writable by the group. Then the group may read and write what any
+    member makes below it, whatever that member's umask.
     """
 
     def __init__(self, root: str) -> None:
@@ -98,7 +97,7 @@ class Rooted:
         return self._root_fd
 
     def after_fork(self) -> None:
-        """After a fork, in the child: do not wait for a thread of the parent that was opening the root."""
+        """Make a new mutex in a forked child: a thread of the parent that was opening the root may hold the old one."""
         self._opening = taken.Mutex()
 
     def close_root(self) -> None:
@@ -205,8 +204,8 @@ class Rooted:
         """Have a network filesystem's client ask its server for each directory on the way to `path`.
 
         A client may believe for a minute in a directory that another host has removed, and answer "stale" for each
-        name in it. A descriptor that is for names only (`HOLDER_FLAGS`) is opened without a question to the server, and
-        asking for the attributes of what is open does not make the client doubt its name.
+        name in it. It opens a descriptor for names only (`HOLDER_FLAGS`) without a question to the server. To ask for
+        the attributes of an open directory does not make the client doubt its name.
         """
         with suppress(OSError):
             self.close(self._walk_to(path.rpartition("/")[0]))
@@ -223,7 +222,7 @@ class Rooted:
                 yield here, old, there, new
 
     def _share_directory(self, path: str) -> None:
-        """Do that for a directory, which may be one that this user made and could not share before a crash."""
+        """Share a directory with the group: this user may have made it, and crashed before sharing it."""
         try:
             fd = self._open_directory(path)
         except (NotADirectoryError, PermissionError):

@@ -1,7 +1,7 @@
 """Removing a tree that others have had a hand in: links, thousands of levels, directories that are moved meanwhile.
 
-A tree is opened once, and all that is done to it is done through that descriptor. Where a proof is asked for, it is
-given of the very directory that is open, so that nobody can put another in its place between the look and the removal.
+A tree is opened once, and everything is done through that descriptor. A proof, where the caller asks for one, is about
+the very directory that is open. So no neighbour can put another in its place between the look and the removal.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fsqueue.filesystem.beneath import DIRECTORY_FLAGS, enter
 from fsqueue.filesystem.taken import Closer, close, opened
 
 CHANGED = (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST, errno.EISDIR, errno.ESTALE)
-"""Somebody else removes, or still adds to it (or an open file lingers, on NFS): the next reaping takes the rest."""
+"""Another process removes it or still adds to it, or (NFS) an open file lingers. The next reaping takes the rest."""
 REFUSED = (errno.EACCES, errno.EPERM)
 NO_DIRECTORY = (errno.ENOTDIR, errno.ELOOP)
 PROOF_BYTES_MAX, READ_BYTES = 64 << 20, 1 << 20
@@ -109,7 +109,7 @@ def _unlink(name: str, within: int) -> int:
 class _Removal:
     """Goes down and up by descriptors, two at a time and without recursion. No link is followed, no mount entered.
 
-    The way up is `..`, if that is the directory that it came from; else somebody moves things about, and it ends there.
+    The way up is `..`, if that is the directory that it came from. Else a neighbour moved directories: it ends there.
     """
 
     def __init__(self, top: int, most: int | None, by: Closer | None) -> None:
@@ -142,7 +142,7 @@ class _Removal:
                     os.fsync(top)
                 self._try(os.unlink, last, top)
             found = os.stat(name, dir_fd=within, follow_symlinks=False)
-            if (found.st_dev, found.st_ino) == _identity(top):  # else somebody moved it away
+            if (found.st_dev, found.st_ino) == _identity(top):  # else a neighbour has moved it away
                 self._try(os.rmdir, name, within)
         except OSError as error:
             self._note(error)

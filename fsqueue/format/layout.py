@@ -31,7 +31,7 @@ DOCTOR = ".fsqueue-doctor"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What was decided when the queue was created; units are in the names.
+    """The choices made when the queue was created; units are in the names.
 
     `shards`: hashed subdirectories, 1 to 4,096. `batch_tasks_max`: tasks a file, 1 to 1,024.
     `max_attempts`: after so many a task is buried; None: never. `lease_s`: how long a lease lasts
@@ -87,14 +87,14 @@ DEFAULTS = Settings()
 
 @dataclass(frozen=True, slots=True)
 class QueueState:
-    """What `queue.jsonl` says: settings, its own id, the current generation, closed or not."""
+    """The content of `queue.jsonl`: settings, its own id, the current generation, closed or not."""
 
     settings: Settings
     id: names.QueueId
     generation: int = 1
     closed: bool = False
     allows_unsafe: bool = field(default=False, compare=False)
-    """Whether somebody decided to use it on a mount that is known to be unfit."""
+    """True if a user has allowed it on mounts that are known to be unfit."""
 
     @property
     def directory(self) -> names.Generation:
@@ -144,7 +144,7 @@ def _line(record: dict[str, Any]) -> bytes:
 
 
 def read_queue_state(content: bytes, path: str) -> QueueState:
-    """Fold `queue.jsonl`. Lines that are torn or not understood are passed over.
+    """Replay `queue.jsonl`. Lines that are torn or not understood are passed over.
 
     NotAQueue if it has no `create`, or a setting or a format in it is missing or wrong: a default in its place would
     hide tasks. FormatTooNew if any line asks for a newer reader.
@@ -299,9 +299,9 @@ _DOCTORS = re.compile(rf"{re.escape(DOCTOR)}(?:-[0-9a-f]{{16}})?")
 
 
 def is_passing(name: str) -> bool:
-    """Return whether a name in a directory without a queue is in nobody's way.
+    """Return whether a name in a directory without a queue does not hinder its creation.
 
-    It comes from making one, from a doctor, or from somebody who was still at work in a queue that was deleted.
+    It comes from making one, from a doctor, or from a process that was still at work in a queue that was deleted.
     """
     return name.startswith(".new-") or is_doctors(name) or name in (".trash", "doorbell")
 

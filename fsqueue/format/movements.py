@@ -20,11 +20,11 @@ SHALLOW_BYTES = 2 * nesting.NESTING_MAX
 TOOK_MAX = 10**14
 """As large as any time in a record."""
 VOID = b"~\n"
-"""What makes a torn tail a line that nobody can parse: what was reported failed stays void."""
+"""Appended to a torn tail, so that no reader can parse that line: what was reported failed stays void."""
 
 
 def to_ranges(tasks: Sequence[int]) -> list[Range]:
-    """Task indices as half-open ranges, in ascending order."""
+    """Return task indices as half-open ranges, in ascending order."""
     if len(tasks) == 1:
         return [(tasks[0], tasks[0] + 1)]
     ranges: list[Range] = []
@@ -74,7 +74,7 @@ def moving(source: object, target: object) -> str:
 
 
 def record(op: str, at: int, **fields: Any) -> bytes:
-    """Any record; fields that are None are left out."""
+    """Return any record; fields that are None are left out."""
     full = {"op": op, "at": at, **{key: value for key, value in fields.items() if value is not None}}
     return orjson.dumps(full, option=orjson.OPT_APPEND_NEWLINE)
 
@@ -103,7 +103,7 @@ def _at_place_of(index: int, values: list[Any], ranges: Any) -> Any:
 def parse(line: bytes) -> dict[str, Any] | None:
     """Return the record in a line (without its newline); None if it is none, or nests deeper than any record does.
 
-    A field that nests too deep is left out: the record acts, but what nobody could pass on is not read.
+    A field that nests too deep is left out. The record acts, but no program could pass such a field on.
     """
     try:
         found = orjson.loads(line)

@@ -38,7 +38,7 @@ BATCH_TASKS_MAX = 1024
 """The most tasks that a task file holds."""
 
 NAME_BYTES_MAX = 255
-"""What a filesystem takes for a name; a longer one in a record is nobody's."""
+"""The longest name that a filesystem takes. A longer one in a record names no file."""
 BATCH = r"[0-9a-f]{32}(?:~[0-9a-f]{32})?"
 _BATCH = re.compile(BATCH)
 _TASK_FILE = re.compile(rf"([0-9]{{13}})-({BATCH})-([1-9][0-9]{{0,3}})(?:-([^/\x00]*))?\.jsonl")
@@ -61,7 +61,7 @@ _COMMIT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+@-]{0,199}")
 
 
 class TaskFileName(NamedTuple):
-    """What the name of a task file says. `available_at` (ms) is a hint; the rest never changes."""
+    """The parts of a task file's name. `available_at` (ms) is a hint; the rest never changes."""
 
     available_at: int
     batch: Batch
@@ -254,7 +254,7 @@ def task_id(batch: str, index: int) -> str:
 
 
 def parse_task_id(text: object) -> tuple[Batch, int]:
-    """Batch and index of a task id; InvalidArgument if it is none."""
+    """Return batch and index of a task id; InvalidArgument if it is none."""
     match = _TASK_ID.fullmatch(text) if isinstance(text, str) else None
     if match is None:
         raise InvalidArgument(
@@ -264,7 +264,7 @@ def parse_task_id(text: object) -> tuple[Batch, int]:
 
 
 def parse_token(text: object) -> tuple[Batch, int, str]:
-    """Batch, index and lease of a token; InvalidArgument if it is none."""
+    """Return batch, index and lease of a token; InvalidArgument if it is none."""
     match = _TOKEN.fullmatch(text) if isinstance(text, str) else None
     if match is None:
         raise InvalidArgument(

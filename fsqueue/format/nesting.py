@@ -60,5 +60,5 @@ def is_value_deeper(value: Any, levels: int = NESTING_MAX) -> bool:
 
 
 def trimmed(record: dict[str, Any]) -> dict[str, Any]:
-    """Return an object without the fields whose values nest deeper than NESTING_MAX: nobody could pass them on."""
+    """Return an object without the fields whose values nest deeper than NESTING_MAX: no program could pass them on."""
     return {name: value for name, value in record.items() if not is_value_deeper(value)}

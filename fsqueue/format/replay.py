@@ -32,7 +32,7 @@ class ReplayState(States):
         super().__init__()
 
     def replay(self, data: bytes, offset: int) -> int:
-        """Fold the whole lines in `data`, which begins at `offset` of the log; returns how many bytes those are."""
+        """Replay the whole lines in `data`, which begins at `offset` of the log. Return how many bytes those are."""
         end = data.rfind(b"\n") + 1
         if end:
             at = offset
@@ -46,7 +46,7 @@ class ReplayState(States):
         return end
 
     def apply(self, record: dict[str, Any], offset: int) -> None:
-        """Fold one parsed record that stands at `offset`."""
+        """Apply one parsed record that stands at `offset`."""
         handler = _HANDLERS.get(record["op"])
         if handler is None or self.gone or record["at"] > AT_MAX:
             return
@@ -171,7 +171,7 @@ def _replace(replay_state: ReplayState, record: dict[str, Any], at: int, offset:
 
 
 def _move(replay_state: ReplayState, record: dict[str, Any], at: int, offset: int) -> bool:
-    """Only its names count."""
+    """Change nothing: only the names of a `move` count."""
     return True
 
 

@@ -173,7 +173,7 @@ def decode_task(line: bytes) -> dict[str, Any]:
 
 
 def check_depth(line: bytes) -> None:
-    """Raise ValueError for a line that nests too deep to be a task: nobody could write a dead letter of it."""
+    """Raise ValueError for a line that nests too deep to be a task: no worker could write a dead letter of it."""
     if len(line) > SHALLOW_BYTES and nesting.is_deeper(line, nesting.LINE_NESTING_MAX):
         raise ValueError("nested too deep")
 

@@ -79,7 +79,7 @@ class States:
         return False
 
     def is_free(self, index: int, at: int) -> bool:
-        """Return whether the task has no outcome and nobody holds it at `at`."""
+        """Return whether the task has no outcome and no lease holds it at `at`."""
         state = self.state[index]
         return state == AVAILABLE or (state == LEASED and self.since[index] <= at)
 
@@ -267,7 +267,7 @@ class States:
         return returned
 
     def bury(self, at: int, lease: str | None, tasks: list[int], reason: str, offset: int) -> list[int]:
-        """Give tasks up, by their lease or, without one, if nobody holds them; returns those."""
+        """Bury tasks: by their lease or, without one, if no lease holds them. Return those that were."""
         buried = []
         for index in tasks:
             if lease is not None:
@@ -287,7 +287,7 @@ class States:
     def cancel(
         self, at: int, lease: str | None, tasks: list[int], versions: list[int] | None, offset: int
     ) -> list[int]:
-        """Take tasks out: by their lease, or, naming the version seen, if nobody holds them; returns those."""
+        """Cancel tasks: by their lease or, given the version seen, if no lease holds them. Return those that were."""
         cancelled = []
         for place, index in enumerate(tasks):
             if lease is not None:
@@ -320,9 +320,9 @@ class States:
         return applies
 
     def reschedule(self, at: int, since: dict[int, int]) -> None:
-        """At `at`, give open tasks new times: from when they are available, or until when they are leased.
+        """Give open tasks new times at `at`: from when they are available, or until when they are leased.
 
-        Versions stay: it is still the same task, in the same hands.
+        Versions stay: it is still the same task, under the same lease.
         """
         for index, time in since.items():
             lease = self.holder[index]
@@ -353,7 +353,7 @@ class States:
         heappush(self._returns, (available_at, index))
 
     def decide(self, index: int, outcome: int, at: int, offset: int) -> None:
-        """Give a task an outcome, which its lease, or nobody's, was seen to allow."""
+        """Give a task an outcome. The caller has checked that its lease allows that, or that no lease holds it."""
         self.state[index] = outcome
         self.since[index] = at
         self.version[index] = offset

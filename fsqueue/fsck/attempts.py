@@ -1,4 +1,4 @@
-"""What fsck sees of named commits: decided and not published, proposed or staged by the dead, and damaged records."""
+"""Check named commits: decided and not published, proposed or staged by dead processes, damaged records."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from fsqueue.storage.store import Store
 from fsqueue.upkeep import collect
 
 SETTLE_S = 2.0
-"""How long what nobody locks gets to settle before it counts as left behind."""
+"""How long a file that no process has locked gets to settle before it counts as left behind."""
 
 
 def check(store: Store, repair: Repair) -> Iterator[Suspect]:
-    """Proposals, then attempts, then records."""
+    """Check proposals, then attempts, then records."""
     fs, layout = store.fs, store.layout
     for identity in commits.proposals(store, layout):
         yield from _proposal(store, identity)

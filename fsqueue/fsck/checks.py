@@ -1,4 +1,4 @@
-"""What fsck sees in a shard's files: task files and logs together, dead letters, history."""
+"""Check a shard's files: task files and logs together, dead letters, history."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fsqueue.upkeep import collect
 from fsqueue.wording import counted
 
 LOOK_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
-"""What the system says to one who may look, but not lock."""
+"""Errors of the system for a user who may look, but not lock."""
 SETTLE_S = 1.0
 """How long to wait before a second look at what one may not lock, or at what its maker has not locked yet."""
 
@@ -137,7 +137,7 @@ def missing_letters(store: Store, batch: Batch, replay_state: ReplayState) -> li
 
 
 def brief(indices: list[int]) -> str:
-    """Indices for people."""
+    """Return indices for people."""
     ranges = movements.to_ranges(indices)
     return ", ".join(f"{start} to {end - 1}" if end - start > 1 else str(start) for start, end in ranges)
 
@@ -219,7 +219,7 @@ class ShardCheck:
                     return self._finds(batch, kind, store.fs.read(path))
             except FileNotFoundError:
                 same = self._finds(batch, kind, None)
-                if not store.fs.exists(path):  # else somebody begins with it just now
+                if not store.fs.exists(path):  # else a process has just made it
                     return same
             except OSError as error:
                 if error.errno not in LOOK_ONLY:
@@ -318,7 +318,7 @@ class ShardCheck:
 
 
 def lines(store: Store, repair: Repair, path: str, is_sound: Callable[[bytes], bool]) -> Iterator[Suspect]:
-    """Damaged and torn lines of a file that is appended to under its lock."""
+    """Yield damaged and torn lines of a file that is appended to under its lock."""
 
     def look(fd: int) -> dict[str, int]:
         bad, torn = jsonl.unsound(store.fs, fd, is_sound)

@@ -1,4 +1,4 @@
-"""What fsck can find: each kind with what it means and what repairing does, in words for users (docs/fsck.md)."""
+"""The kinds of findings of fsck: what each means and what repairing does, in words for users (docs/fsck.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What fsck sees from names alone: what does not belong into the tree, lies in the wrong place, or was left behind."""
+"""Check names alone: what does not belong into the tree, lies in the wrong place, or was left behind."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from fsqueue.storage.store import Store
 from fsqueue.upkeep import collect, trash
 
 SETTLE_S = 2.0
-"""How long what nobody locks gets to settle before it counts as left behind."""
+"""How long a file that no process has locked gets to settle before it counts as left behind."""
 TREE_LEVELS = 3
 """A generation, its parts, their shards."""
 PARTS = ("queue", "movements", "completions", "dead", "history", "commits", "staging", "nodes")
 
 
 def check(store: Store, repair: Repair) -> Iterator[Suspect]:
-    """Everything that the names tell, from the top down."""
+    """Yield all that the names tell, from the top down."""
     yield from _Places(store, repair).all()
 
 
@@ -147,15 +147,13 @@ class _Places:
         trash.reap_own(self.store.fs, self.store.path, self.store.queue_state.id)
 
     def _never_began(self, path: str, kind: str) -> bool:
-        """Return whether it is no generation, also when nobody is beginning one: an overwriting makes its directory
-        before.
-        """
+        """Return whether it is no generation, and no process is beginning it: overwriting makes the directory first."""
         try:
             with held(self.store, self.layout.settings_file) as fd:
                 current = read_queue_state(self.store.fs.read_from(fd, 0), self.store.path).directory
         except LockTimeout:
             return False
-        except PermissionError:  # who may only look
+        except PermissionError:  # this user may only look
             current = self.store.queue_state.directory
         return path.rpartition("/")[2] != current and self._is(path, kind)
 
@@ -164,7 +162,7 @@ class _Places:
         self._reap()
 
     def _abandoned_trash(self) -> bool:
-        """Return whether there is trash that nobody is reaping: nothing of it goes for a moment."""
+        """Return whether there is trash that no process is reaping: nothing of it goes for a moment."""
         before = self._traces()
         self.store.clock.sleep(SETTLE_S)
         return bool(before) and self._traces() == before
@@ -245,7 +243,7 @@ class _Places:
                 yield from self._old(path, "staged-file", partial(collect.reap_staged, self.store, name))
 
     def _is_pending(self, name: str) -> bool:
-        """Return whether nobody is about to publish what a retry has staged."""
+        """Return whether a retry has staged it and no process is about to publish it."""
         path = f"{self.layout.staging}/{name}"
         return name in deadletters.pending(self.store) and not staging.is_held(self.store, path)
 
@@ -254,7 +252,7 @@ class _Places:
             self.store.doorbell.ring()
 
     def _old(self, path: str, kind: str, mend: Callable[[], object]) -> Iterator[Suspect]:
-        """Yield a file that nobody minds for a day."""
+        """Yield a file that no process has written to for a day."""
 
         def is_old() -> bool:
             return collect.is_abandoned(self.store, path)

@@ -1,8 +1,8 @@
 """The completion counters against the history: bytes that a power loss took, and putting them back.
 
 The history of a finished batch holds its `count` records: file, offset and number of the bytes, which tell by
-their value whose they are. Missing ones are written where they belong, if nobody else's are there now;
-else they are announced anew, in a further line of the history, and appended: so a crash in between, or
+their value whose they are. Missing ones are written where they belong, if no other batch's are there now.
+Else they are announced anew, in a further line of the history, and appended. So a crash in between, or
 another fsck at the same time, never counts twice.
 """
 

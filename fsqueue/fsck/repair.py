@@ -1,6 +1,6 @@
 """Mend what fsck finds: each under the lock of what it touches, by a revalidating open, and harmless to repeat.
 
-Nothing that somebody might need is removed: it goes into the queue's quarantine, a directory for each
+Nothing that a user might need is removed: it goes into the queue's quarantine, a directory for each
 run, under the path that it had. Leftovers of crashes are upkeep's matter; here is what only damage brings.
 """
 
@@ -102,7 +102,7 @@ class Repair:
         self._recount = Recount(store)
 
     def generation(self, path: str) -> None:
-        """Move the directory of a generation that does not exist aside, while nobody can begin that one."""
+        """Move the directory of a generation that does not exist aside, while no process can begin that one."""
         with held(self.store, self.store.layout.settings_file) as fd:
             queue_state = layout.read_queue_state(self.store.fs.read_from(fd, 0), self.store.path)
             if path.rpartition("/")[2] != queue_state.directory:
@@ -168,13 +168,13 @@ class Repair:
                 finishing.try_finish(locked)
 
     def check_held(self, batch: Batch) -> None:
-        """StillHeld, if a worker holds tasks of a batch."""
+        """Raise StillHeld if a worker holds tasks of a batch."""
         with LockedBatch(self.store, batch, WAIT_S) as locked:
             replay_state = locked.replay_state
             _check_held(replay_state, list(range(replay_state.count)), record_times.present(locked))
 
     def right_time(self, batch: Batch) -> None:
-        """Set the time of a batch's log right by this host's clock, or that of a file that nobody has leased from."""
+        """Correct the time of a batch's log by this host's clock, or of a file that no worker has leased from."""
         store = self.store
         with self._batch(batch) as locked:
             log = locked.log
@@ -315,7 +315,7 @@ class Repair:
                     self.quarantine.move(path)
 
     def _end_untouched(self, batch: Batch) -> None:
-        """End a log in which nothing stands: somebody opened it who did not find the batch's own."""
+        """Retire an empty log: a process made it that did not find the batch's own."""
         with suppress(FileNotFoundError), LockedBatch(self.store, batch, WAIT_S) as locked:
             if not locked.replay_state.count and not self.store.fs.fstat(locked.log.fd).st_size:
                 finishing.retire(locked)

@@ -29,7 +29,7 @@ DRIFT_MS = 3_600_000
 READ_BYTES = 1 << 20
 
 Gap = tuple[int, int, int]
-"""Begin and end of bytes that nobody claims, and how many of them are not NUL."""
+"""Begin and end of bytes that no record claims, and how many of them are not NUL."""
 
 
 def check(store: Store, repair: Repair) -> Iterator[Suspect]:
@@ -68,7 +68,7 @@ def _void(store: Store, repair: Repair, number: CounterName) -> None:
 
 
 def _surplus(store: Store) -> dict[CounterName, list[Gap]]:
-    """Return for each counter the bytes that count and that nobody claims; none for what cannot be judged."""
+    """Return for each counter the bytes that count and that no record claims; none for what cannot be judged."""
     sizes = counters.sizes(store) if store.settings.keep_history else {}
     claims = _Claims()
     if not sizes or not claims.read(store):
@@ -166,15 +166,15 @@ class _Claims:
     def reach_back(self, number: str, surplus: int) -> bool:
         """Return whether no claim below the offset `surplus` can be missing, because `gc` has removed older history.
 
-        That removes the earliest days, and claims were made in the order of their offsets. So nothing was removed that
-        is earlier than the lowest claim, if nothing below it counts, it is dated on the day of its line, and it is not
-        later than the claims behind it.
+        `gc` removes the earliest days, and claims were made in the order of their offsets. So no claim that is earlier
+        than the lowest one was removed, on three conditions: nothing below the lowest counts; it is dated on the day of
+        its line; it is not later than the claims behind it.
         """
         offset, at = self._first.get(number, (surplus, 0))
         return offset < surplus and at <= self._earliest[number] + DRIFT_MS
 
     def unclaimed(self, number: CounterName, size: int) -> Iterator[tuple[int, int]]:
-        """Yield begin and end of what nobody claims of the first `size` bytes, in order, at most READ_BYTES each."""
+        """Yield begin and end of what no record claims of the first `size` bytes, in order, at most READ_BYTES each."""
         at = 0
         for claim in (*sorted(self._of.get(number, ())), size << COUNT_BITS):
             offset = min(claim >> COUNT_BITS, size)

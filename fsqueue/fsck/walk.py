@@ -106,7 +106,7 @@ def _settle(store: Store, suspect: Suspect, repair: bool) -> Finding | None:
         try:
             suspect.mend()
         except FileNotFoundError:
-            pass  # somebody else was at it
+            pass  # another process was faster
         except (OSError, LockTimeout, StillHeld) as error:
             finding.note = f"{finding.note}; not repaired: {error}" if finding.note else f"not repaired: {error}"
             break

@@ -77,7 +77,7 @@ def _share(tasks: int) -> int:
     """Return how many tasks a batch of a job of so many should hold: of a small one a fraction, of a larger one more
     and more.
 
-    A few workers shall share a small job fairly; what a larger one pays for is the end of every batch.
+    A few workers should share a small job fairly; the cost of a larger one is the end of every batch.
     """
     return max(1, max(tasks, tasks * tasks // SMALL_JOB) // SPREAD)
 
@@ -192,7 +192,7 @@ def default_when(delay_s: float) -> When:
 
 
 def groups_of(batches: Iterable[Encoded]) -> Iterator[list[Encoded]]:
-    """Batches in groups of bounded size; the last also when the stream breaks off with an error."""
+    """Yield batches in groups of bounded size; the last also when the stream breaks off with an error."""
     group: list[Encoded] = []
     size = 0
     broken: Exception | None = None

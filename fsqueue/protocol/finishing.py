@@ -61,7 +61,7 @@ def retire(locked: LockedBatch) -> None:
 
 
 def try_finish(locked: LockedBatch) -> None:
-    """Finish; what cannot be done now (a full disk, a busy lock) is left to the next who meets the log.
+    """Finish the batch. After a full disk or a busy lock, leave the rest to the next process that meets the log.
 
     The outcomes are recorded already, so the caller's work is done either way.
     """

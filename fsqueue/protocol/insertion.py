@@ -87,7 +87,7 @@ def moment(store: Store, when: When) -> int:
 
 
 def publish(store: Store, group: list[Encoded]) -> list[str]:
-    """Publish a group durably and ring the bell; returns the batches' ids. After an error some may be visible.
+    """Publish a group durably and notify workers. Return the batches' ids. After an error some may be visible.
 
     A second try publishes what the first did not: a batch that is visible already would be inserted twice.
     """

@@ -11,11 +11,11 @@ from fsqueue.format.names import Batch
 from fsqueue.format.replay import CANCELLED, COMPLETED, DEAD, LEASED, ReplayState
 
 ALREADY = "you have completed it already"
-"""Why a lease does not hold with which the task was completed before."""
+"""The reason if the same lease has completed the task before."""
 
 
 def why_lost(replay_state: ReplayState, index: int) -> str:
-    """Why a lease on a task does not hold."""
+    """Return why a lease on a task does not hold."""
     if index >= replay_state.count:
         return "unknown"
     state = replay_state.state[index]

@@ -1,7 +1,7 @@
 """Which batch next: shards as subqueues, their heads in a bounded cache (docs/design.md, section 8).
 
 After the relaxed priority queue: a worker looks at a few shards, picks the best of what it sees,
-and never asks anybody. What is here are hints; the log decides.
+and asks no other process. What is here are hints; the log decides.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Selection:
         self._listed_at = -1e9
 
     def sweep(self, shards: list[str] | None = None) -> None:
-        """Begin anew: all shards, or the ones given, are to be listed, in an order of this process's own."""
+        """Begin anew: all shards, or the ones given, must be listed, in an order of this process's own."""
         self.heads.clear()
         self._further.clear()
         if shards is None:
@@ -45,7 +45,7 @@ class Selection:
         self._unlisted = self.store.entropy.shuffled(shards)
 
     def expect(self, batch: str, due: int) -> None:
-        """Something in this batch will be available at `due` (ms), which its name does not say."""
+        """Remember that a task in this batch will be available at `due` (ms), which the file's name does not say."""
         shard = self.store.layout.shard(batch)
         self.next_due[shard] = min(self.next_due.get(shard, NEVER), due)
 

@@ -84,7 +84,7 @@ def each(
     waiting = sorted(grouped)
 
     def attempt(batch: Batch, wait_s: float) -> LockTimeout | None:
-        """Do it in one batch; the error, and nothing done, if its lock stays busy for `wait_s` seconds."""
+        """Act on one batch. Return the error, with nothing done, if its lock stays busy for `wait_s` seconds."""
         try:
             try:
                 lost = _in_batch(store, batch, grouped[batch], act, done, wait_s, uncertain)
@@ -99,7 +99,7 @@ def each(
         losses.join(lost)
         return None
 
-    if len(waiting) > 1:  # first those that nobody has locked: a stopped process must not keep the rest waiting
+    if len(waiting) > 1:  # first those that no process has locked: a stopped process must not keep the rest waiting
         waiting = [batch for batch in waiting if attempt(batch, 0.0)]
     until = store.clock.monotonic() + LOCK_TIMEOUT_S
     busy = [error for batch in waiting if (error := attempt(batch, max(LEAST_WAIT_S, until - store.clock.monotonic())))]
@@ -187,7 +187,7 @@ def complete(
 
 
 def complete_one(store: Store, task: LeasedTask) -> None:
-    """Like `complete`, for one task whose log is open and undisturbed: the hot path."""
+    """Complete one task, as `complete` does: the hot path, for a log that is open and undisturbed."""
     uncertain: OSError | None = None
     if store.queue_file.is_unchanged(task.generation):
         try:
@@ -317,10 +317,10 @@ def shorten(text: str) -> str:
 
 
 def name_earlier(locked: LockedBatch, at: int, available_at: int) -> None:
-    """Before a record makes tasks available: give the file a name that does not promise a later time.
+    """Give the file a name that does not promise a later time, before a record makes tasks available.
 
-    OSError if that fails. Then the record must not be written: nobody would look for its tasks before the time that
-    the name promises, and "empty" would be said although they wait. A name that is too early costs a look.
+    OSError if that fails. Then the record must not be written: no worker would look for its tasks before the time that
+    the name promises, and `lease` would answer "empty" although they wait. A name that is too early costs a look.
     """
     try:
         name = published.find(locked)
@@ -375,7 +375,7 @@ def open_untouched(locked: LockedBatch) -> bool:
 def opening(store: Store, name: TaskFileName) -> bytes:
     """Return the first record of a batch's log. A log that outlives a power loss must not outlive the task file's name.
 
-    Who publishes the file may not have synced that yet, or may have died before.
+    The process that publishes the file may not have synced that yet, or may have died before.
     """
     if store.sync_movements and not store.fs.shared:
         layout = store.layout

@@ -44,7 +44,7 @@ class IdlePoller:
                 return got
         now, notification = store.clock.monotonic(), store.doorbell.read()
         if idle and not notification:
-            leaser.begin(now=True)  # nobody ever rang; or the queue was deleted
+            leaser.begin(now=True)  # no process has ever notified; or the queue was deleted
         told = (leaser.generation, notification)
         if idle and told == self._acted_on and now - self._swept <= SWEEP_S * (0.75 + store.entropy.random() / 2):
             due = leaser.selection.due(store.clock.now_ms())
@@ -68,7 +68,7 @@ def wait(
     strict: bool = False,
     stop: Callable[[], bool] = lambda: False,
 ) -> list[LeasedTask]:
-    """Like `Leaser.lease`, but waits up to `wait_s` seconds for tasks, or until `stop()`."""
+    """Lease as `Leaser.lease` does, but wait up to `wait_s` seconds for tasks, or until `stop()`."""
     clock = leaser.store.clock
     deadline = clock.monotonic() + wait_s
     idle_poller = IdlePoller(leaser, lease_ms, strict)

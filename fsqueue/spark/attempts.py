@@ -1,4 +1,4 @@
-"""From a batch's records to the attempts at its tasks: who leased which task, when, and how that ended. Pure."""
+"""From a batch's records to the attempts at its tasks: which worker leased which, when, and how that ended. Pure."""
 
 from __future__ import annotations
 

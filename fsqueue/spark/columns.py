@@ -78,7 +78,7 @@ class Columns:
         return [(values, self.places[name]) for name, values in self.values.items() if name in self.places]
 
     def untouched(self, name: TaskFileName, state: str, content: bytes | None) -> list[pa.RecordBatch] | None:
-        """Take all tasks of a batch that nobody has touched; gives the record batch that is full, if one is.
+        """Take all tasks of a batch that no worker has touched. Return the record batches that are full, if any.
 
         `content` None: its file was not read, as no column needs more than its name.
         None: the content has to be looked at line by line; nothing was taken.

@@ -1,4 +1,4 @@
-"""What fsck finds in some shards of a queue: its look, spread over executors. Nothing is mended."""
+"""The findings of fsck in some shards of a queue: its look, spread over executors. Nothing is mended."""
 
 from __future__ import annotations
 

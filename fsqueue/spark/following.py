@@ -30,7 +30,7 @@ logger = logging.getLogger("fsqueue")
 LOOK_S = 1.0
 """Spark asks a hundred times a second for news; the queue is looked at this often."""
 LATE_MS = 3_600_000
-"""Files of a day are taken to grow no more, so long after its end: who finishes a batch waits for locks a while."""
+"""Files of a day are taken to grow no more, so long after its end: a worker that finishes a batch waits for locks."""
 PARTITION_BYTES = 8 << 20
 """About so many bytes of history make a partition."""
 PIECE_BYTES = 1 << 16
@@ -49,7 +49,7 @@ class Slice(NamedTuple):
 
 
 class Slices(InputPartition):  # type: ignore[misc]
-    """What one Spark task reads."""
+    """The share of one Spark task: what it reads."""
 
     def __init__(self, generation: str, slices: Sequence[Slice]) -> None:
         super().__init__(0)

@@ -1,4 +1,4 @@
-"""What users ask for by options of the data source, checked. Spark hands option keys over in lower case."""
+"""The options of the data source, checked. Spark gives their keys in lower case."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OTHERS = ("checkpointlocation", "queryname", "outputmode", "includeheader")
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """What to read: a view of the queue, or of all queues in the directory, at each of `paths`."""
+    """The rows to read: a view of the queue, or of all queues in the directory, at each of `paths`."""
 
     paths: tuple[str, ...]
     view: str = "tasks"
@@ -47,7 +47,7 @@ class ReadOptions:
 
 @dataclass(frozen=True)
 class WriteOptions:
-    """What to make of a DataFrame's rows, and where. `commit` None: a name of its own."""
+    """The tasks to make of a DataFrame's rows, and where. `commit` None: a name of its own."""
 
     path: str
     commit: str | None = None

@@ -50,7 +50,7 @@ class Piece(NamedTuple):
 
 
 class Pieces(InputPartition):  # type: ignore[misc]
-    """What one Spark task reads."""
+    """The share of one Spark task: what it reads."""
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
         super().__init__(0)
@@ -69,7 +69,7 @@ class FsqueueReader(DataSourceReader):  # type: ignore[misc]
     # -- planning, on the driver --------------------------------------------------------------------
 
     def partitions(self) -> list[InputPartition]:
-        """Pieces of about the same size. Before that, what was decided but not published yet is published."""
+        """Return pieces of about the same size. First publish what was decided and not yet published."""
         paths = []
         for path in self.options.paths:
             found = queues_in(path)
@@ -205,7 +205,7 @@ def _weigh(store: Store, view: str, shards: Sequence[names.Shard]) -> dict[str, 
 
 
 def _weigh_tasks(store: Store, shard: names.Shard) -> float:
-    """By the tasks that the names tell, or by their bytes, as far as one file tells the size of all."""
+    """Return a shard's weight: by the tasks that the names tell, or by their bytes, as one file tells the size."""
     files = list(listing.task_files(store, shard).values())
     count = sum(name.count for name in files)
     try:

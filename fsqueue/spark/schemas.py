@@ -142,7 +142,7 @@ def schema_of(view: str, group: bool) -> StructType:
 
 
 def check(view: str, schema: StructType, corrupt: str) -> None:
-    """InvalidArgument if a schema that a user gives asks for something that the view does not have.
+    """Raise InvalidArgument if a schema that a user gives asks for something that the view does not have.
 
     Any columns in any order will do: what is left out is not read. `payload` may have any type that JSON can be
     parsed into; `corrupt` is the field of it that takes the text of what does not fit.

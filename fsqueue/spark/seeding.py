@@ -35,7 +35,7 @@ NO_UTF8 = "\nfsqueue.errors.InvalidTask: A column of texts has a value that is n
 
 @dataclass(frozen=True)
 class SeedReport:
-    """What a seeding inserted: `rows` tasks in `batches` files of `bytes` together. `repeated`: another call did."""
+    """The result of a seeding: `rows` tasks in `batches` files of `bytes` together. `repeated`: another call did."""
 
     commit: str
     rows: int

@@ -41,7 +41,7 @@ class FsqueueDataSource(DataSource):  # type: ignore[misc]
         return schema
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Reads the view that the options name; `schema` may be any of its columns."""
+        """Return a reader of the view that the options name; `schema` may be any of its columns."""
         from fsqueue.spark import options, reading, tables
 
         wanted = options.reading(tables.options_of(self.options, schema))
@@ -49,7 +49,7 @@ class FsqueueDataSource(DataSource):  # type: ignore[misc]
         return kind(wanted, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Inserts rows as tasks, all of them at one instant."""
+        """Return a writer that inserts rows as tasks, all of them at one instant."""
         from fsqueue.spark import options, tables, writing
 
         given = tables.options_of(self.options, schema)
@@ -61,13 +61,13 @@ class FsqueueDataSource(DataSource):  # type: ignore[misc]
         return kind(wanted, schema, overwrite)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """Reads tasks as they finish: the view `history`."""
+        """Return a reader of tasks as they finish: the view `history`."""
         from fsqueue.spark import following, options
 
         return following.HistoryStream(options.reading(self.options), schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        """Inserts each micro-batch at one instant, exactly once."""
+        """Return a writer that inserts each micro-batch at one instant, exactly once."""
         from fsqueue.spark import options, streaming
 
         return streaming.FsqueueStreamWriter(options.writing(self.options), schema, overwrite)

@@ -27,7 +27,7 @@ QUERY_ID, BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
 
 @dataclass
 class StagedOf(StagedPart):
-    """What a Spark task has staged of a micro-batch of this query."""
+    """The part of a micro-batch of this query that a Spark task has staged."""
 
     query: str
 

@@ -51,7 +51,7 @@ def parse(content: bytes, kind: pa.DataType, count: int) -> pa.Array | None:
     asked = {field.name: field.type for field in kind}
     columns = {}
     for slot, (begin, end) in zip(slots, places, strict=True):
-        if slot.name in asked or not slot.is_text:  # a number that nobody asks for may be damage
+        if slot.name in asked or not slot.is_text:  # a number that no column asks for may be damage
             column = _column(content, begin, end, slot, asked.get(slot.name, pa.float64()))
             if column is None:
                 return None

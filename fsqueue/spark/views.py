@@ -30,17 +30,17 @@ FINISHED = {COMPLETED: IS_COMPLETED, DEAD: IS_DEAD, CANCELLED: IS_CANCELLED}
 
 
 def text(value: Any) -> str | None:
-    """JSON as text; None stays None."""
+    """Return JSON as text; None stays None."""
     return None if value is None else orjson.dumps(value).decode()
 
 
 def moment(at_ms: int | float | None) -> int | None:
-    """Milliseconds as microseconds."""
+    """Return milliseconds as microseconds."""
     return None if at_ms is None else int(at_ms * 1000)
 
 
 def seconds(at_s: float | None) -> int | None:
-    """Seconds as microseconds."""
+    """Return seconds as microseconds."""
     return None if at_s is None else round(at_s * 1_000_000)
 
 
@@ -66,7 +66,7 @@ def payload(value: Any) -> tuple[str | None, bytes | None]:
 
 
 def untouched(store: Store, shard: Shard) -> tuple[list[TaskFileName], list[TaskFileName]]:
-    """Return the batches of a shard that nobody has touched, and the others, oldest first.
+    """Return the batches of a shard that no worker has touched, and the others, oldest first.
 
     The logs are listed after the task files: what is called untouched was so when its file was seen.
     """
@@ -108,7 +108,7 @@ def ledgers(store: Store, shard: Shard) -> Iterator[tuple[str, ReplayState]]:
 
 
 def leases(store: Store, shard: Shard) -> Iterator[Row]:
-    """Yield the tasks that somebody holds, in time or not."""
+    """Yield the tasks that a lease holds, in time or not."""
     now = store.clock.now_ms()
     for batch, replay_state in ledgers(store, shard):
         for index, (state, until, holder) in enumerate(
@@ -132,7 +132,7 @@ def leases(store: Store, shard: Shard) -> Iterator[Row]:
 
 
 def records(store: Store, shard: Shard) -> Iterator[tuple[str, history.Records, bool]]:
-    """Every batch of a shard that was ever touched, with its records and whether it has finished."""
+    """Yield every batch of a shard that was ever touched, with its records and whether it has finished."""
     seen: set[str] = set()
     for batch in listing.logs(store, shard):
         found = task_history.records_of(store, batch)
@@ -213,7 +213,7 @@ def finished_in(batch: str, found: history.Records) -> Iterator[Row]:
 
 
 def all_attempts(store: Store, shard: Shard) -> Iterator[Row]:
-    """Every lease of every task, with how it ended."""
+    """Yield every lease of every task, with how it ended."""
     now = store.clock.now_ms()
     for batch, found, _ in records(store, shard):
         for one in attempts_of(batch, found, now):
@@ -245,7 +245,7 @@ def states(store: Store, shard: Shard) -> Iterator[Row]:
 
 
 def dead(store: Store, shard: Shard) -> Iterator[Row]:
-    """Yield the dead letters that nobody dealt with."""
+    """Yield the dead letters that are neither retried nor purged."""
     for letter in deadletters.letters(store, shard):
         yield (
             letter.id,

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class StagedPart(WriterCommitMessage):  # type: ignore[misc]
-    """What one Spark task has staged; None if its rows were not wanted."""
+    """The part that one Spark task has staged; None if its rows were not wanted."""
 
     part: CommitPart | None
 

@@ -31,15 +31,15 @@ from fsqueue.storage.store import Store
 logger = logging.getLogger("fsqueue")
 
 LOCK = "lock"
-"""In an attempt's directory: who has it locked proves or reaps it."""
+"""A file in an attempt's directory. The process that has it locked proves or reaps the attempt."""
 LOCK_S = 30.0
 """How long to wait for that lock: its holder lists the directory, or renames it."""
 REAP_S = 2.0
-"""The same for who would only remove it."""
+"""How long a process waits that would only remove the attempt."""
 LOOKS = 3
 """How many listings may miss a staged file before it counts as gone."""
 ROUNDS = 20
-"""After so many vain tries to publish what a listing shows, something is wrong."""
+"""After so many tries without success to publish what a listing shows, something is wrong."""
 FILES_MAX = 1 << 32
 
 
@@ -69,7 +69,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What a commit inserts; proposed, or decided: then it is what `commits/NAME.json` says."""
+    """The tasks that a commit inserts. A record is proposed, or decided: then `commits/NAME.json` has it."""
 
     id: Uuid
     name: CommitName
@@ -209,10 +209,10 @@ def staged(
 
 
 def decide(store: Store, layout: Layout, record: Record) -> Record:
-    """Make a record the one that counts, unless its name has one; returns the one that does.
+    """Make a record the one that counts, unless its name has one. Return the one that counts.
 
     Whatever went wrong, the content of `commits/NAME.json` decides. If there is none, the ballot and then the proposal
-    are withdrawn before the last look, so that a link that is only on its way finds nothing to link any more.
+    are unlinked before the last look: a link that arrives late would otherwise decide after it.
     """
     try:
         ballots.cast(store, layout, record.id, record.encode())
@@ -242,7 +242,7 @@ def _proposed(store: Store, layout: Layout, record: Record) -> Iterator[None]:
     fs, path = store.fs, layout.proposal(record.id)
     fd = store.making_generation(lambda: fs.create(path))
     try:
-        if not fs.lock(fd, store.clock, store.entropy, staging.LOCK_S):  # somebody may just be looking whose it is
+        if not fs.lock(fd, store.clock, store.entropy, staging.LOCK_S):  # another may just test whose it is
             raise LockTimeout(f"{path} is locked by a process that is stopped. Repeat.")
         fs.write_all(fd, record.encode())
         if store.sync_inserts:
@@ -273,8 +273,8 @@ def prove(store: Store, layout: Layout, commit: CommitName, attempt: Uuid, parts
 def _prove(store: Store, layout: Layout, record: Record) -> None:
     """Make sure that all is there that a proposed record names. CommitLost if not.
 
-    Who reaps an attempt has its lock, and looks for proposals under it. So what was there then stays, as long as the
-    proposal does.
+    A process that reaps an attempt has its lock, and looks for proposals under it. So what was there then stays, as
+    long as the proposal does.
     """
     for attempt, parts in record.attempts().items():
         with ExitStack() as locks:
@@ -318,7 +318,7 @@ def apply_pending(store: Store) -> int:
 
 
 def apply(store: Store, layout: Layout, record: Record) -> None:
-    """Publish what a decided record names and is still staged, clear up after it, and ring. Harmless to repeat.
+    """Publish what a decided record names and is still staged, clear up after it, and notify. Harmless to repeat.
 
     Any number of processes may be at it at once: each file is renamed from and to names that no other ever has.
     Nothing happens if the queue was purged meanwhile.
@@ -355,7 +355,7 @@ def _publish(store: Store, layout: Layout, attempt: Uuid, commit: CommitName, pa
         staging.prepare(store, layout, sorted({staging.shard_directory(layout, name) for name in found}))
         for name in sorted(found):
             if not fs.rename(f"{directory}/{name}", layout.task_file(name)):
-                store.names.shards.clear()  # somebody else was faster, or the shard's directory has gone
+                store.names.shards.clear()  # another process was faster, or the shard's directory has gone
     raise StorageError(
         f"What is left of the commit {commit} cannot be published from {directory}. It is decided, and counts; "
         "repeat the call when the filesystem works again."
@@ -382,7 +382,7 @@ def _sync(store: Store, directory: str) -> None:
 
 @contextmanager
 def _attending(store: Store, path: str) -> Iterator[None]:
-    """Have a proposal locked if it can be had: others see that a process is at it, which keeps none from applying."""
+    """Lock a proposal if it is free. Others then see that a process works on it; that keeps none from applying it."""
     fs = store.fs
     with ExitStack() as stack:
         try:

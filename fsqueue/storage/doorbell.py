@@ -25,7 +25,7 @@ class Doorbell:
             pass
 
     def read(self) -> bytes:
-        """Return what the doorbell says now: another value than before if it rang; b"" if there is none.
+        """Return the doorbell's value: another than before if a process has notified; b"" if there is none.
 
         This takes three system calls, since idle workers do nothing else.
         """

@@ -1,4 +1,4 @@
-"""What finished batches went through: a line each, by day and shard (docs/format.md, "History")."""
+"""The history of finished batches: a line each, by day and shard (docs/format.md, "History")."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fsqueue.storage.store import Store
 PAGE_BYTES = 4096
 """The end of a line, with the record that says when its batch finished, is in so many bytes."""
 LATE_MS = 5_000
-"""Lines stand in the order in which batches finished, but for so much: who finishes one waits for the file's lock."""
+"""Lines stand in the order in which batches finished, but for so much: a finishing process waits for the lock."""
 
 
 def keep(locked: LockedBatch, at: int, timeout_s: float) -> None:
@@ -109,7 +109,7 @@ def sizes(store: Store) -> dict[Shard, int]:
 
 
 def read(store: Store, path: str, batch: str | None = None) -> Iterator[tuple[int, int, Batch, Records]]:
-    """Offset, length, batch and records of each sound line of a file, repeats too; of one batch only if asked for."""
+    """Yield offset, length, batch and records of each sound line, repeats too; of one batch only if asked for."""
     start = b'{"batch":"%s",' % batch.encode() if batch is not None else b""
     offset = 0
     for line in _lines(store, path):
@@ -120,7 +120,7 @@ def read(store: Store, path: str, batch: str | None = None) -> Iterator[tuple[in
 
 @dataclass(slots=True)
 class Recent:
-    """What finished lately in a shard, the last batch first; all that finished from `since` (ms) on is among it."""
+    """Batches that finished lately in a shard, the last one first. None since `since` (ms) is missing."""
 
     batches: list[tuple[Batch, Records]]
     since: int
@@ -190,7 +190,7 @@ _FINISH = b'{"op":"finish","at":'
 
 
 def all_lines(store: Store) -> Iterator[tuple[Batch, Records]]:
-    """Batch and records of every line that the history keeps, repeats too."""
+    """Yield batch and records of every line that the history keeps, repeats too."""
     for shard in names.all_shards(store.layout.shards):
         for day in days(store):
             for _, _, batch, records in read(store, store.layout.history(day, shard)):
@@ -207,7 +207,7 @@ def replay(records: Records) -> ReplayState:
 
 
 def parse(line: bytes) -> tuple[Batch, Records] | None:
-    """Batch and records of a line. The records stand in it as far apart as they stood in the log."""
+    """Return batch and records of a line. The records stand in it as far apart as they stood in the log."""
     begin = line.find(b'"records":[') + len(b'"records":[')
     try:
         batch = names.parse_batch(orjson.loads(line)["batch"])

@@ -20,7 +20,7 @@ from fsqueue.storage.logs import Log
 from fsqueue.storage.store import Store
 
 THREADS_WAIT_S = 0.05
-"""Who does not wait for other processes waits so long for another thread that is in the same batch."""
+"""A caller that does not wait for other processes waits so long for another thread in the same batch."""
 
 
 class BatchBusy(LockTimeout):
@@ -39,7 +39,7 @@ class LockedBatch:
 
     It waits up to `wait_s` seconds: LockTimeout; with 0 it does not wait: BatchBusy. FileNotFoundError (BatchGone) if
     the batch has no log; with `create` the log of an untouched batch is made. After an exception inside nothing is
-    believed: the log is closed, and the next one who needs it replays it anew.
+    believed: the log is closed, and the next process that needs it replays it anew.
     """
 
     __slots__ = ("_create", "_held", "_is_locked", "_wait_s", "batch", "log", "replay_state", "store")

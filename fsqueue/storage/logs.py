@@ -132,7 +132,7 @@ class Log:
             self.mutex.release()
 
     def after_fork(self) -> None:
-        """After a fork, in the child: close the parent's descriptor without unlocking it."""
+        """Close the parent's descriptor without unlocking it. Call it in a forked child."""
         if not self.mutex.is_mine():  # else this very thread has forked in a section, which it goes on with
             self.mutex = taken.OwnedLock()
         self.discard(inherited=True)
@@ -148,7 +148,7 @@ class Log:
         named = self.replay_state.names[-1:]
         replayed = self.replay_state.replay(data, self.end)
         self.end += replayed
-        if self.replay_state.names[-1:] != named:  # somebody renamed the task file
+        if self.replay_state.names[-1:] != named:  # a process has renamed the task file
             self.name = next(task_files_of(self.batch, self.replay_state.names[-1:]), None)
         if b'"name"' in data:
             self.is_named_so = False

@@ -95,7 +95,7 @@ class NodeFailures:
             admit(self._store, self.node)
 
     def excluded(self) -> str | None:
-        """Why this node takes no more tasks, in a sentence; None if it does."""
+        """Return why this node takes no more tasks, in a sentence; None if it takes some."""
         state = self._state()
         if state is None:
             return None

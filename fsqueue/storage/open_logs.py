@@ -93,7 +93,7 @@ class OpenLogs:
         _close(logs)
 
     def after_fork(self) -> None:
-        """After a fork, in the child: close inherited descriptors without unlocking them."""
+        """Close inherited descriptors without unlocking them. Call it in a forked child."""
         for log in self._logs.values():
             log.after_fork()
         self._logs.clear()

@@ -16,7 +16,7 @@ from fsqueue.storage.store import Store
 
 
 class Seen(NamedTuple):
-    """What was read of a file: which one, up to where, and the names in it that may be in staging still."""
+    """The part of a file that was read: which file, up to where, and the names in it that may still be in staging."""
 
     inode: int
     end: int

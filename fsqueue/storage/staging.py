@@ -20,9 +20,9 @@ from fsqueue.format.names import TaskFileName
 from fsqueue.storage.store import Store
 
 LOCK_S = 1.0
-"""How long to wait for the lock of a file that was made just now: only who takes it for an orphan has it."""
+"""How long to wait for the lock of a file that was just made: only a process that takes it for an orphan has it."""
 LATE_S = 60.0
-"""Who gets the lock later than that after making the file was stopped in between: is the file there still?"""
+"""A process that gets the lock later than that was stopped after making the file. Is the file still there?"""
 AWAY_S = 43_200.0
 """Half the age at which `gc` reaps staged files. An inserter that was away for so long may have lost its lock."""
 
@@ -194,7 +194,7 @@ def has(store: Store, layout: Layout, batch: str) -> bool:
 def publish_named(store: Store, layout: Layout, staged: str) -> bool:
     """Publish a staged file that a record names; whether it was done here.
 
-    Its author may live, and do the same: of two who rename it one does, and the other finds it published.
+    Its author may live, and do the same: of two processes that rename it, one does, and the other finds it published.
     """
     name = names.parse_task_file(staged)
     if name is None:

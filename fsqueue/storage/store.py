@@ -1,4 +1,4 @@
-"""What all verbs of one open queue share: where it is, its settings, its clock, its open logs."""
+"""The state that all verbs of one open queue share: its path, its settings, its clock, its open logs."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ __all__ = ["QueueClosed", "Store"]
 T = TypeVar("T")
 
 MAKER_WAIT_S = 2.0
-"""How long the first who puts something into a generation waits for the lock of `queue.jsonl`."""
+"""How long the first process to put a file into a generation waits for the lock of `queue.jsonl`."""
 BUSY_S, BUSY_WAIT_S = 10.0, 0.02
-"""How long a shared file counts as stuck after a vain wait, and how long it is waited for meanwhile."""
+"""How long a shared file counts as stuck after a wait without success, and how long it is waited for meanwhile."""
 PROBES = 3
 """So often, at most, the clock is measured at a time."""
 
@@ -96,12 +96,12 @@ class Store:
 
     @property
     def queue_state(self) -> QueueState:
-        """What `queue.jsonl` said when it was last read."""
+        """Return the content of `queue.jsonl` as it was last read."""
         return self.queue_file.state
 
     @property
     def layout(self) -> Layout:
-        """The layout of the present generation."""
+        """Return the layout of the present generation."""
         return self.queue_file.layout
 
     def verify(self) -> bool:
@@ -201,7 +201,7 @@ class Store:
             self.fs.make_directory(self.layout.base)
 
     def making_generation(self, action: Callable[[], T]) -> T:
-        """Do `action`. If a file or directory is missing, make the generation's directory, and do `action` again."""
+        """Call `action`. If a file or directory is missing, make the generation's directory, and call it again."""
         try:
             return action()
         except FileNotFoundError:
@@ -211,8 +211,8 @@ class Store:
     def discard(self, holder: str, tree: Generation | Day) -> bool:
         """Rename a tree in `holder` into the queue's trash, whatever its size. Return False if it is gone already.
 
-        The tree goes beside the trash if the disk has no room for a trash, something else is in the trash's place, or
-        another member of the group does not let this user write there.
+        The tree goes beside the trash in three cases: the disk has no room for a trash; something else is in its
+        place; this user may not write in a trash that another member of the group has made.
         """
         path, trash, name = f"{holder}/{tree}", self.layout.trash, trashed(tree, self.entropy.hex16())
         try:
@@ -258,7 +258,7 @@ class Store:
         self.fs.close_root()
 
     def _after_fork(self) -> None:
-        """After a fork, in the child: close inherited descriptors without unlocking them, and take a new identity."""
+        """Close inherited descriptors without unlocking them, and take a new identity. Call it in a forked child."""
         self.logs.after_fork()
         self.mutex = taken.Mutex()
         self.fs.after_fork()

@@ -1,4 +1,4 @@
-"""Upkeep: what crashes left behind and nobody met, old history, and trash (docs/design.md, section 4.11).
+"""Upkeep: leftovers of crashes that no process has met, old history, and trash (docs/design.md, section 4.11).
 
 Everything here may run at any time, while others work, and be stopped at any moment.
 """
@@ -30,7 +30,7 @@ from fsqueue.wording import counted
 logger = logging.getLogger("fsqueue")
 
 STAGED_AGE_S = 86_400
-"""A staged file is reaped a day after it was written, if nobody has it locked and no record names it."""
+"""A staged file is reaped a day after it was written, if no process has it locked and no record names it."""
 ATTEMPT_AGE_S = 7 * STAGED_AGE_S
 """What was staged for a commit is reaped a week after its last file: its other parts may take days."""
 
@@ -40,7 +40,7 @@ NODE_AGE_S = 7 * STAGED_AGE_S
 
 
 class Refusals:
-    """What the system refused, a line for each kind of error: a user who may only read would get one for each file."""
+    """The system's refusals, a line for each kind of error: a user who may only read would get one for each file."""
 
     def __init__(self) -> None:
         self.first: dict[int, OSError] = {}
@@ -210,7 +210,7 @@ def mend(store: Store, batch: Batch, name: TaskFileName | None, report: GcReport
 
 
 def publish_again(locked: LockedBatch) -> bool:
-    """Return a task file that is back in staging although somebody has leased from it; whether there was one.
+    """Publish a task file again that is in staging though a worker leased from it. Return whether there was one.
 
     A power loss leaves that, if it came before the inserter had synced the name.
     """
@@ -274,13 +274,13 @@ def reap_attempt(store: Store, text: str) -> bool:
         if attempt is None:
             return names.is_gone(text) and commits.drop(store, path)
         return is_abandoned(store, path, ATTEMPT_AGE_S) and commits.reap(store, layout, *attempt)
-    except (StorageError, FileNotFoundError) as error:  # a lock is busy, a record damaged, or somebody else was at it
+    except (StorageError, FileNotFoundError) as error:  # a lock is busy, a record damaged, or another was faster
         logger.warning("%s is left as it is: %s", path, error)
         return False
 
 
 def is_abandoned(store: Store, path: str, age_s: float = STAGED_AGE_S) -> bool:
-    """Return whether a file is so old that nobody can be at it but a writer who has it locked; False if it is gone."""
+    """Return whether a file is so old that only a writer that has it locked can still use it; False if it is gone."""
     try:
         return store.fs.stat(path).st_mtime <= store.clock.now_ms() / 1000 - age_s
     except OSError:
@@ -290,7 +290,7 @@ def is_abandoned(store: Store, path: str, age_s: float = STAGED_AGE_S) -> bool:
 def reap_staged(store: Store, text: str) -> bool:
     """Reap an old staged file whose writer is dead: lock first, then look whether any record names it.
 
-    Only task files and probes of the clock are staged as files; what has another name was put there by somebody else.
+    Only task files and probes of the clock are staged as files. A file with another name is not fsqueue's.
     """
     name, path = names.parse_task_file(text), f"{store.layout.staging}/{text}"
     if (name is None and not names.is_probe(text)) or not is_abandoned(store, path):
@@ -310,7 +310,7 @@ def reap_staged(store: Store, text: str) -> bool:
 
 
 def generations(store: Store, report: GcReport) -> None:
-    """Earlier generations that a purge left in place go into the trash.
+    """Move earlier generations that a purge left in place into the trash.
 
     The look at `queue.jsonl` after the listing proves that they were listed in this queue, and not in its successor.
     """
@@ -322,7 +322,7 @@ def generations(store: Store, report: GcReport) -> None:
 
 
 def over(store: Store, name: str) -> Generation | None:
-    """Return a generation of this queue that nobody reads, nor ever will; None if the name is not that of one."""
+    """Return a generation of this queue that no process reads any more; None if the name is not that of one."""
     generation = names.parse_generation(name)
     if generation is None or generation[1] != store.queue_state.id or generation[0] >= store.queue_state.generation:
         return None

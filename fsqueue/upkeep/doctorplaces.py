@@ -1,7 +1,8 @@
 """Places where doctors work: what they are called, how they are made and held, what may be removed of them.
 
 A doctor works in directories where strangers may write, and root may be its caller. It makes places of its own, holds
-them by descriptor, and removes nothing but names of its own grammar. Nobody's word is taken for what a name leads to.
+them by descriptor, and removes nothing but names of its own grammar. It never trusts that a name still leads to the
+same file.
 """
 
 from __future__ import annotations
@@ -51,15 +52,15 @@ MADE_BY_DOCTORS: Names = (
     (PROBE, [("file", None), ("inner", [("file", None)]), (FORGOTTEN, None)]),
     ("threads|processes", _IN_A_CONTEST),
 )
-"""All that a doctor makes in a place of its own. Of what anybody else put there nothing is removed."""
+"""All that a doctor makes in a place of its own. What other programs put there is not removed."""
 
 
 class Refused(OSError):
-    """The meeting place belongs to a stranger, who could exchange what is in it; the sentence says what to do."""
+    """The meeting place belongs to a stranger. He could exchange what is in it; the sentence says what to do."""
 
 
 def make_place(directory: OpenDirectory, token: Callable[[], str]) -> OpenDirectory:
-    """Make a place for one examination, with a name that nobody can foresee, and closed to others. OSError."""
+    """Make a place for one examination, with a name that no neighbour can foresee, and closed to others. OSError."""
     return directory.make(f"{DOCTOR}-{token()}", PRIVATE, _fresh(token))
 
 

@@ -1,4 +1,4 @@
-"""What is on its way out, and the proof that it is ours: deleted queues, earlier generations, old days of the history.
+"""The trash, and the proof that it is fsqueue's own: deleted queues, earlier generations, old days of the history.
 
 Nothing is removed because of where it is. A deleted queue's directory bears the queue's id in its name, and holds the
 `queue.jsonl` of that queue, which says that it is deleted (docs/design.md, section 5). In a queue's own trash
@@ -34,7 +34,7 @@ LOCK_FORMERLY = ".lock"
 
 @dataclass(slots=True)
 class Reaping:
-    """What a reaping did. `removed`: how many names went. `left`: path to reason, for what was kept."""
+    """The result of a reaping. `removed`: how many names went. `left`: path to reason, for what was kept."""
 
     removed: int = 0
     left: dict[str, str] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""How a queue is doing: rates, how long leases take, failures by reason, the oldest leases (TaskMaster, section 3.5).
+"""A queue's activity: rates, how long leases take, failures by reason, the oldest leases (TaskMaster, section 3.5).
 
 All of it comes from what the other verbs write anyway, and is cheap however many tasks there are: the names of the
 task files tell what was inserted when, the logs what is at work, the ends of the history what has finished. Of logs,
@@ -103,7 +103,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """How a queue is doing. `at`: Unix seconds on the file server's clock.
+    """A queue's activity. `at`: Unix seconds on the file server's clock.
 
     Rates of insertion, of leasing, of completion, and of finishing (completed or given up); None where they are not
     known: the queue keeps no history, or more happened within a second than is read. Those of work begin with the
@@ -184,7 +184,7 @@ def activity(store: Store, window_ms: int | None = None) -> Activity:
 
 
 def together(found: Sequence[Activity]) -> Activity:
-    """Several queues as one: sums of rates, means over all measured tasks, all failures and the oldest leases."""
+    """Return several queues as one: sums of rates, means over all measured tasks, all failures, the oldest leases."""
     measured = sum(one.measured for one in found)
     holders = [one.holders for one in found if one.holders is not None]
     weighed = [(one.measured / measured, one) for one in found if one.measured]
@@ -250,7 +250,7 @@ INSERTED, LEASES, COMPLETIONS, FINISHED = range(4)
 
 
 class Unit:
-    """What happened to the batches of one file. Times are milliseconds."""
+    """The events of the batches of one file. Times are milliseconds."""
 
     def __init__(self) -> None:
         self.events: tuple[Counter[int], ...] = tuple(Counter() for _ in range(4))
@@ -281,7 +281,7 @@ class FileSample:
 
 
 class _Survey:
-    """What was read. `since`: from when on nothing is missing (ms), in the files that were read.
+    """All that was read. `since`: from when on nothing is missing (ms), in the files that were read.
 
     First names, then logs, then the history: what finishes meanwhile is seen again, and not missed.
     """
@@ -404,7 +404,7 @@ class _Survey:
         )
 
     def work_since(self) -> int:
-        """Return when work began, if that was in the window: a rate over a time before that would be nobody's."""
+        """Return when work began, if that was in the window. A rate over the time before that would be too low."""
         leases = (at for part in self.parts for unit in part.units for at in unit.events[LEASES])
         return self.since if self.was_at_work else max(self.since, min(leases, default=self.since))
 

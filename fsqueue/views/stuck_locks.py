@@ -1,8 +1,8 @@
-"""Stuck lock holders: which locks of a queue are held for long, and by whom as far as can be told.
+"""Stuck lock holders: which locks of a queue are held for long, and by which process, if that can be told.
 
-A process that is stopped inside a critical section keeps its lock. The kernel does not say who has a lock of an open
-file description, least of all on another host; so what is known is put together: the lock is asked for without taking
-it, the file tells when it was last written, a batch's log by whom, and on this host the processes show what they hold.
+A process that is stopped inside a critical section keeps its lock. The kernel does not tell which process has a lock
+of an open file description, least of all on another host. So these hints are put together: whether the file is locked;
+when it was last written; for a batch's log, by which worker; on this host, the locks that each process shows.
 """
 
 from __future__ import annotations

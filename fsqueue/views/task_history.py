@@ -1,4 +1,4 @@
-"""What happened to a task, from its batch's log or, once that is finished, from the history."""
+"""The history of a task, from its batch's log or, once that is finished, from the history of the queue."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class BackgroundThread(threading.Thread):
             self._died(self.name, error)
 
     def work(self) -> None:
-        """Do what the thread is there for."""
+        """Do the work of the thread."""
         raise NotImplementedError
 
 

@@ -155,7 +155,7 @@ class Commands:
         return True
 
     def _having_descriptors(self, action: Callable[[], T]) -> T:
-        """Do `action`. As long as it fails for want of descriptors, close what ended commands have left open."""
+        """Call `action`. As long as it fails for want of descriptors, close what ended commands have left open."""
         while True:
             try:
                 return action()
@@ -183,7 +183,7 @@ class Commands:
             job.doomed = ""
 
     def stopping(self) -> None:
-        """Commands are told by SIGTERM, when their time is over."""
+        """Do nothing: commands get SIGTERM when their time is over."""
 
     def close(self) -> None:
         for running in self._running.values():

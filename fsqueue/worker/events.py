@@ -1,4 +1,4 @@
-"""How everything else reaches the loop: posts from threads and signal handlers, and descriptors that are ready."""
+"""The events that reach the loop: posts from threads and signal handlers, and descriptors that are ready."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Ready = Callable[[], object]
 
 
 class Mailbox:
-    """What the loop waits for. `post` may be called in any thread and in signal handlers; the rest is the loop's."""
+    """The events that the loop waits for. Any thread and any signal handler may call `post`; the rest is the loop's."""
 
     def __init__(self) -> None:
         self._posts: deque[Callable[[], object]] = deque()
@@ -79,7 +79,7 @@ class Mailbox:
             self._posts.popleft()()
 
     def close(self) -> None:
-        """Nobody listens any more. The bell stays for threads that still ring it, and goes with the last of them."""
+        """Stop listening. The eventfd stays for threads that still post, and is closed with the last of them."""
         self._selector.close()
 
     def __del__(self) -> None:

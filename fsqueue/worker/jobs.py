@@ -34,11 +34,11 @@ class Job:
         self.kill_at = math.inf
         """When SIGKILL is due."""
         self.killed = False
-        """Whether a signal ended its process, from whomever."""
+        """Whether a signal ended its process, whatever sent it."""
 
     @property
     def gone(self) -> str:
-        """As what the task counts that is not ours any more, so that nothing is to be told; "" if it is ours."""
+        """Return the outcome of a task that is not this worker's any more: nothing is reported. "" if it still is."""
         return self.settled or ("lost" if self.doomed == "lost" else "")
 
     def untouched(self) -> Job:
@@ -69,7 +69,7 @@ class Executor(Protocol):
         """Return how many more tasks it takes, when each of its slots may hold `each`."""
 
     def give(self, job: Job) -> bool:
-        """Have a task done; False if there was no room after all."""
+        """Take a task to execute. Return False if there was no room after all."""
 
     def prepare(self, waiting: int) -> None:
         """Get ready for more, as far as can be done at once: there was no room for so many tasks."""
@@ -84,10 +84,10 @@ class Executor(Protocol):
         """Return the tasks that were given and not begun, in order; of those only whose slot is at one for so long."""
 
     def end(self, job: Job, number: int) -> None:
-        """Have the work on a task ended, by SIGTERM or SIGKILL. If it has ended by itself, that counts."""
+        """End the work on a task, by SIGTERM or SIGKILL. If it has ended by itself, that counts."""
 
     def stopping(self) -> None:
-        """Let those at work know that the worker is stopping."""
+        """Tell the tasks at work that the worker is stopping."""
 
     def close(self) -> None:
         """Leave nothing behind."""

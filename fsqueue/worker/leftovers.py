@@ -64,7 +64,7 @@ class Leftovers:
         return True
 
     def close(self) -> None:
-        """Close them all: nobody reads any more."""
+        """Close them all: the worker reads no more."""
         for streams in self._commands:
             for stream in streams:
                 stream.close()

@@ -1,4 +1,4 @@
-"""What the loop of a worker keeps to: its options, and what is the same for all."""
+"""The limits that the loop of a worker keeps to: its options, and constants that are the same for all."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ class Loop:
         return self._signals > 2 or self._now() >= self._leave_at
 
     def _ask(self) -> None:
-        """Have the feeder lease what is to be done next."""
+        """Ask the feeder to lease the next tasks."""
         if self._ending or self._feeder.is_busy or not self._executor.is_ready():
             return
         if not self._may_begin() or (self._failures >= self._failures_noted and (self._untold or self._pending)):
@@ -170,7 +170,7 @@ class Loop:
             self._idle_since = self._now()
 
     def _each(self) -> int:
-        """Return how many tasks each slot may hold: what fails is to be noticed before more is begun."""
+        """Return how many tasks each slot may hold: the worker must notice failures before it begins more."""
         left_s, likely_s = (math.inf, 0.0) if self._stop_at == math.inf else self._outlook()
         return self._pace.each_within(self._failures_noted - self._failures, left_s, likely_s)
 
@@ -389,7 +389,7 @@ class Loop:
     # -- leases
 
     def _renew(self) -> None:
-        """Have everything held renewed, in one call."""
+        """Renew all leases that are held, in one call."""
         held = [job.task for job in (*self._ahead, *self._executor.held()) if job.doomed != "lost" and not job.settled]
         held += [outcome.task for outcome in (*self._untold.values(), *self._outbox)]
         self._renew_at = self._now() + self._limits.lease_s / 3 if held else math.inf
@@ -411,7 +411,7 @@ class Loop:
         gone = renewed.lost.keys() | renewed.settled.keys()
         if any(job.task.token in gone for job in self._executor.held() if job.began == math.inf):
             self.returned(self._executor.take_back(), "")
-        # What is not begun here is somebody else's now.
+        # Another worker has what was not begun here.
         self._ahead = deque(job for job in self._ahead if job.task.token not in gone)
         for job in self._executor.at_work():
             if job.task.token in renewed.settled:
@@ -470,7 +470,7 @@ class Loop:
                 self._doom(job, "stop", signal.SIGKILL)
 
     def _thread_died(self, name: str, error: BaseException) -> None:
-        """Let end within the grace what is at work; nothing, if nobody is there any more to tell how it ended."""
+        """Let tasks at work end within the grace; but none, if the thread that reports how they end has died."""
         self._broken = self._broken or obituary(name, error)
         if name == self._feeder.name:
             self._feeder.is_busy = False

@@ -1,8 +1,8 @@
-"""What commands and functions print: passed on (`passing`), its tail remembered, all of it kept where asked for.
+"""The output of commands and functions: passed on (`passing`), its tail remembered, all of it kept where asked for.
 
 Our own standard output and error may be stuck (a full pipe, a stopped terminal, a file on a server that is away), and
 so may the directory of kept output. So a thread of its own writes, and as long as too much lies before it the loop
-reads nothing more: those who print have to wait, and nobody else.
+reads nothing more. Only the commands and functions that print have to wait.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ CHUNK_BYTES = 1 << 16
 BACKLOG_BYTES_MAX = 1 << 20
 """When so much waits to be written, nothing more is read."""
 DRAIN_READS_MAX = 32
-"""So often a pipe is read to get what was printed so far. Who prints without end must not hold the loop up."""
+"""So often a pipe is read to get what was printed so far. A command that prints without end must not block the loop."""
 CLOSE_S = 2.0
 """How long the end waits for what is still to be written."""
 CLOSE_LOOK_S = 0.1
-"""How often it looks meanwhile whether anybody is in a hurry."""
+"""How often it looks meanwhile whether the worker was told to hurry."""
 
 
 class OutputWriter(BackgroundThread):
@@ -57,7 +57,7 @@ class OutputWriter(BackgroundThread):
         """How often each file is still to be written to."""
 
     def do(self, action: Callable[[], object], size: int = 0, kept: KeptFile | None = None) -> None:
-        """Have `action` called, which writes so many bytes, into `kept` or elsewhere."""
+        """Call `action` in the thread. It writes so many bytes, into `kept` or elsewhere."""
         with self._mutex:
             self._backlog += size
             if kept is not None:
@@ -69,7 +69,7 @@ class OutputWriter(BackgroundThread):
         self.do(lambda: self._keep(file, data), len(data), file)
 
     def say(self, text: str) -> None:
-        """Have the worker's user told a sentence about outputs."""
+        """Tell the worker's user a sentence about outputs, in the thread."""
         self.do(lambda: self._trouble(text))
 
     def cut(self, file: KeptFile, note: bytes) -> None:
@@ -121,7 +121,7 @@ class OutputWriter(BackgroundThread):
     def close(self, is_hurried: Callable[[], bool] = lambda: True) -> None:
         """End after what was told so far, or without it when it takes longer than CLOSE_S seconds.
 
-        For our own standard output and error, which may be a pipe to a pager, wait until somebody is in a hurry.
+        For our own standard output and error, which may be a pipe to a pager, wait until `is_hurried` says so.
         """
         self._jobs.put(None)
         if self.ident is None:
@@ -237,7 +237,7 @@ class Stream:
             self._output_writer.do(self._channel.end)
 
     def keep_in(self, file: KeptFile | None) -> None:
-        """Have what is read from now on appended to this file, too. The last stream that leaves a file closes it."""
+        """Append what is read from now on to this file, too. The last stream that leaves a file closes it."""
         before, self.kept = self.kept, file
         if file is not None:
             file.writers += 1
@@ -270,7 +270,7 @@ class Stream:
 
 
 def reason(headline: str, *tails: bytes) -> str:
-    """Why something failed: the headline with the last line of the first tail that has any, then the tails."""
+    """Return why something failed: the headline with the last line of the first tail that has any, then the tails."""
     texts = [text for tail in tails if (text := tail.decode(errors="replace").strip())]
     if not texts:
         return headline

@@ -40,7 +40,7 @@ class PendingFailures:
         self._waiting.append((now + self._wait_s, failure))
 
     def due_at(self) -> float:
-        """Return when the first of them is to be told; infinite if there is none."""
+        """Return when the first of them is due to be reported; infinite if there is none."""
         return self._waiting[0][0] if self._waiting else math.inf
 
     def ripe(self, now: float) -> list[Outcome]:

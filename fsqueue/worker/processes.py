@@ -189,7 +189,7 @@ class _Child:
         self.family.returned(left, "")
 
     def _ended(self) -> None:
-        """It has exited: settle what it did, and blame what it was at."""
+        """Settle what an exited child did, and fail the task that it was executing."""
         self.read()
         left = self.take_back() if self.is_ready else []
         for stream in self.streams:
@@ -351,7 +351,7 @@ class Children:
         if left:
             self.returned(left, "")
         if not any(job is one for one in child.given):
-            return  # nobody has begun it: it has come back, too
+            return  # the child had not begun it: it has come back, too
         doomed = job.doomed
         if doomed != "lost":
             job.doomed = ""  # an answer that is there already counts for what it says
@@ -369,7 +369,7 @@ class Children:
         deadline = self.now() + CLOSE_S
         for child in self._children:
             if child.is_ready:
-                child.take_back()  # the loop gives these back: nobody may begin them any more
+                child.take_back()  # the loop gives these back: the child must not begin them any more
             else:
                 child.process.kill(signal.SIGTERM)  # it is still importing: nothing of it is needed
             child.end.shutdown(socket.SHUT_WR)  # that is the end of its messages

@@ -1,4 +1,4 @@
-"""What a worker did, and the words in which it tells of it on the way."""
+"""The report of a worker's run, and the events of which it tells on the way."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ logger = logging.getLogger("fsqueue")
 
 @dataclass
 class WorkerReport:
-    """What became of the tasks of one run, and why it ended."""
+    """The outcomes of the tasks of one run, and why it ended."""
 
     completed: int = 0
     failed: int = 0
@@ -66,11 +66,11 @@ class Teller:
         self._events: list[Event] = []
 
     def say(self, kind: str, text: str, **fields: Any) -> None:
-        """Say a sentence for people, with fields for programs."""
+        """Record an event: a sentence for people, with fields for programs. `flush` tells it."""
         self._events.append(Event(kind, text, fields))
 
     def flush(self) -> None:
-        """Have told what was said so far."""
+        """Tell the events recorded so far."""
         if self._events:
             events, self._events = self._events, []
             self._do(lambda: self._out(events))

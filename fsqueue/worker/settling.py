@@ -66,7 +66,7 @@ def patience_with(error: FsqueueError, patience_s: float) -> float:
 
 @dataclass(slots=True)
 class Outcome:
-    """What a queue has to be told about a task."""
+    """The outcome of a task, to be reported to its queue."""
 
     task: LeasedTask
     verb: Verb
@@ -79,7 +79,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class Settled:
-    """How telling went: what became of each outcome, those still to be told, and why."""
+    """The result of reporting: what became of each outcome, those still to be reported, and why."""
 
     counted: list[tuple[Outcome, str, str]] = field(default_factory=list)
     """Outcome, what it counts as, and what to say of it, if anything. All for tasks that were begun only."""
@@ -107,7 +107,7 @@ class OutcomeReporter(BackgroundThread):
         self._now, self._random = Clock().monotonic, Entropy().random
 
     def tell(self, outcomes: list[Outcome]) -> None:
-        """Have the queues told."""
+        """Report outcomes to their queues, in the thread."""
         self._inbox.put(outcomes)
 
     def hurry(self) -> None:
@@ -207,7 +207,7 @@ def _is_last(task: LeasedTask) -> bool:
 
 
 def _grouped(outcomes: Sequence[Outcome]) -> Iterable[tuple[Verbs, Verb, float | None, list[Outcome]]]:
-    """Outcomes that one call can tell. Those with something of their own to say are told one by one."""
+    """Yield groups of outcomes that one call can report. Those with a reason of their own are reported one by one."""
     bulk: dict[tuple[int, str, float | None], list[Outcome]] = {}
     for outcome in outcomes:
         if outcome.verb in ("release", "complete"):
@@ -258,7 +258,7 @@ def _fail_refused(queue: Verbs, mine: list[Outcome], reasons: Mapping[str, str])
 def adopt(
     tasks: Sequence[LeasedTask], held: Iterable[Job], told: Iterable[Outcome]
 ) -> tuple[list[LeasedTask], list[Outcome]]:
-    """Return those of `tasks` that are new here, and what is to be told of the others.
+    """Return those of `tasks` that are new here, and the outcomes to report of the others.
 
     What had run out while the worker was at it, and no other worker took, is its own again, under the new lease. So is
     a task that is done: it cannot be leased once the queue has been told, so the queue has not. A failed one is new:
@@ -283,7 +283,7 @@ def adopt(
 
 
 def failure(job: Job, verb: Literal["fail", "bury"], reason: str) -> tuple[Outcome, list[Outcome]]:
-    """Return what is to be told of an attempt that failed, and what besides.
+    """Return the outcome to report of an attempt that failed, and further ones.
 
     If the lease ran out during the work, and this worker holds the task under another one, a failure is told of the
     lease that the work was begun under. Charged to the new lease it would cost an attempt that never ran; that lease
@@ -345,7 +345,7 @@ def own_outcome(task: LeasedTask) -> str | None:
 
 @dataclass(slots=True)
 class Renewed:
-    """How a renewal went: the leases that are lost, and those that their commands have ended themselves, by token."""
+    """The result of a renewal: the leases that are lost, and those that their commands themselves ended, by token."""
 
     lost: dict[str, FsqueueError] = field(default_factory=dict)
     settled: dict[str, str] = field(default_factory=dict)
@@ -386,7 +386,7 @@ class LeaseRenewer(BackgroundThread):
         try:
             tasks[0].queue.renew(tasks, self._lease_s)
         except errors.LeaseExpired:
-            pass  # too late, but nobody has taken them: what is finished still counts
+            pass  # too late, but no other worker has taken them: what is finished still counts
         except LOST as error:
             if isinstance(error, errors.LeaseLost) and len(tasks) > 1:
                 lost = set(error.tasks)

@@ -48,7 +48,7 @@ class Process:
         actions: list[tuple[int, ...]] = [(os.POSIX_SPAWN_DUP2, ours, theirs) for theirs, ours in enumerate(files)]
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         for fd in closed:
-            if fd >= most:  # posix_spawn would fail; it is nobody's but this process's from now on
+            if fd >= most:  # posix_spawn would fail; from now on only this process has it
                 os.set_inheritable(fd, False)
             elif fd not in inherited:
                 actions.append((os.POSIX_SPAWN_CLOSE, fd))

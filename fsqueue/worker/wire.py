@@ -75,7 +75,7 @@ def decode_answer(body: bytes) -> tuple[str, Any, float]:
 
 
 def send(end: socket.socket, number: int, task: str, body: bytes, flags: int = 0) -> None:
-    """Send a message. BlockingIOError, with MSG_DONTWAIT, while there is no room; other OSErrors if nobody is there."""
+    """Send a message. BlockingIOError, with MSG_DONTWAIT, while there is no room; another if the reader is gone."""
     head = b"%d %b" % (number, task.encode())
     if len(body) <= MESSAGE_BYTES_MAX:
         end.send(head + b"\n" + body, flags)

@@ -39,7 +39,7 @@ SPARE_FILES = 32
 
 @dataclass(frozen=True, slots=True)
 class _How:
-    """How the tasks are done."""
+    """The way in which the tasks are done."""
 
     command: list[str]
     handler: dict[str, Any]
@@ -209,10 +209,10 @@ class Worker:
     def run(self) -> WorkerReport:
         """Work until there is nothing left to do, or until stopped. To be called once.
 
-        In the main thread signals stop it: the first lets finish what fits into `grace_s`, the second puts back
-        what is at work. Raises what keeps it from going on (QueueNotFound, StorageError; InvalidArgument for a
-        command or handler that cannot be found, and for a command that asks for a field which a waiting task lacks),
-        after what is at work has ended and is settled.
+        In the main thread, signals stop it. After the first, tasks that fit into `grace_s` may finish; at the second,
+        the tasks at work are put back. Raises the error that keeps it from going on, after the tasks at work have
+        ended and are reported: QueueNotFound, StorageError; InvalidArgument for a command or handler that cannot be
+        found, and for a command that needs a field which a waiting task lacks.
         """
         if self._has_run:
             raise InvalidArgument("This worker has run already, or is running. Make another one for another run.")

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 from fsqueue_cli import status_text
-from fsqueue_cli.status_text import Look
 from fsqueue_cli.status_screen import screen
+from fsqueue_cli.status_text import Look
 from rich.cells import cell_len
 from rich.console import Console
 from rich.live_render import LiveRender

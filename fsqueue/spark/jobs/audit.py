@@ -17,7 +17,7 @@ FINDINGS_MAX = 1000
 
 @dataclass(frozen=True)
 class AuditReport:
-    """What an audit found: `counts` of findings by kind, the first of them, and how many tasks are in which state."""
+    """The result of an audit: `counts` of findings by kind, the first of them, how many tasks are in which state."""
 
     counts: dict[str, int]
     findings: list[dict[str, Any]]

@@ -1,6 +1,6 @@
 """Executors as workers, in rounds: lease and compute, write the results as Parquet, then complete what was written.
 
-| crash after | what is left | who goes on |
+| crash after | what is left | what happens to it |
 |---|---|---|
 | the lease | leases | they run out, or the round that failed releases them |
 | a round's results | results whose tasks are leased | the next drain into that directory completes them |
@@ -39,7 +39,7 @@ LEASED = "id STRING, token STRING, generation INT, attempt INT, payload STRING, 
 COMPUTED = "id STRING, token STRING, generation INT, attempt INT, result STRING, error STRING, took_s DOUBLE"
 SETTLED = "id STRING, token STRING, outcome STRING"
 COMPLETED, FAILED, LOST = "completed", "failed", "lost"
-"""What became of a task whose result was written: lost is one that somebody else took over meanwhile."""
+"""The end of a task whose result was written. Lost: another worker has taken it over meanwhile."""
 TASKS_PER_PARTITION = 10_000
 ROWS_MAX = 1000
 """So many tasks are leased, computed and passed on at a time."""
@@ -49,7 +49,7 @@ Function = Callable[[Any], Any]
 
 @dataclass(frozen=True)
 class DrainReport:
-    """What a drain did, in numbers of rounds and of tasks."""
+    """The result of a drain, in numbers of rounds and of tasks."""
 
     rounds: int
     completed: int

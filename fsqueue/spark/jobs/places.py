@@ -22,7 +22,7 @@ class Place:
         self.fs.make_root()
 
     def must_be_empty(self) -> None:
-        """InvalidArgument if something is in it: nothing of anybody's is overwritten."""
+        """Raise InvalidArgument if something is in it: no file of any user is overwritten."""
         if names := self.fs.names(self.path):
             raise InvalidArgument(f"{self.path} is not empty ({min(names)!r} is in it). Name a new directory.")
 

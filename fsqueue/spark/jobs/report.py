@@ -1,4 +1,4 @@
-"""What a queue went through, for people: every attempt as Parquet, and a page with charts and tables.
+"""A queue's history for people: every attempt as Parquet, and a page with charts and tables.
 
 Everything is computed by Spark from the view `attempts`; what comes to the driver are a few hundred numbers, so memory
 is bounded whatever the history's size.
@@ -153,7 +153,7 @@ class _Report:
         ]
 
     def _kept(self, df: DataFrame, name: str) -> DataFrame:
-        """Written as Parquet, and read from there."""
+        """Write rows as Parquet, and read them from there."""
         df.write.parquet(f"{self.out}/{name}")
         return self.spark.read.parquet(f"{self.out}/{name}")
 
