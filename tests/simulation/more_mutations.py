@@ -156,7 +156,7 @@ MUTATIONS = [
     Mutation(
         "shared files are written to without waiting for the lock",
         "two append to one file at the same time",
-        "calm",
+        "beside",
         (
             ("storage.jsonl:locked", "        if not fs.lock(fd, clock, entropy, timeout_s):\n", "        if not fs.try_lock(fd) and False:\n"),
         ),
@@ -272,15 +272,6 @@ MUTATIONS = [
         (
             ("storage.queue_file:FRESH_S", "1.0", "3600.0"),
         ),
-    ),
-    Mutation(
-        "status takes a task for dead and waiting while it is retried",
-        "its letter was read before, and the batch with its new id after that",
-        "letters",
-        (
-            ("views.inspection:_status", "seen.counted[1] != now[1] or before is None", "before is None"),
-        ),
-        stories=3000,
     ),
     Mutation(
         "a name that is late is left as it is",

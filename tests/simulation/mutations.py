@@ -173,7 +173,7 @@ MUTATIONS = [
     Mutation(
         "counting without the lock",
         "bytes are lost, or counted twice",
-        ("singles", "complete", "complete", "on"),
+        "beside",
         (("storage.jsonl:locked", "if not fs.lock(fd, clock, entropy, timeout_s):", "if 'completions' not in path and not fs.lock(fd, clock, entropy, timeout_s):"),),
     ),
     Mutation(

@@ -641,3 +641,22 @@ def test_each_state_is_looked_for_where_it_can_be(
     clock.advance(61)
     assert len(list(q.tasks("waiting"))) == 68
     assert list(q.tasks("delayed")) == []
+
+
+def test_letters_that_are_retried_during_each_look_are_counted_once(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their letters were read before the retry, and their new batches after it, in one look after the other."""
+    other = Queue(q.path, clock=q.store.clock)
+    q.insert_many(range(inspection.ROUNDS), batch_tasks=1)
+    for task in q.lease(inspection.ROUNDS):
+        task.bury("no")
+    left = [letter.id for letter in q.dead()]
+    read = inspection.deadletters.Ids
+
+    def retried_behind_it(*arguments: Any) -> Any:
+        found = read(*arguments)
+        if left:
+            other.retry_dead([left.pop()])
+        return found
+
+    monkeypatch.setattr(inspection.deadletters, "Ids", retried_behind_it)
+    assert numbers(q) == (inspection.ROUNDS, inspection.ROUNDS, 0, 0, 0, 0)
