@@ -19,7 +19,7 @@ from fsqueue.filesystem import Mount
 from tests.cli.conftest import Run, Spawn
 from tests.pages import text_of
 
-pytestmark = pytest.mark.once
+pytestmark = [pytest.mark.once, pytest.mark.slow]
 
 
 def test_a_report_for_people(fsqueue_cli: Run, tmp_path: Path) -> None:

@@ -441,6 +441,7 @@ def outputs(queue: Queue, place: Path, *command: str) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_a_payload_is_one_argument_and_no_script(queue: Queue, tmp_path: Path) -> None:
     """What docs/sharing.md advises, and what it warns of."""
     evil = "$(touch planted); touch planted #'\""

@@ -19,7 +19,7 @@ from fsqueue.format import names
 from tests.cli.conftest import Run
 from tests.support import base_of, files_below, log_files
 
-pytestmark = pytest.mark.once
+pytestmark = [pytest.mark.once, pytest.mark.slow]
 
 CODES = {0, 1, 2, 3, 4, 5, 7, 8, 9, 10, 124}
 ENDLESS = {"--forever", "--watch", "--join", "--help"}

@@ -311,6 +311,7 @@ def test_interrupted_while_busy_the_count_is_exact(spawn: Spawn, queue: Queue, t
     assert f"up to {tmp_path / 'many'}, line {int(out):,}" in err
 
 
+@pytest.mark.slow
 @pytest.mark.once
 def test_memory_is_bounded(spawn: Spawn, queue: Queue) -> None:
     process = spawn("insert", queue.path, stdin=subprocess.PIPE)

@@ -138,6 +138,7 @@ main()
 """
 
 
+@pytest.mark.slow
 def test_a_command_that_is_killed_is_typed_again(fsqueue_cli: Run, queue_factory: Callable[..., Queue]) -> None:
     """Killed before any of its changes of names, and repeated: all is there, once."""
     seen = set()

@@ -488,6 +488,7 @@ def test_sigusr1_stops_it_and_lets_finish(spawn: Spawn, queue: Queue, tmp_path: 
     assert (queue.status().completed, queue.status().waiting) == (1, 4)
 
 
+@pytest.mark.slow
 def test_runners_that_are_killed_lose_nothing(spawn: Spawn, queue_factory: QueueFactory, tmp_path: Path) -> None:
     """With tasks leased ahead, results not yet told, and children at work."""
     queue = queue_factory(lease_s=1)

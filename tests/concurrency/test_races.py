@@ -211,9 +211,12 @@ def test_cancelling_while_others_lease(queue: Queue) -> None:
     """A task is cancelled or executed, never both."""
     queue.insert_many(range(300), batch_tasks=5)
     ids = [info.id for info in queue.tasks()]
+    begun = queue.path.with_name("begun")
 
     def work() -> list[str]:
         mine, done = Queue(queue.path), []
+        while not begun.exists():
+            time.sleep(0.001)
         while tasks := mine.lease(3):
             mine.complete(tasks)
             done += [task.id for task in tasks]
@@ -226,6 +229,7 @@ def test_cancelling_while_others_lease(queue: Queue) -> None:
                 cancelled += mine.cancel([task])
             except TaskNotFound:
                 pass
+            begun.touch()
         return cancelled
 
     *done, cancelled = together((work,), (work,), (work,), (cancel,))

@@ -148,7 +148,7 @@ def test_the_tree_after_each_step(q: Queue, clock: ManualClock) -> None:
     counter = f"{BASE}/completions/{q.store.counter_number}"
     left = f"{BASE}/dead/00.jsonl", f"{BASE}/history/2026-11-21/00.jsonl"
     assert tree() == [counter, *left, "doorbell", "queue.jsonl"]
-    assert os.path.getsize(f"{ROOT}/{counter}") == 1
+    assert os.path.getsize(f"{ROOT}/{counter}") == 2, "a guard, and the byte of a task"
     assert os.path.getsize(f"{ROOT}/doorbell") == 16
 
 
