@@ -109,6 +109,10 @@ class Watching:
             self.errors[path] = error
             return Look(name_of(path), path, fsqueue.Status(), error=error)
 
+    def usage(self, path: str) -> dict[str, fsqueue.Usage]:
+        """Return what the files of a queue take."""
+        return self.watched[path].queue.usage()
+
     def stuck(self, path: str) -> list[StuckLock]:
         """Return the locks of a queue that stay taken.
 
@@ -156,22 +160,33 @@ fsqueue status /scratch/me --watch                  # all queues in a directory"
 @click.option("--interval", "interval_s", type=DURATION, default=2.0, help="Time between two looks [2].")
 @click.option("--window", "window_s", type=DURATION, help="Time to average rates over [1m, or 1h if slow].")
 @click.option("--fast", is_flag=True, help="Read file names only: cheap, but leased tasks may count as waiting.")
+@click.option(
+    "--usage", is_flag=True, help="Show files, directories and bytes, by what they are for. Asks for each file."
+)
 @json_option
 def status(
-    queues: tuple[str, ...], watch: bool, interval_s: float, window_s: float | None, fast: bool, as_json: bool
+    queues: tuple[str, ...],
+    watch: bool,
+    interval_s: float,
+    window_s: float | None,
+    fast: bool,
+    usage: bool,
+    as_json: bool,
 ) -> None:
     """Count the tasks of Q by their state; show rates, time left, failures by reason, and the slowest leased tasks.
 
     Q is a queue, or a directory of queues. Locks that stay taken because their holders are stopped are named, too.
     The time left is an interval that holds 19 of 20 times, if work goes on as it did. docs/status.md tells what the
-    numbers come from.
+    numbers come from, and docs/growth.md what --usage shows.
     """
+    if usage and watch:
+        raise click.UsageError("--usage looks at every file: use it without --watch.")
     watching = Watching(queues, fast, window_s)
     try:
         if watch:
             _watch(watching, interval_s, as_json)
         else:
-            _once(watching, fast, as_json)
+            _once(watching, fast, usage, as_json)
     finally:
         watching.close()
     end_with(watching.errors.values())
@@ -186,12 +201,15 @@ def end_with(errors: Iterable[fsqueue.FsqueueError]) -> None:
         raise said[0]
 
 
-def _once(watching: Watching, fast: bool, json: bool) -> None:
+def _once(watching: Watching, fast: bool, usage: bool, json: bool) -> None:
     looks = watching.looks()
     stuck = {} if fast else {path: watching.stuck(path) for path in [*watching.watched]}
     if json:
         for look in looks:
-            print_json(as_json(look) | {"stuck": [lock.as_dict() for lock in stuck.get(look.path, ())]})
+            more: dict[str, object] = {"stuck": [lock.as_dict() for lock in stuck.get(look.path, ())]}
+            if usage and look.error is None:
+                more["usage"] = {part: found.as_dict() for part, found in watching.usage(look.path).items()}
+            print_json(as_json(look) | more)
         return
     sound = [look for look in looks if look.error is None]
     if len(looks) == 1:
@@ -202,9 +220,19 @@ def _once(watching: Watching, fast: bool, json: bool) -> None:
     plus_minus = "±" if can_show("±", getattr(sys.stdout, "encoding", None)) else "+-"
     for line in details(total(sound), 1 << 16, plus_minus) if not fast else ():
         say(line)
+    if usage:
+        for look in sound:
+            print_table(_usage_table(look.name, watching.usage(look.path)), (20, 12, 12, 16))
     for locks in stuck.values():
         for lock in locks:
             say(f"stuck lock, last written to {moment(lock.written)}: {lock}")
+
+
+def _usage_table(name: str, usage: dict[str, fsqueue.Usage]) -> Iterator[tuple[str, ...]]:
+    yield (name, *(heading.rjust(width) for heading, width in (("FILES", 12), ("DIRECTORIES", 12), ("BYTES", 16))))
+    for part, found in usage.items():
+        if found.files or found.directories:
+            yield f"  {part}", f"{found.files:>12,}", f"{found.directories:>12,}", f"{found.bytes:>16,}"
 
 
 def _table(looks: list[Look]) -> Iterator[tuple[str, ...]]:

@@ -59,6 +59,7 @@ _LAZY = {
     "Event": "fsqueue.worker",
     "Report": "fsqueue.doctor",
     "StuckLock": "fsqueue.views.stuck_locks",
+    "Usage": "fsqueue.views.usage",
     "Worker": "fsqueue.worker",
     "WorkerReport": "fsqueue.worker",
 }
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
     from fsqueue.asyncpoll import AsyncPoll
     from fsqueue.doctor import Report
     from fsqueue.views.stuck_locks import StuckLock
+    from fsqueue.views.usage import Usage
     from fsqueue.worker import Event, Worker, WorkerReport
 else:  # hidden from type checkers, which would take every misspelt name for one that is imported late
 
@@ -130,6 +132,7 @@ __all__ = [
     "TaskTooLarge",
     "TimeLeft",
     "UnsafeFilesystem",
+    "Usage",
     "Worker",
     "WorkerReport",
     "__version__",

@@ -45,6 +45,7 @@ from fsqueue.views.activity import LEAST_S, Activity, activity
 if TYPE_CHECKING:
     from fsqueue.asyncpoll import AsyncPoll
     from fsqueue.views.stuck_locks import StuckLock
+    from fsqueue.views.usage import Usage
 
 RESULT_BYTES_MAX = task_file.RESULT_BYTES_MAX
 
@@ -424,6 +425,16 @@ class Queue(Maintenance):
         Without `window_s` over a minute, or an hour if tasks take long. Cheap, and bounded: see `Activity`.
         """
         return activity(self.store, None if window_s is None else duration_ms(window_s, "window_s", LEAST_S))
+
+    @verb("counting the files")
+    def usage(self) -> dict[str, Usage]:
+        """Return the files, directories and bytes of the queue, by what they are for, and their sum as "all".
+
+        It asks for each file. docs/growth.md says what each kind holds, and what gives it back.
+        """
+        from fsqueue.views import usage
+
+        return usage.of_store(self.store)
 
     @verb("looking for stuck locks")
     def stuck(self) -> list[StuckLock]:

@@ -58,3 +58,15 @@ def test_show_takes_a_token_and_tells_the_whole_story(fsqueue_cli: Run, queue: Q
 @pytest.mark.parametrize(("task", "code"), [("0" * 32 + ".0", 3), ("nonsense", 2), ("", 2), ("../../etc/passwd", 2)])
 def test_show_of_no_task(fsqueue_cli: Run, queue: Queue, task: str, code: int) -> None:
     fsqueue_cli("show", queue.path, task, code=code)
+
+
+def test_status_shows_what_the_files_take(fsqueue_cli: Run, queue: Queue) -> None:
+    queue.insert_many(range(3), batch_tasks=1)
+    lines = fsqueue_cli("status", queue.path, "--usage").stdout.splitlines()
+    table = lines[lines.index(next(line for line in lines if "DIRECTORIES" in line)) :]
+    assert table[0].split() == ["q", "FILES", "DIRECTORIES", "BYTES"]
+    assert [line.split()[:2] for line in table[1:]][:2] == [["settings", "2"], ["tasks", "3"]]
+    found = json.loads(fsqueue_cli("status", queue.path, "--usage", "--json").stdout)
+    assert found["usage"]["tasks"]["files"] == 3
+    assert found["usage"]["all"]["bytes"] == queue.usage()["all"].bytes
+    assert "--watch" in fsqueue_cli("status", queue.path, "--usage", "--watch", code=2).stderr

@@ -1,0 +1,90 @@
+"""Count the files, directories and bytes of a queue, by what they are for (docs/growth.md)."""
+
+from __future__ import annotations
+
+import stat
+from dataclasses import dataclass
+
+from fsqueue.models import _AsDict
+from fsqueue.storage.store import Store
+
+BLOCK_BYTES = 512
+"""The unit of `st_blocks` (POSIX)."""
+PARTS = {
+    "queue": "tasks",
+    "movements": "logs",
+    "completions": "counters",
+    "dead": "dead",
+    "history": "history",
+    "nodes": "nodes",
+    "commits": "commits",
+    "staging": "staging",
+}
+"""The directories of a generation, and what their files are called here."""
+OUTSIDE = {".quarantine": "quarantine", ".results": "results"}
+
+
+@dataclass
+class Usage(_AsDict):
+    """What one kind of files takes: inodes are `files` plus `directories`.
+
+    `bytes` is the sum of the files' lengths. `disk_bytes` is what the filesystem has allocated, also for directories.
+    """
+
+    files: int = 0
+    directories: int = 0
+    bytes: int = 0
+    disk_bytes: int = 0
+
+    def add(self, other: Usage) -> None:
+        """Add another one's numbers to these."""
+        self.files += other.files
+        self.directories += other.directories
+        self.bytes += other.bytes
+        self.disk_bytes += other.disk_bytes
+
+
+def of_store(store: Store) -> dict[str, Usage]:
+    """Return what each kind of files takes, and their sum as "all"; a hint while others work.
+
+    It asks for each file: some 10 µs each on a local disk, a request each on a shared one. Links are not followed.
+    """
+    store.refresh(now=True)
+    found = {name: Usage() for name in ("settings", *PARTS.values(), "trash", *OUTSIDE.values(), "other", "all")}
+    base = store.layout.base.rpartition("/")[2]
+    _add(store, store.path, found["settings"])
+    for name, kind in store.fs.entries(store.path):
+        path = f"{store.path}/{name}"
+        if name == base:
+            _add(store, path, found["settings"])
+            for part, inner in store.fs.entries(path):
+                _add_tree(store, f"{path}/{part}", inner, found[PARTS.get(part, "other")])
+        elif kind == "file" and path in (store.layout.settings_file, store.layout.doorbell):
+            _add(store, path, found["settings"])
+        else:
+            part = "trash" if name.startswith(".trash") else OUTSIDE.get(name, "other")
+            _add_tree(store, path, kind, found[part])
+    for usage in [*found.values()][:-1]:
+        found["all"].add(usage)
+    return found
+
+
+def _add_tree(store: Store, path: str, kind: str, usage: Usage) -> None:
+    below = [(path, kind)]
+    while below:
+        path, kind = below.pop()
+        _add(store, path, usage)
+        if kind == "directory":
+            below += ((f"{path}/{name}", inner) for name, inner in store.fs.entries(path))
+
+
+def _add(store: Store, path: str, usage: Usage) -> None:
+    try:
+        found = store.fs.stat(path)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return  # it went meanwhile, or is another user's
+    is_directory = stat.S_ISDIR(found.st_mode)
+    usage.directories += is_directory
+    usage.files += not is_directory
+    usage.bytes += 0 if is_directory else found.st_size
+    usage.disk_bytes += found.st_blocks * BLOCK_BYTES
