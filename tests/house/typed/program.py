@@ -113,6 +113,8 @@ def look(queue: Queue, state: fsqueue.State) -> Iterator[dict[str, Any]]:
     held: list[fsqueue.Held] = activity.oldest
     failures: list[fsqueue.Failure] = activity.failures
     locks: list[fsqueue.StuckLock] = queue.stuck()
+    taken: dict[str, fsqueue.Usage] = queue.usage()
+    assert taken["all"].files >= 2
     print(rate, left, held, failures, locks, queue.is_drained(), queue.wait(timeout_s=5, poll=print))
     infos: list[fsqueue.TaskInfo] = [*queue.peek(3), queue.task("id"), *queue.tasks("waiting"), *queue.tasks(state)]
     for info in infos:
