@@ -111,11 +111,9 @@ def sizes(store: Store) -> dict[Shard, int]:
 def read(store: Store, path: str, batch: str | None = None) -> Iterator[tuple[int, int, Batch, Records]]:
     """Offset, length, batch and records of each sound line of a file, repeats too; of one batch only if asked for."""
     start = b'{"batch":"%s",' % batch.encode() if batch is not None else b""
-    offset = 0
-    for line in _lines(store, path):
+    for offset, line, length in _lines_at(store, path):
         if line.startswith(start) and (found := parse(line)) is not None:
-            yield offset, len(line), *found
-        offset += len(line) + 1
+            yield offset, length, *found
 
 
 @dataclass(slots=True)
@@ -255,26 +253,30 @@ _COUNT = re.compile(rb'\{"batch":"[^"]{1,64}","count":([0-9]{1,9}),')
 
 def beginnings(store: Store, path: str) -> Iterator[bytes]:
     """Yield the lines of a file; of a torn last one the first page."""
-    offset = 0
-    for line in _lines(store, path):
-        offset += len(line) + 1
+    end = 0
+    for offset, line, length in _lines_at(store, path):
+        end = offset + length + 1
         yield line
     try:
         fd = store.fs.look_anew(path)
     except FileNotFoundError:
         return
     try:
-        yield store.fs.pread(fd, PAGE_BYTES, offset)
+        yield store.fs.pread(fd, PAGE_BYTES, end)
     finally:
         store.fs.close(fd)
 
 
 def _lines(store: Store, path: str) -> Iterator[bytes]:
+    return (line for _, line, _ in _lines_at(store, path))
+
+
+def _lines_at(store: Store, path: str) -> Iterator[tuple[int, bytes, int]]:
     try:
         fd = store.fs.look_anew(path)
     except FileNotFoundError:
         return
     try:
-        yield from jsonl.lines_of(store.fs, fd)
+        yield from jsonl.lines_at(store.fs, fd)
     finally:
         store.fs.close(fd)

@@ -360,8 +360,8 @@ class _Survey:
             if size >= LOGS_BYTES_MAX or leased >= TASKS_MAX:
                 break
             content, replay_state = listing.read_log(store, batch), ReplayState()
-            replay_state.replay(content, 0)
-            size += len(content)
+            replay_state.replay_pieces(content, 0)
+            size += sum(len(piece) for _, piece in content)
             leased += sum(len(lease.tasks) for lease in replay_state.leases.values())
             part.units.append(Unit())
             if replay_state.count:  # else it has just finished, and is in the history

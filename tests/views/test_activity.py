@@ -11,7 +11,7 @@ import pytest
 
 from fsqueue import InvalidArgument, Queue
 from fsqueue.clock import ManualClock
-from fsqueue.format import names
+from fsqueue.format import names, sparse
 from fsqueue.storage import deadletters, history, listing
 from fsqueue.storage.store import Store
 from fsqueue.views import activity
@@ -503,7 +503,7 @@ def test_a_batch_that_finishes_meanwhile_is_counted_once(
     q.complete(tasks[:1])
     read_log = listing.read_log
 
-    def finishing(store: Store, batch: str) -> bytes:
+    def finishing(store: Store, batch: str) -> list[sparse.Piece]:
         q.complete(task for task in tasks if not task.done)  # between the listing and this look
         return read_log(store, batch)
 
@@ -524,7 +524,7 @@ def test_what_was_read_in_a_log_is_not_read_in_the_history_again(
     one.complete()
     read_log = listing.read_log
 
-    def finishing(store: Store, batch: str) -> bytes:
+    def finishing(store: Store, batch: str) -> list[sparse.Piece]:
         content = read_log(store, batch)
         two.complete()
         return content
