@@ -320,7 +320,7 @@ def _unmark(fs: Filesystem, path: str, locked: int, mark: bytes) -> None:
     try:
         fd = fs.look(layout.settings_file(path), os.O_RDWR)  # `locked` can only append
         try:
-            content = sparse.joined(fs.pieces(fd, 0))
+            content = sparse.joined(fs.all_pieces(fd))
             if fs.same_file(locked, layout.settings_file(path)) and content.endswith(mark):
                 fs.pwrite(fd, b" " * (len(mark) - 1), len(content) - len(mark))
                 fs.fsync(fd)
@@ -424,7 +424,7 @@ def _later(action: Callable[..., object], *args: object) -> None:
 def _settings(fs: Filesystem, path: str, clock: Clock, entropy: Entropy) -> Iterator[tuple[int, QueueState]]:
     """Lock `queue.jsonl`, and yield its descriptor and what it says now. FileNotFoundError if there is none."""
     with jsonl.held(fs, clock, entropy, layout.settings_file(path), flags=os.O_APPEND) as fd:
-        yield fd, layout.read_queue_state(sparse.joined(fs.pieces(fd, 0)), path)
+        yield fd, layout.read_queue_state(sparse.joined(fs.all_pieces(fd)), path)
 
 
 def release_all(

@@ -203,13 +203,20 @@ class Filesystem(Rooted):
         if is_left_out:
             yield offset, b""
 
+    def all_pieces(self, fd: int) -> list[tuple[int, bytes]]:
+        """Return the pieces of an open file. A small one, as most are, takes one read."""
+        chunk = self.pread(fd, SMALL_READ_BYTES, 0)
+        if len(chunk) < SMALL_READ_BYTES:
+            return [(0, chunk)] if chunk else []
+        return list(self.pieces(fd, 0))
+
     def read_pieces(self, path: str) -> list[tuple[int, bytes]]:
         """Return the pieces of the content of `path`, by a revalidating open; errors as `read`."""
 
         def from_the_start() -> list[tuple[int, bytes]]:
             fd = self.look_anew(path)
             try:
-                return list(self.pieces(fd, 0))
+                return self.all_pieces(fd)
             finally:
                 self.close(fd)
 

@@ -152,7 +152,7 @@ class _Places:
         """
         try:
             with held(self.store, self.layout.settings_file) as fd:
-                current = read_queue_state(sparse.joined(self.store.fs.pieces(fd, 0)), self.store.path).directory
+                current = read_queue_state(sparse.joined(self.store.fs.all_pieces(fd)), self.store.path).directory
         except LockTimeout:
             return False
         except PermissionError:  # who may only look

@@ -107,7 +107,7 @@ class Repair:
     def generation(self, path: str) -> None:
         """Move the directory of a generation that does not exist aside, while nobody can begin that one."""
         with held(self.store, self.store.layout.settings_file) as fd:
-            queue_state = layout.read_queue_state(sparse.joined(self.store.fs.pieces(fd, 0)), self.store.path)
+            queue_state = layout.read_queue_state(sparse.joined(self.store.fs.all_pieces(fd)), self.store.path)
             if path.rpartition("/")[2] != queue_state.directory:
                 self.quarantine.move(path)
 

@@ -202,7 +202,7 @@ class Log:
 
         A long run of zeros in a void line is left out: then the records behind it stand nearer than in the log.
         """
-        pieces = list(self.fs.pieces(self.fd, 0))
+        pieces = self.fs.all_pieces(self.fd)
         if not self.replay_state.damaged:
             return b"".join(piece for _, piece in pieces)[: self.end - 1].replace(b"\n", b",")
         lines = [line for offset, line, _ in sparse.lines(pieces, 0) if offset < self.end]

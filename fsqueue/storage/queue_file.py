@@ -78,7 +78,7 @@ class QueueFile:
             return fs.read_pieces(path), lambda: fs.size_on_server(path)
         fd = fs.look(path)
         try:
-            content = list(fs.pieces(fd, 0))
+            content = fs.all_pieces(fd)
         except BaseException:
             fs.close(fd)
             raise

@@ -198,7 +198,7 @@ class Store:
 
     def _make_generation(self, fd: int) -> None:
         """Make the directory of the generation, if the open `queue.jsonl` still names this generation."""
-        if read_queue_state(sparse.joined(self.fs.pieces(fd, 0)), self.path) == self.queue_state:
+        if read_queue_state(sparse.joined(self.fs.all_pieces(fd)), self.path) == self.queue_state:
             self.fs.make_directory(self.layout.base)
 
     def making_generation(self, action: Callable[[], T]) -> T:
