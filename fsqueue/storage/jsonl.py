@@ -9,6 +9,7 @@ import errno
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import accumulate
 
 import orjson
 
@@ -118,27 +119,33 @@ def lines_from_end(fs: Filesystem, fd: int, bytes_max: int, piece: int = 1 << 16
     """Yield the whole lines of an open file with their offsets, the last one first, read in growing pieces from the
     end.
 
-    What does not lie wholly within the last `bytes_max` bytes is not read: only who gets offset 0 has seen all.
+    What does not lie wholly within the last `bytes_max` bytes is not read: only who gets offset 0 has seen all. Long
+    runs of zeros are not among those bytes; one NUL byte stands for them in their line.
     """
     at, rest, torn = fs.fstat(fd).st_size, b"", True
     least = max(0, at - bytes_max)
     while at > least:
         size = min(piece, at - least)
-        piece, at = piece * 4, at - size
-        data = fs.pread(fd, size, at) + rest
-        lines = data.split(b"\n")
-        end = at + len(data)
+        at -= size
+        chunk = fs.pread(fd, size, at)
+        if size >= PAGE_BYTES and chunk[:1] == sparse.GAP and chunk.count(0) == size:
+            rest = rest if rest.startswith(sparse.GAP) else sparse.GAP + rest
+            piece, least = max(piece, 1 << 20), max(0, least - size)  # zeros are read fast, and are not kept
+            continue
+        piece *= 4
+        lines = (chunk + rest).split(b"\n")
         if torn and len(lines) > 1:  # what follows the last newline is no line yet
-            end, torn = end - len(lines.pop()) - 1, False
+            lines.pop()
+            torn = False
         rest = lines[0]
-        for line in reversed(lines[1:]):
-            end -= len(line)
-            yield end, line
-            end -= 1
+        begins = list(accumulate((len(line) + 1 for line in lines), initial=at))
+        for number in range(len(lines) - 1, 0, -1):
+            yield begins[number], lines[number]
     if not at and not torn:
         yield 0, rest
 
 
+PAGE_BYTES = 4096
 UNSOUND_MAX = 1000
 """How many bad lines are looked at in one go."""
 
