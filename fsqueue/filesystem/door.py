@@ -222,7 +222,7 @@ class Filesystem(Rooted):
 
         return asking_again(from_the_start)
 
-    def cut(self, fd: int, size: int) -> None:
+    def cut_to(self, fd: int, size: int) -> None:
         """Make an open file as short as this, synced. Only under the file's lock."""
         os.ftruncate(fd, size)
         self.fsync(fd)

@@ -128,7 +128,7 @@ class Repair:
         with held_to_write(self.store, path) as fd:
             zeros = jsonl.zeros_at_end(fs, fd)
             if zeros:
-                fs.cut(fd, fs.fstat(fd).st_size - zeros)
+                fs.cut_to(fd, fs.fstat(fd).st_size - zeros)
                 if path == self.store.layout.settings_file:
                     # Some process may take this file for unchanged for FRESH_S, by the size with the zeros. A purge
                     # that were as long as these could go unnoticed: keep it out until that time is over.
