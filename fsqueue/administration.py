@@ -23,7 +23,7 @@ from fsqueue.errors import (
     UnsafeFilesystem,
 )
 from fsqueue.filesystem import Filesystem, Mount, OpenTree, mount_of, mountadvice
-from fsqueue.format import layout, names
+from fsqueue.format import layout, names, sparse
 from fsqueue.format.layout import QueueState, Settings
 from fsqueue.format.names import QueueId
 from fsqueue.format.replay import LEASED, ReplayState
@@ -67,6 +67,10 @@ def create(path: str, settings: Settings, *, exist_ok: bool, allow_unsafe: bool)
     )
 
 
+def _state_of(fs: Filesystem, path: str) -> QueueState:
+    return layout.read_queue_state(sparse.joined(fs.read_pieces(layout.settings_file(path))), path)
+
+
 def _create(fs: Filesystem, mount: Mount, path: str, settings: Settings, exist_ok: bool, allow_unsafe: bool) -> None:
     clock, entropy = Clock(), Entropy()
     try:
@@ -80,7 +84,7 @@ def _create(fs: Filesystem, mount: Mount, path: str, settings: Settings, exist_o
         if error.errno == errno.ENOENT and _dangling(fs, path) is None:
             raise  # what was there a moment ago is gone
         raise NotAQueue(f"{_in_the_way(fs, path)}. Choose another path; nothing was changed.") from None
-    if "queue.jsonl" in fs.names(path) and layout.read_queue_state(fs.read(layout.settings_file(path)), path).closed:
+    if "queue.jsonl" in fs.names(path) and _state_of(fs, path).closed:
         move_away(fs, path, clock, entropy)
         fs.make_root()
     present = [name for name in fs.names(path) if not layout.is_passing(name)]
@@ -317,9 +321,9 @@ def _unmark(fs: Filesystem, path: str, locked: int, mark: bytes) -> None:
     try:
         fd = fs.look(layout.settings_file(path), os.O_RDWR)  # `locked` can only append
         try:
-            content = fs.read_from(fd, 0)
-            if fs.same_file(locked, layout.settings_file(path)) and content.endswith(mark):
-                fs.pwrite(fd, b" " * (len(mark) - 1), len(content) - len(mark))
+            pieces = fs.all_pieces(fd)
+            if fs.same_file(locked, layout.settings_file(path)) and sparse.joined(pieces).endswith(mark):
+                fs.pwrite(fd, b" " * (len(mark) - 1), sparse.end_of(pieces) - len(mark))
                 fs.fsync(fd)
         finally:
             fs.close(fd)
@@ -421,7 +425,7 @@ def _later(action: Callable[..., object], *args: object) -> None:
 def _settings(fs: Filesystem, path: str, clock: Clock, entropy: Entropy) -> Iterator[tuple[int, QueueState]]:
     """Lock `queue.jsonl`, and yield its descriptor and what it says now. FileNotFoundError if there is none."""
     with jsonl.held(fs, clock, entropy, layout.settings_file(path), flags=os.O_APPEND) as fd:
-        yield fd, layout.read_queue_state(fs.read_from(fd, 0), path)
+        yield fd, layout.read_queue_state(sparse.joined(fs.all_pieces(fd)), path)
 
 
 def release_all(

@@ -7,11 +7,11 @@ if it had never been written (for those tasks).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from fsqueue.clock import MS_MAX
-from fsqueue.format import movements, names
+from fsqueue.format import movements, names, sparse
 from fsqueue.format.task_states import AVAILABLE, CANCELLED, COMPLETED, DEAD, LEASED, States
 
 __all__ = ["AVAILABLE", "CANCELLED", "COMPLETED", "DEAD", "LEASED", "ReplayState"]
@@ -43,6 +43,18 @@ class ReplayState(States):
                 else:
                     self.damaged += 1
                 at += len(line) + 1
+        return end
+
+    def replay_pieces(self, pieces: Iterable[sparse.Piece], begin: int) -> int:
+        """Fold the whole lines in the pieces of a log from `begin` on; return the offset behind the last of them."""
+        end = begin
+        for offset, line, length in sparse.lines(pieces, begin):
+            record = movements.parse(line)
+            if record is not None:
+                self.apply(record, offset)
+            else:
+                self.damaged += 1
+            end = offset + length + 1
         return end
 
     def apply(self, record: dict[str, Any], offset: int) -> None:

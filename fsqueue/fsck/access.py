@@ -34,12 +34,21 @@ def no_access(store: Store, place: str, error: OSError) -> Suspect:
     )
 
 
+def _read(store: Store, path: str) -> None:
+    fd = store.fs.look_anew(path)
+    try:
+        for _ in store.fs.pieces(fd, 0):
+            pass  # a file may have more bytes than memory
+    finally:
+        store.fs.close(fd)
+
+
 def _is_readable(store: Store, path: str) -> bool:
     try:
         if store.fs.is_directory(path):
             store.fs.entries(path)
         else:
-            store.fs.read(path)
+            _read(store, path)
     except FileNotFoundError:
         pass
     except OSError as error:

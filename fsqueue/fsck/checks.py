@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from fsqueue.filesystem import NOT_FILES
-from fsqueue.format import movements, names
+from fsqueue.format import movements, names, sparse
 from fsqueue.format import task_file as batches
 from fsqueue.format.names import Batch, Shard, TaskFileName
 from fsqueue.format.replay import DEAD, ReplayState
@@ -41,7 +41,12 @@ class BatchLook:
     """One look at a batch: its names, its log, and its task file where that matters."""
 
     def __init__(
-        self, store: Store, batch: Batch, there: list[TaskFileName], content: bytes | None, is_finished: bool
+        self,
+        store: Store,
+        batch: Batch,
+        there: list[TaskFileName],
+        content: list[sparse.Piece] | None,
+        is_finished: bool,
     ) -> None:
         self.store = store
         self.batch = batch
@@ -51,7 +56,7 @@ class BatchLook:
         self.content = content
         self.is_finished = is_finished
         """Whether the history knows that every task has an outcome."""
-        self.replay_state.replay(content or b"", 0)
+        self.replay_state.replay_pieces(content or [], 0)
 
     @property
     def is_untouched(self) -> bool:
@@ -84,12 +89,14 @@ class BatchLook:
             yield from self._letters()
             yield from self._time()
 
-    def _lines(self, content: bytes) -> Iterator[Finding]:
-        *lines, rest = content.split(b"\n")
-        bad = sum(jsonl.is_bad(line, is_movement) for line in lines)
+    def _lines(self, content: list[sparse.Piece]) -> Iterator[Finding]:
+        bad = end = 0
+        for offset, line, length in sparse.lines(content, 0):
+            bad += jsonl.is_bad(line, is_movement)
+            end = offset + length + 1
         if bad:
             yield found(self.store, "damaged-line", self.log, note=counted(bad, "line"))
-        if rest:
+        if sparse.end_of(content) > end:
             yield found(self.store, "torn-line", self.log)
 
     def _file(self) -> Iterator[Finding]:
@@ -154,7 +161,9 @@ class ShardCheck:
         """Yield all that looks wrong, batches first."""
         layout = self.store.layout
         yield from guarded(self.store, f"{layout.tasks}/{self.shard}", self._batches())
-        yield from guarded(self.store, layout.dead(self.shard), self._lines(layout.dead(self.shard), jsonl.is_object))
+        yield from guarded(
+            self.store, layout.dead(self.shard), self._lines(layout.dead(self.shard), jsonl.is_object, may_cut=True)
+        )
         yield from guarded(self.store, layout.history_days, self._history())
 
     # -- batches ------------------------------------------------------------------------------------
@@ -186,7 +195,7 @@ class ShardCheck:
         while True:
             path = store.layout.log(batch)
             try:
-                content = store.fs.read(path) if has_log else None
+                content = store.fs.read_pieces(path) if has_log else None
                 path = store.layout.task_file(there[0]) if there else path
                 look = BatchLook(store, batch, there, content, is_finished)
                 findings = [finding for finding in look.findings() if finding.kind not in told]
@@ -216,7 +225,7 @@ class ShardCheck:
                 if kind == "orphaned-log" and store.clock.now_ms() / 1000 - store.fs.stat(path).st_mtime < SETTLE_S:
                     store.clock.sleep(SETTLE_S)  # its maker may be about to lock it
                 with held(store, path):
-                    return self._finds(batch, kind, store.fs.read(path))
+                    return self._finds(batch, kind, store.fs.read_pieces(path))
             except FileNotFoundError:
                 same = self._finds(batch, kind, None)
                 if not store.fs.exists(path):  # else a process has just made it
@@ -225,10 +234,10 @@ class ShardCheck:
                 if error.errno not in LOOK_ONLY:
                     raise
                 store.clock.sleep(SETTLE_S)
-                return self._finds(batch, kind, store.fs.read(path))
+                return self._finds(batch, kind, store.fs.read_pieces(path))
         return False
 
-    def _finds(self, batch: Batch, kind: str, content: bytes | None) -> bool:
+    def _finds(self, batch: Batch, kind: str, content: list[sparse.Piece] | None) -> bool:
         is_finished = bool(history.finished(self.store, self.shard, {batch}))
         look = BatchLook(self.store, batch, self._names(batch), content, is_finished)
         return any(finding.kind == kind for finding in look.findings())
@@ -266,8 +275,8 @@ class ShardCheck:
 
     # -- lines --------------------------------------------------------------------------------------
 
-    def _lines(self, path: str, is_sound: Callable[[bytes], bool]) -> Iterator[Suspect]:
-        return lines(self.store, self.repair, path, is_sound)
+    def _lines(self, path: str, is_sound: Callable[[bytes], bool], *, may_cut: bool = False) -> Iterator[Suspect]:
+        return lines(self.store, self.repair, path, is_sound, may_cut=may_cut)
 
     # -- history --------------------------------------------------------------------------------------
 
@@ -317,12 +326,19 @@ class ShardCheck:
             )
 
 
-def lines(store: Store, repair: Repair, path: str, is_sound: Callable[[bytes], bool]) -> Iterator[Suspect]:
-    """Yield damaged and torn lines of a file that is appended to under its lock."""
+def lines(
+    store: Store, repair: Repair, path: str, is_sound: Callable[[bytes], bool], *, may_cut: bool
+) -> Iterator[Suspect]:
+    """Yield damaged and torn lines of a file that is appended to under its lock, and the zeros that it ends in.
+
+    `may_cut`: zeros may be cut off, since nobody goes by offsets in the file from before a power loss (decision 24).
+    """
 
     def look(fd: int) -> dict[str, int]:
+        zeros = jsonl.zeros_at_end(store.fs, fd) if may_cut else 0
         bad, torn = jsonl.unsound(store.fs, fd, is_sound)
-        return {kind: count for kind, count in (("damaged-line", len(bad)), ("torn-line", torn)) if count}
+        kinds = (("zeros", zeros), ("damaged-line", len(bad)), ("torn-line", torn - zeros))
+        return {kind: count for kind, count in kinds if count > 0}
 
     def unlocked() -> dict[str, int]:
         fd = store.fs.look_anew(path)
@@ -349,9 +365,15 @@ def lines(store: Store, repair: Repair, path: str, is_sound: Callable[[bytes], b
         if error.errno in (errno.ENOENT, *NOT_FILES):
             return  # what it is instead of a file was told by its name
         raise
+    units = {"damaged-line": "line", "zeros": "byte"}
+    mends = {
+        "zeros": partial(repair.cut_zeros, path),
+        "damaged-line": partial(repair.void_lines, path, is_sound),
+        "torn-line": partial(repair.close_off, path),
+    }
     for kind, count in first.items():
         yield Suspect(
-            found(store, kind, path, note=counted(count, "line") if kind == "damaged-line" else ""),
+            found(store, kind, path, note=counted(count, units[kind]) if kind in units else ""),
             partial(again, kind),
-            (lambda: repair.void_lines(path, is_sound)) if kind == "damaged-line" else (lambda: repair.close_off(path)),
+            mends[kind],
         )

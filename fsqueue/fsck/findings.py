@@ -54,6 +54,12 @@ KINDS = {
         "reported done.",
         "ends the line, so that it stays void",
     ),
+    "zeros": Kind(
+        LEFTOVER,
+        "The file ends in NUL bytes: after a power loss it was longer than what had been written of it. Readers skip "
+        "them.",
+        "cuts them off",
+    ),
     "staged-file": Kind(
         LEFTOVER,
         "A staged file is over a day old and its writer is gone. The insert was never reported done.",

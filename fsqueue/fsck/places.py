@@ -8,7 +8,7 @@ from contextlib import suppress
 from functools import partial
 
 from fsqueue.errors import LockTimeout
-from fsqueue.format import names
+from fsqueue.format import names, sparse
 from fsqueue.format.layout import RESULTS, SETTINGS_FILE, is_doctors, read_queue_state
 from fsqueue.fsck import attempts
 from fsqueue.fsck.access import guarded
@@ -150,7 +150,7 @@ class _Places:
         """Return whether it is no generation, and no process is beginning it: overwriting makes the directory first."""
         try:
             with held(self.store, self.layout.settings_file) as fd:
-                current = read_queue_state(self.store.fs.read_from(fd, 0), self.store.path).directory
+                current = read_queue_state(sparse.joined(self.store.fs.all_pieces(fd)), self.store.path).directory
         except LockTimeout:
             return False
         except PermissionError:  # this user may only look

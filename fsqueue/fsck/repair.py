@@ -7,13 +7,15 @@ run, under the path that it had. Leftovers of crashes are upkeep's matter; here 
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 
 from fsqueue.cluster.identity import describe
-from fsqueue.format import layout, movements, names
+from fsqueue.filesystem import Filesystem
+from fsqueue.format import layout, movements, names, sparse
 from fsqueue.format import task_file as batches
 from fsqueue.format.names import Batch, TaskFileName
 from fsqueue.format.replay import AVAILABLE, LEASED, ReplayState
@@ -21,6 +23,7 @@ from fsqueue.fsck.recount import Recount
 from fsqueue.protocol import finishing, transitions
 from fsqueue.storage import history, jsonl, published, record_times
 from fsqueue.storage.locked_batch import LockedBatch
+from fsqueue.storage.queue_file import FRESH_S
 from fsqueue.storage.store import Store
 from fsqueue.wording import counted
 
@@ -104,7 +107,7 @@ class Repair:
     def generation(self, path: str) -> None:
         """Move the directory of a generation that does not exist aside, while no process can begin that one."""
         with held(self.store, self.store.layout.settings_file) as fd:
-            queue_state = layout.read_queue_state(self.store.fs.read_from(fd, 0), self.store.path)
+            queue_state = layout.read_queue_state(sparse.joined(self.store.fs.all_pieces(fd)), self.store.path)
             if path.rpartition("/")[2] != queue_state.directory:
                 self.quarantine.move(path)
 
@@ -119,6 +122,18 @@ class Repair:
                 fs.pwrite(fd, movements.VOID, size)
                 fs.fsync(fd)
 
+    def cut_zeros(self, path: str) -> None:
+        """Cut off the NUL bytes that a file ends in (decision 24)."""
+        fs = self.store.fs
+        with held_to_write(self.store, path) as fd:
+            zeros = jsonl.zeros_at_end(fs, fd)
+            if zeros:
+                fs.cut_to(fd, fs.fstat(fd).st_size - zeros)
+                if path == self.store.layout.settings_file:
+                    # Some process may take this file for unchanged for FRESH_S, by the size with the zeros. A purge
+                    # that were as long as these could go unnoticed: keep it out until that time is over.
+                    self.store.clock.sleep(2 * FRESH_S)
+
     def void_lines(self, path: str, is_sound: Callable[[bytes], bool]) -> None:
         """Mark lines that make no sense as void, by a `~` in place of their last byte; a copy is kept.
 
@@ -128,7 +143,7 @@ class Repair:
         with held_to_write(self.store, path) as fd:
             bad, _ = jsonl.unsound(fs, fd, is_sound)
             while bad:
-                copy = b"".join(b"%s\n" % fs.pread(fd, length, offset) for offset, length in bad)
+                copy = b"".join(b"%s\n" % _line_at(fs, fd, offset, length) for offset, length in bad)
                 self.quarantine.keep(f"{path}.lines-from-{bad[0][0]}", copy)
                 for offset, length in bad:
                     fs.pwrite(fd, b"~", offset + length - 1)
@@ -247,7 +262,7 @@ class Repair:
             ):
                 return
             if replay_state.count:
-                self.quarantine.keep(log.path, store.fs.read(log.path))
+                self.quarantine.keep(log.path, sparse.joined(store.fs.read_pieces(log.path)))
             for name in published.names_of(store, log.layout, batch):
                 self.quarantine.move(log.layout.task_file(name))
             finishing.retire(locked)
@@ -257,7 +272,7 @@ class Repair:
         store = self.store
         with LockedBatch(store, batch, WAIT_S) as locked:
             if not locked.replay_state.count and not published.names_of(store, locked.log.layout, batch):
-                content = store.fs.read(locked.log.path)
+                content = sparse.joined(store.fs.read_pieces(locked.log.path))
                 if content:
                     self.quarantine.keep(locked.log.path, content)
                 finishing.retire(locked)
@@ -337,6 +352,13 @@ def held_to_write(store: Store, path: str) -> Iterator[int]:
         if path != store.layout.settings_file:  # a creator that died has left it with two
             jsonl.must_have_one_name(store.fs, fd, path)
         yield fd
+
+
+def _line_at(fs: Filesystem, fd: int, offset: int, length: int) -> bytes:
+    """Return a line; one NUL byte stands for a long run of zeros."""
+    end = offset + length
+    within = itertools.takewhile(lambda piece: piece[0] < end, fs.pieces(fd, offset))
+    return sparse.joined(((at, data[: end - at]) for at, data in within), offset)
 
 
 def _check_held(replay_state: ReplayState, tasks: list[int], at: int) -> None:

@@ -71,7 +71,7 @@ def _confirmed(store: Store, suspects: Iterator[Suspect]) -> Iterator[Finding]:
 
 def _outside_shards(store: Store, repair: Repair) -> Iterator[Suspect]:
     settings = store.layout.settings_file
-    yield from guarded(store, settings, checks.lines(store, repair, settings, jsonl.is_object))
+    yield from guarded(store, settings, checks.lines(store, repair, settings, jsonl.is_object, may_cut=True))
     yield from places.check(store, repair)
 
 

@@ -12,7 +12,7 @@ import os
 from contextlib import ExitStack
 
 from fsqueue.errors import CommitLost
-from fsqueue.format import names
+from fsqueue.format import names, sparse
 from fsqueue.format.layout import Layout, generation_record, read_queue_state
 from fsqueue.format.names import Generation
 from fsqueue.storage import commits, jsonl
@@ -27,7 +27,7 @@ def begin(store: Store, record: Record) -> Record:
     """
     fs, layout, queue_state = store.fs, store.layout, store.queue_state
     with jsonl.held(fs, store.clock, store.entropy, layout.settings_file, flags=os.O_APPEND) as fd, ExitStack() as undo:
-        if read_queue_state(fs.read_from(fd, 0), store.path) != queue_state:
+        if read_queue_state(sparse.joined(fs.all_pieces(fd)), store.path) != queue_state:
             store.refresh(now=True)
             found = commits.find(store, store.layout, record.name)
             if found is None:
@@ -50,7 +50,7 @@ def begin(store: Store, record: Record) -> Record:
         try:
             jsonl.append(fs, fd, generation_record(begun, store.clock.now_ms()), True)
         except BaseException:
-            if read_queue_state(fs.read_from(fd, 0), store.path) != queue_state:
+            if read_queue_state(sparse.joined(fs.all_pieces(fd)), store.path) != queue_state:
                 undo.pop_all()  # perhaps it will last, and then it has begun
             raise
         undo.pop_all()

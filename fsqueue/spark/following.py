@@ -170,9 +170,9 @@ def _lines(store: Store, piece: Slice) -> Iterator[bytes]:
         return
     try:
         left = piece.end - piece.begin
-        for lines in jsonl.pieces_of(store.fs, fd, piece.begin):
+        for length, lines in jsonl.pieces_of(store.fs, fd, piece.begin):
             yield from lines[:left].split(b"\n")[:-1]
-            left -= len(lines)
+            left -= length
             if left <= 0:
                 return
     finally:

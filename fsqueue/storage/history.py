@@ -111,18 +111,19 @@ def sizes(store: Store) -> dict[Shard, int]:
 def read(store: Store, path: str, batch: str | None = None) -> Iterator[tuple[int, int, Batch, Records]]:
     """Yield offset, length, batch and records of each sound line, repeats too; of one batch only if asked for."""
     start = b'{"batch":"%s",' % batch.encode() if batch is not None else b""
-    offset = 0
-    for line in _lines(store, path):
+    for offset, line, length in _lines_at(store, path):
         if line.startswith(start) and (found := parse(line)) is not None:
-            yield offset, len(line), *found
-        offset += len(line) + 1
+            yield offset, length, *found
 
 
 @dataclass(slots=True)
 class Recent:
-    """Batches that finished lately in a shard, the last one first. None since `since` (ms) is missing."""
+    """Lines of batches that finished lately in a shard, the last one first. None since `since` (ms) is missing.
 
-    batches: list[tuple[Batch, Records]]
+    They are not parsed: a million tasks that were worked off in bulk are some 500 kB of lines, and 100 MB of records.
+    """
+
+    lines: list[bytes]
     since: int
     bytes: int
 
@@ -138,7 +139,7 @@ def recent_files(store: Store, since: int) -> dict[Shard, list[Day]]:
 
 
 def recent(store: Store, shard: Shard, days: list[Day], since: int, bytes_max: int) -> Recent:
-    """Return the batches of a shard that finished from `since` (ms) on, from the ends of the files of these days.
+    """Return the lines of what finished in a shard from `since` (ms) on, from the ends of the files of these days.
 
     At most the last `bytes_max` bytes of each file are read: where those do not reach back so far, what is returned
     begins later. Of a file in which nothing is so young a page is read.
@@ -167,16 +168,20 @@ def _recent(store: Store, fd: int, earliest: int, bytes_max: int, found: Recent)
         return False
     begin, last = size, -1
     for offset, line in jsonl.lines_from_end(store.fs, fd, bytes_max):
-        finished_at = _finished_at(line[-PAGE_BYTES:])
+        finished_at = finished_ms(line)
         if 0 <= finished_at < earliest:
             return False
         begin, last = offset, finished_at if finished_at >= 0 else last
         found.bytes += len(line)
-        if (parsed := parse(line)) is not None:
-            found.batches.append(parsed)
+        found.lines.append(line)
     if begin:  # what stands before that is not read: it finished before what was read last, or (nothing was) just now
         found.since = max(found.since, (last if last >= 0 else _finished_at(page)) + LATE_MS)
     return not begin
+
+
+def finished_ms(line: bytes) -> int:
+    """Return when a line's batch finished (ms); -1 if its end does not tell."""
+    return _finished_at(line[-PAGE_BYTES:])
 
 
 def _finished_at(end: bytes) -> int:
@@ -237,28 +242,41 @@ def batch_named(line: bytes) -> str | None:
 _NAMED = b'{"batch":"'
 
 
+def tasks_named(line: bytes) -> int:
+    """Return how many tasks a line's batch has, as its beginning says; 1 if that tells nothing."""
+    found = _COUNT.match(line)
+    return min(int(found[1]), names.BATCH_TASKS_MAX) or 1 if found is not None else 1
+
+
+_COUNT = re.compile(rb'\{"batch":"[^"]{1,64}","count":([0-9]{1,9}),')
+
+
 def beginnings(store: Store, path: str) -> Iterator[bytes]:
     """Yield the lines of a file; of a torn last one the first page."""
-    offset = 0
-    for line in _lines(store, path):
-        offset += len(line) + 1
+    end = 0
+    for offset, line, length in _lines_at(store, path):
+        end = offset + length + 1
         yield line
     try:
         fd = store.fs.look_anew(path)
     except FileNotFoundError:
         return
     try:
-        yield store.fs.pread(fd, PAGE_BYTES, offset)
+        yield store.fs.pread(fd, PAGE_BYTES, end)
     finally:
         store.fs.close(fd)
 
 
 def _lines(store: Store, path: str) -> Iterator[bytes]:
+    return (line for _, line, _ in _lines_at(store, path))
+
+
+def _lines_at(store: Store, path: str) -> Iterator[tuple[int, bytes, int]]:
     try:
         fd = store.fs.look_anew(path)
     except FileNotFoundError:
         return
     try:
-        yield from jsonl.lines_of(store.fs, fd)
+        yield from jsonl.lines_at(store.fs, fd)
     finally:
         store.fs.close(fd)

@@ -9,13 +9,14 @@ import errno
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import accumulate
 
 import orjson
 
 from fsqueue.clock import Clock, Entropy
 from fsqueue.errors import LockTimeout, SecondName
 from fsqueue.filesystem import Filesystem
-from fsqueue.format import movements
+from fsqueue.format import movements, sparse
 
 LOCK_TIMEOUT_S = 30.0
 """How long to wait for a file that is locked for a few system calls at a time, before giving up."""
@@ -79,30 +80,38 @@ def append(fs: Filesystem, fd: int, lines: bytes, sync: bool) -> None:
 def lines_of(fs: Filesystem, fd: int) -> Iterator[bytes]:
     """Yield the whole lines of an open file, read in pieces; a torn last line is left out.
 
-    The parts of a long line are joined once, at its end. Joined at each piece, they would cost the square of its
-    length.
+    In a line with a long run of zeros one NUL byte stands for them: `lines_at` has the line's true length.
     """
-    begun: list[bytes] = []
-    offset = 0
-    while chunk := fs.pread(fd, 1 << 20, offset):
-        offset += len(chunk)
-        first, *others = chunk.split(b"\n")
-        begun.append(first)
-        if others:
-            whole, begun = b"".join(begun), [others.pop()]
-            yield whole
-            yield from others
+    return (line for _, line, _ in lines_at(fs, fd))
 
 
-def pieces_of(fs: Filesystem, fd: int, offset: int) -> Iterator[bytes]:
-    """Yield the whole lines of an open file from `offset` on, many at a time; a torn last line is left out."""
+def lines_at(fs: Filesystem, fd: int) -> Iterator[tuple[int, bytes, int]]:
+    """Yield the same, each line with its offset and its length."""
+    return sparse.lines(fs.pieces(fd, 0), 0)
+
+
+def pieces_of(fs: Filesystem, fd: int, offset: int) -> Iterator[tuple[int, bytes]]:
+    """Yield the whole lines of an open file from `offset` on, many at a time, each time with the length that they have
+    in the file. It is more than there are bytes only for a single line that has a long run of zeros. A torn last line
+    is left out.
+    """
     rest: list[bytes] = []
-    while chunk := fs.pread(fd, 1 << 20, offset):
-        offset += len(chunk)
+    begin = at = offset
+    for place, chunk in fs.pieces(fd, offset):
+        if place > at:
+            rest.append(sparse.GAP)
+        at = place + len(chunk)
+        if rest[1:] and sparse.GAP in rest:  # the line with the gap goes alone
+            end = chunk.find(b"\n") + 1
+            if end:
+                yield place + end - begin, b"".join([*rest, chunk[:end]])
+                rest, begin, chunk = [], place + end, chunk[end:]
         end = chunk.rfind(b"\n") + 1
         if end:
-            yield b"".join([*rest, chunk[:end]])
-            rest.clear()
+            whole = b"".join([*rest, chunk[:end]])
+            yield len(whole), whole
+            begin += len(whole)
+            rest = []
         rest.append(chunk[end:])
 
 
@@ -110,27 +119,33 @@ def lines_from_end(fs: Filesystem, fd: int, bytes_max: int, piece: int = 1 << 16
     """Yield the whole lines of an open file with their offsets, the last one first, read in growing pieces from the
     end.
 
-    What does not lie wholly within the last `bytes_max` bytes is not read: only who gets offset 0 has seen all.
+    What does not lie wholly within the last `bytes_max` bytes is not read: only who gets offset 0 has seen all. Long
+    runs of zeros are not among those bytes; one NUL byte stands for them in their line.
     """
     at, rest, torn = fs.fstat(fd).st_size, b"", True
     least = max(0, at - bytes_max)
     while at > least:
         size = min(piece, at - least)
-        piece, at = piece * 4, at - size
-        data = fs.pread(fd, size, at) + rest
-        lines = data.split(b"\n")
-        end = at + len(data)
+        at -= size
+        chunk = fs.pread(fd, size, at)
+        if size >= PAGE_BYTES and chunk[:1] == sparse.GAP and chunk.count(0) == size:
+            rest = rest if rest.startswith(sparse.GAP) else sparse.GAP + rest
+            piece, least = max(piece, 1 << 20), max(0, least - size)  # zeros are read fast, and are not kept
+            continue
+        piece *= 4
+        lines = (chunk + rest).split(b"\n")
         if torn and len(lines) > 1:  # what follows the last newline is no line yet
-            end, torn = end - len(lines.pop()) - 1, False
+            lines.pop()
+            torn = False
         rest = lines[0]
-        for line in reversed(lines[1:]):
-            end -= len(line)
-            yield end, line
-            end -= 1
+        begins = list(accumulate((len(line) + 1 for line in lines), initial=at))
+        for number in range(len(lines) - 1, 0, -1):
+            yield begins[number], lines[number]
     if not at and not torn:
         yield 0, rest
 
 
+PAGE_BYTES = 4096
 UNSOUND_MAX = 1000
 """How many bad lines are looked at in one go."""
 
@@ -138,12 +153,23 @@ UNSOUND_MAX = 1000
 def unsound(fs: Filesystem, fd: int, is_sound: Callable[[bytes], bool]) -> tuple[list[tuple[int, int]], int]:
     """Offset and length of (at most `UNSOUND_MAX`) lines that make no sense; how many bytes of a torn line follow."""
     found: list[tuple[int, int]] = []
-    offset = 0
-    for line in lines_of(fs, fd):
+    end = 0
+    for offset, line, length in lines_at(fs, fd):
         if len(found) < UNSOUND_MAX and is_bad(line, is_sound):
-            found.append((offset, len(line)))
-        offset += len(line) + 1
-    return found, max(0, fs.fstat(fd).st_size - offset)
+            found.append((offset, length))
+        end = offset + length + 1
+    return found, max(0, fs.fstat(fd).st_size - end)
+
+
+def zeros_at_end(fs: Filesystem, fd: int) -> int:
+    """Return how many NUL bytes an open file ends in."""
+    size, end = fs.fstat(fd).st_size, 0
+    if not size or fs.pread(fd, 1, size - 1) != b"\0":
+        return 0
+    for offset, data in fs.pieces(fd, 0):
+        if kept := len(data.rstrip(b"\0")):
+            end = offset + kept
+    return size - end
 
 
 def is_bad(line: bytes, is_sound: Callable[[bytes], bool]) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fsqueue.filesystem import NOT_FILES
-from fsqueue.format import names
+from fsqueue.format import names, sparse
 from fsqueue.format.names import Batch, Shard, TaskFileName
 from fsqueue.format.replay import ReplayState
 from fsqueue.storage.store import Store
@@ -56,20 +56,20 @@ def read_replay_state(store: Store, batch: Batch) -> ReplayState | None:
     (A log may be there all the same: empty, or created anew and retired by a process that came too late.)
     """
     replay_state = ReplayState()
-    replay_state.replay(read_log(store, batch), 0)
+    replay_state.replay_pieces(read_log(store, batch), 0)
     return replay_state if replay_state.count else None
 
 
-def read_log(store: Store, batch: Batch) -> bytes:
-    """Return the bytes of a batch's log, by a revalidating open; none if it has none."""
+def read_log(store: Store, batch: Batch) -> list[sparse.Piece]:
+    """Return the pieces of a batch's log, by a revalidating open; none if it has none."""
     try:
-        return store.fs.read(store.layout.log(batch))
+        return store.fs.read_pieces(store.layout.log(batch))
     except FileNotFoundError:
-        return b""
+        return []
     except OSError as error:
         if error.errno not in NOT_FILES:
             raise
-        return b""  # a directory, link or pipe of that name: a stray
+        return []  # a directory, link or pipe of that name: a stray
 
 
 def task_files(store: Store, shard: Shard) -> dict[Batch, TaskFileName]:

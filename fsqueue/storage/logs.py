@@ -12,7 +12,7 @@ import os
 
 from fsqueue.errors import StorageError
 from fsqueue.filesystem import Filesystem, taken
-from fsqueue.format import movements
+from fsqueue.format import movements, sparse
 from fsqueue.format.layout import Layout
 from fsqueue.format.names import Batch, TaskFileName, task_files_of
 from fsqueue.format.replay import ReplayState
@@ -143,16 +143,21 @@ class Log:
         if not data:
             self.torn = 0
             return
-        if len(data) == TAIL_BYTES:
-            data += self.fs.read_from(self.fd, self.end + TAIL_BYTES)
         named = self.replay_state.names[-1:]
-        replayed = self.replay_state.replay(data, self.end)
-        self.end += replayed
+        if len(data) < TAIL_BYTES:
+            end = self.end + self.replay_state.replay(data, self.end)
+            self.torn = self.end + len(data) - end
+            is_renamed = b'"name"' in data
+        else:  # much was appended; or a power loss has left zeros, maybe more than memory holds
+            pieces = list(self.fs.pieces(self.fd, self.end))
+            end = self.replay_state.replay_pieces(pieces, self.end)
+            self.torn = sparse.end_of(pieces, self.end) - end
+            is_renamed = any(b'"name"' in piece for _, piece in pieces)
+        self.end = end
         if self.replay_state.names[-1:] != named:  # a process has renamed the task file
             self.name = next(task_files_of(self.batch, self.replay_state.names[-1:]), None)
-        if b'"name"' in data:
+        if is_renamed:
             self.is_named_so = False
-        self.torn = len(data) - replayed
 
     def next_offset(self) -> int:
         """Return the offset at which the next record will stand."""
@@ -193,14 +198,17 @@ class Log:
         self.replay_state.replay(data, offset)
 
     def records(self) -> bytes:
-        """Return all records as the elements of a JSON array, each at its offset. Void lines are blanks."""
-        content = self.fs.read_from(self.fd, 0)[: self.end]
+        """Return all records as the elements of a JSON array, each at its offset. Void lines are blanks.
+
+        A long run of zeros in a void line is left out: then the records behind it stand nearer than in the log.
+        """
+        pieces = self.fs.all_pieces(self.fd)
         if not self.replay_state.damaged:
-            return content[:-1].replace(b"\n", b",")
-        lines = content.split(b"\n")[:-1]
+            return b"".join(piece for _, piece in pieces)[: self.end - 1].replace(b"\n", b",")
+        lines = [line for offset, line, _ in sparse.lines(pieces, 0) if offset < self.end]
         kept = [number for number, line in enumerate(lines) if movements.parse(line) is not None]
         last = kept[-1] if kept else -1
-        pieces = [b" " * (len(line) + 1) for line in lines]
+        elements = [b" " * (len(line) + 1) for line in lines]
         for number in kept:
-            pieces[number] = lines[number] + (b"," if number < last else b" ")
-        return b"".join(pieces)
+            elements[number] = lines[number] + (b"," if number < last else b" ")
+        return b"".join(elements)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from fsqueue.clock import Clock
 from fsqueue.errors import NotAQueue, QueueNotFound
 from fsqueue.filesystem import Filesystem
+from fsqueue.format import sparse
 from fsqueue.format.layout import SETTINGS_FILE, Layout, QueueState, is_passing, read_queue_state, settings_file
 
 FRESH_S = 1.0
@@ -41,7 +42,7 @@ class QueueFile:
         """Read the file. QueueNotFound or NotAQueue if there is no queue, or another one than before."""
         fs, opened = self._fs, hasattr(self, "state")
         try:
-            content, size_now = self._content()
+            pieces, size_now = self._content()
         except FileNotFoundError:
             # Of a queue that was open, what is left is what its reaper has not removed yet, under a name that an NFS
             # client remembers.
@@ -55,7 +56,7 @@ class QueueFile:
             ) from None
         except NotADirectoryError:
             raise NotAQueue(f"{self.path} is a file (or lies below one), not a queue's directory. Check it.") from None
-        state = read_queue_state(content, self.path)
+        state = read_queue_state(sparse.joined(pieces), self.path)
         if not fs.is_in_place():  # on a full disk a queue is deleted without the mark that says so
             raise self._moved()
         if state.closed:
@@ -68,16 +69,16 @@ class QueueFile:
             self.layout = Layout(self.path, state.directory, state.settings.shards)
         self.state = state  # after its layout: interrupted in between, the next reading does both again
         self._read_at = self._clock.monotonic()
-        self._size_read, self._size_now = len(content), size_now
+        self._size_read, self._size_now = sparse.end_of(pieces), size_now
 
-    def _content(self) -> tuple[bytes, Callable[[], int]]:
+    def _content(self) -> tuple[list[sparse.Piece], Callable[[], int]]:
         """Return what the file holds, and a function that tells what size it has from now on."""
         fs, path = self._fs, settings_file(self.path)
         if fs.shared:
-            return fs.read(path), lambda: fs.size_on_server(path)
+            return fs.read_pieces(path), lambda: fs.size_on_server(path)
         fd = fs.look(path)
         try:
-            content = fs.read_from(fd, 0)
+            content = fs.all_pieces(fd)
         except BaseException:
             fs.close(fd)
             raise

@@ -8,9 +8,10 @@ the log, so that all readers agree.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
-from fsqueue.format import movements, names
+from fsqueue.format import movements, names, sparse
 from fsqueue.format.movements import Range, to_ranges
 from fsqueue.format.names import TaskFileName
 from fsqueue.format.replay import AVAILABLE, LEASED, ReplayState
@@ -63,21 +64,20 @@ def set_right(locked: LockedBatch, certain: bool = False) -> bool:
         now = max(now, store.fs.fstat(log.fd).st_mtime_ns // 1_000_000)
         if last <= now + FAR_MS:
             return False
-    content = store.fs.read_from(log.fd, 0)[: log.end]
-    times = shifted(content, now)
+    times = shifted(store.fs.pieces(log.fd, 0), now)
     locked.append_record("clock", now, tasks=_ranges(sorted(times)), since=[times[index] for index in sorted(times)])
     return True
 
 
-def shifted(content: bytes, now: int) -> dict[int, int]:
+def shifted(log: Iterable[sparse.Piece], now: int) -> dict[int, int]:
     """Return new times for the open tasks whose times come from records later than `now`.
 
     The time is that at which the task becomes available, or its lease ends. If it was a minute after such a record, it
     is now a minute from `now`. Times from earlier records stay.
     """
-    replay_state, offset = ReplayState(), 0
+    replay_state = ReplayState()
     written: dict[int, int] = {}
-    for line in content.split(b"\n")[:-1]:
+    for offset, line, _ in sparse.lines(log, 0):
         record = movements.parse(line)
         if record is not None:
             replay_state.apply(record, offset)
@@ -87,7 +87,6 @@ def shifted(content: bytes, now: int) -> dict[int, int]:
                 for index in _tasks_of(record):
                     if index < replay_state.count and replay_state.version[index] == offset:
                         written[index] = replay_state.at
-        offset += len(line) + 1
     return {
         index: max(0, now + replay_state.since[index] - at)
         for index, at in written.items()

@@ -33,12 +33,12 @@ def read_on(store: Store, path: str, fd: int) -> frozenset[str]:
     if seen is None or seen.inode != inode:
         seen = Seen(inode, 0, frozenset())
     end, names, is_sound = seen.end, set(seen.names), True
-    for piece in jsonl.pieces_of(store.fs, fd, seen.end):
+    for length, piece in jsonl.pieces_of(store.fs, fd, seen.end):
         if b"staged" in piece:
             names.update(_names_in(piece))
         # An NFS client may serve zeros for what it has not fetched yet: those are read again the next time.
         is_sound = is_sound and b"\0" not in piece
-        end += len(piece) if is_sound else 0
+        end += length if is_sound else 0
     seen = store.retried[path] = Seen(inode, end, frozenset(names))
     return seen.names
 

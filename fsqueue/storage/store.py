@@ -15,6 +15,7 @@ from fsqueue.clock import Clock, Entropy
 from fsqueue.cluster.identity import worker_of_this_process
 from fsqueue.errors import FULL, FsqueueError, LockTimeout, from_os_error
 from fsqueue.filesystem import Filesystem, mount_of, mountadvice, taken
+from fsqueue.format import sparse
 from fsqueue.format.layout import COUNTERS, Layout, QueueState, read_queue_state
 from fsqueue.format.names import Day, Generation, counters, probe, trashed
 from fsqueue.storage import jsonl
@@ -197,7 +198,7 @@ class Store:
 
     def _make_generation(self, fd: int) -> None:
         """Make the directory of the generation, if the open `queue.jsonl` still names this generation."""
-        if read_queue_state(self.fs.read_from(fd, 0), self.path) == self.queue_state:
+        if read_queue_state(sparse.joined(self.fs.all_pieces(fd)), self.path) == self.queue_state:
             self.fs.make_directory(self.layout.base)
 
     def making_generation(self, action: Callable[[], T]) -> T:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from fsqueue.errors import FormatTooNew, NotAQueue
 from fsqueue.filesystem import Filesystem, OpenTree, mount_of
-from fsqueue.format import names
+from fsqueue.format import names, sparse
 from fsqueue.format.layout import SETTINGS_FILE, QueueState, read_queue_state, settings_file
 from fsqueue.format.names import QueueId
 from fsqueue.storage import nested
@@ -85,7 +85,8 @@ def reap(path: object) -> Reaping:
     directory = queue_path(path)
     fs = Filesystem(directory, shared=mount_of(directory).shared)
     found = reap_deleted(fs, directory)
-    queue_state = _fate_of(fs.read(settings_file(directory))) if SETTINGS_FILE in fs.names(directory) else None
+    is_there = SETTINGS_FILE in fs.names(directory)
+    queue_state = _fate_of(sparse.joined(fs.read_pieces(settings_file(directory)))) if is_there else None
     if isinstance(queue_state, QueueState):
         found.removed += reap_own(fs, directory, queue_state.id)
     return found

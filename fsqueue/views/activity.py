@@ -35,6 +35,11 @@ LOGS_MAX, LOGS_BYTES_MAX = 512, 4 << 20
 """So many logs are read at most, none after so many bytes of them, ..."""
 HISTORY_BYTES_MAX = 4 << 20
 """... and no further shard's history after so many bytes of that; of one shard's as many at most."""
+TASKS_MAX = 1 << 16
+"""No further log is read after so many leases of tasks; of a history that has more tasks, batches are drawn at random.
+A batch that was worked off at once has a thousand tasks in 700 bytes, so a bound of bytes alone bounds no work."""
+GROUPS = 32
+"""Into how many groups the batches are put that were drawn, to see how much they differ."""
 LETTERS_BYTES_MAX = 1 << 20
 """How much is read of the dead letters, from their ends."""
 OLDEST, REASONS = 10, 20
@@ -113,8 +118,9 @@ class Activity:
     standard error, `measured` the number of tasks that it comes from. `work_s`: how long the work on them took, on
     average, which is less where workers lease ahead.
 
-    `share`: the part of the logs, or of the shards' histories if that is less, that was read; of the others, the oldest
-    leases and the tasks that come back are not among those told. `whole_reasons`: whether all dead letters were read.
+    `share`: the part of the logs, or of the history if that is less, that was read, drawn at random. Below 1 the rates
+    and means are estimates, and their errors include that of the sample. Of what was not read, the oldest leases and
+    the tasks that come back are not among those told. `whole_reasons`: whether all dead letters were read.
 
     `is_worked`: whether a worker holds a task in time, or has finished one within the last ten seconds.
     `holders`: who holds tasks, each as JSON, in what was read; None: not known.
@@ -255,8 +261,10 @@ class Unit:
     def __init__(self) -> None:
         self.events: tuple[Counter[int], ...] = tuple(Counter() for _ in range(4))
         """How many tasks were inserted, leased, completed, finished at which time."""
-        self.leases: list[tuple[int, int, int]] = []
-        """When a task was completed, how long it had been leased, and how long the work on it took."""
+        self.leases: Counter[tuple[int, int, int]] = Counter()
+        """How many tasks were completed at which time, had been leased how long, and took how long to work on."""
+        self.tasks = 0
+        """How many tasks its batches have, as the history says, if they were drawn from it."""
 
 
 class FileSample:
@@ -280,6 +288,41 @@ class FileSample:
         return self.frame**2 * spread * (1 - read / self.frame)
 
 
+class DrawnBatches(FileSample):
+    """Batches drawn at random from the history: each unit is a group of them. What they tell stands for all tasks.
+
+    `frame`: how many shards have a history; `tasks`: for each that was read, how many tasks its batches have. These
+    numbers are known without replaying a batch, so the sums over the drawn batches are multiplied by the ratio of the
+    tasks (the ratio estimator: Cochran, Sampling Techniques, chapter 6).
+    """
+
+    def __init__(self, frame: int, tasks: list[int]) -> None:
+        super().__init__(frame)
+        self.tasks = tasks
+        self.units = [Unit() for _ in range(GROUPS)]
+
+    @property
+    def drawn(self) -> int:
+        """Return how many tasks the drawn batches have."""
+        return sum(unit.tasks for unit in self.units)
+
+    @property
+    def scale(self) -> float:
+        """Return how many tasks one that was read stands for."""
+        return self.frame / len(self.tasks) * sum(self.tasks) / self.drawn if self.drawn else 1.0
+
+    def sampling_variance(self, numbers: Sequence[float]) -> float:
+        """Return the variance of the sum over all files: that between the groups, and that between the shards."""
+        if not self.drawn:
+            return 0.0
+        ratio = sum(numbers) / self.drawn
+        apart = _variance([n - ratio * unit.tasks for n, unit in zip(numbers, self.units, strict=True)])
+        within = self.scale**2 * len(numbers) * apart * (1 - self.drawn / sum(self.tasks))
+        shards = FileSample(self.frame)
+        shards.units = [Unit() for _ in self.tasks]
+        return within + shards.sampling_variance([ratio * tasks for tasks in self.tasks])
+
+
 class _Survey:
     """All that was read. `since`: from when on nothing is missing (ms), in the files that were read.
 
@@ -295,6 +338,8 @@ class _Survey:
         self.failures: dict[str, Failure] = {}
         self.was_at_work = False
         """Whether a lease is older than the window, and reaches into it."""
+        self.first_lease: int | None = None
+        """When the first of the leases in the window was given."""
         self.young: set[str] = set()
         """The batches whose insertion was counted."""
         self.read: set[str] = set()
@@ -310,13 +355,14 @@ class _Survey:
     def _logs(self) -> FileSample:
         store = self.store
         logs = list(listing.with_logs(store))
-        part, size = FileSample(len(logs)), 0
+        part, size, leased = FileSample(len(logs)), 0, 0
         for batch in nsmallest(LOGS_MAX, logs, key=lambda _: store.entropy.random()):
-            if size >= LOGS_BYTES_MAX:
+            if size >= LOGS_BYTES_MAX or leased >= TASKS_MAX:
                 break
             content, replay_state = listing.read_log(store, batch), ReplayState()
-            replay_state.replay(content, 0)
-            size += len(content)
+            replay_state.replay_pieces(content, 0)
+            size += sum(len(piece) for _, piece in content)
+            leased += sum(len(lease.tasks) for lease in replay_state.leases.values())
             part.units.append(Unit())
             if replay_state.count:  # else it has just finished, and is in the history
                 self._add(part.units[-1], batch, replay_state)
@@ -326,18 +372,45 @@ class _Survey:
         store, size = self.store, 0
         kept = history.recent_files(store, self.asked)
         known = sorted(kept)
-        part = FileSample(len(known))
+        lines: list[list[bytes]] = []
         for shard in store.entropy.shuffled(known):
             if size >= HISTORY_BYTES_MAX:
                 break
             recent = history.recent(store, shard, kept[shard], self.asked, HISTORY_BYTES_MAX)
             size += recent.bytes
             self.since = max(self.since, recent.since)
+            lines.append([line for line in recent.lines if history.batch_named(line) not in self.read])
+        tasks = [sum(map(history.tasks_named, each)) for each in lines]
+        if sum(tasks) > TASKS_MAX:
+            return self._draw(DrawnBatches(len(known), tasks), [line for each in lines for line in each])
+        part = FileSample(len(known))
+        for each in lines:
             part.units.append(Unit())
-            for batch, records in recent.batches:
-                if batch not in self.read:
-                    self._add(part.units[-1], batch, history.replay(records))
+            for line in each:
+                self._add_line(part.units[-1], line)
         return part
+
+    def _draw(self, part: DrawnBatches, lines: list[bytes]) -> DrawnBatches:
+        """Read batches drawn at random, until they have `TASKS_MAX` tasks."""
+        ended = (line for line in lines if history.finished_ms(line) >= self.asked)
+        parsed = history.parse(min(ended, key=history.finished_ms, default=b""))
+        if parsed is not None:  # else work would seem to begin with the first one drawn
+            self._begin(history.replay(parsed[1]))
+        read = 0
+        for number, line in enumerate(self.store.entropy.shuffled(lines)):
+            if read >= TASKS_MAX:
+                break
+            tasks = history.tasks_named(line)
+            read += tasks
+            unit = part.units[number % GROUPS]
+            unit.tasks += tasks
+            self._add_line(unit, line)
+        return part
+
+    def _add_line(self, unit: Unit, line: bytes) -> None:
+        parsed = history.parse(line)
+        if parsed is not None and parsed[0] not in self.read:
+            self._add(unit, parsed[0], history.replay(parsed[1]))
 
     def _insert(self, unit: Unit, batch: str, tasks: int) -> None:
         birth = names.birth_ms(batch)
@@ -345,28 +418,47 @@ class _Survey:
             self.young.add(batch)
             unit.events[INSERTED][birth] += tasks
 
+    def _begin(self, replay_state: ReplayState) -> None:
+        """Take in when a batch's tasks were leased: the rates of work begin with the first lease in the window."""
+        for state, since, holder in set(zip(replay_state.state, replay_state.since, replay_state.holder, strict=True)):
+            if holder is not None and holder.at < self.asked:
+                ended_since = state in (COMPLETED, DEAD) and since >= self.asked
+                self.was_at_work = self.was_at_work or ended_since or (state == LEASED and since > self.now)
+        for lease in replay_state.leases.values():
+            if lease.at >= self.asked:
+                self.first_lease = min(self.first_lease or lease.at, lease.at)
+
     def _add(self, unit: Unit, batch: str, replay_state: ReplayState) -> None:
         """Add what a replay state tells of the window, and of now."""
         self.read.add(batch)
         self._insert(unit, batch, replay_state.count)
+        self._begin(replay_state)
         for lease in replay_state.leases.values():
             if lease.at >= self.asked:
                 unit.events[LEASES][lease.at] += len(lease.tasks)
+        took = map(replay_state.took.get, range(replay_state.count))
+        groups = Counter(zip(replay_state.state, replay_state.since, replay_state.holder, took, strict=True))
+        for (state, since, holder, worked), tasks in groups.items():
+            if state in (COMPLETED, DEAD) and since >= self.asked:
+                unit.events[FINISHED][since] += tasks
+                if state == COMPLETED and holder is not None:
+                    unit.events[COMPLETIONS][since] += tasks
+                    leased = since - holder.at
+                    unit.leases[since, leased, leased if worked is None else worked] += tasks
+        self._add_held(batch, replay_state)
+        for index, reason in replay_state.errors.items():
+            if replay_state.state[index] in (AVAILABLE, LEASED):
+                failure = self.failures.setdefault(alike(reason), Failure(headline(reason)))
+                failure.retrying += 1
+                failure.example = failure.example or names.task_id(batch, index)
+
+    def _add_held(self, batch: str, replay_state: ReplayState) -> None:
         held: dict[str, tuple[int, int]] = {}
-        for index, (state, since, holder) in enumerate(
-            zip(replay_state.state, replay_state.since, replay_state.holder, strict=True)
-        ):
-            if state == LEASED and since > self.now and holder is not None:
+        for index, state in enumerate(replay_state.state):
+            holder = replay_state.holder[index] if state == LEASED and replay_state.since[index] > self.now else None
+            if holder is not None:
                 first, tasks = held.get(holder.id, (index, 0))
                 held[holder.id] = first, tasks + 1
-            elif state in (COMPLETED, DEAD) and since >= self.asked:
-                unit.events[FINISHED][since] += 1
-                if state == COMPLETED and holder is not None:
-                    unit.events[COMPLETIONS][since] += 1
-                    unit.leases.append((since, since - holder.at, replay_state.took.get(index, since - holder.at)))
-            else:
-                continue
-            self.was_at_work = self.was_at_work or (holder is not None and holder.at < self.asked)
         for lease_id, (first, tasks) in held.items():
             lease = replay_state.leases[lease_id]
             self.holders.add(orjson.dumps(lease.worker or {}, option=orjson.OPT_SORT_KEYS))
@@ -380,11 +472,6 @@ class _Survey:
                     lease.worker,
                 )
             )
-        for index, reason in replay_state.errors.items():
-            if replay_state.state[index] in (AVAILABLE, LEASED):
-                failure = self.failures.setdefault(alike(reason), Failure(headline(reason)))
-                failure.retrying += 1
-                failure.example = failure.example or names.task_id(batch, index)
 
     # -- reckoning --------------------------------------------------------------------------------
 
@@ -405,8 +492,8 @@ class _Survey:
 
     def work_since(self) -> int:
         """Return when work began, if that was in the window. A rate over the time before that would be too low."""
-        leases = (at for part in self.parts for unit in part.units for at in unit.events[LEASES])
-        return self.since if self.was_at_work else max(self.since, min(leases, default=self.since))
+        begun = self.since if self.was_at_work or self.first_lease is None else self.first_lease
+        return max(self.since, begun)
 
     def lease(self) -> tuple[float | None, float | None, float | None, int]:
         """Return how long completed tasks had been leased on average, the standard error, how long the work on them
@@ -415,13 +502,22 @@ class _Survey:
         weights = total = variance = work = 0.0
         measured = 0
         for part in self.parts:
-            lately = [one for unit in part.units for one in unit.leases if one[0] >= self.since]
-            found = [leased / 1000 for _, leased, _ in lately]
-            work += part.scale * sum(worked / 1000 for *_, worked in lately)
-            measured += len(found)
-            weights += part.scale * len(found)
-            total += part.scale * sum(found)
-            variance += part.scale**2 * len(found) * (_variance(found) if len(found) > 1 else 0.0)
+            units = [[(one, n) for one, n in unit.leases.items() if one[0] >= self.since] for unit in part.units]
+            numbers = [sum(n for _, n in unit) for unit in units]
+            sums = [sum(leased * n for (_, leased, _), n in unit) / 1000 for unit in units]
+            tasks, whole = sum(numbers), sum(sums)
+            measured += tasks
+            weights += part.scale * tasks
+            total += part.scale * whole
+            work += part.scale * sum(worked * n for unit in units for (_, _, worked), n in unit) / 1000
+            if tasks > 1:
+                mean = whole / tasks
+                squares = sum(n * (leased / 1000 - mean) ** 2 for unit in units for (_, leased, _), n in unit)
+                spread = squares / (tasks - 1) * tasks
+                if isinstance(part, DrawnBatches):  # tasks of one batch are often leased together: they tell as one
+                    apart = [one - mean * n for one, n in zip(sums, numbers, strict=True)]
+                    spread = max(spread, len(apart) * _variance(apart))
+                variance += part.scale**2 * spread
         if not measured:
             return None, None, None, 0
         error = math.sqrt(variance) / weights if measured > 1 else None

@@ -8,10 +8,11 @@ counted both from a log and from a counter.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from fsqueue.errors import LockTimeout, StorageError, TaskNotFound
 from fsqueue.filesystem import NOT_FILES
@@ -96,6 +97,16 @@ def _counted(store: Store) -> Counted:
     return counters.sizes(store), deadletters.sizes(store)
 
 
+class _Tally(NamedTuple):
+    """How many tasks of a batch are in which state, by its log; `counts`: the counters' bytes that it announced."""
+
+    waiting: int
+    delayed: int
+    leased: int
+    completed: int
+    counts: tuple[tuple[str, int, int], ...]
+
+
 class _Seen:
     """One look at everything. What finished batches left (`counted`, `dead`) was read before the batches themselves.
 
@@ -115,34 +126,43 @@ class _Seen:
         self.is_sure = True
         """Whether no batch lost its log and its file between the listing and the reading."""
         self.files: dict[Batch, TaskFileName] = {}
-        self.ledgers: dict[Batch, ReplayState] = {}
+        self.at_work: dict[Batch, _Tally] = {}
+        """What the logs say. A replay state is some 40 bytes a task: it is summed up at once, and not kept."""
 
     def batches(self) -> set[str]:
         """Return all batches that were there."""
-        return self.files.keys() | self.ledgers.keys()
+        return self.files.keys() | self.at_work.keys()
+
+    def add(self, store: Store, batch: Batch, replay_state: ReplayState) -> None:
+        """Count what a log says now. A batch that is added again replaces what was counted of it."""
+        now = store.clock.now_ms()
+        waiting = delayed = leased = 0
+        for (state, since), tasks in Counter(zip(replay_state.state, replay_state.since, strict=True)).items():
+            if state == LEASED and since > now:
+                leased += tasks
+            elif state == AVAILABLE and since > now:
+                delayed += tasks
+            elif state in (LEASED, AVAILABLE):
+                waiting += tasks
+        if replay_state.done[DEAD]:
+            letters = (names.task_id(batch, index) for index, state in enumerate(replay_state.state) if state == DEAD)
+            self.dead.update(letter for letter in letters if letter not in self.settled)
+        self.at_work[batch] = _Tally(waiting, delayed, leased, replay_state.done[COMPLETED], tuple(replay_state.counts))
 
     def sum_up(self, store: Store) -> Status:
         """Return the numbers."""
         now = store.clock.now_ms()
         waiting = sum(name.count for name in self.files.values() if name.available_at <= now)
         delayed = sum(name.count for name in self.files.values()) - waiting
-        sizes, dead = {str(name): size for name, size in self.counted[0].items()}, set(self.dead)
+        sizes = {str(name): size for name, size in self.counted[0].items()}
         leased, completed = 0, sum(counters.completed(store, self.counted[0]).values())
-        for batch, replay_state in self.ledgers.items():
-            for index, (state, since) in enumerate(zip(replay_state.state, replay_state.since, strict=True)):
-                if state == LEASED and since > now:
-                    leased += 1
-                elif state == AVAILABLE and since > now:
-                    delayed += 1
-                elif state in (LEASED, AVAILABLE):
-                    waiting += 1
-                elif state == DEAD and (letter := names.task_id(batch, index)) not in self.settled:
-                    dead.add(letter)
-            completed += replay_state.done[COMPLETED] - sum(
+        for batch, tally in self.at_work.items():
+            waiting, delayed, leased = waiting + tally.waiting, delayed + tally.delayed, leased + tally.leased
+            completed += tally.completed - sum(
                 counters.there(store, store.layout, batch, number, offset, min(count, sizes.get(number, 0) - offset))
-                for number, offset, count in replay_state.counts
+                for number, offset, count in tally.counts
             )
-        return Status(waiting, delayed, leased, completed, len(dead))
+        return Status(waiting, delayed, leased, completed, len(self.dead))
 
 
 def _read_logs(store: Store, seen: _Seen, shard: Shard, touched: list[Batch]) -> None:
@@ -150,7 +170,7 @@ def _read_logs(store: Store, seen: _Seen, shard: Shard, touched: list[Batch]) ->
     for batch in dict.fromkeys(touched):
         replay_state = listing.read_replay_state(store, batch)
         if replay_state is not None:
-            seen.ledgers[batch] = replay_state
+            seen.add(store, batch, replay_state)
         elif batch in seen.files and batch not in listing.task_files(store, shard):
             seen.is_sure = False  # it has finished since, or somebody has just begun with it
 
@@ -170,9 +190,9 @@ def status_of_shard(store: Store, shard: Shard) -> Status:
     """
     seen = _Seen(({}, {}), set(), deadletters.Ids(store, shard))
     _look_into(store, seen, shard, True)
-    for batch in seen.ledgers:
+    for batch in seen.at_work:
         seen.files.pop(batch, None)
-    if any(replay_state.counts for replay_state in seen.ledgers.values()):
+    if any(tally.counts for tally in seen.at_work.values()):
         seen.counted = counters.sizes(store), {}
     found = seen.sum_up(store)
     return replace(found, completed=found.completed - sum(counters.completed(store, seen.counted[0]).values()))
@@ -191,7 +211,7 @@ def _look(store: Store, exact: bool) -> _Seen:
     if exact:
         for shard in sorted(listing.shards_with_logs(store) - begun):
             _read_logs(store, seen, shard, listing.logs(store, shard))
-    for batch in seen.ledgers:
+    for batch in seen.at_work:
         seen.files.pop(batch, None)
     return seen
 

@@ -16,7 +16,7 @@ from fsqueue.cluster import slurm
 from fsqueue.cluster.identity import job_of, node_of
 from fsqueue.errors import LockTimeout
 from fsqueue.filesystem import processes
-from fsqueue.format import names
+from fsqueue.format import names, sparse
 from fsqueue.format.replay import LEASED, ReplayState
 from fsqueue.format.task_states import Lease
 from fsqueue.protocol import revoking
@@ -113,7 +113,7 @@ def _key(worker: dict[str, Any] | None) -> bytes:
 def _add(store: Store, batch: names.Batch, found: dict[bytes, LeaseHolder]) -> None:
     """Add the workers that hold tasks of a batch."""
     content, replay_state = listing.read_log(store, batch), ReplayState()
-    replay_state.replay(content, 0)
+    replay_state.replay_pieces(content, 0)
     now = store.clock.now_ms()
     beats: dict[int, int] = {}
     for index, holder in _held(replay_state):
@@ -138,10 +138,10 @@ def _held(replay_state: ReplayState) -> Iterator[tuple[int, Lease]]:
             yield index, holder
 
 
-def _time_of(content: bytes, offset: int) -> int:
+def _time_of(content: list[sparse.Piece], offset: int) -> int:
     """Return the time of the record at an offset; 0 if it has none."""
     try:
-        at = orjson.loads(content[offset : content.index(b"\n", offset)])["at"]
+        at = orjson.loads(sparse.line_at(content, offset))["at"]
     except (ValueError, KeyError, TypeError):
         return 0
     return at if isinstance(at, int) else 0

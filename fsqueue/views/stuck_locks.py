@@ -120,7 +120,7 @@ def _describe(store: Store, what: str, path: str) -> StuckLock | None:
         lock = StuckLock(what, path, status.st_mtime, holders=holders_of(status.st_dev, status.st_ino))
         if what.startswith("batch "):
             replay_state = ReplayState()
-            replay_state.replay(fs.read_from(fd, 0), 0)
+            replay_state.replay_pieces(fs.pieces(fd, 0), 0)
             latest = max(replay_state.leases.values(), key=lambda lease: lease.at, default=None)
             lock.worker = latest.worker if latest is not None else None
         return lock

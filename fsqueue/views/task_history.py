@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from fsqueue.errors import TaskNotFound
-from fsqueue.format import movements, names
+from fsqueue.format import movements, names, sparse
 from fsqueue.format.replay import ReplayState
 from fsqueue.models import Movement
 from fsqueue.storage import history, listing
@@ -30,16 +30,11 @@ def movements_of(store: Store, task_id: str) -> list[Movement]:
 def records_of(store: Store, batch: names.Batch) -> history.Records:
     """Return the records in a batch's log, with their offsets; none if there is no log."""
     try:
-        content = store.fs.read(store.layout.log(batch))
+        content = store.fs.read_pieces(store.layout.log(batch))
     except FileNotFoundError:
         return []
-    records, offset = [], 0
-    for line in content.split(b"\n")[:-1]:
-        record = movements.parse(line)
-        if record is not None:
-            records.append((offset, record))
-        offset += len(line) + 1
-    return records
+    found = ((offset, movements.parse(line)) for offset, line, _ in sparse.lines(content, 0))
+    return [(offset, record) for offset, record in found if record is not None]
 
 
 def _applied(records: history.Records, index: int) -> Iterator[dict[str, Any]]:

@@ -7,6 +7,7 @@
 | `launch` | one step in a process of its own; several at once for the steps with many workers |
 | `worker` | that process: reads a request, does a step, prints what it measured |
 | `steps` | the steps: insert, lease, drain, delete, ... the same code for every system |
+| `alive` | what looks cost after a long past, and with zeros behind files |
 | `systems` | one small adapter a system, by its public interface; `floor` is the bare system calls |
 | `peers` | the virtualenv with the peers from PyPI |
 | `machine` | on what was measured; file trees |

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks import tree
+from benchmarks import alive, tree
 from benchmarks.launch import Launcher, StepFailed
 from benchmarks.systems import BY_NAME, Entry
 
@@ -43,6 +43,8 @@ class Plan:
     many_tasks: int = 20_000
     mixed_tasks: int = 4_000
     work_s: float = 0.005
+    alive_tasks: int = 10_000_000
+    """How many tasks were done in bulk before the looks of "alive"."""
     settle: bool = True
     """Whether the disk is synced before each step."""
 
@@ -57,6 +59,7 @@ STEPS = {
     "status": "the counts",
     "delete": "delete the queue",
     "drain": f"{PROCESSES} processes drain a small queue",
+    "alive": "what looks cost after ten million tasks done in bulk, and with zeros behind files",
     "mixed": f"{PROCESSES} processes: half insert, half work",
 }
 """What --only takes."""
@@ -89,7 +92,7 @@ class Campaign:
     def run(self) -> list[Row]:
         """Everything in the plan."""
         plan = self.plan
-        for size in plan.sizes:
+        for size in plan.sizes if plan.steps != ["alive"] else ():
             for number in range(plan.repeat):
                 self._baseline(size, number)
                 for name in plan.systems:
@@ -98,6 +101,8 @@ class Campaign:
             for name in plan.systems:
                 if number == 0 or not BY_NAME[name].slow:
                     self._several(BY_NAME[name], number)
+            if "alive" in plan.steps and "fsqueue" in plan.systems:
+                self._alive(number)
         return self.rows
 
     # -- turns -------------------------------------------------------------------------------
@@ -271,6 +276,16 @@ class Campaign:
                 result = self._try(entry, "delete", size, asked | {"floor_step": "delete", "count": size})
                 if result is not None:
                     self._note("floor", "delete", size, number, result)
+            self._clear(path)
+
+    def _alive(self, number: int) -> None:
+        entry, size = BY_NAME["fsqueue"], self.plan.alive_tasks
+        for case in alive.CASES:
+            self.progress(f"what is not alive, {case}, round {number + 1} of {self.plan.repeat}: {entry.title}")
+            path = self._place()
+            result = self._try(entry, "alive", size, {"step": "alive", "case": case, "path": path, "count": size})
+            for row in alive.rows_of(case, result) if result is not None else ():
+                self._note(entry.name, "alive", size, number, row)
             self._clear(path)
 
     # -- several processes -------------------------------------------------------------------

@@ -105,6 +105,8 @@ def _plan(options: argparse.Namespace) -> Plan:
         repeat=options.repeat or (1 if options.quick else 3),
         budget_s=options.budget or (10 if options.quick else 120),
     )
+    if options.sizes or options.quick:
+        plan.alive_tasks = max(plan.sizes)
     if options.quick:
         plan.many_tasks = plan.mixed_tasks = plan.drain_tasks
         plan.settle = False

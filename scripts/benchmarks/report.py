@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from benchmarks import plot
@@ -71,9 +72,29 @@ def markdown(facts: dict[str, Any], rows: list[dict[str, Any]]) -> str:
             _memory(summary),
         ),
         _section("## Eight processes", _together(summary)),
+        _section(
+            "## What is not alive\n\nOne command in a process of its own, start included. activity: after so many "
+            "tasks were completed in bulk. zeros: 1 GiB behind a log, then 128 MiB behind other files.",
+            _alive(rows),
+        ),
         _section("## Not run, or not on all tasks", _not_run(summary)),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _alive(rows: list[dict[str, Any]]) -> str:
+    found: dict[tuple[str, int, int, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        if row["step"] == "alive" and "command" in row:
+            found.setdefault((row["case"], row["size"], row["number"], row["command"]), []).append(row)
+    lines = [
+        [f"{case}, {size:,} tasks: {command}", *(number(median([row[key] for row in each])) for key in ALIVE)]
+        for (case, size, _, command), each in found.items()
+    ]
+    return table(["command", *ALIVE.values()], lines) if lines else ""
+
+
+ALIVE = {"seconds": "seconds", "cpu_s": "CPU seconds", "memory_mb": "peak MB"}
 
 
 def _section(title: str, body: str) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks import machine
+from benchmarks import alive, machine
 from benchmarks.systems import Payload, System, encode, open_system
 
 Request = dict[str, Any]
@@ -416,7 +416,11 @@ TOGETHER: dict[str, Callable[[System, Request, Callable[[str], None]], Result]] 
     "produce": produce,
     "consume": consume,
 }
-BARE: dict[str, Callable[[Request], Result]] = {"list_directories": list_directories, "floor": floor}
+BARE: dict[str, Callable[[Request], Result]] = {
+    "alive": alive.perform,
+    "list_directories": list_directories,
+    "floor": floor,
+}
 
 
 def perform(request: Request, say: Callable[[str], None]) -> Result:

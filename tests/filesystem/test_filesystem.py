@@ -390,3 +390,25 @@ def test_what_is_not_known_to_be_local_counts_as_shared() -> None:
     assert all(
         Mount(kind, "/", "rw").shared for kind in ("nfs4", "lustre", "beegfs", "gpfs", "fuse.sshfs", "unknown", "9p")
     )
+
+
+@pytest.mark.parametrize("is_hole", [True, False], ids=["a hole", "zeros on the disk"])
+@pytest.mark.parametrize("end", [b"", b"end\n"])
+def test_long_runs_of_zeros_are_left_out_of_the_pieces_of_a_file(tmp_path: Path, is_hole: bool, end: bytes) -> None:
+    path, size = tmp_path / "file", 16 << 20
+    with path.open("wb") as file:
+        file.write(b"begin\n")
+        file.seek(size) if is_hole else file.write(bytes(size - 6))
+        file.write(end)
+        file.truncate()
+    fs = Filesystem(str(tmp_path))
+    pieces = fs.read_pieces(str(path))
+    assert sum(len(data) for _, data in pieces) < 3 << 20
+    assert pieces[-1][0] + len(pieces[-1][1]) == size + len(end)
+    content = bytearray(size + len(end))
+    for offset, data in pieces:
+        content[offset : offset + len(data)] = data
+    assert content == path.read_bytes()
+    fd = fs.look(str(path))
+    assert list(fs.pieces(fd, size + len(end))) == []
+    fs.close(fd)

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -249,6 +250,12 @@ def appending(place: str, data: bytes) -> Damage:
 for _kind, _data in APPENDED.items():
     for _place in APPENDED_TO:
         damage(_kind)(appending(_place, _data))
+
+
+for _place in ("the letters", "the settings"):
+    damage("zeros")(appending(_place, bytes(3000)))
+for _place in ("the log", "the history"):  # their offsets are held elsewhere: closed off, and not cut
+    damage("torn-line")(appending(_place, bytes(3000)))
 
 
 @damage("staged-file")
@@ -823,3 +830,42 @@ def test_what_a_retry_is_about_to_publish_is_no_finding(
     assert queue.retry_dead() == 1
     assert found == []
     assert queue.status().waiting == 1
+
+
+@pytest.mark.parametrize("place", APPENDED_TO)
+def test_zeros_behind_a_file_cost_neither_memory_nor_what_is_in_it(queue_factory: QueueFactory, place: str) -> None:
+    """A power loss leaves files that are longer than what was written of them."""
+    q = queue_factory(max_attempts=1, shards=1)
+    q.insert_many(range(6), batch_tasks=2)
+    for number, task in enumerate(q.lease(5)):
+        task.bury("no") if number else task.complete()
+    before, letters = q.status(), len(list(q.dead()))
+    q.close()
+    path = APPENDED_TO[place](q)
+    size = path.stat().st_size
+    os.truncate(path, size + (128 << 20))
+    q = Queue(q.path)
+    tracemalloc.start()
+    try:
+        assert q.status() == before
+        found = list(q.fsck())
+        assert {finding.kind for finding in found} == {"zeros" if place in MAY_CUT else "torn-line"}
+        if place in MAY_CUT:
+            assert found[0].note == "134,217,728 bytes"
+        assert all(finding.repaired for finding in q.fsck(repair=True))
+        assert list(q.fsck()) == []
+        assert (path.stat().st_size == size) == (place in MAY_CUT)
+        assert (q.status(), len(list(q.dead()))) == (before, letters)
+        for task in q.lease(9):
+            task.bury("no")
+        assert q.insert("later").id
+        assert len(list(q.dead())) == letters + 1
+        assert [task.payload for task in q.lease()] == ["later"]
+        assert q.status().completed == 1
+        assert list(q.fsck()) == []
+        assert tracemalloc.get_traced_memory()[1] < 12 << 20
+    finally:
+        tracemalloc.stop()
+
+
+MAY_CUT = ("the letters", "the settings")

@@ -106,3 +106,24 @@ def test_the_pieces_of_a_long_line_are_joined_once(fs: Filesystem) -> None:
     content = b"short\n" + b"x" * 5000 + b"\nlast\n"
     fs.pread = lambda fd, most, offset: Piece(content[offset : offset + min(most, 100)])
     assert [len(line) for line in jsonl.lines_of(fs, -1)] == [5, 5000, 4]
+
+
+@pytest.mark.parametrize("closed_off", [b"", b"~\nlast\n"])
+def test_zeros_hide_no_line_from_a_reader_that_begins_at_the_end(
+    tmp_path: Path, fs: Filesystem, closed_off: bytes
+) -> None:
+    path, zeros = tmp_path / "lines", 8 << 20
+    path.write_bytes(b"one\ntwo\n" + bytes(zeros) + closed_off)
+    fd = fs.look(str(path))
+    found = list(jsonl.lines_from_end(fs, fd, 200_000))
+    if closed_off:
+        assert found.pop(0) == (8 + zeros + 2, b"last")
+        offset, void = found.pop(0)
+        assert (offset, void[:1], void[-1:]) == (8, b"\0", b"~")
+        assert len(void) < 1 << 20
+    assert found == [(4, b"two"), (0, b"one")]
+    assert [line for _, line in found[::-1]] == [line for line in jsonl.lines_of(fs, fd) if not line.endswith(b"~")][:2]
+    assert jsonl.zeros_at_end(fs, fd) == (0 if closed_off else zeros)
+    lengths = [length for length, _ in jsonl.pieces_of(fs, fd, 4)]
+    assert sum(lengths) == (path.stat().st_size - 4 if closed_off else 4)
+    fs.close(fd)

@@ -212,9 +212,9 @@ def test_only_what_comes_from_the_future_is_shifted() -> None:
     early = movements.record("lease", 2_000, lease="e", tasks=[[2, 3]], until=600_000, worker={})
     fail = movements.record("fail", 9_000_500, lease="a", tasks=[[1, 2]], available_at=9_005_500, error="x")
     content = OPEN + early + LEASE + fail
-    assert record_times.shifted(content, 50_000) == {0: 60_000, 1: 55_000}
+    assert record_times.shifted([(0, content)], 50_000) == {0: 60_000, 1: 55_000}
     again = movements.record("clock", 50_000, tasks=[[0, 2]], since=[60_000, 55_000])
-    assert record_times.shifted(content + again, 60_000) == {}  # what was set right is not shifted twice
+    assert record_times.shifted([(0, content + again)], 60_000) == {}  # what was set right is not shifted twice
 
 
 def test_a_log_within_the_bounds_costs_no_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import random
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
 from fsqueue import InvalidArgument, Queue
 from fsqueue.clock import ManualClock
-from fsqueue.format import names
+from fsqueue.format import names, sparse
 from fsqueue.storage import deadletters, history, listing
 from fsqueue.storage.store import Store
 from fsqueue.views import activity
@@ -397,6 +398,66 @@ def test_a_history_that_is_too_long_shortens_the_window(
     assert q.activity(window_s=60).completed is None
 
 
+@pytest.mark.batched
+def test_of_a_history_with_many_tasks_batches_are_drawn_and_the_error_says_how_far_that_may_be_off(
+    queue_factory: QueueFactory, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q = Queue(queue_factory(durability="none").path, clock=clock)
+    clock.advance(1000)
+    for number in range(300):  # batches of 10 and 30 tasks in turn, worked off for a second or three
+        q.insert_many(range(10 + number % 2 * 20))
+        tasks = q.lease(30)
+        clock.advance(len(tasks) / 10)
+        q.complete(tasks)
+    truth = q.activity(window_s=200)
+    assert truth.share == 1.0, "what is not too much is all read"
+    assert 2000 <= truth.measured <= 2030
+    assert truth.completed is not None
+    assert truth.lease_s is not None
+    monkeypatch.setattr(activity, "TASKS_MAX", 500)
+    near = leases_near = 0
+    for _ in range(20):
+        found = q.activity(window_s=200)
+        assert 0.1 < found.share < 0.5
+        assert 300 <= found.measured < 530
+        assert found.completed is not None
+        assert found.lease_s is not None
+        assert found.lease_error is not None
+        assert found.completed.over_s == truth.completed.over_s
+        assert found.completed.error < 0.2 * truth.completed.per_s
+        near += abs(found.completed.per_s - truth.completed.per_s) < 2.5 * found.completed.error
+        leases_near += abs(found.lease_s - truth.lease_s) < 2.5 * found.lease_error
+    assert near >= 17
+    assert leases_near >= 17
+
+
+@pytest.mark.batched
+def test_a_look_replays_no_more_tasks_than_its_bound_and_keeps_none_of_them(
+    queue_factory: QueueFactory, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q = Queue(queue_factory(durability="none").path, clock=clock)
+    q.insert_many(range(160 * 1024))
+    clock.advance(10)
+    for _ in range(80):
+        clock.advance(0.1)
+        q.complete(q.lease(1024))
+    for _ in range(80):
+        q.lease(1024)
+    monkeypatch.setattr(activity, "TASKS_MAX", 20_000)
+    q.activity()
+    tracemalloc.start()
+    try:
+        found = q.activity()
+        assert tracemalloc.get_traced_memory()[1] < 2 << 20
+    finally:
+        tracemalloc.stop()
+    assert 20_000 <= found.measured < 20_000 + 1024
+    assert found.leased is not None
+    assert found.leased.error > 0
+    assert found.share == pytest.approx(0.25, abs=0.02)
+    assert len(found.holders or ()) == 1
+
+
 # -- several queues, strays, bad input --------------------------------------------------------
 
 
@@ -442,7 +503,7 @@ def test_a_batch_that_finishes_meanwhile_is_counted_once(
     q.complete(tasks[:1])
     read_log = listing.read_log
 
-    def finishing(store: Store, batch: str) -> bytes:
+    def finishing(store: Store, batch: str) -> list[sparse.Piece]:
         q.complete(task for task in tasks if not task.done)  # between the listing and this look
         return read_log(store, batch)
 
@@ -463,7 +524,7 @@ def test_what_was_read_in_a_log_is_not_read_in_the_history_again(
     one.complete()
     read_log = listing.read_log
 
-    def finishing(store: Store, batch: str) -> bytes:
+    def finishing(store: Store, batch: str) -> list[sparse.Piece]:
         content = read_log(store, batch)
         two.complete()
         return content

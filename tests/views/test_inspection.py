@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import tracemalloc
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -660,3 +661,19 @@ def test_letters_that_are_retried_during_each_look_are_counted_once(q: Queue, mo
 
     monkeypatch.setattr(inspection.deadletters, "Ids", retried_behind_it)
     assert numbers(q) == (inspection.ROUNDS, inspection.ROUNDS, 0, 0, 0, 0)
+
+
+@pytest.mark.batched
+def test_a_status_keeps_numbers_and_not_the_states_of_all_tasks(queue_factory: QueueFactory) -> None:
+    q = queue_factory(durability="none")
+    q.insert_many(range(150 * 1024))
+    for _ in range(150):
+        q.lease(1024, lease_s=3600)
+    q.status()
+    tracemalloc.start()
+    try:
+        found = q.status()
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+    assert found.leased == found.inserted == 150 * 1024
