@@ -750,3 +750,22 @@ def test_deleting_takes_no_time_whatever_is_in_the_queue(queue: Queue, monkeypat
     [left] = ours(queue.path.parent)
     assert len(files_below(queue.path.parent / left)) >= 500
     assert base_of(queue).name in os.listdir(queue.path.parent / left)
+
+
+def test_a_mark_behind_zeros_is_taken_back_where_it_stands(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power loss left zeros behind `queue.jsonl`; then a deletion marks it, and the system refuses the renaming."""
+    queue.insert("x")
+    path = queue.path / "queue.jsonl"
+    before = path.read_bytes()
+    os.truncate(path, len(before) + (3 << 20))
+
+    def refuse(*arguments: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(administration, "_move", refuse)
+    with pytest.raises(StorageError):
+        Queue(queue.path).delete()
+    assert Queue(queue.path).status().waiting == 1
+    after = path.read_bytes()
+    assert after.startswith(before + bytes(3 << 20))
+    assert b"closed" not in after
