@@ -144,6 +144,8 @@ class Entropy:
 
     POOL_BYTES = 4096
     _PIECES = tuple(slice(at, at + 16) for at in range(0, 2 * POOL_BYTES, 16))
+    _latest = (-1, 0)
+    """The time and the counter of the latest UUID. Two threads may use a counter twice; the random digits differ."""
 
     def __init__(self) -> None:
         self._pool: Iterator[str] = iter(())
@@ -170,10 +172,18 @@ class Entropy:
         return bytes.fromhex(self.hex16() + self.hex16())
 
     def uuid7(self, now_ms: int) -> str:
-        """Return a UUID of version 7 (RFC 9562, section 5.7) as 32 hexadecimal digits."""
+        """Return a UUID of version 7 (RFC 9562, section 5.7) as 32 hexadecimal digits.
+
+        Those of one millisecond sort as they were made (section 6.2, method 1), up to 2,048 in each. Insertion order
+        would otherwise be lost within a millisecond.
+        """
         tail = int(self.hex16(), 16)
         variant = (tail & ((1 << 62) - 1)) | (0b10 << 62)
-        return f"{now_ms & ((1 << 48) - 1):012x}7{self.hex16()[:3]}{variant:016x}"
+        made_ms, counter = self._latest
+        fresh = int(self.hex16()[:3], 16) >> 1
+        counter = counter + 1 if made_ms == now_ms and counter < 0xFFF else fresh
+        self._latest = now_ms, counter
+        return f"{now_ms & ((1 << 48) - 1):012x}7{counter:03x}{variant:016x}"
 
     def forget(self) -> None:
         """Drop the pool: after a fork, parent and child would hand out equal identifiers."""

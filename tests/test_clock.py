@@ -250,6 +250,15 @@ def test_uuid7_sorts_by_time() -> None:
     assert made == sorted(made)
 
 
+def test_uuid7_of_one_millisecond_sort_as_they_were_made() -> None:
+    entropy = Entropy()
+    for now_ms in (1_000_000_000_000, 1_000_000_000_001):
+        made = [entropy.uuid7(now_ms) for _ in range(2049)]
+        assert made == sorted(made)
+        assert len(set(made)) == 2049
+    assert len({entropy.uuid7(now_ms) for _ in range(10_000)}) == 10_000
+
+
 @given(st.floats(0, 1e9))
 def test_durations_are_rounded_up_to_milliseconds(seconds: float) -> None:
     found = duration_ms(seconds, "x")

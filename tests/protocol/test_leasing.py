@@ -125,6 +125,13 @@ def test_strict_sees_what_came_back(q: Queue, clock: ManualClock) -> None:
     assert [again.payload for again in q.lease(strict=True)] == [0]
 
 
+def test_batches_of_one_millisecond_are_leased_as_they_were_inserted(q: Queue) -> None:
+    """The clock stands still."""
+    for i in range(100):
+        together(q, i)
+    assert [q.lease(1, strict=True)[0].payload for _ in range(100)] == list(range(100))
+
+
 def test_older_tasks_come_first_as_far_as_the_listed_shards_go(queue_factory: QueueFactory, clock: ManualClock) -> None:
     q = Queue(queue_factory(shards=2).path, clock=clock)
     for number in range(100):
