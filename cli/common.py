@@ -80,7 +80,7 @@ def confirm(question: str, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise click.UsageError(f"{question} Standard input is no terminal, so that nobody can answer: add --yes.")
+        raise click.UsageError(f"{question} Standard input is no terminal, so no user can answer: add --yes.")
     if not ask(question):
         complain("nothing was changed")
         raise click.exceptions.Exit(1)

@@ -49,7 +49,9 @@ def lease(queue: str, n: int, lease_s: float | None, wait_s: float, worker: str 
     The other commands take the tokens. If a line cannot be written, its task is put back.
     """
     if "stdout" in entry.closed:
-        raise click.ClickException("Standard output is closed, so nobody could read the tokens. Nothing was leased.")
+        raise click.ClickException(
+            "Standard output is closed, so no program could read the tokens. Nothing was leased."
+        )
     with fsqueue.Queue(queue, worker) as q, noted_signals() as noted:
         q.store.lease_for_others()
         deadline, step_s = time.monotonic() + wait_s, WAIT_STEP_S[0]
@@ -274,7 +276,7 @@ fsqueue release-all Q --job 4711 --yes            # of an array, all of it; 4711
 @click.option("--host", help="Only leases of workers on this host, or Slurm node.")
 @click.option("--job", metavar="JOB", help="Only leases of this job of a batch scheduler, or element of an array.")
 @click.option("--slurm-job", metavar="JOB", help="As --job, of Slurm's jobs alone.")
-@click.option("--offline", is_flag=True, help="In bulk, when certainly nobody is working.")
+@click.option("--offline", is_flag=True, help="In bulk, when certainly no worker is running.")
 @yes_option
 @json_option
 def release_all(

@@ -94,7 +94,7 @@ def rates(look: Look, found: fsqueue.Activity, plus_minus: str) -> list[str]:
     if found.workers is not None and look.status.remaining:
         more = " or more" if found.share < 1 else ""
         holding = f"{found.workers:,}{more} hold{'s' if found.workers == 1 and not more else ''} tasks"
-        lines.append(f"workers     {holding if found.workers else 'nobody holds a task'}")
+        lines.append(f"workers     {holding if found.workers else 'no worker holds a task'}")
     windows: dict[str, list[str]] = {}
     """The rates that are known, by the time over which each is an average."""
     if something(found.inserted):

@@ -228,7 +228,7 @@ def purge(store: Store) -> None:
     store.refresh(now=True)
     old, fs = store.queue_state, store.fs
     with _settings(fs, store.path, store.clock, store.entropy) as (fd, queue_state):
-        if queue_state == old:  # else somebody else purged or deleted it just now
+        if queue_state == old:  # else another process purged or deleted it just now
             begun = queue_state.generation + 1
             overwriting.clear(store, names.generation(begun, queue_state.id))
             jsonl.append(fs, fd, layout.generation_record(begun, store.clock.now_ms()), True)

@@ -258,8 +258,8 @@ def from_os_error(error: OSError, doing: str, then: str = "") -> FsqueueError:
         )
     if isinstance(error, SecondName):
         return StorageError(
-            f"A file of the queue was not written to while {doing}, since it has a second name and may be somebody's "
-            f"private file: {error.filename}. {LINKED_REMEDY}. 'fsqueue fsck' lists all such files."
+            f"A file of the queue was not written to while {doing}, since it has a second name and may be another "
+            f"user's private file: {error.filename}. {LINKED_REMEDY}. 'fsqueue fsck' lists all such files."
         )
     if error.errno in (errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EISDIR):
         return StorageError(

@@ -110,7 +110,7 @@ def open_ledger(party: Party) -> int:
         found = party.fs.fstat(ledger)
         if found.st_uid != party.owner or found.st_nlink != 1:  # else one would append to another file of one's own
             party.fs.close(ledger)
-            raise OSError(errno.EPERM, "somebody put another file in the ledger's place")
+            raise OSError(errno.EPERM, "another process put a file of its own in the ledger's place")
     return ledger
 
 
@@ -152,7 +152,7 @@ def judge_turns(took: Sequence[Took], ledger: bytes, among: str, *, one_clock: b
             figures,
         )
     elif timeouts or not all(one.rounds for one in took):
-        seen = f"somebody waited {LOCK_WAIT_S:g} s without success for a lock that others have for moments."
+        seen = f"a process waited {LOCK_WAIT_S:g} s without success for a lock that the others hold for moments."
         first = ProbeResult(name, WARNING, seen, "Is the file server overloaded? Try again.", figures)
     else:
         first = ProbeResult(name, OK, f"{rounds} holds by {len(took)} {among}, none overlapped.", figures=figures)
@@ -252,7 +252,7 @@ def judge_races(won: Sequence[dict[str, list[int]]], names: int, left: Sequence[
             seen = f"of {names} names, {double} were {does} by two at once."
             findings.append(ProbeResult(name, UNFIT, seen, ASK_ANOTHER, figures))
         elif not wins:
-            findings.append(ProbeResult(name, UNTRIED, "nobody could do it at all.", figures=figures))
+            findings.append(ProbeResult(name, UNTRIED, "no process could do it at all.", figures=figures))
         else:
             seen = f"{len(won)} {among} raced for {names} names, and each was {does} once."
             findings.append(ProbeResult(name, OK, seen, figures=figures))

@@ -120,7 +120,7 @@ def locks(bench: Bench) -> ProbeResult:
     with bench.file() as (path, first), bench.again(path) as second:
         fs.write_all(first, b"locked\n")
         if not fs.try_lock(first):
-            return ProbeResult("locks", UNFIT, "a file that nobody has locked cannot be locked.", ASK_LOCKS)
+            return ProbeResult("locks", UNFIT, "a file that no process has locked cannot be locked.", ASK_LOCKS)
         if fs.try_lock(second):
             return ProbeResult(
                 "locks", UNFIT, "locks do not exclude: two openings of one file could both lock it.", ASK_LOCKS

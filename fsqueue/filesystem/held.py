@@ -33,7 +33,9 @@ class Displaced(OSError):
     """Another user has put something else in the place of a directory that was just made."""
 
     def __init__(self, path: str) -> None:
-        super().__init__(errno.EPERM, "somebody put something else in place of a directory that was just made", path)
+        super().__init__(
+            errno.EPERM, "another process put something else in place of a directory that was just made", path
+        )
 
 
 class OpenDirectory:

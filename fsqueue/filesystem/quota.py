@@ -99,7 +99,7 @@ def safe_path(path: str) -> str:
     """Return the directories of a PATH in which only their owners, and this user's, can have put a program.
 
     Left out are relative ones, as `.` in a PATH that grew by accident: they would be those of a scratch directory. And
-    those in which everybody may write.
+    those in which all users may write.
     """
     return os.pathsep.join(entry for entry in path.split(os.pathsep) if os.path.isabs(entry) and _is_kept(entry))
 

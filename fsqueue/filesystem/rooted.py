@@ -235,7 +235,7 @@ class Rooted:
     def _share(self, fd: int, found: os.stat_result) -> None:
         """Let the group read and write what this user has just made in a directory that the group shares.
 
-        A member with a tight umask would otherwise make logs that keep everybody else from working. `found`: what
+        A member with a tight umask would otherwise make logs that keep all other members from working. `found`: what
         fstat says of it. A file with a second name is left alone: a neighbour may have linked it from elsewhere.
         """
         is_directory = stat.S_ISDIR(found.st_mode)

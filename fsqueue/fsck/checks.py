@@ -331,7 +331,7 @@ def lines(
 ) -> Iterator[Suspect]:
     """Yield damaged and torn lines of a file that is appended to under its lock, and the zeros that it ends in.
 
-    `may_cut`: zeros may be cut off, since nobody goes by offsets in the file from before a power loss (decision 24).
+    `may_cut`: zeros may be cut off, since no process uses offsets in the file from before a power loss (decision 24).
     """
 
     def look(fd: int) -> dict[str, int]:

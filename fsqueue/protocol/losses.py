@@ -76,8 +76,8 @@ class Losses:
                 said.append(f"The lease of {_some(self.tasks)} holds no longer ({why}). {NOT_ITS_OWN}")
         if self.expired:
             said.append(
-                f"The lease of {_some(self.expired)} ran out before it was renewed. Nobody has taken it over yet: a "
-                "completion counts until somebody does."
+                f"The lease of {_some(self.expired)} ran out before it was renewed. No worker has taken it over yet: a "
+                "completion counts until one does."
             )
         if said:
             kind = LeaseLost if self.tasks else LeaseExpired

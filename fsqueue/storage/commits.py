@@ -135,7 +135,7 @@ def find(store: Store, layout: Layout, commit: CommitName) -> Record | None:
         return None
     if record is None or record.name != commit:
         raise StorageError(
-            f"The record of the commit {commit} ({path}) is damaged, so that nobody can tell what it inserted. "
+            f"The record of the commit {commit} ({path}) is damaged, so what it inserted cannot be told. "
             "Nothing was done. 'fsqueue fsck' tells more."
         )
     return record

@@ -92,7 +92,7 @@ def add(locked: LockedBatch, completed: int, at: int, wait_s: float) -> None:
 
 
 def reserve(store: Store, fd: int, *, durable: bool) -> int:
-    """Append a guard to a locked counter, and return the offset behind it, which nobody else is ever given."""
+    """Append a guard to a locked counter, and return the offset behind it, which no other process is ever given."""
     store.fs.write_all(fd, GUARD)
     if durable:
         store.fs.fsync(fd)  # else a power loss might take the guard and keep the record that names the offset

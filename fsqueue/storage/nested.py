@@ -77,7 +77,7 @@ def refuse_inside(fs: Filesystem, queue: str) -> None:
     if found is not None:
         raise InvalidArgument(
             f"Another queue stands inside the directory of the queue {queue}: {found}. It would be deleted, too. "
-            "Nothing was changed. Move that directory elsewhere with mv while nobody works on it, or delete that "
+            "Nothing was changed. Move that directory elsewhere with mv while no worker uses it, or delete that "
             "queue first; then repeat."
         )
 

@@ -172,7 +172,7 @@ def _read_logs(store: Store, seen: _Seen, shard: Shard, touched: list[Batch]) ->
         if replay_state is not None:
             seen.add(store, batch, replay_state)
         elif batch in seen.files and batch not in listing.task_files(store, shard):
-            seen.is_sure = False  # it has finished since, or somebody has just begun with it
+            seen.is_sure = False  # it has finished since, or a worker has just begun with it
 
 
 def _look_into(store: Store, seen: _Seen, shard: Shard, has_logs: bool) -> None:

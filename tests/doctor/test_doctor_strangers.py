@@ -320,7 +320,7 @@ def test_a_ledger_that_is_another_file_is_not_written_to(tmp_path: Path, how: st
         owner += 1
     party = Party("p", Filesystem(str(tmp_path / "m"), shared=False), str(tmp_path / "m"), owner=owner)
     took = contests.take_turns(party, 3)
-    assert "somebody put another file" in took.error
+    assert "another process put a file of its own" in took.error
     assert precious.read_text() == "precious\n"
 
 

@@ -236,7 +236,7 @@ def test_renewing_too_late_says_so(q: Queue, clock: ManualClock) -> None:
     with pytest.raises(LeaseExpired, match="ran out before it was renewed") as caught:
         task.renew()
     assert caught.value.tasks == [task.id]
-    assert "Nobody has taken it over yet: a completion counts" in str(caught.value)
+    assert "No worker has taken it over yet: a completion counts" in str(caught.value)
     assert "Discard" not in str(caught.value), "completing it below counts"
     task.complete()
     assert q.status().completed == 1
@@ -269,7 +269,7 @@ def test_of_leases_that_ran_out_it_is_said_which_were_taken_over(q: Queue, q2: Q
     assert taken.id in first
     assert "taken over" in first
     assert left.id in second
-    assert "Nobody has taken it over yet" in second
+    assert "No worker has taken it over yet" in second
     assert caught.value.tasks == [taken.id, left.id]
 
 
