@@ -268,7 +268,7 @@ def give_back(store: Store, layout: Layout, shard: Shard, fd: int) -> int:
     closing = b'{"op":"moved","here":%d,"to":"%s","bytes":%d}\n' % (size, successor.encode(), sorted_out.size)
     is_named = False
     try:
-        _write_successor(store, layout, path, successor, fd, sorted_out.kept)
+        _write_successor(store, path, successor, fd, sorted_out.kept)
         is_named = True
         jsonl.append(store.fs, fd, closing, store.sync_inserts)
         _is_replaced(store, layout, shard, fd)
@@ -356,7 +356,7 @@ def _to_history(store: Store, layout: Layout, shard: Shard, sorted_out: _SortedO
             jsonl.append(store.fs, fd, b"".join(sorted_out.gone), store.sync_inserts)
 
 
-def _write_successor(store: Store, layout: Layout, path: str, successor: str, fd: int, kept: set[int]) -> None:
+def _write_successor(store: Store, path: str, successor: str, fd: int, kept: set[int]) -> None:
     header = b'{"op":"rewritten","id":"%s"}' % successor.encode()
     made = store.fs.create(path, store.sync_inserts)
     try:
@@ -368,8 +368,6 @@ def _write_successor(store: Store, layout: Layout, path: str, successor: str, fd
             store.fs.fsync(made)
     finally:
         store.fs.close(made)
-    if store.sync_inserts:
-        store.names.sync(layout.dead_letters)
 
 
 def reap_successors(store: Store, is_abandoned: Callable[[str], bool]) -> int:
