@@ -137,16 +137,14 @@ def known(store: Store, shard: Shard) -> set[str]:
 
 def sizes(store: Store) -> dict[Shard, int]:
     """Return the size of each file of letters in bytes."""
-    return {shard: size for shard, (_, size) in states(store).items()}
+    return {shard: state.size for shard, state in states(store).items()}
 
 
-def states(store: Store) -> dict[Shard, tuple[letter_files.Version, int]]:
-    """Return version and size of each file of letters: changed, if anything was appended, or the file was replaced."""
-
-    def read(shard: Shard, fd: int) -> tuple[Shard, tuple[letter_files.Version, int]]:
-        return shard, (letter_files.version(store, fd), store.fs.fstat(fd).st_size)
-
-    return dict(letter_files.each(store, store.layout, read))
+def states(store: Store) -> dict[Shard, letter_files.State]:
+    """Return the state of each file of letters: changed, if anything was appended, or a file was replaced."""
+    layout = store.layout
+    found = {shard: letter_files.state(store, layout, shard) for shard in letter_files.shards(store, layout)}
+    return {shard: state for shard, state in found.items() if state is not None}
 
 
 def letters(store: Store, only: Shard | None = None) -> Iterator[DeadLetter]:

@@ -15,6 +15,7 @@ So a renaming that a file server executes late changes nothing: nothing is appen
 from __future__ import annotations
 
 import errno
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -77,6 +78,8 @@ def alive(store: Store, fd: int) -> tuple[dict[str, int], set[str]]:
     """Return the ids that are dead, with the number of their line; and those that were dealt with."""
     dead: dict[str, int] = {}
     settled: set[str] = set()
+    if store.fs.fstat(fd).st_size <= HEADER_BYTES:
+        return dead, settled  # no line that counts is so short: all letters were settled and given back
     for number, line in enumerate(lines(store, fd)):
         if line["op"] == "dead":
             if line["id"] not in settled:
@@ -129,6 +132,38 @@ class Version(NamedTuple):
 def version(store: Store, fd: int) -> Version:
     """Return the version of an open file."""
     return Version(store.fs.fstat(fd).st_ino, store.fs.pread(fd, HEADER_BYTES, 0))
+
+
+class State(NamedTuple):
+    """What the system says of a file: it changes when anything is appended, or the file is replaced."""
+
+    inode: int
+    size: int
+    changed_ns: int
+
+
+def state(store: Store, layout: Layout, shard: Shard) -> State | None:
+    """Return the state of a shard's file; None if there is none. On a shared mount by a revalidating open."""
+    path = layout.dead(shard)
+    try:
+        if not store.fs.shared:
+            return _state(store.fs.stat(path))
+        fd = store.fs.look(path)
+    except FileNotFoundError:
+        return None
+    try:
+        return state_of(store, fd)
+    finally:
+        store.fs.close(fd)
+
+
+def state_of(store: Store, fd: int) -> State:
+    """Return the state of an open file."""
+    return _state(store.fs.fstat(fd))
+
+
+def _state(found: os.stat_result) -> State:
+    return State(found.st_ino, found.st_size, found.st_mtime_ns)
 
 
 # -- locking ---------------------------------------------------------------------------------------------

@@ -19,8 +19,8 @@ class Seen(NamedTuple):
     """The part of a file that was read: which file, up to where, and the names in it that may still be in staging."""
 
     version: letter_files.Version
-    state: tuple[int, int, int]
-    """Inode, size and time of the last change, as of the last look."""
+    state: letter_files.State
+    """As of the last look."""
     end: int
     names: frozenset[str]
 
@@ -33,8 +33,7 @@ def read_on(store: Store, path: str, fd: int) -> frozenset[str]:
     Those may be left out that `forget_published` has found published.
     """
     seen: Seen | None = store.retried.get(path)
-    found = store.fs.fstat(fd)
-    state = found.st_ino, found.st_size, found.st_mtime_ns
+    state = letter_files.state_of(store, fd)
     if seen is None or seen.state != state:
         version = letter_files.version(store, fd)
         if seen is None or seen.version != version:
