@@ -4,7 +4,7 @@ Everything that fsqueue does on disk goes through one `Filesystem` object, so th
 failing, lying or crashing one in its place. Nothing here knows what a queue is.
 """
 
-from fsqueue.filesystem.answers import LOST, NOT_FILES
+from fsqueue.filesystem.answers import LOST, NOT_FILES, asking_again
 from fsqueue.filesystem.door import Filesystem
 from fsqueue.filesystem.mounts import UNKNOWN, Mount, beegfs_setting, holders_of, mount_of
 from fsqueue.filesystem.plain import KeptFile, KeptOutput, is_same_file, is_terminal, write_all
@@ -26,6 +26,7 @@ __all__ = [
     "ResultFile",
     "ResultFiles",
     "Spool",
+    "asking_again",
     "beegfs_setting",
     "holders_of",
     "inheritable_descriptors",

@@ -269,6 +269,14 @@ class Layout:
         """Return the path of a shard's dead letters."""
         return f"{self.dead_letters}/{shard}.jsonl"
 
+    def dead_successor(self, shard: names.Shard, identity: str) -> str:
+        """Return the path of a file that is to replace that of a shard's dead letters."""
+        return f"{self.dead_letters}/{shard}.{identity}.jsonl"
+
+    def settled(self, day: names.Day, shard: names.Shard) -> str:
+        """Return the path of what a day gave back of a shard's dead letters: which were retried or purged."""
+        return f"{self.history_days}/{day}/{shard}.settled.jsonl"
+
     def history(self, day: names.Day, shard: names.Shard) -> str:
         """Return the path of a day's history of a shard."""
         return f"{self.history_days}/{day}/{shard}.jsonl"

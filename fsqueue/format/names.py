@@ -44,6 +44,8 @@ _BATCH = re.compile(BATCH)
 _TASK_FILE = re.compile(rf"([0-9]{{13}})-({BATCH})-([1-9][0-9]{{0,3}})(?:-([^/\x00]*))?\.jsonl")
 _LOG_FILE = re.compile(r"([0-9a-f]{32})\.jsonl")
 _SHARD_FILE = re.compile(r"([0-9a-f]{2}|[0-9a-f]{4})\.jsonl")
+_SUCCESSOR = re.compile(r"([0-9a-f]{2}|[0-9a-f]{4})\.[0-9a-f]{16}\.jsonl")
+_SETTLED_FILE = re.compile(r"([0-9a-f]{2}|[0-9a-f]{4})\.settled\.jsonl")
 _COUNTER = re.compile(r"0[0-9a-f]")
 _TASK_ID = re.compile(rf"({BATCH})\.(0|[1-9][0-9]{{0,8}})")
 _TOKEN = re.compile(rf"({BATCH}\.(?:0|[1-9][0-9]{{0,8}}))@([0-9a-f]{{16}})")
@@ -130,7 +132,20 @@ def all_shards(shards: int) -> list[Shard]:
 
 def parse_shard_file(name: str, shards: int) -> Shard | None:
     """Return the shard in `SHARD.jsonl`; None for anything else."""
-    match = _SHARD_FILE.fullmatch(name)
+    return _shard_in(_SHARD_FILE.fullmatch(name), shards)
+
+
+def parse_successor(name: str, shards: int) -> Shard | None:
+    """Return the shard in `SHARD.ID.jsonl`, a file that is to replace another; None for anything else."""
+    return _shard_in(_SUCCESSOR.fullmatch(name), shards)
+
+
+def parse_settled_file(name: str, shards: int) -> Shard | None:
+    """Return the shard in `SHARD.settled.jsonl`; None for anything else."""
+    return _shard_in(_SETTLED_FILE.fullmatch(name), shards)
+
+
+def _shard_in(match: re.Match[str] | None, shards: int) -> Shard | None:
     if match is None or int(match[1], 16) >= shards:
         return None
     shard = shard_of(match[1], shards)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 
 from fsqueue.filesystem import NOT_FILES
 from fsqueue.format import movements, names, sparse
@@ -136,11 +136,15 @@ class BatchLook:
             yield found(self.store, "missing-letter", self.log, len(missing))
 
 
-def missing_letters(store: Store, batch: Batch, replay_state: ReplayState) -> list[int]:
-    """Return the dead tasks of a batch that have no letter, nor had one."""
+def missing_letters(
+    store: Store, batch: Batch, replay_state: ReplayState, known: Callable[[], set[str]] | None = None
+) -> list[int]:
+    """Return the dead tasks of a batch that have no letter, nor had one. `known`: the ids that have, or had."""
     dead = [index for index, state in enumerate(replay_state.state) if state == DEAD] if replay_state.done[DEAD] else []
-    known = deadletters.known(store, store.layout.shard(batch)) if dead else set()
-    return [index for index in dead if names.task_id(batch, index) not in known]
+    if not dead:
+        return []
+    ids = deadletters.known(store, store.layout.shard(batch)) if known is None else known()
+    return [index for index in dead if names.task_id(batch, index) not in ids]
 
 
 def brief(indices: list[int]) -> str:
@@ -283,7 +287,9 @@ class ShardCheck:
     def _history(self) -> Iterator[Suspect]:
         store = self.store
         seen: dict[str, set[tuple[str, int, int]]] = {}
+        known = cache(partial(deadletters.known, store, self.shard))  # of a batch that it misses, it is asked anew
         for day in history.days(store):
+            yield from self._lines(store.layout.settled(day, self.shard), jsonl.is_object, may_cut=True)
             path = store.layout.history(day, self.shard)
             yield from self._lines(path, is_history)
             for offset, length, batch, records in history.read(store, path):
@@ -293,7 +299,7 @@ class ShardCheck:
                     continue
                 replay_state = history.replay(records)
                 seen[batch] = recount.announced(records)
-                yield from self._finished(path, batch, replay_state)
+                yield from self._finished(path, batch, replay_state, known)
 
     def _repeat(self, path: str, offset: int, length: int) -> Suspect:
         store = self.store
@@ -307,10 +313,12 @@ class ShardCheck:
             lambda: self.repair.void_line(path, offset, length),
         )
 
-    def _finished(self, path: str, batch: Batch, replay_state: ReplayState) -> Iterator[Suspect]:
+    def _finished(
+        self, path: str, batch: Batch, replay_state: ReplayState, known: Callable[[], set[str]]
+    ) -> Iterator[Suspect]:
         """Yield what must be true of a batch that the history knows as finished."""
         store = self.store
-        missing = missing_letters(store, batch, replay_state)
+        missing = missing_letters(store, batch, replay_state, known)
         if missing:
             yield Suspect(
                 found(store, "missing-letter", path, len(missing), f"batch {batch}"),

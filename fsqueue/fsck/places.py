@@ -52,7 +52,7 @@ class _Places:
             layout.logs: self._shards(layout.logs, self._log),
             layout.tasks: self._shards(layout.tasks, self._task_file),
             f"{layout.base}/completions": self._walk(f"{layout.base}/completions", _number),
-            f"{layout.base}/dead": self._walk(f"{layout.base}/dead", self._shard_file),
+            layout.dead_letters: self._letters(),
             layout.history_days: self._history(),
             layout.staging: self._staging(),
             layout.nodes: self._walk(layout.nodes, lambda name: "file" if names.is_node_file(name) else None),
@@ -79,7 +79,20 @@ class _Places:
         yield from self._walk(days, lambda name: "directory" if names.parse_day(name) else None)
         for day in self.store.fs.names(days):
             if names.parse_day(day):
-                yield from self._walk(f"{days}/{day}", self._shard_file)
+                yield from self._walk(f"{days}/{day}", self._history_file)
+
+    def _history_file(self, name: str) -> str | None:
+        is_settled = names.parse_settled_file(name, self.layout.shards) is not None
+        return "file" if is_settled else self._shard_file(name)
+
+    def _letters(self) -> Iterator[Suspect]:
+        directory = self.layout.dead_letters
+        for name, kind in self.store.fs.entries(directory):
+            path = f"{directory}/{name}"
+            if kind == "file" and names.parse_successor(name, self.layout.shards) is not None:
+                yield from self._old(path, "staged-file", partial(collect.reap_successors, self.store))
+            else:
+                yield from self._kind(path, kind, self._shard_file(name))
 
     def _commits(self) -> Iterator[Suspect]:
         yield from self._walk(self.layout.commits, _record)

@@ -6,19 +6,22 @@ line counts, and a second `dead` is dropped (docs/format.md, "Dead letters").
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from itertools import chain
 from typing import Any
 
 import orjson
 
-from fsqueue.errors import QueuePurged
-from fsqueue.format import names, nesting, task_file
+from fsqueue.errors import FsqueueError, LockTimeout, QueuePurged
+from fsqueue.format import names, task_file
 from fsqueue.format.layout import BATCH_BYTES_MAX, Layout
 from fsqueue.format.names import Shard
 from fsqueue.format.replay import ReplayState
 from fsqueue.models import DeadLetter
-from fsqueue.storage import jsonl, retried, staging
+from fsqueue.storage import jsonl, letter_files, retried, staging
 from fsqueue.storage.locked_batch import LockedBatch
 from fsqueue.storage.published import LOST
 from fsqueue.storage.store import Store
@@ -27,11 +30,12 @@ from fsqueue.wording import counted
 logger = logging.getLogger("fsqueue")
 
 Where = Callable[[DeadLetter], bool]
-SETTLED = ("retried", "purged")
 WITHOUT_PAYLOAD = ("task file gone:", "unreadable: its line in the task file is damaged")
 """How the reasons begin of letters in which older versions wrote `null` for a payload that was lost."""
 END_BYTES = 1 << 14
 """How much is read of the end of a file, at least, for its latest letters."""
+UPKEEP_WAIT_S = 2.0
+"""How long upkeep waits for a file's lock."""
 
 
 # -- writing -----------------------------------------------------------------------------------------
@@ -47,12 +51,14 @@ def write(
     """
     store, log = locked.store, locked.log
     wanted = [index for index in tasks if index not in log.lettered]
-    path = log.layout.dead(log.layout.shard(log.batch))
+    shard = log.layout.shard(log.batch)
     sync = store.sync_inserts and not certain
-    with store.locked(path, timeout_s, durable=store.sync_inserts) as fd:
+    with letter_files.locked(store, log.layout, shard, timeout_s, durable=store.sync_inserts) as fd:
+        if wanted and not store.fs.same_file(log.fd, log.path):
+            return 0  # this process has lost the batch's lock, and another has finished it, which includes its letters
         if wanted and not certain:
-            known = {line["id"] for line in _lines(store, fd) if line["op"] == "dead"}
-            wanted = [index for index in wanted if names.task_id(log.batch, index) not in known]
+            there, settled = letter_files.alive(store, fd)
+            wanted = [index for index in wanted if names.task_id(log.batch, index) not in there.keys() | settled]
         if wanted:
             jsonl.append(
                 store.fs,
@@ -68,9 +74,11 @@ def write(
 
 def restore(store: Store, batch: str, replay_state: ReplayState, tasks: Iterable[int]) -> None:
     """Write the letters of a finished batch that are missing all the same, without the payloads, which are gone."""
-    path = store.layout.dead(store.layout.shard(batch))
-    with store.locked(path) as fd:
-        there, settled = _alive(store, fd)
+    shard = store.layout.shard(batch)
+    with letter_files.locked(store, store.layout, shard, durable=store.sync_inserts) as fd:
+        there, settled = letter_files.alive(store, fd)
+        for line in letter_files.given_back(store, shard, names.birth_ms(batch)):
+            settled.update(one for one in line["ids"] if isinstance(one, str))
         lost = [index for index in tasks if names.task_id(batch, index) not in there.keys() | settled]
         jsonl.append(store.fs, fd, b"".join(_letter(batch, replay_state, index, LOST) for index in lost), True)
 
@@ -92,64 +100,6 @@ def _letter(batch_id: str, replay_state: ReplayState, index: int, payload: Any) 
 # -- reading -----------------------------------------------------------------------------------------
 
 
-def _lines(store: Store, fd: int) -> Iterator[dict[str, Any]]:
-    """Yield the lines of a file that make sense."""
-    for line in jsonl.lines_of(store.fs, fd):
-        record = _parse(line)
-        if record is not None:
-            yield record
-
-
-def _parse(line: bytes) -> dict[str, Any] | None:
-    """Return a line that makes sense, without the fields that nest too deep; None for any other."""
-    try:
-        record = orjson.loads(line)
-    except orjson.JSONDecodeError:
-        return None
-    if isinstance(record, dict) and len(line) > task_file.SHALLOW_BYTES and nesting.is_deeper(line):
-        record = nesting.trimmed(record)
-    if isinstance(record, dict) and (
-        (record.get("op") == "dead" and isinstance(record.get("id"), str))
-        or (record.get("op") in SETTLED and isinstance(record.get("ids"), list))
-    ):
-        return record
-    return None
-
-
-def _shards(store: Store, layout: Layout) -> list[Shard]:
-    found = (names.parse_shard_file(name, layout.shards) for name in store.fs.names(layout.dead_letters))
-    return sorted(shard for shard in found if shard is not None)
-
-
-def _opened(store: Store, layout: Layout, only: Shard | None = None) -> Iterator[tuple[Shard, int]]:
-    """Yield the files there are (or that of one shard, if it is there), opened one after the other."""
-    for shard in _shards(store, layout) if only is None else [only]:
-        try:
-            fd = store.fs.look_anew(layout.dead(shard))
-        except FileNotFoundError:
-            continue
-        try:
-            yield shard, fd
-        finally:
-            store.fs.close(fd)
-
-
-def _alive(store: Store, fd: int) -> tuple[dict[str, int], set[str]]:
-    """Return the ids that are dead, with the number of their line; and those that were dealt with."""
-    dead: dict[str, int] = {}
-    settled: set[str] = set()
-    for number, line in enumerate(_lines(store, fd)):
-        if line["op"] == "dead":
-            if line["id"] not in settled:
-                dead.setdefault(line["id"], number)
-        else:
-            for one in line["ids"]:
-                if isinstance(one, str):
-                    dead.pop(one, None)
-                    settled.add(one)
-    return dead, settled
-
-
 class Ids:
     """What one reading of all letters, or of a shard's, says: the ids that are dead, those that were dealt with, what
     retries staged."""
@@ -160,11 +110,14 @@ class Ids:
         self.staged: set[str] = set()
         """The names of the files in `staging/` that are as good as published, if they are there still."""
         layout = store.layout
-        for shard, fd in _opened(store, layout, only):
-            some, others = _alive(store, fd)
+
+        def read(shard: Shard, fd: int) -> tuple[dict[str, int], set[str], frozenset[str]]:
+            return *letter_files.alive(store, fd), _staged_of(store, layout, shard, fd)
+
+        for some, others, staged in letter_files.each(store, layout, read, None if only is None else [only]):
             self.dead.update(some)
             self.settled |= others
-            self.staged |= retried.read_on(store, layout.dead(shard), fd)
+            self.staged |= staged
         retried.forget_published(store)
 
     def known(self) -> set[str]:
@@ -175,20 +128,52 @@ class Ids:
 def known(store: Store, shard: Shard) -> set[str]:
     """Return the ids in a shard that have a letter, or had one that was dealt with."""
     found: set[str] = set()
-    for _, fd in _opened(store, store.layout, shard):
-        found.update(*_alive(store, fd))
+    for ids in letter_files.each(store, store.layout, lambda _, fd: letter_files.alive(store, fd), [shard]):
+        found.update(*ids)
+    for line in letter_files.given_back(store, shard):
+        found.update(one for one in line["ids"] if isinstance(one, str))
     return found
 
 
 def sizes(store: Store) -> dict[Shard, int]:
-    """Return the size of each file of letters in bytes: changed, if anything was appended."""
-    return {shard: store.fs.fstat(fd).st_size for shard, fd in _opened(store, store.layout)}
+    """Return the size of each file of letters in bytes."""
+    return {shard: state.size for shard, state in states(store).items()}
+
+
+def states(store: Store) -> dict[Shard, letter_files.State]:
+    """Return the state of each file of letters: changed, if anything was appended, or a file was replaced."""
+    layout = store.layout
+    found = {shard: letter_files.state(store, layout, shard) for shard in letter_files.shards(store, layout)}
+    return {shard: state for shard, state in found.items() if state is not None}
 
 
 def letters(store: Store, only: Shard | None = None) -> Iterator[DeadLetter]:
     """Yield all dead letters, shard by shard, or those of one; memory is bounded by a shard's ids."""
-    for _, fd in _opened(store, store.layout, only):
-        yield from _letters(store, fd)
+    layout = store.layout
+    for shard in letter_files.shards(store, layout) if only is None else [only]:
+        yield from _letters_in(store, layout, shard)
+
+
+def _letters_in(store: Store, layout: Layout, shard: Shard) -> Iterator[DeadLetter]:
+    """Yield the letters of a shard. If another host replaces the file meanwhile, it is read again: none comes twice."""
+    given: set[str] = set()
+    for is_last in (False, True):
+        try:
+            fd = store.fs.look_anew(layout.dead(shard))
+        except FileNotFoundError:
+            return
+        try:
+            for letter in _letters(store, fd):
+                if letter.id not in given:
+                    given.add(letter.id)
+                    yield letter
+        except OSError as error:
+            if error.errno != errno.ESTALE or is_last:
+                raise
+        else:
+            return
+        finally:
+            store.fs.close(fd)
 
 
 def latest(store: Store, bytes_max: int) -> tuple[list[DeadLetter], bool]:
@@ -198,13 +183,12 @@ def latest(store: Store, bytes_max: int) -> tuple[list[DeadLetter], bool]:
     Letters that were dealt with are left out: what says so stands behind them.
     """
     found: list[DeadLetter] = []
-    shards, whole, left = _shards(store, store.layout), True, bytes_max
+    shards, whole, left = letter_files.shards(store, store.layout), True, bytes_max
     share = max(END_BYTES, bytes_max // max(1, len(shards)))
     for shard in store.entropy.shuffled(shards):
         if left <= 0:
             return found, False
-        for _, fd in _opened(store, store.layout, shard):
-            letters, size = _latest(store, fd, share)
+        for letters, size in letter_files.each(store, store.layout, lambda _, fd: _latest(store, fd, share), [shard]):
             found += letters
             left -= min(size, share)
             whole = whole and size <= share
@@ -216,7 +200,7 @@ def _latest(store: Store, fd: int, bytes_max: int) -> tuple[Iterable[DeadLetter]
     dead: dict[str, DeadLetter] = {}
     settled: set[str] = set()
     for _, line in jsonl.lines_from_end(store.fs, fd, bytes_max):
-        record = _parse(line)
+        record = letter_files.parse(line)
         if record is not None and record["op"] == "dead":
             if record["id"] not in settled:
                 dead[record["id"]] = _decode(record)
@@ -230,24 +214,33 @@ def _latest(store: Store, fd: int, bytes_max: int) -> tuple[Iterable[DeadLetter]
 
 def letter_of(store: Store, task_id: str) -> DeadLetter | None:
     """Return the letter of one task, if there is one."""
-    for _, fd in _opened(store, store.layout, store.layout.shard(names.parse_task_id(task_id)[0])):
-        return next((letter for letter in _letters(store, fd) if letter.id == task_id), None)
-    return None
+    found = letters(store, store.layout.shard(names.parse_task_id(task_id)[0]))
+    return next((letter for letter in found if letter.id == task_id), None)
 
 
 def settled_as(store: Store, task_id: str) -> tuple[str, str | None] | None:
     """Return what was done about a dead letter: `retried` and its new id, or `purged`; None if nothing was."""
-    for _, fd in _opened(store, store.layout, store.layout.shard(names.parse_task_id(task_id)[0])):
-        for line in _lines(store, fd):
-            if line["op"] in SETTLED and task_id in line["ids"]:
-                new = line.get("as")
-                return line["op"], names.task_id(new, line["ids"].index(task_id)) if isinstance(new, str) else None
-    return None
+    batch = names.parse_task_id(task_id)[0]
+    shard = store.layout.shard(batch)
+
+    def settling(shard: Shard, fd: int) -> dict[str, Any] | None:
+        return next((line for line in letter_files.lines(store, fd) if settles(line)), None)
+
+    def settles(line: dict[str, Any]) -> bool:
+        return line["op"] in letter_files.SETTLED and task_id in line["ids"]
+
+    here = letter_files.each(store, store.layout, settling, [shard])
+    given_back = filter(settles, letter_files.given_back(store, shard, names.birth_ms(batch)))
+    line = next(filter(None, chain(here, given_back)), None)
+    if line is None:
+        return None
+    new = line.get("as")
+    return line["op"], names.task_id(new, line["ids"].index(task_id)) if isinstance(new, str) else None
 
 
 def _letters(store: Store, fd: int) -> Iterator[DeadLetter]:
-    alive, _ = _alive(store, fd)
-    for number, line in enumerate(_lines(store, fd)):
+    alive, _ = letter_files.alive(store, fd)
+    for number, line in enumerate(letter_files.lines(store, fd)):
         if line["op"] == "dead" and alive.get(line["id"]) == number:
             yield _decode(line)
 
@@ -375,22 +368,47 @@ def _settle_in(
     """Settle letters of one generation, shard by shard; see `_settle`."""
     settled = 0
     shards = None if wanted is None else {layout.shard(names.parse_task_id(task_id)[0]) for task_id in wanted}
-    for shard in _shards(store, layout):
+    for shard in letter_files.shards(store, layout):
         chosen = wanted
         if shards is not None and shard not in shards:
             continue
         if where is not None:
-            found = (letter for _, fd in _opened(store, layout, shard) for letter in _letters(store, fd))
+            found = _letters_in(store, layout, shard)
             chosen = {letter.id for letter in found if (wanted is None or letter.id in wanted) and where(letter)}
             if not chosen:
                 continue
-        with store.locked(layout.dead(shard)) as fd:
+        with letter_files.locked(store, layout, shard, durable=store.sync_inserts) as fd:
             _must_be_of(store, layout)
             letters = (letter for letter in _letters(store, fd) if chosen is None or letter.id in chosen)
             for part, lines in _parts(letters, encode, store.settings.batch_tasks_max):
                 act(layout, fd, part, lines)
                 settled += len(part)
+            _give_back(store, layout, shard, fd)
     return settled
+
+
+def _give_back(store: Store, layout: Layout, shard: Shard, fd: int) -> int:
+    """Give back what was settled of a locked file, if that is worth it. What fails is told, and is left to upkeep."""
+    try:
+        return letter_files.give_back(store, layout, shard, fd)
+    except FileNotFoundError:
+        raise  # a purge took the files
+    except (OSError, FsqueueError) as error:
+        logger.warning(
+            "the room of settled dead letters in %s is not given back yet (%s); 'fsqueue gc' will do it",
+            layout.dead(shard),
+            error,
+        )
+        return 0
+
+
+def give_back(store: Store) -> int:
+    """Give back what was settled in all files, for upkeep. Returns how many bytes. A file that is busy is passed by."""
+    layout, given = store.layout, 0
+    for shard in letter_files.shards(store, layout):
+        with suppress(LockTimeout, FileNotFoundError), letter_files.locked(store, layout, shard, UPKEEP_WAIT_S) as fd:
+            given += _give_back(store, layout, shard, fd)
+    return given
 
 
 def _parts(
@@ -418,10 +436,9 @@ def publish_pending(store: Store) -> int:
     """Publish what retries recorded, but did not live to publish, and ring. Returns how many files."""
     published = 0
     for shard, named in _pending(store).items():
-        for _, fd in _opened(store, store.layout, shard):
-            if store.sync_inserts:
-                store.fs.fsync(fd)  # the line must not be lost when what it publishes is not
-            published += sum(staging.publish_named(store, store.layout, name) for name in sorted(named))
+        if store.sync_inserts:  # the line must not be lost when what it publishes is not
+            list(letter_files.each(store, store.layout, lambda _, fd: store.fs.fsync(fd), [shard]))
+        published += sum(staging.publish_named(store, store.layout, name) for name in sorted(named))
     if published:
         store.doorbell.ring()
     return published
@@ -448,9 +465,17 @@ def _pending(store: Store) -> dict[Shard, frozenset[str]]:
 def _staged(store: Store) -> dict[Shard, frozenset[str]]:
     """Return the staged files that `retried` lines name, by the shard whose letters were retried."""
     layout = store.layout
-    named = {shard: retried.read_on(store, layout.dead(shard), fd) for shard, fd in _opened(store, layout)}
+
+    def read(shard: Shard, fd: int) -> tuple[Shard, frozenset[str]]:
+        return shard, _staged_of(store, layout, shard, fd)
+
+    named = dict(letter_files.each(store, layout, read))
     retried.forget_published(store)
     return named
+
+
+def _staged_of(store: Store, layout: Layout, shard: Shard, fd: int) -> frozenset[str]:
+    return retried.read_on(store, layout.dead(shard), fd)
 
 
 def staged_names(store: Store) -> set[str]:

@@ -17,6 +17,8 @@ class DurableNames:
         """Directories whose names are known to be durable."""
         self.shards: set[str] = set()
         """Shard directories that are known to be there, and durable."""
+        self.replaced: set[object] = set()
+        """Versions of files that have replaced others, and whose names are known to be durable."""
 
     def secure(self, fd: int, path: str) -> None:
         """Make the name of an open file durable, and those of its directories, unless the file has content already.

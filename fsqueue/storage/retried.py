@@ -1,7 +1,7 @@
 """Staged files that `retried` lines name (docs/format.md, "Dead letters"), without reading all letters at each look.
 
-A file of dead letters is only appended to, so a process reads each of its bytes once. It remembers the names whose
-files are still in `staging/`: a published file never comes back there.
+A file of dead letters is only appended to until another replaces it, so a process reads each of its bytes once. It
+remembers the names whose files are still in `staging/`: a published file never comes back there.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ from typing import NamedTuple
 
 import orjson
 
-from fsqueue.storage import jsonl
+from fsqueue.storage import jsonl, letter_files
 from fsqueue.storage.store import Store
 
 
 class Seen(NamedTuple):
     """The part of a file that was read: which file, up to where, and the names in it that may still be in staging."""
 
-    inode: int
+    version: letter_files.Version
+    state: letter_files.State
+    """As of the last look."""
     end: int
     names: frozenset[str]
 
@@ -26,12 +28,16 @@ class Seen(NamedTuple):
 def read_on(store: Store, path: str, fd: int) -> frozenset[str]:
     """Read what was appended to an open file of letters since the last call; return the staged files that it names.
 
+    A file that has replaced the one that was read is read from its beginning.
+
     Those may be left out that `forget_published` has found published.
     """
-    inode = store.fs.fstat(fd).st_ino
     seen: Seen | None = store.retried.get(path)
-    if seen is None or seen.inode != inode:
-        seen = Seen(inode, 0, frozenset())
+    state = letter_files.state_of(store, fd)
+    if seen is None or seen.state != state:
+        version = letter_files.version(store, fd)
+        if seen is None or seen.version != version:
+            seen = Seen(version, state, 0, frozenset())
     end, names, is_sound = seen.end, set(seen.names), True
     for length, piece in jsonl.pieces_of(store.fs, fd, seen.end):
         if b"staged" in piece:
@@ -39,7 +45,7 @@ def read_on(store: Store, path: str, fd: int) -> frozenset[str]:
         # An NFS client may serve zeros for what it has not fetched yet: those are read again the next time.
         is_sound = is_sound and b"\0" not in piece
         end += length if is_sound else 0
-    seen = store.retried[path] = Seen(inode, end, frozenset(names))
+    seen = store.retried[path] = Seen(seen.version, state, end, frozenset(names))
     return seen.names
 
 

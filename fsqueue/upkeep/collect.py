@@ -21,7 +21,18 @@ from fsqueue.format.names import Batch, Day, Generation, TaskFileName
 from fsqueue.format.replay import DEAD, ReplayState
 from fsqueue.models import GcReport
 from fsqueue.protocol import finishing
-from fsqueue.storage import commits, deadletters, history, listing, nested, nodes, published, record_times, staging
+from fsqueue.storage import (
+    commits,
+    deadletters,
+    history,
+    letter_files,
+    listing,
+    nested,
+    nodes,
+    published,
+    record_times,
+    staging,
+)
 from fsqueue.storage.locked_batch import LockedBatch
 from fsqueue.storage.store import Store
 from fsqueue.upkeep import doctorplaces, trash
@@ -72,6 +83,8 @@ def gc(store: Store, touch: bool = False, history_days: int | None = None) -> Gc
     report.trash_reaped += reap_doctors(store.fs, store.path, store.clock.now_ms() / 1000)
     report.trash_reaped += reap_results(store)
     _staging(store, report)
+    report.staged_reaped += reap_successors(store)
+    deadletters.give_back(store)
     nodes.forget(store, NODE_AGE_S)
     full = _apply_decided(store, report)
     missed = bool(full)
@@ -307,6 +320,11 @@ def reap_staged(store: Store, text: str) -> bool:
         return False
     finally:
         store.fs.close(fd)
+
+
+def reap_successors(store: Store) -> int:
+    """Remove files that were to replace files of dead letters, and whose authors died a day ago; return how many."""
+    return letter_files.reap_successors(store, lambda path: is_abandoned(store, path))
 
 
 def generations(store: Store, report: GcReport) -> None:

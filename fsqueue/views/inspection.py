@@ -9,7 +9,7 @@ counted both from a log and from a counter.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -77,7 +77,7 @@ def _status(store: Store, exact: bool) -> Status:
                 pass  # not ours to write, or its holder is stopped: an estimate will have to do
         seen = _look(store, exact)
         for _ in range(COMMITS_MAX):
-            if seen.decided == commits.decided(store) and seen.counted[1] == deadletters.sizes(store):
+            if seen.decided == commits.decided(store) and seen.counted[1] == deadletters.states(store):
                 break
             seen = _look(store, exact)
         return seen.sum_up(store)
@@ -89,12 +89,12 @@ def apply_pending(store: Store) -> None:
         commits.apply_pending(store)
 
 
-Counted = tuple[dict[CounterName, int], dict[Shard, int]]
-"""The sizes of the completion counters and of the files of dead letters."""
+Counted = tuple[dict[CounterName, int], Mapping[Shard, object]]
+"""The sizes of the completion counters, and the states of the files of dead letters."""
 
 
 def _counted(store: Store) -> Counted:
-    return counters.sizes(store), deadletters.sizes(store)
+    return counters.sizes(store), deadletters.states(store)
 
 
 class _Tally(NamedTuple):

@@ -21,6 +21,9 @@ BULK = 1024
 CONTROL_ZEROS, LOG_ZEROS = 128 << 20, 1 << 30
 """How many bytes of zeros stand behind `queue.jsonl` and the dead letters, and behind a log."""
 
+LETTER_EACH = 100
+"""Of so many tasks one becomes a dead letter."""
+
 COMMAND = """
 import json, sys, time
 from benchmarks import machine
@@ -73,14 +76,35 @@ def zeros(path: str, tasks: int) -> Iterator[dict[str, Any]]:
     yield _cost(path, "fsck")
 
 
-CASES: dict[str, Callable[[str, int], Iterator[dict[str, Any]]]] = {"activity": activity, "zeros": zeros}
+def letters(path: str, tasks: int) -> Iterator[dict[str, Any]]:
+    """Yield what looks cost before and after dead letters were purged: one for each hundred tasks."""
+    import fsqueue
+
+    with fsqueue.Queue.create(path, durability="none", allow_unsafe=True) as queue:
+        yield _cost(path, "status")
+        queue.insert_many({"tile": number} for number in range(max(1, tasks // LETTER_EACH)))
+        while leased := queue.lease(BULK):
+            for task in leased:
+                task.bury("no such tile")
+        yield _cost(path, "status")
+        yield _cost(path, "dead purge", "--yes")
+    yield _cost(path, "status")
+    yield _cost(path, "gc")
+    yield _cost(path, "fsck")
+
+
+CASES: dict[str, Callable[[str, int], Iterator[dict[str, Any]]]] = {
+    "activity": activity,
+    "letters": letters,
+    "zeros": zeros,
+}
 
 
 def _cost(path: str, verb: str, *options: str) -> dict[str, Any]:
     """Run one command in a fresh process, and return what it cost."""
     begin = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-c", COMMAND, verb, path, *options], stdout=subprocess.PIPE, text=True, check=True
+        [sys.executable, "-c", COMMAND, *verb.split(), path, *options], stdout=subprocess.PIPE, text=True, check=True
     )
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return {"command": " ".join([verb, *options]), "seconds": round(time.monotonic() - begin, 3), **found}

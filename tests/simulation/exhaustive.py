@@ -29,7 +29,7 @@ from tests.simulation.handles import Crash
 from tests.simulation.history import Actor
 from tests.simulation.invariants import files, generation
 from tests.simulation.kernel import Process
-from tests.simulation.stories import LEASE_S, Scenario, Story
+from tests.simulation.stories import AT_ONCE, LEASE_S, Scenario, Story, limited
 from tests.simulation.verbs import LEASE, LEASED, LEFTOVERS, LETTER, NO_QUEUE, STAGED, VERBS, Verb
 from tests.simulation.wiring import collect, simulated_machine, undisturbed
 from tests.simulation.world import NEVER, Circles
@@ -37,12 +37,12 @@ from tests.simulation.world import NEVER, Circles
 KINDS = {
     one.name: one
     for one in (
-        Scenario("local", shared=False, hosts=1),
-        Scenario("nfs", stale=1.0),
+        Scenario("local", shared=False, hosts=1, limits=AT_ONCE),
+        Scenario("nfs", stale=1.0, limits=AT_ONCE),
         Scenario("singles", settings={"batch_tasks_max": 1}),
-        Scenario("lossy", shared=False, hosts=1, lossy=True),
-        Scenario("strict", shared=False, hosts=1, lossy=True, settings={"durability": "strict"}),
-        Scenario("lossy-nfs", lossy=True),
+        Scenario("lossy", shared=False, hosts=1, lossy=True, limits=AT_ONCE),
+        Scenario("strict", shared=False, hosts=1, lossy=True, settings={"durability": "strict"}, limits=AT_ONCE),
+        Scenario("lossy-nfs", lossy=True, limits=AT_ONCE),
     )
 }
 """The filesystems, by name. A client of NFS believes what it remembers whenever it may."""
@@ -243,6 +243,11 @@ class Play(Story):
 
 def play(schedule: Schedule, trace: bool = False) -> Play | None:
     """One schedule, judged; None if the call is no place for the fate, or the first verb makes no such call."""
+    with limited(KINDS[schedule.kind]):
+        return _play(schedule, trace)
+
+
+def _play(schedule: Schedule, trace: bool) -> Play | None:
     told = Play(schedule, trace)
     try:
         told.act()
@@ -278,8 +283,9 @@ class Report:
 
 def calls_of(kind: str, first: str, second: str) -> int:
     """How many calls the first verb makes where nothing happens to it."""
-    told = Play(Schedule(kind, first, second, "on", 0))
-    told.act()
+    with limited(KINDS[kind]):
+        told = Play(Schedule(kind, first, second, "on", 0))
+        told.act()
     return told.calls
 
 

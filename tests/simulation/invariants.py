@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -258,29 +259,55 @@ def _losses(story: Story, truth: Truth) -> Iterator[str]:
 
 
 def _settled(story: Story) -> dict[str, str]:
-    """What the dead letters say of each id that they know: dead, retried or purged."""
+    """What the dead letters say of each id that they know, or that they gave back: dead, retried or purged."""
     found: dict[str, str] = {}
-    story.letters = letters = {}
-    for path, file in files(story, generation(story)):
-        if "/dead/" not in path:
-            continue
-        for text in bytes(file.data).split(b"\n")[:-1]:
-            try:
-                line = orjson.loads(text)
-            except ValueError:
-                continue
-            if line.get("op") == "dead":
-                if line["id"] in found:
-                    continue  # a repeat is void
-                found[line["id"]] = "dead"
-                letters.setdefault(line.get("payload"), set()).add(line["id"])
-                if line["reason"].startswith("task file gone"):
-                    story.history.wrong.append(f"the task file of {line['id']} was lost")
-                if line.get("payload") is None:
-                    story.history.wrong.append(f"the letter of {line['id']} has no payload")
-            elif line.get("op") in ("retried", "purged"):
-                found.update(dict.fromkeys(line["ids"], line["op"]))
-    return found
+    given_back: dict[str, str] = {}
+    place = generation(story)
+    story.letters, ever_settled = _ever_said(story, directory(story, f"{place}/dead"))
+    if not story.settings.keep_history:
+        given_back.update(ever_settled)
+    for path, file in files(story, place):
+        part, name = path.split("/")[-2:]
+        if path.endswith(".settled.jsonl"):
+            for line in _records(file):
+                given_back.update(dict.fromkeys(line["ids"], line["op"]))
+        elif part == "dead" and name.count(".") == 1:
+            for line in _records(file):
+                if line.get("op") == "dead":
+                    if line["id"] in found:
+                        continue  # a repeat is void
+                    found[line["id"]] = "dead"
+                    if line["reason"].startswith("task file gone"):
+                        story.history.wrong.append(f"the task file of {line['id']} was lost")
+                    if line.get("payload") is None:
+                        story.history.wrong.append(f"the letter of {line['id']} has no payload")
+                elif line.get("op") in ("retried", "purged"):
+                    found.update(dict.fromkeys(line["ids"], line["op"]))
+    if story.settings.keep_history and (story.durable or not story.power_lost):
+        back = [one for one in given_back if found.get(one) == "dead"]
+        if back:
+            story.history.wrong.append(f"letters that were settled and given back are there again: {sorted(back)}")
+    return given_back | found
+
+
+def _records(file: File) -> Iterator[dict[str, Any]]:
+    for text in bytes(file.data).split(b"\n")[:-1]:
+        with suppress(ValueError):
+            yield orjson.loads(text)
+
+
+def _ever_said(story: Story, place: Directory | None) -> tuple[dict[Any, set[str]], dict[str, str]]:
+    """The ids of all letters that ever were in a directory, by their payloads; and how each was settled."""
+    dead: dict[Any, set[str]] = {}
+    settled: dict[str, str] = {}
+    for file in story.world.disk.files:
+        if file.home is place is not None:
+            for line in _records(file):
+                if line.get("op") == "dead":
+                    dead.setdefault(line.get("payload"), set()).add(line["id"])
+                elif line.get("op") in ("retried", "purged"):
+                    settled.update(dict.fromkeys(line["ids"], line["op"]))
+    return dead, settled
 
 
 def judge_status(story: Story, status: Status) -> Iterator[str]:

@@ -380,7 +380,7 @@ class Process:
                 raise failure(errno.ENOTEMPTY, target)
             self.disk.moved_directories += 1
         if other is not node:
-            self.world.renaming(self, there, new, other)
+            self.world.renaming(self, node, new, other)
             self.disk.put([(here, old, None), (there, new, node)])
         self.changed(here, old, None)
         self.changed(there, new, node)

@@ -35,7 +35,7 @@ MUTATIONS = [
         "a power loss keeps the new tasks and loses the line that ends the letter: both are there",
         ("strict", "retry-dead", "lease-many", "killed-then-power"),
         (
-            ("storage.deadletters:publish_pending", "            if store.sync_inserts:\n                store.fs.fsync(fd)", "            if False:\n                store.fs.fsync(fd)"),
+            ("storage.deadletters:publish_pending", "if store.sync_inserts:", "if False:"),
         ),
     ),
     Mutation(
@@ -279,6 +279,71 @@ MUTATIONS = [
         ("strict", "release", "", "power"),
         (
             ("upkeep.collect:_shard", " or is_late(replay_state, files[batch])", ""),
+        ),
+    ),
+    Mutation(
+        "letters of a batch at work are forgotten",
+        "who replays its log finds dead tasks without letters, and writes those that were purged again",
+        "given-back-full",
+        (
+            ("storage.letter_files:_sort_out", "at_work = _batches_at_work(store, layout, shard, settled)", "at_work = set()"),
+        ),
+    ),
+    Mutation(
+        "a retry that is not published is given back",
+        "no line names the staged tasks any more: they are reaped",
+        ("nfs", "retry-dead", "bury", "stopped"),
+        (
+            ("storage.letter_files:_sort_out", "staged = _still_staged(store, layout, [record for _, _, record in settling])", "staged = set()"),
+        ),
+    ),
+    Mutation(
+        "letters are appended to a file that is closed",
+        "a late renaming puts its successor in its place, without them",
+        ("nfs", "purge-dead", "bury", "locks-lost"),
+        (
+            ("storage.letter_files:locked", "if store.fs.same_file(fd, path) and not _is_replaced(store, layout, shard, fd):", "if store.fs.same_file(fd, path):"),
+        ),
+    ),
+    Mutation(
+        "a file takes another's place before it is synced",
+        "a power loss keeps its name, and loses the letters in it",
+        ("strict", "bury", "purge-dead", "then-power"),
+        (
+            ("storage.letter_files:_write_successor", "        if store.sync_inserts or store.fs.shared:\n            store.fs.fsync(made)\n", "        pass\n"),
+        ),
+    ),
+    Mutation(
+        "settled letters are forgotten before their batch is gone for good",
+        "a power loss brings the log back, and its letters with it",
+        ("strict", "bury", "purge-dead", "killed-then-power"),
+        (
+            ("storage.letter_files:_sort_out", "    if store.sync_inserts:", "    if False:"),
+        ),
+    ),
+    Mutation(
+        "letters are synced to a file whose new name is not",
+        "a power loss brings the closed file back, and what was appended to its successor is not seen",
+        ("strict", "purge-dead", "bury", "then-power"),
+        (
+            ("storage.letter_files:locked", "                    if durable:\n                        _secure_name(store, layout, fd)\n", ""),
+        ),
+    ),
+    Mutation(
+        "letters of a batch that others have finished",
+        "a worker that has lost its lock writes a letter again that was purged and given back meanwhile",
+        ("nfs", "bury", "purge-dead", "locks-lost"),
+        (
+            ("storage.deadletters:write", "if wanted and not store.fs.same_file(log.fd, log.path):", "if False:"),
+        ),
+    ),
+    Mutation(
+        "what was settled is given back before the history has it",
+        "a power loss keeps the shorter file and loses the lines: nothing says what became of the letters",
+        ("strict", "purge-dead", "bury", "then-power"),
+        (
+            ("storage.letter_files:_to_history", "store.locked(path, durable=store.sync_inserts)", "store.locked(path)"),
+            ("storage.letter_files:_to_history", 'b"".join(sorted_out.gone), store.sync_inserts)', 'b"".join(sorted_out.gone), False)'),
         ),
     ),
 ]  # fmt: skip

@@ -207,7 +207,7 @@ MUTATIONS = [
         (
             (
                 "administration:purge",
-                "        if queue_state == old:  # else somebody else purged or deleted it just now\n",
+                "        if queue_state == old:  # else another process purged or deleted it just now\n",
                 "        if False:\n",
             ),
         ),

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from tests.simulation import commit_scenarios
-from tests.simulation.stories import Scenario
+from tests.simulation.stories import AT_ONCE, Scenario
 
 WORK = {
     "insert": 2.0, "insert_many": 1.0, "consume": 8.0, "poll": 2.0, "status": 0.5, "is_drained": 0.5, "cancel": 0.3, "gc": 0.5,
@@ -19,6 +19,17 @@ SMALL = (
     ("filesystem.door:SMALL_READ_BYTES", 64), ("filesystem.door:READ_BYTES", 128),
 )  # fmt: skip
 """Limits that no story reaches as they are."""
+
+LETTERS = {
+    "insert": 2.0,
+    "consume": 5.0,
+    "retry_dead": 3.0,
+    "purge_dead": 3.0,
+    "gc": 2.0,
+    "status": 2.0,
+    "is_drained": 1.0,
+}
+ONCE = {"max_attempts": 1, "shards": 2}
 
 SCENARIOS = {
     one.name: one
@@ -53,6 +64,13 @@ SCENARIOS = {
             tasks_before=2,
         ),
         Scenario("letters", actions={"insert": 2.0, "consume": 5.0, "retry_dead": 5.0, "status": 5.0}, workers=4),
+        Scenario("given-back", shared=False, hosts=1, actions=LETTERS, faults=("kill", "delay", "error", "after"), limits=AT_ONCE, settings=ONCE, workers=4),
+        Scenario("given-back-nfs", actions=LETTERS, faults=("kill", "delay", "cut", "reply", "stop"), stale=0.5, stale_listings=0.3, limits=AT_ONCE, settings=ONCE, workers=4),
+        Scenario("given-back-full", shared=False, hosts=1, actions=LETTERS, faults=("full", "full", "kill"), limits=AT_ONCE, settings=ONCE),
+        Scenario(
+            "given-back-power", shared=False, hosts=1, actions=LETTERS, faults=("power", "kill"), lossy=True, both_names=True, limits=AT_ONCE, settings=ONCE,
+        ),
+        Scenario("given-back-purge", actions=LETTERS | {"purge": 0.7, "insert": 4.0}, faults=("delay", "kill"), stale=0.4, limits=AT_ONCE, settings=ONCE),
         Scenario("create", actions=WORK | {"delete": 0.7, "purge": 0.3, "create": 2.0, "insert": 4.0}, faults=("delay", "kill", "reply")),
         Scenario("purge-insert", actions=PURGES, workers=2),
         Scenario("nap", actions=WORK | {"insert": 6.0, "gc": 6.0}, faults=("nap", "delay")),

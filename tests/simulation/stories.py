@@ -28,6 +28,8 @@ from tests.simulation.wiring import Persona
 from tests.simulation.world import NEVER, START_S, Circles, Scheduler, SimClock, SimEntropy, World
 
 LEASE_S = 10.0
+AT_ONCE = (("storage.letter_files:BLOCK_BYTES", 0),)
+"""Settled letters are given back as soon as they are half of a file."""
 
 
 @dataclass(frozen=True)

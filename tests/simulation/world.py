@@ -8,6 +8,7 @@ replays exactly.
 from __future__ import annotations
 
 import math
+import re
 import threading
 from collections.abc import Callable, Iterable
 from random import Random
@@ -24,6 +25,17 @@ START_S = 1_800_000_000.0
 NEVER = 1 << 60
 STEPS_MAX = 60_000
 """A world that takes longer turns in circles."""
+
+
+def _is_successor(node: Node, other: Node) -> bool:
+    """Whether the last line of a file of dead letters closes it in favour of the other."""
+    if not isinstance(node, File) or not isinstance(other, File):
+        return False
+    identity = re.match(rb'\{"op":"rewritten","id":"([0-9a-f]{16})"', node.data)
+    closing = rb'(?:\A|\n)\{"op":"moved","here":(\d+),"to":"%s","bytes":\d+\}\n\Z' % (identity[1] if identity else b"-")
+    found = re.search(closing, other.data)
+    return found is not None and other.data[int(found[1]) :].startswith(b'{"op":"moved"')
+
 
 Pause = Callable[[Process, str, tuple[Any, ...]], None]
 
@@ -132,8 +144,8 @@ class World:
             return None
         return min(int(len(data) * fraction), len(data) - 1)
 
-    def renaming(self, process: Process, directory: Directory, name: str, other: Node | None) -> None:
-        if other is not None:
+    def renaming(self, process: Process, node: Node, name: str, other: Node | None) -> None:
+        if other is not None and not _is_successor(node, other):
             self.overwritten.append(f"{process.name} put a file over {name}")
 
     def listing(self, process: Process, directory: Directory) -> list[str]:

@@ -1,0 +1,436 @@
+"""Files of dead letters, one a shard: reading, locking, and replacing one by another without what was settled.
+
+A file is appended to under its lock. Once letters that were retried or purged take up more than half of it, `give_back`
+replaces it (docs/decisions/0022-letters-given-back.md):
+
+1. what was settled goes to the history, as lines of `SHARD.settled.jsonl`, synced;
+2. all that stays is written to a new file beside it, synced;
+3. a `moved` line that names the new file is appended to the old one. From then on the old file is closed;
+4. the new file is renamed into its place.
+
+A crash before 3 leaves an unused new file, which `gc` removes after a day. After 3, whoever locks the file next does 4.
+So a renaming that a file server executes late changes nothing: nothing is appended to a closed file.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+import orjson
+
+from fsqueue.errors import SecondName, StorageError
+from fsqueue.filesystem import NOT_FILES, asking_again
+from fsqueue.format import names, nesting, task_file
+from fsqueue.format.layout import Layout
+from fsqueue.format.names import Shard
+from fsqueue.storage import history, jsonl, listing, staging
+from fsqueue.storage.store import Store
+
+T = TypeVar("T")
+SETTLED = ("retried", "purged")
+BLOCK_BYTES = 4096
+"""A file is replaced only if that gives back more than this: filesystems give room in blocks."""
+TRIES = 10
+"""How often a file is opened that others replace. Each replacement halves it."""
+MOVED_BYTES = 128
+"""More than the length of a `moved` line."""
+_MOVED = re.compile(
+    rb'(?:^|\n)(\{"op":"moved","here":(0|[1-9][0-9]{0,15}),"to":"([0-9a-f]{16})","bytes":([1-9][0-9]{0,15})\}\n)\Z'
+)
+_HEADER = re.compile(rb'\{"op":"rewritten","id":"([0-9a-f]{16})"')
+HEADER_BYTES = 64
+
+
+# -- lines ---------------------------------------------------------------------------------------------
+
+
+def lines(store: Store, fd: int) -> Iterator[dict[str, Any]]:
+    """Yield the lines of a file that make sense."""
+    for line in jsonl.lines_of(store.fs, fd):
+        record = parse(line)
+        if record is not None:
+            yield record
+
+
+def parse(line: bytes) -> dict[str, Any] | None:
+    """Return a line that makes sense, without the fields that nest too deep; None for any other."""
+    try:
+        record = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return None
+    if isinstance(record, dict) and len(line) > task_file.SHALLOW_BYTES and nesting.is_deeper(line):
+        record = nesting.trimmed(record)
+    if isinstance(record, dict) and (
+        (record.get("op") == "dead" and isinstance(record.get("id"), str))
+        or (record.get("op") in SETTLED and isinstance(record.get("ids"), list))
+    ):
+        return record
+    return None
+
+
+def alive(store: Store, fd: int) -> tuple[dict[str, int], set[str]]:
+    """Return the ids that are dead, with the number of their line; and those that were dealt with."""
+    dead: dict[str, int] = {}
+    settled: set[str] = set()
+    if store.fs.fstat(fd).st_size <= HEADER_BYTES:
+        return dead, settled  # no line that counts is so short: all letters were settled and given back
+    for number, line in enumerate(lines(store, fd)):
+        if line["op"] == "dead":
+            if line["id"] not in settled:
+                dead.setdefault(line["id"], number)
+        else:
+            for one in line["ids"]:
+                if isinstance(one, str):
+                    dead.pop(one, None)
+                    settled.add(one)
+    return dead, settled
+
+
+# -- reading ---------------------------------------------------------------------------------------------
+
+
+def shards(store: Store, layout: Layout) -> list[Shard]:
+    """Return the shards that have a file."""
+    found = (names.parse_shard_file(name, layout.shards) for name in store.fs.names(layout.dead_letters))
+    return sorted(shard for shard in found if shard is not None)
+
+
+def each(
+    store: Store, layout: Layout, read: Callable[[Shard, int], T], only: Iterable[Shard] | None = None
+) -> Iterator[T]:
+    """Yield what `read` makes of the files there are (or of those of some shards), opened one after the other.
+
+    A file that another host replaces while it is read is read again from the start: `read` must bear that.
+    """
+    for shard in shards(store, layout) if only is None else only:
+        path = layout.dead(shard)
+
+        def opened(shard: Shard = shard, path: str = path) -> T:
+            fd = store.fs.look_anew(path)
+            try:
+                return read(shard, fd)
+            finally:
+                store.fs.close(fd)
+
+        with suppress(FileNotFoundError):
+            yield asking_again(opened)
+
+
+class Version(NamedTuple):
+    """What tells a file from the one that replaces it: the number of an inode may come again, its first bytes not."""
+
+    inode: int
+    begin: bytes
+
+
+def version(store: Store, fd: int) -> Version:
+    """Return the version of an open file."""
+    return Version(store.fs.fstat(fd).st_ino, store.fs.pread(fd, HEADER_BYTES, 0))
+
+
+class State(NamedTuple):
+    """What the system says of a file: it changes when anything is appended, or the file is replaced."""
+
+    inode: int
+    size: int
+    changed_ns: int
+
+
+def state(store: Store, layout: Layout, shard: Shard) -> State | None:
+    """Return the state of a shard's file; None if there is none. On a shared mount by a revalidating open."""
+    path = layout.dead(shard)
+    try:
+        if not store.fs.shared:
+            return _state(store.fs.stat(path))
+        fd = store.fs.look(path)
+    except FileNotFoundError:
+        return None
+    try:
+        return state_of(store, fd)
+    finally:
+        store.fs.close(fd)
+
+
+def state_of(store: Store, fd: int) -> State:
+    """Return the state of an open file."""
+    return _state(store.fs.fstat(fd))
+
+
+def _state(found: os.stat_result) -> State:
+    return State(found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+# -- locking ---------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def locked(
+    store: Store, layout: Layout, shard: Shard, wait_s: float = jsonl.LOCK_TIMEOUT_S, durable: bool = False
+) -> Iterator[int]:
+    """Open a shard's file for appending, and lock it; LockTimeout. It is made if it is missing.
+
+    If the process that replaces the file was killed after it had closed the old one, this one goes on in its place.
+    """
+    path, is_held = layout.dead(shard), False
+    for _ in range(TRIES):
+        try:
+            with store.locked(path, wait_s, durable) as fd:
+                if store.fs.same_file(fd, path) and not _is_replaced(store, layout, shard, fd):
+                    is_held = True
+                    if durable:
+                        _secure_name(store, layout, fd)
+                    yield fd
+                    return
+        except SecondName:
+            if is_held or not _drop_second_name(store, layout, shard):
+                raise
+    raise StorageError(f"{path} was replaced {TRIES} times while it was to be locked. Repeat.")
+
+
+def _secure_name(store: Store, layout: Layout, fd: int) -> None:
+    """Sync the name of a file that has replaced another, once a process. What is synced to it must stay under it.
+
+    The process that renamed it may not have come so far yet.
+    """
+    if not store.fs.shared:
+        found = version(store, fd)
+        if found not in store.names.replaced and _HEADER.match(found.begin):
+            store.fs.sync_directory(layout.dead_letters)
+            store.names.replaced.add(found)
+
+
+def _is_replaced(store: Store, layout: Layout, shard: Shard, fd: int) -> bool:
+    """Return whether a locked file was closed and its successor is in its place now: open that.
+
+    If the successor is gone, because a cleaner removed it, the file is opened again by a line behind the `moved` one.
+    """
+    successor = successor_of(store, fd)
+    if successor is None:
+        return False
+    path, fresh = layout.dead(shard), layout.dead_successor(shard, successor.id)
+    if _is_whole(store, fresh, successor) and store.fs.rename(fresh, path):
+        if store.sync_inserts:
+            store.fs.sync_directory(layout.dead_letters)
+        return True
+    if not store.fs.same_file(fd, path):
+        return True
+    jsonl.append(store.fs, fd, b'{"op":"reopened"}\n', store.sync_inserts)
+    return False
+
+
+class Successor(NamedTuple):
+    """What a `moved` line says of the file that replaces the one it stands in."""
+
+    id: str
+    size: int
+
+
+def successor_of(store: Store, fd: int) -> Successor | None:
+    """Return the successor of a file that is closed: one whose last line says so and stands where it says.
+
+    A `moved` line at another offset was appended by a process that had lost its lock: others have appended since.
+    """
+    size = store.fs.fstat(fd).st_size
+    end = store.fs.pread(fd, MOVED_BYTES, max(0, size - MOVED_BYTES))
+    found = _MOVED.search(end)
+    if found is None or int(found[2]) != size - len(found[1]):
+        return None
+    return Successor(found[3].decode(), int(found[4]))
+
+
+def _is_whole(store: Store, path: str, successor: Successor) -> bool:
+    """Return whether a file is the successor that was written, whole: not what took its name, or what power left.
+
+    It may be longer: a power loss that undoes the renaming keeps what was appended since.
+    """
+    try:
+        fd = store.fs.look(path)
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, *NOT_FILES):
+            raise
+        return False
+    try:
+        found = store.fs.fstat(fd)
+        header = _HEADER.match(store.fs.pread(fd, HEADER_BYTES, 0))
+        return found.st_size >= successor.size and header is not None and header[1].decode() == successor.id
+    finally:
+        store.fs.close(fd)
+
+
+def _drop_second_name(store: Store, layout: Layout, shard: Shard) -> bool:
+    """Remove the name that a file had before its renaming. Return whether there was one.
+
+    A power loss leaves some filesystems (btrfs) with both names.
+    """
+    try:
+        fd = store.fs.look(layout.dead(shard))
+    except FileNotFoundError:
+        return False
+    try:
+        found = _HEADER.match(store.fs.pread(fd, HEADER_BYTES, 0))
+        former = layout.dead_successor(shard, found[1].decode()) if found is not None else None
+        return former is not None and store.fs.same_file(fd, former) and store.fs.unlink(former)
+    finally:
+        store.fs.close(fd)
+
+
+# -- giving back -----------------------------------------------------------------------------------------
+
+
+def give_back(store: Store, layout: Layout, shard: Shard, fd: int) -> int:
+    """Replace a locked file by one without the letters that were settled, if they take up more than half of it.
+
+    Returns how many bytes that gives back; 0 if it was not done. Nothing may be appended to `fd` afterwards.
+
+    The ids of settled letters stay as long as their batch has a log: whoever replays it must know that their letters
+    are not missing. So do `retried` lines whose staged tasks are not published yet.
+    """
+    size = store.fs.fstat(fd).st_size
+    if size <= BLOCK_BYTES or store.fs.pread(fd, 1, size - 1) != b"\n":
+        return 0  # the next append closes a torn end off
+    sorted_out = _sort_out(store, layout, shard, fd)
+    if sorted_out is None or size - sorted_out.size <= max(sorted_out.size, BLOCK_BYTES):
+        return 0
+    _to_history(store, layout, shard, sorted_out)
+    successor = store.entropy.hex16()
+    path = layout.dead_successor(shard, successor)
+    closing = b'{"op":"moved","here":%d,"to":"%s","bytes":%d}\n' % (size, successor.encode(), sorted_out.size)
+    is_named = False
+    try:
+        _write_successor(store, path, successor, fd, sorted_out.kept)
+        is_named = True
+        jsonl.append(store.fs, fd, closing, store.sync_inserts)
+        _is_replaced(store, layout, shard, fd)
+        return size - sorted_out.size
+    finally:
+        if not is_named:
+            store.fs.unlink(path)
+
+
+class _SortedOut(NamedTuple):
+    """What stays of a file and what goes. `kept`: the numbers of the lines that stay; `size`: their bytes."""
+
+    kept: set[int]
+    size: int
+    gone: list[bytes]
+    """The lines that say what was settled, without the letters."""
+
+
+def _sort_out(store: Store, layout: Layout, shard: Shard, fd: int) -> _SortedOut | None:
+    """Sort the lines of a file into those that stay and those that go; None if one is damaged, which fsck tells of."""
+    dead: dict[str, tuple[int, int]] = {}
+    settled: set[str] = set()
+    settling: list[tuple[int, int, dict[str, Any]]] = []
+    for number, line in enumerate(jsonl.lines_of(store.fs, fd)):
+        record = parse(line)
+        if record is None:
+            if jsonl.is_bad(line, jsonl.is_object):
+                return None
+        elif record["op"] == "dead":
+            if record["id"] not in settled:
+                dead.setdefault(record["id"], (number, len(line) + 1))
+        else:
+            ids = [one for one in record["ids"] if isinstance(one, str)]
+            settled.update(ids)
+            for one in ids:
+                dead.pop(one, None)
+            settling.append((number, len(line) + 1, record))
+    at_work = _batches_at_work(store, layout, shard, settled)
+    staged = _still_staged(store, layout, [record for _, _, record in settling])
+    kept, gone = dict(dead.values()), list[bytes]()
+    published = []
+    for number, length, record in settling:
+        batches = {_batch_of(one) for one in record["ids"] if isinstance(one, str)}
+        if not at_work.isdisjoint(batches) or record.get("staged") in staged:
+            kept[number] = length
+        else:
+            gone.append(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE))
+            published.append(names.parse_task_file(str(record.get("staged", ""))))
+    if store.sync_inserts:  # what a power loss would bring back must not find its letters, or its task file, forgotten
+        for directory in (layout.tasks, layout.logs):
+            with suppress(FileNotFoundError):
+                store.fs.sync_directory(f"{directory}/{shard}")
+        staging.sync_shards(store, layout, [name for name in published if name is not None])
+    return _SortedOut(set(kept), HEADER_BYTES + sum(kept.values()), gone)
+
+
+def _batch_of(task_id: str) -> str:
+    """Return the name of the log of a task's batch; "" if this is no id."""
+    return task_id.partition(".")[0][-32:]
+
+
+def _batches_at_work(store: Store, layout: Layout, shard: Shard, task_ids: set[str]) -> set[str]:
+    """Return those batches of tasks that have a log, or may have one."""
+    batches: set[str] = {batch for batch in map(_batch_of, task_ids) if names.parse_uuid(batch)}
+    found = batches & {str(batch) for _ in range(2) for batch in listing.logs(store, shard)}
+    if store.fs.shared:  # where a listing may be old, each name is asked for
+        found |= {batch for batch in batches - found if store.fs.exists(layout.log(names.Batch(batch)))}
+    return found
+
+
+def _still_staged(store: Store, layout: Layout, settling: list[dict[str, Any]]) -> set[object]:
+    """Return the staged files that `retried` lines name, and that may not be published yet."""
+    named = [name for record in settling if (name := names.parse_task_file(str(record.get("staged", ""))))]
+    there = {text for _ in range(2) for text in store.fs.names(layout.staging)} if named else set()
+    return {
+        str(name) for name in named if str(name) in there or (store.fs.shared and store.fs.exists(layout.staged(name)))
+    }
+
+
+def _to_history(store: Store, layout: Layout, shard: Shard, sorted_out: _SortedOut) -> None:
+    """Keep what was settled in the history. A repeat after a crash says the same."""
+    if store.settings.keep_history and sorted_out.gone:
+        path = layout.settled(names.day_of(store.clock.now_ms()), shard)
+        with store.locked(path, durable=store.sync_inserts) as fd:
+            jsonl.append(store.fs, fd, b"".join(sorted_out.gone), store.sync_inserts)
+
+
+def _write_successor(store: Store, path: str, successor: str, fd: int, kept: set[int]) -> None:
+    header = b'{"op":"rewritten","id":"%s"}' % successor.encode()
+    made = store.fs.create(path, store.sync_inserts)
+    try:
+        store.fs.write_all(made, header.ljust(HEADER_BYTES - 1) + b"\n")
+        for number, line in enumerate(jsonl.lines_of(store.fs, fd)):
+            if number in kept:
+                store.fs.write_all(made, line + b"\n")
+        if store.sync_inserts or store.fs.shared:
+            store.fs.fsync(made)
+    finally:
+        store.fs.close(made)
+
+
+def reap_successors(store: Store, is_abandoned: Callable[[str], bool]) -> int:
+    """Remove files that were to replace others and whose authors died before any record named them; how many."""
+    layout, reaped = store.layout, 0
+    for text in store.fs.names(layout.dead_letters):
+        named = names.parse_successor(text, layout.shards)
+        path = f"{layout.dead_letters}/{text}"
+        if named is not None and is_abandoned(path):
+            with locked(store, layout, named):  # which renames it into its place, if it was named
+                reaped += store.fs.unlink(path)
+    return reaped
+
+
+# -- what was given back ---------------------------------------------------------------------------------
+
+
+def given_back(store: Store, shard: Shard, since_ms: int = 0) -> Iterator[dict[str, Any]]:
+    """Yield the lines of the history that say which letters of a shard were settled, from a day on."""
+    for day in history.days(store):
+        if day >= names.day_of(since_ms):
+            with suppress(FileNotFoundError):
+                yield from asking_again(partial(_read_settled, store, store.layout.settled(day, shard)))
+
+
+def _read_settled(store: Store, path: str) -> list[dict[str, Any]]:
+    fd = store.fs.look_anew(path)
+    try:
+        return [line for line in lines(store, fd) if line["op"] in SETTLED]
+    finally:
+        store.fs.close(fd)
