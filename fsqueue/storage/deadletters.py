@@ -9,13 +9,12 @@ from __future__ import annotations
 import errno
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from itertools import chain
 from typing import Any
 
 import orjson
 
-from fsqueue.errors import FsqueueError, LockTimeout, QueuePurged
+from fsqueue.errors import FsqueueError, QueuePurged
 from fsqueue.format import names, task_file
 from fsqueue.format.layout import BATCH_BYTES_MAX, Layout
 from fsqueue.format.names import Shard
@@ -402,13 +401,10 @@ def _give_back(store: Store, layout: Layout, shard: Shard, fd: int) -> int:
         return 0
 
 
-def give_back(store: Store) -> int:
-    """Give back what was settled in all files, for upkeep. Returns how many bytes. A file that is busy is passed by."""
-    layout, given = store.layout, 0
-    for shard in letter_files.shards(store, layout):
-        with suppress(LockTimeout, FileNotFoundError), letter_files.locked(store, layout, shard, UPKEEP_WAIT_S) as fd:
-            given += _give_back(store, layout, shard, fd)
-    return given
+def give_back(store: Store, shard: Shard) -> int:
+    """Give back what was settled in a shard's file, for upkeep. Returns how many bytes; LockTimeout if it is busy."""
+    with letter_files.locked(store, store.layout, shard, UPKEEP_WAIT_S) as fd:
+        return _give_back(store, store.layout, shard, fd)
 
 
 def _parts(

@@ -367,11 +367,11 @@ def _batch_of(task_id: str) -> str:
 
 def _batches_at_work(store: Store, layout: Layout, shard: Shard, task_ids: set[str]) -> set[str]:
     """Return those batches of tasks that have a log, or may have one."""
-    batches: set[str] = {batch for batch in map(_batch_of, task_ids) if names.parse_uuid(batch)}
-    found = batches & {str(batch) for _ in range(2) for batch in listing.logs(store, shard)}
+    batches = {batch for batch in map(names.parse_batch, map(_batch_of, task_ids)) if batch is not None}
+    found = batches & {batch for _ in range(2) for batch in listing.logs(store, shard)}
     if store.fs.shared:  # where a listing may be old, each name is asked for
-        found |= {batch for batch in batches - found if store.fs.exists(layout.log(names.Batch(batch)))}
-    return found
+        found |= {batch for batch in batches - found if store.fs.exists(layout.log(batch))}
+    return set(map(str, found))
 
 
 def _still_staged(store: Store, layout: Layout, settling: list[dict[str, Any]]) -> set[object]:

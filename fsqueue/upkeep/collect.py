@@ -48,6 +48,8 @@ ATTEMPT_AGE_S = 7 * STAGED_AGE_S
 
 NODE_AGE_S = 7 * STAGED_AGE_S
 """The failures in a row on a node are forgotten a week after the last: they say nothing of today."""
+PASSED_OVER = (*NOT_FILES, errno.EACCES, errno.EPERM, errno.EIO)
+"""Errors of a file that upkeep passes over: one of another user, a stray, or one that the disk cannot read."""
 
 
 class Refusals:
@@ -84,15 +86,16 @@ def gc(store: Store, touch: bool = False, history_days: int | None = None) -> Gc
     report.trash_reaped += reap_results(store)
     _staging(store, report)
     report.staged_reaped += reap_successors(store)
-    deadletters.give_back(store)
     nodes.forget(store, NODE_AGE_S)
+    refused = Refusals()
+    no_room = _give_back_letters(store, refused)
     full = _apply_decided(store, report)
     missed = bool(full)
+    full += no_room
     begun = listing.shards_with_logs(store)  # a log that is made later is for the next upkeep
-    refused = Refusals()
     for shard in listing.shards(store):
         full += _shard(store, shard, shard in begun, report, refused)
-    refused.warn(lambda count: f"passed over {counted(count, 'batch', 'batches')} of {store.path}")
+    refused.warn(lambda count: f"passed over {counted(count, 'file')} of {store.path}")
     if missed:  # the shards may have made room
         full += _apply_decided(store, report)
     if touch:
@@ -115,6 +118,26 @@ def _apply_decided(store: Store, report: GcReport) -> list[OSError]:
             raise
         return [error]
     return []
+
+
+def _give_back_letters(store: Store, refused: Refusals) -> list[OSError]:
+    """Give back the room of dead letters that were settled; return the errors of files for which there was no room."""
+    full = []
+    for shard, size in deadletters.sizes(store).items():
+        if size <= letter_files.BLOCK_BYTES:
+            continue  # it holds nothing to give back, and some who may only read run `gc`
+        try:
+            deadletters.give_back(store, shard)
+        except (LockTimeout, FileNotFoundError):
+            pass  # a file that is busy is for the next upkeep
+        except OSError as error:
+            if error.errno in FULL:
+                full.append(error)
+            elif error.errno in PASSED_OVER:
+                refused.add(error)
+            else:
+                raise
+    return full
 
 
 def refresh(store: Store) -> int:
@@ -178,7 +201,7 @@ def _shard(store: Store, shard: names.Shard, has_logs: bool, report: GcReport, r
             if error.errno in FULL:
                 full.append(error)
                 continue
-            if error.errno not in (*NOT_FILES, errno.EACCES, errno.EPERM, errno.EIO):
+            if error.errno not in PASSED_OVER:
                 raise
             logger.debug("batch %s of %s was passed over: %s", batch, store.path, error)
             refused.add(error)

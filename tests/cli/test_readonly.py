@@ -13,7 +13,7 @@ from fsqueue_cli.main import cli
 
 import fsqueue.fsck
 from fsqueue import Queue
-from fsqueue.storage import nodes
+from fsqueue.storage import letter_files, nodes
 from tests.test_group import MEMBER, OWNER, as_user, needs_root, shared
 
 __all__ = [
@@ -95,6 +95,30 @@ def test_every_command_says_it_once(shared: Path) -> None:
             assert "Permission denied" in str(lines[0]), (line, lines)
         else:
             assert (code, lines) == (124 if line[0] == "wait" else 0, []), line
+
+
+@needs_root
+def test_gc_of_letters_that_one_may_not_write_passes_them_over(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settled letters that could be given back: it is said once that they were not, and the rest is done."""
+    path = shared / "q"
+
+    def create() -> None:
+        queue = Queue.create(path, shards=1)
+        queue.insert_many(["x" * 2000] * 4)
+        for task in queue.lease(4):
+            task.bury("no")
+        monkeypatch.setattr(letter_files, "give_back", lambda *_: 0)
+        queue.purge_dead()
+
+    as_user(OWNER, 0o022, create)
+    code, *lines = as_user(MEMBER, 0o022, lambda: said_by("gc", str(path)))
+    assert code == 0
+    [line] = lines
+    assert "passed over 1 file" in line
+    assert "Permission denied" in line
+    assert as_user(OWNER, 0o022, lambda: said_by("gc", str(path))) == [0]
+    [letters] = path.glob("*/dead/00.jsonl")
+    assert letters.stat().st_size == letter_files.HEADER_BYTES
 
 
 @needs_root
