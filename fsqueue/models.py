@@ -176,7 +176,11 @@ class CommitReport(_AsDict):
 
 @dataclass(slots=True)
 class GcReport(_AsDict):
-    """Counts of what upkeep found and mended, in files or batches."""
+    """Counts of what upkeep found and mended, in files or batches.
+
+    `inodes_given_back`, `bytes_given_back`: files and directories that upkeep removed, and the bytes that were in them.
+    What a finished batch's log said goes to the history, whose growth is not subtracted.
+    """
 
     finished: int = 0
     staged_reaped: int = 0
@@ -191,3 +195,5 @@ class GcReport(_AsDict):
     trash_reaped: int = 0
     stray: int = 0
     busy: int = 0
+    inodes_given_back: int = 0
+    bytes_given_back: int = 0

@@ -15,6 +15,8 @@ from contextlib import suppress
 from itertools import islice
 from types import TracebackType
 
+from fsqueue.filesystem import freed
+
 WITHOUT_READING = getattr(os, "O_PATH", os.O_RDONLY)
 """A directory in which one may write can be held even if one may not list it."""
 FLAGS = os.O_DIRECTORY | os.O_CLOEXEC
@@ -154,7 +156,8 @@ class OpenDirectory:
         """Remove a name that is no directory; False if that was not possible."""
         _check(name)
         try:
-            os.unlink(name, dir_fd=self.fd)
+            with freed.noting(name, self.fd):
+                os.unlink(name, dir_fd=self.fd)
             return True
         except OSError:
             return False
@@ -163,7 +166,8 @@ class OpenDirectory:
         """Remove an empty directory; False if that was not possible."""
         _check(name)
         try:
-            os.rmdir(name, dir_fd=self.fd)
+            with freed.noting(name, self.fd):
+                os.rmdir(name, dir_fd=self.fd)
             return True
         except OSError:
             return False

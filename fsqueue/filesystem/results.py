@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from filelock import BaseFileLock, FileLock, Timeout
 
-from fsqueue.filesystem import taken, trees
+from fsqueue.filesystem import freed, taken, trees
 from fsqueue.filesystem.answers import NOT_FILES
 from fsqueue.filesystem.beneath import DIRECTORY_FLAGS, HOLDER_FLAGS
 from fsqueue.filesystem.door import Filesystem
@@ -292,7 +292,8 @@ def _reap_one(name: str, within: int, now_s: float | None) -> bool:
             for one in _lock_last(inside):
                 trees.remove(one, fd)
             if os.path.samestat(found, os.stat(name, dir_fd=within, follow_symlinks=False)):
-                os.rmdir(name, dir_fd=within)
+                with freed.noting(name, within):
+                    os.rmdir(name, dir_fd=within)
             return True
         finally:
             for alive in held:

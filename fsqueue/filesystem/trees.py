@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
+from fsqueue.filesystem import freed
 from fsqueue.filesystem.beneath import DIRECTORY_FLAGS, enter
 from fsqueue.filesystem.taken import Closer, close, opened
 
@@ -98,7 +99,8 @@ def remove(
 
 def _unlink(name: str, within: int) -> int:
     try:
-        os.unlink(name, dir_fd=within)
+        with freed.noting(name, within):
+            os.unlink(name, dir_fd=within)
         return 1
     except OSError as error:
         if error.errno in CHANGED:
@@ -189,7 +191,8 @@ class _Removal:
 
     def _try(self, action: Callable[..., None], name: str, within: int) -> None:
         try:
-            action(name, dir_fd=within)
+            with freed.noting(name, within):
+                action(name, dir_fd=within)
             self.removed += 1
             self.left -= 1
         except OSError as error:

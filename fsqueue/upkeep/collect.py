@@ -11,9 +11,10 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 
 from fsqueue.errors import FULL, LockTimeout, StorageError
-from fsqueue.filesystem import NOT_FILES, Filesystem, results
+from fsqueue.filesystem import NOT_FILES, Filesystem, freed, results
 from fsqueue.filesystem.held import OpenDirectory
 from fsqueue.format import names
 from fsqueue.format.layout import is_doctors
@@ -78,6 +79,19 @@ def gc(store: Store, touch: bool = False, history_days: int | None = None) -> Gc
     """
     store.refresh(now=True)
     report = GcReport()
+    with freed.counted() as removed:
+        full = _collect(store, report, history_days)
+    report.inodes_given_back = removed.inodes
+    report.bytes_given_back += removed.bytes
+    if touch:
+        report.touched = refresh(store)
+    if full:
+        raise full[0]
+    return report
+
+
+def _collect(store: Store, report: GcReport, history_days: int | None) -> list[OSError]:
+    """Mend what can be mended; return the errors of what there was no room for."""
     generations(store, report)
     if history_days is not None:
         _history(store, history_days, report)
@@ -85,10 +99,9 @@ def gc(store: Store, touch: bool = False, history_days: int | None = None) -> Gc
     report.trash_reaped += reap_doctors(store.fs, store.path, store.clock.now_ms() / 1000)
     report.trash_reaped += reap_results(store)
     _staging(store, report)
-    report.staged_reaped += reap_successors(store)
-    nodes.forget(store, NODE_AGE_S)
     refused = Refusals()
-    no_room = _give_back_letters(store, refused)
+    no_room = _give_back_letters(store, report, refused)
+    nodes.forget(store, NODE_AGE_S)
     full = _apply_decided(store, report)
     missed = bool(full)
     full += no_room
@@ -98,11 +111,7 @@ def gc(store: Store, touch: bool = False, history_days: int | None = None) -> Gc
     refused.warn(lambda count: f"passed over {counted(count, 'file')} of {store.path}")
     if missed:  # the shards may have made room
         full += _apply_decided(store, report)
-    if touch:
-        report.touched = refresh(store)
-    if full:
-        raise full[0]
-    return report
+    return full
 
 
 def _apply_decided(store: Store, report: GcReport) -> list[OSError]:
@@ -120,16 +129,15 @@ def _apply_decided(store: Store, report: GcReport) -> list[OSError]:
     return []
 
 
-def _give_back_letters(store: Store, refused: Refusals) -> list[OSError]:
+def _give_back_letters(store: Store, report: GcReport, refused: Refusals) -> list[OSError]:
     """Give back the room of dead letters that were settled; return the errors of files for which there was no room."""
     full = []
-    for shard, size in deadletters.sizes(store).items():
-        if size <= letter_files.BLOCK_BYTES:
-            continue  # it holds nothing to give back, and some who may only read run `gc`
+
+    def tried(give_back: Callable[[], int]) -> int:
         try:
-            deadletters.give_back(store, shard)
+            return give_back()
         except (LockTimeout, FileNotFoundError):
-            pass  # a file that is busy is for the next upkeep
+            return 0  # a file that is busy is for the next upkeep
         except OSError as error:
             if error.errno in FULL:
                 full.append(error)
@@ -137,6 +145,12 @@ def _give_back_letters(store: Store, refused: Refusals) -> list[OSError]:
                 refused.add(error)
             else:
                 raise
+            return 0
+
+    report.staged_reaped += tried(partial(reap_successors, store))
+    for shard, size in deadletters.sizes(store).items():
+        if size > letter_files.BLOCK_BYTES:  # else it holds nothing to give back
+            report.bytes_given_back += tried(partial(deadletters.give_back, store, shard))
     return full
 
 

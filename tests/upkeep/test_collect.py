@@ -14,9 +14,9 @@ import pytest
 
 from fsqueue import InvalidArgument, Queue, StorageError, StorageFull
 from fsqueue.clock import ManualClock
-from fsqueue.filesystem import Filesystem
+from fsqueue.filesystem import Filesystem, freed
 from fsqueue.protocol import finishing
-from fsqueue.storage import commits, deadletters, staging
+from fsqueue.storage import commits, deadletters, letter_files, staging
 from fsqueue.upkeep import collect, trash
 from tests.concurrency.trapped import Trapped
 from tests.support import (
@@ -45,9 +45,19 @@ def q(queue_factory: QueueFactory, clock: ManualClock) -> Queue:
 
 
 def found(q: Queue, **arguments: object) -> dict[str, int]:
-    """What gc says, without the zeros."""
-    report = q.gc(**arguments)  # type: ignore[arg-type]
-    return {key: value for key, value in report.as_dict().items() if value}
+    """What gc says, without the zeros, and without what it gave back, which is held against the disk here."""
+    before = inodes(q.path)
+    report = q.gc(**arguments).as_dict()  # type: ignore[arg-type]
+    gone = [before[one] for one in before.keys() - inodes(q.path).keys()]
+    assert report.pop("inodes_given_back") == len(gone)
+    assert report.pop("bytes_given_back") >= sum(gone)  # a log may have grown by its last record
+    return {key: value for key, value in report.items() if value}
+
+
+def inodes(path: Path) -> dict[int, int]:
+    """The files and directories below a path: number of the inode, and bytes, which are none for a directory."""
+    found = ((one.stat(follow_symlinks=False), one) for one in path.rglob("*"))
+    return {stat.st_ino: 0 if one.is_dir() else stat.st_size for stat, one in found}
 
 
 def test_in_a_tidy_queue_there_is_nothing_to_do(q: Queue) -> None:
@@ -388,6 +398,45 @@ def in_trash(q: Queue, number: int, *inside: str) -> Path:
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         (tree / name).touch()
     return tree
+
+
+def test_what_was_given_back_is_said_in_inodes_and_bytes(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a removed generation each file and directory, of a file of dead letters what its successor is shorter by."""
+    q.insert_many([f"{number:04}" * 1000 for number in range(8)], batch_tasks=8)
+    with monkeypatch.context() as patch:
+        patch.setattr(trash, "reap_own", lambda *_: 0)
+        q.purge()
+    before = inodes(q.path)
+    report = q.gc()
+    assert report.inodes_given_back == len(before) - len(inodes(q.path)) > 2
+    assert report.bytes_given_back == sum(before.values()) - sum(inodes(q.path).values()) > 32_000
+    assert (q.gc().inodes_given_back, q.gc().bytes_given_back) == (0, 0)
+
+    q.insert_many(["x" * 3000] * 4)
+    for task in q.lease(4):
+        task.bury("no")
+    with monkeypatch.context() as patch:
+        patch.setattr(letter_files, "give_back", lambda *_: 0)
+        q.purge_dead()
+    letters = base_of(q) / "dead" / "00.jsonl"
+    size = letters.stat().st_size
+    report = q.gc()
+    assert (report.inodes_given_back, report.bytes_given_back) == (0, size - letter_files.HEADER_BYTES)
+
+
+def test_what_is_removed_without_counting_costs_no_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fs = Filesystem(str(tmp_path))
+    for name in "abc":
+        (tmp_path / name).write_text("12345")
+    (tmp_path / "d").hardlink_to(tmp_path / "c")
+    with freed.counted() as removed:
+        assert fs.unlink(f"{tmp_path}/a")
+        assert not fs.unlink(f"{tmp_path}/a")
+        assert fs.unlink(f"{tmp_path}/c")  # which has another name
+    assert removed == freed.Freed(1, 5)
+    monkeypatch.setattr(freed.os, "stat", lambda *_, **__: pytest.fail("a look"))
+    assert fs.unlink(f"{tmp_path}/b")
+    assert removed == freed.Freed(1, 5)
 
 
 def test_trash_is_reaped_by_several_at_once(q: Queue) -> None:
