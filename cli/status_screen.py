@@ -13,7 +13,7 @@ from rich.text import Text
 
 from .common import duration
 from .printing import can_show, plain
-from .status_text import STATES, Look, details, number, progress_line, something, total
+from .status_text import STATES, Look, details, is_above_zero, number, progress_line, total
 
 LEAST_ROWS, LEAST_COLUMNS, TABLE_COLUMNS = 10, 50, 70
 """On less than this only the numbers are shown; the last for several queues."""
@@ -85,7 +85,7 @@ def _add_row(console: Console, grid: Table, look: Look) -> None:
     status, found = look.status, look.activity
     share = status.completed / status.inserted if status.inserted else 0.0
     left = duration(look.left.likely_s) if look.left is not None and status.remaining else ""
-    rate = number(found.finished.per_s) if found is not None and something(found.finished) else ""
+    rate = number(found.finished.per_s) if found is not None and is_above_zero(found.finished) else ""
     counts = (status.waiting + status.delayed, status.leased, status.dead)
     grid.add_row(line(console, look.name), _bar(share), f"{share:.1%}", *map("{:,}".format, counts), rate, left)
 

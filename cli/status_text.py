@@ -17,9 +17,9 @@ from .common import duration
 
 STATES = ("waiting", "delayed", "leased", "completed", "dead")
 OLDEST = 10
-"""So many of the slowest are shown at most."""
+"""How many of the slowest tasks are shown at most."""
 LEASED_AHEAD = 0.9
-"""Where tasks are at work for less than this part of their leases, both times are told."""
+"""If work takes less than this part of the leases, both times are shown."""
 
 
 @dataclass(frozen=True)
@@ -36,18 +36,15 @@ class Look:
 
     @property
     def left(self) -> fsqueue.TimeLeft | None:
-        """Return when it will be drained.
-
-        Of several queues it is the last that counts, if each has workers of its own.
-        """
+        """Return the time until the queue is drained. Of several queues, each with workers, the last one counts."""
         last = last_left([part.left for part in self.parts if part.status.remaining])
         if last is not None:
             return last
         return self.activity.left(self.status.remaining) if self.activity is not None else None
 
 
-def something(rate: fsqueue.Rate | None) -> TypeGuard[fsqueue.Rate]:
-    """Return whether a rate is known, and one of something: that of nothing is not shown."""
+def is_above_zero(rate: fsqueue.Rate | None) -> TypeGuard[fsqueue.Rate]:
+    """Return whether a rate is known and above 0. A rate of 0 is not shown."""
     return rate is not None and rate.per_s > 0
 
 
@@ -77,7 +74,7 @@ def parts_of(look: Look) -> list[str]:
         f"leased {status.leased:,}",
     ]
     parts += [f"dead {status.dead:,}"] if status.dead else []
-    parts += [f"{number(found.finished.per_s)}/s"] if found is not None and something(found.finished) else []
+    parts += [f"{number(found.finished.per_s)}/s"] if found is not None and is_above_zero(found.finished) else []
     parts += [time_left(look.left)] if look.left is not None and status.remaining else []
     return parts
 
@@ -89,7 +86,7 @@ def progress_line(look: Look, named: bool = False) -> str:
 
 
 def rates(look: Look, found: fsqueue.Activity, plus_minus: str) -> list[str]:
-    """Return a line each for the workers, the rates, the time left and the average lease."""
+    """Return a line for each of these: the workers, the rates, the time left, the average lease."""
     lines = []
     if found.workers is not None and look.status.remaining:
         more = " or more" if found.share < 1 else ""
@@ -97,10 +94,10 @@ def rates(look: Look, found: fsqueue.Activity, plus_minus: str) -> list[str]:
         lines.append(f"workers     {holding if found.workers else 'no worker holds a task'}")
     windows: dict[str, list[str]] = {}
     """The rates that are known, by the time over which each is an average."""
-    if something(found.inserted):
+    if is_above_zero(found.inserted):
         windows.setdefault(duration(found.inserted.over_s), []).append(f"inserted {number(found.inserted.per_s)}")
     for name, rate in (("leased", found.leased), ("completed", found.completed)):
-        if something(rate):
+        if is_above_zero(rate):
             windows.setdefault(duration(rate.over_s), []).append(
                 f"{name} {number(rate.per_s)} {plus_minus} {number(rate.error)}"
             )
@@ -117,7 +114,7 @@ def rates(look: Look, found: fsqueue.Activity, plus_minus: str) -> list[str]:
 
 
 def failures(found: fsqueue.Activity, rows: int) -> list[str]:
-    """Failures by reason: a heading, and as many as there is room for."""
+    """Return the failures by reason: a heading, and as many as there is room for."""
     if not found.failures or rows < 2:
         return []
     partly = "" if found.whole_reasons else " (of the latest dead letters)"

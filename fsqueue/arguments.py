@@ -73,7 +73,7 @@ def verb(doing: str) -> Callable[[Callable[Concatenate[Q, P], R]], Callable[Conc
 
 
 def translated(store: Store, items: Iterator[R], doing: str) -> Iterator[R]:
-    """Yield the same for what comes bit by bit."""
+    """Yield what `items` yields, its errors translated as those of a call are."""
     mine: frozenset[int] = frozenset()
     while True:
         sections, open_now, fresh = taken.mark()

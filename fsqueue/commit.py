@@ -63,7 +63,7 @@ class Commit:
 
     @verb("staging")
     def stage_encoded(self, batches: Iterable[encoding.Encoded]) -> CommitPart:
-        """Return the same for batches that the caller has encoded, and answers for: they are written as they are."""
+        """Stage batches that the caller has encoded, as they are: the caller answers for them. Return their part."""
         self.store.refresh()
         return self._stage(items_of(batches))
 
@@ -184,7 +184,7 @@ class _Stager:
         self.generation = store.queue_state.generation
 
     def stage(self, batches: Iterable[encoding.Encoded]) -> CommitPart:
-        """Return all tasks up to the end of the stream, or up to a bad one.
+        """Stage all tasks up to the end of the stream, or up to a bad one, and return their part.
 
         After any other error nothing is left of them.
         """

@@ -106,8 +106,7 @@ class Function(Generic[P, R]):
         return self._opened.insert(item)
 
     def on(self, queue: Where | None = None, *, delay_s: float | None = None) -> Function[P, R]:
-        """Return the same function with another queue, or with calls that become available after other `delay_s`
-        seconds.
+        """Return this function for another queue, or for calls that become available `delay_s` seconds later.
 
         Keep what it returns if you insert more than a few: it opens the queue once.
         """
@@ -176,7 +175,7 @@ def task(
 
 
 def handler(modules: Sequence[str]) -> Handler:
-    """Return what a worker calls with each payload: import these modules, and run the functions that they register.
+    """Import these modules, and return what a worker calls with each payload: it runs the functions they register.
 
     A function belongs to the module that defines it: importing it elsewhere makes it runnable nowhere else.
     InvalidArgument for a module that cannot be imported, or that registers nothing.

@@ -282,7 +282,7 @@ def among_threads(make: Callable[[], Filesystem], directory: str) -> list[ProbeR
 
 
 def contend(party: Party) -> dict[str, Any]:
-    """Return a party's part in all contests, and its report."""
+    """Take a party's part in all contests, and return its report."""
     took = take_turns(party, ROUNDS)
     try:
         return {"took": asdict(took), "won": race(party, NAMES)}

@@ -53,7 +53,7 @@ class Bench:
 
     @contextmanager
     def file(self, path: str | None = None) -> Iterator[tuple[str, int]]:
-        """Return a new file, open for appending."""
+        """Make a file, and open it for appending."""
         path = path or self.path()
         fd = self.fs.create(path)
         try:
@@ -63,7 +63,7 @@ class Bench:
 
     @contextmanager
     def again(self, path: str) -> Iterator[int]:
-        """Return the file opened once more, by a revalidating open."""
+        """Open the file once more, by a revalidating open."""
         fd = self.fs.look(path, os.O_RDWR | os.O_APPEND)
         try:
             yield fd
@@ -84,7 +84,7 @@ Probe = Callable[[Bench], ProbeResult]
 
 
 def run(bench: Bench, probe: Probe) -> ProbeResult:
-    """Return one probe's finding; an error of the filesystem is one, too. Raise what is no fault of its kind."""
+    """Make one probe, and return its finding. An error of the filesystem is one, too, but NOT_OURS are raised."""
     try:
         return probe(bench)
     except OSError as error:
@@ -96,7 +96,7 @@ def run(bench: Bench, probe: Probe) -> ProbeResult:
 
 
 def quick(bench: Bench) -> list[ProbeResult]:
-    """Return the findings of the probes that take no time."""
+    """Make the probes that take some milliseconds, and return their findings."""
     try:
         return [run(bench, probe) for probe in QUICK]
     finally:
@@ -104,7 +104,7 @@ def quick(bench: Bench) -> list[ProbeResult]:
 
 
 def full(bench: Bench) -> list[ProbeResult]:
-    """Return the findings of all probes that one process can make: up to some seconds."""
+    """Make all probes that one process can make, which takes up to some seconds, and return their findings."""
     try:
         return [run(bench, probe) for probe in (*QUICK, directories, listing, timestamps, clock)]
     finally:
@@ -158,7 +158,7 @@ def appending(bench: Bench) -> ProbeResult:
 
 
 def exclusive_create(bench: Bench) -> ProbeResult:
-    """Return a name can be created only once."""
+    """Check that a name can be created only once."""
     with bench.file() as (path, _):
         try:
             bench.fs.close(bench.fs.create(path))
@@ -168,8 +168,9 @@ def exclusive_create(bench: Bench) -> ProbeResult:
 
 
 def link(bench: Bench) -> ProbeResult:
-    """Return a second name in the same directory, refused where it is taken: so a queue is created and a commit
-    decided.
+    """Check that a file can have a second name in its directory, and that a name which is taken is refused.
+
+    Creating a queue and deciding a commit depend on both.
     """
     fs, second = bench.fs, bench.path()
     with bench.file() as (path, fd):
@@ -301,7 +302,7 @@ def timestamps(bench: Bench) -> ProbeResult:
 
 
 def clock(bench: Bench) -> ProbeResult:
-    """Return how far this host's clock is from the one that stamps the files."""
+    """Measure how far this host's clock is from the one that stamps the files."""
     measured = Clock()
     bench.fs.compare_clock(measured, bench.path())
     offset, error = measured.offset_ms / 1000, measured.error_ms / 1000

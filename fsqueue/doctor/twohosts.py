@@ -34,7 +34,8 @@ Ages = dict[str, float | None]
 
 
 def examine(meeting: Rendezvous, enter: Callable[[], Party], progress: Progress) -> list[ProbeResult]:
-    """Return all tests with a partner that was met; PartnerLost if it falls silent, or talks nonsense.
+    """Make all tests with a partner that was met, and return the findings. PartnerLost if it falls silent, or talks
+    nonsense.
 
     `enter()` opens the directory where both work; that of the party that leads makes it first.
     """

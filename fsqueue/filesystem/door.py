@@ -300,7 +300,7 @@ class Filesystem(Rooted):
         return _listed(self._open_listing(directory, True) if by_time else self._open_directory(directory))
 
     def _names_afresh(self, directory: str) -> list[str]:
-        """Return the same by revalidating opens, from the root down.
+        """Return the names in a directory by revalidating opens, from the root down.
 
         An NFS client may call a directory missing for up to a minute after another host has made it. A queue in which
         the first task was inserted would be called empty.

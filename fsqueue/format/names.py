@@ -75,7 +75,7 @@ class TaskFileName(NamedTuple):
         return f"{self.available_at:013d}-{self.batch}-{self.count}{tail}.jsonl"
 
     def at(self, available_at: int) -> TaskFileName:
-        """Return the same file's name with another time."""
+        """Return the file's name with another time."""
         return self._replace(available_at=min(max(available_at, 0), MS_MAX))
 
     @property

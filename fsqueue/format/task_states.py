@@ -156,7 +156,7 @@ class States:
         return chosen, spent, False
 
     def _may_be_taken(self, index: int, at: int, margin: int) -> bool:
-        """Return what was gathered may have been taken since, and be held again."""
+        """Return whether a task that was gathered is still free: another lease may have taken it since."""
         if self.state[index] == AVAILABLE:
             return self.since[index] <= at
         holder = self.holder[index]
@@ -307,7 +307,9 @@ class States:
         return revoked
 
     def replace(self, at: int, lease: str | None, index: int, version: int | None, payload: Any, offset: int) -> bool:
-        """Return a new payload for a task, by its lease (which goes on) or, naming the version seen, if it is free."""
+        """Give a task a new payload: by its lease (which goes on) or, naming the version seen, if it is free. Return
+        whether that was done.
+        """
         if lease is not None:
             applies = self.holds(index, lease)
         else:

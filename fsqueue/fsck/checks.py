@@ -221,7 +221,7 @@ class ShardCheck:
             has_log = store.fs.exists(store.layout.log(batch))
 
     def _again(self, batch: Batch, kind: str) -> bool:
-        """Return a second look, under the lock of the log if there is one."""
+        """Look once more, under the lock of the log if there is one. Return whether the finding still holds."""
         store = self.store
         path = store.layout.log(batch)
         for _ in range(10):

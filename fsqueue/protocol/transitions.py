@@ -116,7 +116,7 @@ def _in_batch(
     wait_s: float,
     uncertain: OSError | None,
 ) -> Losses:
-    """Return what `each` does in one batch; what was lost. LockTimeout if its lock stays busy.
+    """Do `act` in one batch, and return what was lost. LockTimeout if the batch's lock stays busy.
 
     If the batch has finished, and the record may be what finished it, the history tells; `uncertain` if there is none.
     """

@@ -45,7 +45,7 @@ class SeedReport:
 
     @classmethod
     def of(cls, report: CommitReport, repeated: bool) -> SeedReport:
-        """Return the same from a commit's report."""
+        """Return the report on a seeding by the report on its commit."""
         return cls(report.name, report.tasks, report.files, report.bytes, repeated)
 
     def as_dict(self) -> dict[str, Any]:

@@ -195,7 +195,7 @@ def latest(store: Store, bytes_max: int) -> tuple[list[DeadLetter], bool]:
 
 
 def _latest(store: Store, fd: int, bytes_max: int) -> tuple[Iterable[DeadLetter], int]:
-    """Return the same of one file; and its size."""
+    """Return the letters at the end of one file, of which about so many bytes are read; and its size."""
     dead: dict[str, DeadLetter] = {}
     settled: set[str] = set()
     for _, line in jsonl.lines_from_end(store.fs, fd, bytes_max):
@@ -451,7 +451,7 @@ def pending(store: Store) -> set[str]:
 
 
 def _pending(store: Store) -> dict[Shard, frozenset[str]]:
-    """Return the same, by the shard whose letters were retried."""
+    """Return the staged files that `publish_pending` would publish, by the shard whose letters were retried."""
     there = {str(name) for name in staging.files(store, store.layout)}
     if not there:
         return {}

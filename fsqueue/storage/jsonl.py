@@ -86,7 +86,7 @@ def lines_of(fs: Filesystem, fd: int) -> Iterator[bytes]:
 
 
 def lines_at(fs: Filesystem, fd: int) -> Iterator[tuple[int, bytes, int]]:
-    """Yield the same, each line with its offset and its length."""
+    """Yield the whole lines of an open file, each with its offset and its length; a torn last line is left out."""
     return sparse.lines(fs.pieces(fd, 0), 0)
 
 

@@ -114,7 +114,7 @@ def find(locked: LockedBatch) -> TaskFileName | None:
 
 
 def rename(locked: LockedBatch, target: TaskFileName) -> bool:
-    """Give the file the name `target`, whichever it has; whether it has it now.
+    """Give the file the name `target`, whichever it has. Return whether it has that name now.
 
     A record that says so stands in the log already, and counts. A failure is only logged, so this is for names that
     become later: one that is too early costs a look.
@@ -127,7 +127,7 @@ def rename(locked: LockedBatch, target: TaskFileName) -> bool:
 
 
 def rename_surely(locked: LockedBatch, target: TaskFileName) -> bool:
-    """Return the same, but with an OSError if it fails. False: there is no such file."""
+    """Give the file the name `target`, as `rename` does; OSError if that fails. False if there is no such file."""
     store, log = locked.store, locked.log
     path = log.layout.task_file(target)
     log.is_named_so = False
@@ -142,7 +142,7 @@ def rename_surely(locked: LockedBatch, target: TaskFileName) -> bool:
 
 
 def move(locked: LockedBatch, at: int, name: TaskFileName, target: TaskFileName) -> bool:
-    """Record that the file `name` is now `target`, then rename it; whether it has that name now."""
+    """Record that the file `name` is now `target`, then rename it. Return whether it has that name now."""
     locked.append_move(at, name, target)
     return rename(locked, target)
 

@@ -26,11 +26,10 @@ class Seen(NamedTuple):
 
 
 def read_on(store: Store, path: str, fd: int) -> frozenset[str]:
-    """Read what was appended to an open file of letters since the last call; return the staged files that it names.
+    """Read what was appended to an open file of letters since the last call. Return the staged files that it names.
 
-    A file that has replaced the one that was read is read from its beginning.
-
-    Those may be left out that `forget_published` has found published.
+    Names that `forget_published` has forgotten may be left out. A file that has replaced the one that was read is read
+    from its beginning.
     """
     seen: Seen | None = store.retried.get(path)
     state = letter_files.state_of(store, fd)
@@ -50,9 +49,9 @@ def read_on(store: Store, path: str, fd: int) -> frozenset[str]:
 
 
 def forget_published(store: Store) -> None:
-    """Forget names whose files are not in staging any more. After `read_on` of what is to be looked through.
+    """Forget names whose files are not in staging any more. Call `read_on` of the files of letters before.
 
-    A line is written after its file was staged, so a name that two listings do not show was published.
+    A line is written after its file was staged. So a name that two listings do not show was published.
     """
     remembered = store.retried
     if any(seen.names for seen in remembered.values()):

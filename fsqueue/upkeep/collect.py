@@ -186,7 +186,7 @@ def refresh(store: Store) -> int:
 
 
 def _shard(store: Store, shard: names.Shard, has_logs: bool, report: GcReport, refused: Refusals) -> list[OSError]:
-    """Return the batches of a shard; the errors of those for which there was no room."""
+    """Mend the batches of a shard. Return the errors of those for which there was no room."""
     full = []
     files: dict[str, TaskFileName] = {}
     for text in store.fs.names(f"{store.layout.tasks}/{shard}"):

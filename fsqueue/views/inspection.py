@@ -360,8 +360,9 @@ def _lines_of(store: Store, name: TaskFileName) -> list[bytes]:
 
 
 def _lines_anywhere(store: Store, batch: Batch, replay_state: ReplayState) -> list[bytes]:
-    """Return the same, under the names that the log or a listing shows; the log is read anew while others rename the
-    file.
+    """Return the lines of a batch's task file, whichever name it has: those in the log are tried, then a listing's.
+
+    While others rename the file, the log is read anew.
     """
     for _ in range(LOOKS):
         texts = (*published.listed(store, store.layout, batch), *reversed(replay_state.names))

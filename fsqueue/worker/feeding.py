@@ -116,7 +116,7 @@ class Feeder(BackgroundThread):
                 self._report(answer)
 
     def _feed(self, n: int) -> Fed | None:
-        """Return what to answer; None if that was done."""
+        """Lease up to `n` tasks, and try again while the queue fails. Return the answer; None if it was given."""
         failing_since, retry = math.inf, Backoff(RETRY_S, self._random, 2)
         while True:
             try:

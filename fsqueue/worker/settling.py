@@ -220,7 +220,7 @@ def _grouped(outcomes: Sequence[Outcome]) -> Iterable[tuple[Verbs, Verb, float |
 
 
 def _tell(queue: Verbs, verb: Verb, delay_s: float | None, mine: list[Outcome]) -> dict[str, FsqueueError]:
-    """Return the verb for outcomes that one call can tell; the tasks that were lost."""
+    """Report outcomes of one verb by one call. Return the tasks that were lost, each with its error."""
     tasks = [outcome.task for outcome in mine]
     try:
         if verb == "release":
