@@ -283,9 +283,10 @@ def test_a_parent_that_dies_leaves_no_lock_with_its_children(queue: Queue) -> No
         orphan = int((queue.path / "forked").read_text())
         parent.kill()
         try:
-            begin = time.monotonic()
-            assert len(queue.lease(3)) == 3
-            assert time.monotonic() - begin < 1.5
+            begin, leased = time.monotonic(), 0
+            while leased < 3:  # the killed process has its batch locked for a moment more: `lease` passes over it
+                leased += len(queue.lease(3 - leased))
+                assert time.monotonic() - begin < 1.5
         finally:
             os.kill(orphan, 9)
 
