@@ -19,7 +19,7 @@ from unittest import mock
 
 from fsqueue import administration
 from fsqueue.clock import Clock, Entropy
-from fsqueue.filesystem import Filesystem, Mount, OpenTree, beneath, door, taken
+from fsqueue.filesystem import Filesystem, Mount, OpenTree, beneath, door, freed, taken
 from fsqueue.filesystem.beneath import DIRECTORY_FLAGS
 from fsqueue.filesystem.trees import Proof
 from fsqueue.format.layout import read_queue_state
@@ -201,7 +201,7 @@ def on_stage() -> Persona | None:
 def take_stage(persona: Persona | None) -> None:
     """From here on this one acts: the door's `os` is that of his process."""
     _stage[0] = persona
-    for module in (door, beneath, taken):
+    for module in (door, beneath, freed, taken):
         module.os = os if persona is None else persona.process  # type: ignore[attr-defined]
 
 
@@ -235,7 +235,7 @@ def _filesystem(root: str, **_: Any) -> SimFilesystem:
 
 
 _MACHINE: list[tuple[Any, str, Callable[..., Any] | object]] = [
-    *((module, "os", os) for module in (door, beneath, taken)),
+    *((module, "os", os) for module in (door, beneath, freed, taken)),
     (beneath, "openat2_works", lambda: False),
     *((module, "read_queue_state", lru_cache(maxsize=1000)(read_queue_state)) for module in (queue_file, store)),
     (store, "mount_of", _mount),
