@@ -17,7 +17,7 @@ from .common import duration
 
 STATES = ("waiting", "delayed", "leased", "completed", "dead")
 OLDEST = 10
-"""How many of the slowest tasks are shown at most."""
+"""Show at most so many of the slowest tasks."""
 LEASED_AHEAD = 0.9
 """If work takes less than this part of the leases, both times are shown."""
 

@@ -81,7 +81,7 @@ def gc(store: Store, touch: bool = False, history_days: int | None = None) -> Gc
     report = GcReport()
     with freed.counted() as removed:
         full = _collect(store, report, history_days)
-    report.inodes_given_back = removed.inodes
+    report.inodes_given_back += removed.inodes
     report.bytes_given_back += removed.bytes
     if touch:
         report.touched = refresh(store)

@@ -45,7 +45,7 @@ def q(queue_factory: QueueFactory, clock: ManualClock) -> Queue:
 
 
 def found(q: Queue, **arguments: object) -> dict[str, int]:
-    """What gc says, without the zeros, and without what it gave back, which is held against the disk here."""
+    """Run gc, and return its counts that are not 0. Hold what it gave back against the disk, and leave that out."""
     before = inodes(q.path)
     report = q.gc(**arguments).as_dict()  # type: ignore[arg-type]
     gone = [before[one] for one in before.keys() - inodes(q.path).keys()]
@@ -55,7 +55,7 @@ def found(q: Queue, **arguments: object) -> dict[str, int]:
 
 
 def inodes(path: Path) -> dict[int, int]:
-    """The files and directories below a path: number of the inode, and bytes, which are none for a directory."""
+    """Return the bytes of what is below a path, by number of the inode; 0 for a directory."""
     found = ((one.stat(follow_symlinks=False), one) for one in path.rglob("*"))
     return {stat.st_ino: 0 if one.is_dir() else stat.st_size for stat, one in found}
 
