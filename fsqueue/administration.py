@@ -450,7 +450,7 @@ def release(store: Store, chosen: Callable[[ReplayState, int], bool], offline: b
     """End the chosen leases in every batch at work. What stays busy is named after the rest is done."""
     store.refresh(now=True)
     released, busy = 0, []
-    for batch, replay_state in listing.at_work(store):
+    for batch, replay_state in listing.at_work(store, read=listing.read_present_state):
         if not any(lease_holds(replay_state, index, chosen) for index in range(replay_state.count)):
             continue
         try:

@@ -9,15 +9,17 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
+from unittest import mock
 
 import pytest
 
 from fsqueue import LeasedTask, Queue
 from fsqueue.clock import Clock, ManualClock
 from fsqueue.filesystem import Filesystem, beneath
-from fsqueue.format import names
+from fsqueue.format import checkpoints, names
 from fsqueue.format.replay import ReplayState
 from fsqueue.format.task_states import Lease
+from fsqueue.storage import logs
 
 BATCH_TASKS_MAX = int(os.environ.get("FSQUEUE_TEST_BATCH_TASKS_MAX", "1024"))
 
@@ -285,4 +287,15 @@ def full_state(replay_state: ReplayState) -> dict[str, Any]:
 
 
 def lease_state(lease: Lease) -> tuple[object, ...]:
-    return lease.id, lease.at, lease.span, lease.worker, lease.several, sorted(lease.tasks)
+    return lease.id, lease.at, lease.span, lease.worker, lease.is_alone, sorted(lease.tasks)
+
+
+@contextmanager
+def checkpoints_everywhere() -> Iterator[None]:
+    """While this lasts, a checkpoint stands behind each movement, and logs are read from there."""
+    with (
+        mock.patch.object(checkpoints, "LEAST_BYTES", 1),
+        mock.patch.object(checkpoints, "SHARE", 0),
+        mock.patch.object(logs, "TAIL_BYTES", 128),
+    ):
+        yield

@@ -203,12 +203,12 @@ class Filesystem(Rooted):
         if is_left_out:
             yield offset, b""
 
-    def all_pieces(self, fd: int) -> list[tuple[int, bytes]]:
-        """Return the pieces of an open file. A small one, as most are, takes one read."""
-        chunk = self.pread(fd, SMALL_READ_BYTES, 0)
+    def all_pieces(self, fd: int, offset: int = 0) -> list[tuple[int, bytes]]:
+        """Return the pieces of an open file from `offset` on. Few bytes, as most have, take one read."""
+        chunk = self.pread(fd, SMALL_READ_BYTES, offset)
         if len(chunk) < SMALL_READ_BYTES:
-            return [(0, chunk)] if chunk else []
-        return list(self.pieces(fd, 0))
+            return [(offset, chunk)] if chunk else []
+        return list(self.pieces(fd, offset))
 
     def read_pieces(self, path: str) -> list[tuple[int, bytes]]:
         """Return the pieces of the content of `path`, by a revalidating open; errors as `read`."""

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from fsqueue.clock import MS_MAX
-from fsqueue.format import movements, names, sparse
+from fsqueue.format import checkpoints, movements, names, sparse
+from fsqueue.format.checkpoints import Stretch
 from fsqueue.format.task_states import AVAILABLE, CANCELLED, COMPLETED, DEAD, LEASED, States
 
 __all__ = ["AVAILABLE", "CANCELLED", "COMPLETED", "DEAD", "LEASED", "ReplayState"]
@@ -29,33 +30,104 @@ class ReplayState(States):
         self.gone = False
         self.damaged = 0
         """Lines that are no records: torn ones that were voided, or worse."""
+        self.is_whole = True
+        """Whether it comes from all records. Else it comes from a checkpoint and those behind it: what tasks that have
+        finished since had been through is not known.
+        """
+        self.stretch = Stretch()
+        self.disputed: list[int] = []
+        """Where checkpoints stand that say something else than the records before them."""
         super().__init__()
 
     def replay(self, data: bytes, offset: int) -> int:
         """Replay the whole lines in `data`, which begins at `offset` of the log. Return how many bytes those are."""
         end = data.rfind(b"\n") + 1
         if end:
-            at = offset
-            for line in data[: end - 1].split(b"\n"):
-                record = movements.parse(line)
-                if record is not None:
-                    self.apply(record, at)
-                else:
-                    self.damaged += 1
-                at += len(line) + 1
+            if checkpoints.MARK in data:
+                self.replay_pieces([(offset, data[:end])], offset)
+            else:
+                self.replay_own(data[:end], offset)
+                self.stretch.cover(data[:end])
         return end
+
+    def replay_own(self, data: bytes, offset: int) -> None:
+        """Replay whole lines, of which none is a checkpoint, and that are about to be written: the stretch stays."""
+        at = offset
+        for line in data[:-1].split(b"\n"):
+            record = movements.parse(line)
+            if record is not None:
+                self.apply(record, at)
+            else:
+                self.damaged += 1
+            at += len(line) + 1
 
     def replay_pieces(self, pieces: Iterable[sparse.Piece], begin: int) -> int:
         """Fold the whole lines in the pieces of a log from `begin` on; return the offset behind the last of them."""
         end = begin
         for offset, line, length in sparse.lines(pieces, begin):
-            record = movements.parse(line)
-            if record is not None:
-                self.apply(record, offset)
-            else:
-                self.damaged += 1
             end = offset + length + 1
+            record = movements.parse(line)
+            if record is None:
+                self.damaged += 1
+            elif line.startswith(checkpoints.MARK):
+                if self._pass(record, offset, end):
+                    continue
+            else:
+                self.apply(record, offset)
+            self.stretch.cover(line + b"\n")
         return end
+
+    def _pass(self, record: dict[str, Any], here: int, end: int) -> bool:
+        """Hold a checkpoint against what the records before it say. Return whether the next stretch begins at its end.
+
+        One that is not where it says, or restates other bytes, was written over records, or records over what it
+        restates: it is passed over.
+        """
+        stretch = self.stretch
+        if (record.get("here"), record.get("since"), record.get("sum")) != (here, stretch.since, stretch.sum):
+            return False
+        if not checkpoints.agrees(self, self.at, self.damaged, record):
+            self.disputed.append(here)
+            return False
+        self.begin_stretch(end, end - here)
+        return True
+
+    def checkpoint(self, here: int, anyway: bool = False) -> bytes:
+        """Return the checkpoint for the offset `here`.
+
+        Nothing if all tasks have outcomes, so that the log ends soon. And nothing, unless `anyway`, if it would be too
+        long for what was written since the last one: then it is due later.
+        """
+        if not self.left:
+            return b""
+        line, stretch = checkpoints.record(self, self.at, self.damaged, self.stretch, here), self.stretch
+        if anyway or checkpoints.SHARE * len(line) <= here - stretch.since:
+            return line
+        stretch.due = checkpoints.SHARE * len(line)
+        return b""
+
+    @property
+    def is_misled(self) -> bool:
+        """Return whether the checkpoint that others would begin at restates something else than the records."""
+        return bool(self.disputed) and self.disputed[-1] >= self.stretch.since
+
+    def begin_stretch(self, since: int, size: int) -> None:
+        """Go on behind a checkpoint of `size` bytes, which ends at `since`: it says which lease ids are known."""
+        self.stretch = Stretch(since, size)
+        self.ids = {holder.id for index in self.touched if (holder := self.holder[index]) is not None}
+
+    @classmethod
+    def from_checkpoint(cls, found: checkpoints.Found) -> ReplayState | None:
+        """Return the state that a checkpoint restates; None if it does not say all of it."""
+        state = cls()
+        try:
+            checkpoints.restore(state, found)
+            state.at, state.damaged = _time(found.record["at"]), _time(found.record["damaged"])
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError):
+            return None
+        state.is_whole = False
+        state.stretch = Stretch(found.end, found.end - found.here)
+        return state
 
     def apply(self, record: dict[str, Any], offset: int) -> None:
         """Apply one parsed record that stands at `offset`."""

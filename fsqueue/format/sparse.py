@@ -49,9 +49,3 @@ def joined(pieces: Iterable[Piece], begin: int = 0) -> bytes:
 def end_of(pieces: Sequence[Piece], begin: int = 0) -> int:
     """Return where the last piece ends, which is the end of the file that was read."""
     return pieces[-1][0] + len(pieces[-1][1]) if pieces else begin
-
-
-def line_at(pieces: Iterable[Piece], offset: int) -> bytes:
-    """Return the whole line that begins at an offset; nothing if none does."""
-    behind = ((max(at, offset), data[max(0, offset - at) :]) for at, data in pieces if at + len(data) > offset)
-    return next((line for _, line, _ in lines(behind, offset)), b"")

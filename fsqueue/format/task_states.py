@@ -14,14 +14,15 @@ AVAILABLE, LEASED, COMPLETED, CANCELLED, DEAD = range(5)
 class Lease:
     """A claim on tasks of one batch. `tasks` are those it was given."""
 
-    __slots__ = ("at", "id", "several", "span", "tasks", "worker")
+    __slots__ = ("at", "id", "is_alone", "span", "tasks", "worker")
 
-    def __init__(self, lease: str, at: int, span: int, worker: dict[str, Any] | None, several: bool) -> None:
+    def __init__(self, lease: str, at: int, span: int, worker: dict[str, Any] | None) -> None:
         self.id = lease
         self.at = at
         self.span = span
         self.worker = worker
-        self.several = several
+        self.is_alone = False
+        """Whether one task is all that the call that made it has leased."""
         self.tasks: list[int] = []
 
 
@@ -57,6 +58,11 @@ class States:
         self.took: dict[int, int] = {}
         """How long the work on completed tasks took (ms), where a record tells."""
         self.leases: dict[str, Lease] = {}
+        """All leases that are known, by their ids; behind a checkpoint, of older ones those only that hold a task."""
+        self.ids: set[str] = set()
+        """The ids that no `lease` may have any more: of leases since the last checkpoint, and of those that hold."""
+        self.touched: set[int] = set()
+        """The tasks that are not as they began, and neither completed nor cancelled."""
         self.names: list[str] = []
         """Every name of the task file that a record mentions, the last one mentioned last."""
         self.counts: list[tuple[str, int, int]] = []
@@ -86,7 +92,7 @@ class States:
     def charged(self, index: int) -> int:
         """Return the attempts a next lease would find charged, an expired lease of a single task included."""
         holder = self.holder[index] if self.state[index] == LEASED else None
-        return self.attempts[index] + (1 if holder is not None and _alone(holder) else 0)
+        return self.attempts[index] + (1 if holder is not None and holder.is_alone else 0)
 
     def exhausted(self, at: int) -> bool:
         """Return whether nothing that is known to be available is left (what is leased may run out)."""
@@ -168,7 +174,7 @@ class States:
 
     def _expired_with_others(self, index: int) -> bool:
         holder = self.holder[index]
-        return self.state[index] == LEASED and holder is not None and not _alone(holder)
+        return self.state[index] == LEASED and holder is not None and not holder.is_alone
 
     def _gather(self, at: int, margin: int) -> None:
         returns, expiries, ready = self._returns, self._expiries, self._ready
@@ -182,6 +188,15 @@ class States:
             for index in lease.tasks:
                 if self.holder[index] is lease and self.state[index] == LEASED and self.since[index] <= until:
                     heappush(ready, index)
+
+    def expect(self, tasks: list[int], since: int, lease: Lease | None) -> None:
+        """Take in when tasks that a checkpoint restates come back: those of a lease when it ends."""
+        if self.state[tasks[0]] == AVAILABLE:
+            for index in tasks:
+                heappush(self._returns, (since, index))
+        elif self.state[tasks[0]] == LEASED and lease is not None:
+            lease.tasks += tasks
+            self._expects(since, lease)
 
     def mention(self, name: str) -> None:
         """Take in that a record says that this is, or was, the task file's name."""
@@ -202,9 +217,9 @@ class States:
         offset: int,
     ) -> list[int]:
         """Give the free ones of `tasks` to a new lease; returns those."""
-        if lease in self.leases:
+        if lease in self.ids:
             return []
-        claim = Lease(lease, at, max(until - at, 0), worker, several)
+        claim = Lease(lease, at, max(until - at, 0), worker)
         given = claim.tasks
         state, since = self.state, self.since
         for index in tasks:
@@ -221,7 +236,10 @@ class States:
             self.version[index] = offset
             given.append(index)
         if given:
+            claim.is_alone = len(given) == 1 and not several
             self.leases[lease] = claim
+            self.ids.add(lease)
+            self.touched.update(given)
             self._expects(until, claim)
         return given
 
@@ -239,6 +257,7 @@ class States:
                     self.results[index] = result
         self.left -= len(done)
         self.done[COMPLETED] += len(done)
+        self.touched.difference_update(done)
         return done
 
     def renew(self, at: int, lease: str, tasks: list[int], until: int, offset: int) -> list[int]:
@@ -317,6 +336,7 @@ class States:
         if applies:
             self.payloads[index] = payload
             self.version[index] = offset
+            self.touched.add(index)
             if self.state[index] == AVAILABLE:
                 heappush(self._returns, (self.since[index], index))
         return applies
@@ -330,6 +350,7 @@ class States:
             lease = self.holder[index]
             if self.state[index] == AVAILABLE:
                 self.since[index] = time
+                self.touched.add(index)
                 heappush(self._returns, (time, index))
             elif self.state[index] == LEASED and lease is not None:
                 self.since[index] = time
@@ -361,16 +382,16 @@ class States:
         self.version[index] = offset
         self.left -= 1
         self.done[outcome] += 1
+        if outcome == DEAD:
+            self.touched.add(index)
+        else:
+            self.touched.discard(index)
 
     def _expire(self, index: int) -> None:
         """Charge the lease that ran out on a task, if there is one: its only task, or from now on each alone."""
         holder = self.holder[index]
         if self.state[index] == LEASED and holder is not None:
-            if _alone(holder):
+            if holder.is_alone:
                 self.attempts[index] += 1
             else:
                 self.solo.add(index)
-
-
-def _alone(lease: Lease) -> bool:
-    return len(lease.tasks) == 1 and not lease.several

@@ -88,6 +88,8 @@ class BatchLook:
             yield from self._file()
             yield from self._letters()
             yield from self._time()
+            if replay_state.is_misled:
+                yield found(store, "wrong-checkpoint", self.log, replay_state.left)
 
     def _lines(self, content: list[sparse.Piece]) -> Iterator[Finding]:
         bad = end = 0
@@ -266,6 +268,8 @@ class ShardCheck:
                 repair.right_count(batch, finding.tasks)
             case "unreadable-tasks":
                 repair.bury_unreadable(batch)
+            case "wrong-checkpoint":
+                repair.restate(batch)
             case "future-time":
                 repair.right_time(batch)
                 there = self._names(batch)

@@ -132,6 +132,12 @@ KINDS = {
         "corrects the batch's times by this host's clock; check that clock first ('date'). Leases end, and failed "
         "tasks come back, as long from now as they would have",
     ),
+    "wrong-checkpoint": Kind(
+        DAMAGE,
+        "A checkpoint in the batch's log says something else than the records before it. Who reads the log from there "
+        "may take a task for waiting that is completed, or the other way round.",
+        "appends a checkpoint of all records, from which the log is read from then on",
+    ),
     "second-name": Kind(
         DAMAGE,
         "A batch has several task files. Its tasks could be executed again after it has finished.",

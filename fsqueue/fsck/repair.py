@@ -203,6 +203,12 @@ class Repair:
                     log.name = name
                     published.rename(locked, name.at(max(0, name.available_at - ahead)))
 
+    def restate(self, batch: Batch) -> None:
+        """Append a checkpoint that restates all records of a batch's log."""
+        with self._batch(batch) as locked:
+            locked.log.recall(again=True)
+            locked.log.restate()
+
     def right_count(self, batch: Batch, count: int) -> None:
         """Give the file a name that tells how many tasks there are."""
         store = self.store

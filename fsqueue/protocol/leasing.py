@@ -283,7 +283,7 @@ class Leaser:
                 finishing.retire(locked)  # it finished after it was listed, and opening the log revived its name
                 return NOTHING
             opening = transitions.opening(store, locked.log.name)
-            replay_state.replay(opening, locked.log.next_offset())
+            replay_state.replay_own(opening, locked.log.next_offset())
         elif not replay_state.left:
             finishing.try_finish(locked)
             return NOTHING
@@ -320,14 +320,15 @@ class Leaser:
             target = log.name.at(due if due is not None else until)
             if target != log.name:
                 move = movements.moving(log.name, target)
+        if move:
+            replay_state.mention(str(log.name))
+            replay_state.mention(str(target))
         record = movements.lease(at, lease, given, until, store.worker_json, several, move)
         locked.log.append(opening + record if opening else record)
         lines = log.lines
         if target is not None:
             log.lines = None
             if move:
-                replay_state.mention(str(log.name))
-                replay_state.mention(str(target))
                 published.rename(locked, target)
         locked.unlock()
         return self._hand_out(locked, given, lease, until, offset, lines or [], solo)

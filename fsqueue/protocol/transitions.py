@@ -128,6 +128,7 @@ def _in_batch(
             for lease, indices in leases.items():
                 held = sorted({index for index in indices if replay_state.holds(index, lease)})
                 if len(held) < len(indices):
+                    replay_state = locked.recall()
                     for index in set(indices).difference(held):
                         if not done(replay_state, index, lease):
                             is_own = completed_by(replay_state, index, lease)

@@ -79,7 +79,7 @@ def attempts_of(batch: str, records: history.Records, now_ms: int) -> Iterator[A
                 available = max(before[index] if index < len(before) else 0, birth)
                 running[index] = Attempt(
                     index, holder.id, holder.worker, available, holder.at, replay_state.since[index],
-                    several=holder.several or len(holder.tasks) > 1,
+                    several=not holder.is_alone,
                 )  # fmt: skip
             elif attempt is not None:
                 outcome = _outcome(record, state)

@@ -5,13 +5,20 @@ A listing may be old, or miss a name that is being renamed: only two of them pro
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
-from fsqueue.filesystem import NOT_FILES
-from fsqueue.format import names, sparse
+from fsqueue.filesystem import NOT_FILES, Filesystem, asking_again
+from fsqueue.format import movements, names
 from fsqueue.format.names import Batch, Shard, TaskFileName
 from fsqueue.format.replay import ReplayState
+from fsqueue.storage.logs import read_present, read_recent
 from fsqueue.storage.store import Store
+
+T = TypeVar("T")
+
+RECORD_BYTES = 1 << 14
+"""A record of a lease is no longer than this."""
 
 
 def published(store: Store) -> Iterator[tuple[Batch, TaskFileName]]:
@@ -27,14 +34,6 @@ def with_logs(store: Store, every_shard: bool = False) -> Iterator[Batch]:
     """
     for shard in names.all_shards(store.layout.shards) if every_shard else shards(store):
         yield from logs(store, shard)
-
-
-def at_work(store: Store, every_shard: bool = False) -> Iterator[tuple[Batch, ReplayState]]:
-    """Yield the batches of which a task was ever leased, each with the replay of its log; see `with_logs`."""
-    for batch in with_logs(store, every_shard):
-        replay_state = read_replay_state(store, batch)
-        if replay_state is not None:
-            yield batch, replay_state
 
 
 def shards_with_logs(store: Store) -> frozenset[Shard]:
@@ -56,20 +55,63 @@ def read_replay_state(store: Store, batch: Batch) -> ReplayState | None:
     (A log may be there all the same: empty, or created anew and retired by a process that came too late.)
     """
     replay_state = ReplayState()
-    replay_state.replay_pieces(read_log(store, batch), 0)
+    replay_state.replay_pieces(_of_log(store, batch, Filesystem.read_pieces) or [], 0)
     return replay_state if replay_state.count else None
 
 
-def read_log(store: Store, batch: Batch) -> list[sparse.Piece]:
-    """Return the pieces of a batch's log, by a revalidating open; none if it has none."""
+def read_present_state(store: Store, batch: Batch) -> ReplayState | None:
+    """Return the same from the log's last checkpoint on, so that it costs what is alive in the batch.
+
+    Of tasks that had been completed or cancelled by then it says nothing else.
+    """
+    found = _of_log(store, batch, read_present)
+    return found if found is not None and found.count else None
+
+
+def read_recent_state(store: Store, batch: Batch, before_ms: int) -> tuple[ReplayState, int, int]:
+    """Return what `logs.read_recent` does; an empty state if there is no log."""
+
+    def read(fs: Filesystem, path: str) -> tuple[ReplayState, int, int]:
+        return read_recent(fs, path, before_ms)
+
+    return _of_log(store, batch, read) or (ReplayState(), 0, 0)
+
+
+def times_of_records(store: Store, batch: Batch, offsets: Iterable[int]) -> dict[int, int]:
+    """Return the times (ms) of the records at these offsets of a batch's log, as far as there are such records."""
+
+    def read(fs: Filesystem, path: str) -> dict[int, int]:
+        fd = fs.look_anew(path)
+        try:
+            lines = {offset: fs.pread(fd, RECORD_BYTES, offset).partition(b"\n")[0] for offset in offsets}
+        finally:
+            fs.close(fd)
+        records = {offset: movements.parse(line) for offset, line in lines.items()}
+        return {offset: record["at"] for offset, record in records.items() if record is not None}
+
+    return _of_log(store, batch, read) or {}
+
+
+def _of_log(store: Store, batch: Batch, read: Callable[[Filesystem, str], T]) -> T | None:
+    """Return what `read` says of a batch's log; None if there is none."""
     try:
-        return store.fs.read_pieces(store.layout.log(batch))
+        return asking_again(lambda: read(store.fs, store.layout.log(batch)))
     except FileNotFoundError:
-        return []
+        return None
     except OSError as error:
         if error.errno not in NOT_FILES:
             raise
-        return []  # a directory, link or pipe of that name: a stray
+        return None  # a directory, link or pipe of that name: a stray
+
+
+def at_work(
+    store: Store, every_shard: bool = False, read: Callable[[Store, Batch], ReplayState | None] = read_replay_state
+) -> Iterator[tuple[Batch, ReplayState]]:
+    """Yield the batches of which a task was ever leased, each with the replay of its log; see `with_logs`."""
+    for batch in with_logs(store, every_shard):
+        replay_state = read(store, batch)
+        if replay_state is not None:
+            yield batch, replay_state
 
 
 def task_files(store: Store, shard: Shard) -> dict[Batch, TaskFileName]:

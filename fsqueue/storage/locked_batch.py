@@ -143,6 +143,12 @@ class LockedBatch:
         """Record that the task file is about to be renamed. Rename it after this, not before."""
         self.append_record("move", at, **{"from": str(name), "name": str(target)})
 
+    def recall(self) -> ReplayState:
+        """Replay the whole log, if the state comes from a checkpoint: it tells of finished tasks, too. Return it."""
+        self.log.recall()
+        self.replay_state = self.log.replay_state
+        return self.replay_state
+
     # -- out of it -------------------------------------------------------------------------------
 
     def unlock(self) -> None:

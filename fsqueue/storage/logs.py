@@ -9,15 +9,64 @@ from __future__ import annotations
 
 import errno
 import os
+import re
+from collections.abc import Sequence
 
 from fsqueue.errors import StorageError
 from fsqueue.filesystem import Filesystem, taken
-from fsqueue.format import movements, sparse
+from fsqueue.format import checkpoints, movements, sparse
 from fsqueue.format.layout import Layout
 from fsqueue.format.names import Batch, TaskFileName, task_files_of
 from fsqueue.format.replay import ReplayState
 
 TAIL_BYTES = 1 << 16
+RECENT_WINDOWS = (1 << 16, 1 << 19)
+"""What a view of what happened lately reads from the end of a log that has checkpoints."""
+_CHECKPOINTS = re.compile(rb"^%s.*\n" % re.escape(checkpoints.MARK), re.MULTILINE)
+
+
+def present(
+    fs: Filesystem, fd: int, before_ms: int | None = None, windows: Sequence[int] = checkpoints.WINDOWS
+) -> tuple[ReplayState, int]:
+    """Return the state that the last checkpoint of an open log restates, and where that ends.
+
+    Without one that can be trusted: an empty state, and 0. See `checkpoints.last`.
+    """
+    size = fs.fstat(fd).st_size
+    if size < checkpoints.LEAST_BYTES:
+        return ReplayState(), 0
+    found = checkpoints.last(lambda length, offset: fs.pread(fd, length, offset), size, before_ms, windows)
+    state = ReplayState.from_checkpoint(found) if found is not None else None
+    return (state, found.end) if found is not None and state is not None else (ReplayState(), 0)
+
+
+def read_present(fs: Filesystem, path: str) -> ReplayState:
+    """Return the state that a log comes to, by a revalidating open: replayed from its last checkpoint on."""
+    return _read_from(fs, path, None, checkpoints.WINDOWS)[0]
+
+
+def read_recent(fs: Filesystem, path: str, before_ms: int) -> tuple[ReplayState, int, int]:
+    """Return the same, from the last checkpoint of before some time on, or the oldest that a few steps find.
+
+    With it: the time of that checkpoint (0 without one), and how many bytes were replayed.
+    """
+    return _read_from(fs, path, before_ms, RECENT_WINDOWS)
+
+
+def _read_from(
+    fs: Filesystem, path: str, before_ms: int | None, windows: Sequence[int]
+) -> tuple[ReplayState, int, int]:
+    fd = fs.look_anew(path)
+    try:
+        state, begin = present(fs, fd, before_ms, windows)
+        at = state.at
+        return state, at, state.replay_pieces(fs.all_pieces(fd, begin), begin) - begin
+    finally:
+        fs.close(fd)
+
+
+def _is_movement(line: bytes) -> bool:
+    return not line.startswith(checkpoints.MARK) and movements.parse(line) is not None
 
 
 class Log:
@@ -143,6 +192,10 @@ class Log:
         if not data:
             self.torn = 0
             return
+        if not self.end and len(data) == TAIL_BYTES:
+            self.replay_state, self.end = present(self.fs, self.fd)
+            self.name = self.name or next(task_files_of(self.batch, reversed(self.replay_state.names)), None)
+            data = self.fs.pread(self.fd, TAIL_BYTES, self.end)
         named = self.replay_state.names[-1:]
         if len(data) < TAIL_BYTES:
             end = self.end + self.replay_state.replay(data, self.end)
@@ -163,50 +216,72 @@ class Log:
         """Return the offset at which the next record will stand."""
         return self.end + (self.torn + len(movements.VOID) if self.torn else 0)
 
-    def append(self, data: bytes) -> int:
-        """Append whole records, and read them back; return the offset of the first. Call it under the lock, caught up.
+    def append(self, data: bytes, restating: bool = False) -> int:
+        """Append whole records, and read them back; return the offset of the first.
 
-        OSError or StorageError if what is there afterwards is not what was written: then discard the log.
+        Call it under the lock, caught up, and with the records replayed already. A checkpoint is written with them if
+        one is due, or if `restating`. OSError or StorageError if what is there afterwards is not what was written:
+        then discard the log.
         """
-        base = self.end
+        base, offset, state = self.end + self.torn, self.next_offset(), self.replay_state
         if self.torn:
-            base += self.torn
+            for _, torn in self.fs.pieces(self.fd, self.end):
+                state.stretch.cover(torn)
             data = movements.VOID + data
-        fs, fd, size = self.fs, self.fd, len(data)
-        if fs.write(fd, data) != size:  # the disk is full; what was written is a torn tail now
+            state.damaged += 1
+        fs, fd, size, stretch = self.fs, self.fd, len(data), state.stretch
+        stretch.cover(data)
+        end = base + size
+        if end - stretch.since >= stretch.due or restating:
+            data += state.checkpoint(end, restating)
+        written = fs.write(fd, data)
+        if written < size:  # the disk is full; what was written is a torn tail now
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path)
         if self.sync:
             fs.fsync(fd)
-        if fs.pread(fd, size + 1, base) != data:
+        if fs.pread(fd, written + 1, base) != data[:written]:
             raise StorageError(
                 f"What was appended to {self.path} is not what is there: the lock was lost. Repeat the call."
             )
-        self.end = base + size
-        if self.torn:
-            self.torn = 0
-            self.replay_state.damaged += 1
-            base += len(movements.VOID)
-        return base
+        self.end, self.torn = end, written - size
+        if written > size and written == len(data):  # else there was room for the records only
+            self.end, self.torn = base + written, 0
+            state.begin_stretch(self.end, written - size)
+        return offset
+
+    def restate(self) -> None:
+        """Append a checkpoint, due or not."""
+        self.append(b"", restating=True)
 
     def append_record(self, op: str, at: int, **fields: object) -> None:
-        """Append one record and replay it, as any reader would."""
+        """Replay one record, as any reader would, and append it."""
         self.write(movements.record(op, at, **fields))
 
     def write(self, data: bytes) -> None:
-        """Append records and replay them, as any reader would."""
-        offset = self.append(data)
-        self.replay_state.replay(data, offset)
+        """Replay records, as any reader would, and append them. If that fails, discard the log."""
+        self.replay_state.replay_own(data, self.next_offset())
+        self.append(data)
+
+    def recall(self, again: bool = False) -> None:
+        """Replay all records, if the state comes from a checkpoint, or `again`. Call it under the lock, caught up."""
+        if again or not self.replay_state.is_whole:
+            state = ReplayState()
+            state.replay_pieces(self.fs.pieces(self.fd, 0), 0)
+            self.replay_state = state
 
     def records(self) -> bytes:
-        """Return all records as the elements of a JSON array, each at its offset. Void lines are blanks.
+        """Return all records as the elements of a JSON array, each at its offset.
 
-        A long run of zeros in a void line is left out: then the records behind it stand nearer than in the log.
+        Void lines are blanks, and so are checkpoints, which say nothing new. A long run of zeros in a void line is left
+        out: then the records behind it stand nearer than in the log.
         """
         pieces = self.fs.all_pieces(self.fd)
         if not self.replay_state.damaged:
-            return b"".join(piece for _, piece in pieces)[: self.end - 1].replace(b"\n", b",")
+            text = b"".join(piece for _, piece in pieces)[: self.end]
+            text = _CHECKPOINTS.sub(lambda found: b" " * len(found[0]), text).rstrip(b" ")
+            return text[:-1].replace(b"\n", b",")
         lines = [line for offset, line, _ in sparse.lines(pieces, 0) if offset < self.end]
-        kept = [number for number, line in enumerate(lines) if movements.parse(line) is not None]
+        kept = [number for number, line in enumerate(lines) if _is_movement(line)]
         last = kept[-1] if kept else -1
         elements = [b" " * (len(line) + 1) for line in lines]
         for number in kept:

@@ -201,7 +201,7 @@ def _shard(store: Store, shard: names.Shard, has_logs: bool, report: GcReport, r
             report.stray += 0 if text.startswith(".nfs") else 1
             continue
         try:
-            replay_state = listing.read_replay_state(store, batch)
+            replay_state = listing.read_present_state(store, batch)
             at_work = replay_state is not None and replay_state.left and batch in files and not replay_state.done[DEAD]
             if (
                 not at_work
@@ -278,7 +278,7 @@ def write_letters(store: Store) -> None:
     refused = Refusals()
     for batch in listing.with_logs(store):
         try:
-            replay_state = listing.read_replay_state(store, batch)
+            replay_state = listing.read_present_state(store, batch)
             if replay_state is None or not replay_state.done[DEAD]:
                 continue
             known = known or deadletters.Ids(store).known()
@@ -350,7 +350,7 @@ def reap_staged(store: Store, text: str) -> bool:
     except OSError:
         return False
     try:
-        if name is not None and listing.read_replay_state(store, name.batch) is not None:
+        if name is not None and listing.read_present_state(store, name.batch) is not None:
             return False  # it was published once: see `publish_again`
         if store.fs.try_lock(fd) and store.fs.same_file(fd, path) and text not in deadletters.staged_names(store):
             return store.fs.unlink(path)

@@ -359,9 +359,9 @@ class _Survey:
         for batch in nsmallest(LOGS_MAX, logs, key=lambda _: store.entropy.random()):
             if size >= LOGS_BYTES_MAX or leased >= TASKS_MAX:
                 break
-            content, replay_state = listing.read_log(store, batch), ReplayState()
-            replay_state.replay_pieces(content, 0)
-            size += sum(len(piece) for _, piece in content)
+            replay_state, begun, read = listing.read_recent_state(store, batch, self.asked)
+            self.since = max(self.since, begun)
+            size += read
             leased += sum(len(lease.tasks) for lease in replay_state.leases.values())
             part.units.append(Unit())
             if replay_state.count:  # else it has just finished, and is in the history

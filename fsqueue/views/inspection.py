@@ -168,7 +168,7 @@ class _Seen:
 def _read_logs(store: Store, seen: _Seen, shard: Shard, touched: list[Batch]) -> None:
     """Replay the logs of these batches, whose task files, if any, were seen before."""
     for batch in dict.fromkeys(touched):
-        replay_state = listing.read_replay_state(store, batch)
+        replay_state = listing.read_present_state(store, batch)
         if replay_state is not None:
             seen.add(store, batch, replay_state)
         elif batch in seen.files and batch not in listing.task_files(store, shard):
@@ -262,7 +262,7 @@ class DrainCheck:
             return False  # something else has the name, or its directory
 
     def _has_work(self, batch: Batch) -> bool:
-        replay_state = listing.read_replay_state(self.store, batch)
+        replay_state = listing.read_present_state(self.store, batch)
         return replay_state is None or replay_state.left > 0
 
 
@@ -277,7 +277,7 @@ def tasks(store: Store, state: str | None = None) -> Iterator[TaskInfo]:
     if state in (None, IS_WAITING, IS_DELAYED, IS_LEASED):
         apply_pending(store)
         for batch, name in listing.published(store) if state is None else _where_it_can_be(store, state):
-            for info in of_batch(store, batch, name):
+            for info in of_batch(store, batch, name, whole=False):
                 if info.state == state or (state is None and info.state in (IS_WAITING, IS_DELAYED, IS_LEASED)):
                     yield info
     elif state == IS_DEAD:
@@ -317,14 +317,18 @@ def _where_it_can_be(store: Store, state: str) -> Iterator[tuple[Batch, TaskFile
 
 
 def _is_leased_from(store: Store, batch: Batch) -> bool:
-    replay_state = listing.read_replay_state(store, batch)
+    replay_state = listing.read_present_state(store, batch)
     return replay_state is not None and LEASED in replay_state.state
 
 
-def of_batch(store: Store, batch: Batch, name: TaskFileName) -> Iterator[TaskInfo]:
-    """Yield the tasks of a batch that has (or had just now) a task file of this name, finished ones too."""
+def of_batch(store: Store, batch: Batch, name: TaskFileName, whole: bool = True) -> Iterator[TaskInfo]:
+    """Yield the tasks of a batch that has (or had just now) a task file of this name, finished ones too.
+
+    Unless it is to tell the `whole`, it says of those that were completed or cancelled no more than that they were.
+    """
     lines = _lines_of(store, name)  # none, if it was renamed or finished since it was listed
-    replay_state = listing.read_replay_state(store, batch)
+    read = listing.read_replay_state if whole else listing.read_present_state
+    replay_state = read(store, batch)
     if replay_state is None:
         if not lines:
             return
@@ -458,7 +462,7 @@ def peek(store: Store, n: int) -> list[TaskInfo]:
     heads = [name for _, name in listing.published(store) if name.available_at <= now]
     found: list[TaskInfo] = []
     for name in sorted(heads, key=lambda head: head.batch):
-        for info in of_batch(store, name.batch, name):
+        for info in of_batch(store, name.batch, name, whole=False):
             if info.state == IS_WAITING:
                 found.append(info)
                 if len(found) == n:

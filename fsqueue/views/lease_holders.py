@@ -16,7 +16,7 @@ from fsqueue.cluster import slurm
 from fsqueue.cluster.identity import job_of, node_of
 from fsqueue.errors import LockTimeout
 from fsqueue.filesystem import processes
-from fsqueue.format import names, sparse
+from fsqueue.format import names
 from fsqueue.format.replay import LEASED, ReplayState
 from fsqueue.format.task_states import Lease
 from fsqueue.protocol import revoking
@@ -112,15 +112,15 @@ def _key(worker: dict[str, Any] | None) -> bytes:
 
 def _add(store: Store, batch: names.Batch, found: dict[bytes, LeaseHolder]) -> None:
     """Add the workers that hold tasks of a batch."""
-    content, replay_state = listing.read_log(store, batch), ReplayState()
-    replay_state.replay_pieces(content, 0)
+    replay_state = listing.read_present_state(store, batch)
+    held = list(_held(replay_state)) if replay_state is not None else []
+    if replay_state is None or not held:
+        return
     now = store.clock.now_ms()
-    beats: dict[int, int] = {}
-    for index, holder in _held(replay_state):
-        until, offset = replay_state.since[index], replay_state.version[index]
-        if offset not in beats:
-            beats[offset] = _time_of(content, offset)
-        begun, beat = holder.at, max(holder.at, beats[offset])
+    beats = listing.times_of_records(store, batch, {replay_state.version[index] for index, _ in held})
+    for index, holder in held:
+        until = replay_state.since[index]
+        begun, beat = holder.at, max(holder.at, beats.get(replay_state.version[index], 0))
         worker = found.setdefault(_key(holder.worker), LeaseHolder(holder.worker or {}, begun / 1000, 0, until / 1000))
         worker.since = min(worker.since, begun / 1000)
         worker.heartbeat = max(worker.heartbeat, beat / 1000)
@@ -136,15 +136,6 @@ def _held(replay_state: ReplayState) -> Iterator[tuple[int, Lease]]:
         holder = replay_state.holder[index]
         if holder is not None and replay_state.state[index] == LEASED:
             yield index, holder
-
-
-def _time_of(content: list[sparse.Piece], offset: int) -> int:
-    """Return the time of the record at an offset; 0 if it has none."""
-    try:
-        at = orjson.loads(sparse.line_at(content, offset))["at"]
-    except (ValueError, KeyError, TypeError):
-        return 0
-    return at if isinstance(at, int) else 0
 
 
 # -- life ------------------------------------------------------------------------------------------------

@@ -425,7 +425,7 @@ def test_a_naive_fold_agrees(data: bytes) -> None:
 def lone(replay_state: ReplayState, index: int) -> bool:
     """Whether a task must be leased alone: its lease of several ran out, now or before."""
     holder = replay_state.holder[index]
-    several = replay_state.state[index] == LEASED and holder is not None and (holder.several or len(holder.tasks) > 1)
+    several = replay_state.state[index] == LEASED and holder is not None and not holder.is_alone
     return index in replay_state.solo or several
 
 

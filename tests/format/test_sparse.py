@@ -39,6 +39,3 @@ def test_lines_stand_where_they_stand_in_the_file(
     assert list(sparse.lines(pieces, 0)) == wanted
     assert sparse.joined(pieces) == content.replace(b"\x01", b"\0")
     assert sparse.end_of(pieces) == len(whole)
-    for offset, line, _ in wanted:
-        assert sparse.line_at(pieces, offset) == line
-    assert sparse.line_at(pieces, len(whole)) == b""

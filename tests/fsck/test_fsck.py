@@ -14,11 +14,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
 from fsqueue import Finding, LeaseLost, Queue, Status
 from fsqueue.clock import ManualClock
 from fsqueue.format import movements, names
+from fsqueue.format.replay import ReplayState
 from fsqueue.fsck.findings import KINDS
 from fsqueue.protocol import finishing
 from fsqueue.storage import commits, counters, staging
@@ -206,6 +208,16 @@ def a_process_with_a_clock_ahead(queue: Queue, clock: ManualClock) -> set[str]:
     month_ahead = round((clock.now_s + 30 * 86_400) * 1000)
     with log_of(queue, path).open("ab") as log:
         log.write(movements.record("move", month_ahead, **{"from": path.name, "name": path.name}))
+    return set()
+
+
+@damage("wrong-checkpoint")
+def a_checkpoint_that_forgets_who_holds_what(queue: Queue, clock: ManualClock) -> set[str]:
+    log = log_of(queue, held_file(queue))
+    data, state = log.read_bytes(), ReplayState()
+    state.replay(data, 0)
+    record = orjson.loads(state.checkpoint(len(data), anyway=True))
+    log.write_bytes(data + orjson.dumps(record | {"touched": [], "leases": []}) + b"\n")
     return set()
 
 

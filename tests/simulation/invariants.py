@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from fsqueue import LeasedTask, LeaseLost, Status, TaskNotFound
+from fsqueue.format import checkpoints, replay
 from fsqueue.format.names import parse_token
 from fsqueue.protocol.leasing import BUSY_WAIT_S
 from tests.simulation import commit_acts
 from tests.simulation.disk import Directory, File
 from tests.simulation.faults import QUEUE
 from tests.simulation.history import DONE, REFUSED, Call
-from tests.simulation.replay import AVAILABLE, CANCELLED, COMPLETED, LEASED, OUTCOMES, Replay
+from tests.simulation.replay import AVAILABLE, CANCELLED, COMPLETED, DEAD, LEASED, OUTCOMES, Replay
 from tests.simulation.world import NEVER
 
 if TYPE_CHECKING:
@@ -30,6 +31,13 @@ ENDS = {
     "renew": ("renew",),
 }
 """The records by which a verb shows in the log."""
+STATES = {
+    replay.AVAILABLE: AVAILABLE,
+    replay.LEASED: LEASED,
+    replay.COMPLETED: COMPLETED,
+    replay.CANCELLED: CANCELLED,
+    replay.DEAD: DEAD,
+}
 PURGED_S = 1.0
 """For so long after a purge a lease may still hand out what was purged (docs/guarantees.md)."""
 
@@ -138,15 +146,16 @@ def judge(story: Story) -> list[str]:
 def _logs(story: Story, truth: Truth) -> Iterator[str]:
     """Logs are appended to in order, end with `gone`, and no batch has two."""
     for batch, replays in truth.replays.items():
-        for replay, file in zip(replays, story.world.disk.logs[batch], strict=True):
+        for told, file in zip(replays, story.world.disk.logs[batch], strict=True):
             if not story.power_lost:
-                yield from (f"log of {batch}: {text}" for text in replay.wrong)
+                yield from (f"log of {batch}: {text}" for text in told.wrong)
             if story.scenario.compare_clocks:  # whatever was done to the hosts' own clocks
-                late = [one["op"] for one in replay.records if one["at"] > story.world.now * 1000 + 1000]
+                late = [one["op"] for one in told.records if one["at"] > story.world.now * 1000 + 1000]
                 yield from (f"log of {batch}: {op} is of the future" for op in late)
-            misled = file in story.world.voided_farewells and not replay.left
+            yield from (f"log of {batch}: {text}" for text in _restated(bytes(file.data), told))
+            misled = file in story.world.voided_farewells and not told.left
             """By a farewell that was voided later; no harm is done where it was the last thing to be written."""
-            if not (file.links or replay.gone or misled or story.power_lost) and truth.counts(file):
+            if not (file.links or told.gone or misled or story.power_lost) and truth.counts(file):
                 yield f"log of {batch}: it was unlinked without a farewell"
         logs = zip(replays, story.world.disk.logs[batch], strict=True)
         if sum(bool(log.tasks) and truth.counts(file) for log, file in logs) > 1 and not story.power_lost:
@@ -156,6 +165,30 @@ def _logs(story: Story, truth: Truth) -> Iterator[str]:
         line = bytes(file.data)[start:].split(b"\n")[0]
         if line + b"\n" == meant[start - offset :] and b"\n" in bytes(file.data)[start:]:
             yield f"what was reported failed came to be after all: {line.decode()}"
+
+
+def _restated(data: bytes, told: Replay) -> Iterator[str]:
+    """Who begins at the last checkpoint that can be trusted knows what the log says of all that is alive."""
+    if checkpoints.MARK not in data:
+        return
+    whole = replay.ReplayState()
+    whole.replay(data, 0)
+    yield from (f"the checkpoint at {here} restates something else" for here in whole.disputed)
+    found = checkpoints.last(lambda size, offset: data[offset : offset + size], len(data))
+    known = replay.ReplayState.from_checkpoint(found) if found is not None else None
+    if found is None or known is None:
+        return
+    known.replay(data[found.end :], found.end)
+    if checkpoints.restated(known) != checkpoints.restated(whole):
+        yield "who begins at its last checkpoint reads another log"
+    for index, task in enumerate(told.tasks):
+        holder = known.holder[index]
+        own: tuple[Any, ...] = STATES[known.state[index]], known.since[index], known.version[index]
+        meant: tuple[Any, ...] = task.state, task.since, task.version
+        if task.state == LEASED:
+            own, meant = (*own, holder.id if holder else None), (*meant, task.lease)
+        if own[0] != meant[0] or (task.state not in OUTCOMES and own != meant):
+            yield f"who begins at its last checkpoint takes task {index} for {own}: it is {meant}"
 
 
 def _told(story: Story, truth: Truth, call: Call) -> Iterator[str]:

@@ -156,7 +156,7 @@ MUTATIONS = [
         "a lost lock is reported by fsync alone",
         "cut",
         (("storage.logs:Log.append", "    if self.sync:\n        fs.fsync(fd)\n", ""),
-         ("storage.logs:Log.append", "    self.end = base + size\n", "    if self.sync:\n        try:\n            fs.fsync(fd)\n        except OSError:\n            pass\n    self.end = base + size\n")),
+         ("storage.logs:Log.append", "    self.end, self.torn = end, written - size\n", "    if self.sync:\n        try:\n            fs.fsync(fd)\n        except OSError:\n            pass\n    self.end, self.torn = end, written - size\n")),
     ),
     Mutation(
         "one listing before empty",
@@ -302,8 +302,8 @@ MUTATIONS = [
         "a short write counts as a whole one",
         "full",
         (
-            ("storage.logs:Log.append", "if fs.write(fd, data) != size:", "if fs.write(fd, data) < 0:"),
-            ("storage.logs:Log.append", "if fs.pread(fd, size + 1, base) != data:", "if False:"),
+            ("storage.logs:Log.append", "    if written < size:", "    if False:"),
+            ("storage.logs:Log.append", "if fs.pread(fd, written + 1, base) != data:", "if False:"),
         ),
     ),
     Mutation(

@@ -20,6 +20,17 @@ SMALL = (
 )  # fmt: skip
 """Limits that no story reaches as they are."""
 
+RESTATED = (
+    ("format.checkpoints:LEAST_BYTES", 1), ("format.checkpoints:SHARE", 0), ("storage.logs:TAIL_BYTES", 128),
+)  # fmt: skip
+"""A checkpoint behind every movement, and each reader begins at one."""
+NOW_AND_THEN = (
+    ("format.checkpoints:LEAST_BYTES", 400),
+    ("format.checkpoints:SHARE", 0),
+    ("storage.logs:TAIL_BYTES", 256),
+)
+"""A checkpoint behind every second or third movement."""
+
 LETTERS = {
     "insert": 2.0,
     "consume": 5.0,
@@ -71,6 +82,12 @@ SCENARIOS = {
             "given-back-power", shared=False, hosts=1, actions=LETTERS, faults=("power", "kill"), lossy=True, both_names=True, limits=AT_ONCE, settings=ONCE,
         ),
         Scenario("given-back-purge", actions=LETTERS | {"purge": 0.7, "insert": 4.0}, faults=("delay", "kill"), stale=0.4, limits=AT_ONCE, settings=ONCE),
+        Scenario("restated", shared=False, hosts=1, actions=WORK, faults=("kill", "delay", "error", "after"), limits=RESTATED),
+        Scenario("restated-nfs", actions=WORK, faults=("kill", "delay", "cut", "cut", "reply", "stop"), stale=0.4, stale_listings=0.3, limits=RESTATED),
+        Scenario("restated-cut", actions=WORK, faults=("cut", "cut", "stop", "delay"), stale=0.4, tasks_before=8, limits=NOW_AND_THEN),
+        Scenario("restated-full", shared=False, hosts=1, actions=WORK, faults=("full", "full", "kill"), limits=RESTATED),
+        Scenario("restated-power", shared=False, hosts=1, actions=WORK, faults=("power", "kill"), lossy=True, limits=NOW_AND_THEN),
+        Scenario("restated-steps", actions=WORK, faults=("clock", "clock", "delay", "kill"), limits=RESTATED),
         Scenario("create", actions=WORK | {"delete": 0.7, "purge": 0.3, "create": 2.0, "insert": 4.0}, faults=("delay", "kill", "reply")),
         Scenario("purge-insert", actions=PURGES, workers=2),
         Scenario("nap", actions=WORK | {"insert": 6.0, "gc": 6.0}, faults=("nap", "delay")),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 
 from fsqueue.errors import StorageError
 from fsqueue.filesystem import Filesystem
-from fsqueue.format import movements
+from fsqueue.format import checkpoints, movements
 from fsqueue.format.layout import Layout
 from fsqueue.format.replay import AVAILABLE, LEASED
 from fsqueue.storage.logs import TAIL_BYTES, Log
@@ -243,3 +244,156 @@ def test_a_log_that_was_never_opened_ends_in_silence(tmp_path: Path, monkeypatch
         Log(Filesystem(str(tmp_path), shared=False))  # type: ignore[call-arg]
     gc.collect()
     assert not said
+
+
+# -- checkpoints ------------------------------------------------------------------------------------
+
+
+def work(log: Log, pairs: int, begin: int = 0) -> None:
+    """Lease the three tasks one after the other, and give each back."""
+    for number in range(begin, begin + pairs):
+        at, index = 100 + 2 * number, number % 3
+        log.write(movements.lease(at, f"{number:016x}", [index], at + 60_000, '{"host":"h","pid":1}', False))
+        log.append_record("release", at + 1, lease=f"{number:016x}", tasks=[[index, index + 1]], available_at=at + 1)
+
+
+def places(log: Log) -> list[int]:
+    """Where checkpoints stand in a log."""
+    data = Path(log.path).read_bytes()
+    return [found.start() + 1 for found in re.finditer(b"\n" + re.escape(checkpoints.MARK), data)]
+
+
+def test_a_checkpoint_comes_with_the_movement_that_makes_it_due(opened: Opener) -> None:
+    log = opened()
+    written: list[bytes] = []
+    real = log.fs.write
+    log.fs.write = lambda fd, data: (written.append(data), real(fd, data))[1]
+    log.write(OPEN)
+    work(log, 100)
+    carrying = [data for data in written if checkpoints.MARK in data]
+    assert len(carrying) == len(places(log)) >= 2
+    for data in carrying:
+        assert not data.startswith(checkpoints.MARK)
+        assert data.count(b"\n") == 2
+    stretches = [b - a for a, b in zip([0, *places(log)], places(log), strict=False)]
+    assert min(stretches) >= checkpoints.LEAST_BYTES
+
+
+def test_a_log_is_longer_by_a_quarter_at_most(opened: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoints, "LEAST_BYTES", 0)
+    log = opened()
+    count = 200
+    log.write(movements.record("open", 100, count=count, name=NAMES[0].replace("-3.", f"-{count}.")))
+    for number in range(count):  # each fails, for a reason of its own: nothing can be told in ranges
+        log.write(movements.lease(200, f"{number:016x}", [number], 900, '{"host":"h"}', False))
+        log.append_record(
+            "fail", 300, lease=f"{number:016x}", tasks=[[number, number + 1]], available_at=900, error=f"e{number}" * 20
+        )
+    data = Path(log.path).read_bytes()
+    restated = sum(len(line) + 1 for line in data.split(b"\n") if line.startswith(checkpoints.MARK))
+    assert restated > 5000
+    assert restated <= (len(data) - restated) / checkpoints.SHARE
+
+
+def test_who_opens_a_long_log_begins_at_its_last_checkpoint(opened: Opener) -> None:
+    log = opened()
+    log.write(OPEN)
+    work(log, 1000)
+    assert Path(log.path).stat().st_size > 2 * TAIL_BYTES
+    read: list[int] = []
+    pread = log.fs.pread
+    log.fs.pread = lambda fd, size, at: (read.append(len(data := pread(fd, size, at))), data)[1]
+    other = opened()
+    other.catch_up()
+    assert not other.replay_state.is_whole
+    assert sum(read) < TAIL_BYTES + 4 * checkpoints.LEAST_BYTES + (1 << 15)
+    assert other.end == log.end
+    assert other.name is not None
+    assert str(other.name) == NAMES[0]
+    known = {
+        field: full_state(each)[field] for field in ("state", "since", "version") for each in (other.replay_state,)
+    }
+    assert known == {field: full_state(log.replay_state)[field] for field in known}
+    work(other, 100, begin=1000)
+    log.catch_up()
+    assert log.replay_state.disputed == []
+    assert full_state(log.replay_state)["version"] == full_state(other.replay_state)["version"]
+    other.recall()
+    assert other.replay_state.is_whole
+    assert full_state(other.replay_state) == full_state(log.replay_state)
+
+
+def test_where_there_is_room_for_the_movement_only_the_checkpoint_is_left_out(opened: Opener) -> None:
+    log = opened()
+    log.write(OPEN)
+    work(log, 20)
+    real = log.fs.write
+
+    def almost_full(fd: int, data: bytes) -> int:
+        movement, mark, restated = data.partition(checkpoints.MARK)
+        return real(fd, movement + mark + restated[:50] if mark else data)
+
+    log.fs.write = almost_full
+    work(log, 20, begin=20)
+    log.fs.write = real
+    data = Path(log.path).read_bytes()
+    assert data.count(checkpoints.MARK) > 0
+    assert all(line.endswith(b"~") for line in data.split(b"\n")[:-2] if line.startswith(checkpoints.MARK))
+    work(log, 40, begin=40)
+    other = opened()
+    other.catch_up()
+    assert full_state(other.replay_state) == full_state(log.replay_state)
+    assert other.replay_state.damaged == log.replay_state.damaged > 0
+    assert other.replay_state.disputed == []
+    assert other.replay_state.stretch.since > 0, "the next one was trusted"
+
+
+def test_a_checkpoint_behind_a_hole(opened: Opener) -> None:
+    log = opened()
+    log.write(OPEN)
+    work(log, 3)
+    with open(log.path, "ab") as file:
+        file.truncate(log.end + (3 << 20))
+    log.catch_up()
+    assert log.torn == 3 << 20
+    work(log, 300, begin=3)
+    other = opened()
+    other.catch_up()
+    assert not other.replay_state.is_whole
+    whole = opened()
+    whole.recall(again=True)
+    assert whole.replay_state.disputed == []
+    assert full_state(whole.replay_state) == full_state(log.replay_state)
+
+
+def test_the_history_keeps_no_checkpoints(opened: Opener) -> None:
+    log = opened()
+    log.write(OPEN)
+    work(log, 100)
+    log.restate()
+    records = orjson.loads(b"[" + log.records() + b"]")
+    assert [record["op"] for record in records] == ["open", *["lease", "release"] * 100]
+    text = b" " * 0 + log.records()
+    data = Path(log.path).read_bytes()
+    assert all(
+        text[at : at + 20] == data[at : at + 20] for at in (data.find(b'{"op":"release"'), data.rfind(b'{"op":"l'))
+    )
+    with open(log.path, "ab") as file:
+        file.write(b"torn")
+    log.catch_up()
+    log.append_record("move", 9999)
+    records = orjson.loads(b"[" + log.records() + b"]")
+    assert [record["op"] for record in records] == ["open", *["lease", "release"] * 100, "move"]
+
+
+def test_none_is_written_once_all_tasks_have_outcomes(opened: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoints, "LEAST_BYTES", 0)
+    monkeypatch.setattr(checkpoints, "SHARE", 0)
+    log = opened()
+    log.write(OPEN)
+    log.append_record("cancel", 200, tasks=[[0, 2]], versions=[0, 0])
+    assert len(places(log)) == 2
+    log.append_record("cancel", 200, tasks=[[2, 3]], versions=[0])
+    log.append_record("finish", 200)
+    log.append_record("gone", 200)
+    assert len(places(log)) == 2

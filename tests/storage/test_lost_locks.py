@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,16 @@ import pytest
 
 from fsqueue import LeaseLost, Queue, StorageError
 from tests.concurrency.trapped import trapped
+from tests.support import checkpoints_everywhere
 
 QueueFactory = Callable[..., Queue]
+
+
+@pytest.fixture(autouse=True, params=["whole", "from-a-checkpoint"])
+def from_where_logs_are_read(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A log that is opened anew is read from its start, or from the checkpoint behind each movement."""
+    with checkpoints_everywhere() if request.param == "from-a-checkpoint" else nullcontext():
+        yield
 
 
 class Failing:

@@ -11,7 +11,8 @@ import pytest
 
 from fsqueue import InvalidArgument, Queue
 from fsqueue.clock import ManualClock
-from fsqueue.format import names, sparse
+from fsqueue.format import names
+from fsqueue.format.replay import ReplayState
 from fsqueue.storage import deadletters, history, listing
 from fsqueue.storage.store import Store
 from fsqueue.views import activity
@@ -501,13 +502,13 @@ def test_a_batch_that_finishes_meanwhile_is_counted_once(
     tasks = q.lease(4)
     clock.advance(10)
     q.complete(tasks[:1])
-    read_log = listing.read_log
+    read = listing.read_recent_state
 
-    def finishing(store: Store, batch: str) -> list[sparse.Piece]:
+    def finishing(store: Store, batch: str, before_ms: int) -> tuple[ReplayState, int, int]:
         q.complete(task for task in tasks if not task.done)  # between the listing and this look
-        return read_log(store, batch)
+        return read(store, batch, before_ms)
 
-    monkeypatch.setattr(listing, "read_log", finishing)
+    monkeypatch.setattr(listing, "read_recent_state", finishing)
     found = q.activity(window_s=60)
     assert found.measured == 4
     assert found.inserted is not None
@@ -522,14 +523,14 @@ def test_what_was_read_in_a_log_is_not_read_in_the_history_again(
     one, two = q.lease(2)
     clock.advance(10)
     one.complete()
-    read_log = listing.read_log
+    read = listing.read_recent_state
 
-    def finishing(store: Store, batch: str) -> list[sparse.Piece]:
-        content = read_log(store, batch)
+    def finishing(store: Store, batch: str, before_ms: int) -> tuple[ReplayState, int, int]:
+        found = read(store, batch, before_ms)
         two.complete()
-        return content
+        return found
 
-    monkeypatch.setattr(listing, "read_log", finishing)
+    monkeypatch.setattr(listing, "read_recent_state", finishing)
     assert q.activity(window_s=60).measured == 1
     assert q.activity(window_s=60).measured == 2
 

@@ -1,0 +1,275 @@
+"""Checkpoints: records that restate what a log comes to, for readers who begin there (docs/format.md; decision 25).
+
+Pure: no clock, no input or output. A checkpoint stands behind the records that it restates. It tells where it stands
+(`here`), where the one before it ends (`since`), and a checksum of what stands between the two (`sum`). A reader trusts
+it only if all three are true of the bytes that it sees.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+from zlib import crc32
+
+import orjson
+
+from fsqueue.format import movements
+from fsqueue.format.task_states import AVAILABLE, CANCELLED, COMPLETED, DEAD, LEASED, Lease, States
+
+if TYPE_CHECKING:
+    from fsqueue.format.movements import Range
+
+MARK = b'{"op":"checkpoint",'
+"""What the line of every checkpoint begins with."""
+LEAST_BYTES = 8 << 10
+"""So much is written between two checkpoints, ..."""
+SHARE = 4
+"""... and so many times the size of the last one. A log is thus longer by a quarter at most."""
+NAMES_MOST = 16
+"""So many of the names that the task file had are restated: the last ones. Older ones are found by listing."""
+WINDOWS = (1 << 14, 1 << 17, 1 << 20, 1 << 22)
+"""So much is read from the end of a log, one after the other, until a checkpoint is found that can be trusted."""
+TRIES_MOST = 8
+"""After so many checkpoints that cannot be trusted the log is read from its start."""
+
+
+class Stretch:
+    """What a log holds since its last checkpoint: where that ended, and a checksum of what was replayed since."""
+
+    __slots__ = ("due", "since", "sum")
+
+    def __init__(self, since: int = 0, size: int = 0) -> None:
+        self.since = since
+        self.sum = 0
+        self.due = max(LEAST_BYTES, SHARE * size)
+        """How long it is when the next checkpoint is due, in bytes."""
+
+    def cover(self, data: bytes) -> None:
+        """Add bytes that follow. NUL bytes do not count, so that long runs of zeros need not be read."""
+        self.sum = crc32(data.replace(b"\0", b""), self.sum)
+
+
+class Found(NamedTuple):
+    """A checkpoint that can be trusted: its record, where it stands, and where it ends."""
+
+    record: dict[str, Any]
+    here: int
+    end: int
+
+
+# -- writing --------------------------------------------------------------------------------------
+
+_FINISHED = re.compile(b"%c+|%c+" % (COMPLETED, CANCELLED))
+
+
+class _Group(NamedTuple):
+    """What tasks have in common that one entry of a checkpoint tells of."""
+
+    state: int
+    since: int
+    version: int
+    attempts: int
+    lease: str | None
+    is_solo: bool
+    error: str | None
+    replaced: int | None
+    """The task, if it has a payload of its own: then it is alone in its group."""
+
+
+def restated(states: States) -> dict[str, Any]:
+    """Return all that later records are judged by, and views of what is alive show, as fields of a record."""
+    finished: dict[int, list[Range]] = {COMPLETED: [], CANCELLED: []}
+    for run in _FINISHED.finditer(states.state):
+        finished[run[0][0]].append(run.span())
+    groups: dict[_Group, list[int]] = {}
+    leases: dict[str, Lease] = {}
+    for index in sorted(states.touched):
+        holder = states.holder[index]
+        if holder is not None:
+            leases[holder.id] = holder
+        group = _Group(
+            states.state[index],
+            states.since[index],
+            states.version[index],
+            states.attempts[index],
+            holder.id if holder is not None else None,
+            index in states.solo,
+            states.errors.get(index),
+            index if index in states.payloads else None,
+        )
+        groups.setdefault(group, []).append(index)
+    return {
+        "count": states.count,
+        "available_at": states.available_at,
+        "version": states.base_version,
+        "completed": finished[COMPLETED],
+        "cancelled": finished[CANCELLED],
+        "touched": [_entry(states, group, tasks) for group, tasks in groups.items()],
+        "leases": [
+            {"lease": each.id, "at": each.at, "span": each.span, "alone": each.is_alone, "worker": each.worker}
+            for each in leases.values()
+        ],
+        "names": states.names[-NAMES_MOST:],
+    }
+
+
+def _entry(states: States, group: _Group, tasks: list[int]) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "state": _STATES[group.state],
+        "tasks": movements.to_ranges(tasks),
+        "since": group.since,
+        "version": group.version,
+    }
+    if group.attempts:
+        found["attempts"] = group.attempts
+    if group.lease is not None:
+        found["lease"] = group.lease
+    if group.is_solo:
+        found["solo"] = True
+    if group.error is not None:
+        found["error"] = group.error
+    if group.replaced is not None:
+        found["payload"] = states.payloads[group.replaced]
+    return found
+
+
+_STATES = {AVAILABLE: "available", LEASED: "leased", DEAD: "dead"}
+_CODES = {text: code for code, text in _STATES.items()}
+
+
+def record(states: States, at: int, damaged: int, stretch: Stretch, here: int) -> bytes:
+    """Return the checkpoint for the offset `here`."""
+    fields = {"at": at, "here": here, "since": stretch.since, "sum": stretch.sum, "damaged": damaged}
+    return MARK + orjson.dumps(fields | restated(states), option=orjson.OPT_APPEND_NEWLINE)[1:]
+
+
+def agrees(states: States, at: int, damaged: int, record: dict[str, Any]) -> bool:
+    """Return whether a checkpoint restates what a reader of all records before it knows."""
+    own = orjson.loads(orjson.dumps({"at": at, "damaged": damaged, **restated(states)}))
+    return bool(own == {key: value for key, value in record.items() if key not in ("op", "here", "since", "sum")})
+
+
+# -- reading --------------------------------------------------------------------------------------
+
+
+def restore(states: States, found: Found) -> None:
+    """Make `states` what a checkpoint restates. KeyError, TypeError or ValueError if a field is missing or wrong."""
+    record = found.record
+    if any(type(record[field]) is not list for field in ("completed", "cancelled", "touched", "leases", "names")):
+        raise TypeError
+    count = _number(record["count"])
+    states.begin(count, _number(record["available_at"]), _number(record["version"]))
+    seen: set[int] = set()
+    for outcome, field in ((COMPLETED, "completed"), (CANCELLED, "cancelled")):
+        for index in _indices(record[field], count, seen):
+            states.state[index], states.since[index], states.version[index] = outcome, 0, found.here
+            states.done[outcome] += 1
+    for each in record["leases"]:
+        lease = Lease(_text(each["lease"]), _number(each["at"]), _number(each["span"]), _worker(each["worker"]))
+        lease.is_alone = each["alone"] is True
+        states.leases[lease.id] = lease
+    states.ids.update(states.leases)
+    for group in record["touched"]:
+        _restore_group(states, group, _indices(group["tasks"], count, seen))
+    states.left = count - sum(states.done)
+    for text in record["names"]:
+        states.mention(_text(text))
+
+
+def _restore_group(states: States, group: dict[str, Any], tasks: list[int]) -> None:
+    state, since, version = _CODES[group["state"]], _number(group["since"]), _number(group["version"])
+    attempts = _number(group.get("attempts", 0))
+    lease = states.leases[group["lease"]] if "lease" in group else None
+    if state == LEASED and lease is None:
+        raise ValueError
+    for index in tasks:
+        states.state[index], states.since[index], states.version[index] = state, since, version
+        states.attempts[index], states.holder[index] = attempts, lease
+        if "error" in group:
+            states.errors[index] = _text(group["error"])
+        if "payload" in group:
+            states.payloads[index] = group["payload"]
+    if group.get("solo") is True:
+        states.solo.update(tasks)
+    if state == DEAD:
+        states.done[DEAD] += len(tasks)
+    states.touched.update(tasks)
+    states.expect(tasks, since, lease)
+
+
+def last(
+    read: Callable[[int, int], bytes], size: int, before_ms: int | None = None, windows: Sequence[int] = WINDOWS
+) -> Found | None:
+    """Return the last checkpoint of a log of `size` bytes that can be trusted; None if a few steps find none.
+
+    `before_ms`: the last one of before that time or, if a few steps find none, the oldest that they find; None if they
+    have read all of the log.
+    `read(length, offset)` returns bytes of the log, fewer only at its end.
+    """
+    found, tries = None, 0
+    for window in windows:
+        start = max(0, size - window)
+        data = read(size - start, start)
+        place = len(data) if found is None else found.here - start
+        while (place := data.rfind(b"\n" + MARK, 0, place)) >= 0:
+            end = data.find(b"\n", place + 1)
+            if end < 0:
+                continue  # torn, or being written
+            trusted = _trusted(read, data, start, place + 1, end)
+            if trusted is not None:
+                if before_ms is None or trusted.record["at"] < before_ms:
+                    return trusted
+                found = trusted
+            else:
+                tries += 1
+                if tries == TRIES_MOST:
+                    return found
+        if start == 0:
+            return None
+    return found
+
+
+def _trusted(read: Callable[[int, int], bytes], data: bytes, start: int, place: int, end: int) -> Found | None:
+    """Return the checkpoint in `data[place:end]`, where `data` begins at `start`; None if it is not what it says."""
+    record = movements.parse(data[place:end])
+    if record is None:
+        return None
+    here, since = record.get("here"), record.get("since")
+    if type(here) is not int or type(since) is not int or not 0 <= since <= here <= since + WINDOWS[-1]:
+        return None
+    if here != start + place:  # written over records of others, or behind them
+        return None
+    before = data[since - start : here - start] if since >= start else read(here - since, since)
+    if len(before) != here - since or crc32(before.replace(b"\0", b"")) != record.get("sum"):
+        return None  # what it restates has been overwritten since
+    return Found(record, here, start + end + 1)
+
+
+def _indices(ranges: Any, count: int, seen: set[int]) -> list[int]:
+    """Return the tasks in some ranges, and add them to those seen: none may be named twice."""
+    tasks: list[int] = []
+    for start, end in ranges:
+        if type(start) is not int or type(end) is not int or not 0 <= start < end <= count:
+            raise ValueError
+        tasks.extend(range(start, end))
+    if len(seen) + len(tasks) != len(seen.union(tasks)):
+        raise ValueError
+    seen.update(tasks)
+    return tasks
+
+
+def _number(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError
+    return value
+
+
+def _text(value: Any) -> str:
+    if type(value) is not str:
+        raise TypeError
+    return value
+
+
+def _worker(value: Any) -> dict[str, Any] | None:
+    return value if type(value) is dict else None
