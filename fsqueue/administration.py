@@ -81,9 +81,12 @@ def _create(fs: Filesystem, mount: Mount, path: str, settings: Settings, exist_o
     except OSError as error:
         if error.errno not in (errno.EEXIST, errno.ENOTDIR, errno.ELOOP, errno.ENOENT):
             raise
-        if error.errno == errno.ENOENT and _dangling(fs, path) is None:
-            raise  # what was there a moment ago is gone
-        raise NotAQueue(f"{_in_the_way(fs, path)}. Choose another path; nothing was changed.") from None
+        obstacle = _in_the_way(fs, path)
+        if obstacle is not None:
+            raise NotAQueue(f"{obstacle}. Choose another path; nothing was changed.") from None
+        if error.errno == errno.ENOENT:
+            raise
+        raise _Moved from None
     if "queue.jsonl" in fs.names(path) and _state_of(fs, path).closed:
         move_away(fs, path, clock, entropy)
         fs.make_root()
@@ -148,14 +151,20 @@ def _is_link(fs: Filesystem, path: str) -> bool:
         return False
 
 
-def _in_the_way(fs: Filesystem, path: str) -> str:
-    """Return what keeps a directory from being made at `path`, as the beginning of a sentence."""
+def _in_the_way(fs: Filesystem, path: str) -> str | None:
+    """Return what keeps a directory from being made at `path`, as the beginning of a sentence.
+
+    None if nothing does by now: another process has removed it since, or has made the directory.
+    """
     try:
         mode = _outside_of(fs, path).stat(path).st_mode
     except FileNotFoundError:
-        return f"{path} lies below {_dangling(fs, path)}, a symbolic link that leads to no directory"
+        link = _dangling(fs, path)
+        return None if link is None else f"{path} lies below {link}, a symbolic link that leads to no directory"
     except OSError:
         return f"{path} lies below something that is no directory"
+    if stat.S_ISDIR(mode):
+        return None
     if stat.S_ISLNK(mode):
         return f"{path} is a symbolic link that leads to no directory"
     return f"{path} is a {'file' if stat.S_ISREG(mode) else 'device, pipe or socket, and no directory'}"

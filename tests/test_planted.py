@@ -171,6 +171,31 @@ def test_create_and_delete_at_once_leave_nothing_behind(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("by_then", ["gone", "made again"])
+def test_create_tries_again_after_a_delete_between_the_two_steps_of_making_a_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_then: str
+) -> None:
+    """`os.makedirs` finds the name taken, and the directory removed when it looks what is there."""
+    path = tmp_path / "q"
+    path.mkdir()
+    real = os.path.isdir
+
+    def deleted_before(name: str) -> bool:
+        if name != str(path):
+            return real(name)
+        monkeypatch.setattr(os.path, "isdir", real)
+        path.rmdir()
+        found = real(name)
+        if by_then == "made again":
+            path.mkdir()
+        return found
+
+    monkeypatch.setattr(os.path, "isdir", deleted_before)
+    Queue.create(path).insert("a task")
+    assert os.path.isdir is real
+    assert Queue(path).status().waiting == 1
+
+
 def test_a_queue_that_is_created_while_it_is_looked_for_is_not_called_something_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
