@@ -7,7 +7,6 @@ it only if all three are true of the bytes that it sees.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
@@ -37,17 +36,35 @@ TRIES_MOST = 8
 class Stretch:
     """What a log holds since its last checkpoint: where that ended, and a checksum of what was replayed since."""
 
-    __slots__ = ("due", "since", "sum")
+    __slots__ = ("_appended", "_sum", "append", "due", "since")
 
     def __init__(self, since: int = 0, size: int = 0) -> None:
         self.since = since
-        self.sum = 0
         self.due = max(LEAST_BYTES, SHARE * size)
         """How long it is when the next checkpoint is due, in bytes."""
+        self._sum = 0
+        self._appended: list[bytes] = []
+        self.append: Callable[[bytes], None] = self._appended.append
+        """Add bytes that follow, a few: they are kept until the sum is asked for. This spares the hot path a frame."""
 
     def cover(self, data: bytes) -> None:
-        """Add bytes that follow. NUL bytes do not count, so that long runs of zeros need not be read."""
-        self.sum = crc32(data.replace(b"\0", b""), self.sum)
+        """Add bytes that follow."""
+        self._sum = _checksum(data, self.sum)
+
+    @property
+    def sum(self) -> int:
+        """Return the checksum of all bytes that were added."""
+        if self._appended:
+            self._sum = _checksum(b"".join(self._appended), self._sum)
+            self._appended.clear()
+        return self._sum
+
+
+def _checksum(data: bytes, before: int = 0) -> int:
+    """Return the CRC-32 of `data` behind bytes with that of `before`. NUL bytes do not count: long runs of zeros need
+    not be read.
+    """
+    return crc32(data.replace(b"\0", b""), before)
 
 
 class Found(NamedTuple):
@@ -59,8 +76,6 @@ class Found(NamedTuple):
 
 
 # -- writing --------------------------------------------------------------------------------------
-
-_FINISHED = re.compile(b"%c+|%c+" % (COMPLETED, CANCELLED))
 
 
 class _Group(NamedTuple):
@@ -79,9 +94,6 @@ class _Group(NamedTuple):
 
 def restated(states: States) -> dict[str, Any]:
     """Return all that later records are judged by, and views of what is alive show, as fields of a record."""
-    finished: dict[int, list[Range]] = {COMPLETED: [], CANCELLED: []}
-    for run in _FINISHED.finditer(states.state):
-        finished[run[0][0]].append(run.span())
     groups: dict[_Group, list[int]] = {}
     leases: dict[str, Lease] = {}
     for index in sorted(states.touched):
@@ -103,8 +115,8 @@ def restated(states: States) -> dict[str, Any]:
         "count": states.count,
         "available_at": states.available_at,
         "version": states.base_version,
-        "completed": finished[COMPLETED],
-        "cancelled": finished[CANCELLED],
+        "completed": _runs_of(COMPLETED, states),
+        "cancelled": _runs_of(CANCELLED, states),
         "touched": [_entry(states, group, tasks) for group, tasks in groups.items()],
         "leases": [
             {"lease": each.id, "at": each.at, "span": each.span, "alone": each.is_alone, "worker": each.worker}
@@ -112,6 +124,17 @@ def restated(states: States) -> dict[str, Any]:
         ],
         "names": states.names[-NAMES_MOST:],
     }
+
+
+def _runs_of(outcome: int, states: States) -> list[Range]:
+    """Return the tasks of this outcome."""
+    runs: list[Range] = []
+    if states.done[outcome]:
+        codes, code, end = bytes(states.state), bytes((outcome,)), 0
+        while (start := codes.find(code, end)) >= 0:
+            end = len(codes) - len(codes[start:].lstrip(code))
+            runs.append((start, end))
+    return runs
 
 
 def _entry(states: States, group: _Group, tasks: list[int]) -> dict[str, Any]:
@@ -241,7 +264,7 @@ def _trusted(read: Callable[[int, int], bytes], data: bytes, start: int, place: 
     if here != start + place:  # written over records of others, or behind them
         return None
     before = data[since - start : here - start] if since >= start else read(here - since, since)
-    if len(before) != here - since or crc32(before.replace(b"\0", b"")) != record.get("sum"):
+    if len(before) != here - since or _checksum(before) != record.get("sum"):
         return None  # what it restates has been overwritten since
     return Found(record, here, start + end + 1)
 

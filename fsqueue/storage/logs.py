@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 from collections.abc import Sequence
 
 from fsqueue.errors import StorageError
@@ -22,7 +21,7 @@ from fsqueue.format.replay import ReplayState
 TAIL_BYTES = 1 << 16
 RECENT_WINDOWS = (1 << 16, 1 << 19)
 """What a view of what happened lately reads from the end of a log that has checkpoints."""
-_CHECKPOINTS = re.compile(rb"^%s.*\n" % re.escape(checkpoints.MARK), re.MULTILINE)
+_BEFORE_CHECKPOINT = b"\n" + checkpoints.MARK
 
 
 def present(
@@ -63,6 +62,17 @@ def _read_from(
         return state, at, state.replay_pieces(fs.all_pieces(fd, begin), begin) - begin
     finally:
         fs.close(fd)
+
+
+def _without_checkpoints(text: bytes) -> bytes:
+    """Return the lines of a log with blanks in place of the checkpoints."""
+    parts: list[bytes] = []
+    done, before = 0, text.find(_BEFORE_CHECKPOINT)
+    while before >= 0:
+        end = text.index(b"\n", before + 1)
+        parts += [text[done : before + 1], b" " * (end - before)]
+        done, before = end + 1, text.find(_BEFORE_CHECKPOINT, end)
+    return b"".join([*parts, text[done:]])
 
 
 def _is_movement(line: bytes) -> bool:
@@ -223,14 +233,17 @@ class Log:
         one is due, or if `restating`. OSError or StorageError if what is there afterwards is not what was written:
         then discard the log.
         """
-        base, offset, state = self.end + self.torn, self.next_offset(), self.replay_state
+        fs, fd, state, base = self.fs, self.fd, self.replay_state, self.end
+        offset, stretch = base, state.stretch
         if self.torn:
-            for _, torn in self.fs.pieces(self.fd, self.end):
-                state.stretch.cover(torn)
+            offset = self.next_offset()
+            for _, torn in fs.pieces(fd, base):
+                stretch.cover(torn)
             data = movements.VOID + data
             state.damaged += 1
-        fs, fd, size, stretch = self.fs, self.fd, len(data), state.stretch
-        stretch.cover(data)
+            base += self.torn
+        stretch.append(data)
+        size = len(data)
         end = base + size
         if end - stretch.since >= stretch.due or restating:
             data += state.checkpoint(end, restating)
@@ -277,8 +290,7 @@ class Log:
         """
         pieces = self.fs.all_pieces(self.fd)
         if not self.replay_state.damaged:
-            text = b"".join(piece for _, piece in pieces)[: self.end]
-            text = _CHECKPOINTS.sub(lambda found: b" " * len(found[0]), text).rstrip(b" ")
+            text = _without_checkpoints(b"".join(piece for _, piece in pieces)[: self.end]).rstrip(b" ")
             return text[:-1].replace(b"\n", b",")
         lines = [line for offset, line, _ in sparse.lines(pieces, 0) if offset < self.end]
         kept = [number for number, line in enumerate(lines) if _is_movement(line)]

@@ -42,7 +42,7 @@ MUTATIONS = [
         (("format.checkpoints:restore", 'each["alone"] is True', "False"),),
     ),
     Mutation(
-        "a checkpoint stands behind the farewell",
+        "a checkpoint stands behind the last record",
         "records are written behind the one that ends the log",
         "restated",
         (("format.replay:ReplayState.checkpoint", "    if not self.left:", "    if False:"),),
@@ -74,7 +74,7 @@ OF_THE_FORMAT = [
         "a checkpoint is trusted whatever stands before it",
         "a client without a lock has overwritten what it restates: new readers see what nobody else sees",
         BY_UNIT_TESTS,
-        (("format.checkpoints:_trusted", ' or crc32(before.replace(b"\\0", b"")) != record.get("sum")', ""),),
+        (("format.checkpoints:_trusted", ' or _checksum(before) != record.get("sum")', ""),),
     ),
     Mutation(
         "a checkpoint leaves out which tasks go alone",
@@ -86,6 +86,6 @@ OF_THE_FORMAT = [
         "a checkpoint leaves out what was cancelled",
         "what was taken out is handed out again",
         BY_UNIT_TESTS,
-        (("format.checkpoints:restated", '"cancelled": finished[CANCELLED]', '"cancelled": []'),),
+        (("format.checkpoints:restated", '"cancelled": _runs_of(CANCELLED, states)', '"cancelled": []'),),
     ),
 ]
