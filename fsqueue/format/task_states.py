@@ -180,17 +180,13 @@ class States:
         returns, expiries, ready = self._returns, self._expiries, self._ready
         while returns and returns[0][0] <= at:
             heappush(ready, heappop(returns)[1])
-        seen: set[tuple[int, str]] = set()
         while expiries:
             until, _, lease = expiries[0]
             if until + min(margin, lease.span // 10) > at:
                 break
             heappop(expiries)
-            if (until, lease.id) in seen:  # it was renewed twice to the same time
-                continue
-            seen.add((until, lease.id))
             for index in lease.tasks:
-                if self.holder[index] is lease and self.state[index] == LEASED and self.since[index] == until:
+                if self.holder[index] is lease and self.state[index] == LEASED and self.since[index] <= until:
                     heappush(ready, index)
 
     def expect(self, tasks: list[int], since: int, lease: Lease | None) -> None:

@@ -288,7 +288,7 @@ def check(queue: Queue, notes: Path, cut_short: int) -> dict[str, int]:
     assert all(count == 1 for count in ended.values()), f"inserted twice: {ended.most_common(3)}"
     inserted = {words[1] for words in lines if words[0] == "inserted"}
     will = inserted | {words[1] for words in lines if words[0] == "will"}
-    assert inserted <= set(ended), f"lost: {inserted - set(ended)}"
+    assert inserted <= set(ended), f"lost: {inserted - set(ended)}; dead: {[*queue.dead()]}"
     assert set(ended) <= will, f"nobody inserted {set(ended) - will}"
     assert queue.status().inserted == len(ended)
     check_sound(queue)

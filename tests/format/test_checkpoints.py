@@ -101,7 +101,10 @@ def judged(state: ReplayState) -> dict[str, Any]:
 
 
 def chosen(state: ReplayState, at: int) -> list[Any]:
-    """What a worker is given, one call after the other, and when it would look again."""
+    """What a worker is given, one call after the other, and when it would look again.
+
+    `exhausted` may err to the safe side: it passes over what was available once, and is not any more.
+    """
     given: list[Any] = [state.next_time()]
     for number in range(3):
         tasks, spent, alone = state.choose(at, 2, 0, 2)
@@ -110,7 +113,9 @@ def chosen(state: ReplayState, at: int) -> list[Any]:
             state.lease(at, f"new{number}", tasks, at + 10, None, False, 10**9 + number)
         for index in spent:
             state.bury(at, None, [index], "spent", 10**9)
-        given.append((state.next_time(), state.exhausted(at)))
+        is_left = any(state.state[index] == AVAILABLE and state.since[index] <= at for index in range(state.count))
+        assert not (is_left and state.exhausted(at))
+        given.append(state.next_time())
     return given
 
 
