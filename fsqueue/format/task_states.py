@@ -96,19 +96,35 @@ class States:
 
     def exhausted(self, at: int) -> bool:
         """Return whether nothing that is known to be available is left (what is leased may run out)."""
-        return self._frontier >= self.count and not self._ready and (not self._returns or self._returns[0][0] > at)
+        if self._untouched() < self.count:
+            return False
+        ready, returns = self._ready, self._returns
+        while ready and not self.is_free(ready[0], at):
+            heappop(ready)
+        while returns and not self._is_due(*returns[0]):
+            heappop(returns)
+        return not ready and (not returns or returns[0][0] > at)
+
+    def _untouched(self) -> int:
+        """Return the first task that is as it began; `count` if there is none."""
+        version, base, frontier = self.version, self.base_version, self._frontier
+        while frontier < self.count and version[frontier] != base:
+            frontier += 1
+        self._frontier = frontier
+        return frontier
+
+    def _is_due(self, since: int, index: int) -> bool:
+        """Return whether a task that was to be available from then on still is."""
+        return self.state[index] == AVAILABLE and self.since[index] == since
 
     def next_time(self) -> int | None:
         """Return the earliest time (ms, maybe past) at which a task is or becomes available; None if there is none."""
         best: list[int] = []
-        while self._frontier < self.count and self.version[self._frontier] != self.base_version:
-            self._frontier += 1
-        if self._frontier < self.count:
+        if self._untouched() < self.count:
             best.append(self.available_at)
         while self._returns:
-            since, index = self._returns[0]
-            if self.state[index] == AVAILABLE and self.since[index] == since:
-                best.append(since)
+            if self._is_due(*self._returns[0]):
+                best.append(self._returns[0][0])
                 break
             heappop(self._returns)
         while self._expiries:

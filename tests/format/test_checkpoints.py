@@ -101,10 +101,7 @@ def judged(state: ReplayState) -> dict[str, Any]:
 
 
 def chosen(state: ReplayState, at: int) -> list[Any]:
-    """What a worker is given, one call after the other, and when it would look again.
-
-    `exhausted` may err to the safe side: it passes over what was available once, and is not any more.
-    """
+    """Return what a worker is given by one call after the other, and when it looks again."""
     given: list[Any] = [state.next_time()]
     for number in range(3):
         tasks, spent, alone = state.choose(at, 2, 0, 2)
@@ -115,7 +112,7 @@ def chosen(state: ReplayState, at: int) -> list[Any]:
             state.bury(at, None, [index], "spent", 10**9)
         is_left = any(state.state[index] == AVAILABLE and state.since[index] <= at for index in range(state.count))
         assert not (is_left and state.exhausted(at))
-        given.append(state.next_time())
+        given.append((state.next_time(), state.exhausted(at)))
     return given
 
 
