@@ -77,7 +77,7 @@ def _create(fs: Filesystem, mount: Mount, path: str, settings: Settings, exist_o
         is_new = not fs.exists(path)
         if "queue.jsonl" not in fs.names(path):
             _refuse_nested(mount, path)
-        fs.make_root()
+        _make_and_hold(fs)
     except OSError as error:
         if error.errno not in (errno.EEXIST, errno.ENOTDIR, errno.ELOOP, errno.ENOENT):
             raise
@@ -89,7 +89,7 @@ def _create(fs: Filesystem, mount: Mount, path: str, settings: Settings, exist_o
         raise _Moved from None
     if "queue.jsonl" in fs.names(path) and _state_of(fs, path).closed:
         move_away(fs, path, clock, entropy)
-        fs.make_root()
+        _make_and_hold(fs)
     present = [name for name in fs.names(path) if not layout.is_passing(name)]
     if "queue.jsonl" in present:
         if exist_ok:
@@ -141,6 +141,13 @@ def _create(fs: Filesystem, mount: Mount, path: str, settings: Settings, exist_o
         fs.close(fd)
         fs.unlink(fresh)
     _sync_name(fs, path)
+
+
+def _make_and_hold(fs: Filesystem) -> None:
+    """Make the queue's directory and open it: what follows works in this one, or learns that it was removed."""
+    fs.make_root()
+    if not fs.is_in_place():
+        raise _Moved
 
 
 def _is_link(fs: Filesystem, path: str) -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fsqueue import FsqueueError, Queue, QueueNotFound, StorageError, errors
+from fsqueue import FsqueueError, Queue, QueueNotFound, StorageError, UnsafeFilesystem, administration, errors
 from fsqueue.errors import NotAQueue
 from fsqueue.filesystem import Filesystem, ResultFiles, door
 from fsqueue.upkeep import trash
@@ -193,6 +193,32 @@ def test_create_tries_again_after_a_delete_between_the_two_steps_of_making_a_dir
     monkeypatch.setattr(os.path, "isdir", deleted_before)
     Queue.create(path).insert("a task")
     assert os.path.isdir is real
+    assert Queue(path).status().waiting == 1
+
+
+def test_create_tries_again_when_its_directory_is_removed_before_it_is_opened_and_then_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "q"
+    real_make = Filesystem.make_root
+    made: list[str] = []
+
+    def make_and_lose(self: Filesystem) -> None:
+        real_make(self)
+        made.append(self.root)
+        if len(made) == 1:
+            path.rmdir()
+
+    def refuse(*_: object) -> None:
+        """Fail as the probes do whose directory is not there."""
+        if not path.exists():
+            path.mkdir()
+            raise UnsafeFilesystem("No such file or directory.")
+
+    monkeypatch.setattr(Filesystem, "make_root", make_and_lose)
+    monkeypatch.setattr(administration, "check", refuse)
+    Queue.create(path).insert("a task")
+    assert len(made) == 2
     assert Queue(path).status().waiting == 1
 
 

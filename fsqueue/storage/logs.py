@@ -57,6 +57,10 @@ def _read_from(
 ) -> tuple[ReplayState, int, int]:
     fd = fs.look_anew(path)
     try:
+        start = fs.pread(fd, checkpoints.LEAST_BYTES, 0)
+        if len(start) < checkpoints.LEAST_BYTES:  # too short for a checkpoint: this is all of it
+            state = ReplayState()
+            return state, 0, state.replay_pieces([(0, start)], 0)
         state, begin = present(fs, fd, before_ms, windows)
         at = state.at
         return state, at, state.replay_pieces(fs.all_pieces(fd, begin), begin) - begin
