@@ -37,6 +37,7 @@ from fsqueue.models import STATES, Movement, State, Status, Task, TaskInfo, Task
 from fsqueue.poll import Errors, Poll, Prefetched, Until, left, put_back, wait
 from fsqueue.protocol import encoding, insertion, transitions, waiting
 from fsqueue.protocol.leasing import Leaser
+from fsqueue.protocol.single_inserts import SingleInserter
 from fsqueue.storage.paths import queue_path
 from fsqueue.storage.store import QueueClosed, Store
 from fsqueue.views import inspection, task_history
@@ -79,6 +80,7 @@ class Queue(Maintenance):
         except OSError as error:
             raise from_os_error(error, f"opening the queue {path}") from error
         self._local = threading.local()
+        self._inserter = SingleInserter(self.store)
         self._default_lease_ms = duration_ms(self.store.settings.lease_s, "lease_s")
 
     @classmethod
@@ -151,6 +153,7 @@ class Queue(Maintenance):
 
     def close(self) -> None:
         """Close what is open. Leases go on; the queue may be used again."""
+        self._inserter.close()
         self.store.close()
 
     def __enter__(self) -> Queue:
@@ -191,8 +194,12 @@ class Queue(Maintenance):
         if strict:
             task_file.check_unchanged(item.payload)
         default = encoding.available_from(Task(None, delay_s=delay_s, available_at=available_at), None)
-        encoded = encoding.Encoded(encoding.available_from(item, None, default))
-        encoded.take(task_file.encode_task(item.payload, self.settings.task_bytes_max), 1)
+        when = encoding.available_from(item, None, default)
+        line = task_file.encode_task(item.payload, self.settings.task_bytes_max)
+        if self._inserter.takes(line):
+            return TaskRef(self._inserter.insert(line, when))
+        encoded = encoding.Encoded(when)
+        encoded.take(line, 1)
         return TaskRef(names.task_id(insertion.publish(self.store, [encoded])[0], 0))
 
     @verb("inserting")

@@ -8,13 +8,14 @@ it only if all three are true of the bytes that it sees.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
 import orjson
 
 from fsqueue.format import movements
-from fsqueue.format.task_states import AVAILABLE, CANCELLED, COMPLETED, DEAD, LEASED, Lease, States
+from fsqueue.format.task_states import AVAILABLE, CANCELLED, COMPLETED, DEAD, LEASED, SKIPPED, Lease, States
 
 if TYPE_CHECKING:
     from fsqueue.format.movements import Range
@@ -123,6 +124,25 @@ def restated(states: States) -> dict[str, Any]:
             for each in leases.values()
         ],
         "names": states.names[-NAMES_MOST:],
+        **_inserted(states),
+    }
+
+
+def _inserted(states: States) -> dict[str, Any]:
+    """Return what a checkpoint of a batch with tasks in its log tells besides: where those tasks are that still matter.
+
+    Offsets are told by their differences, the first one from 0.
+    """
+    if states.inserts is None:
+        return {}
+    alive = [index for index in states.places if states.state[index] in (AVAILABLE, LEASED, DEAD)]
+    offsets = [states.places[index] for index in alive]
+    return {
+        "inserts": states.inserts,
+        "sealed": states.sealed,
+        "inserted_at": states.inserted_at,
+        "inserted": movements.to_ranges(alive) if alive else [],
+        "steps": [offset - before for before, offset in zip([0, *offsets], offsets, strict=False)],
     }
 
 
@@ -184,6 +204,7 @@ def restore(states: States, found: Found) -> None:
     count = _number(record["count"])
     states.begin(count, _number(record["available_at"]), _number(record["version"]))
     seen: set[int] = set()
+    places = _restore_inserted(states, record, count)
     for outcome, field in ((COMPLETED, "completed"), (CANCELLED, "cancelled")):
         for index in _indices(record[field], count, seen):
             states.state[index], states.since[index], states.version[index] = outcome, 0, found.here
@@ -195,9 +216,29 @@ def restore(states: States, found: Found) -> None:
     states.ids.update(states.leases)
     for group in record["touched"]:
         _restore_group(states, group, _indices(group["tasks"], count, seen))
-    states.left = count - sum(states.done)
+    for index in places:
+        if index not in seen:  # as it was inserted
+            states.state[index], states.since[index], states.version[index] = AVAILABLE, 0, places[index]
+            states.expect([index], 0, None)
+    states.left = count - sum(states.done) - states.state.count(SKIPPED)
     for text in record["names"]:
         states.mention(_text(text))
+
+
+def _restore_inserted(states: States, record: dict[str, Any], count: int) -> dict[int, int]:
+    """Take in where tasks are in the log, and return it. The indices that a checkpoint does not name have no task."""
+    states.opened = True
+    if "inserts" not in record:
+        return {}
+    states.inserts, states.sealed = _text(record["inserts"]), record["sealed"] is True
+    states.inserted_at = _number(record["inserted_at"])
+    alive, steps = _indices(record["inserted"], count, set()), record["steps"]
+    if len(alive) != len(steps):
+        raise ValueError
+    states.places = dict(zip(alive, accumulate(map(_number, steps)), strict=True))
+    states.state[:] = bytes((SKIPPED,)) * count
+    states.version[:] = [_number(record["here"])] * count
+    return states.places
 
 
 def _restore_group(states: States, group: dict[str, Any], tasks: list[int]) -> None:

@@ -11,8 +11,12 @@ import orjson
 from fsqueue.errors import FormatTooNew, InvalidArgument, NotAQueue
 from fsqueue.format import names
 
-FORMAT = 1
-"""The format this version writes, and the newest it reads."""
+FORMAT = 2
+"""The newest format that this version reads."""
+FORMAT_OF_NEW_QUEUES = 1
+"""The format of queues that this version creates. `format_record` raises one to the newest."""
+OPEN_BATCHES = 2
+"""From this format on a queue may have batches that take inserts."""
 
 Durability = Literal["none", "default", "strict"]
 DURABILITIES: tuple[Durability, ...] = get_args(Durability)
@@ -95,6 +99,8 @@ class QueueState:
     closed: bool = False
     allows_unsafe: bool = field(default=False, compare=False)
     """True if a user has allowed it on mounts that are known to be unfit."""
+    format: int = field(default=FORMAT, compare=False)
+    """Which names and records programs may write in it."""
 
     @property
     def directory(self) -> names.Generation:
@@ -121,12 +127,17 @@ def _brief(value: object) -> str:
 
 def birth_record(settings: Settings, identity: str, at: int) -> bytes:
     """Return the first line of `queue.jsonl`. `identity` tells this queue from one made later at the same path."""
-    return _line({"op": "create", "at": at, "format": FORMAT, "id": identity, "settings": asdict(settings)})
+    return _line({"op": "create", "at": at, "format": FORMAT_OF_NEW_QUEUES, "id": identity, "settings": asdict(settings)})
 
 
 def generation_record(generation: int, at: int) -> bytes:
     """Return the line that begins a generation: everything before it is purged."""
     return _line({"op": "generation", "at": at, "generation": generation})
+
+
+def format_record(at: int) -> bytes:
+    """Return the line that raises a queue to this version's format."""
+    return _line({"op": "format", "at": at, "format": FORMAT})
 
 
 def closed_record(at: int) -> bytes:
@@ -156,7 +167,7 @@ def read_queue_state(content: bytes, path: str) -> QueueState:
             record = orjson.loads(line)
             if not isinstance(record, dict):
                 continue
-            wanted = record.get("format", FORMAT if record.get("op") != "create" else None)
+            wanted = record.get("format", 1 if record.get("op") != "create" else None)
             if isinstance(wanted, int) and wanted > FORMAT:
                 raise FormatTooNew(
                     f"The queue {path} has format {wanted}; this fsqueue reads up to {FORMAT}. Upgrade fsqueue."
@@ -167,12 +178,14 @@ def read_queue_state(content: bytes, path: str) -> QueueState:
                 case {"op": "create", "id": str(text), "settings": dict(given)} if queue_state is None and not wrong:
                     if (identity := names.parse_queue_id(text)) is not None:
                         try:
-                            queue_state = QueueState(settings_of(given), identity)
+                            queue_state = QueueState(settings_of(given), identity, format=wanted)
                         except InvalidArgument as error:
                             wrong = str(error).rstrip(".")
                 case {"op": "generation", "generation": int(number)} if queue_state is not None:
                     if queue_state.generation < number <= GENERATION_MAX:
                         queue_state = replace(queue_state, generation=number)
+                case {"op": "format"} if queue_state is not None:
+                    queue_state = replace(queue_state, format=max(queue_state.format, wanted))
                 case {"op": "allow-unsafe"} if queue_state is not None:
                     queue_state = replace(queue_state, allows_unsafe=True)
                 case {"op": "closed"} if queue_state is not None:

@@ -68,6 +68,24 @@ def complete(
     return f'{{"op":"complete","at":{at},"lease":"{lease}","tasks":[{ranges}]{more}}}\n'.encode()
 
 
+def insert(at: int, identity: str, first: int, task: bytes, available_at: int = 0) -> bytes:
+    """Return an `insert` record. `task` is the task's line as it would stand in a task file: an object, a newline."""
+    later = f'"available_at":{available_at},' if available_at else ""
+    return f'{{"op":"insert","at":{at},"id":"{identity}","first":{first},{later}'.encode() + task[1:]
+
+
+def cut(line: bytes, record: dict[str, Any]) -> bytes:
+    """Return an `insert` record as the history keeps it: without its payload. It tells how many bytes that spares.
+
+    It is padded with blanks, so that the offsets of the records behind it can be told.
+    """
+    kept = {key: value for key, value in record.items() if key not in ("payload", "b64")}
+    spared = len(line) - len(orjson.dumps(kept | {"cut": 0}))
+    spared = max(0, spared - len(str(spared)) + 1)
+    short = orjson.dumps(kept | {"cut": spared})
+    return short + b" " * (len(line) - spared - len(short))
+
+
 def moving(source: object, target: object) -> str:
     """Return the fields of a record that renames the task file: its names before and after."""
     return f',"from":"{source}","name":"{target}"'

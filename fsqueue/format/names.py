@@ -35,13 +35,17 @@ CounterName = NewType("CounterName", str)
 """The name of one of the completion counters: two hexadecimal digits."""
 
 BATCH_TASKS_MAX = 1024
-"""The most tasks that a task file holds."""
+"""The most tasks that a batch holds."""
+TAKES_INSERTS = -1
+"""In place of the number of tasks in the log of an open batch: its file's name does not tell how many there are."""
 
 NAME_BYTES_MAX = 255
 """The longest name that a filesystem takes. A longer one in a record names no file."""
 BATCH = r"[0-9a-f]{32}(?:~[0-9a-f]{32})?"
 _BATCH = re.compile(BATCH)
-_TASK_FILE = re.compile(rf"([0-9]{{13}})-({BATCH})-([1-9][0-9]{{0,3}})(?:-([^/\x00]*))?\.jsonl")
+_TASK_FILE = re.compile(
+    rf"([0-9]{{13}})-({BATCH})-(?:([1-9][0-9]{{0,3}})|0\+([1-9][0-9]{{0,3}})?)(?:-([^/\x00]*))?\.jsonl"
+)
 _LOG_FILE = re.compile(r"([0-9a-f]{32})\.jsonl")
 _SHARD_FILE = re.compile(r"([0-9a-f]{2}|[0-9a-f]{4})\.jsonl")
 _SUCCESSOR = re.compile(r"([0-9a-f]{2}|[0-9a-f]{4})\.[0-9a-f]{16}\.jsonl")
@@ -63,16 +67,35 @@ _COMMIT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+@-]{0,199}")
 
 
 class TaskFileName(NamedTuple):
-    """The parts of a task file's name. `available_at` (ms) is a hint; the rest never changes."""
+    """The parts of a task file's name. `available_at` (ms) is a hint, and so is `inserted`; the rest never changes."""
 
     available_at: int
     batch: Batch
     count: int  # type: ignore[assignment]  # a tuple's own `count` is not needed
+    """How many tasks the file holds: 0 if they are in the batch's log."""
     priority: str | None = None
+    inserted: int | None = None
+    """How many tasks are in the log of a batch that takes no more; TAKES_INSERTS; None if they are in the file."""
 
     def __str__(self) -> str:
         tail = "" if self.priority is None else f"-{self.priority}"
+        if self.inserted is not None:
+            tail = f"+{'' if self.inserted == TAKES_INSERTS else self.inserted}{tail}"
         return f"{self.available_at:013d}-{self.batch}-{self.count}{tail}.jsonl"
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether the batch takes inserts, as the name says."""
+        return self.inserted == TAKES_INSERTS
+
+    @property
+    def tasks(self) -> int:
+        """Return how many tasks the name promises; those of an open batch it does not know."""
+        return self.count + max(self.inserted or 0, 0)
+
+    def sealed(self, tasks: int) -> TaskFileName:
+        """Return the file's name once the batch takes no more inserts, with so many tasks in its log."""
+        return self._replace(inserted=tasks)
 
     def at(self, available_at: int) -> TaskFileName:
         """Return the file's name with another time."""
@@ -89,10 +112,22 @@ def parse_task_file(name: str) -> TaskFileName | None:
     match = _TASK_FILE.fullmatch(name)
     if match is None or (len(name) > NAME_BYTES_MAX // 4 and len(os.fsencode(name)) > NAME_BYTES_MAX):
         return None
-    available_at, batch, count, priority = match.groups()
-    if int(count) > BATCH_TASKS_MAX:
+    available_at, batch, count, inserted, priority = match.groups()
+    if count is not None:
+        if int(count) > BATCH_TASKS_MAX:
+            return None
+        return TaskFileName(int(available_at), Batch(batch), int(count), priority)
+    if inserted is not None and int(inserted) > BATCH_TASKS_MAX:
         return None
-    return TaskFileName(int(available_at), Batch(batch), int(count), priority)
+    tasks = TAKES_INSERTS if inserted is None else int(inserted)
+    return TaskFileName(int(available_at), Batch(batch), 0, priority, tasks)
+
+
+def open_batch(batch: Batch) -> TaskFileName:
+    """Return the name of the task file of a batch that takes inserts. It promises tasks at any time, since it never
+    promises a later time than the truth, whatever is inserted.
+    """
+    return TaskFileName(0, batch, 0, None, TAKES_INSERTS)
 
 
 def task_files_of(batch: str, texts: Iterable[str]) -> Iterator[TaskFileName]:
@@ -291,6 +326,14 @@ def parse_token(text: object) -> tuple[Batch, int, str]:
 def new_batch(entropy: Entropy, now_ms: int) -> Batch:
     """Return a batch's name that is new."""
     return Batch(entropy.uuid7(now_ms))
+
+
+def new_batch_in(entropy: Entropy, now_ms: int, shard: int, shards: int) -> Batch:
+    """Return a new batch's name that belongs to the shard of this number."""
+    name = new_batch(entropy, now_ms)
+    last = int(name[-8:], 16)
+    last += shard - last % shards
+    return Batch(f"{name[:-8]}{last if last < 1 << 32 else last - shards:08x}")
 
 
 def new_uuid(entropy: Entropy, now_ms: int) -> Uuid:

@@ -13,10 +13,12 @@ from typing import Any
 from fsqueue.clock import MS_MAX
 from fsqueue.format import checkpoints, movements, names, sparse
 from fsqueue.format.checkpoints import Stretch
-from fsqueue.format.task_states import AVAILABLE, CANCELLED, COMPLETED, DEAD, LEASED, States
+from fsqueue.format.task_states import AVAILABLE, CANCELLED, COMPLETED, DEAD, LEASED, SKIPPED, States
 
-__all__ = ["AVAILABLE", "CANCELLED", "COMPLETED", "DEAD", "LEASED", "ReplayState"]
+__all__ = ["AVAILABLE", "CANCELLED", "COMPLETED", "DEAD", "LEASED", "SKIPPED", "ReplayState"]
 
+PAYLOAD = ("payload", "b64", "cut")
+"""An `insert` has one of these; `cut` in the history, which keeps no payloads."""
 TIME_MAX = 10**14
 AT_MAX = MS_MAX
 
@@ -115,6 +117,7 @@ class ReplayState(States):
         """Go on behind a checkpoint of `size` bytes, which ends at `since`: it says which lease ids are known."""
         self.stretch = Stretch(since, size)
         self.ids = {holder.id for index in self.touched if (holder := self.holder[index]) is not None}
+        self.insert_ids.clear()
 
     @classmethod
     def from_checkpoint(cls, found: checkpoints.Found) -> ReplayState | None:
@@ -172,6 +175,12 @@ def _count(value: Any) -> int:
     return value
 
 
+def _zero(value: Any) -> int:
+    if type(value) is not int or value:
+        raise ValueError
+    return value
+
+
 def _text(value: Any) -> str:
     if type(value) is not str:
         raise TypeError
@@ -184,9 +193,28 @@ def _lease_id(record: dict[str, Any]) -> str | None:
 
 
 def _open(replay_state: ReplayState, record: dict[str, Any], at: int, offset: int) -> bool:
-    if replay_state.count:
+    if replay_state.opened:
         return False
-    replay_state.begin(_count(record["count"]), _time(record.get("available_at", 0)), offset)
+    inserts = record.get("inserts")
+    count = _count(record["count"]) if inserts is None else _zero(record["count"])
+    available_at, domain = _time(record.get("available_at", 0)), None if inserts is None else _text(inserts)
+    replay_state.begin(count, available_at, offset)
+    replay_state.opened, replay_state.inserts, replay_state.inserted_at = True, domain, at
+    return True
+
+
+def _insert(replay_state: ReplayState, record: dict[str, Any], at: int, offset: int) -> bool:
+    identity, first, available_at = _text(record["id"]), record["first"], _time(record.get("available_at", 0))
+    if type(first) is not int or record.keys().isdisjoint(PAYLOAD):
+        raise ValueError
+    return replay_state.insert(at, identity, first, available_at, offset)
+
+
+def _seal(replay_state: ReplayState, record: dict[str, Any], at: int, offset: int) -> bool:
+    """Take no more inserts. What else the record says is for readers that begin at the end of the log."""
+    if not replay_state.takes_inserts:
+        return False
+    replay_state.sealed = True
     return True
 
 
@@ -269,7 +297,7 @@ def _clock(replay_state: ReplayState, record: dict[str, Any], at: int, offset: i
 
 
 def _finish(replay_state: ReplayState, record: dict[str, Any], at: int, offset: int) -> bool:
-    if replay_state.left or not replay_state.count:
+    if replay_state.left or not replay_state.opened:
         return False
     replay_state.finished = True
     return True
@@ -295,6 +323,8 @@ def _gone(replay_state: ReplayState, record: dict[str, Any], at: int, offset: in
 
 _HANDLERS: dict[str, Callable[[ReplayState, dict[str, Any], int, int], bool]] = {
     "open": _open,
+    "insert": _insert,
+    "seal": _seal,
     "lease": _lease,
     "renew": _renew,
     "complete": _complete,

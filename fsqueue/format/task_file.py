@@ -157,6 +157,25 @@ def _not_finite(value: Any) -> float | None:
     return None
 
 
+SHARED = "shared"
+"""The domain of batches on a mount that several hosts share. On a local disk it is the id of the boot."""
+
+
+def encode_open_batch(domain: str) -> bytes:
+    """Return the content of the task file of a batch that takes inserts: whose inserts, and no task."""
+    return orjson.dumps({"inserts": domain}, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def domain_of(content: bytes) -> str | None:
+    """Return the domain whose inserts a batch takes, as its task file says; None if it is no such file, or damaged."""
+    try:
+        record = orjson.loads(content)
+    except orjson.JSONDecodeError:
+        return None
+    domain = record.get("inserts") if type(record) is dict else None
+    return domain if type(domain) is str else None
+
+
 def split_lines(content: bytes) -> list[bytes]:
     """Return the lines of a task file, by task index. A torn last line is left out."""
     return content.split(b"\n")[:-1]

@@ -8,7 +8,11 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from typing import Any
 
+from fsqueue.format.names import BATCH_TASKS_MAX
+
 AVAILABLE, LEASED, COMPLETED, CANCELLED, DEAD = range(5)
+SKIPPED = 5
+"""The state of an index that no task has: an insert named a later one."""
 
 
 class Lease:
@@ -41,6 +45,19 @@ class States:
         self.count = self.left = count
         self.available_at = available_at
         self.base_version = version
+        self.opened = False
+        """Whether the log has its `open` record: else nothing was done with the batch yet."""
+        self.inserts: str | None = None
+        """Whose inserts the batch takes, or took before it was sealed; None if its tasks are in its file."""
+        self.sealed = False
+        self.inserted_at = 0
+        """When the last task was inserted into the log (ms); at first when the batch was opened."""
+        self.places: dict[int, int] = {}
+        """Where the `insert` records stand of tasks in the log; behind a checkpoint, of those that have not finished or
+        are dead.
+        """
+        self.insert_ids: set[str] = set()
+        """The ids that no `insert` may have any more: of those since the last checkpoint."""
         self.finished = False
         self.state = bytearray(count)
         self.since = [available_at] * count
@@ -213,6 +230,42 @@ class States:
         elif self.state[tasks[0]] == LEASED and lease is not None:
             lease.tasks += tasks
             self._expects(since, lease)
+
+    @property
+    def takes_inserts(self) -> bool:
+        """Return whether a task can be inserted into the log."""
+        return self.inserts is not None and not self.sealed and not self.finished
+
+    def insert(self, at: int, identity: str, index: int, available_at: int, offset: int) -> bool:
+        """Add a task whose `insert` record stands at `offset`. Return whether it was added."""
+        if not self.takes_inserts or identity in self.insert_ids or not self.count <= index < BATCH_TASKS_MAX:
+            return False
+        self.skip_to(index, at, offset)
+        self.state.append(AVAILABLE)
+        self.since.append(available_at)
+        self.holder.append(None)
+        self.attempts.append(0)
+        self.version.append(offset)
+        self.places[index] = offset
+        self.insert_ids.add(identity)
+        self.count = index + 1
+        self.left += 1
+        self.inserted_at = at
+        if available_at:
+            self.touched.add(index)
+        heappush(self._returns, (available_at, index))
+        return True
+
+    def skip_to(self, index: int, at: int, offset: int) -> None:
+        """Add indices that no task has, up to this one."""
+        missing = index - self.count
+        if missing > 0:
+            self.state += bytes((SKIPPED,)) * missing
+            self.since += [at] * missing
+            self.holder += [None] * missing
+            self.attempts += [0] * missing
+            self.version += [offset] * missing
+            self.count = index
 
     def mention(self, name: str) -> None:
         """Take in that a record says that this is, or was, the task file's name."""

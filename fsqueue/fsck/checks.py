@@ -61,13 +61,13 @@ class BatchLook:
     @property
     def is_untouched(self) -> bool:
         """Return whether nothing was done with it yet, as far as its log knows."""
-        return not self.replay_state.count and not self.replay_state.gone
+        return not self.replay_state.opened and not self.replay_state.gone
 
     @property
     def has_returned(self) -> bool:
         """Return whether the batch has finished, and its file or its log is there as if it had not."""
         replay_state = self.replay_state
-        return self.is_finished and (bool(replay_state.left) if replay_state.count else bool(self.names))
+        return self.is_finished and (bool(replay_state.left) if replay_state.opened else bool(self.names))
 
     def findings(self) -> Iterator[Finding]:
         """Yield what is wrong, judged together: what has returned must not be executed, so nothing else is mended."""
@@ -78,11 +78,11 @@ class BatchLook:
             return
         if self.content is not None:
             yield from self._lines(self.content)
-        if replay_state.gone or (self.content is not None and not replay_state.count and not self.names):
+        if replay_state.gone or (self.content is not None and not replay_state.opened and not self.names):
             yield found(store, "orphaned-log", self.log)
-        elif replay_state.count and not replay_state.left:
+        elif replay_state.opened and not replay_state.left and not replay_state.takes_inserts:
             yield found(store, "unfinished", self.log, replay_state.count)
-        elif replay_state.count and not self.names:
+        elif replay_state.opened and not self.names:
             yield found(store, "task-file-gone", self.log, replay_state.left)
         elif self.names:
             yield from self._file()
@@ -108,6 +108,9 @@ class BatchLook:
             others = ", ".join(str(other) for other in self.names[1:])
             yield found(store, "second-name", path, name.count, f"and {others}")
             return
+        if name.inserted is not None:
+            yield from self._file_of_inserts(path, name)
+            return
         try:
             lines = batches.split_lines(store.fs.read(path))
         except FileNotFoundError:
@@ -118,16 +121,24 @@ class BatchLook:
         bad = [
             index
             for index in unreadable(lines, count, replay_state.payloads)
-            if not replay_state.count or replay_state.state[index] in OPEN
+            if not replay_state.opened or replay_state.state[index] in OPEN
         ]
         if bad:
             yield found(store, "unreadable-tasks", path, len(bad), f"{'tasks' if bad[1:] else 'task'} {brief(bad)}")
-        if replay_state.count and collect.is_late(replay_state, name):
+        if replay_state.opened and collect.is_late(replay_state, name):
+            yield found(store, "late-name", path)
+
+    def _file_of_inserts(self, path: str, name: TaskFileName) -> Iterator[Finding]:
+        """Check the file of a batch whose tasks are in its log."""
+        store, replay_state = self.store, self.replay_state
+        if not name.is_open and replay_state.count != name.inserted:
+            yield found(store, "wrong-count", path, replay_state.count)
+        if replay_state.opened and collect.is_late(replay_state, name):
             yield found(store, "late-name", path)
 
     def _time(self) -> Iterator[Finding]:
         store, name = self.store, self.names[0]
-        if self.replay_state.count and record_times.is_ahead(store, self.replay_state):
+        if self.replay_state.opened and record_times.is_ahead(store, self.replay_state):
             yield found(store, "future-time", self.log, self.replay_state.left)
         elif self.is_untouched and record_times.is_of_the_future(store, name):
             yield found(store, "future-time", store.layout.task_file(name), name.count)

@@ -193,7 +193,7 @@ class Repair:
         store = self.store
         with self._batch(batch) as locked:
             log = locked.log
-            if locked.replay_state.count:
+            if locked.replay_state.opened:
                 record_times.set_right(locked, certain=True)
                 return
             for text in published.listed(store, log.layout, batch):
@@ -216,9 +216,9 @@ class Repair:
             log = locked.log
             for text in published.listed(store, log.layout, batch):
                 name = names.parse_task_file(text)
-                if name is not None and name.count != count:
-                    target = name._replace(count=count)
-                    if locked.replay_state.count:
+                if name is not None and count not in (name.count, name.inserted):
+                    target = name._replace(count=count) if name.inserted is None else name.sealed(count)
+                    if locked.replay_state.opened:
                         at = record_times.present(locked)
                         locked.append_move(at, name, target)
                     log.name = name
@@ -245,13 +245,15 @@ class Repair:
 
     def _lost(self, locked: LockedBatch, name: TaskFileName, path: str) -> int:
         """Return how many tasks could not be executed if the batch had no other task file than the one at `path`."""
+        if name.inserted is not None:
+            return 0  # its tasks are in the log
         try:
             lines = batches.split_lines(self.store.fs.read(path))
         except FileNotFoundError:
             lines = []
         replay_state = locked.replay_state
         lost = unreadable(lines, replay_state.count or name.count, replay_state.payloads)
-        return sum(not replay_state.count or replay_state.state[index] in OPEN for index in lost)
+        return sum(not replay_state.opened or replay_state.state[index] in OPEN for index in lost)
 
     def send_back(self, batch: Batch) -> None:
         """Move what came back of a finished batch into quarantine: its task files, and its log if that came, too.
@@ -264,10 +266,10 @@ class Repair:
             log = locked.log
             replay_state = locked.replay_state
             if not history.finished(store, log.layout.shard(batch), {batch}) or (
-                replay_state.count and not replay_state.left
+                replay_state.opened and not replay_state.left
             ):
                 return
-            if replay_state.count:
+            if replay_state.opened:
                 self.quarantine.keep(log.path, sparse.joined(store.fs.read_pieces(log.path)))
             for name in published.names_of(store, log.layout, batch):
                 self.quarantine.move(log.layout.task_file(name))
@@ -277,7 +279,7 @@ class Repair:
         """End a log that has no batch. What is in it is kept in quarantine: its first line may have been damaged."""
         store = self.store
         with LockedBatch(store, batch, WAIT_S) as locked:
-            if not locked.replay_state.count and not published.names_of(store, locked.log.layout, batch):
+            if not locked.replay_state.opened and not published.names_of(store, locked.log.layout, batch):
                 content = sparse.joined(store.fs.read_pieces(locked.log.path))
                 if content:
                     self.quarantine.keep(locked.log.path, content)
@@ -297,10 +299,10 @@ class Repair:
             log = locked.log
             replay_state, target = locked.replay_state, log.layout.task_file(name)
             others = published.names_of(store, log.layout, name.batch)
-            is_done = replay_state.count and not replay_state.left
+            is_done = replay_state.opened and not replay_state.left
             if is_done or history.finished(store, shard, {name.batch}):
                 self.quarantine.move(path)
-                if not replay_state.count and not others:
+                if not replay_state.opened and not others:
                     finishing.retire(locked)
                 return
             lost = self._lost(locked, name, path)
@@ -338,7 +340,7 @@ class Repair:
     def _end_untouched(self, batch: Batch) -> None:
         """Retire an empty log: a process made it that did not find the batch's own."""
         with suppress(FileNotFoundError), LockedBatch(self.store, batch, WAIT_S) as locked:
-            if not locked.replay_state.count and not self.store.fs.fstat(locked.log.fd).st_size:
+            if not locked.replay_state.opened and not self.store.fs.fstat(locked.log.fd).st_size:
                 finishing.retire(locked)
 
     def _batch(self, batch: Batch) -> LockedBatch:

@@ -25,16 +25,25 @@ from fsqueue.storage.locked_batch import LockedBatch
 
 logger = logging.getLogger("fsqueue")
 
+LINGER_MS = 2_000
+"""A batch that takes inserts ends so long after its last insert at the earliest: a task whose completion inserts the
+next one would otherwise cost the end of a batch each time, and the beginning of another.
+"""
 WAIT_S = 2.0
 """How long to wait for a file shared with others; the next process that meets the batch goes on with the finishing."""
 
 
-def finish(locked: LockedBatch) -> None:
-    """Finish a batch whose tasks all have outcomes, or go on with that. The log is closed afterwards."""
+def finish(locked: LockedBatch) -> bool:
+    """Finish a batch whose tasks all have outcomes, or go on with that. The log is closed afterwards.
+
+    Return False if nothing was done: a task has no outcome, or one was inserted a moment ago.
+    """
     store, log, replay_state = locked.store, locked.log, locked.replay_state
-    if not replay_state.count or replay_state.left:
-        return
+    if not replay_state.opened or replay_state.left:
+        return False
     at = record_times.present(locked)
+    if replay_state.takes_inserts and at < replay_state.inserted_at + LINGER_MS:
+        return False
     if not replay_state.finished:
         locked.append_record("finish", at)
     if store.sync_inserts and not log.sync:
@@ -47,9 +56,10 @@ def finish(locked: LockedBatch) -> None:
             store.fs.sync_directory(f"{log.layout.tasks}/{log.layout.shard(log.batch)}")  # before anything else goes
     if replay_state.done[COMPLETED]:
         counters.add(locked, replay_state.done[COMPLETED], at, WAIT_S)
-    if store.settings.keep_history:
+    if store.settings.keep_history and replay_state.count:
         history.keep(locked, at, WAIT_S)
     retire(locked)
+    return True
 
 
 def retire(locked: LockedBatch) -> None:

@@ -14,11 +14,11 @@ from fsqueue.clock import Backoff
 from fsqueue.cluster.identity import describe
 from fsqueue.errors import FsqueueError
 from fsqueue.filesystem import LOST, NOT_FILES
-from fsqueue.format import movements
+from fsqueue.format import movements, names
 from fsqueue.format import task_file as batches
 from fsqueue.format.names import Batch, TaskFileName
 from fsqueue.leased_task import LeasedTask, Verbs
-from fsqueue.protocol import finishing, transitions
+from fsqueue.protocol import finishing, sealing, transitions
 from fsqueue.protocol.selection import Selection
 from fsqueue.storage import commits, deadletters, published, record_times
 from fsqueue.storage.locked_batch import BatchBusy, BatchGone, LockedBatch
@@ -278,14 +278,17 @@ class Leaser:
         """Lease from a locked batch. If tasks are returned, other processes may have the lock by now."""
         store, replay_state = self.store, locked.replay_state
         opening = b""
-        if not replay_state.count:
+        if not replay_state.opened:
             if published.read(locked) is None or locked.log.name is None:
                 finishing.retire(locked)  # it finished after it was listed, and opening the log revived its name
                 return NOTHING
-            opening = transitions.opening(store, locked.log.name)
+            opening = transitions.opening(locked, locked.log.name)
             replay_state.replay_own(opening, locked.log.next_offset())
+            if not replay_state.left:  # it takes inserts, and has got none yet
+                self._end_if_empty(locked, opening)
+                return NOTHING
         elif not replay_state.left:
-            finishing.try_finish(locked)
+            self._try_finish(locked)
             return NOTHING
         at = record_times.present(locked)
         tasks, spent, alone = replay_state.choose(at, most, store.clock.margin_ms(), store.settings.max_attempts, solo)
@@ -305,6 +308,23 @@ class Leaser:
             return NOTHING
         return self._take(locked, tasks, at, at + lease_ms, asked > 1 and not alone, opening, alone)
 
+    def _end_if_empty(self, locked: LockedBatch, opening: bytes) -> None:
+        """End an open batch into which nothing was inserted: the inserter that made it died, or is about to insert."""
+        ends_at = names.birth_ms(locked.batch) + finishing.LINGER_MS
+        if self.store.clock.now_ms() < ends_at:
+            locked.drop()  # what was replayed is not written
+            self.selection.expect(locked.batch, ends_at)
+        else:
+            locked.log.append(opening)
+            locked.replay_state.inserted_at = 0
+            finishing.try_finish(locked)
+
+    def _try_finish(self, locked: LockedBatch) -> None:
+        """Finish a batch that is done. Look at it again if a task was inserted into it a moment ago."""
+        finishing.try_finish(locked)
+        if locked.log.fd >= 0:
+            self.selection.expect(locked.batch, locked.replay_state.inserted_at + finishing.LINGER_MS)
+
     def _take(
         self, locked: LockedBatch, tasks: list[int], at: int, until: int, several: bool, opening: bytes, solo: bool
     ) -> list[LeasedTask]:
@@ -315,9 +335,9 @@ class Leaser:
         given = replay_state.lease(at, lease, tasks, until, store.worker, several, offset)
         replay_state.at = at
         move, target = "", None
-        if replay_state.exhausted(at) and log.name is not None:
+        if replay_state.exhausted(at) and log.name is not None and not replay_state.takes_inserts:
             due = replay_state.next_time()
-            target = log.name.at(due if due is not None else until)
+            target = published.named(locked, log.name, due if due is not None else until)
             if target != log.name:
                 move = movements.moving(log.name, target)
         if move:
@@ -407,11 +427,16 @@ class Leaser:
         log = locked.log
         store, replay_state = self.store, locked.replay_state
         due = replay_state.next_time()
+        if replay_state.takes_inserts:
+            if at < (ends_at := replay_state.inserted_at + finishing.LINGER_MS):
+                self.selection.expect(log.batch, min(ends_at, due) if due is not None and due > at else ends_at)
+                return
+            sealing.seal(locked, at)  # so that its file may get a later name
         if due is None or log.name is None:
             return
         if due > at:
             self.selection.expect(log.batch, due)
-            target = log.name.at(due)
+            target = published.named(locked, log.name, due)
             if target != log.name:
                 # Else the name was recorded, and the process that recorded it died before renaming.
                 if str(target) not in replay_state.names[-1:]:

@@ -366,18 +366,20 @@ def cancel(store: Store, batch: Batch, indices: list[int]) -> int:
 def open_untouched(locked: LockedBatch) -> bool:
     """Write the `open` of an untouched batch, once its file is proven there; False if it is not."""
     log = locked.log
-    if not locked.replay_state.count:
+    if not locked.replay_state.opened:
         if published.read(locked) is None or log.name is None:
             return False
-        locked.write(opening(locked.store, log.name))
+        locked.write(opening(locked, log.name))
     return True
 
 
-def opening(store: Store, name: TaskFileName) -> bytes:
+def opening(locked: LockedBatch, name: TaskFileName) -> bytes:
     """Return the first record of a batch's log. A log that outlives a power loss must not outlive the task file's name.
 
-    The process that publishes the file may not have synced that yet, or may have died before.
+    The process that publishes the file may not have synced that yet, or may have died before. Call it after the task
+    file was read: it says whose inserts the batch takes.
     """
+    store = locked.store
     if store.sync_movements and not store.fs.shared:
         layout = store.layout
         with suppress(FileNotFoundError):  # the generation has gone
@@ -389,4 +391,5 @@ def opening(store: Store, name: TaskFileName) -> bytes:
         birth=names.birth_ms(name.batch),
         available_at=name.available_at,
         name=str(name),
+        inserts=None if name.inserted is None else locked.log.domain or "",
     )

@@ -5,14 +5,18 @@ docs/design.md, section 4.6.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from fsqueue.clock import Backoff
 from fsqueue.leased_task import LeasedTask
 from fsqueue.protocol.leasing import Leaser
+from fsqueue.storage.doorbell import QUIET_S
 
 BELL_S = (0.1, 6.0)
 """Shortest and longest pause between two readings of the doorbell."""
+SETTLE_S = 1.2 * QUIET_S
+"""After a notification, look again so much later: for what was inserted without one of its own."""
 SWEEP_S = 600.0
 """After so long an idle worker lists everything although the doorbell is unchanged (it is a hint)."""
 
@@ -27,6 +31,8 @@ class IdlePoller:
         self._acted_on = (0, b"")
         """The generation, and what its doorbell said, before the last look at everything that did not fail."""
         self._swept = 0.0
+        self._again_at = math.inf
+        """When to look at everything once more after a notification (monotonic clock): see `Doorbell`."""
 
     def look(self, n: int) -> list[LeasedTask]:
         """Return up to `n` tasks.
@@ -46,6 +52,10 @@ class IdlePoller:
         if idle and not notification:
             leaser.begin(now=True)  # no process has ever notified; or the queue was deleted
         told = (leaser.generation, notification)
+        if told != self._acted_on:
+            self._again_at = now + SETTLE_S
+        elif now >= self._again_at:
+            idle, self._again_at = False, math.inf
         if idle and told == self._acted_on and now - self._swept <= SWEEP_S * (0.75 + store.entropy.random() / 2):
             due = leaser.selection.due(store.clock.now_ms())
             got = leaser.from_shards(due, n, self._lease_ms) if due else []
@@ -57,7 +67,9 @@ class IdlePoller:
 
     def due_s(self) -> float:
         """Return in how many seconds a task will be available that was seen and is not available yet."""
-        return (self._leaser.selection.earliest() - self._leaser.store.clock.now_ms()) / 1000 + 0.002
+        clock = self._leaser.store.clock
+        due_s = (self._leaser.selection.earliest() - clock.now_ms()) / 1000 + 0.002
+        return min(due_s, self._again_at - clock.monotonic())
 
 
 def wait(

@@ -7,6 +7,11 @@ from fsqueue.filesystem import Filesystem
 
 BYTES = 16
 """What the doorbell holds."""
+LONG_AGO_S = -1e9
+QUIET_S = 0.05
+"""A process that inserts singly notifies no more often. A worker that was notified looks once more after so long, for
+what was inserted meanwhile.
+"""
 
 
 class Doorbell:
@@ -16,6 +21,17 @@ class Doorbell:
         self._fs = fs
         self._path = path
         self._entropy = entropy
+        self._rung_at = LONG_AGO_S
+
+    def ring_now_and_then(self, now: float) -> None:
+        """Notify idle workers, unless this process has done so a moment ago. `now` is on the monotonic clock.
+
+        No task is overlooked: a worker that sees a notification looks at once, and again QUIET_S later. All that was
+        inserted without a notification of its own was there by then.
+        """
+        if now - self._rung_at >= QUIET_S:
+            self.ring()
+            self._rung_at = now  # after it: another thread must not rely on what is not written yet
 
     def ring(self) -> None:
         """Notify idle workers that there may be tasks."""

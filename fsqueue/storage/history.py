@@ -219,11 +219,14 @@ def parse(line: bytes) -> tuple[Batch, Records] | None:
         text = line[begin:].decode("latin-1")  # one character a byte: only the ends of the records are wanted
         records: Records = []
         at = _BLANK.match(text, 0).end()  # type: ignore[union-attr]
+        cut = 0
         while text[at] != "]":
             _, end = _DECODER.raw_decode(text, at)
             record = movements.parse(line[begin + at : begin + end])
             if record is not None:
-                records.append((at, record))
+                records.append((at + cut, record))
+                spared = record.get("cut") if record["op"] == "insert" else None
+                cut += spared if type(spared) is int and spared > 0 else 0
             at = _BLANK.match(text, end).end()  # type: ignore[union-attr]
         return (batch, records) if batch is not None else None
     except (ValueError, KeyError, TypeError, IndexError, RecursionError):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 from fsqueue.filesystem import NOT_FILES, Filesystem, asking_again
-from fsqueue.format import movements, names
+from fsqueue.format import movements, names, sparse
 from fsqueue.format.names import Batch, Shard, TaskFileName
 from fsqueue.format.replay import ReplayState
 from fsqueue.storage.logs import read_present, read_recent
@@ -56,7 +56,7 @@ def read_replay_state(store: Store, batch: Batch) -> ReplayState | None:
     """
     replay_state = ReplayState()
     replay_state.replay_pieces(_of_log(store, batch, Filesystem.read_pieces) or [], 0)
-    return replay_state if replay_state.count else None
+    return replay_state if replay_state.opened else None
 
 
 def read_present_state(store: Store, batch: Batch) -> ReplayState | None:
@@ -65,7 +65,7 @@ def read_present_state(store: Store, batch: Batch) -> ReplayState | None:
     Of tasks that had been completed or cancelled by then it says nothing else.
     """
     found = _of_log(store, batch, read_present)
-    return found if found is not None and found.count else None
+    return found if found is not None and found.opened else None
 
 
 def read_recent_state(store: Store, batch: Batch, before_ms: int) -> tuple[ReplayState, int, int]:
@@ -75,6 +75,19 @@ def read_recent_state(store: Store, batch: Batch, before_ms: int) -> tuple[Repla
         return read_recent(fs, path, before_ms)
 
     return _of_log(store, batch, read) or (ReplayState(), 0, 0)
+
+
+def lines_in_log(store: Store, batch: Batch, replay_state: ReplayState) -> list[bytes]:
+    """Return the lines of the tasks that are in a batch's log; of one that the state does not know, b""."""
+
+    def read(fs: Filesystem, path: str) -> list[bytes]:
+        content = sparse.joined(fs.read_pieces(path))
+        lines = [b""] * replay_state.count
+        for index, place in replay_state.places.items():
+            lines[index] = content[place : max(place, content.find(b"\n", place))]
+        return lines
+
+    return _of_log(store, batch, read) or []
 
 
 def times_of_records(store: Store, batch: Batch, offsets: Iterable[int]) -> dict[int, int]:

@@ -83,6 +83,38 @@ def _is_movement(line: bytes) -> bool:
     return not line.startswith(checkpoints.MARK) and movements.parse(line) is not None
 
 
+class LinesInLog:
+    """The lines of tasks that are in a batch's log: their `insert` records, which read like lines of a task file."""
+
+    __slots__ = ("_begin", "_bytes", "_log")
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._begin, self._bytes = 0, b""
+
+    def __getitem__(self, index: int) -> bytes:
+        """Return a task's line, without its newline. IndexError if it is not in the log, or not known to be."""
+        place = self._log.replay_state.places.get(index)
+        if place is None:
+            raise IndexError(index)
+        offset = place - self._begin
+        end = self._bytes.find(b"\n", offset) if offset >= 0 else -1
+        if end < 0:
+            self._begin, self._bytes, offset = place, _from(self._log, place), 0
+            end = self._bytes.find(b"\n")
+        return self._bytes[offset:end]
+
+
+def _from(log: Log, offset: int) -> bytes:
+    """Return bytes of a log from the line at `offset` on: that line whole, and some that follow."""
+    data = b""
+    while piece := log.fs.pread(log.fd, TAIL_BYTES, offset + len(data)):
+        data += piece
+        if b"\n" in piece:
+            break
+    return data
+
+
 class Log:
     """An open movement log and the state replayed from it. Use it while you hold `mutex` and the file lock.
 
@@ -91,6 +123,7 @@ class Log:
 
     __slots__ = (
         "batch",
+        "domain",
         "end",
         "fd",
         "fs",
@@ -123,8 +156,10 @@ class Log:
         """The offset behind the last whole line that was replayed."""
         self.torn = 0
         """Bytes of a torn line behind `end`."""
-        self.lines: list[bytes] | None = None
-        """The lines of the task file, while they are needed."""
+        self.lines: list[bytes] | LinesInLog | None = None
+        """The lines of the tasks, while they are needed."""
+        self.domain: str | None = None
+        """Whose inserts the batch takes, as its task file says; None if it takes none, or that file was not read."""
         self.name: TaskFileName | None = None
         """The task file's name as last seen or made: a hint."""
         self.is_named_so = False
@@ -289,11 +324,11 @@ class Log:
     def records(self) -> bytes:
         """Return all records as the elements of a JSON array, each at its offset.
 
-        Void lines are blanks, and so are checkpoints, which say nothing new. A long run of zeros in a void line is left
+        Void lines are blanks, and so are checkpoints, which say nothing new. Payloads are left out. A long run of zeros in a void line is left
         out: then the records behind it stand nearer than in the log.
         """
         pieces = self.fs.all_pieces(self.fd)
-        if not self.replay_state.damaged:
+        if not self.replay_state.damaged and self.replay_state.inserts is None:
             text = _without_checkpoints(b"".join(piece for _, piece in pieces)[: self.end]).rstrip(b" ")
             return text[:-1].replace(b"\n", b",")
         lines = [line for offset, line, _ in sparse.lines(pieces, 0) if offset < self.end]
@@ -301,5 +336,9 @@ class Log:
         last = kept[-1] if kept else -1
         elements = [b" " * (len(line) + 1) for line in lines]
         for number in kept:
-            elements[number] = lines[number] + (b"," if number < last else b" ")
+            line = lines[number]
+            record = movements.parse(line)
+            if record is not None and record["op"] == "insert":
+                line = movements.cut(line, record)
+            elements[number] = line + (b"," if number < last else b" ")
         return b"".join(elements)

@@ -14,6 +14,7 @@ from fsqueue.format import names, task_file
 from fsqueue.format.layout import Layout
 from fsqueue.format.names import TaskFileName
 from fsqueue.storage.locked_batch import LockedBatch
+from fsqueue.storage.logs import LinesInLog
 from fsqueue.storage.store import Store
 
 logger = logging.getLogger("fsqueue")
@@ -54,8 +55,8 @@ def names_of(store: Store, layout: Layout, batch: str) -> list[TaskFileName]:
     return list(names.task_files_of(batch, sorted(texts)))
 
 
-def read(locked: LockedBatch) -> list[bytes] | None:
-    """Return the lines of the task file, kept with the log; None if the file is proven absent."""
+def read(locked: LockedBatch) -> list[bytes] | LinesInLog | None:
+    """Return the lines of the tasks, kept with the log; None if the task file is proven absent."""
     store, log = locked.store, locked.log
     if log.lines is None:
         for name in candidates(locked):
@@ -64,7 +65,10 @@ def read(locked: LockedBatch) -> list[bytes] | None:
             except FileNotFoundError:
                 continue
             log.name, log.is_named_so = name, True
-            log.lines = task_file.split_lines(content)
+            if name.inserted is None:
+                log.lines = task_file.split_lines(content)
+            else:
+                log.lines, log.domain = LinesInLog(log), task_file.domain_of(content)
             _make_single(locked, name)
             break
     return log.lines
@@ -90,7 +94,8 @@ def payload(locked: LockedBatch, index: int) -> Any:
     """Return a task's payload as it stands now, replaced or original; LOST if it cannot be read any more."""
     if index in locked.replay_state.payloads:
         return locked.replay_state.payloads[index]
-    lines = read(locked)
+    is_in_log = index in locked.replay_state.places
+    lines = LinesInLog(locked.log) if is_in_log else read(locked)
     try:
         return LOST if lines is None else task_file.decode_task(lines[index])["payload"]
     except (ValueError, IndexError):
@@ -111,6 +116,16 @@ def find(locked: LockedBatch) -> TaskFileName | None:
         else:
             return None
     return log.name
+
+
+def named(locked: LockedBatch, name: TaskFileName, available_at: int) -> TaskFileName:
+    """Return the name that the file `name` gets, with another time. Do not give an open batch's file a later one.
+
+    Of a batch that was sealed it says so: the process that sealed it may have died before renaming the file.
+    """
+    if name.is_open and not locked.replay_state.takes_inserts:
+        name = name.sealed(locked.replay_state.count)
+    return name.at(available_at)
 
 
 def rename(locked: LockedBatch, target: TaskFileName) -> bool:

@@ -83,6 +83,10 @@ def shifted(log: Iterable[sparse.Piece], now: int) -> dict[int, int]:
             replay_state.apply(record, offset)
             if record["op"] == "clock" and record["at"] == replay_state.at:
                 written.update(dict.fromkeys(_tasks_of(record), replay_state.at))
+            elif record["op"] == "insert" and record.get("available_at"):
+                index = record.get("first")
+                if type(index) is int and replay_state.places.get(index) == offset:
+                    written[index] = replay_state.at
             elif record["op"] in RESCHEDULING:
                 for index in _tasks_of(record):
                     if index < replay_state.count and replay_state.version[index] == offset:

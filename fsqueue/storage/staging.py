@@ -49,12 +49,17 @@ class Staged:
 
 
 def stage(store: Store, layout: Layout, pieces: Sequence[bytes | memoryview], tasks: int, at: int) -> Staged:
-    """Write a new batch of so many tasks, available `at`, into a generation's staging, locked, and not synced yet.
+    """Write a new batch of so many tasks, available `at`, into a generation's staging, as `stage_as` does."""
+    name = TaskFileName(at, names.new_batch(store.entropy, store.clock.now_ms()), tasks)
+    return stage_as(store, layout, pieces, name)
+
+
+def stage_as(store: Store, layout: Layout, pieces: Sequence[bytes | memoryview], name: TaskFileName) -> Staged:
+    """Write the file of a new batch into a generation's staging, locked, and not synced yet.
 
     FileNotFoundError if another process took it for an orphan before it was locked: repeat.
     """
     fs = store.fs
-    name = TaskFileName(at, names.new_batch(store.entropy, store.clock.now_ms()), tasks)
     path = layout.staged(name)
     began = store.clock.monotonic()
     fd = fs.create(path, store.sync_inserts)

@@ -15,7 +15,8 @@ from fsqueue.clock import Clock, Entropy
 from fsqueue.cluster.identity import worker_of_this_process
 from fsqueue.errors import FULL, FsqueueError, LockTimeout, from_os_error
 from fsqueue.filesystem import Filesystem, mount_of, mountadvice, taken
-from fsqueue.format import sparse
+from fsqueue.filesystem.holders import boot_id
+from fsqueue.format import sparse, task_file
 from fsqueue.format.layout import COUNTERS, Layout, QueueState, read_queue_state
 from fsqueue.format.names import Day, Generation, counters, probe, trashed
 from fsqueue.storage import jsonl
@@ -76,6 +77,10 @@ class Store:
         self._busy_until: dict[str, float] = {}
         self._durable_generation = 1
         self._logs_generation = self.queue_state.generation
+        self.domain = task_file.SHARED if self.fs.shared else boot_id()
+        """Whose inserts this process may add to an open batch. On a local disk a power loss may have taken records that
+        were not synced, and that others had acted upon: so only those of the same boot. "" if that is not known.
+        """
         self._identify()
         if self.fs.shared:
             self.compare_clock()

@@ -238,11 +238,10 @@ def mend(store: Store, batch: Batch, name: TaskFileName | None, report: GcReport
             log, replay_state = locked.log, locked.replay_state
             log.name = log.name or name
             record_times.set_right(locked)
-            if replay_state.count and not replay_state.left:
-                finishing.finish(locked)
-                report.finished += 1
+            if replay_state.opened and not replay_state.left:
+                report.finished += finishing.finish(locked)
             elif published.read(locked) is None and not publish_again(locked):
-                if not replay_state.count:
+                if not replay_state.opened:
                     finishing.retire(locked)
                     report.finished += 1
                 else:

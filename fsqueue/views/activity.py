@@ -349,7 +349,8 @@ class _Survey:
         part = FileSample(1)
         part.units.append(Unit())
         for batch, name in listing.published(self.store):
-            self._insert(part.units[0], batch, name.count)
+            if name.inserted is None:  # else its log tells
+                self._insert(part.units[0], batch, name.count)
         return part
 
     def _logs(self) -> FileSample:
@@ -418,6 +419,14 @@ class _Survey:
             self.young.add(batch)
             unit.events[INSERTED][birth] += tasks
 
+    def _insert_singly(self, unit: Unit, batch: str, replay_state: ReplayState) -> None:
+        """Count tasks that were inserted into the log: evenly from the batch's birth until its last insert."""
+        birth, tasks = names.birth_ms(batch), replay_state.count
+        for index in range(tasks):
+            born = birth + (replay_state.inserted_at - birth) * (index + 1) // tasks
+            if born >= self.asked:
+                unit.events[INSERTED][born] += 1
+
     def _begin(self, replay_state: ReplayState) -> None:
         """Take in when a batch's tasks were leased: the rates of work begin with the first lease in the window."""
         for state, since, holder in set(zip(replay_state.state, replay_state.since, replay_state.holder, strict=True)):
@@ -431,7 +440,10 @@ class _Survey:
     def _add(self, unit: Unit, batch: str, replay_state: ReplayState) -> None:
         """Add what a replay state tells of the window, and of now."""
         self.read.add(batch)
-        self._insert(unit, batch, replay_state.count)
+        if replay_state.inserts is None:
+            self._insert(unit, batch, replay_state.count)
+        else:
+            self._insert_singly(unit, batch, replay_state)
         self._begin(replay_state)
         for lease in replay_state.leases.values():
             if lease.at >= self.asked:

@@ -19,7 +19,7 @@ from fsqueue.filesystem import NOT_FILES
 from fsqueue.format import names
 from fsqueue.format import task_file as batches
 from fsqueue.format.names import Batch, CounterName, Shard, TaskFileName
-from fsqueue.format.replay import AVAILABLE, CANCELLED, COMPLETED, DEAD, LEASED, ReplayState
+from fsqueue.format.replay import AVAILABLE, CANCELLED, COMPLETED, DEAD, LEASED, SKIPPED, ReplayState
 from fsqueue.models import CANCELLED as IS_CANCELLED
 from fsqueue.models import COMPLETED as IS_COMPLETED
 from fsqueue.models import DEAD as IS_DEAD
@@ -152,8 +152,8 @@ class _Seen:
     def sum_up(self, store: Store) -> Status:
         """Return the numbers."""
         now = store.clock.now_ms()
-        waiting = sum(name.count for name in self.files.values() if name.available_at <= now)
-        delayed = sum(name.count for name in self.files.values()) - waiting
+        waiting = sum(name.tasks for name in self.files.values() if name.available_at <= now)
+        delayed = sum(name.tasks for name in self.files.values()) - waiting
         sizes = {str(name): size for name, size in self.counted[0].items()}
         leased, completed = 0, sum(counters.completed(store, self.counted[0]).values())
         for batch, tally in self.at_work.items():
@@ -229,7 +229,7 @@ class DrainCheck:
     def __call__(self) -> bool:
         """Look. A task file means work left, unless all in it is done (its finisher died, or is about to remove it)."""
         self.store.refresh()
-        if self._left is not None and self._is_there(self._left) and self._has_work(self._left.batch):
+        if self._left is not None and self._is_there(self._left) and self._has_work(self._left):
             return False
         if self._hint and self._is_at_work(self._hint):
             return False
@@ -249,7 +249,7 @@ class DrainCheck:
 
     def _is_at_work(self, shard: Shard) -> bool:
         found = listing.task_files(self.store, shard)
-        self._left = next((name for batch, name in found.items() if self._has_work(batch)), None)
+        self._left = next(filter(self._has_work, found.values()), None)
         return self._left is not None
 
     def _is_there(self, name: TaskFileName) -> bool:
@@ -261,9 +261,9 @@ class DrainCheck:
                 raise
             return False  # something else has the name, or its directory
 
-    def _has_work(self, batch: Batch) -> bool:
-        replay_state = listing.read_present_state(self.store, batch)
-        return replay_state is None or replay_state.left > 0
+    def _has_work(self, name: TaskFileName) -> bool:
+        replay_state = listing.read_present_state(self.store, name.batch)
+        return replay_state.left > 0 if replay_state is not None else not name.is_open
 
 
 # -- tasks ----------------------------------------------------------------------------------------
@@ -329,12 +329,14 @@ def of_batch(store: Store, batch: Batch, name: TaskFileName, whole: bool = True)
     lines = _lines_of(store, name)  # none, if it was renamed or finished since it was listed
     read = listing.read_replay_state if whole else listing.read_present_state
     replay_state = read(store, batch)
+    if name.inserted is not None:
+        lines = listing.lines_in_log(store, batch, replay_state) if replay_state is not None else []
     if replay_state is None:
         if not lines:
             return
         replay_state = ReplayState()
         replay_state.begin(name.count, name.available_at, 0)
-    elif not lines and replay_state.left:
+    elif not lines and replay_state.left and replay_state.inserts is None:
         lines = _lines_anywhere(store, batch, replay_state)
     yield from _of_replay_state(store, batch, replay_state, lines)
 
@@ -344,7 +346,11 @@ def payload_of(store: Store, batch: Batch, index: int, replay_state: ReplayState
     if index in replay_state.payloads:
         return replay_state.payloads[index]
     try:
-        return batches.decode_task(_lines_anywhere(store, batch, replay_state)[index])["payload"]
+        if index in replay_state.places:
+            lines = listing.lines_in_log(store, batch, replay_state)
+        else:
+            lines = _lines_anywhere(store, batch, replay_state)
+        return batches.decode_task(lines[index])["payload"]
     except (IndexError, ValueError):
         raise TaskNotFound(
             f"The payload of {names.task_id(batch, index)} cannot be read: its task file is damaged or gone."
@@ -352,7 +358,9 @@ def payload_of(store: Store, batch: Batch, index: int, replay_state: ReplayState
 
 
 def _lines_of(store: Store, name: TaskFileName) -> list[bytes]:
-    """Return the lines of a task file; none if it is not there under this name, or no file."""
+    """Return the lines of a task file; none if it is not there under this name, or no file, or has no tasks."""
+    if name.inserted is not None:
+        return []
     try:
         return batches.split_lines(store.fs.read(store.layout.task_file(name)))
     except FileNotFoundError:
@@ -383,7 +391,8 @@ def _of_replay_state(
 ) -> Iterator[TaskInfo]:
     now = store.clock.now_ms()
     for index in range(replay_state.count):
-        yield _info(batch, replay_state, index, lines, now)
+        if replay_state.state[index] != SKIPPED:
+            yield _info(batch, replay_state, index, lines, now)
 
 
 def _info(batch: str, replay_state: ReplayState, index: int, lines: list[bytes] | None, now: int) -> TaskInfo:
@@ -401,12 +410,13 @@ def _info(batch: str, replay_state: ReplayState, index: int, lines: list[bytes] 
         except ValueError:
             pass
     payload = replay_state.payloads.get(index, record.get("payload"))
+    born = record["at"] if index in replay_state.places and record else names.birth_ms(batch)
     return TaskInfo(
         id=names.task_id(batch, index),
         state=known,
         payload=payload,
         attempt=replay_state.attempts[index] + 1 if known in (IS_LEASED, IS_COMPLETED) else replay_state.charged(index),
-        since=(holder.at if known == IS_LEASED and holder is not None else since or names.birth_ms(batch)) / 1000,
+        since=(holder.at if known == IS_LEASED and holder is not None else since or born) / 1000,
         available_at=since / 1000 if state == AVAILABLE and since else None,
         lease_until=since / 1000 if known == IS_LEASED else None,
         worker=holder.worker if holder is not None and state != AVAILABLE else None,

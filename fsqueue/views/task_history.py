@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from fsqueue.errors import TaskNotFound
@@ -23,8 +22,9 @@ def movements_of(store: Store, task_id: str) -> list[Movement]:
     name = listing.task_files(store, store.layout.shard(batch)).get(batch) if not records else None
     if index >= (name.count if name is not None else history.replay(records).count):
         raise TaskNotFound(f"The history of {task_id} is not known in {store.path}: check the id, or it was not kept.")
-    birth = Movement("insert", names.birth_ms(batch) / 1000)
-    return [birth, *(_movement(record, index) for record in _applied(records, index))]
+    first, *others = _applied(records, index) or [{"op": "open"}]
+    birth = first["at"] if first["op"] == "insert" else names.birth_ms(batch)
+    return [Movement("insert", birth / 1000), *(_movement(record, index) for record in others)]
 
 
 def records_of(store: Store, batch: names.Batch) -> history.Records:
@@ -37,17 +37,18 @@ def records_of(store: Store, batch: names.Batch) -> history.Records:
     return [(offset, record) for offset, record in found if record is not None]
 
 
-def _applied(records: history.Records, index: int) -> Iterator[dict[str, Any]]:
-    """Yield the records that changed the task: those that gave it another version."""
+def _applied(records: history.Records, index: int) -> list[dict[str, Any]]:
+    """Return the records that changed the task: those that gave it another version. The first one brought it."""
     replay_state = ReplayState()
+    applied: list[dict[str, Any]] = []
     version = None
     for offset, record in records:
         if movements.is_record(record):
             replay_state.apply(record, offset)
             if index < replay_state.count and replay_state.version[index] != version:
-                first, version = version is None, replay_state.version[index]
-                if not first:
-                    yield record
+                version = replay_state.version[index]
+                applied.append(record)
+    return applied
 
 
 def _movement(record: dict[str, Any], index: int) -> Movement:

@@ -114,7 +114,7 @@ def test_a_damaged_birth_is_not_passed_over_for_a_later_one() -> None:
     with pytest.raises(NotAQueue, match="lacks the setting shards"):
         read_queue_state(born(shards=None) + BIRTH, "q")
     with pytest.raises(FormatTooNew):
-        read_queue_state(born(shards=None) + b'{"op":"upgrade","at":2,"format":2}\n', "q")
+        read_queue_state(born(shards=None) + b'{"op":"format","at":2,"format":3}\n', "q")
 
 
 @pytest.mark.parametrize(
@@ -135,13 +135,13 @@ def test_without_a_birth_it_is_no_queue(content: bytes) -> None:
 @pytest.mark.parametrize(
     "content",
     [
-        BIRTH.replace(b'"format":1', b'"format":2'),
-        BIRTH + b'{"op":"upgrade","at":2,"format":2}\n',
+        BIRTH.replace(b'"format":1', b'"format":3'),
+        BIRTH + b'{"op":"format","at":2,"format":3}\n',
         b'{"op":"create","at":1,"format":99,"settings":"other"}\n',
     ],
 )
 def test_a_newer_format_is_refused(content: bytes) -> None:
-    with pytest.raises(FormatTooNew, match=r"reads up to 1\. Upgrade"):
+    with pytest.raises(FormatTooNew, match=r"reads up to 2\. Upgrade"):
         read_queue_state(content, "q")
 
 

@@ -24,7 +24,18 @@ KEY = "aa93f0c2a4b97c31a2d5e8f0012345ff"
 uuids = st.text("0123456789abcdef", min_size=32, max_size=32)
 batches = st.one_of(uuids, st.builds("{}~{}".format, uuids, uuids))
 priorities = st.one_of(st.none(), st.text("abcXYZ019%-_.~", max_size=30))
-task_file_names = st.builds(TaskFileName, st.integers(0, MS_MAX), batches, st.integers(1, 1024), priorities)
+in_the_file = st.builds(
+    TaskFileName, st.integers(0, MS_MAX), batches, st.integers(1, 1024), priorities, inserted=st.none()
+)
+in_the_log = st.builds(
+    TaskFileName,
+    st.integers(0, MS_MAX),
+    batches,
+    st.just(0),
+    priorities,
+    st.one_of(st.just(names.TAKES_INSERTS), st.integers(1, 1024)),
+)
+task_file_names = st.one_of(in_the_file, in_the_log)
 
 
 @given(task_file_names)

@@ -78,6 +78,8 @@ class Disk:
         """Whether a power loss may leave a file that was being renamed with both its names (btrfs)."""
         self.step = 0
         self.numbers = 1
+        self.boots = 1
+        """How often the hosts were started."""
         self.root = Directory(1, world.now)
         self.journal: list[list[Effect]] = []
         self.files: list[File] = []
@@ -228,6 +230,7 @@ class Disk:
             raise ValueError("this disk keeps no journal")
         self._settle(chosen)
         self.journal.clear()
+        self.boots += 1
         for file in self.files:
             file.links = 0
             file.owner = None

@@ -11,14 +11,18 @@ import orjson
 
 AVAILABLE, LEASED, COMPLETED, CANCELLED, DEAD = "available", "leased", "completed", "cancelled", "dead"
 OUTCOMES = (COMPLETED, CANCELLED, DEAD)
+SKIPPED = "skipped"
+TASKS_MAX = 1024
 
 
 class State:
     """What became of a task."""
 
-    __slots__ = ("attempts", "history", "lease", "since", "state", "version")
+    __slots__ = ("attempts", "born", "history", "lease", "since", "state", "version")
 
-    def __init__(self, since: int, version: int) -> None:
+    def __init__(self, since: int, version: int, born: int = 0) -> None:
+        self.born = born
+        """When it was inserted into the log."""
         self.state, self.since, self.version = AVAILABLE, since, version
         self.lease: str | None = None
         self.attempts = 0
@@ -36,6 +40,10 @@ class Replay:
         self.ends: dict[tuple[int, str | None], int] = {}
         """When a lease ended: by task and lease."""
         self.finished = self.gone = False
+        self.opened = self.sealed = self.takes = False
+        self.payloads: dict[int, Any] = {}
+        """Of tasks that are in the log."""
+        self._inserts: set[str] = set()
         self.wrong: list[str] = []
         self._leases: set[str] = set()
         self._at = last = 0
@@ -68,19 +76,25 @@ class Replay:
 
     @property
     def left(self) -> int:
-        return sum(task.state not in OUTCOMES for task in self.tasks)
+        return sum(task.state not in (*OUTCOMES, SKIPPED) for task in self.tasks)
 
     def _apply(self, record: dict[str, Any], offset: int) -> None:
         op, at = record["op"], max(record["at"], self._at)
         lease = record.get("lease")
         changed = False
-        if op == "open" and not self.tasks:
+        if op == "open" and not self.opened:
             self.tasks = [State(record["available_at"], offset) for _ in range(record["count"])]
-            changed = True
+            self.opened = changed = True
+            self.takes = "inserts" in record
+        elif op == "insert":
+            changed = self._insert(record, offset)
+        elif op == "seal":
+            changed = self.takes and not self.sealed and not self.finished
+            self.sealed |= changed
         elif op == "gone":
             self.gone = True
         elif op == "finish":
-            self.finished |= bool(self.tasks) and not self.left
+            self.finished |= self.opened and not self.left
         elif op == "count" and self.finished:
             self.counts.append((record["file"], record["offset"], record["count"]))
         elif op == "clock":
@@ -97,7 +111,7 @@ class Replay:
             for place, index in enumerate(indices):
                 task = self.tasks[index] if index < len(self.tasks) else None
                 holder = task.lease if task is not None and task.state == LEASED else None
-                if task is not None and task.state not in OUTCOMES and _RULES[op](task, record, at, place):
+                if task is not None and task.state not in (*OUTCOMES, SKIPPED) and _RULES[op](task, record, at, place):
                     task.version = offset
                     task.history.append((op, lease))
                     changed = True
@@ -107,6 +121,18 @@ class Replay:
                 self._leases.add(lease or "")
         if changed:
             self._at = at
+
+    def _insert(self, record: dict[str, Any], offset: int) -> bool:
+        is_free = len(self.tasks) <= record["first"] < TASKS_MAX and record["id"] not in self._inserts
+        if not is_free or not self.takes or self.sealed or self.finished:
+            return False
+        while len(self.tasks) < record["first"]:
+            self.tasks.append(State(0, offset))
+            self.tasks[-1].state = SKIPPED
+        self.tasks.append(State(record.get("available_at", 0), offset, record["at"]))
+        self.payloads[record["first"]] = record["payload"]
+        self._inserts.add(record["id"])
+        return True
 
     def acted(self, index: int, op: str, lease: str) -> int:
         """How often a record of this kind by this lease changed the task."""

@@ -31,6 +31,15 @@ NOW_AND_THEN = (
 )
 """A checkpoint behind every second or third movement."""
 
+OPEN = (("format.layout:FORMAT_OF_NEW_QUEUES", 2),)
+"""Queues in which single tasks are inserted into open batches."""
+OPEN_SHORTLY = (*OPEN, ("protocol.finishing:LINGER_MS", 1))
+"""The same, and those end soon."""
+OPEN_RESTATED = (*OPEN, *RESTATED)
+INSERTS = WORK | {"insert": 8.0, "insert_many": 0.5}
+"""Single inserts and work, side by side."""
+MANY = {"batch_tasks_max": 4, "shards": 1}
+
 LETTERS = {
     "insert": 2.0,
     "consume": 5.0,
@@ -88,6 +97,19 @@ SCENARIOS = {
         Scenario("restated-full", shared=False, hosts=1, actions=WORK, faults=("full", "full", "kill"), limits=RESTATED),
         Scenario("restated-power", shared=False, hosts=1, actions=WORK, faults=("power", "kill"), lossy=True, limits=NOW_AND_THEN),
         Scenario("restated-steps", actions=WORK, faults=("clock", "clock", "delay", "kill"), limits=RESTATED),
+        Scenario("open", shared=False, hosts=1, actions=INSERTS, faults=("kill", "delay", "error", "after"), limits=OPEN, settings=MANY),
+        Scenario("open-calm", actions=INSERTS, limits=OPEN, settings=MANY, torn_listings=0.2, workers=4),
+        Scenario("open-ending", shared=False, hosts=1, actions=INSERTS, faults=("kill", "delay", "stop"), limits=OPEN_SHORTLY, settings=MANY),
+        Scenario("open-nfs", actions=INSERTS, faults=("kill", "delay", "cut", "reply", "stop"), stale=0.4, stale_listings=0.3, limits=OPEN, settings=MANY),
+        Scenario("open-ending-nfs", actions=INSERTS, faults=("kill", "delay", "cut", "cut", "host"), stale=0.4, stale_listings=0.3, limits=OPEN_SHORTLY, settings=MANY),
+        Scenario("open-full", shared=False, hosts=1, actions=INSERTS, faults=("full", "full", "kill"), limits=OPEN, settings=MANY),
+        Scenario("open-power", shared=False, hosts=1, actions=INSERTS, faults=("power", "kill"), lossy=True, limits=OPEN, settings=MANY),
+        Scenario("open-power-ending", shared=False, hosts=1, actions=INSERTS, faults=("power", "kill"), lossy=True, both_names=True, limits=OPEN_SHORTLY, settings=MANY),
+        Scenario("open-purge", actions=PURGES | {"insert": 8.0, "consume": 3.0, "status": 1.0}, faults=("delay", "kill"), stale=0.4, limits=OPEN, settings=MANY),
+        Scenario("open-restated", actions=INSERTS, faults=("kill", "delay", "cut", "error"), stale=0.3, limits=OPEN_RESTATED, settings=MANY),
+        Scenario("open-steps", actions=INSERTS, faults=("clock", "clock", "delay", "kill"), limits=OPEN_SHORTLY, settings=MANY),
+        Scenario("open-interrupt", shared=False, hosts=1, actions=INSERTS, faults=("interrupt", "interrupt", "delay"), limits=OPEN, settings=MANY),
+        Scenario("open-small", shared=False, hosts=1, actions=INSERTS, faults=("kill", "error"), limits=(*OPEN, *SMALL), settings=MANY),
         Scenario("create", actions=WORK | {"delete": 0.7, "purge": 0.3, "create": 2.0, "insert": 4.0}, faults=("delay", "kill", "reply")),
         Scenario("purge-insert", actions=PURGES, workers=2),
         Scenario("nap", actions=WORK | {"insert": 6.0, "gc": 6.0}, faults=("nap", "delay")),

@@ -244,6 +244,7 @@ _MACHINE: list[tuple[Any, str, Callable[..., Any] | object]] = [
     (store, "Clock", lambda: me().clock),
     (store, "Entropy", lambda: me().entropy),
     (store, "worker_of_this_process", lambda name=None: me().worker),
+    (store, "boot_id", lambda: f"boot {me().process.world.disk.boots}"),
     (administration, "mount_of", _mount),
     (administration, "Filesystem", _filesystem),
     (administration, "Clock", lambda: me().clock),
