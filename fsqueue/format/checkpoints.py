@@ -135,13 +135,12 @@ def _inserted(states: States) -> dict[str, Any]:
     """
     if states.inserts is None:
         return {}
-    alive = [index for index in states.places if states.state[index] in (AVAILABLE, LEASED, DEAD)]
-    offsets = [states.places[index] for index in alive]
+    offsets = list(states.places.values())
     return {
         "inserts": states.inserts,
         "sealed": states.sealed,
         "inserted_at": states.inserted_at,
-        "inserted": movements.to_ranges(alive) if alive else [],
+        "inserted": movements.to_ranges(list(states.places)) if offsets else [],
         "steps": [offset - before for before, offset in zip([0, *offsets], offsets, strict=False)],
     }
 
@@ -219,7 +218,6 @@ def restore(states: States, found: Found) -> None:
     for index in places:
         if index not in seen:  # as it was inserted
             states.state[index], states.since[index], states.version[index] = AVAILABLE, 0, places[index]
-            states.expect([index], 0, None)
     states.left = count - sum(states.done) - states.state.count(SKIPPED)
     for text in record["names"]:
         states.mention(_text(text))

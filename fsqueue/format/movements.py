@@ -6,6 +6,7 @@ newline. The two of the hot path are put together by hand, the others by orjson.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -74,15 +75,23 @@ def insert(at: int, identity: str, first: int, task: bytes, available_at: int = 
     return f'{{"op":"insert","at":{at},"id":"{identity}","first":{first},{later}'.encode() + task[1:]
 
 
-def cut(line: bytes, record: dict[str, Any]) -> bytes:
+INSERT = b'{"op":"insert",'
+"""What the line of every `insert` begins with that this package writes."""
+_HEAD = re.compile(rb'\{"op":"insert","at":\d+,"id":"\w+","first":\d+(?:,"available_at":\d+)?(?=,)')
+
+
+def cut(line: bytes) -> bytes:
     """Return an `insert` record as the history keeps it: without its payload. It tells how many bytes that spares.
 
-    It is padded with blanks, so that the offsets of the records behind it can be told.
+    It is padded with blanks, so that the offsets of the records behind it can be told. A line that another program
+    wrote in another form is returned as it is.
     """
-    kept = {key: value for key, value in record.items() if key not in ("payload", "b64")}
-    spared = len(line) - len(orjson.dumps(kept | {"cut": 0}))
+    head = _HEAD.match(line)
+    if head is None:
+        return line
+    spared = len(line) - head.end() - len(b',"cut":0}')
     spared = max(0, spared - len(str(spared)) + 1)
-    short = orjson.dumps(kept | {"cut": spared})
+    short = b'%s,"cut":%d}' % (head[0], spared)
     return short + b" " * (len(line) - spared - len(short))
 
 

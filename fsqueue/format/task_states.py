@@ -53,9 +53,7 @@ class States:
         self.inserted_at = 0
         """When the last task was inserted into the log (ms); at first when the batch was opened."""
         self.places: dict[int, int] = {}
-        """Where the `insert` records stand of tasks in the log; behind a checkpoint, of those that have not finished or
-        are dead.
-        """
+        """Where the `insert` records stand of tasks in the log that have no outcome, or are dead."""
         self.insert_ids: set[str] = set()
         """The ids that no `insert` may have any more: of those since the last checkpoint."""
         self.finished = False
@@ -124,8 +122,8 @@ class States:
 
     def _untouched(self) -> int:
         """Return the first task that is as it began; `count` if there is none."""
-        version, base, frontier = self.version, self.base_version, self._frontier
-        while frontier < self.count and version[frontier] != base:
+        state, touched, frontier = self.state, self.touched, self._frontier
+        while frontier < self.count and (state[frontier] != AVAILABLE or frontier in touched):
             frontier += 1
         self._frontier = frontier
         return frontier
@@ -186,9 +184,9 @@ class States:
             for other in aside:
                 heappush(self._ready, other)
         if self.available_at <= at:
-            version, base, frontier = self.version, self.base_version, self._frontier
+            state, touched, frontier = self.state, self.touched, self._frontier
             while len(chosen) < most and frontier < self.count:
-                if version[frontier] == base:
+                if state[frontier] == AVAILABLE and frontier not in touched:
                     chosen.append(frontier)
                 frontier += 1
             self._frontier = frontier
@@ -253,7 +251,7 @@ class States:
         self.inserted_at = at
         if available_at:
             self.touched.add(index)
-        heappush(self._returns, (available_at, index))
+            heappush(self._returns, (available_at, index))
         return True
 
     def skip_to(self, index: int, at: int, offset: int) -> None:
@@ -324,6 +322,8 @@ class States:
                 done.append(index)
                 if result is not None:
                     self.results[index] = result
+        if self.places:
+            self._forget_places(done)
         self.left -= len(done)
         self.done[COMPLETED] += len(done)
         self.touched.difference_update(done)
@@ -455,6 +455,12 @@ class States:
             self.touched.add(index)
         else:
             self.touched.discard(index)
+            if self.places:
+                self.places.pop(index, None)
+
+    def _forget_places(self, done: list[int]) -> None:
+        for index in done:
+            self.places.pop(index, None)
 
     def _expire(self, index: int) -> None:
         """Charge the lease that ran out on a task, if there is one: its only task, or from now on each alone."""

@@ -79,6 +79,10 @@ def _without_checkpoints(text: bytes) -> bytes:
     return b"".join([*parts, text[done:]])
 
 
+def _without_payload(line: bytes) -> bytes:
+    return movements.cut(line) if line.startswith(movements.INSERT) else line
+
+
 def _is_movement(line: bytes) -> bool:
     return not line.startswith(checkpoints.MARK) and movements.parse(line) is not None
 
@@ -328,17 +332,15 @@ class Log:
         out: then the records behind it stand nearer than in the log.
         """
         pieces = self.fs.all_pieces(self.fd)
-        if not self.replay_state.damaged and self.replay_state.inserts is None:
+        if not self.replay_state.damaged:
             text = _without_checkpoints(b"".join(piece for _, piece in pieces)[: self.end]).rstrip(b" ")
+            if self.replay_state.inserts is not None:
+                return b",".join(_without_payload(line) for line in text[:-1].split(b"\n"))
             return text[:-1].replace(b"\n", b",")
         lines = [line for offset, line, _ in sparse.lines(pieces, 0) if offset < self.end]
         kept = [number for number, line in enumerate(lines) if _is_movement(line)]
         last = kept[-1] if kept else -1
         elements = [b" " * (len(line) + 1) for line in lines]
         for number in kept:
-            line = lines[number]
-            record = movements.parse(line)
-            if record is not None and record["op"] == "insert":
-                line = movements.cut(line, record)
-            elements[number] = line + (b"," if number < last else b" ")
+            elements[number] = _without_payload(lines[number]) + (b"," if number < last else b" ")
         return b"".join(elements)
