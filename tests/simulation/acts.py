@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from fsqueue import LeasedTask
+from fsqueue import LeasedTask, Queue
+from fsqueue.protocol.waiting import IdlePoller
 from tests.simulation import commit_acts, invariants
 from tests.simulation.history import DONE, Actor
 
 if TYPE_CHECKING:
     from tests.simulation.stories import Story
+
+IDLE_S = 3.0
 
 Act = Callable[["Story", Actor], None]
 
@@ -86,6 +89,27 @@ def work_loop(story: Story, actor: Actor, prefetch: int, rounds: int, luck: Call
     finally:
         loop._ahead.tasks.clear()
         loop._ahead.open = False
+
+
+def idle(story: Story, actor: Actor) -> None:
+    """An idle worker, which looks now and then and goes by notifications. Only where none is lost."""
+    idle_poller: IdlePoller | None = None
+
+    def look(queue: Queue) -> list[LeasedTask]:
+        nonlocal idle_poller
+        idle_poller = idle_poller or IdlePoller(queue._leaser, queue._lease_ms(None))
+        return idle_poller.look(1)
+
+    for _ in range(story.rng.randint(2, 8)):
+        actor.took(actor.do("lease", look, n=1) or [])
+        actor.work(story.rng.choice((0.01, 0.1, 0.4)))
+    while actor.do("lease", look, n=1):
+        pass
+    actor.work(IDLE_S)  # by now it has looked, or will now, for what was inserted without a notification
+    while actor.do("lease", look, n=1):
+        pass
+    story.history.wrong += invariants.false_empty(story, actor.last, actor.persona.process)
+    actor.held.clear()
 
 
 def status(story: Story, actor: Actor) -> None:
@@ -174,7 +198,7 @@ ACTS: dict[str, Act] = {
     act.__name__: act
     for act in (
         insert, insert_many, consume, poll, status, is_drained, release_all, cancel, retry_dead, purge_dead, gc, purge,
-        delete, create, attach, look, wait, close,
+        delete, create, attach, look, wait, close, idle,
     )
 } | commit_acts.ACTS  # fmt: skip
 

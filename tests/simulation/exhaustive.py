@@ -29,6 +29,7 @@ from tests.simulation.handles import Crash
 from tests.simulation.history import Actor
 from tests.simulation.invariants import files, generation
 from tests.simulation.kernel import Process
+from tests.simulation.scenarios import MANY, OPEN
 from tests.simulation.stories import AT_ONCE, LEASE_S, Scenario, Story, limited
 from tests.simulation.verbs import LEASE, LEASED, LEFTOVERS, LETTER, NO_QUEUE, STAGED, VERBS, Verb
 from tests.simulation.wiring import collect, simulated_machine, undisturbed
@@ -43,6 +44,9 @@ KINDS = {
         Scenario("lossy", shared=False, hosts=1, lossy=True, limits=AT_ONCE),
         Scenario("strict", shared=False, hosts=1, lossy=True, settings={"durability": "strict"}, limits=AT_ONCE),
         Scenario("lossy-nfs", lossy=True, limits=AT_ONCE),
+        Scenario("open", shared=False, hosts=1, limits=OPEN, settings=MANY),
+        Scenario("open-nfs", stale=1.0, limits=OPEN, settings=MANY),
+        Scenario("open-lossy", shared=False, hosts=1, lossy=True, limits=OPEN, settings=MANY),
     )
 }
 """The filesystems, by name. A client of NFS believes what it remembers whenever it may."""
@@ -80,6 +84,11 @@ ALONE = {
     "lossy": ("power", "power-names", "power-data", "power-all", "power-both-names"),
     "strict": ("power", "power-names", "power-data"),
     "lossy-nfs": ("power",),
+    "open": ("killed", "cut-short", "reply-lost", "eio-after", "eio", "full", "full-halfway", "cleaned", "interrupted",
+             "interrupted-after"),
+    "open-nfs": ("killed", "cut-short", "late", "locks-lost", "away", "host-lost", "reply-lost", "eio-after", "eio",
+                 "estale", "full"),
+    "open-lossy": ("power", "power-names", "power-data", "power-all"),
 }  # fmt: skip
 """The faults of one verb."""
 TOGETHER = {"local": ("killed",), "nfs": ("on",)}
@@ -193,7 +202,11 @@ class Play(Story):
         if LETTER in needs:
             before.insert_many(self.fresh(1), 1)
             before.bury(before.lease()[0])
-        before.insert_many(self.fresh(2), 2)
+        if self.takes_inserts:  # both in the log of an open batch
+            for payload in self.fresh(2):
+                before.insert(payload)
+        else:
+            before.insert_many(self.fresh(2), 2)
         for info in before.do("peek", lambda q: q.peek(2)) or ():
             self.history.saw(info.payload, info.id)
             self.known.append(info.id)

@@ -142,6 +142,7 @@ def judge(story: Story) -> list[str]:
     for call in story.history.calls:
         wrong += _told(story, truth, call)
     wrong += _purged(story)
+    wrong += _given_twice(story)
     wrong += _losses(story, truth)
     return wrong
 
@@ -222,6 +223,15 @@ def _told(story: Story, truth: Truth, call: Call) -> Iterator[str]:
             ended_later = min(ends, default=0) > (call.ended + story.skew_s) * 1000 + 1000
             if task.id in lost and in_time and ended_later and not story.world.disk.ends:
                 yield f"{call}: it was reported lost, but nobody had taken it"
+
+
+def _given_twice(story: Story) -> Iterator[str]:
+    """An id is that of one task for ever."""
+    tasks: dict[str, Any] = {}
+    for payload, known in story.history.ids.items():
+        for task_id in known:
+            if tasks.setdefault(task_id, payload) != payload:
+                yield f"the id {task_id} was given to {tasks[task_id]!r} and to {payload!r}"
 
 
 def _purged(story: Story) -> Iterator[str]:

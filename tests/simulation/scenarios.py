@@ -36,6 +36,8 @@ OPEN = (("format.layout:FORMAT_OF_NEW_QUEUES", 2),)
 OPEN_SHORTLY = (*OPEN, ("protocol.finishing:LINGER_MS", 1))
 """The same, and those end soon."""
 OPEN_RESTATED = (*OPEN, *RESTATED)
+RARELY = (("storage.doorbell:QUIET_S", 1), ("protocol.waiting:SETTLE_S", 2))
+"""Inserters notify once in a second."""
 INSERTS = WORK | {"insert": 8.0, "insert_many": 0.5}
 """Single inserts and work, side by side."""
 MANY = {"batch_tasks_max": 4, "shards": 1}
@@ -99,6 +101,7 @@ SCENARIOS = {
         Scenario("restated-steps", actions=WORK, faults=("clock", "clock", "delay", "kill"), limits=RESTATED),
         Scenario("open", shared=False, hosts=1, actions=INSERTS, faults=("kill", "delay", "error", "after"), limits=OPEN, settings=MANY),
         Scenario("open-calm", actions=INSERTS, limits=OPEN, settings=MANY, torn_listings=0.2, workers=4),
+        Scenario("open-idle", actions={"insert": 6.0, "idle": 6.0, "wait": 1.0}, limits=(*OPEN, *RARELY), settings=MANY, workers=4, tasks_before=0),
         Scenario("open-ending", shared=False, hosts=1, actions=INSERTS, faults=("kill", "delay", "stop"), limits=OPEN_SHORTLY, settings=MANY),
         Scenario("open-nfs", actions=INSERTS, faults=("kill", "delay", "cut", "reply", "stop"), stale=0.4, stale_listings=0.3, limits=OPEN, settings=MANY),
         Scenario("open-ending-nfs", actions=INSERTS, faults=("kill", "delay", "cut", "cut", "host"), stale=0.4, stale_listings=0.3, limits=OPEN_SHORTLY, settings=MANY),

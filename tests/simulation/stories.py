@@ -106,6 +106,11 @@ class Story:
         return Settings(**{**given, **self.scenario.settings})
 
     @property
+    def takes_inserts(self) -> bool:
+        """Whether the queue has open batches."""
+        return ("format.layout:FORMAT_OF_NEW_QUEUES", 2) in self.scenario.limits
+
+    @property
     def durable(self) -> bool:
         """Whether each movement is synced before it is reported."""
         return self.scenario.shared or self.settings.durability == "strict"
@@ -258,6 +263,9 @@ class Story:
         if self._begins_with_upkeep():
             last.plain("gc")
             wrong += invariants.late_hints(self)
+        if self.takes_inserts:
+            for payload in self.fresh(2):
+                last.insert(payload)
         commit_acts.repeat_all(self, last)
         wrong += self._drain(last)
         self._refusals(last, wrong)

@@ -5,14 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from tests.simulation import checkpoint_mutations, commit_mutations, more_mutations
+from tests.simulation import checkpoint_mutations, commit_mutations, more_mutations, open_mutations
 from tests.simulation.exhaustive import Schedule, calls_of, play
 from tests.simulation.mutations import MUTATIONS, Mutation, applied
 from tests.simulation.scenarios import SCENARIOS
 from tests.simulation.stories import tell
 from tests.simulation.wiring import collect, undisturbed
 
-ALL = MUTATIONS + commit_mutations.MUTATIONS + more_mutations.MUTATIONS + checkpoint_mutations.MUTATIONS
+ALL = (
+    MUTATIONS
+    + commit_mutations.MUTATIONS
+    + more_mutations.MUTATIONS
+    + checkpoint_mutations.MUTATIONS
+    + open_mutations.MUTATIONS
+)
 BY_NAME = {mutation.name: mutation for mutation in ALL}
 Case = Callable[[], list[str]]
 
