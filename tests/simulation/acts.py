@@ -22,6 +22,13 @@ def insert(story: Story, actor: Actor) -> None:
     actor.insert(*story.fresh(1), delay_s=story.rng.choice((0, 0, 0, 3)))
 
 
+def trickle(story: Story, actor: Actor) -> None:
+    """Insert some tasks, one after the other, with pauses shorter than those between two notifications."""
+    for _ in range(story.rng.randint(2, 5)):
+        insert(story, actor)
+        actor.work(story.rng.choice((0.1, 0.3)))
+
+
 def insert_many(story: Story, actor: Actor) -> None:
     rng = story.rng
     actor.insert_many(story.fresh(rng.randint(1, 6)), rng.choice((1, 2, 4)))
@@ -198,7 +205,7 @@ ACTS: dict[str, Act] = {
     act.__name__: act
     for act in (
         insert, insert_many, consume, poll, status, is_drained, release_all, cancel, retry_dead, purge_dead, gc, purge,
-        delete, create, attach, look, wait, close, idle,
+        delete, create, attach, look, wait, close, idle, trickle,
     )
 } | commit_acts.ACTS  # fmt: skip
 

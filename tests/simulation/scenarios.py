@@ -101,7 +101,7 @@ SCENARIOS = {
         Scenario("restated-steps", actions=WORK, faults=("clock", "clock", "delay", "kill"), limits=RESTATED),
         Scenario("open", shared=False, hosts=1, actions=INSERTS, faults=("kill", "delay", "error", "after"), limits=OPEN, settings=MANY),
         Scenario("open-calm", actions=INSERTS, limits=OPEN, settings=MANY, torn_listings=0.2, workers=4),
-        Scenario("open-idle", actions={"insert": 6.0, "idle": 6.0, "wait": 1.0}, limits=(*OPEN, *RARELY), settings=MANY, workers=4, tasks_before=0),
+        Scenario("open-idle", actions={"trickle": 6.0, "idle": 6.0}, limits=(*OPEN, *RARELY), settings=MANY, workers=4, tasks_before=0),
         Scenario("open-ending", shared=False, hosts=1, actions=INSERTS, faults=("kill", "delay", "stop"), limits=OPEN_SHORTLY, settings=MANY),
         Scenario("open-nfs", actions=INSERTS, faults=("kill", "delay", "cut", "reply", "stop"), stale=0.4, stale_listings=0.3, limits=OPEN, settings=MANY),
         Scenario("open-ending-nfs", actions=INSERTS, faults=("kill", "delay", "cut", "cut", "host"), stale=0.4, stale_listings=0.3, limits=OPEN_SHORTLY, settings=MANY),
