@@ -24,9 +24,9 @@ def insert(story: Story, actor: Actor) -> None:
 
 def trickle(story: Story, actor: Actor) -> None:
     """Insert some tasks, one after the other, with pauses shorter than those between two notifications."""
-    for _ in range(story.rng.randint(2, 5)):
+    for _ in range(story.rng.randint(4, 9)):
         insert(story, actor)
-        actor.work(story.rng.choice((0.1, 0.3)))
+        actor.work(story.rng.choice((0.1, 0.3, 0.6)))
 
 
 def insert_many(story: Story, actor: Actor) -> None:
@@ -107,15 +107,13 @@ def idle(story: Story, actor: Actor) -> None:
         idle_poller = idle_poller or IdlePoller(queue._leaser, queue._lease_ms(None))
         return idle_poller.look(1)
 
-    for _ in range(story.rng.randint(2, 8)):
-        actor.took(actor.do("lease", look, n=1) or [])
-        actor.work(story.rng.choice((0.01, 0.1, 0.4)))
-    while actor.do("lease", look, n=1):
-        pass
-    actor.work(IDLE_S)  # by now it has looked, or will now, for what was inserted without a notification
-    while actor.do("lease", look, n=1):
-        pass
-    story.history.wrong += invariants.false_empty(story, actor.last, actor.persona.process)
+    for _ in range(3):
+        while actor.do("lease", look, n=1):
+            actor.work(story.rng.choice((0.01, 0.1)))
+        actor.work(IDLE_S)  # from now on it will look for what was inserted without a notification
+        while actor.do("lease", look, n=1):
+            pass
+        story.history.wrong += invariants.false_empty(story, actor.last, actor.persona.process)
     actor.held.clear()
 
 
