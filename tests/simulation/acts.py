@@ -24,7 +24,7 @@ def insert(story: Story, actor: Actor) -> None:
 
 def trickle(story: Story, actor: Actor) -> None:
     """Insert some tasks, one after the other, with pauses shorter than those between two notifications."""
-    for _ in range(story.rng.randint(4, 9)):
+    for _ in range(story.rng.randint(3, 6)):
         insert(story, actor)
         actor.work(story.rng.choice((0.1, 0.3, 0.6)))
 
@@ -107,14 +107,16 @@ def idle(story: Story, actor: Actor) -> None:
         idle_poller = idle_poller or IdlePoller(queue._leaser, queue._lease_ms(None))
         return idle_poller.look(1)
 
-    for _ in range(3):
-        while actor.do("lease", look, n=1):
+    def work() -> None:
+        while got := actor.do("lease", look, n=1):
+            actor.complete(got)
             actor.work(story.rng.choice((0.01, 0.1)))
+
+    for _ in range(3):
+        work()
         actor.work(IDLE_S)  # from now on it will look for what was inserted without a notification
-        while actor.do("lease", look, n=1):
-            pass
+        work()
         story.history.wrong += invariants.false_empty(story, actor.last, actor.persona.process)
-    actor.held.clear()
 
 
 def status(story: Story, actor: Actor) -> None:
