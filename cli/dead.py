@@ -11,7 +11,7 @@ import click
 
 import fsqueue
 from fsqueue import wording
-from fsqueue.views import known
+from fsqueue.views import outcomes
 from fsqueue.views.activity import alike, headline
 
 from .common import (
@@ -163,7 +163,7 @@ def retry(queue: str, ids: tuple[str, ...], conditions: tuple[Condition, ...], a
         chosen = list(dict.fromkeys(words(ids)))
         where = _all_of(conditions)
         count = q.retry_dead(chosen, where=where) if ids else q.retry_dead(where=where)
-        unknown = known.unknown(q.store, chosen)
+        unknown = outcomes.unknown(q.store, chosen)
     print_count("retried", count, as_json, unknown)
 
 
@@ -190,5 +190,5 @@ def purge(queue: str, ids: tuple[str, ...], conditions: tuple[Condition, ...], y
         confirm(f"Drop {which} for good?", yes)
         where = _all_of(conditions)
         count = q.purge_dead(chosen, where=where) if ids else q.purge_dead(where=where)
-        unknown = known.unknown(q.store, chosen)
+        unknown = outcomes.unknown(q.store, chosen)
     print_count("purged", count, as_json, unknown)

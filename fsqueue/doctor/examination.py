@@ -19,8 +19,8 @@ from fsqueue.doctor.rendezvous import PartnerLost, Rendezvous
 from fsqueue.doctor.verdicts import OK, UNFIT, UNTRIED, WARNING, ProbeResult, about, worst
 from fsqueue.errors import FULL, FsqueueError, NotAQueue
 from fsqueue.filesystem import Filesystem, Mount, mount_of
-from fsqueue.filesystem.held import Displaced, OpenDirectory, is_directory
 from fsqueue.filesystem.holders import boot_id
+from fsqueue.filesystem.open_directories import Displaced, OpenDirectory, is_directory
 from fsqueue.filesystem.quota import quota_of
 from fsqueue.storage.paths import queue_path
 from fsqueue.upkeep import doctorplaces

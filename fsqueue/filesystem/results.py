@@ -16,10 +16,10 @@ from typing import NamedTuple
 from filelock import BaseFileLock, FileLock, Timeout
 
 from fsqueue.filesystem import freed, taken, trees
-from fsqueue.filesystem.answers import NOT_FILES
 from fsqueue.filesystem.beneath import DIRECTORY_FLAGS, HOLDER_FLAGS
-from fsqueue.filesystem.door import Filesystem
+from fsqueue.filesystem.expected_errors import NOT_FILES
 from fsqueue.filesystem.holders import boot_id
+from fsqueue.filesystem.operations import Filesystem
 
 PREFIX = "fsqueue-results-"
 """How the private directory of a worker is named."""

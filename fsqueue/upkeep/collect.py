@@ -15,7 +15,7 @@ from functools import partial
 
 from fsqueue.errors import FULL, LockTimeout, StorageError
 from fsqueue.filesystem import NOT_FILES, Filesystem, freed, results
-from fsqueue.filesystem.held import OpenDirectory
+from fsqueue.filesystem.open_directories import OpenDirectory
 from fsqueue.format import names
 from fsqueue.format.layout import is_doctors
 from fsqueue.format.names import Batch, Day, Generation, TaskFileName

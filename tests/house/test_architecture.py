@@ -12,7 +12,7 @@ import pytest
 from tests.house.source import PACKAGE, TOP, imported, parse
 
 LAYERS = (
-    "errors", "wording", "clock", "filesystem", "format", "callers", "aside", "models", "cluster", "storage",
+    "errors", "wording", "clock", "filesystem", "format", "callers", "async_thread", "models", "cluster", "storage",
     "leased_task", "protocol", "views", "upkeep", "doctor", "administration", "arguments", "fsck", "maintenance",
     "commit", "poll", "asyncpoll", "attaching", "queue", "functions", "worker", "spark",
 )  # fmt: skip
@@ -122,7 +122,7 @@ def test_the_command_line_uses_public_modules_only() -> None:
         "fsqueue.upkeep.collect",
         "fsqueue.storage.nodes",
         "fsqueue.filesystem.mountadvice",
-        "fsqueue.views.known",
+        "fsqueue.views.outcomes",
         "fsqueue.views.lease_holders",
         "fsqueue.views.rates",
         "fsqueue.doctor",

@@ -15,8 +15,8 @@ from typing import TypeVar
 
 from fsqueue.clock import Backoff, Clock, Entropy
 from fsqueue.filesystem import freed, taken, trees
-from fsqueue.filesystem.answers import asking_again, kind_of
 from fsqueue.filesystem.beneath import DIRECTORY_FLAGS, LOOK_FLAGS, open_at
+from fsqueue.filesystem.expected_errors import asking_again, kind_of
 from fsqueue.filesystem.locks import DescriptionLocks, ProcessLocks, description_locks_work
 from fsqueue.filesystem.rooted import DIRECTORY_MODE, Rooted
 from fsqueue.filesystem.trees import Proof
