@@ -157,7 +157,7 @@ def gc(
     if (queue is None) == (trash is None):
         raise click.UsageError("Name either a queue or --trash DIR.")
     if history_s is not None:
-        if history_s % DAY_S:  # a plain 30 would be seconds, and all but today's would go
+        if history_s % DAY_S:  # a plain 30 means seconds: gc would drop all but today's history
             raise click.UsageError("History is kept by whole days: write, for instance, --keep-history 30d.")
         history_days = int(history_s // DAY_S)
     if queue is None and (touch or history_days is not None):
@@ -181,14 +181,14 @@ def gc(
 
 
 def _said(value: object) -> str:
-    """Return a setting as it would be typed."""
+    """Return a setting as a user would type it."""
     if isinstance(value, tuple):
         return " ".join(map(_said, value))
     return "none" if value is None else f"{value:.12g}" if isinstance(value, float) else str(value)
 
 
 def _inventory(status: fsqueue.Status) -> str:
-    """Return what would be lost."""
+    """Return in words which tasks would be lost."""
     return (
         f"{wording.counted(status.remaining, 'unfinished task')}, {status.leased:,} of them leased, and "
         f"{wording.counted(status.dead, 'dead letter')}"
@@ -196,7 +196,7 @@ def _inventory(status: fsqueue.Status) -> str:
 
 
 def _reap(directory: Path) -> Reaping:
-    """Remove what deleted queues left in `directory`. While another process is at the same, stand by."""
+    """Remove what deleted queues left in `directory`. Wait for a while if another process is removing the same."""
     done = reap(directory)
     for _ in range(REAP_TRIES):
         if not done.unfinished:
@@ -208,7 +208,7 @@ def _reap(directory: Path) -> Reaping:
 
 
 def _reap_in_background(directory: Path) -> None:
-    """Start a process of its own that removes what was purged or deleted in `directory`: it outlives this command."""
+    """Start a process that removes what was purged or deleted in `directory`. It outlives this command."""
     try:
         subprocess.Popen(
             [sys.executable, "-P", "-m", __package__ or "fsqueue_cli", "gc", "--trash", str(directory)],

@@ -1,4 +1,4 @@
-"""Values that users hold: tasks to insert, and facts about tasks, commits and queues."""
+"""Values that users hold, all but one frozen: tasks to insert, and facts about tasks, commits and queues."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ STATES: tuple[State, ...] = (WAITING, DELAYED, LEASED, COMPLETED, DEAD, CANCELLE
 
 
 class AsDict:
+    """Give a dataclass the method `as_dict`."""
+
     __slots__ = ()
 
     def as_dict(self) -> dict[str, Any]:
