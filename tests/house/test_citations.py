@@ -91,3 +91,11 @@ def found_by_name(name: str) -> object | None:
         return pkgutil.resolve_name(name)
     except (ImportError, AttributeError):
         return None
+
+
+def test_the_modules_that_the_format_names_are_there() -> None:
+    """docs/format.md names in brackets the modules that read and write each part."""
+    text = (TOP / "docs/format.md").read_text()
+    named = {name for group in re.findall(r"(?<= )\[(`[^\]]+`)[\],]", text) for name in re.findall(r"`(\w+)`", group)}
+    assert len(named) >= 10
+    assert named - {path.stem for path in (TOP / "fsqueue").rglob("*.py")} == set()
