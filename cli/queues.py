@@ -29,6 +29,7 @@ from .printing import complain, hint, print_json, say
 
 REAP_TRIES, REAP_PAUSE_S = 20, 0.5
 DAY_S = 86_400
+DEFAULTS = fsqueue.Settings()
 
 
 def _attempts(value: str) -> int | str:
@@ -46,13 +47,16 @@ fsqueue create /scratch/me/tiles --lease 1h --max-attempts 3"""
     )
 )
 @queue_argument
-@click.option("--shards", type=int, help="Subdirectories that the task files spread over [64].")
+@click.option("--shards", type=int, help=f"Subdirectories that the task files spread over [{DEFAULTS.shards}].")
 @renamed("--max-batch-tasks", "batch_tasks_max", former=["--batch-tasks-max"], type=int, metavar="N",
-         help="Put no more tasks into one file [1024].")  # fmt: skip
+         help=f"Put no more tasks into one file [{DEFAULTS.batch_tasks_max}].")  # fmt: skip
 @renamed("--max-task-bytes", "task_bytes_max", former=["--task-bytes-max"], type=int, metavar="BYTES",
-         help="Largest task [64 MiB].")  # fmt: skip
+         help=f"Largest task [{DEFAULTS.task_bytes_max >> 20} MiB].")  # fmt: skip
 @click.option(
-    "--max-attempts", type=_attempts, metavar="N", help="Attempts before a task becomes a dead letter, or 'none' [5]."
+    "--max-attempts",
+    type=_attempts,
+    metavar="N",
+    help=f"Attempts before a task becomes a dead letter, or 'none' [{DEFAULTS.max_attempts}].",
 )
 @renamed("--lease", "lease_s", former=["--lease-s"], type=DURATION, help="How long a lease holds unless renewed [10m].")
 @renamed(

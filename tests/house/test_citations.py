@@ -18,7 +18,7 @@ PLACES = ("fsqueue", "cli", "scripts", "tests", "examples", "docs", "README.md",
 PAGE = re.compile(r"\bdocs/[\w/-]+\.md")
 CHAPTER = re.compile(r'\b(docs/[\w/-]+\.md), "([^"\n]+)"')
 SECTION = re.compile(r"\bdocs/design\.md, section (\d+(?:\.\d+)?)")
-ELSEWHERE = re.compile(r"\b(?:DESIGN section|INTERFACE,|shared/[A-Z])")
+ELSEWHERE = re.compile(r"\b(?:DESIGN section|INTERFACE,|shared/[A-Z]|TaskMaster\b|FileQueue design)")
 """Documents that are not part of this repository."""
 
 
