@@ -362,7 +362,7 @@ class Filesystem(Rooted):
         """Remove a name; False if it was not there."""
 
         def remove() -> None:
-            with self._holder(path) as (within, name), freed.noting(name, within):
+            with self._holder(path) as (within, name), freed.counting(name, within):
                 os.unlink(name, dir_fd=within)
 
         try:
@@ -438,7 +438,7 @@ class Filesystem(Rooted):
     def remove_directory(self, path: str) -> bool:
         """Remove an empty directory; False if it is not empty, not there or not ours to remove."""
         try:
-            with self._holder(path) as (within, name), freed.noting(name, within):
+            with self._holder(path) as (within, name), freed.counting(name, within):
                 os.rmdir(name, dir_fd=within)
             return True
         except OSError:

@@ -292,7 +292,7 @@ def _reap_one(name: str, within: int, now_s: float | None) -> bool:
             for one in _lock_last(inside):
                 trees.remove(one, fd)
             if os.path.samestat(found, os.stat(name, dir_fd=within, follow_symlinks=False)):
-                with freed.noting(name, within):
+                with freed.counting(name, within):
                     os.rmdir(name, dir_fd=within)
             return True
         finally:
