@@ -99,3 +99,11 @@ def test_the_modules_that_the_format_names_are_there() -> None:
     named = {name for group in re.findall(r"(?<= )\[(`[^\]]+`)[\],]", text) for name in re.findall(r"`(\w+)`", group)}
     assert len(named) >= 10
     assert named - {path.stem for path in (TOP / "fsqueue").rglob("*.py")} == set()
+
+
+def test_the_source_files_that_pages_name_are_there() -> None:
+    """As `fsqueue/storage/logs.py`, or from the package on: `storage/logs.py`."""
+    pages = [TOP / "README.md", TOP / "CONTRIBUTING.md", *(TOP / "docs").rglob("*.md")]
+    named = {(page.name, path) for page in pages for path in re.findall(r"`((?:\w+/)+\w+\.py)`", page.read_text())}
+    assert len(named) > 20
+    assert {one for one in named if not any((top / one[1]).exists() for top in (TOP, TOP / "fsqueue"))} == set()
