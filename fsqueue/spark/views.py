@@ -99,7 +99,7 @@ def tasks(store: Store, name: TaskFileName, states: tuple[str, ...]) -> Iterator
 # -- logs ----------------------------------------------------------------------------------------------
 
 
-def replay_states(store: Store, shard: Shard) -> Iterator[tuple[str, ReplayState]]:
+def ledgers(store: Store, shard: Shard) -> Iterator[tuple[str, ReplayState]]:
     """Yield the batches at work in a shard."""
     for batch in listing.logs(store, shard):
         replay_state = listing.read_replay_state(store, batch)
@@ -110,7 +110,7 @@ def replay_states(store: Store, shard: Shard) -> Iterator[tuple[str, ReplayState
 def leases(store: Store, shard: Shard) -> Iterator[Row]:
     """Yield the tasks that a lease holds, in time or not."""
     now = store.clock.now_ms()
-    for batch, replay_state in replay_states(store, shard):
+    for batch, replay_state in ledgers(store, shard):
         for index, (state, until, holder) in enumerate(
             zip(replay_state.state, replay_state.since, replay_state.holder, strict=True)
         ):

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 from fsqueue.errors import LockTimeout, StorageError, TaskNotFound
 from fsqueue.filesystem import NOT_FILES
-from fsqueue.format import names, task_file
+from fsqueue.format import names
+from fsqueue.format import task_file as batches
 from fsqueue.format.names import Batch, CounterName, Shard, TaskFileName
 from fsqueue.format.replay import AVAILABLE, CANCELLED, COMPLETED, DEAD, LEASED, ReplayState
 from fsqueue.models import CANCELLED as IS_CANCELLED
@@ -345,7 +346,7 @@ def payload_of(store: Store, batch: Batch, index: int, replay_state: ReplayState
     if index in replay_state.payloads:
         return replay_state.payloads[index]
     try:
-        return task_file.decode_task(_lines_anywhere(store, batch, replay_state)[index])["payload"]
+        return batches.decode_task(_lines_anywhere(store, batch, replay_state)[index])["payload"]
     except (IndexError, ValueError):
         raise TaskNotFound(
             f"The payload of {names.task_id(batch, index)} cannot be read: its task file is damaged or gone."
@@ -355,7 +356,7 @@ def payload_of(store: Store, batch: Batch, index: int, replay_state: ReplayState
 def _lines_of(store: Store, name: TaskFileName) -> list[bytes]:
     """Return the lines of a task file; none if it is not there under this name, or no file."""
     try:
-        return task_file.split_lines(store.fs.read(store.layout.task_file(name)))
+        return batches.split_lines(store.fs.read(store.layout.task_file(name)))
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -398,7 +399,7 @@ def _info(batch: str, replay_state: ReplayState, index: int, lines: list[bytes] 
     record: dict[str, Any] = {}
     if lines is not None and index < len(lines) and state in (AVAILABLE, LEASED):
         try:
-            record = task_file.decode_task(lines[index])
+            record = batches.decode_task(lines[index])
         except ValueError:
             pass
     payload = replay_state.payloads.get(index, record.get("payload"))
