@@ -237,7 +237,7 @@ class LeasedTask:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        from fsqueue.aside import in_thread
+        from fsqueue.async_thread import in_thread
 
         return await in_thread(lambda: self.__exit__(kind, error, trace))
 
