@@ -75,6 +75,8 @@ def insert(at: int, identity: str, first: int, task: bytes, available_at: int = 
     return f'{{"op":"insert","at":{at},"id":"{identity}","first":{first},{later}'.encode() + task[1:]
 
 
+SEAL = b'{"op":"seal",'
+"""What the line of a `seal` begins with."""
 INSERT = b'{"op":"insert",'
 """What the line of every `insert` begins with that this package writes."""
 _HEAD = re.compile(rb'\{"op":"insert","at":\d+,"id":"\w+","first":\d+(?:,"available_at":\d+)?(?=,)')

@@ -22,6 +22,7 @@ from fsqueue.protocol import finishing, sealing, transitions
 from fsqueue.protocol.selection import Selection
 from fsqueue.storage import commits, deadletters, published, record_times
 from fsqueue.storage.locked_batch import BatchBusy, BatchGone, LockedBatch
+from fsqueue.storage.logs import TaskLines
 from fsqueue.storage.store import Store
 
 logger = logging.getLogger("fsqueue")
@@ -354,7 +355,7 @@ class Leaser:
         return self._hand_out(locked, given, lease, until, offset, lines or [], solo)
 
     def _hand_out(
-        self, locked: LockedBatch, given: list[int], lease: str, until: int, offset: int, lines: list[bytes], solo: bool
+        self, locked: LockedBatch, given: list[int], lease: str, until: int, offset: int, lines: TaskLines, solo: bool
     ) -> list[LeasedTask]:
         """Return the leased tasks with their payloads. A damaged line becomes a dead letter instead of a task."""
         log = locked.log

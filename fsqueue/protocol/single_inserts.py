@@ -1,4 +1,4 @@
-"""Insert one task: append it to the log of a batch that takes inserts (docs/design.md, section 4.3; decision 27).
+"""Insert one task: append it to the log of a batch that takes inserts (docs/design.md, section 4.16; decision 27).
 
 A batch is *open* while it takes inserts: its task file is empty but for a header, and its tasks are `insert` records in
 its log. A process stays with one open batch. Its first one it adopts, if an earlier process of its host has left one
@@ -30,6 +30,8 @@ BUSY_WAIT_S = 0.02
 """Wait so long for the lock of the batch that this process inserts into, then take another: its holder may be stopped."""
 ADOPT_MAX = 8
 """Of the open batches that other processes of this host have left, so many are tried, the newest first."""
+SPREAD = 16
+"""Over so many shards a process spreads its open batches: workers share the work, and few directories are made."""
 TRIES = 20
 """So often an insert is begun anew: the batch was full, sealed, finished or locked, or the queue was purged."""
 
@@ -148,11 +150,9 @@ class SingleInserter:
         store = self.store
         shard = int(self._home(layout), 16)
         if self._named is not None:  # others do not look for this one: spread the work
-            shard = int(store.entropy.hex16()[:8], 16) % layout.shards
+            shard = (shard + int(store.entropy.hex16()[:8], 16) % SPREAD) % layout.shards
         batch = names.new_batch_in(store.entropy, store.clock.now_ms(), shard, layout.shards)
-        staged = staging.stage_as(
-            store, layout, [task_file.encode_open_batch(store.domain)], names.open_batch(batch)
-        )
+        staged = staging.stage_as(store, layout, [task_file.encode_open_batch(store.domain)], names.open_batch(batch))
         is_published = False
         try:
             staging.sync(store, [staged])
