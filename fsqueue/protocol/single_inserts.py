@@ -7,8 +7,11 @@ that is not full.
 
 from __future__ import annotations
 
+import errno
 import os
+import weakref
 from collections.abc import Iterator
+from contextlib import suppress
 
 from fsqueue.errors import FULL, FsqueueError, LockTimeout, StorageError, from_os_error
 from fsqueue.filesystem import taken
@@ -51,6 +54,7 @@ class SingleInserter:
         """The batch whose names this process knows to be durable."""
         self._finding = taken.Mutex()
         self._synced = _Synced(store)
+        _inserters.add(self)
 
     def takes(self, line: bytes) -> bool:
         """Return whether a task goes into an open batch. Else insert it as a file of its own."""
@@ -65,6 +69,11 @@ class SingleInserter:
     def close(self) -> None:
         """Close what is open. The inserter may be used again."""
         self._synced.close()
+
+    def after_fork(self) -> None:
+        """Let go of what another thread of the parent may have taken. Call it in a forked child."""
+        self._finding = taken.Mutex()
+        self._synced.after_fork()
 
     def insert(self, line: bytes, when: When) -> str:
         """Insert a task, durably, and return its id. `line` is the task as it would stand in a task file.
@@ -175,31 +184,50 @@ class SingleInserter:
         try:
             self._make_durable(batch, end)
         except OSError as error:
+            if self._batch == batch:
+                self._batch = None
             raise self._unknown(error) from error
         return index
 
     def _appended(self, batch: Batch, identity: str, line: bytes, when: When) -> tuple[int, int] | None:
-        """Append a task to a batch's log. Return its index, and where its record ends."""
-        is_known = batch == self._named
+        """Append a task to a batch's log. Return its index, and where its record ends; None if it takes no inserts.
+
+        If that ends with an error, the same record is appended once more, to the same log and to no other: a write that
+        failed may land later. Only then the batch can be left, or the error be raised as one that tells that the task
+        is not in the queue.
+        """
+        is_known, error = batch == self._named, None
+        wait_s = BUSY_WAIT_S if is_known else 0.0
         for is_last in (False, True):
             began = False
             try:
-                with LockedBatch(self.store, batch, BUSY_WAIT_S if is_known else 0, create=True) as locked:
+                with LockedBatch(self.store, batch, wait_s, create=True) as locked:
                     opening = self._prepare(locked, is_known)
-                    if opening is None:
-                        return None
-                    began = True
-                    index = self._append(locked, opening, identity, line, when)
-                    self._synced.wrote(locked)
-                    return index, locked.log.end
-            except (OSError, StorageError) as error:
-                if not began:
+                    if opening is not None:
+                        self._synced.open(batch)
+                        began = True
+                        index = self._append(locked, opening, identity, line, when)
+                        self._synced.wrote(locked)
+                        return index, locked.log.end
+            except LockTimeout as busy:
+                if error is None:
                     raise
-                found = self._found(batch, identity, error)
-                if found is not None:
-                    return found
-                if is_last or (isinstance(error, OSError) and error.errno in FULL):
-                    raise  # it is not in the queue
+                raise self._unknown(error) from busy
+            except (OSError, StorageError) as latest:
+                if not began and error is None:
+                    raise
+                error, is_closed = latest, False
+            else:
+                is_closed = True
+                if error is None:
+                    return None
+            is_full = isinstance(error, OSError) and error.errno in FULL
+            found = self._found(batch, identity, error, closing=is_last and not is_full)
+            if found is not None or is_closed or isinstance(error, FileNotFoundError):
+                return found
+            if is_last or is_full:
+                raise error  # it is not in the queue
+            wait_s = jsonl.LOCK_TIMEOUT_S
         raise AssertionError("unreachable")
 
     def _prepare(self, locked: LockedBatch, is_known: bool) -> bytes | None:
@@ -227,6 +255,8 @@ class SingleInserter:
             log.append(opening)
         if takes:
             sealing.seal(locked, record_times.present(locked))
+            if not replay_state.left:
+                finishing.try_finish(locked)
         return None
 
     def _append(self, locked: LockedBatch, opening: bytes, identity: str, line: bytes, when: When) -> int:
@@ -244,25 +274,30 @@ class SingleInserter:
         store = self.store
         if store.sync_inserts and not store.fs.shared:
             if batch != self._named:
-                for path in (store.layout.log(batch), store.layout.task_file(names.open_batch(batch))):
-                    store.names.sync(os.path.dirname(path))
+                with suppress(FileNotFoundError):  # the purge that took it along is found out next
+                    for path in (store.layout.log(batch), store.layout.task_file(names.open_batch(batch))):
+                        store.names.sync(os.path.dirname(path))
             self._synced.up_to(batch, end)
         self._named = batch
 
     # -- after an error ----------------------------------------------------------------------------
 
-    def _found(self, batch: Batch, identity: str, error: OSError | StorageError) -> tuple[int, int] | None:
+    def _found(
+        self, batch: Batch, identity: str, error: OSError | StorageError, closing: bool
+    ) -> tuple[int, int] | None:
         """Return the index of a task whose append ended with an error, and where the log ends; None if the task is not
         in the batch, for certain.
+
+        `closing`: let the batch take no more inserts where a write may still land, so that it stays certain.
 
         The error that says that this is unknown, if neither the log nor the history tells.
         """
         try:
-            return self._look_for(batch, identity)
+            return self._look_for(batch, identity, closing)
         except (OSError, FsqueueError, _Unknown) as other:
             raise self._unknown(error) from other
 
-    def _look_for(self, batch: Batch, identity: str) -> tuple[int, int] | None:
+    def _look_for(self, batch: Batch, identity: str, closing: bool) -> tuple[int, int] | None:
         store = self.store
         try:
             with LockedBatch(store, batch, jsonl.LOCK_TIMEOUT_S, create=True) as locked:
@@ -271,7 +306,8 @@ class SingleInserter:
                     raise FileNotFoundError(batch)
                 pieces = store.fs.all_pieces(locked.log.fd)
                 index = _index_of([(at, movements.parse(line)) for at, line, _ in sparse.lines(pieces, 0)], identity)
-                if index is not None and locked.log.sync and locked.recall().takes_inserts:
+                is_wanted = index is not None or closing
+                if is_wanted and locked.log.sync and locked.recall().takes_inserts:
                     sealing.seal(locked, record_times.present(locked))  # its sync covers the insert
                 return None if index is None else (index, locked.log.end)
         except FileNotFoundError:
@@ -311,8 +347,22 @@ class _Synced:
         self._fd = -1
         """A descriptor of its own: that of the log may be closed, and its number used again, while this one syncs."""
         self._done = 0
+        self._failed: Batch | None = None
+        """The batch whose log could not be synced. The next sync may succeed, though what was written is lost."""
         self._written: tuple[Batch | None, int] = (None, 0)
         """Up to where this process has written the log of its latest batch."""
+
+    def open(self, batch: Batch) -> None:
+        """Open a batch's log, before it is written: the system tells of a failed write only what was open by then."""
+        if batch != self._batch and self._store.sync_inserts and not self._store.fs.shared:
+            with self._mutex:
+                self._open(batch)
+
+    def _open(self, batch: Batch) -> None:
+        self._close()
+        self._fd = self._store.fs.look(self._store.layout.log(batch))
+        taken.disown(self._fd)  # from now on the finalizer closes it
+        self._batch, self._done = batch, 0
 
     def wrote(self, locked: LockedBatch) -> None:
         """Take in up to where the log is written. Call it under the log's lock."""
@@ -321,28 +371,51 @@ class _Synced:
     def up_to(self, batch: Batch, end: int) -> None:
         """Return when the log is on disk up to `end`. A batch that is gone was synced before its file was removed."""
         with self._mutex:
+            if batch == self._failed:
+                raise OSError(errno.EIO, "an earlier sync of it failed", self._store.layout.log(batch))
             if batch != self._batch:
-                self.close()
                 try:
-                    self._fd = self._store.fs.look(self._store.layout.log(batch))
+                    self._open(batch)
                 except FileNotFoundError:
                     return
-                taken.disown(self._fd)  # from now on the finalizer closes it
-                self._batch, self._done = batch, 0
             if self._done < end:
                 latest, written = self._written
-                self._store.fs.fsync(self._fd)
+                try:
+                    self._store.fs.fsync(self._fd)
+                except OSError:
+                    self._failed = batch
+                    raise
                 self._done = written if latest == batch else end
 
     def close(self) -> None:
-        """Close the descriptor."""
+        """Close the descriptor, once no other thread syncs it."""
+        with self._mutex:
+            self._close()
+
+    def _close(self) -> None:
         fd, self._fd, self._batch = self._fd, -1, None
         if fd >= 0:
             taken.own(fd, self._store.fs)
             self._store.fs.close(fd)
+
+    def after_fork(self) -> None:
+        """Let go of what a thread of the parent may have. Call it in a forked child."""
+        self._mutex = taken.Mutex()
+        self._close()
 
     def __del__(self) -> None:
         fd = getattr(self, "_fd", -1)
         if fd >= 0:
             self._fd = -1
             self._store.fs.drop(fd)
+
+
+_inserters: weakref.WeakSet[SingleInserter] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for inserter in list(_inserters):
+        inserter.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -68,7 +68,7 @@ def test_a_replay_of_the_history_gives_the_states_of_the_log(data: bytes) -> Non
 
 def finished(queue: Queue, clock: Any) -> bytes:
     """Let the batch end; the history's only line."""
-    clock.advance(LINGER_MS)
+    clock.advance(LINGER_MS / 1000)
     while queue.lease(5):
         raise AssertionError("a task is left")
     [path] = (base_of(queue) / "history").glob("*/*.jsonl")
@@ -84,7 +84,7 @@ def test_a_queue_keeps_no_payloads_in_its_history(opened: Queue, is_damaged: boo
         with log_files(opened)[0].open("ab") as file:
             file.write(b'{"op":"insert","at":1,"id":"torn","first":9,"payload":"sec')
     versions = [info.version for info in opened.tasks()]
-    clock.advance(1_000)
+    clock.advance(1)
     tasks = opened.lease(9)
     assert [task.payload for task in tasks][:4] == ["secret later", "secret", 7, b"\x00secret"]
     content = log_files(opened)[0].read_bytes()
