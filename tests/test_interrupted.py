@@ -25,14 +25,15 @@ import fsqueue
 from fsqueue import FsqueueError, LeasedTask, Queue, poll
 from fsqueue.filesystem import Filesystem, taken
 from fsqueue.filesystem.sizes import SizeOf
-from fsqueue.format.layout import settings_file
+from fsqueue.format import layout
+from fsqueue.format.layout import Durability, settings_file
 
 T = TypeVar("T")
 
 HERE = os.path.dirname(fsqueue.__file__) + "/"
 SECTIONS = {"taken.py", "locks.py", "logs.py", "open_logs.py", "locked_batch.py", "jsonl.py", "store.py",
             "queue_file.py", "leasing.py", "transitions.py", "arguments.py", "queue.py", "poll.py", "rooted.py",
-            "beneath.py"}  # fmt: skip
+            "beneath.py", "single_inserts.py", "sealing.py"}  # fmt: skip
 """Modules that take something, or give it back. In the others nothing is taken that these do not know of."""
 EVERYWHERE = os.environ.get("FSQUEUE_TEST_INTERRUPT") == "everywhere"
 """Set it to interrupt all other modules, too, which takes minutes."""
@@ -121,6 +122,8 @@ def check(queue: Queue, before: dict[int, str]) -> None:
     assert not store.mutex.locked()
     assert not any(log.mutex.locked() for log in store.logs)
     logs = {log.fd: log.path for log in store.logs} | dict.fromkeys(store.fs._root_fds, store.path)
+    if (synced := queue._inserter._synced._log) is not None:
+        logs[synced.fd] = store.layout.log(synced.batch)
     if isinstance(store.queue_file._size_now, SizeOf):
         logs[store.queue_file._size_now.args[0]] = settings_file(store.path)
     now = {fd: path for fd, path in descriptors().items() if before.get(fd) != path}
@@ -176,6 +179,20 @@ VERBS: dict[str, Callable[[Queue], object]] = {
     "commit": lambda q: q.insert_many([1, 2], commit=os.urandom(4).hex()),
     "reopen": lambda q: (q.close(), q.insert(1)),
 }
+SINGLE_INSERTS: dict[str, Callable[[Queue], object]] = {
+    "insert": lambda q: q.insert(1),
+    "insert first": lambda q: (forget_batch(q), q.insert(1)),
+    "insert into a full batch": lambda q: [q.insert(1) for _ in range(4)],
+    "insert and work": lambda q: (q.insert(1), [task.complete() for task in q.lease(3)]),
+    "upgrade": lambda q: q.upgrade(),
+}
+"""Verbs on a queue in which single inserts are appended to open batches; each is synced."""
+
+
+def forget_batch(queue: Queue) -> None:
+    """Let the next insert begin as that of a process that was just started."""
+    queue.close()
+    queue._inserter._batch = queue._inserter._named = None
 
 
 def in_thread(act: Callable[[], T]) -> T:
@@ -191,23 +208,46 @@ def in_thread(act: Callable[[], T]) -> T:
 def test_verbs_interrupted_anywhere_leave_nothing_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_thread, "start_new_thread", lambda *_: None)  # `check` puts back what a loop has left
     interrupter = Interrupter()
-    failed = in_thread(lambda: interrupted_anywhere(tmp_path, interrupter))
+    failed = in_thread(lambda: interrupted_anywhere(tmp_path, interrupter, VERBS))
     assert not failed, "\n".join(failed)
     assert len(interrupter.seen) > 1000
 
 
-def interrupted_anywhere(tmp_path: Path, interrupter: Interrupter) -> list[str]:
+def test_single_inserts_interrupted_anywhere_leave_nothing_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the tasks whose insert was interrupted each is there whole, or not at all: all can be worked off."""
+    monkeypatch.setattr(layout, "FORMAT_OF_NEW_QUEUES", 2)
+    interrupter = Interrupter()
+    failed = in_thread(lambda: interrupted_anywhere(tmp_path, interrupter, SINGLE_INSERTS, "default", 3))
+    assert not failed, "\n".join(failed)
+    assert len(interrupter.seen) > 1000
+    for path in tmp_path.iterdir():
+        with Queue(path) as queue:
+            while tasks := queue.lease(100):
+                assert {task.payload for task in tasks} <= {*range(600), 1, "another"}
+                queue.complete(tasks)
+
+
+def interrupted_anywhere(
+    tmp_path: Path,
+    interrupter: Interrupter,
+    verbs: dict[str, Callable[[Queue], object]],
+    durability: Durability = "none",
+    batch_tasks_max: int = 1024,
+) -> list[str]:
     """Interrupt each verb at each of its instructions, and return what was wrong."""
     failed: list[str] = []
     queues = 0
-    for verb, act in VERBS.items():
+    for verb, act in verbs.items():
         rounds, hit = 0, True
         while hit:
             if rounds % 100 == 0:
                 queues += 1
                 queue = Queue.create(
-                    tmp_path / f"{queues}", shards=2, durability="none", max_attempts=2, backoff_s=(0, 0)
-                )
+                    tmp_path / f"{queues}", shards=2, durability=durability, max_attempts=2, backoff_s=(0, 0),
+                    batch_tasks_max=batch_tasks_max,
+                )  # fmt: skip
                 queue.insert_many(range(600), batch_tasks=60)
                 queue.lease()[0].bury("as a beginning")
                 queue.close()

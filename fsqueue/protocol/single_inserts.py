@@ -337,16 +337,31 @@ def _index_of(records: list[tuple[int, dict[str, object] | None]] | history.Reco
     return None
 
 
+class _OpenLog:
+    """A descriptor of a batch's log. It is closed when this object is let go of, and so not while a thread uses it."""
+
+    __slots__ = ("batch", "fd", "fs")
+
+    def __init__(self, store: Store, batch: Batch) -> None:
+        self.fs, self.batch, self.fd = store.fs, batch, -1
+        self.fd = store.fs.look(store.layout.log(batch))
+        taken.disown(self.fd)
+
+    def __del__(self) -> None:
+        if self.fd >= 0:
+            self.fs.drop(self.fd)
+
+
 class _Synced:
     """Sync the log of the batch that a process inserts into. Threads that insert at the same time share a sync."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._mutex = taken.Mutex()
-        self._batch: Batch | None = None
-        self._fd = -1
+        self._log: _OpenLog | None = None
         """A descriptor of its own: that of the log may be closed, and its number used again, while this one syncs."""
-        self._done = 0
+        self._done: tuple[Batch | None, int] = (None, 0)
+        """Up to where the log of a batch is synced."""
         self._failed: Batch | None = None
         """The batch whose log could not be synced. The next sync may succeed, though what was written is lost."""
         self._written: tuple[Batch | None, int] = (None, 0)
@@ -354,15 +369,9 @@ class _Synced:
 
     def open(self, batch: Batch) -> None:
         """Open a batch's log, before it is written: the system tells of a failed write only what was open by then."""
-        if batch != self._batch and self._store.sync_inserts and not self._store.fs.shared:
-            with self._mutex:
-                self._open(batch)
-
-    def _open(self, batch: Batch) -> None:
-        self._close()
-        self._fd = self._store.fs.look(self._store.layout.log(batch))
-        taken.disown(self._fd)  # from now on the finalizer closes it
-        self._batch, self._done = batch, 0
+        log = self._log
+        if (log is None or log.batch != batch) and self._store.sync_inserts and not self._store.fs.shared:
+            self._log = _OpenLog(self._store, batch)
 
     def wrote(self, locked: LockedBatch) -> None:
         """Take in up to where the log is written. Call it under the log's lock."""
@@ -373,41 +382,30 @@ class _Synced:
         with self._mutex:
             if batch == self._failed:
                 raise OSError(errno.EIO, "an earlier sync of it failed", self._store.layout.log(batch))
-            if batch != self._batch:
+            synced, done = self._done
+            if synced == batch and done >= end:
+                return
+            log = self._log
+            if log is None or log.batch != batch:
                 try:
-                    self._open(batch)
+                    log = self._log = _OpenLog(self._store, batch)
                 except FileNotFoundError:
                     return
-            if self._done < end:
-                latest, written = self._written
-                try:
-                    self._store.fs.fsync(self._fd)
-                except OSError:
-                    self._failed = batch
-                    raise
-                self._done = written if latest == batch else end
+            latest, written = self._written
+            try:
+                self._store.fs.fsync(log.fd)
+            except OSError:
+                self._failed = batch
+                raise
+            self._done = batch, written if latest == batch else end
 
     def close(self) -> None:
-        """Close the descriptor, once no other thread syncs it."""
-        with self._mutex:
-            self._close()
-
-    def _close(self) -> None:
-        fd, self._fd, self._batch = self._fd, -1, None
-        if fd >= 0:
-            taken.own(fd, self._store.fs)
-            self._store.fs.close(fd)
+        """Close the descriptor, or let a thread do that which uses it just now."""
+        self._log = None
 
     def after_fork(self) -> None:
         """Let go of what a thread of the parent may have. Call it in a forked child."""
-        self._mutex = taken.Mutex()
-        self._close()
-
-    def __del__(self) -> None:
-        fd = getattr(self, "_fd", -1)
-        if fd >= 0:
-            self._fd = -1
-            self._store.fs.drop(fd)
+        self._mutex, self._log = taken.Mutex(), None
 
 
 _inserters: weakref.WeakSet[SingleInserter] = weakref.WeakSet()

@@ -762,7 +762,7 @@ def test_a_thousand_batches_leave_two_descriptors(make: Make) -> None:
     assert open_below(queue.path) == []
 
 
-def test_a_close_by_another_thread_waits_for_a_sync(queue: Queue) -> None:
+def test_a_close_by_another_thread_does_not_disturb_a_sync(queue: Queue) -> None:
     """Else the number of the descriptor may be another file's by then, and the insert counts as unknown."""
     inside, go_on = threading.Event(), threading.Event()
 

@@ -49,7 +49,7 @@ MUTATIONS = [
         "after an error an inserter takes the task for not inserted",
         "it inserts the task again: there are two",
         "open",
-        ((f"{INTO}._found", "return self._look_for(batch, identity)", "return None"),),
+        ((f"{INTO}._found", "return self._look_for(batch, identity, closing)", "return None"),),
     ),
     Mutation(
         "an inserter does not prove that the task file is there",
