@@ -103,7 +103,7 @@ class ReplayState(States):
         line, stretch = checkpoints.record(self, self.at, self.damaged, self.stretch, here), self.stretch
         if anyway or checkpoints.SHARE * len(line) <= here - stretch.since:
             return line
-        stretch.due = checkpoints.SHARE * len(line)
+        stretch.due = stretch.since + checkpoints.SHARE * len(line)
         return b""
 
     @property

@@ -5,6 +5,7 @@ Pure: no clock, no input or output. `replay_state` decides which records are val
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from heapq import heappop, heappush
 from typing import Any
 
@@ -84,6 +85,13 @@ class States:
             return holder is not None and holder.id == lease
         return False
 
+    def held(self, tasks: list[int], lease: str) -> list[int]:
+        """Return those of some tasks of which this lease is still the latest."""
+        claim, state, holder = self.leases.get(lease), self.state, self.holder
+        if claim is None:
+            return []
+        return [index for index in tasks if index < self.count and state[index] == LEASED and holder[index] is claim]
+
     def is_free(self, index: int, at: int) -> bool:
         """Return whether the task has no outcome and no lease holds it at `at`."""
         state = self.state[index]
@@ -96,6 +104,9 @@ class States:
 
     def exhausted(self, at: int) -> bool:
         """Return whether nothing that is known to be available is left (what is leased may run out)."""
+        frontier = self._frontier
+        if frontier < self.count and self.version[frontier] == self.base_version:
+            return False  # mostly: the next task is as it began
         if self._untouched() < self.count:
             return False
         ready, returns = self._ready, self._returns
@@ -112,6 +123,13 @@ class States:
             frontier += 1
         self._frontier = frontier
         return frontier
+
+    def _untouched_of(self, begin: int, end: int) -> Iterable[int]:
+        """Return those of the tasks from `begin` to before `end` that are as they began: mostly all."""
+        version, base = self.version, self.base_version
+        if version[begin:end].count(base) == end - begin:
+            return range(begin, end)
+        return [index for index in range(begin, end) if version[index] == base]
 
     def _is_due(self, since: int, index: int) -> bool:
         """Return whether a task that was to be available from then on still is."""
@@ -169,11 +187,10 @@ class States:
             for other in aside:
                 heappush(self._ready, other)
         if self.available_at <= at:
-            version, base, frontier = self.version, self.base_version, self._frontier
+            frontier = self._frontier
             while len(chosen) < most and frontier < self.count:
-                if version[frontier] == base:
-                    chosen.append(frontier)
-                frontier += 1
+                begin, frontier = frontier, min(frontier + most - len(chosen), self.count)
+                chosen += self._untouched_of(begin, frontier)
             self._frontier = frontier
         return chosen, spent, False
 
@@ -235,9 +252,9 @@ class States:
         """Give the free ones of `tasks` to a new lease; returns those."""
         if lease in self.ids:
             return []
-        claim = Lease(lease, at, max(until - at, 0), worker)
+        claim = Lease(lease, at, until - at if until > at else 0, worker)
         given = claim.tasks
-        state, since = self.state, self.since
+        state, since, holder, version = self.state, self.since, self.holder, self.version
         for index in tasks:
             if state[index] == AVAILABLE:
                 if since[index] > at:
@@ -248,8 +265,8 @@ class States:
                 continue
             state[index] = LEASED
             since[index] = until
-            self.holder[index] = claim
-            self.version[index] = offset
+            holder[index] = claim
+            version[index] = offset
             given.append(index)
         if given:
             claim.is_alone = len(given) == 1 and not several
@@ -261,20 +278,22 @@ class States:
 
     def complete(self, at: int, lease: str, tasks: list[int], offset: int, result: Any = None) -> list[int]:
         """Complete those of the tasks that this lease holds; return them."""
-        state, holder, done = self.state, self.holder, []
-        for index in tasks:
-            held = holder[index]
-            if state[index] == LEASED and held is not None and held.id == lease:
-                state[index] = COMPLETED
-                self.since[index] = at
-                self.version[index] = offset
-                done.append(index)
-                if result is not None:
-                    self.results[index] = result
-        self.left -= len(done)
-        self.done[COMPLETED] += len(done)
-        self.touched.difference_update(done)
+        done = self.held(tasks, lease)
+        self.complete_held(at, done, offset)
+        if result is not None:
+            self.results.update(dict.fromkeys(done, result))
         return done
+
+    def complete_held(self, at: int, tasks: list[int], offset: int) -> None:
+        """Complete tasks. The caller has checked that its lease holds them."""
+        state, since, version = self.state, self.since, self.version
+        for index in tasks:
+            state[index] = COMPLETED
+            since[index] = at
+            version[index] = offset
+        self.left -= len(tasks)
+        self.done[COMPLETED] += len(tasks)
+        self.touched.difference_update(tasks)
 
     def renew(self, at: int, lease: str, tasks: list[int], until: int, offset: int) -> list[int]:
         """Extend what this lease holds and has not run out; returns those."""

@@ -237,20 +237,20 @@ class Log:
         one is due, or if `restating`. OSError or StorageError if what is there afterwards is not what was written:
         then discard the log.
         """
-        fs, fd, state, base = self.fs, self.fd, self.replay_state, self.end
-        offset, stretch = base, state.stretch
+        fs, fd, base, stretch = self.fs, self.fd, self.end, self.replay_state.stretch
+        offset = base
         if self.torn:
             offset = self.next_offset()
             for _, torn in fs.pieces(fd, base):
                 stretch.cover(torn)
             data = movements.VOID + data
-            state.damaged += 1
+            self.replay_state.damaged += 1
             base += self.torn
         stretch.append(data)
         size = len(data)
         end = base + size
-        if end - stretch.since >= stretch.due or restating:
-            data += state.checkpoint(end, restating)
+        if end >= stretch.due or restating:
+            data += self.replay_state.checkpoint(end, restating)
         written = fs.write(fd, data)
         if written < size:  # the disk is full; what was written is a torn tail now
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path)
@@ -263,7 +263,7 @@ class Log:
         self.end, self.torn = end, written - size
         if written > size and written == len(data):  # else there was room for the records only
             self.end, self.torn = base + written, 0
-            state.begin_stretch(self.end, written - size)
+            self.replay_state.begin_stretch(self.end, written - size)
         return offset
 
     def restate(self) -> None:
