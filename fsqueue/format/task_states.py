@@ -5,7 +5,6 @@ Pure: no clock, no input or output. `replay_state` decides which records are val
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from heapq import heappop, heappush
 from typing import Any
 
@@ -33,6 +32,37 @@ Choice = tuple[list[int], list[int], bool]
 
 class States:
     """The states of a batch's tasks. Indices are task indices, times milliseconds."""
+
+    # Slots: CPython finds the attributes of an object at once that has slots, or 30 attributes at most (decision 26).
+    __slots__ = (
+        "_expiries",
+        "_frontier",
+        "_ready",
+        "_returns",
+        "_serial",
+        "attempts",
+        "available_at",
+        "base_version",
+        "count",
+        "counts",
+        "done",
+        "ended",
+        "errors",
+        "finished",
+        "holder",
+        "ids",
+        "leases",
+        "left",
+        "names",
+        "payloads",
+        "results",
+        "since",
+        "solo",
+        "state",
+        "took",
+        "touched",
+        "version",
+    )
 
     def __init__(self) -> None:
         self.begin(0, 0, 0)
@@ -105,10 +135,8 @@ class States:
     def exhausted(self, at: int) -> bool:
         """Return whether nothing that is known to be available is left (what is leased may run out)."""
         frontier = self._frontier
-        if frontier < self.count and self.version[frontier] == self.base_version:
-            return False  # mostly: the next task is as it began
-        if self._untouched() < self.count:
-            return False
+        if frontier < self.count and (self.version[frontier] == self.base_version or self._untouched() < self.count):
+            return False  # mostly the next task is as it began
         ready, returns = self._ready, self._returns
         while ready and not self.is_free(ready[0], at):
             heappop(ready)
@@ -123,13 +151,6 @@ class States:
             frontier += 1
         self._frontier = frontier
         return frontier
-
-    def _untouched_of(self, begin: int, end: int) -> Iterable[int]:
-        """Return those of the tasks from `begin` to before `end` that are as they began: mostly all."""
-        version, base = self.version, self.base_version
-        if version[begin:end].count(base) == end - begin:
-            return range(begin, end)
-        return [index for index in range(begin, end) if version[index] == base]
 
     def _is_due(self, since: int, index: int) -> bool:
         """Return whether a task that was to be available from then on still is."""
@@ -187,10 +208,16 @@ class States:
             for other in aside:
                 heappush(self._ready, other)
         if self.available_at <= at:
-            frontier = self._frontier
+            version, base, frontier = self.version, self.base_version, self._frontier
+            if most > 1:
+                run = version[frontier : frontier + most - len(chosen)]
+                if run.count(base) == len(run):  # as mostly: all of them are as they began
+                    chosen += range(frontier, frontier + len(run))
+                    frontier += len(run)
             while len(chosen) < most and frontier < self.count:
-                begin, frontier = frontier, min(frontier + most - len(chosen), self.count)
-                chosen += self._untouched_of(begin, frontier)
+                if version[frontier] == base:
+                    chosen.append(frontier)
+                frontier += 1
             self._frontier = frontier
         return chosen, spent, False
 
@@ -273,7 +300,8 @@ class States:
             self.leases[lease] = claim
             self.ids.add(lease)
             self.touched.update(given)
-            self._expects(until, claim)
+            self._serial += 1  # `_expects`, without a frame of its own
+            heappush(self._expiries, (until, self._serial, claim))
         return given
 
     def complete(self, at: int, lease: str, tasks: list[int], offset: int, result: Any = None) -> list[int]:

@@ -83,7 +83,7 @@ MUTATIONS = [
         "two write into one log at the same time",
         "calm",
         (
-            ("storage.locked_batch:LockedBatch.__enter__", "if store.fs.try_lock(log.fd) or", "if store.fs.try_lock(log.fd) or not wait_s or"),
+            ("storage.locked_batch:LockedBatch.__enter__", "if try_lock(log.fd) or", "if try_lock(log.fd) or not wait_s or"),
         ),
     ),
     Mutation(
