@@ -262,7 +262,7 @@ MUTATIONS = [
         "the same, for a second",
         "purge",
         (
-            ("storage.queue_file:QueueFile.is_unchanged", " and self._size_now() == self._size_read", ""),
+            ("storage.queue_file:QueueFile.is_unchanged", " and size_now() == self._size_read", ""),
         ),
     ),
     Mutation(
