@@ -27,7 +27,7 @@ TASK_BYTES_MAX = 64 << 10
 LOG_BYTES_MAX = 1 << 20
 """A batch whose log is longer takes no more inserts."""
 BUSY_WAIT_S = 0.02
-"""Wait so long for the lock of the batch that this process inserts into, then take another: its holder may be stopped."""
+"""Wait so long for the lock of the batch of the last insert, then take another batch: the holder may be stopped."""
 ADOPT_MAX = 8
 """Of the open batches that other processes of this host have left, so many are tried, the newest first."""
 SPREAD = 16
@@ -143,7 +143,7 @@ class SingleInserter:
                 store.refresh(now=True)
                 store.make_generation()
         raise StorageError(
-            f"The queue {store.path} was purged again and again while a task was being inserted. It is not in the queue."
+            f"The queue {store.path} was purged again and again while a task was being inserted. The task is not in it."
         )
 
     def _publish(self, layout: Layout) -> Batch:
