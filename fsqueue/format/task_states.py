@@ -88,7 +88,7 @@ class States:
         """Whose inserts the batch takes, or took before it was sealed; None if its tasks are in its file."""
         self.sealed = False
         self.inserted_at = 0
-        """When the last task was inserted into the log (ms); at first when the batch was opened."""
+        """When the last task was inserted into the log (ms); at first when the batch was born."""
         self.places: dict[int, int] = {}
         """Where the `insert` records stand of tasks in the log that have no outcome, or are dead."""
         self.insert_ids: set[str] = set()

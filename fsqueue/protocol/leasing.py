@@ -317,7 +317,6 @@ class Leaser:
             self.selection.expect(locked.batch, ends_at)
         else:
             locked.log.append(opening)
-            locked.replay_state.inserted_at = 0
             finishing.try_finish(locked)
 
     def _try_finish(self, locked: LockedBatch) -> None:

@@ -11,6 +11,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 from fsqueue.errors import FULL, LockTimeout, StorageError
@@ -21,7 +22,7 @@ from fsqueue.format.layout import is_doctors
 from fsqueue.format.names import Batch, Day, Generation, TaskFileName
 from fsqueue.format.replay import DEAD, ReplayState
 from fsqueue.models import GcReport
-from fsqueue.protocol import finishing
+from fsqueue.protocol import finishing, transitions
 from fsqueue.storage import (
     commits,
     deadletters,
@@ -187,6 +188,7 @@ def _shard(store: Store, shard: names.Shard, has_logs: bool, report: GcReport, r
     """Mend the batches of a shard. Return the errors of those for which there was no room."""
     full = []
     files: dict[str, TaskFileName] = {}
+    logs: list[Batch] = []
     for text in store.fs.names(f"{store.layout.tasks}/{shard}"):
         name = names.parse_task_file(text)
         if name is None:
@@ -198,15 +200,11 @@ def _shard(store: Store, shard: names.Shard, has_logs: bool, report: GcReport, r
         if batch is None:
             report.stray += 0 if text.startswith(".nfs") else 1
             continue
+        logs.append(batch)
+    anchors = [name.batch for name in files.values() if name.is_open and name.batch not in logs]
+    for batch, look in [*((each, _look_at) for each in logs), *((each, _end_anchor) for each in anchors)]:
         try:
-            replay_state = listing.read_present_state(store, batch)
-            at_work = replay_state is not None and replay_state.left and batch in files and not replay_state.done[DEAD]
-            if (
-                not at_work
-                or is_late(replay_state, files[batch])
-                or (replay_state and record_times.is_ahead(store, replay_state))
-            ):
-                mend(store, batch, files.get(batch), report)
+            look(store, batch, files, report)
         except LockTimeout:
             report.busy += 1
         except OSError as error:
@@ -219,6 +217,30 @@ def _shard(store: Store, shard: names.Shard, has_logs: bool, report: GcReport, r
             refused.add(error)
             report.stray += 1
     return full
+
+
+def _look_at(store: Store, batch: Batch, files: dict[str, TaskFileName], report: GcReport) -> None:
+    """Mend a batch that has a log, if it needs that."""
+    replay_state = listing.read_present_state(store, batch)
+    at_work = replay_state is not None and replay_state.left and batch in files and not replay_state.done[DEAD]
+    if (
+        not at_work
+        or is_late(replay_state, files[batch])
+        or (replay_state and record_times.is_ahead(store, replay_state))
+    ):
+        mend(store, batch, files.get(batch), report)
+
+
+def _end_anchor(store: Store, batch: Batch, files: dict[str, TaskFileName], report: GcReport) -> None:
+    """End a batch that takes inserts and has got none: the inserter that made it died before its first insert."""
+    if names.birth_ms(batch) + finishing.LINGER_MS > store.clock.now_ms():
+        return
+    with suppress(FileNotFoundError), LockedBatch(store, batch, finishing.WAIT_S, create=True) as locked:
+        locked.log.name = locked.log.name or files[batch]
+        if transitions.open_untouched(locked):
+            report.finished += finishing.finish(locked)
+        else:
+            finishing.retire(locked)
 
 
 def is_late(replay_state: ReplayState | None, name: TaskFileName) -> bool:
