@@ -69,6 +69,7 @@ ROWS = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.oldest
 @settings(deadline=None)
 @given(st.lists(st.lists(st.none() | ROWS, min_size=1, max_size=4), min_size=1, max_size=3))
 def test_any_payloads_of_the_type(batches: list[list[Any]]) -> None:
@@ -85,6 +86,7 @@ def test_any_payloads_of_the_type(batches: list[list[Any]]) -> None:
 ROW = {"numbers": {"x": 1, "y": 2}, "inner": {"days": {"a": "2026-11-21"}, "x": 1}, "name": 'say "x"', "other": [1]}
 
 
+@pytest.mark.oldest
 def test_what_fits_is_not_converted_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = one_by_one(lines([ROW] * 3)).column
     monkeypatch.setattr(columnar, "parse", lambda *_: pytest.fail("the payloads were converted in Python"))
