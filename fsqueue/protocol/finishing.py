@@ -20,6 +20,7 @@ from contextlib import suppress
 from fsqueue.errors import LockTimeout
 from fsqueue.format import movements
 from fsqueue.format.replay import COMPLETED, DEAD
+from fsqueue.protocol import sealing
 from fsqueue.storage import commits, counters, deadletters, history, published, record_times, staging
 from fsqueue.storage.locked_batch import LockedBatch
 
@@ -144,6 +145,8 @@ def settle_loss(locked: LockedBatch) -> bool:
         return False
     replay_state = locked.replay_state
     at = record_times.present(locked)
+    if replay_state.takes_inserts:  # else a process that knows the batch would insert what no worker finds
+        sealing.seal(locked, at)
     lost = [index for index in range(replay_state.count) if replay_state.is_free(index, at)]
     if lost:
         locked.append_record(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import weakref
 from collections.abc import Sequence
 
 from fsqueue.errors import StorageError
@@ -116,7 +117,7 @@ class LinesInLog:
     __slots__ = ("_begin", "_bytes", "_log")
 
     def __init__(self, log: Log) -> None:
-        self._log = log
+        self._log = weakref.proxy(log)  # no cycle: a log that is let go of closes its descriptor at once
         self._begin, self._bytes = 0, b""
 
     def __getitem__(self, index: int) -> bytes:
@@ -153,6 +154,7 @@ class Log:
     """
 
     __slots__ = (
+        "__weakref__",
         "batch",
         "domain",
         "end",
