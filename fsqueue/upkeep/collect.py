@@ -237,7 +237,10 @@ def mend(store: Store, batch: Batch, name: TaskFileName | None, report: GcReport
             log.name = log.name or name
             record_times.set_right(locked)
             if replay_state.opened and not replay_state.left:
-                report.finished += finishing.finish(locked)
+                if finishing.finish(locked):
+                    report.finished += 1
+                elif replay_state.done[DEAD]:  # a task was inserted a moment ago, and the letters do not wait for that
+                    report.letters_added += finishing.missing_letters(locked)
             elif published.read(locked) is None and not publish_again(locked):
                 if not replay_state.opened:
                     finishing.retire(locked)
