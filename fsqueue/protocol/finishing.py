@@ -20,6 +20,7 @@ from contextlib import suppress
 from fsqueue.errors import LockTimeout
 from fsqueue.format import movements
 from fsqueue.format.replay import COMPLETED, DEAD
+from fsqueue.protocol import sealing
 from fsqueue.storage import commits, counters, deadletters, history, published, record_times, staging
 from fsqueue.storage.locked_batch import LockedBatch
 
@@ -133,6 +134,8 @@ def bury(locked: LockedBatch, tasks: list[int]) -> None:
 def settle_loss(locked: LockedBatch) -> bool:
     """Bury the tasks without an outcome whose task file is proven absent: no reader should wait for them for ever.
 
+    A batch that took inserts takes no more.
+
     False, and nothing is done, if the file is in staging: a power loss may put it back there after tasks were
     leased from it. The next reader that applies what is decided, or `gc`, publishes it. Files move from staging into
     the shard only, so the shard is looked at again after staging: another process may have published it in between.
@@ -144,6 +147,8 @@ def settle_loss(locked: LockedBatch) -> bool:
         return False
     replay_state = locked.replay_state
     at = record_times.present(locked)
+    if replay_state.takes_inserts:
+        sealing.seal(locked, at)  # else its inserters would go on, and only upkeep would ever find their tasks
     lost = [index for index in range(replay_state.count) if replay_state.is_free(index, at)]
     if lost:
         locked.append_record(

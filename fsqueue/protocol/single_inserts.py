@@ -154,9 +154,7 @@ class SingleInserter:
         if self._named is not None:  # others do not look for this one: spread the work
             shard = int(store.entropy.hex16()[:8], 16) % layout.shards
         batch = names.new_batch_in(store.entropy, store.clock.now_ms(), shard, layout.shards)
-        staged = staging.stage_as(
-            store, layout, [task_file.encode_open_batch(store.domain)], names.open_batch(batch)
-        )
+        staged = staging.stage_as(store, layout, [task_file.encode_open_batch(store.domain)], names.open_batch(batch))
         is_published = False
         try:
             staging.sync(store, [staged])

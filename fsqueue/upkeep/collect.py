@@ -21,7 +21,7 @@ from fsqueue.format.layout import is_doctors
 from fsqueue.format.names import Batch, Day, Generation, TaskFileName
 from fsqueue.format.replay import DEAD, ReplayState
 from fsqueue.models import GcReport
-from fsqueue.protocol import finishing
+from fsqueue.protocol import finishing, transitions
 from fsqueue.storage import (
     commits,
     deadletters,
@@ -186,18 +186,22 @@ def refresh(store: Store) -> int:
 def _shard(store: Store, shard: names.Shard, has_logs: bool, report: GcReport, refused: Refusals) -> list[OSError]:
     """Mend the batches of a shard. Return the errors of those for which there was no room."""
     full = []
-    files: dict[str, TaskFileName] = {}
+    files: dict[names.Batch, TaskFileName] = {}
     for text in store.fs.names(f"{store.layout.tasks}/{shard}"):
         name = names.parse_task_file(text)
         if name is None:
             report.stray += 0 if text.startswith(".nfs") else 1
             continue
         files[name.batch] = name
+    logs: list[names.Batch] = []
     for text in store.fs.names(f"{store.layout.logs}/{shard}") if has_logs else ():
         batch = names.parse_log_file(text)
         if batch is None:
             report.stray += 0 if text.startswith(".nfs") else 1
             continue
+        logs.append(batch)
+    empty = {name.batch for name in files.values() if name.is_open and _is_old(store, name.batch)}.difference(logs)
+    for batch in (*logs, *sorted(empty)):
         try:
             replay_state = listing.read_present_state(store, batch)
             at_work = replay_state is not None and replay_state.left and batch in files and not replay_state.done[DEAD]
@@ -206,7 +210,7 @@ def _shard(store: Store, shard: names.Shard, has_logs: bool, report: GcReport, r
                 or is_late(replay_state, files[batch])
                 or (replay_state and record_times.is_ahead(store, replay_state))
             ):
-                mend(store, batch, files.get(batch), report)
+                mend(store, batch, files.get(batch), report, create=batch in empty)
         except LockTimeout:
             report.busy += 1
         except OSError as error:
@@ -229,12 +233,17 @@ def is_late(replay_state: ReplayState | None, name: TaskFileName) -> bool:
     return due is not None and due < name.available_at
 
 
-def mend(store: Store, batch: Batch, name: TaskFileName | None, report: GcReport) -> None:
-    """Mend one log with leftovers: unfinished finishing, missing letters, a file that is gone, or nothing in it."""
+def mend(store: Store, batch: Batch, name: TaskFileName | None, report: GcReport, create: bool = False) -> None:
+    """Mend one log with leftovers: unfinished finishing, missing letters, a file that is gone, or nothing in it.
+
+    With `create` a log is made for an open batch that has none.
+    """
     try:
-        with LockedBatch(store, batch, finishing.WAIT_S) as locked:
+        with LockedBatch(store, batch, finishing.WAIT_S, create) as locked:
             log, replay_state = locked.log, locked.replay_state
             log.name = log.name or name
+            if name is None:
+                log.lines, log.is_named_so = None, False  # what this process has read does not prove that it is there
             record_times.set_right(locked)
             if replay_state.opened and not replay_state.left:
                 if finishing.finish(locked):
@@ -247,6 +256,8 @@ def mend(store: Store, batch: Batch, name: TaskFileName | None, report: GcReport
                     report.finished += 1
                 else:
                     report.finished += finishing.settle_loss(locked)
+            elif not replay_state.opened and log.name is not None and log.name.is_open:
+                report.finished += _end_if_empty(locked, log.name)
             else:
                 if replay_state.done[DEAD]:
                     report.letters_added += finishing.missing_letters(locked)
@@ -257,6 +268,23 @@ def mend(store: Store, batch: Batch, name: TaskFileName | None, report: GcReport
                     store.doorbell.ring()
     except FileNotFoundError:
         pass
+
+
+def _is_old(store: Store, batch: Batch) -> bool:
+    """Return whether an open batch should have got its first task by now."""
+    return store.clock.now_ms() >= names.birth_ms(batch) + finishing.LINGER_MS
+
+
+def _end_if_empty(locked: LockedBatch, name: TaskFileName) -> bool:
+    """End an open batch into which nothing was inserted: the inserter that made it has died. Return whether it ended.
+
+    An inserter that was only slow finds its log retired, and takes another batch.
+    """
+    if not _is_old(locked.store, locked.batch):
+        return False
+    locked.write(transitions.opening(locked, name))
+    locked.replay_state.inserted_at = 0
+    return finishing.finish(locked)
 
 
 def publish_again(locked: LockedBatch) -> bool:
