@@ -660,7 +660,7 @@ def test_an_open_batch_whose_inserter_died_before_its_first_insert_is_cleared_aw
         fs = Filesystem(str(path), shared=False)
         real = {"create": fs.look, "write": fs.write}[step]
 
-        def dying(*args: Any, real: Callable[..., Any] = real) -> Any:
+        def dying(*args: Any, real: Callable[..., Any] = real, step: str = step) -> Any:
             if step == "write" or "/movements/" in str(args[0]):
                 raise Crash
             return real(*args)
