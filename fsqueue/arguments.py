@@ -161,6 +161,8 @@ def leased(tasks: object) -> list[LeasedTask]:
     """Return leased tasks, one or many, as a list; InvalidArgument for anything else."""
     if isinstance(tasks, LeasedTask):
         return [tasks]
+    if type(tasks) is list and set(map(type, tasks)) == {LeasedTask}:
+        return list(tasks)
     found: list[LeasedTask] = []
     for task in items_of(tasks) if isinstance(tasks, Iterable) else [tasks]:
         if not isinstance(task, LeasedTask):

@@ -127,7 +127,9 @@ def _brief(value: object) -> str:
 
 def birth_record(settings: Settings, identity: str, at: int) -> bytes:
     """Return the first line of `queue.jsonl`. `identity` tells this queue from one made later at the same path."""
-    return _line({"op": "create", "at": at, "format": FORMAT_OF_NEW_QUEUES, "id": identity, "settings": asdict(settings)})
+    return _line(
+        {"op": "create", "at": at, "format": FORMAT_OF_NEW_QUEUES, "id": identity, "settings": asdict(settings)}
+    )
 
 
 def generation_record(generation: int, at: int) -> bytes:
@@ -174,6 +176,7 @@ def read_queue_state(content: bytes, path: str) -> QueueState:
                 )
             if type(wanted) is not int or wanted < 1:
                 wrong = wrong or f"says format {_brief(wanted)}, which no fsqueue writes"
+                continue
             match record:
                 case {"op": "create", "id": str(text), "settings": dict(given)} if queue_state is None and not wrong:
                     if (identity := names.parse_queue_id(text)) is not None:

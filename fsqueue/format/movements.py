@@ -26,10 +26,10 @@ VOID = b"~\n"
 
 def to_ranges(tasks: Sequence[int]) -> list[Range]:
     """Return task indices as half-open ranges, in ascending order."""
-    if len(tasks) == 1:
-        return [(tasks[0], tasks[0] + 1)]
-    ranges: list[Range] = []
     ordered = sorted(tasks)
+    if ordered == list(range(ordered[0], ordered[-1] + 1)):  # as mostly; and one task
+        return [(ordered[0], ordered[-1] + 1)]
+    ranges: list[Range] = []
     start = last = ordered[0]
     for index in ordered[1:]:
         if index != last + 1:
@@ -75,6 +75,8 @@ def insert(at: int, identity: str, first: int, task: bytes, available_at: int = 
     return f'{{"op":"insert","at":{at},"id":"{identity}","first":{first},{later}'.encode() + task[1:]
 
 
+SEAL = b'{"op":"seal",'
+"""What the line of a `seal` begins with."""
 INSERT = b'{"op":"insert",'
 """What the line of every `insert` begins with that this package writes."""
 _HEAD = re.compile(rb'\{"op":"insert","at":\d+,"id":"\w+","first":\d+(?:,"available_at":\d+)?(?=,)')

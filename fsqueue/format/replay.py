@@ -26,6 +26,8 @@ AT_MAX = MS_MAX
 class ReplayState(States):
     """The state of a batch's tasks after the records replayed so far."""
 
+    __slots__ = ("at", "damaged", "disputed", "gone", "is_whole", "stretch")
+
     def __init__(self) -> None:
         self.at = 0
         """The largest `at` so far: time does not run backwards in a log, unless a `clock` record sets it right."""
@@ -105,7 +107,7 @@ class ReplayState(States):
         line, stretch = checkpoints.record(self, self.at, self.damaged, self.stretch, here), self.stretch
         if anyway or checkpoints.SHARE * len(line) <= here - stretch.since:
             return line
-        stretch.due = checkpoints.SHARE * len(line)
+        stretch.due = stretch.since + checkpoints.SHARE * len(line)
         return b""
 
     @property
@@ -199,7 +201,8 @@ def _open(replay_state: ReplayState, record: dict[str, Any], at: int, offset: in
     count = _count(record["count"]) if inserts is None else _zero(record["count"])
     available_at, domain = _time(record.get("available_at", 0)), None if inserts is None else _text(inserts)
     replay_state.begin(count, available_at, offset)
-    replay_state.opened, replay_state.inserts, replay_state.inserted_at = True, domain, at
+    replay_state.opened, replay_state.inserts = True, domain
+    replay_state.inserted_at = min(_time(record.get("birth", at)), at)
     return True
 
 
@@ -293,6 +296,7 @@ def _clock(replay_state: ReplayState, record: dict[str, Any], at: int, offset: i
     if type(since) is not list or len(since) != len(tasks) or record["at"] >= replay_state.at:
         raise ValueError
     replay_state.reschedule(record["at"], dict(zip(tasks, map(_time, since), strict=True)))
+    replay_state.inserted_at = min(replay_state.inserted_at, record["at"])
     return True
 
 

@@ -22,6 +22,7 @@ from fsqueue.fsck.recount import Recount
 from fsqueue.protocol import finishing, transitions
 from fsqueue.storage import history, jsonl, published, record_times
 from fsqueue.storage.locked_batch import LockedBatch
+from fsqueue.storage.logs import LinesInLog
 from fsqueue.storage.queue_file import FRESH_S
 from fsqueue.storage.store import Store
 from fsqueue.wording import counted
@@ -167,8 +168,11 @@ class Repair:
             if not transitions.open_untouched(locked):
                 finishing.retire(locked)
                 return
+            if locked.replay_state.inserts is not None:
+                return  # its tasks are in the log: what cannot be read there is no task
             replay_state, log.lines = locked.replay_state, None  # what was read before the damage is of no use here
             lines = published.read(locked)
+            assert not isinstance(lines, LinesInLog)
             at = record_times.present(locked)
             bad = unreadable(lines or [], replay_state.count, replay_state.payloads)
             lost = [index for index in bad if replay_state.is_free(index, at)]

@@ -22,6 +22,7 @@ from fsqueue.protocol import finishing, sealing, transitions
 from fsqueue.protocol.selection import Selection
 from fsqueue.storage import commits, deadletters, published, record_times
 from fsqueue.storage.locked_batch import BatchBusy, BatchGone, LockedBatch
+from fsqueue.storage.logs import TaskLines
 from fsqueue.storage.store import Store
 
 logger = logging.getLogger("fsqueue")
@@ -316,7 +317,6 @@ class Leaser:
             self.selection.expect(locked.batch, ends_at)
         else:
             locked.log.append(opening)
-            locked.replay_state.inserted_at = 0
             finishing.try_finish(locked)
 
     def _try_finish(self, locked: LockedBatch) -> None:
@@ -340,9 +340,8 @@ class Leaser:
             target = published.named(locked, log.name, due if due is not None else until)
             if target != log.name:
                 move = movements.moving(log.name, target)
-        if move:
-            replay_state.mention(str(log.name))
-            replay_state.mention(str(target))
+                replay_state.mention(str(log.name))
+                replay_state.mention(str(target))
         record = movements.lease(at, lease, given, until, store.worker_json, several, move)
         locked.log.append(opening + record if opening else record)
         lines = log.lines
@@ -354,7 +353,7 @@ class Leaser:
         return self._hand_out(locked, given, lease, until, offset, lines or [], solo)
 
     def _hand_out(
-        self, locked: LockedBatch, given: list[int], lease: str, until: int, offset: int, lines: list[bytes], solo: bool
+        self, locked: LockedBatch, given: list[int], lease: str, until: int, offset: int, lines: TaskLines, solo: bool
     ) -> list[LeasedTask]:
         """Return the leased tasks with their payloads. A damaged line becomes a dead letter instead of a task."""
         log = locked.log
@@ -374,13 +373,14 @@ class Leaser:
             except (ValueError, IndexError, TypeError):
                 self._damaged.append(LeasedTask(queue, batch, index, lease, None, 0, offset, until, generation))
                 continue
-            payload = payloads[index] if payloads and index in payloads else record["payload"]
+            payload = record["payload"] if not payloads else payloads.get(index, record["payload"])
             task = LeasedTask(queue, batch, index, lease, payload, attempts[index] + 1, offset, until, generation)
             if len(record) > 1:
                 task.key, task.priority = record.get("key"), record.get("priority")
-            if solo:
-                task.solo = True
             tasks.append(task)
+        if solo:
+            for task in tasks:
+                task.solo = True
         return tasks
 
     def exchange(self, task: LeasedTask, lease_ms: int) -> list[LeasedTask] | None:

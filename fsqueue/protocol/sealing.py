@@ -1,8 +1,7 @@
-"""Seal a batch: from then on it takes no inserts (docs/design.md, section 4.3)."""
+"""Seal a batch: from then on it takes no inserts (docs/design.md, section 4.16)."""
 
 from __future__ import annotations
 
-from fsqueue.format import movements
 from fsqueue.format.replay import AVAILABLE
 from fsqueue.storage import published
 from fsqueue.storage.locked_batch import LockedBatch

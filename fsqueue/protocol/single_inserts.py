@@ -1,4 +1,4 @@
-"""Insert one task: append it to the log of a batch that takes inserts (docs/design.md, section 4.3; decision 27).
+"""Insert one task: append it to the log of a batch that takes inserts (docs/design.md, section 4.16; decision 27).
 
 A batch is *open* while it takes inserts: its task file is empty but for a header, and its tasks are `insert` records in
 its log. A process stays with one open batch. Its first one it adopts, if an earlier process of its host has left one
@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from fsqueue.errors import FULL, FsqueueError, LockTimeout, StorageError, from_os_error
-from fsqueue.filesystem import taken
+from fsqueue.cluster import identity
+from fsqueue.errors import FULL, NO_DESCRIPTORS, FsqueueError, LockTimeout, StorageError, from_os_error
+from fsqueue.filesystem import Filesystem, taken
 from fsqueue.format import movements, names, sparse, task_file
 from fsqueue.format.layout import OPEN_BATCHES, Layout
 from fsqueue.format.names import Batch
@@ -27,9 +28,11 @@ TASK_BYTES_MAX = 64 << 10
 LOG_BYTES_MAX = 1 << 20
 """A batch whose log is longer takes no more inserts."""
 BUSY_WAIT_S = 0.02
-"""Wait so long for the lock of the batch that this process inserts into, then take another: its holder may be stopped."""
+"""Wait so long for the lock of the batch of the last insert, then take another batch: the holder may be stopped."""
 ADOPT_MAX = 8
 """Of the open batches that other processes of this host have left, so many are tried, the newest first."""
+SPREAD = 16
+"""Over so many shards a process spreads its open batches: workers share the work, and few directories are made."""
 TRIES = 20
 """So often an insert is begun anew: the batch was full, sealed, finished or locked, or the queue was purged."""
 
@@ -43,12 +46,17 @@ class SingleInserter:
 
     def __init__(self, store: Store) -> None:
         self.store = store
+        self._begin()
+
+    def _begin(self) -> None:
+        self._process = identity.forks
+        """The process that this belongs to, by `identity.forks`: a forked child takes none of its parent's mutexes."""
         self._batch: Batch | None = None
         """The open batch that this process inserts into."""
         self._named: Batch | None = None
         """The batch whose names this process knows to be durable."""
         self._finding = taken.Mutex()
-        self._synced = _Synced(store)
+        self._synced = _Synced(self.store)
 
     def takes(self, line: bytes) -> bool:
         """Return whether a task goes into an open batch. Else insert it as a file of its own."""
@@ -73,18 +81,24 @@ class SingleInserter:
 
         An error says whether the task is in the queue, or that this is unknown.
         """
+        if self._process != identity.forks:
+            self._begin()
         store = self.store
         store.refresh()
-        identity = store.entropy.hex16()
+        insert_id = store.entropy.hex16()
+        refused: OSError | None = None
         for batch in self._batches():
-            layout = store.layout
+            layout, index = store.layout, None
             try:
-                index = self._into(batch, identity, line, when)
+                index = self._into(batch, insert_id, line, when)
             except (BatchBusy, LockTimeout):
-                index = None
+                pass  # take another
             except FileNotFoundError:
                 store.refresh(now=True)
-                index = None
+            except OSError as error:
+                if batch == self._named or error.errno in (*FULL, *NO_DESCRIPTORS):
+                    raise
+                refused = error  # of a batch that another user has left, perhaps: take another
             if index is None:
                 if self._batch == batch:
                     self._batch = None
@@ -93,11 +107,13 @@ class SingleInserter:
             if not store.queue_file.is_unchanged(layout.generation):
                 store.refresh(now=True)
                 if store.layout.generation != layout.generation:  # a purge took it along
-                    identity = store.entropy.hex16()
+                    insert_id = store.entropy.hex16()
                     continue
             store.secure_generation()
             store.doorbell.ring_now_and_then(store.clock.monotonic())
             return names.task_id(batch, index)
+        if refused is not None:
+            raise refused
         raise StorageError(
             f"The queue {store.path} was purged, or its batches were locked by others, again and again while a task "
             "was being inserted. The task is not in the queue."
@@ -145,14 +161,14 @@ class SingleInserter:
                 store.refresh(now=True)
                 store.make_generation()
         raise StorageError(
-            f"The queue {store.path} was purged again and again while a task was being inserted. It is not in the queue."
+            f"The queue {store.path} was purged again and again while a task was being inserted. The task is not in it."
         )
 
     def _publish(self, layout: Layout) -> Batch:
         store = self.store
         shard = int(self._home(layout), 16)
         if self._named is not None:  # others do not look for this one: spread the work
-            shard = int(store.entropy.hex16()[:8], 16) % layout.shards
+            shard = (shard + int(store.entropy.hex16()[:8], 16) % SPREAD) % layout.shards
         batch = names.new_batch_in(store.entropy, store.clock.now_ms(), shard, layout.shards)
         staged = staging.stage_as(store, layout, [task_file.encode_open_batch(store.domain)], names.open_batch(batch))
         is_published = False
@@ -168,9 +184,9 @@ class SingleInserter:
 
     # -- into it -----------------------------------------------------------------------------------
 
-    def _into(self, batch: Batch, identity: str, line: bytes, when: When) -> int | None:
+    def _into(self, batch: Batch, insert_id: str, line: bytes, when: When) -> int | None:
         """Insert a task into a batch, durably, and return its index; None if the batch takes no inserts."""
-        place = self._appended(batch, identity, line, when)
+        place = self._appended(batch, insert_id, line, when)
         if place is None:
             return None
         index, end = place
@@ -180,7 +196,7 @@ class SingleInserter:
             raise self._unknown(error) from error
         return index
 
-    def _appended(self, batch: Batch, identity: str, line: bytes, when: When) -> tuple[int, int] | None:
+    def _appended(self, batch: Batch, insert_id: str, line: bytes, when: When) -> tuple[int, int] | None:
         """Append a task to a batch's log. Return its index, and where its record ends."""
         is_known = batch == self._named
         for is_last in (False, True):
@@ -191,13 +207,13 @@ class SingleInserter:
                     if opening is None:
                         return None
                     began = True
-                    index = self._append(locked, opening, identity, line, when)
+                    index = self._append(locked, opening, insert_id, line, when)
                     self._synced.wrote(locked)
                     return index, locked.log.end
             except (OSError, StorageError) as error:
                 if not began:
                     raise
-                found = self._found(batch, identity, error)
+                found = self._found(batch, insert_id, error)
                 if found is not None:
                     return found
                 if is_last or (isinstance(error, OSError) and error.errno in FULL):
@@ -231,14 +247,14 @@ class SingleInserter:
             sealing.seal(locked, record_times.present(locked))
         return None
 
-    def _append(self, locked: LockedBatch, opening: bytes, identity: str, line: bytes, when: When) -> int:
+    def _append(self, locked: LockedBatch, opening: bytes, insert_id: str, line: bytes, when: When) -> int:
         """Append an `insert` record. Return the task's index."""
         log, replay_state = locked.log, locked.replay_state
         at, index = record_times.present(locked), replay_state.count
         available_at = insertion.moment(self.store, when)
-        replay_state.insert(at, identity, index, available_at, log.next_offset() + len(opening))
+        replay_state.insert(at, insert_id, index, available_at, log.next_offset() + len(opening))
         replay_state.at = at
-        log.append(opening + movements.insert(at, identity, index, line, available_at))
+        log.append(opening + movements.insert(at, insert_id, index, line, available_at))
         return index
 
     def _make_durable(self, batch: Batch, end: int) -> None:
@@ -253,18 +269,18 @@ class SingleInserter:
 
     # -- after an error ----------------------------------------------------------------------------
 
-    def _found(self, batch: Batch, identity: str, error: OSError | StorageError) -> tuple[int, int] | None:
+    def _found(self, batch: Batch, insert_id: str, error: OSError | StorageError) -> tuple[int, int] | None:
         """Return the index of a task whose append ended with an error, and where the log ends; None if the task is not
         in the batch, for certain.
 
         The error that says that this is unknown, if neither the log nor the history tells.
         """
         try:
-            return self._look_for(batch, identity)
+            return self._look_for(batch, insert_id)
         except (OSError, FsqueueError, _Unknown) as other:
             raise self._unknown(error) from other
 
-    def _look_for(self, batch: Batch, identity: str) -> tuple[int, int] | None:
+    def _look_for(self, batch: Batch, insert_id: str) -> tuple[int, int] | None:
         store = self.store
         try:
             with LockedBatch(store, batch, jsonl.LOCK_TIMEOUT_S, create=True) as locked:
@@ -272,7 +288,7 @@ class SingleInserter:
                     finishing.retire(locked)
                     raise FileNotFoundError(batch)
                 pieces = store.fs.all_pieces(locked.log.fd)
-                index = _index_of([(at, movements.parse(line)) for at, line, _ in sparse.lines(pieces, 0)], identity)
+                index = _index_of([(at, movements.parse(line)) for at, line, _ in sparse.lines(pieces, 0)], insert_id)
                 if index is not None and locked.log.sync and locked.recall().takes_inserts:
                     sealing.seal(locked, record_times.present(locked))  # its sync covers the insert
                 return None if index is None else (index, locked.log.end)
@@ -281,7 +297,7 @@ class SingleInserter:
             records = history.find(store, batch)
             if records is None:
                 raise _Unknown from None
-            index = _index_of(records, identity)
+            index = _index_of(records, insert_id)
             return None if index is None else (index, 0)
 
     def _unknown(self, error: OSError | StorageError) -> FsqueueError:
@@ -291,16 +307,44 @@ class SingleInserter:
         return StorageError(f"{error} {then}.")
 
 
-def _index_of(records: list[tuple[int, dict[str, object] | None]] | history.Records, identity: str) -> int | None:
+def _index_of(records: list[tuple[int, dict[str, object] | None]] | history.Records, insert_id: str) -> int | None:
     """Return the index that the `insert` of this id has given to its task; None if there is none that counts."""
     replay_state = ReplayState()
     for offset, record in records:
         if record is not None:
             replay_state.apply(record, offset)
             first = record.get("first")
-            if record.get("id") == identity and type(first) is int and replay_state.places.get(first) == offset:
+            if record.get("id") == insert_id and type(first) is int and replay_state.places.get(first) == offset:
                 return first
     return None
+
+
+class _SyncedLog:
+    """A descriptor of a log's own, to sync it by: that of `Log` may be closed, and its number used again, meanwhile."""
+
+    def __init__(self, fs: Filesystem, batch: Batch, path: str) -> None:
+        self.fd = -1
+        self.fs = fs
+        self.batch = batch
+        self.done = 0
+        """Up to where the log is known to be on disk."""
+        fd = fs.look(path)
+        self.fd = fd
+        taken.disown(fd)  # from now on the finalizer closes it
+
+    def close(self) -> None:
+        """Close the descriptor."""
+        fd = self.fd
+        if fd >= 0:
+            taken.own(fd, self.fs)
+            self.fd = -1
+            self.fs.close(fd)
+
+    def __del__(self) -> None:
+        fd = getattr(self, "fd", -1)
+        if fd >= 0:
+            self.fd = -1
+            self.fs.drop(fd)
 
 
 class _Synced:
@@ -309,10 +353,7 @@ class _Synced:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._mutex = taken.Mutex()
-        self._batch: Batch | None = None
-        self._fd = -1
-        """A descriptor of its own: that of the log may be closed, and its number used again, while this one syncs."""
-        self._done = 0
+        self._log: _SyncedLog | None = None
         self._written: tuple[Batch | None, int] = (None, 0)
         """Up to where this process has written the log of its latest batch."""
 
@@ -323,28 +364,24 @@ class _Synced:
     def up_to(self, batch: Batch, end: int) -> None:
         """Return when the log is on disk up to `end`. A batch that is gone was synced before its file was removed."""
         with self._mutex:
-            if batch != self._batch:
-                self.close()
+            log = self._log
+            if log is None or log.batch != batch or log.fd < 0:
+                self._close()
                 try:
-                    self._fd = self._store.fs.look(self._store.layout.log(batch))
+                    log = self._log = _SyncedLog(self._store.fs, batch, self._store.layout.log(batch))
                 except FileNotFoundError:
                     return
-                taken.disown(self._fd)  # from now on the finalizer closes it
-                self._batch, self._done = batch, 0
-            if self._done < end:
+            if log.done < end:
                 latest, written = self._written
-                self._store.fs.fsync(self._fd)
-                self._done = written if latest == batch else end
+                log.fs.fsync(log.fd)
+                log.done = written if latest == batch else end
 
     def close(self) -> None:
         """Close the descriptor."""
-        fd, self._fd, self._batch = self._fd, -1, None
-        if fd >= 0:
-            taken.own(fd, self._store.fs)
-            self._store.fs.close(fd)
+        with self._mutex:
+            self._close()
 
-    def __del__(self) -> None:
-        fd = getattr(self, "_fd", -1)
-        if fd >= 0:
-            self._fd = -1
-            self._store.fs.drop(fd)
+    def _close(self) -> None:
+        log, self._log = self._log, None
+        if log is not None:
+            log.close()

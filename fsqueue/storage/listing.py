@@ -12,7 +12,7 @@ from fsqueue.filesystem import NOT_FILES, Filesystem, asking_again
 from fsqueue.format import movements, names, sparse
 from fsqueue.format.names import Batch, Shard, TaskFileName
 from fsqueue.format.replay import ReplayState
-from fsqueue.storage.logs import read_present, read_recent
+from fsqueue.storage.logs import read_present, read_recent, read_seal
 from fsqueue.storage.store import Store
 
 T = TypeVar("T")
@@ -75,6 +75,11 @@ def read_recent_state(store: Store, batch: Batch, before_ms: int) -> tuple[Repla
         return read_recent(fs, path, before_ms)
 
     return _of_log(store, batch, read) or (ReplayState(), 0, 0)
+
+
+def waiting_if_sealed(store: Store, batch: Batch) -> int | None:
+    """Return what `logs.read_seal` does; None if there is no log."""
+    return _of_log(store, batch, read_seal)
 
 
 def lines_in_log(store: Store, batch: Batch, replay_state: ReplayState) -> list[bytes]:

@@ -19,6 +19,8 @@ from fsqueue.format.names import Batch, TaskFileName, task_files_of
 from fsqueue.format.replay import ReplayState
 
 TAIL_BYTES = 1 << 16
+SEAL_BYTES = 512
+"""A `seal` is no longer than this."""
 RECENT_WINDOWS = (1 << 16, 1 << 19)
 """What a view of what happened lately reads from the end of a log that has checkpoints."""
 _BEFORE_CHECKPOINT = b"\n" + checkpoints.MARK
@@ -68,6 +70,27 @@ def _read_from(
         fs.close(fd)
 
 
+def read_seal(fs: Filesystem, path: str) -> int | None:
+    """Return how many tasks wait in a batch that was sealed and not touched since, as the end of its log says.
+
+    None if the log does not end in a `seal` that stands where it says, or if that does not tell: replay the log then.
+    What stands before a `seal` was synced before it was written, so a power loss has not shortened it.
+    """
+    fd = fs.look_anew(path)
+    try:
+        begin = max(0, fs.fstat(fd).st_size - SEAL_BYTES)
+        data = fs.pread(fd, SEAL_BYTES, begin)
+    finally:
+        fs.close(fd)
+    start = data.rfind(b"\n", 0, -1) + 1
+    if not data.startswith(movements.SEAL, start) or not data.endswith(b"\n"):
+        return None
+    record = movements.parse(data[start:-1])
+    if record is None or record.get("here") != begin + start or type(record.get("waiting")) is not int:
+        return None
+    return int(record["waiting"])
+
+
 def _without_checkpoints(text: bytes) -> bytes:
     """Return the lines of a log with blanks in place of the checkpoints."""
     parts: list[bytes] = []
@@ -104,12 +127,16 @@ class LinesInLog:
         offset = place - self._begin
         end = self._bytes.find(b"\n", offset) if offset >= 0 else -1
         if end < 0:
-            self._begin, self._bytes, offset = place, _from(self._log, place), 0
+            self._begin, self._bytes, offset = place, _bytes_from(self._log, place), 0
             end = self._bytes.find(b"\n")
         return self._bytes[offset:end]
 
 
-def _from(log: Log, offset: int) -> bytes:
+TaskLines = list[bytes] | LinesInLog
+"""The lines of a batch's tasks by their indices: those of its file, or of its log."""
+
+
+def _bytes_from(log: Log, offset: int) -> bytes:
     """Return bytes of a log from the line at `offset` on: that line whole, and some that follow."""
     data = b""
     while piece := log.fs.pread(log.fd, TAIL_BYTES, offset + len(data)):
@@ -160,7 +187,7 @@ class Log:
         """The offset behind the last whole line that was replayed."""
         self.torn = 0
         """Bytes of a torn line behind `end`."""
-        self.lines: list[bytes] | LinesInLog | None = None
+        self.lines: TaskLines | None = None
         """The lines of the tasks, while they are needed."""
         self.domain: str | None = None
         """Whose inserts the batch takes, as its task file says; None if it takes none, or that file was not read."""
@@ -241,14 +268,15 @@ class Log:
 
     def catch_up(self) -> None:
         """Read and replay what others appended. Call it under the lock."""
-        data = self.fs.pread(self.fd, TAIL_BYTES, self.end)
+        pread = self.fs.pread
+        data = pread(self.fd, TAIL_BYTES, self.end)
         if not data:
             self.torn = 0
             return
         if not self.end and len(data) == TAIL_BYTES:
             self.replay_state, self.end = present(self.fs, self.fd)
             self.name = self.name or next(task_files_of(self.batch, reversed(self.replay_state.names)), None)
-            data = self.fs.pread(self.fd, TAIL_BYTES, self.end)
+            data = pread(self.fd, TAIL_BYTES, self.end)
         named = self.replay_state.names[-1:]
         if len(data) < TAIL_BYTES:
             end = self.end + self.replay_state.replay(data, self.end)
@@ -276,33 +304,34 @@ class Log:
         one is due, or if `restating`. OSError or StorageError if what is there afterwards is not what was written:
         then discard the log.
         """
-        fs, fd, state, base = self.fs, self.fd, self.replay_state, self.end
-        offset, stretch = base, state.stretch
+        fs, fd, base, stretch = self.fs, self.fd, self.end, self.replay_state.stretch
+        pread, write, covers = fs.pread, fs.write, stretch.append  # C code, held by objects: see decision 26
+        offset = base
         if self.torn:
             offset = self.next_offset()
             for _, torn in fs.pieces(fd, base):
                 stretch.cover(torn)
             data = movements.VOID + data
-            state.damaged += 1
+            self.replay_state.damaged += 1
             base += self.torn
-        stretch.append(data)
+        covers(data)
         size = len(data)
         end = base + size
-        if end - stretch.since >= stretch.due or restating:
-            data += state.checkpoint(end, restating)
-        written = fs.write(fd, data)
+        if end >= stretch.due or restating:
+            data += self.replay_state.checkpoint(end, restating)
+        written = write(fd, data)
         if written < size:  # the disk is full; what was written is a torn tail now
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path)
         if self.sync:
             fs.fsync(fd)
-        if fs.pread(fd, written + 1, base) != data[:written]:
+        if pread(fd, written + 1, base) != data[:written]:
             raise StorageError(
                 f"What was appended to {self.path} is not what is there: the lock was lost. Repeat the call."
             )
         self.end, self.torn = end, written - size
         if written > size and written == len(data):  # else there was room for the records only
             self.end, self.torn = base + written, 0
-            state.begin_stretch(self.end, written - size)
+            self.replay_state.begin_stretch(self.end, written - size)
         return offset
 
     def restate(self) -> None:
@@ -328,8 +357,8 @@ class Log:
     def records(self) -> bytes:
         """Return all records as the elements of a JSON array, each at its offset.
 
-        Void lines are blanks, and so are checkpoints, which say nothing new. Payloads are left out. A long run of zeros in a void line is left
-        out: then the records behind it stand nearer than in the log.
+        Void lines are blanks, and so are checkpoints, which say nothing new. Payloads are left out. A long run of zeros
+        in a void line is left out, too: then the records behind it stand nearer than in the log.
         """
         pieces = self.fs.all_pieces(self.fd)
         if not self.replay_state.damaged:

@@ -14,7 +14,7 @@ from fsqueue.format import names, task_file
 from fsqueue.format.layout import Layout
 from fsqueue.format.names import TaskFileName
 from fsqueue.storage.locked_batch import LockedBatch
-from fsqueue.storage.logs import LinesInLog
+from fsqueue.storage.logs import LinesInLog, TaskLines
 from fsqueue.storage.store import Store
 
 logger = logging.getLogger("fsqueue")
@@ -55,7 +55,7 @@ def names_of(store: Store, layout: Layout, batch: str) -> list[TaskFileName]:
     return list(names.task_files_of(batch, sorted(texts)))
 
 
-def read(locked: LockedBatch) -> list[bytes] | LinesInLog | None:
+def read(locked: LockedBatch) -> TaskLines | None:
     """Return the lines of the tasks, kept with the log; None if the task file is proven absent."""
     store, log = locked.store, locked.log
     if log.lines is None:

@@ -11,6 +11,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 from fsqueue.errors import FULL, LockTimeout, StorageError
@@ -186,31 +187,24 @@ def refresh(store: Store) -> int:
 def _shard(store: Store, shard: names.Shard, has_logs: bool, report: GcReport, refused: Refusals) -> list[OSError]:
     """Mend the batches of a shard. Return the errors of those for which there was no room."""
     full = []
-    files: dict[names.Batch, TaskFileName] = {}
+    files: dict[str, TaskFileName] = {}
+    logs: list[Batch] = []
     for text in store.fs.names(f"{store.layout.tasks}/{shard}"):
         name = names.parse_task_file(text)
         if name is None:
             report.stray += 0 if text.startswith(".nfs") else 1
             continue
         files[name.batch] = name
-    logs: list[names.Batch] = []
     for text in store.fs.names(f"{store.layout.logs}/{shard}") if has_logs else ():
         batch = names.parse_log_file(text)
         if batch is None:
             report.stray += 0 if text.startswith(".nfs") else 1
             continue
         logs.append(batch)
-    empty = {name.batch for name in files.values() if name.is_open and _is_old(store, name.batch)}.difference(logs)
-    for batch in (*logs, *sorted(empty)):
+    anchors = [name.batch for name in files.values() if name.is_open and name.batch not in logs]
+    for batch, look in [*((each, _look_at) for each in logs), *((each, _end_anchor) for each in anchors)]:
         try:
-            replay_state = listing.read_present_state(store, batch)
-            at_work = replay_state is not None and replay_state.left and batch in files and not replay_state.done[DEAD]
-            if (
-                not at_work
-                or is_late(replay_state, files[batch])
-                or (replay_state and record_times.is_ahead(store, replay_state))
-            ):
-                mend(store, batch, files.get(batch), report, create=batch in empty)
+            look(store, batch, files, report)
         except LockTimeout:
             report.busy += 1
         except OSError as error:
@@ -225,6 +219,42 @@ def _shard(store: Store, shard: names.Shard, has_logs: bool, report: GcReport, r
     return full
 
 
+def _look_at(store: Store, batch: Batch, files: dict[str, TaskFileName], report: GcReport) -> None:
+    """Mend a batch that has a log, if it needs that."""
+    replay_state = listing.read_present_state(store, batch)
+    at_work = replay_state is not None and replay_state.left and batch in files and not replay_state.done[DEAD]
+    if (
+        not at_work
+        or is_late(replay_state, files[batch])
+        or (replay_state and record_times.is_ahead(store, replay_state))
+    ):
+        mend(store, batch, files.get(batch), report)
+
+
+def _end_anchor(store: Store, batch: Batch, files: dict[str, TaskFileName], report: GcReport) -> None:
+    """End a batch that takes inserts and has no log: the inserter that made it died before its first insert."""
+    if _may_get_inserts(store, batch):
+        return
+    with suppress(FileNotFoundError), LockedBatch(store, batch, finishing.WAIT_S, create=True) as locked:
+        locked.log.name = locked.log.name or files[batch]
+        _end_empty(locked, report)
+
+
+def _may_get_inserts(store: Store, batch: Batch) -> bool:
+    """Return whether the inserter that made the batch may be about to insert its first task."""
+    return names.birth_ms(batch) + finishing.LINGER_MS > store.clock.now_ms()
+
+
+def _end_empty(locked: LockedBatch, report: GcReport) -> None:
+    """End a batch that takes inserts and has got none. An inserter that was only slow takes another batch."""
+    if not transitions.open_untouched(locked):
+        finishing.retire(locked)
+        return
+    if not locked.replay_state.count:
+        locked.replay_state.inserted_at = 0  # else it would linger once more: it was opened just now
+    report.finished += finishing.finish(locked)
+
+
 def is_late(replay_state: ReplayState | None, name: TaskFileName) -> bool:
     """Return whether a file's name promises a later time than the truth: a renaming failed, or its author died before
     it.
@@ -233,13 +263,10 @@ def is_late(replay_state: ReplayState | None, name: TaskFileName) -> bool:
     return due is not None and due < name.available_at
 
 
-def mend(store: Store, batch: Batch, name: TaskFileName | None, report: GcReport, create: bool = False) -> None:
-    """Mend one log with leftovers: unfinished finishing, missing letters, a file that is gone, or nothing in it.
-
-    With `create` a log is made for an open batch that has none.
-    """
+def mend(store: Store, batch: Batch, name: TaskFileName | None, report: GcReport) -> None:
+    """Mend one log with leftovers: unfinished finishing, missing letters, a file that is gone, or nothing in it."""
     try:
-        with LockedBatch(store, batch, finishing.WAIT_S, create) as locked:
+        with LockedBatch(store, batch, finishing.WAIT_S) as locked:
             log, replay_state = locked.log, locked.replay_state
             log.name = log.name or name
             if name is None:
@@ -257,7 +284,8 @@ def mend(store: Store, batch: Batch, name: TaskFileName | None, report: GcReport
                 else:
                     report.finished += finishing.settle_loss(locked)
             elif not replay_state.opened and log.name is not None and log.name.is_open:
-                report.finished += _end_if_empty(locked, log.name)
+                if not _may_get_inserts(store, batch):
+                    _end_empty(locked, report)
             else:
                 if replay_state.done[DEAD]:
                     report.letters_added += finishing.missing_letters(locked)
@@ -268,23 +296,6 @@ def mend(store: Store, batch: Batch, name: TaskFileName | None, report: GcReport
                     store.doorbell.ring()
     except FileNotFoundError:
         pass
-
-
-def _is_old(store: Store, batch: Batch) -> bool:
-    """Return whether an open batch should have got its first task by now."""
-    return store.clock.now_ms() >= names.birth_ms(batch) + finishing.LINGER_MS
-
-
-def _end_if_empty(locked: LockedBatch, name: TaskFileName) -> bool:
-    """End an open batch into which nothing was inserted: the inserter that made it has died. Return whether it ended.
-
-    An inserter that was only slow finds its log retired, and takes another batch.
-    """
-    if not _is_old(locked.store, locked.batch):
-        return False
-    locked.write(transitions.opening(locked, name))
-    locked.replay_state.inserted_at = 0
-    return finishing.finish(locked)
 
 
 def publish_again(locked: LockedBatch) -> bool:

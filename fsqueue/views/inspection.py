@@ -171,6 +171,12 @@ class _Seen:
 def _read_logs(store: Store, seen: _Seen, shard: Shard, touched: list[Batch]) -> None:
     """Replay the logs of these batches, whose task files, if any, were seen before."""
     for batch in dict.fromkeys(touched):
+        name = seen.files.get(batch)
+        if name is not None and name.inserted is not None and not name.is_open:
+            waiting = listing.waiting_if_sealed(store, batch)
+            if waiting is not None:
+                seen.at_work[batch] = _Tally(waiting, 0, 0, 0, ())
+                continue
         replay_state = listing.read_present_state(store, batch)
         if replay_state is not None:
             seen.add(store, batch, replay_state)

@@ -61,7 +61,7 @@ NUMBERS = [
     ("docs/fsck.md", "over a week ago and never published", collect.ATTEMPT_AGE_S == 7 * DAY_S),
     ("docs/format.md", "nest at most 200 levels", nesting.NESTING_MAX == 200),
     ("docs/format.md", "nests deeper than 256 levels is void", nesting.RECORD_NESTING_MAX == 256),
-    ("docs/format.md", "Format **1**", layout.FORMAT == 1),
+    ("docs/format.md", "Format **2**", layout.FORMAT == 2),
     ("docs/format.md", "16 random bytes", doorbell.BYTES == 16),
     ("docs/format.md", "00 to 0f", layout.COUNTERS == 16),
     ("docs/format.md", "tasks (1 to 1024)", names.BATCH_TASKS_MAX == 1024),

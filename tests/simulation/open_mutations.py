@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """Open batches, broken on purpose: what an inserter proves before it appends, and what it makes durable."""
 
 from __future__ import annotations
