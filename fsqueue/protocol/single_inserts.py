@@ -66,6 +66,10 @@ class SingleInserter:
             and bool(store.domain)
         )
 
+    def insert_if_taken(self, line: bytes, when: When) -> str | None:
+        """Insert a task as `insert` does; None, and nothing was done, if it needs a file of its own."""
+        return self.insert(line, when) if self.takes(line) else None
+
     def close(self) -> None:
         """Close what is open. The inserter may be used again."""
         self._synced.close()

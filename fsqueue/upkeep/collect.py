@@ -232,15 +232,27 @@ def _look_at(store: Store, batch: Batch, files: dict[str, TaskFileName], report:
 
 
 def _end_anchor(store: Store, batch: Batch, files: dict[str, TaskFileName], report: GcReport) -> None:
-    """End a batch that takes inserts and has got none: the inserter that made it died before its first insert."""
-    if names.birth_ms(batch) + finishing.LINGER_MS > store.clock.now_ms():
+    """End a batch that takes inserts and has no log: the inserter that made it died before its first insert."""
+    if _may_get_inserts(store, batch):
         return
     with suppress(FileNotFoundError), LockedBatch(store, batch, finishing.WAIT_S, create=True) as locked:
         locked.log.name = locked.log.name or files[batch]
-        if transitions.open_untouched(locked):
-            report.finished += finishing.finish(locked)
-        else:
-            finishing.retire(locked)
+        _end_empty(locked, report)
+
+
+def _may_get_inserts(store: Store, batch: Batch) -> bool:
+    """Return whether the inserter that made the batch may be about to insert its first task."""
+    return names.birth_ms(batch) + finishing.LINGER_MS > store.clock.now_ms()
+
+
+def _end_empty(locked: LockedBatch, report: GcReport) -> None:
+    """End a batch that takes inserts and has got none. An inserter that was only slow takes another batch."""
+    if not transitions.open_untouched(locked):
+        finishing.retire(locked)
+        return
+    if not locked.replay_state.count:
+        locked.replay_state.inserted_at = 0  # else it would linger once more: it was opened just now
+    report.finished += finishing.finish(locked)
 
 
 def is_late(replay_state: ReplayState | None, name: TaskFileName) -> bool:
@@ -257,15 +269,23 @@ def mend(store: Store, batch: Batch, name: TaskFileName | None, report: GcReport
         with LockedBatch(store, batch, finishing.WAIT_S) as locked:
             log, replay_state = locked.log, locked.replay_state
             log.name = log.name or name
+            if name is None:
+                log.lines, log.is_named_so = None, False  # what this process has read does not prove that it is there
             record_times.set_right(locked)
             if replay_state.opened and not replay_state.left:
-                report.finished += finishing.finish(locked)
+                if finishing.finish(locked):
+                    report.finished += 1
+                elif replay_state.done[DEAD]:  # a task was inserted a moment ago, and the letters do not wait for that
+                    report.letters_added += finishing.missing_letters(locked)
             elif published.read(locked) is None and not publish_again(locked):
                 if not replay_state.opened:
                     finishing.retire(locked)
                     report.finished += 1
                 else:
                     report.finished += finishing.settle_loss(locked)
+            elif not replay_state.opened and log.name is not None and log.name.is_open:
+                if not _may_get_inserts(store, batch):
+                    _end_empty(locked, report)
             else:
                 if replay_state.done[DEAD]:
                     report.letters_added += finishing.missing_letters(locked)

@@ -47,7 +47,8 @@ def status(store: Store, exact: bool = True) -> Status:
     """Return how many tasks are in which state. `exact` reads the logs of the batches at work; else names alone.
 
     Names alone call every task of a batch waiting that has one, and know of completions and dead
-    letters only what finished batches left: a cheap estimate.
+    letters only what finished batches left: a cheap estimate. Of a batch that takes inserts the log is read in any
+    case: its file's name does not tell how many tasks it has.
     """
     store.refresh(now=True)
     while True:
@@ -219,6 +220,9 @@ def _look(store: Store, exact: bool) -> _Seen:
     if exact:
         for shard in sorted(listing.shards_with_logs(store) - begun):
             _read_logs(store, seen, shard, listing.logs(store, shard))
+    else:
+        for batch in [name.batch for name in seen.files.values() if name.is_open]:  # whose names promise nothing
+            _read_logs(store, seen, store.layout.shard(batch), [batch])
     for batch in seen.at_work:
         seen.files.pop(batch, None)
     return seen

@@ -32,6 +32,7 @@ from tests.support import (
     base_of,
     crashes,
     full_state,
+    insert_in_file,
     leftovers,
     log_files,
     raised,
@@ -308,7 +309,7 @@ def test_a_failed_task_comes_back_with_its_error(q: Queue, clock: ManualClock) -
 
 def test_out_of_attempts_a_failed_task_is_buried(queue_factory: QueueFactory, clock: ManualClock) -> None:
     q = Queue(queue_factory(max_attempts=2).path, clock=clock)
-    q.insert("x")
+    insert_in_file(q, "x")
     q.lease()[0].fail("first", 0)
     assert q.status().dead == 0
     q.lease()[0].fail("second", 0)
@@ -479,7 +480,7 @@ def test_attaching_late_but_untaken(q: Queue, q2: Queue, clock: ManualClock) -> 
 
 
 def test_waiting_and_delayed_tasks_are_taken_out(q: Queue) -> None:
-    waiting, delayed = q.insert("w"), q.insert("d", delay_s=50)
+    waiting, delayed = insert_in_file(q, "w"), insert_in_file(q, "d", delay_s=50)
     assert q.cancel([waiting.id, delayed.id]) == 2
     assert q.status().inserted == 0
     assert q.task(waiting.id).state == q.task(delayed.id).state == "cancelled"
@@ -488,13 +489,13 @@ def test_waiting_and_delayed_tasks_are_taken_out(q: Queue) -> None:
 
 
 def test_what_is_leased_or_finished_is_left_alone(q: Queue) -> None:
-    done = q.insert("done").id
+    done = insert_in_file(q, "done").id
     q.lease()[0].complete()
-    dead = q.insert("dead").id
+    dead = insert_in_file(q, "dead").id
     q.lease()[0].bury("no")
-    held = q.insert("held").id
+    held = insert_in_file(q, "held").id
     [task] = q.lease()
-    waiting = q.insert("waiting").id
+    waiting = insert_in_file(q, "waiting").id
     assert q.cancel([done, dead, held, waiting, waiting]) == 1
     assert q.cancel([waiting]) == 0
     assert [q.task(one).state for one in (done, dead, held, waiting)] == ["completed", "dead", "leased", "cancelled"]
@@ -660,7 +661,7 @@ def test_a_name_that_a_dead_process_recorded_and_did_not_give_is_not_believed(
     q: Queue, q2: Queue, clock: ManualClock
 ) -> None:
     """Its record says that the file has an early name already."""
-    q.insert("x")
+    insert_in_file(q, "x")
     [task] = q.lease()
     fs = CrashingFilesystem(str(q.path), at=2)  # after the record, before the renaming
     with pytest.raises(Crash):

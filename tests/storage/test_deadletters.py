@@ -23,6 +23,7 @@ from tests.support import (
     base_of,
     crashes,
     drain,
+    insert_in_file,
     leftovers,
     task_file_names,
 )
@@ -377,7 +378,7 @@ def test_a_retry_in_several_batches_may_die_at_any_step(queue_factory: QueueFact
 
 def lose(q: Queue, clock: ManualClock, payload: object) -> str:
     """Have a cleaner remove a leased task's file; the id of the letter."""
-    q.insert(payload)
+    insert_in_file(q, payload)
     [task] = q.lease(lease_s=10)
     for path in (base_of(q) / "queue").glob("*/*"):
         path.unlink()
@@ -560,7 +561,7 @@ def test_what_was_read_as_zeros_is_read_again(q: Queue, clock: ManualClock) -> N
 def test_a_recorded_retry_is_published_though_a_cleaner_has_removed_its_shard(q: Queue, clock: ManualClock) -> None:
     bury(q, "x")
     mine = Queue(q.path, clock=clock)
-    mine.insert("before")
+    insert_in_file(mine, "before")
     mine.lease()[0].complete()
     recorded_retry(q, clock)
     (base_of(q) / "queue" / "00").rmdir()

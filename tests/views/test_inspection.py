@@ -19,7 +19,7 @@ from fsqueue.format import names
 from fsqueue.storage import counters, listing
 from fsqueue.views import inspection
 from tests.concurrency.trapped import Trapped, trapped
-from tests.support import QueueFactory, base_of, calls, files_below, log_files, task_file_names
+from tests.support import QueueFactory, base_of, calls, files_below, insert_in_file, log_files, task_file_names
 
 
 @pytest.fixture
@@ -39,16 +39,16 @@ def numbers(q: Queue) -> tuple[int, ...]:
 
 def every_state(q: Queue) -> dict[str, str]:
     """One task in each state; their ids by state."""
-    ids = {"completed": q.insert("completed").id}
+    ids = {"completed": insert_in_file(q, "completed").id}
     q.lease()[0].complete({"r": 1})
-    ids["dead"] = q.insert("dead").id
+    ids["dead"] = insert_in_file(q, "dead").id
     q.lease()[0].bury("no")
-    ids["cancelled"] = q.insert("cancelled").id
+    ids["cancelled"] = insert_in_file(q, "cancelled").id
     q.cancel(ids["cancelled"])
-    ids["leased"] = q.insert("leased").id
+    ids["leased"] = insert_in_file(q, "leased").id
     q.lease()
-    ids["waiting"] = q.insert("waiting").id
-    ids["delayed"] = q.insert("delayed", delay_s=50).id
+    ids["waiting"] = insert_in_file(q, "waiting").id
+    ids["delayed"] = insert_in_file(q, "delayed", delay_s=50).id
     return ids
 
 
