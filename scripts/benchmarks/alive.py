@@ -137,7 +137,7 @@ def _renewed(path: str, tasks: int, at_once: int) -> Iterator[dict[str, Any]]:
     with fsqueue.Queue.create(path, durability="none", allow_unsafe=True) as queue:
         queue.insert_many(range(count), batch_tasks=count)
         leased = [task for _ in range(count // at_once) for task in queue.lease(at_once, lease_s=36_000)]
-        tokens = iter([task.token for task in leased[-4 * runs :]])
+        renewing, tokens = leased[: -4 * runs], iter([task.token for task in leased[-4 * runs :]])
 
         def commands() -> Iterator[dict[str, Any]]:
             for look in LOOKS:
@@ -148,8 +148,8 @@ def _renewed(path: str, tasks: int, at_once: int) -> Iterator[dict[str, Any]]:
         for row in commands():
             yield row | {"fresh": True}
         for _ in range(times):
-            for first in range(0, len(leased) - 4 * runs, at_once):
-                queue.renew(leased[first : first + at_once], lease_s=36_000)
+            for first in range(0, len(renewing), at_once):
+                queue.renew(renewing[first : first + at_once], lease_s=36_000)
         yield from commands()
 
 
