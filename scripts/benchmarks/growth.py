@@ -39,8 +39,8 @@ KEEP_DAYS = 2
 
 WAITING_LEAST, INSERTED = 2_000, 4_096
 """If fewer tasks wait, so many are inserted at once, ..."""
-INSERTED_ALONE = 50
-"""... and each day so many one by one."""
+ALONE_EACH = 400
+"""... and one by one each day: one for so many movements."""
 BULK = 64
 HELD = 100
 """Each day so many tasks are leased and held until two days later; a renewal each day keeps them."""
@@ -89,7 +89,7 @@ class Soak:
     def day(self, movements: int) -> None:
         """Work a day's share of the movements."""
         end = self.movements + movements
-        self._morning()
+        self._morning(1 + movements // ALONE_EACH)
         while self.movements < end:
             if self.waiting < WAITING_LEAST:
                 self._insert_many(INSERTED)
@@ -101,9 +101,9 @@ class Soak:
 
     # -- a day ---------------------------------------------------------------------------------
 
-    def _morning(self) -> None:
+    def _morning(self, inserted_alone: int) -> None:
         self.waiting = self.queue.status().waiting
-        for _ in range(INSERTED_ALONE):
+        for _ in range(inserted_alone):
             self._timed("insert", 1, self.queue.insert, {"tile": self.inserted})
             self.inserted += 1
             self.waiting += 1
@@ -210,11 +210,10 @@ def run(path: str, movements: int, days: int, seed: int, say: Callable[[str], No
             if day * TENTHS // days > len(tenths):
                 tenths.append(_tenth(soak, path, day, ahead.seconds))
                 seconds = time.monotonic() - began
-                costs = tenths[-1]["commands"]
+                costs = [f"{name} {cost['cpu_s'] * 1e3:.0f}" for name, cost in tenths[-1]["commands"].items()]
                 say(
                     f"day {day} of {days}, {soak.movements:,} movements, {seconds:,.0f} s: "
-                    f"{tenths[-1]['inodes']:,} inodes, status {costs['status']['cpu_s'] * 1e3:.0f} ms of CPU, "
-                    f"fsck {costs['fsck']['cpu_s'] * 1e3:.0f} ms"
+                    f"{tenths[-1]['inodes']:,} inodes; ms of CPU: {', '.join(costs)}"
                 )
             ahead.seconds += DAY_S
         _check(soak)

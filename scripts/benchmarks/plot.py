@@ -174,9 +174,9 @@ def growth(tenths: list[dict[str, Any]]) -> str:
     verbs = {
         name: [each["verbs"].get(name, {}).get("cpu_us", math.nan) for each in tenths] for name in tenths[0]["verbs"]
     }
-    files = {"all": [each["inodes"] for each in tenths]}
-    files |= {kind: [each["usage"][kind][0] for each in tenths] for kind in tenths[0]["usage"]}
-    files = {kind: values for kind, values in files.items() if any(values)}
+    files = {kind: [each["usage"][kind][0] for each in tenths] for kind in tenths[0]["usage"]}
+    files |= {"all": [each["inodes"] for each in tenths]}
+    files = {kind: [count or math.nan for count in counts] for kind, counts in files.items() if any(counts)}
     panels = (
         ("commands: CPU time, with the start of Python", "ms", commands),
         ("commands: peak memory", "MB", memory),
@@ -189,7 +189,7 @@ def growth(tenths: list[dict[str, Any]]) -> str:
             axes.set_ylabel(unit)
             axes.set_xlabel("movements")
             for number, (name, values) in enumerate(lines.items()):
-                colour, mark = list(mpl.color_sequences["tab10"])[number % 10], "os^Dv"[number % 5]
+                colour, mark = list(mpl.color_sequences["tab10"])[number % 10], "os^Dv"[(number + number // 10) % 5]
                 axes.semilogy(x, values, color=colour, marker=mark, markersize=3, label=name)
             axes.set_xlim(0, max(x) * 1.03)
             axes.xaxis.set_major_formatter(EngFormatter(sep=""))
