@@ -52,7 +52,8 @@ else:
         code = cli(sys.argv[2:])
     except SystemExit as end:
         code = end.code
-print(json.dumps({"code": code or 0, "cpu_s": round(time.process_time(), 4), "memory_mb": machine.peak_memory_mb()}))
+found = {"code": code or 0, "cpu_s": round(time.process_time(), 4), "memory_mb": machine.peak_memory_mb()}
+print(json.dumps(found | {"read_mb": round(machine.bytes_read() / 1e6, 3)}))
 """
 """`peek` is a verb of the library only; a clock may be set ahead."""
 

@@ -32,7 +32,8 @@ Made = dict[str, Any]
 
 TENTHS = 10
 REPEATS = 3
-"""Of so many runs of a command the cheapest counts: what else the machine does only adds."""
+"""Of so many runs of a command the cheapest counts, if --repeat does not say otherwise: what else the machine does only
+adds."""
 DAY_S = 86_400
 KEEP_DAYS = 2
 """So many days of history stay."""
@@ -50,7 +51,7 @@ LETTERS_KEPT = 20
 
 RISE, RISE_CPU_S, RISE_US, RISE_MB = 1.15, 0.02, 3.0, 2.0
 """A cost is flat if the last three tenths take at most so many times what the first three take (medians), or so many
-CPU seconds, microseconds a task, or MB more."""
+CPU seconds, microseconds a task, or MB more. What commands read does not depend on what else the machine does."""
 
 COMMANDS = (
     ("--version",),
@@ -78,6 +79,7 @@ class Soak:
 
     queue: fsqueue.Queue
     random: Random
+    repeats: int = REPEATS
     movements: int = 0
     done: int = 0
     inserted: int = 0
@@ -195,7 +197,9 @@ class Soak:
 # -- measuring -----------------------------------------------------------------------------------
 
 
-def run(path: str, movements: int, days: int, seed: int, say: Callable[[str], None]) -> list[Made]:
+def run(
+    path: str, movements: int, days: int, seed: int, say: Callable[[str], None], repeats: int = REPEATS
+) -> list[Made]:
     """Work a queue at `path`, and return what each tenth cost. RuntimeError if the queue does not add up at the end."""
     began = time.monotonic()
     ahead = Ahead(-days * DAY_S)
@@ -204,7 +208,7 @@ def run(path: str, movements: int, days: int, seed: int, say: Callable[[str], No
         ahead,
         fsqueue.Queue.create(path, durability="none", allow_unsafe=True, max_attempts=3, lease_s=DAY_S) as queue,
     ):
-        soak = Soak(queue, Random(seed))
+        soak = Soak(queue, Random(seed), repeats)
         for day in range(1, days + 1):
             soak.day(max(1, round(movements * day / days) - soak.movements))
             if day * TENTHS // days > len(tenths):
@@ -250,15 +254,15 @@ def _tenth(soak: Soak, path: str, day: int, ahead_s: float) -> Made:
         "usage": usage,
         "memory_mb": _resident_mb(),
         "verbs": verbs,
-        "commands": {" ".join(command): _cheapest(path, command, ahead_s) for command in COMMANDS},
+        "commands": {" ".join(command): _cheapest(path, command, ahead_s, soak.repeats) for command in COMMANDS},
     }
 
 
-def _cheapest(path: str, command: tuple[str, ...], ahead_s: float) -> Made:
-    runs = [alive.cost(path, command[0], *command[1:], ahead_s=ahead_s) for _ in range(REPEATS)]
+def _cheapest(path: str, command: tuple[str, ...], ahead_s: float, repeats: int) -> Made:
+    runs = [alive.cost(path, command[0], *command[1:], ahead_s=ahead_s) for _ in range(repeats)]
     if any(each["code"] for each in runs):
         raise RuntimeError(f"fsqueue {' '.join(command)} ended with {[each['code'] for each in runs]}")
-    return {key: min(each[key] for each in runs) for key in ("seconds", "cpu_s", "memory_mb")}
+    return {key: min(each[key] for each in runs) for key in ("seconds", "cpu_s", "memory_mb", "read_mb")}
 
 
 def _resident_mb() -> float:
@@ -305,7 +309,11 @@ def rows(tenths: list[Made]) -> list[Row]:
     """All costs."""
     found = [Row("files and directories", "", [each["inodes"] for each in tenths], 20)]
     for command in tenths[0]["commands"]:
-        for key, unit, factor, slack in (("cpu_s", "ms of CPU", 1e3, RISE_CPU_S), ("memory_mb", "MB", 1, RISE_MB)):
+        for key, unit, factor, slack in (
+            ("cpu_s", "ms", 1e3, RISE_CPU_S),
+            ("memory_mb", "MB", 1, RISE_MB),
+            ("read_mb", "MB read", 1, 0),
+        ):
             values = [each["commands"][command][key] * factor for each in tenths]
             found.append(Row(f"`fsqueue {command}`", unit, values, slack * factor))
     for verb in tenths[0]["verbs"]:
@@ -321,25 +329,33 @@ def rows(tenths: list[Made]) -> list[Row]:
 def markdown(made: Made) -> str:
     """The result as a page's section."""
     tenths, facts = made["tenths"], made["facts"]
+    costs: dict[str, list[Row]] = {}
+    for row in rows(tenths):
+        costs.setdefault(row.what, []).append(row)
     lines = [
         [
-            row.what,
-            *(report.number(row.values[place], f" {row.unit}".rstrip()) for place in (0, -1)),
-            report.ratio(row.times),
-            "flat" if row.is_flat else "**rises**",
+            what,
+            *(
+                ", ".join(report.number(row.values[place], f" {row.unit}".rstrip()) for row in several)
+                for place in (0, -1)
+            ),
+            ", ".join(report.ratio(row.times) for row in several),
+            "flat" if all(row.is_flat for row in several) else "**rises**",
         ]
-        for row in rows(tenths)
+        for what, several in costs.items()
     ]
     usage = [
         [f"`{kind}`", *(f"{files:,} files, {size:,} bytes" for files, size in (each["usage"][kind] for each in ends))]
         for ends in [(tenths[0], tenths[-1])]
         for kind in tenths[0]["usage"]
+        if any(each["usage"][kind][0] for each in ends)
     ]
     header = [
-        f"{tenths[-1]['movements']:,} movements in {tenths[-1]['day']} days of the queue's clock, seed {made['seed']}, "
-        f"{made['took_s']:,} s of the machine's. Measured on {facts['date']} at commit {facts['commit']}:",
-        f"{facts['cores']} cores ({facts['cpu']}), {facts['kernel']}, {facts['filesystem']}, Python {facts['python']}. "
-        f"Load average: {facts['load_average']}.",
+        f"{tenths[-1]['movements']:,} movements in {tenths[-1]['day']} days, seed {made['seed']}; it took "
+        f"{made['took_s']:,} s.",
+        f"Measured on {facts['date']} at commit {facts['commit']}:",
+        f"{facts['cores']} cores ({facts['cpu']}), {facts['kernel']}, {facts['filesystem']}, Python",
+        f"{facts['python']}. What else the machine had to do, as load average: {facts['load_average']}.",
     ]
     return "\n".join(
         [
@@ -383,6 +399,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--movements", type=int, default=2_000_000, metavar="N", help="how many movements (2000000)")
     made.add_argument("--days", type=int, default=100, metavar="N", help="days of the queue's clock (100)")
     made.add_argument("--seed", type=int, default=None, metavar="N", help="of what happens to each task (random)")
+    made.add_argument("--repeat", type=int, default=REPEATS, metavar="K", help=f"runs of each command ({REPEATS})")
     made.add_argument("--dir", metavar="DIR", help="work below this directory (the system's temporary directory)")
     made.add_argument("--json", metavar="FILE", help="write all that was measured")
     made.add_argument("--docs", metavar="DIR", help=f"write the table into DIR/{DOC}, and the plot beside it")
@@ -398,8 +415,8 @@ def main(arguments: Iterable[str] | None = None) -> int:
     if options.source:
         made = json.loads(Path(options.source).read_text(encoding="utf-8"))
     else:
-        if options.days < TENTHS or options.movements < options.days:
-            parser().error(f"at least {TENTHS} days are needed, and a movement for each")
+        if options.days < TENTHS or options.movements < options.days or options.repeat < 1:
+            parser().error(f"at least {TENTHS} days are needed, a movement for each, and one run of each command")
         made = _measure(options)
     if options.json and not options.source:
         Path(options.json).write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
@@ -421,7 +438,7 @@ def _measure(options: argparse.Namespace) -> Made:
         _say(f"seed {seed}; working in {directory}")
         facts = machine.facts(directory, {"fsqueue": fsqueue.__version__})
         begin = time.monotonic()
-        tenths = run(os.path.join(directory, "queue"), options.movements, options.days, seed, _say)
+        tenths = run(os.path.join(directory, "queue"), options.movements, options.days, seed, _say, options.repeat)
         return {"seed": seed, "facts": facts, "took_s": round(time.monotonic() - begin), "tenths": tenths}
     finally:
         shutil.rmtree(directory, ignore_errors=True)

@@ -29,7 +29,7 @@ def made_up(**costs: list[float]) -> list[dict[str, Any]]:
             "usage": {"logs": [3, 1000]},
             "memory_mb": 80.0,
             "verbs": {"lease 1": {"calls": 5000, "tasks": 5000, "cpu_us": costs.get("cpu_us", [30.0] * 10)[place]}},
-            "commands": {"status": {"cpu_s": costs.get("cpu_s", [0.1] * 10)[place], "memory_mb": 30.0, "seconds": 1.0}},
+            "commands": {"status": {"cpu_s": costs.get("cpu_s", [0.1] * 10)[place], "memory_mb": 30.0, "read_mb": 9.0}},
         }
         for place in range(10)
     ]
@@ -51,7 +51,6 @@ def test_a_small_soak_adds_up_and_writes_table_plot_and_json(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(growth, "COMMANDS", (("status",), ("gc", "--keep-history", "2d")))
-    monkeypatch.setattr(growth, "REPEATS", 1)
     monkeypatch.setattr(growth, "HELD", 10)
     local_s = Clock.local_s
     file, docs, work = tmp_path / "run.json", tmp_path / "docs", tmp_path / "work"
@@ -59,7 +58,7 @@ def test_a_small_soak_adds_up_and_writes_table_plot_and_json(
     work.mkdir()
     page = docs / growth.DOC
     page.write_text(f"By hand.\n\n{growth.BEGIN}\n{growth.END}\n\nThe end.\n")
-    small = ["--movements", "4000", "--days", "10", "--seed", "5", "--dir", str(work)]
+    small = ["--movements", "4000", "--days", "10", "--seed", "5", "--repeat", "1", "--dir", str(work)]
     code = growth.main([*small, "--json", str(file), "--docs", str(docs)])
     told = capsys.readouterr().err
     assert "seed 5" in told
