@@ -33,7 +33,18 @@ LATER_S = 86_400
 RUNS, RUNS_FROM = 3, 100_000
 """Of so many runs of a command the cheapest counts: what else the machine does only adds. At so many tasks, or more."""
 
-LOOKS = (("status",), ("gc",), ("workers",), ("peek",), ("ls", "--state", "leased"), ("dead list",), ("fsck",))
+START = "--version"
+"""Looks at no queue: what the start of Python and of the program costs."""
+LOOKS = (
+    (START,),
+    ("status",),
+    ("gc",),
+    ("workers",),
+    ("peek",),
+    ("ls", "--state", "leased"),
+    ("dead list",),
+    ("fsck",),
+)
 """What is asked of a queue with a past. `fsck` reads all that is on disk, and is shown to be compared only."""
 
 COMMAND = """

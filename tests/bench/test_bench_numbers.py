@@ -82,6 +82,7 @@ def test_what_is_not_alive_is_judged_by_the_median_of_its_rounds() -> None:
 
     rows = [
         look("activity", "status --window 90s", 0.5, 62.8),
+        look("activity", "--version", 0.1),
         look("activity", "status", 9),  # has another window
         *(look("stragglers", "status", cpu_s, log_bytes=125, restated_bytes=25) for cpu_s in (0.1, 0.2, 0.9)),
         look("stragglers, leased", "gc", 0.2, 42.0),
@@ -97,7 +98,7 @@ def test_what_is_not_alive_is_judged_by_the_median_of_its_rounds() -> None:
         look("long letters", "Queue.dead", 1.1, plain_cpu_s=0.5),
     ]
     judged = {figure.what: (figure.reached, figure.measured) for figure in figures(Summary(rows))}
-    assert judged["status, 10,000,000 tasks done in bulk in the window"] == (True, "0.50 s, 60 MiB")
+    assert judged["status, 10,000,000 tasks done in bulk in the window"] == (True, "0.50 s (0.10 s to start), 60 MiB")
     assert judged["stragglers, 1 in 1,024: status"] == (True, "0.20 s, 29 MiB")
     assert judged["stragglers, 1 in 1,024: peek"][0] is None
     assert judged["stragglers, leased, 1 in 1,024: gc"] == (False, "0.20 s, 40 MiB")
