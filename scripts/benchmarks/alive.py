@@ -75,6 +75,11 @@ def runs_of(tasks: int) -> int:
     return RUNS if tasks >= RUNS_FROM else 1
 
 
+def looks_of(tasks: int) -> tuple[tuple[str, ...], ...]:
+    """Return the commands to run: a try with few tasks does a few of them."""
+    return LOOKS if tasks >= RUNS_FROM else LOOKS[:3]
+
+
 def perform(request: Request) -> dict[str, Any]:
     """Make the queue of a case, run its commands, and return what each cost."""
     rows = list(CASES[request["case"]](request["path"], request["count"]))
@@ -93,7 +98,7 @@ def activity(path: str, tasks: int) -> Iterator[dict[str, Any]]:
     window = f"{int(time.monotonic() - begin) + 60}s"
     yield cheapest(tasks, path, "status", "--window", window)
     yield cheapest(tasks, path, "status", "--fast")
-    for look in LOOKS:
+    for look in looks_of(tasks):
         yield cost(path, *look) if look == ("fsck",) else cheapest(tasks, path, *look)
 
 
@@ -128,7 +133,7 @@ def _stragglers(path: str, tasks: int, leave: Callable[[Any], None], one_by_one:
                     task.complete()
             elif done:
                 queue.complete(done)
-        for look in LOOKS:
+        for look in looks_of(tasks):
             yield cheapest(tasks, path, *look) | _log(path)
 
 
@@ -153,7 +158,7 @@ def _renewed(path: str, tasks: int, at_once: int) -> Iterator[dict[str, Any]]:
         renewing, tokens = leased[: -4 * runs], iter([task.token for task in leased[-4 * runs :]])
 
         def commands() -> Iterator[dict[str, Any]]:
-            for look in LOOKS:
+            for look in looks_of(tasks):
                 yield cheapest(tasks, path, *look) | _log(path)
             for verb in ("renew", "complete"):
                 yield min((cost(path, verb, next(tokens)) for _ in range(runs)), key=_cpu_s) | {"command": verb}
@@ -219,7 +224,7 @@ def letters(path: str, tasks: int) -> Iterator[dict[str, Any]]:
         ]
     bare, purged = (min(each, key=_cpu_s) for each in zip(*pairs, strict=True))
     yield purged | {"command": "status, a day later", "empty_cpu_s": bare["cpu_s"]}
-    for look in LOOKS:
+    for look in looks_of(tasks):
         yield cheapest(tasks, path, *look)
 
 
