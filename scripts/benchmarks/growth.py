@@ -49,12 +49,17 @@ FOREVER = 4
 """So many tasks of the first batch are held, and renewed each day, from the first day to the last."""
 LETTERS_KEPT = 20
 
+BARE, BARE_TIMES = "bare", 200
+"""What does not change: so many small records are encoded, decoded, and a file is opened and read for each. It is done
+ten times a day, so that the load of the machine falls on it as on the verbs."""
+
 RISE, RISE_CPU_S, RISE_US, RISE_MB = 1.15, 0.02, 3.0, 2.0
 """A cost is flat if the last three tenths take at most so many times what the first three take (medians), or so many
 CPU seconds, microseconds a task, or MB more. What commands read does not depend on what else the machine does."""
 
+START = alive.START
 COMMANDS = (
-    ("--version",),
+    (START,),
     ("status",),
     ("status", "--fast"),
     ("status", "--usage"),
@@ -90,9 +95,12 @@ class Soak:
 
     def day(self, movements: int) -> None:
         """Work a day's share of the movements."""
-        end = self.movements + movements
+        end, next_bare = self.movements + movements, 0
         self._morning(1 + movements // ALONE_EACH)
         while self.movements < end:
+            if self.movements >= next_bare:
+                next_bare = self.movements + movements // 10
+                self._timed(BARE, BARE_TIMES, _bare, self.queue.path / "queue.jsonl")
             if self.waiting < WAITING_LEAST:
                 self._insert_many(INSERTED)
             if self.random.random() < 1 / BULK:
@@ -194,6 +202,15 @@ class Soak:
         return answer
 
 
+def _bare(file: Path) -> None:
+    for number in range(BARE_TIMES):
+        line = json.dumps({"op": "lease", "at": number, "tasks": [[number, number + 1]], "worker": {"host": "node001"}})
+        fd = os.open(file, os.O_RDONLY)
+        os.pread(fd, 4096, 0)
+        os.close(fd)
+        json.loads(line)
+
+
 # -- measuring -----------------------------------------------------------------------------------
 
 
@@ -291,23 +308,34 @@ class Row:
     unit: str
     values: list[float]
     slack: float
+    beside: list[float] | None = None
+    """What the same tenths took for something that does not change: then that is what the costs are held against."""
+
+    def _ends(self) -> tuple[float, float]:
+        """The cost in the first three tenths and in the last three, each as if the machine had been as slow as in the
+        first."""
+        slow = [each / self.beside[0] for each in self.beside] if self.beside else [1.0] * len(self.values)
+        fair = [value / factor for value, factor in zip(self.values, slow, strict=True)]
+        return statistics.median(fair[:3]), statistics.median(fair[-3:])
 
     @property
     def times(self) -> float:
         """How many times the cost of the first three tenths the last three have."""
-        first, last = statistics.median(self.values[:3]), statistics.median(self.values[-3:])
+        first, last = self._ends()
         return last / first if first else 1.0
 
     @property
     def is_flat(self) -> bool:
         """Whether it does not rise, as far as can be measured."""
-        first, last = statistics.median(self.values[:3]), statistics.median(self.values[-3:])
+        first, last = self._ends()
         return last <= max(first * RISE, first + self.slack)
 
 
 def rows(tenths: list[Made]) -> list[Row]:
     """All costs."""
     found = [Row("files and directories", "", [each["inodes"] for each in tenths], 20)]
+    starts = [each["commands"][START]["cpu_s"] for each in tenths] if START in tenths[0]["commands"] else None
+    bare = [each["verbs"][BARE]["cpu_us"] for each in tenths] if BARE in tenths[0]["verbs"] else None
     for command in tenths[0]["commands"]:
         for key, unit, factor, slack in (
             ("cpu_s", "ms", 1e3, RISE_CPU_S),
@@ -315,13 +343,15 @@ def rows(tenths: list[Made]) -> list[Row]:
             ("read_mb", "MB read", 1, 0),
         ):
             values = [each["commands"][command][key] * factor for each in tenths]
-            found.append(Row(f"`fsqueue {command}`", unit, values, slack * factor))
+            beside = starts if key == "cpu_s" else None
+            found.append(Row(f"`fsqueue {command}`", unit, values, slack * factor, beside))
     for verb in tenths[0]["verbs"]:
         if all(verb in each["verbs"] for each in tenths):
             values = [each["verbs"][verb]["cpu_us"] for each in tenths]
             # What a day has once only is judged by the day: it may take milliseconds more.
             slack = RISE_US if tenths[0]["verbs"][verb]["calls"] > 1000 else RISE_CPU_S * 1e6
-            found.append(Row(verb, "µs a task" if verb != "gc" else "µs", values, slack))
+            unit = "µs a task" if verb not in ("gc", BARE) else "µs"
+            found.append(Row(verb, unit, values, slack, bare))
     found.append(Row("the working process", "MB", [each["memory_mb"] for each in tenths], RISE_MB))
     return found
 

@@ -105,3 +105,14 @@ def test_a_queue_that_does_not_add_up_fails_the_soak(tmp_path: Path, monkeypatch
     monkeypatch.setattr(growth.Soak, "day", losing)
     with pytest.raises(RuntimeError, match="does not add up"):
         growth.run(str(tmp_path / "q"), 1000, 10, 5, lambda text: None)
+
+
+def test_a_machine_that_slows_down_is_no_rise() -> None:
+    tenths = made_up(
+        cpu_s=[0.1 + 0.03 * place for place in range(10)], cpu_us=[30.0 + 3 * place for place in range(10)]
+    )
+    assert rising(tenths) == ["`fsqueue status`", "lease 1"]
+    for place, each in enumerate(tenths):
+        each["commands"][growth.START] = {"cpu_s": 0.1 + 0.03 * place, "memory_mb": 30.0, "read_mb": 9.0}
+        each["verbs"][growth.BARE] = {"calls": 10, "tasks": 2000, "cpu_us": 10.0 + place}
+    assert rising(tenths) == []
