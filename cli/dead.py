@@ -11,7 +11,7 @@ import click
 
 import fsqueue
 from fsqueue import wording
-from fsqueue.views import known
+from fsqueue.views import outcomes
 from fsqueue.views.activity import alike, headline
 
 from .common import (
@@ -28,7 +28,7 @@ from .counts import print_count
 from .printing import plain, print_json, print_table, say
 
 EXAMPLES_MAX = 3
-"""Ids shown of a group."""
+"""How many ids of a group are shown."""
 
 _CONDITION = re.compile(r"([\w.-]+?)\s*(!=|!~|<=|>=|=|~|<|>)(.*)", re.DOTALL)
 _FIELDS = ("id", "payload", "reason", "at", "attempt", "worker")
@@ -37,7 +37,7 @@ Condition = Callable[[fsqueue.DeadLetter], bool]
 
 
 def condition(value: str) -> Condition:
-    """Return FIELD=VALUE and its like as a predicate on a dead letter."""
+    """Parse FIELD=VALUE and the like. Return a function that tells whether a dead letter meets it."""
     match = _CONDITION.fullmatch(value)
     path = match[1].split(".") if match else []
     if match is None or path[0] not in _FIELDS:
@@ -50,14 +50,14 @@ def condition(value: str) -> Condition:
         try:
             pattern = re.compile(wanted)
         except re.error as error:
-            raise click.BadParameter(f"{wanted!r} is no regular expression: {error}.") from None
+            raise click.BadParameter(f"{wanted!r} is not a regular expression: {error}.") from None
         return lambda letter: (pattern.search(_shown(_field(letter, path))) is not None) == (operator == "~")
     if operator in ("=", "!="):
         return lambda letter: (_shown(_field(letter, path)) == wanted) == (operator == "=")
     try:
         limit = float(wanted)
     except ValueError:
-        raise click.BadParameter(f"{operator} compares numbers, and {wanted!r} is none.") from None
+        raise click.BadParameter(f"{operator} compares numbers, and {wanted!r} is not a number.") from None
     return lambda letter: _compare(_field(letter, path), operator, limit)
 
 
@@ -69,7 +69,7 @@ def _field(letter: fsqueue.DeadLetter, path: list[str]) -> Any:
 
 
 def _shown(value: Any) -> str:
-    """Return a value as it is written on the command line: strings as they are, all else as JSON."""
+    """Return a value as a user types it: strings as they are, all else as JSON."""
     if isinstance(value, str):
         return value
     import orjson
@@ -163,7 +163,7 @@ def retry(queue: str, ids: tuple[str, ...], conditions: tuple[Condition, ...], a
         chosen = list(dict.fromkeys(words(ids)))
         where = _all_of(conditions)
         count = q.retry_dead(chosen, where=where) if ids else q.retry_dead(where=where)
-        unknown = known.unknown(q.store, chosen)
+        unknown = outcomes.unknown(q.store, chosen)
     print_count("retried", count, as_json, unknown)
 
 
@@ -190,5 +190,5 @@ def purge(queue: str, ids: tuple[str, ...], conditions: tuple[Condition, ...], y
         confirm(f"Drop {which} for good?", yes)
         where = _all_of(conditions)
         count = q.purge_dead(chosen, where=where) if ids else q.purge_dead(where=where)
-        unknown = known.unknown(q.store, chosen)
+        unknown = outcomes.unknown(q.store, chosen)
     print_count("purged", count, as_json, unknown)

@@ -1,4 +1,4 @@
-"""fsck: is everything in a queue as it should be, and if not, what is it and what can be done."""
+"""fsck: check the files of a queue, explain each finding, and repair it where asked for."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .common import example, json_option, queue_argument
 from .printing import bar, is_screen, print_json, say
 
 FINDINGS_EXIT = 10
-"""Something was found, and is still so."""
+"""The exit code if findings are left that were not repaired."""
 
 
 class Bar:
-    """Progress on a terminal, for what takes long."""
+    """Show on a terminal how far the check is, if it takes long."""
 
     def __init__(self) -> None:
         self._bar: Any = None
@@ -82,7 +82,7 @@ def fsck(queue: str, repair: bool, as_json: bool) -> None:
 
 def _show(finding: fsqueue.Finding, repair: bool, explain: bool) -> None:
     """Show a finding on a line, and, the first time, what its kind means."""
-    tasks = f" ({finding.tasks:,} task{'s' if finding.tasks != 1 else ''})" if finding.tasks else ""
+    tasks = f" ({wording.counted(finding.tasks, 'task')})" if finding.tasks else ""
     note = f": {finding.note}" if finding.note else ""
     state = "" if not repair else " [repaired]" if finding.repaired else " [NOT repaired]"
     say(f"{finding.kind:<17} {finding.path}{tasks}{note}{state}")

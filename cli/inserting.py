@@ -187,7 +187,7 @@ class Source:
         self._files, self._skip_bad, self._line_bytes_max = files, skip_bad, line_bytes_max
         self._decode = _decode_plain if plain else _decode_json
         self._stream = self._payloads()
-        self._progress = Progress(files)
+        self._progress = InsertBar(files)
         self._file, self._line = "", 0
         self._name, self._later = "", files
         """The file being read, as the user named it, and the files after it."""
@@ -384,7 +384,7 @@ def _is_ready(file: IO[bytes], until: float) -> bool:
     return bool(waiting.poll(max(0.0, until - time.monotonic()) * 1000))
 
 
-class Progress:
+class InsertBar:
     """Show a bar on standard error, if that is a terminal and the work takes more than a second."""
 
     def __init__(self, files: tuple[str, ...]) -> None:
@@ -395,6 +395,7 @@ class Progress:
         self._bar: Any = None
 
     def count(self, line_bytes: int) -> None:
+        """Count a line of so many bytes, and draw the bar now and then."""
         self._bytes += line_bytes
         self._lines += 1
         if not self._wanted or self._lines % LOOK_EVERY:

@@ -13,7 +13,7 @@ import orjson
 
 import fsqueue
 from fsqueue import wording
-from fsqueue.views import known
+from fsqueue.views import outcomes
 
 from . import entry
 from .common import confirm, example, json_option, queue_argument, words, worker_option, yes_option
@@ -147,13 +147,13 @@ class Settling:
 
     def _lose(self, q: fsqueue.Queue, tasks: list[fsqueue.LeasedTask], error: fsqueue.LeaseLost) -> None:
         """Note leases that were lost since they were looked at: perhaps to the same command, typed twice at once."""
-        found: dict[str, known.Loss | None] = {}
+        found: dict[str, outcomes.Loss | None] = {}
         with suppress(fsqueue.FsqueueError):  # this only chooses the words
-            found = known.why_lost(q.store, [task.token for task in tasks])
+            found = outcomes.why_lost(q.store, [task.token for task in tasks])
         for task in tasks:
-            self._note(task.id, found.get(task.token) or known.Loss(str(error)))
+            self._note(task.id, found.get(task.token) or outcomes.Loss(str(error)))
 
-    def _note(self, task_id: str, loss: known.Loss) -> None:
+    def _note(self, task_id: str, loss: outcomes.Loss) -> None:
         if not loss.is_completed:
             self.lost[task_id] = loss.why
         elif self._completes:
@@ -170,10 +170,10 @@ class Settling:
             try:
                 tasks[token] = q.attach(token)
             except fsqueue.LeaseLost as error:
-                self._note(token.partition("@")[0], known.loss_of(error))
+                self._note(token.partition("@")[0], outcomes.loss_of(error))
             except fsqueue.TaskNotFound:
                 absent.append(token)
-        for token, loss in known.why_lost(q.store, absent).items() if absent else ():
+        for token, loss in outcomes.why_lost(q.store, absent).items() if absent else ():
             task_id = token.partition("@")[0]
             if loss is None:
                 self.unknown.append(task_id)
@@ -310,6 +310,6 @@ def cancel(queue: str, ids: tuple[str, ...], yes: bool, as_json: bool) -> None:
     with fsqueue.Queue(queue) as q:
         chosen = list(words(ids))
         confirm(f"Cancel {wording.counted(len(chosen), 'task')} of {q.path}?", yes)
-        unknown = known.unknown(q.store, dict.fromkeys(chosen))  # before: without a history no trace is left
+        unknown = outcomes.unknown(q.store, dict.fromkeys(chosen))  # before: without a history no trace is left
         count = q.cancel(chosen)
     print_count("cancelled", count, as_json, unknown)

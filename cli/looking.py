@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 import fsqueue
-from fsqueue.views import known
+from fsqueue.views import outcomes
 
 from .common import brief, example, json_option, moment, queue_argument
 from .printing import print_json, print_table, say
@@ -73,7 +73,7 @@ def show(queue: str, task: str, as_json: bool) -> None:
             movements = q.history(task_id)
         except fsqueue.TaskNotFound:
             movements = []  # the queue keeps none of finished tasks, but their dead letters
-        settled = known.settled_as(q.store, task_id) if info.state == "dead" else None
+        settled = outcomes.settled_as(q.store, task_id) if info.state == "dead" else None
     done, new_id = settled or (None, None)
     if as_json:
         more = {"settled": done, "retried_as": new_id} if done is not None else {}

@@ -29,6 +29,7 @@ from .printing import complain, hint, print_json, say
 
 REAP_TRIES, REAP_PAUSE_S = 20, 0.5
 DAY_S = 86_400
+DEFAULTS = fsqueue.Settings()
 
 
 def _attempts(value: str) -> int | str:
@@ -46,13 +47,16 @@ fsqueue create /scratch/me/tiles --lease 1h --max-attempts 3"""
     )
 )
 @queue_argument
-@click.option("--shards", type=int, help="Subdirectories that the task files spread over [64].")
+@click.option("--shards", type=int, help=f"Subdirectories that the task files spread over [{DEFAULTS.shards}].")
 @renamed("--max-batch-tasks", "batch_tasks_max", former=["--batch-tasks-max"], type=int, metavar="N",
-         help="Put no more tasks into one file [1024].")  # fmt: skip
+         help=f"Put no more tasks into one file [{DEFAULTS.batch_tasks_max}].")  # fmt: skip
 @renamed("--max-task-bytes", "task_bytes_max", former=["--task-bytes-max"], type=int, metavar="BYTES",
-         help="Largest task [64 MiB].")  # fmt: skip
+         help=f"Largest task [{DEFAULTS.task_bytes_max >> 20} MiB].")  # fmt: skip
 @click.option(
-    "--max-attempts", type=_attempts, metavar="N", help="Attempts before a task becomes a dead letter, or 'none' [5]."
+    "--max-attempts",
+    type=_attempts,
+    metavar="N",
+    help=f"Attempts before a task becomes a dead letter, or 'none' [{DEFAULTS.max_attempts}].",
 )
 @renamed("--lease", "lease_s", former=["--lease-s"], type=DURATION, help="How long a lease holds unless renewed [10m].")
 @renamed(
@@ -157,7 +161,7 @@ def gc(
     if (queue is None) == (trash is None):
         raise click.UsageError("Name either a queue or --trash DIR.")
     if history_s is not None:
-        if history_s % DAY_S:  # a plain 30 would be seconds, and all but today's would go
+        if history_s % DAY_S:  # a plain 30 means seconds: gc would drop all but today's history
             raise click.UsageError("History is kept by whole days: write, for instance, --keep-history 30d.")
         history_days = int(history_s // DAY_S)
     if queue is None and (touch or history_days is not None):
@@ -181,14 +185,14 @@ def gc(
 
 
 def _said(value: object) -> str:
-    """Return a setting as it would be typed."""
+    """Return a setting as a user would type it."""
     if isinstance(value, tuple):
         return " ".join(map(_said, value))
     return "none" if value is None else f"{value:.12g}" if isinstance(value, float) else str(value)
 
 
 def _inventory(status: fsqueue.Status) -> str:
-    """Return what would be lost."""
+    """Return in words which tasks would be lost."""
     return (
         f"{wording.counted(status.remaining, 'unfinished task')}, {status.leased:,} of them leased, and "
         f"{wording.counted(status.dead, 'dead letter')}"
@@ -196,7 +200,7 @@ def _inventory(status: fsqueue.Status) -> str:
 
 
 def _reap(directory: Path) -> Reaping:
-    """Remove what deleted queues left in `directory`. While another process is at the same, stand by."""
+    """Remove what deleted queues left in `directory`. Wait for a while if another process is removing the same."""
     done = reap(directory)
     for _ in range(REAP_TRIES):
         if not done.unfinished:
@@ -208,7 +212,7 @@ def _reap(directory: Path) -> Reaping:
 
 
 def _reap_in_background(directory: Path) -> None:
-    """Start a process of its own that removes what was purged or deleted in `directory`: it outlives this command."""
+    """Start a process that removes what was purged or deleted in `directory`. It outlives this command."""
     try:
         subprocess.Popen(
             [sys.executable, "-P", "-m", __package__ or "fsqueue_cli", "gc", "--trash", str(directory)],

@@ -28,7 +28,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def spark_options(command: Command) -> Command:
-    """Add how to reach Spark. Within spark-submit, Spark's own options say it."""
+    """Add the options that say where Spark runs. Within spark-submit, Spark's own options do."""
     for option in (
         click.option("--conf", multiple=True, metavar="KEY=VALUE", help="A setting of Spark. May be repeated."),
         click.option("--master", metavar="URL", help="Where Spark runs [as configured; else local[*]]."),
@@ -38,12 +38,12 @@ def spark_options(command: Command) -> Command:
 
 
 def session(master: str | None, conf: tuple[str, ...]) -> Any:
-    """Return the Spark session; what it says beyond errors is not passed on."""
+    """Return the Spark session, whose log is switched off."""
     settings = [setting.partition("=") for setting in conf]
     for key, sign, value in settings:
         if not sign or not key:
-            raise click.BadParameter(f"{key!r} is no setting: write --conf KEY=VALUE.")
-        if key == EXECUTORS_PYTHON:  # only spark-submit heeds it; a driver that runs already has to say it like this
+            raise click.BadParameter(f"{key!r} is not a setting: write --conf KEY=VALUE.")
+        if key == EXECUTORS_PYTHON:  # only spark-submit reads the setting; a running driver takes the variable
             os.environ["PYSPARK_PYTHON"] = value
     try:
         from pyspark.sql import SparkSession
@@ -221,8 +221,8 @@ def drain(
 ) -> None:
     """Work on the tasks of Q with Spark's executors, and write the results into DIR as Parquet.
 
-    A task is completed after its result is written. Give either --sql or --function. A drain that died is gone on
-    with by the same command.
+    A task is completed after its result is written. Give either --sql or --function. To continue a drain
+    that died, repeat the command.
     """
     if (sql is None) == (function is None):
         raise click.UsageError("Give either --sql EXPRESSION or --function MODULE:NAME.")
@@ -246,9 +246,9 @@ def _function(name: str) -> Callable[[Any], Any]:
     try:
         found = getattr(import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
-        raise click.BadParameter(f"{name!r} is no MODULE:NAME that can be imported here: {error}.") from None
+        raise click.BadParameter(f"{name!r} is not a MODULE:NAME that can be imported here: {error}.") from None
     if not callable(found):
-        raise click.BadParameter(f"{name} is no function.")
+        raise click.BadParameter(f"{name} is not a function.")
     return found  # type: ignore[no-any-return]
 
 
@@ -259,7 +259,7 @@ def _function(name: str) -> Callable[[Any], Any]:
 @spark_options
 @json_option
 def requeue(queue: str, where: str, yes: bool, master: str | None, conf: tuple[str, ...], as_json: bool) -> None:
-    """Put the dead tasks of Q back that match a condition, with new ids and all attempts before them."""
+    """Put the dead tasks of Q that match a condition back into Q, with new ids and no attempts used."""
     import fsqueue.spark as jobs
 
     confirm(f"Put the dead tasks of {queue} back for which {where} holds?", yes)

@@ -1,4 +1,4 @@
-"""What `status --watch` and `wait` show on a terminal, as rich draws it: in its size, with characters that it has."""
+"""Draw with rich what `status --watch` and `wait` show: in the terminal's size, with characters that it has."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from .printing import can_show, plain
 from .status_text import STATES, Look, details, is_above_zero, number, progress_line, total
 
 LEAST_ROWS, LEAST_COLUMNS, TABLE_COLUMNS = 10, 50, 70
-"""On less than this only the numbers are shown; the last for several queues."""
+"""On a smaller terminal only numbers are shown. A table of several queues needs TABLE_COLUMNS."""
 NAME_COLUMNS_MAX = 40
 DETAIL_ROWS = 6
-"""So many rows below a table of queues are kept for rates, failures and the slowest leased tasks."""
+"""How many rows below a table of queues are for rates, failures and the slowest leased tasks."""
 
 
 def line(console: Console, text: str) -> Text:

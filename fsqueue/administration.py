@@ -220,7 +220,7 @@ def check(fs: Filesystem, mount: Mount, directory: str, clock: Clock, entropy: E
     """Refuse a mount that is known to be unfit, or on which one of the quick probes fails."""
     from fsqueue.doctor import probes, verdicts
 
-    verdict, seen, advice = mountadvice.known(mount)
+    verdict, seen, advice = mountadvice.advice_on(mount)
     unfit = [("mount", seen, advice)]
     if verdict != mountadvice.UNFIT:
         findings = probes.quick(probes.Bench(fs, f"{directory}/.new-", clock, entropy))

@@ -1,4 +1,4 @@
-"""The arguments that users give to the public verbs, and the errors that the system answers with."""
+"""Check the arguments that users give to the public verbs, and translate the system's errors into fsqueue's."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ R = TypeVar("R")
 
 
 class Every(Enum):
-    """Stands for an argument that was not given, where None would be a mistake."""
+    """Stand for an argument that was not given, where None would be a mistake."""
 
     EVERY = "every"
 
@@ -30,7 +30,7 @@ EVERY: Final = Every.EVERY
 
 
 class HasStore(Protocol):
-    """A queue, as far as it matters here."""
+    """A queue, or another object with a store."""
 
     store: Store
 
@@ -39,7 +39,7 @@ Q = TypeVar("Q", bound=HasStore)
 
 
 def ended(store: Store, before: taken.Mark, error: BaseException, doing: str) -> BaseException:
-    """Return what a verb raises that `error` has ended, after what the verb had taken since `before` is given back."""
+    """Give back what a verb has taken since `before`, and return what it raises after `error`."""
     taken.give_back(before, error)
     if isinstance(error, FromCaller):
         return error.error
@@ -52,7 +52,7 @@ def ended(store: Store, before: taken.Mark, error: BaseException, doing: str) ->
 
 
 def verb(doing: str) -> Callable[[Callable[Concatenate[Q, P], R]], Callable[Concatenate[Q, P], R]]:
-    """Translate what the operating system says while `doing` something into fsqueue's errors."""
+    """Decorate a verb: errors of the system become fsqueue's, and say what the verb was `doing`."""
 
     def decorate(function: Callable[Concatenate[Q, P], R]) -> Callable[Concatenate[Q, P], R]:
         @wraps(function)
@@ -161,6 +161,8 @@ def leased(tasks: object) -> list[LeasedTask]:
     """Return leased tasks, one or many, as a list; InvalidArgument for anything else."""
     if isinstance(tasks, LeasedTask):
         return [tasks]
+    if type(tasks) is list and set(map(type, tasks)) == {LeasedTask}:
+        return list(tasks)
     found: list[LeasedTask] = []
     for task in items_of(tasks) if isinstance(tasks, Iterable) else [tasks]:
         if not isinstance(task, LeasedTask):
@@ -192,5 +194,5 @@ def refuse(refused: Mapping[str, str], lost: LeaseLost | None = None) -> None:
         first, why = next(iter(refused.items()))
         what = f"The task {first} was not completed, its lease goes on. {why}"
         if len(refused) > 1:
-            what += f" So it is with {len(refused) - 1:,} more."
+            what += f" The same holds for {len(refused) - 1:,} more."
         raise InvalidResult(what, refused) from lost

@@ -6,7 +6,7 @@ import asyncio
 from contextlib import suppress
 from types import TracebackType
 
-from fsqueue.aside import in_thread
+from fsqueue.async_thread import in_thread
 from fsqueue.clock import Backoff
 from fsqueue.leased_task import LeasedTask
 from fsqueue.poll import Lessor, Poll

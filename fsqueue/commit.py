@@ -1,6 +1,6 @@
 """Named commits as users hold them: many writers stage, one publishes, repeating is harmless.
 
-What is on disk, and in which order, is `commits`' matter (docs/design.md, section 4.3).
+`fsqueue.storage.commits` has the files and the order of writes (docs/design.md, section 4.3).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Commit:
         self.attempt = (
             names.new_uuid(store.entropy, store.clock.now_ms()) if attempt is None else names.attempt_name(attempt)
         )
-        """Tells what this object and its copies stage from what others stage for the same name."""
+        """Names what this object and its copies stage. Other objects of the same commit have other attempts."""
 
     def __reduce__(self) -> tuple[Callable[..., Commit], tuple[str, str | None, str, str]]:
         return _reopened, (self.store.path, self.store.worker_name, self.name, self.attempt)
@@ -77,8 +77,8 @@ class Commit:
         `overwrite`: at the same instant everything else in the queue is purged.
 
         Parts may come from copies of this object, and from others of the same name. The first to publish a name
-        decides what it inserts. If this fails, nothing is visible, or everything is, or will be: repeat it, until it
-        reports. CommitLost: what was staged is gone (the queue was purged, or it was never published for a week).
+        decides what it inserts. If this fails, nothing is visible, or everything is, or will be. Repeat the call
+        until it reports. CommitLost: what was staged is gone (the queue was purged, or a week has passed).
         """
         store = self.store
         store.refresh(now=True)
@@ -109,9 +109,9 @@ class Commit:
 
     @verb("forgetting a commit")
     def forget(self) -> bool:
-        """Forget that this name was committed, once it is applied: published again, it would be inserted again.
+        """Forget that this name was committed, after applying it. Publishing it again inserts again.
 
-        For a caller that knows that no process publishes it again: a stream of commits knows that of its last but one.
+        Call it only if no process publishes the name again. A stream of commits knows that of its last but one.
         Return False if there was nothing.
         """
         if self.committed() is None:
@@ -121,9 +121,9 @@ class Commit:
 
     @verb("discarding a commit")
     def discard(self) -> bool:
-        """Remove what this object and its copies have staged. False, and nothing is removed, if it is being published.
+        """Remove what this object and its copies have staged. False, with nothing removed: it is being published.
 
-        What was published stays; so this can be called whatever happened.
+        What was published stays, so this may be called whatever happened.
         """
         self.store.refresh(now=True)
         return commits.reap(self.store, self.store.layout, self.attempt, self.name)
@@ -141,7 +141,7 @@ class Commit:
         return list(dict.fromkeys(given))
 
     def _trash(self, directory: Generation) -> None:
-        """Move the generation away that was overwritten; if that cannot be done now, `gc` does it."""
+        """Move the overwritten generation into the trash. If that fails now, `gc` does it."""
         try:
             self.store.discard(self.store.path, directory)
         except OSError as error:
@@ -170,7 +170,7 @@ class Commit:
 
 
 class _Stager:
-    """One part on its way to the disk: files named in a row, in groups of bounded size."""
+    """Write one part to disk: files named in a row, in groups of bounded size."""
 
     def __init__(self, store: Store, name: CommitName, attempt: Uuid) -> None:
         self.store = store
@@ -180,7 +180,7 @@ class _Stager:
         self.first = names.new_batch(store.entropy, store.clock.now_ms())
         self.files = self.tasks = self.bytes = 0
         self.opened: list[int] = []
-        """Written, and perhaps not yet synced: one group's files, or two."""
+        """Descriptors of files that are written and perhaps not synced: those of one group, or of two."""
         self.generation = store.queue_state.generation
 
     def stage(self, batches: Iterable[encoding.Encoded]) -> CommitPart:
@@ -197,7 +197,7 @@ class _Stager:
                     self._write(group)
             except InvalidTask as error:
                 broken = error
-            part = self._seal()
+            part = self._finish_part()
         except BaseException:
             self._give_up()
             raise
@@ -207,7 +207,7 @@ class _Stager:
         return part
 
     def _write(self, group: list[encoding.Encoded]) -> None:
-        """Write a group's files, and sync those of the group before: meanwhile the system has written most of them."""
+        """Write a group's files, then sync those of the group before: the system has written most by then."""
         store, fs, before = self.store, self.store.fs, len(self.opened)
         for encoded in group:
             at = insertion.moment(store, encoded.when)
@@ -216,13 +216,13 @@ class _Stager:
             self.files += 1
             fs.write_all(self.opened[-1], encoded.content())
             if store.sync_inserts:
-                fs.drop_cached(self.opened[-1])  # write now: else each sync waits for a commit of the journal
+                fs.drop_cached(self.opened[-1])  # begins writing: a sync would otherwise wait for the journal
             self.tasks += encoded.tasks
             self.bytes += encoded.size
         self._sync(before)
 
     def _sync(self, count: int) -> None:
-        """Make the first files durable that are still open, and close them."""
+        """Sync and close the first `count` files that are still open."""
         done, self.opened = self.opened[:count], self.opened[count:]
         try:
             for fd in done if self.store.sync_inserts else ():
@@ -234,13 +234,13 @@ class _Stager:
         for fd in fds:
             self.store.fs.close(fd)
 
-    def _seal(self) -> CommitPart:
+    def _finish_part(self) -> CommitPart:
         """Make files and names durable; CommitLost if the queue was purged meanwhile."""
         store, layout = self.store, self.layout
         self._sync(len(self.opened))
         if store.sync_inserts:
             store.fs.sync_directory(self.directory)
-            store.names.sync(layout.staging)  # each time: the attempt's directory may have been dropped, and made anew
+            store.names.sync(layout.staging)  # each time: the attempt's directory may have been removed and made again
         store.refresh(now=True)
         if store.layout is not layout:
             raise CommitLost(f"The queue {store.path} was purged while {self.name} was being staged. Stage it again.")
@@ -248,7 +248,7 @@ class _Stager:
         return CommitPart(self.name, self.attempt, self.first, *sizes, store.queue_state.id, self.generation)
 
     def _give_up(self) -> None:
-        """Remove what was staged; what that does not get is reaped with the attempt."""
+        """Remove what was staged. What cannot be removed now is reaped with the attempt."""
         with suppress(OSError):
             self._close(self.opened)
         part = Part(self.attempt, self.first, self.files, self.tasks, self.bytes)
@@ -258,9 +258,10 @@ class _Stager:
 
 
 def insert_once(store: Store, tasks: Iterable[Any], name: str, delay_s: float, batch_tasks: int | None) -> int:
-    """Insert all tasks under a name, or none of them; returns how many are new: none, if the name was committed before.
+    """Insert all tasks under a name, or none of them; return how many are new.
 
-    Then the stream is not even read. After an error nothing is visible, or all is: repeating it tells.
+    If the name was committed before, that is none, and the stream is not read. After an error either nothing is
+    visible or everything is. Repeat the call to learn which.
     """
     commit = Commit(store, name)
     if commit.committed() is not None:
@@ -273,7 +274,7 @@ def insert_once(store: Store, tasks: Iterable[Any], name: str, delay_s: float, b
         elif isinstance(error, FromCaller):
             error.count(0)
         if isinstance(error, Exception):
-            with suppress(FsqueueError):  # else upkeep does it
+            with suppress(FsqueueError):  # otherwise `gc` does it
                 commit.discard()
         raise
     return 0 if report.repeated else report.tasks

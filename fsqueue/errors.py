@@ -117,10 +117,11 @@ class TaskNotFound(FsqueueError):
 class LeaseLost(FsqueueError):
     """The lease cannot settle its task any more. Discard the result: another worker has done the work, or will.
 
-    `tasks` are the ids concerned; `reason` says why ("taken over", "completed", "purged", ...). If it is "you have
-    completed it already", this very lease has completed the task before: that completion counts, and nothing is left
-    to do. (`fsqueue complete` exits with 0 then.)
-    Of tasks handed in together, those not named here were dealt with.
+    `tasks` are the ids concerned; `reason` says why ("taken over", "completed", "purged", ...). Of tasks handed in
+    together, those not named here were settled.
+
+    If `reason` is "you have completed it already", this very lease has completed the task before. That completion
+    counts, and nothing is left to do. (`fsqueue complete` exits with 0 then.)
     """
 
     exit_code = 4

@@ -1,4 +1,4 @@
-"""Values that users hold: tasks to insert, and facts about tasks, commits and queues."""
+"""Values that users hold, all but one frozen: tasks to insert, and facts about tasks, commits and queues."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ STATES: tuple[State, ...] = (WAITING, DELAYED, LEASED, COMPLETED, DEAD, CANCELLE
 """The states of a task. A task whose lease has run out is waiting again, by itself."""
 
 
-class _AsDict:
+class AsDict:
+    """Give a dataclass the method `as_dict`."""
+
     __slots__ = ()
 
     def as_dict(self) -> dict[str, Any]:
@@ -60,7 +62,7 @@ class TaskRef:
 
 
 @dataclass(frozen=True, slots=True)
-class TaskInfo(_AsDict):
+class TaskInfo(AsDict):
     """Facts about a task. Times are Unix seconds; a payload is None once the task has finished."""
 
     id: str
@@ -79,7 +81,7 @@ class TaskInfo(_AsDict):
 
 
 @dataclass(frozen=True, slots=True)
-class Movement(_AsDict):
+class Movement(AsDict):
     """One thing that happened to a task. Times are Unix seconds."""
 
     op: str
@@ -96,11 +98,11 @@ class Movement(_AsDict):
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields that are set, by name."""
-        return {key: value for key, value in _AsDict.as_dict(self).items() if value is not None}
+        return {key: value for key, value in AsDict.as_dict(self).items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLetter(_AsDict):
+class DeadLetter(AsDict):
     """A task that was given up, with the reason. `at` is in Unix seconds.
 
     `payload_lost`: its task file was damaged or removed, so that `payload` is None and it cannot be retried.
@@ -146,7 +148,7 @@ class Status:
 
 
 @dataclass(frozen=True, slots=True)
-class CommitPart(_AsDict):
+class CommitPart(AsDict):
     """A part that `Commit.stage` has staged: small, and ready for pickle or for JSON (`CommitPart(**part.as_dict())`).
 
     The batches of a part are named in a row, from `first` on; `queue` and `generation` tell where they were staged.
@@ -163,7 +165,7 @@ class CommitPart(_AsDict):
 
 
 @dataclass(frozen=True, slots=True)
-class CommitReport(_AsDict):
+class CommitReport(AsDict):
     """Counts of what a commit inserted. `at`: when it was decided (Unix seconds). `repeated`: not by this call."""
 
     name: str
@@ -175,7 +177,7 @@ class CommitReport(_AsDict):
 
 
 @dataclass(slots=True)
-class GcReport(_AsDict):
+class GcReport(AsDict):
     """Counts of what upkeep found and mended, in files or batches.
 
     `inodes_given_back`, `bytes_given_back`: files and directories that upkeep removed, and the bytes that were in them.

@@ -11,7 +11,7 @@ import pytest
 
 import fsqueue
 from fsqueue import Queue, StorageError
-from fsqueue.aside import in_thread
+from fsqueue.async_thread import in_thread
 from fsqueue.filesystem import Filesystem
 
 TIMEOUT_S = 60.0

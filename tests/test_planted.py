@@ -15,7 +15,7 @@ import pytest
 
 from fsqueue import FsqueueError, Queue, QueueNotFound, StorageError, UnsafeFilesystem, administration, errors
 from fsqueue.errors import NotAQueue
-from fsqueue.filesystem import Filesystem, ResultFiles, door
+from fsqueue.filesystem import Filesystem, ResultFiles, operations
 from fsqueue.upkeep import trash
 from tests.support import QueueFactory, base_of, files_below, log_files
 
@@ -274,7 +274,7 @@ def test_a_pipe_in_place_of_a_file_that_was_waited_for_stops_nobody(
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
         return real(name, flags, *args, **kwargs)
 
-    monkeypatch.setattr(door.os, "open", opening)
+    monkeypatch.setattr(operations.os, "open", opening)
     with pytest.raises(OSError):
         fs.look(f"{tmp_path}/file")
 

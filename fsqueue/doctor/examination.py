@@ -19,8 +19,8 @@ from fsqueue.doctor.rendezvous import PartnerLost, Rendezvous
 from fsqueue.doctor.verdicts import OK, UNFIT, UNTRIED, WARNING, ProbeResult, about, worst
 from fsqueue.errors import FULL, FsqueueError, NotAQueue
 from fsqueue.filesystem import Filesystem, Mount, mount_of
-from fsqueue.filesystem.held import Displaced, OpenDirectory, is_directory
 from fsqueue.filesystem.holders import boot_id
+from fsqueue.filesystem.open_directories import Displaced, OpenDirectory, is_directory
 from fsqueue.filesystem.quota import quota_of
 from fsqueue.storage.paths import queue_path
 from fsqueue.upkeep import doctorplaces
@@ -30,12 +30,12 @@ from fsqueue.wording import counted
 __all__ = ["ProbeResult", "Report", "examine", "join"]
 
 BYTES_LOW, FILES_LOW = 100 << 20, 10_000
-"""Less room than this is worth a warning."""
+"""Warn if less room than this is left."""
 
 NAMES_MAX = 100_000
-"""Among so many names in the directory remnants of dead doctors are looked for; strangers may have made any number."""
+"""Look for leftovers of killed doctors among so many names at most: strangers may have made any number."""
 MEETINGS = 20
-"""How often to come to a meeting place that others leave, and so remove, at the same moment."""
+"""Try so often to enter the meeting place. The last party to leave may remove it at the same moment."""
 
 Progress = Callable[[str], None]
 
@@ -78,7 +78,7 @@ class Report:
 def examine(path: str | os.PathLike[str], *, progress: Progress = lambda step: None) -> Report:
     """Examine the mount that holds `path` (a queue, a directory, or what is not there yet) from this host.
 
-    Some seconds. What it writes is removed again. NotAQueue if `path` is a file; other trouble is a finding.
+    It takes some seconds, and removes what it wrote. NotAQueue if `path` is a file; any other trouble is a finding.
     """
     examination = Examination(path, progress)
     if examination.mount.shared:
@@ -122,10 +122,10 @@ class Examination:
         self._look()
 
     def filesystem(self, place: OpenDirectory) -> Filesystem:
-        """Return a filesystem whose root is a place. The place is closed when the last user of it has gone.
+        """Return a filesystem whose root is a place. The place is closed when the filesystem is collected.
 
-        Not before: a thread of a contest may still be at work after an interruption, and must not write to whatever
-        gets the descriptor's number next.
+        After an interruption a thread of a contest may still be at work. If the place were closed by then, the thread
+        would write to whatever file gets the descriptor's number next.
         """
         fs = self.make(place.path, shared=self.mount.shared)
         weakref.finalize(fs, place.close)
@@ -156,7 +156,7 @@ class Examination:
                 pass  # no queue, or one that cannot be opened: as the other findings say
 
     def _work(self, directory: OpenDirectory) -> None:
-        """Try everything in a place of its own, which is removed in the end; remnants of dead doctors go, too."""
+        """Make all probes in a new place, and remove it in the end. Remove what killed doctors left, too."""
         if not directory.is_followed:
             self.report.findings.append(without_proc("locks, writing, names, syncing, stamps and the clock"))
             return
@@ -166,7 +166,7 @@ class Examination:
             try:
                 doctorplaces.reap(directory, directory.names(NAMES_MAX), place.stat().st_mtime)
             except OSError:
-                pass  # one may write here, and not list
+                pass  # this user may write here, but not list
             self._probe(fs, place)
         finally:
             doctorplaces.remove_place(directory, place)
@@ -264,7 +264,7 @@ class Examination:
         }
 
     def about_partner(self, there: dict[str, Any], mine: dict[str, Any]) -> list[ProbeResult]:
-        """Return the partner's mount; and a warning if it is this host's own."""
+        """Return the partner's mount as a finding, and a warning if the partner is this host itself."""
         mount = messages.finding(messages.inner(there, "mount"))
         findings = [replace(mount, probe=f"mount of {messages.host(there)}")]
         boot, device = messages.text(there, "boot", messages.WORD_CHARS_MAX), messages.number(there, "device", 0)
@@ -276,7 +276,7 @@ class Examination:
 
 
 class Contest:
-    """The place of the tests between two: made by the party that leads, closed to others unless the partner is one."""
+    """Hold the place of the tests between two hosts. The leading party makes it; of others only a partner enters."""
 
     def __init__(self, examination: Examination, place: OpenDirectory, meeting: Rendezvous, stranger: bool) -> None:
         self.examination, self.place, self.meeting, self.stranger = examination, place, meeting, stranger
@@ -293,7 +293,7 @@ class Contest:
             doctorplaces.remove_place(self.place, self.inside)
 
     def tidy(self) -> None:
-        """Remove what this party made in the place of another user, who may not do that."""
+        """Remove what this party made in another user's place: that user may not remove it."""
         if self.inside is not None and self.stranger and not self.meeting.leads:
             self.inside.clear(doctorplaces.MADE_BY_DOCTORS)
 
@@ -313,7 +313,7 @@ class Contest:
 
 
 def nearest(path: str) -> str:
-    """Return `path`, or the nearest directory above it that is there; NotAQueue if that is a file."""
+    """Return `path`, or the nearest directory above it that exists; NotAQueue if that is a file."""
     while True:
         try:
             if not is_directory(path):
@@ -326,7 +326,7 @@ def nearest(path: str) -> str:
 
 
 def without_proc(what: str) -> ProbeResult:
-    """Return the finding that says what is not tried without /proc: places can only be held through it."""
+    """Return the finding for a host without /proc, through which alone places can be held: `what` was not examined."""
     return ProbeResult(
         "probes",
         WARNING,

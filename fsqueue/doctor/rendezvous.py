@@ -22,7 +22,7 @@ import orjson
 from fsqueue.clock import Backoff, Clock, Entropy
 from fsqueue.errors import StorageError
 from fsqueue.filesystem import NOT_FILES, Filesystem
-from fsqueue.filesystem.answers import asking_again
+from fsqueue.filesystem.expected_errors import asking_again
 from fsqueue.upkeep import doctorplaces
 
 ACCEPT_S, ANSWER_S = 2.0, 5.0

@@ -1,6 +1,6 @@
-"""Tests that need two hosts: locks between them, appends, races, and how late one sees the other's changes.
+"""Make the tests that need two hosts: locks, appends, races, and how late one sees the other's changes.
 
-Both do the same at the same time, step by step; the leader judges, and both report its findings.
+Both do the same at the same time, step by step. The leader judges, and both report its findings.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from fsqueue.doctor.verdicts import OK, UNFIT, WARNING, ProbeResult
 
 AMONG = "hosts"
 ROUNDS, TURNS_S = 2000, 3.0
-"""How often each host locks, at most, and for how long: long against what one starts later than the other."""
+"""How often each host locks, at most, and for how many seconds: one host may start a little later than the other."""
 HEAD_START_S, SLOT_S = 1.0, 0.02
 """When the first name is raced for, after both agreed on it, and the time between two names."""
 PINGS = 6
 STALE_S, LOOK_PAUSE_S = 10.0, 0.02
 """How long to wait for the other host's change to be seen, and the pause between two looks."""
 AGE_S_MAX = 1e9
-"""No age in seconds that clocks can show is more."""
+"""No clocks can show a greater age, in seconds."""
 FRESH_S = 2.0
 """What a revalidating open or a listing shows may not be older than this."""
 

@@ -35,7 +35,7 @@ def worst(findings: Iterable[ProbeResult]) -> str:
 
 def about(mount: Mount) -> ProbeResult:
     """Return what is known of a mount, as a finding."""
-    verdict, seen, advice = mountadvice.known(mount)
+    verdict, seen, advice = mountadvice.advice_on(mount)
     return ProbeResult(
         "mount",
         verdict,

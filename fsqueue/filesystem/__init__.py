@@ -4,10 +4,10 @@ Everything that fsqueue does on disk goes through one `Filesystem` object, so th
 failing, lying or crashing one in its place. Nothing here knows what a queue is.
 """
 
-from fsqueue.filesystem.answers import LOST, NOT_FILES, asking_again
-from fsqueue.filesystem.door import Filesystem
+from fsqueue.filesystem.expected_errors import LOST, NOT_FILES, asking_again
+from fsqueue.filesystem.kept_output import KeptFile, KeptOutput, is_same_file, is_terminal, write_all
 from fsqueue.filesystem.mounts import UNKNOWN, Mount, beegfs_setting, holders_of, mount_of
-from fsqueue.filesystem.plain import KeptFile, KeptOutput, is_same_file, is_terminal, write_all
+from fsqueue.filesystem.operations import Filesystem
 from fsqueue.filesystem.processes import inheritable_descriptors, is_program
 from fsqueue.filesystem.results import NO_RESULT_FILES, ResultFile, ResultFiles
 from fsqueue.filesystem.spools import Spool

@@ -18,7 +18,7 @@ from fsqueue.filesystem.taken import Closer, close, opened
 
 DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 HOLDER_FLAGS = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
-"""To name something in a directory: costs an NFS client no question, and needs no permission to read."""
+"""Open a directory for names in it. An NFS client need not ask its server, and no permission to read is needed."""
 
 FILE_MODE = 0o666
 """Before the umask: see `rooted`."""
@@ -30,10 +30,8 @@ OPENAT2 = 437
 RESOLVE = 0x04 | 0x08
 """RESOLVE_NO_SYMLINKS | RESOLVE_BENEATH."""
 
-
 HOW_BYTES = 24
-
-
+"""The size of `struct open_how`."""
 NO_MOUNTS = 0x01
 """RESOLVE_NO_XDEV: EXDEV where something is mounted, be it another directory of the same filesystem."""
 
@@ -71,13 +69,13 @@ def openat2(
 
 
 def open_at(directory: int, name: str, flags: int, by: Closer | None = None) -> int:
-    """Open a name in a directory; neither links nor pipes lead astray."""
+    """Open a name in a directory. Follow no link, and do not wait at a pipe."""
     within = partial(os.open, dir_fd=directory)
     try:
         return opened(by, map(within, (name,), (flags | LOOK_FLAGS,), (FILE_MODE,)))
     except BlockingIOError:
-        # On the file server's own disk, a delegation of the file to an NFS client has to be called back first. The file
-        # is waited for by what is proven to be one: by its name, it could be a pipe by now.
+        # On the file server's own disk, a delegation of the file to an NFS client has to be called back first. Wait for
+        # it through a descriptor that is proven to be a file's: the name could lead to a pipe by now.
         fd = opened(by, map(within, (name,), (os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC,)))
         try:
             if not stat.S_ISREG(os.fstat(fd).st_mode):

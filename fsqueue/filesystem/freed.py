@@ -1,4 +1,4 @@
-"""Count what this thread removes from the filesystem, so that `gc` can say it.
+"""Count what this thread removes from the filesystem, so that `gc` can report it.
 
     with freed.counted() as removed:
         ...
@@ -40,7 +40,7 @@ def counted() -> Iterator[Freed]:
 
 
 @contextmanager
-def noting(name: str, within: int) -> Iterator[None]:
+def counting(name: str, within: int) -> Iterator[None]:
     """Count a name in an open directory if the block removes it. The block raises what it raises."""
     freed, found = _counting.get(), None
     if freed is not None:

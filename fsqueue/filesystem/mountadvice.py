@@ -12,9 +12,9 @@ from fsqueue.errors import UnsafeFilesystem
 from fsqueue.filesystem import UNKNOWN, Mount, beegfs_setting, mount_of
 
 OK, WARNING, UNFIT = "ok", "warning", "unfit"
-"""A queue may be there. It may, with a limit that its users should know. It may not: the mount breaks its promises."""
+"""A queue may be on the mount. It may, with a limit that users should know. It may not: its promises would break."""
 
-Known = tuple[str, str, str]
+Advice = tuple[str, str, str]
 """The verdict, a sentence on the mount, and what to ask for."""
 
 ONE_HOST = "Locks exclude on this host only, though they succeed: workers on two hosts would take the same tasks."
@@ -56,11 +56,12 @@ OBJECT_STORES = (
 HOST_FOLDERS = ("vboxsf", "vmhgfs", "fuse.vmhgfs-fuse", "prl_fs", "fakeowner", "fuse.grpcfuse", "fuse.osxfs")
 """Folders of a host that a virtual machine sees."""
 
-PLAIN = ("vfat", "msdos", "exfat")
+FAT = ("vfat", "msdos", "exfat")
+"""Filesystems of removable media: no hard links, and coarse time stamps."""
 
 
-def known(mount: Mount) -> Known:
-    """Return what is known of a mount. WARNING if it depends on something that this host cannot see."""
+def advice_on(mount: Mount) -> Advice:
+    """Return the advice on a mount. WARNING if it depends on something that this host cannot see."""
     if mount.kind == UNKNOWN:
         return (
             WARNING,
@@ -83,7 +84,7 @@ def volatile(path: str) -> str:
 
 def is_unfit(mount: Mount) -> bool:
     """Tell whether a mount is known to break a queue's promises. Costs next to nothing on a local disk."""
-    return mount.shared and known(mount)[0] == UNFIT
+    return mount.shared and advice_on(mount)[0] == UNFIT
 
 
 def refusal(mount: Mount, what: str, then: str) -> UnsafeFilesystem:
@@ -99,7 +100,7 @@ def words(probe: str, seen: str, advice: str) -> str:
 def refuse_unfit(mount: Mount, path: str) -> None:
     """Raise UnsafeFilesystem if the mount that holds an existing queue is known to be unfit."""
     if is_unfit(mount):
-        _, seen, advice = known(mount)
+        _, seen, advice = advice_on(mount)
         raise refusal(
             mount,
             words("mount", seen, advice),
@@ -108,7 +109,7 @@ def refuse_unfit(mount: Mount, path: str) -> None:
         )
 
 
-def _nfs(mount: Mount) -> Known:
+def _nfs(mount: Mount) -> Advice:
     version = mount.option("vers") or mount.option("nfsvers") or ("4" if mount.kind == "nfs4" else "3")
     local = mount.option("local_lock")
     if mount.option("nolock") is not None or local in ("all", "posix"):
@@ -148,7 +149,7 @@ def _nfs(mount: Mount) -> Known:
     return OK, f"NFS {version}, locks go to the server.", ""
 
 
-def _lustre(mount: Mount) -> Known:
+def _lustre(mount: Mount) -> Advice:
     ask = "Ask the administrator to mount Lustre with the option 'flock' on all hosts."
     if mount.option("localflock") is not None:
         return UNFIT, f"Lustre with 'localflock'. {ONE_HOST}", ask
@@ -161,7 +162,7 @@ def _lustre(mount: Mount) -> Known:
     )
 
 
-def _beegfs(mount: Mount) -> Known:
+def _beegfs(mount: Mount) -> Advice:
     setting = beegfs_setting("tuneUseGlobalFileLocks")
     ask = "Ask the administrator to set 'tuneUseGlobalFileLocks = true' in beegfs-client.conf on all hosts."
     if setting is None:
@@ -171,7 +172,7 @@ def _beegfs(mount: Mount) -> Known:
     return OK, "BeeGFS with 'tuneUseGlobalFileLocks = true'.", ""
 
 
-def _smb(mount: Mount) -> Known:
+def _smb(mount: Mount) -> Advice:
     for option in ("nobrl", "nolock"):
         if mount.option(option) is not None:
             return (
@@ -186,33 +187,33 @@ def _smb(mount: Mount) -> Known:
     )
 
 
-def _sshfs(mount: Mount) -> Known:
+def _sshfs(mount: Mount) -> Advice:
     return UNFIT, f"sshfs. {ONE_HOST}", f"The SFTP protocol has no locks. {ANOTHER}"
 
 
-def _object_store(mount: Mount) -> Known:
+def _object_store(mount: Mount) -> Advice:
     return UNFIT, "an object store behind a mount: no locks between hosts, no appending, no atomic renaming.", ANOTHER
 
 
-def _host_folder(mount: Mount) -> Known:
+def _host_folder(mount: Mount) -> Advice:
     return UNFIT, f"a shared folder of a virtual machine. {ONE_HOST}", f"Use a disk of the machine's own. {ANOTHER}"
 
 
-def _plain(mount: Mount) -> Known:
+def _fat(mount: Mount) -> Advice:
     return (
         UNFIT,
-        "it knows no hard links, and stamps files in steps of up to 2 s.",
+        "it has no hard links, and stamps files in steps of up to 2 s.",
         ("Use a Linux filesystem (ext4, xfs, btrfs)."),
     )
 
 
-def _afs(mount: Mount) -> Known:
+def _afs(mount: Mount) -> Advice:
     if mount.option("flock") in ("strict", "write"):
         return WARNING, "AFS with locks of whole files on the server.", TRY
     return UNFIT, f"AFS. {ONE_HOST}", f"With the kernel's client ask for 'flock=strict'. {ANOTHER}"
 
 
-def _gfs2(mount: Mount) -> Known:
+def _gfs2(mount: Mount) -> Advice:
     if mount.option("localflocks") is not None or mount.option("lockproto") == "lock_nolock":
         return (
             UNFIT,
@@ -222,7 +223,7 @@ def _gfs2(mount: Mount) -> Known:
     return OK, "GFS2, locks go through the cluster.", ""
 
 
-def _ocfs2(mount: Mount) -> Known:
+def _ocfs2(mount: Mount) -> Advice:
     return (
         WARNING,
         "OCFS2: fcntl locks go through the cluster with a userspace cluster stack (pcmk), not with o2cb.",
@@ -230,11 +231,11 @@ def _ocfs2(mount: Mount) -> Known:
     )
 
 
-def _orangefs(mount: Mount) -> Known:
+def _orangefs(mount: Mount) -> Advice:
     return UNFIT, f"OrangeFS has no locks, or, with 'local_lock', those of one host. {ONE_HOST}", ANOTHER
 
 
-def _guest(mount: Mount) -> Known:
+def _guest(mount: Mount) -> Advice:
     return (
         WARNING,
         (
@@ -245,7 +246,7 @@ def _guest(mount: Mount) -> Known:
     )
 
 
-def _memory(mount: Mount) -> Known:
+def _memory(mount: Mount) -> Advice:
     return (
         WARNING,
         "in this host's memory: lost when it restarts, and no other host sees it.",
@@ -253,7 +254,7 @@ def _memory(mount: Mount) -> Known:
     )
 
 
-def _overlay(mount: Mount) -> Known:
+def _overlay(mount: Mount) -> Advice:
     return (
         WARNING,
         "the inside of a container: it goes when the container goes, and no other host sees it.",
@@ -261,7 +262,7 @@ def _overlay(mount: Mount) -> Known:
     )
 
 
-def _other(mount: Mount) -> Known:
+def _other(mount: Mount) -> Advice:
     if not mount.shared:
         return OK, "a disk of this host. Workers on other hosts cannot see it.", ""
     if mount.kind in COHERENT:
@@ -271,7 +272,7 @@ def _other(mount: Mount) -> Known:
     return WARNING, "a kind that this version of fsqueue knows nothing of.", TRY
 
 
-_BY_KIND: dict[str, Callable[[Mount], Known]] = {
+_BY_KIND: dict[str, Callable[[Mount], Advice]] = {
     "nfs": _nfs,
     "nfs4": _nfs,
     "lustre": _lustre,
@@ -288,5 +289,5 @@ _BY_KIND: dict[str, Callable[[Mount], Known]] = {
     "overlay": _overlay,
     **dict.fromkeys(OBJECT_STORES, _object_store),
     **dict.fromkeys(HOST_FOLDERS, _host_folder),
-    **dict.fromkeys(PLAIN, _plain),
+    **dict.fromkeys(FAT, _fat),
 }

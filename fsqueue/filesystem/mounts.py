@@ -30,10 +30,10 @@ LOCAL = frozenset(
         "hfs",
     ]
 )
-"""Filesystems of this host alone. What is not listed counts as shared: it is synced more, never less."""
+"""Filesystems of this host alone. An unlisted type counts as shared: fsqueue then syncs more, never less."""
 
 UNKNOWN = "unknown"
-"""The type of a mount of which nothing can be told: there is no /proc, or it is unreadable."""
+"""The type of a mount if it cannot be told: there is no /proc, or it is unreadable."""
 
 BEEGFS = "/proc/fs/beegfs"
 """Where BeeGFS clients show their settings."""
@@ -55,10 +55,10 @@ class Mount:
 
     @property
     def lists_by_time(self) -> bool:
-        """Return whether a listing is taken for good as long as the directory's time is the same (NFS 2 and 3).
+        """Return whether clients reuse a listing as long as the directory's time is the same (NFS 2 and 3).
 
-        The server's clock ticks every few milliseconds. Of two changes in one tick a client may have listed the first
-        only. Until the directory changes again, it shows names that are gone, and misses names that are there.
+        The server's clock ticks every few milliseconds. If a directory changes twice in one tick, a client may have
+        listed the first change only. Until the next change that client shows names that are gone, and misses others.
         """
         return self.kind == "nfs"
 
@@ -130,7 +130,7 @@ def _plain(text: str) -> str:
 
 
 def beegfs_setting(name: str) -> str | None:
-    """Return what the BeeGFS client of this host says of a setting (None: it says nothing)."""
+    """Return what the BeeGFS client of this host says of a setting; None if it says nothing."""
     try:
         clients = os.listdir(BEEGFS)
     except OSError:

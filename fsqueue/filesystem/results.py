@@ -16,10 +16,10 @@ from typing import NamedTuple
 from filelock import BaseFileLock, FileLock, Timeout
 
 from fsqueue.filesystem import freed, taken, trees
-from fsqueue.filesystem.answers import NOT_FILES
 from fsqueue.filesystem.beneath import DIRECTORY_FLAGS, HOLDER_FLAGS
-from fsqueue.filesystem.door import Filesystem
+from fsqueue.filesystem.expected_errors import NOT_FILES
 from fsqueue.filesystem.holders import boot_id
+from fsqueue.filesystem.operations import Filesystem
 
 PREFIX = "fsqueue-results-"
 """How the private directory of a worker is named."""
@@ -292,7 +292,7 @@ def _reap_one(name: str, within: int, now_s: float | None) -> bool:
             for one in _lock_last(inside):
                 trees.remove(one, fd)
             if os.path.samestat(found, os.stat(name, dir_fd=within, follow_symlinks=False)):
-                with freed.noting(name, within):
+                with freed.counting(name, within):
                     os.rmdir(name, dir_fd=within)
             return True
         finally:

@@ -1,4 +1,4 @@
-"""Paths below one directory, resolved from its open descriptor."""
+"""Resolve paths below one directory from its open descriptor."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FILE_BITS, DIRECTORY_BITS = 0o060, 0o070
 
 
 class OpenParent:
-    """An open directory and a name in it; leaving the context closes the directory. (A class, since it is cheap.)
+    """Hold an open directory and a name in it; close it at the end of a `with` block. (Cheaper than a generator.)
 
     An error of the system names the whole path.
     """
@@ -47,7 +47,7 @@ class OpenParent:
 
 
 class Rooted:
-    """Opens what lies below `root`, and nothing else.
+    """Open what lies below `root`, and nothing else.
 
     The first use opens `root`, which may be reached through links. From then on every path below it is resolved from
     that descriptor, and no symbolic link is followed. A neighbour may put a link in place of a directory, or another
@@ -101,7 +101,7 @@ class Rooted:
         self._opening = taken.Mutex()
 
     def close_root(self) -> None:
-        """Close the root; the next use opens it anew, and may find another directory there."""
+        """Close the root. The next use opens its path again, and may find another directory there."""
         self._root_fd = -1
         taken.close_all(self._root_fds)
 
@@ -119,7 +119,7 @@ class Rooted:
             raise
 
     def watch(self, path: str, fd: int) -> Callable[[], int]:
-        """Return a function that tells the size which the file at `path` has now. Truth, also while others append.
+        """Return a function that returns the present size of the file at `path`. Truth, also while others append.
 
         `fd`: that file, open. It is taken over, and closed with the function. On a network filesystem it would keep
         an unlinked file alive as `.nfs…`: `size_on_server` serves there.
@@ -186,7 +186,7 @@ class Rooted:
             try:
                 os.utime(fd)
             except OSError:
-                pass  # one may only look
+                pass  # this user may only read
         return fd
 
     def _walk_to(self, path: str) -> int:

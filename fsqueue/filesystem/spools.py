@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any
 
-from fsqueue.filesystem.plain import write_all
+from fsqueue.filesystem.kept_output import write_all
 
 PIECE_BYTES = 1 << 16
 """How much is read back at a time."""

@@ -1,4 +1,4 @@
-"""Removing a tree that others have had a hand in: links, thousands of levels, directories that are moved meanwhile.
+"""Remove a tree that others may change: links, thousands of levels, directories that are moved meanwhile.
 
 A tree is opened once, and everything is done through that descriptor. A proof, where the caller asks for one, is about
 the very directory that is open. So no neighbour can put another in its place between the look and the removal.
@@ -22,11 +22,11 @@ CHANGED = (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST, errno.EISDIR, errno.ESTA
 REFUSED = (errno.EACCES, errno.EPERM)
 NO_DIRECTORY = (errno.ENOTDIR, errno.ELOOP)
 PROOF_BYTES_MAX, READ_BYTES = 64 << 20, 1 << 20
-"""A larger file proves nothing; how much is read at a time."""
+"""A larger file proves nothing. How many bytes are read at a time."""
 
 
 class OpenTree:
-    """An open directory, for a look before it is removed. It must not be used afterwards."""
+    """Look into an open directory before it is removed. It must not be used afterwards."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -54,7 +54,7 @@ class OpenTree:
 
 
 Proof = Callable[[OpenTree], bool]
-"""Says of an open directory whether it may be removed."""
+"""Tells whether an open directory may be removed."""
 
 
 def remove(
@@ -69,7 +69,7 @@ def remove(
 
     With a `proof` nothing goes unless the name is a directory (no link) and the proof holds. `last`: the file right in
     it that the proof rests on. It goes after all the rest, so that what an interrupted removal leaves can be proven
-    again. `most`: stop after so many names. What one may not remove does not keep the rest: it is raised at the end.
+    again. `most`: stop after so many names. If one name may not be removed, the rest goes; then that error is raised.
     `by`: what closes the descriptors after an interruption (see `taken`).
     """
     try:
@@ -99,7 +99,7 @@ def remove(
 
 def _unlink(name: str, within: int) -> int:
     try:
-        with freed.noting(name, within):
+        with freed.counting(name, within):
             os.unlink(name, dir_fd=within)
         return 1
     except OSError as error:
@@ -109,9 +109,9 @@ def _unlink(name: str, within: int) -> int:
 
 
 class _Removal:
-    """Goes down and up by descriptors, two at a time and without recursion. No link is followed, no mount entered.
+    """Go down and up by descriptors, two at a time and without recursion. Follow no link, enter no mount.
 
-    The way up is `..`, if that is the directory that it came from. Else a neighbour moved directories: it ends there.
+    The way up is `..`, if that is the directory that it came from. Otherwise a neighbour moved it: end.
     """
 
     def __init__(self, top: int, most: int | None, by: Closer | None) -> None:
@@ -139,7 +139,7 @@ class _Removal:
         """Remove the file `last` and the directory itself, if nothing else is in it any more."""
         try:
             if last is not None and os.listdir(top) == [last]:
-                # Sync before unlinking the proof: a power loss could keep that, and bring back what it proves.
+                # Sync before unlinking the proof: a power loss could lose it, and bring back what it proves.
                 with suppress(OSError):
                     os.fsync(top)
                 self._try(os.unlink, last, top)
@@ -150,7 +150,7 @@ class _Removal:
             self._note(error)
 
     def _enter(self, name: str) -> None:
-        """Go into a directory, and remove what are no directories in it; or remove a name that is none any more."""
+        """Enter a directory, and remove all but the directories in it; or remove the name if it is no directory."""
         try:
             inner = enter(self.here, name, self._by)
         except OSError as error:
@@ -191,7 +191,7 @@ class _Removal:
 
     def _try(self, action: Callable[..., None], name: str, within: int) -> None:
         try:
-            with freed.noting(name, within):
+            with freed.counting(name, within):
                 action(name, dir_fd=within)
             self.removed += 1
             self.left -= 1

@@ -40,8 +40,8 @@ class Stretch:
 
     def __init__(self, since: int = 0, size: int = 0) -> None:
         self.since = since
-        self.due = max(LEAST_BYTES, SHARE * size)
-        """How long it is when the next checkpoint is due, in bytes."""
+        self.due = since + max(LEAST_BYTES, SHARE * size)
+        """The offset from which on the next checkpoint is due: one comparison tells, at each append."""
         self._sum = 0
         self._appended: list[bytes] = []
         self.append: Callable[[bytes], None] = self._appended.append

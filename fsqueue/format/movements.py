@@ -25,10 +25,10 @@ VOID = b"~\n"
 
 def to_ranges(tasks: Sequence[int]) -> list[Range]:
     """Return task indices as half-open ranges, in ascending order."""
-    if len(tasks) == 1:
-        return [(tasks[0], tasks[0] + 1)]
-    ranges: list[Range] = []
     ordered = sorted(tasks)
+    if ordered == list(range(ordered[0], ordered[-1] + 1)):  # as mostly; and one task
+        return [(ordered[0], ordered[-1] + 1)]
+    ranges: list[Range] = []
     start = last = ordered[0]
     for index in ordered[1:]:
         if index != last + 1:

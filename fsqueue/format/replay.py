@@ -24,6 +24,8 @@ AT_MAX = MS_MAX
 class ReplayState(States):
     """The state of a batch's tasks after the records replayed so far."""
 
+    __slots__ = ("at", "damaged", "disputed", "gone", "is_whole", "stretch")
+
     def __init__(self) -> None:
         self.at = 0
         """The largest `at` so far: time does not run backwards in a log, unless a `clock` record sets it right."""
@@ -103,7 +105,7 @@ class ReplayState(States):
         line, stretch = checkpoints.record(self, self.at, self.damaged, self.stretch, here), self.stretch
         if anyway or checkpoints.SHARE * len(line) <= here - stretch.since:
             return line
-        stretch.due = checkpoints.SHARE * len(line)
+        stretch.due = stretch.since + checkpoints.SHARE * len(line)
         return b""
 
     @property

@@ -33,6 +33,37 @@ Choice = tuple[list[int], list[int], bool]
 class States:
     """The states of a batch's tasks. Indices are task indices, times milliseconds."""
 
+    # Slots: CPython finds the attributes of an object at once that has slots, or 30 attributes at most (decision 26).
+    __slots__ = (
+        "_expiries",
+        "_frontier",
+        "_ready",
+        "_returns",
+        "_serial",
+        "attempts",
+        "available_at",
+        "base_version",
+        "count",
+        "counts",
+        "done",
+        "ended",
+        "errors",
+        "finished",
+        "holder",
+        "ids",
+        "leases",
+        "left",
+        "names",
+        "payloads",
+        "results",
+        "since",
+        "solo",
+        "state",
+        "took",
+        "touched",
+        "version",
+    )
+
     def __init__(self) -> None:
         self.begin(0, 0, 0)
 
@@ -84,6 +115,13 @@ class States:
             return holder is not None and holder.id == lease
         return False
 
+    def held(self, tasks: list[int], lease: str) -> list[int]:
+        """Return those of some tasks of which this lease is still the latest."""
+        claim, state, holder = self.leases.get(lease), self.state, self.holder
+        if claim is None:
+            return []
+        return [index for index in tasks if index < self.count and state[index] == LEASED and holder[index] is claim]
+
     def is_free(self, index: int, at: int) -> bool:
         """Return whether the task has no outcome and no lease holds it at `at`."""
         state = self.state[index]
@@ -96,8 +134,9 @@ class States:
 
     def exhausted(self, at: int) -> bool:
         """Return whether nothing that is known to be available is left (what is leased may run out)."""
-        if self._untouched() < self.count:
-            return False
+        frontier = self._frontier
+        if frontier < self.count and (self.version[frontier] == self.base_version or self._untouched() < self.count):
+            return False  # mostly the next task is as it began
         ready, returns = self._ready, self._returns
         while ready and not self.is_free(ready[0], at):
             heappop(ready)
@@ -170,6 +209,11 @@ class States:
                 heappush(self._ready, other)
         if self.available_at <= at:
             version, base, frontier = self.version, self.base_version, self._frontier
+            if most > 1:
+                run = version[frontier : frontier + most - len(chosen)]
+                if run.count(base) == len(run):  # as mostly: all of them are as they began
+                    chosen += range(frontier, frontier + len(run))
+                    frontier += len(run)
             while len(chosen) < most and frontier < self.count:
                 if version[frontier] == base:
                     chosen.append(frontier)
@@ -235,9 +279,9 @@ class States:
         """Give the free ones of `tasks` to a new lease; returns those."""
         if lease in self.ids:
             return []
-        claim = Lease(lease, at, max(until - at, 0), worker)
+        claim = Lease(lease, at, until - at if until > at else 0, worker)
         given = claim.tasks
-        state, since = self.state, self.since
+        state, since, holder, version = self.state, self.since, self.holder, self.version
         for index in tasks:
             if state[index] == AVAILABLE:
                 if since[index] > at:
@@ -248,33 +292,36 @@ class States:
                 continue
             state[index] = LEASED
             since[index] = until
-            self.holder[index] = claim
-            self.version[index] = offset
+            holder[index] = claim
+            version[index] = offset
             given.append(index)
         if given:
             claim.is_alone = len(given) == 1 and not several
             self.leases[lease] = claim
             self.ids.add(lease)
             self.touched.update(given)
-            self._expects(until, claim)
+            self._serial += 1  # `_expects`, without a frame of its own
+            heappush(self._expiries, (until, self._serial, claim))
         return given
 
     def complete(self, at: int, lease: str, tasks: list[int], offset: int, result: Any = None) -> list[int]:
         """Complete those of the tasks that this lease holds; return them."""
-        state, holder, done = self.state, self.holder, []
-        for index in tasks:
-            held = holder[index]
-            if state[index] == LEASED and held is not None and held.id == lease:
-                state[index] = COMPLETED
-                self.since[index] = at
-                self.version[index] = offset
-                done.append(index)
-                if result is not None:
-                    self.results[index] = result
-        self.left -= len(done)
-        self.done[COMPLETED] += len(done)
-        self.touched.difference_update(done)
+        done = self.held(tasks, lease)
+        self.complete_held(at, done, offset)
+        if result is not None:
+            self.results.update(dict.fromkeys(done, result))
         return done
+
+    def complete_held(self, at: int, tasks: list[int], offset: int) -> None:
+        """Complete tasks. The caller has checked that its lease holds them."""
+        state, since, version = self.state, self.since, self.version
+        for index in tasks:
+            state[index] = COMPLETED
+            since[index] = at
+            version[index] = offset
+        self.left -= len(tasks)
+        self.done[COMPLETED] += len(tasks)
+        self.touched.difference_update(tasks)
 
     def renew(self, at: int, lease: str, tasks: list[int], until: int, offset: int) -> list[int]:
         """Extend what this lease holds and has not run out; returns those."""

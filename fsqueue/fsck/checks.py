@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import cache, partial
 
 from fsqueue.filesystem import NOT_FILES
-from fsqueue.format import movements, names, sparse
-from fsqueue.format import task_file as batches
+from fsqueue.format import movements, names, sparse, task_file
 from fsqueue.format.names import Batch, Shard, TaskFileName
 from fsqueue.format.replay import DEAD, ReplayState
 from fsqueue.fsck import recount
@@ -109,7 +108,7 @@ class BatchLook:
             yield found(store, "second-name", path, name.count, f"and {others}")
             return
         try:
-            lines = batches.split_lines(store.fs.read(path))
+            lines = task_file.split_lines(store.fs.read(path))
         except FileNotFoundError:
             return
         count = replay_state.count or (len(lines) if name.count < len(lines) <= names.BATCH_TASKS_MAX else name.count)

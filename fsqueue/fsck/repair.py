@@ -15,8 +15,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 
 from fsqueue.cluster.identity import describe
 from fsqueue.filesystem import Filesystem
-from fsqueue.format import layout, movements, names, sparse
-from fsqueue.format import task_file as batches
+from fsqueue.format import layout, movements, names, sparse, task_file
 from fsqueue.format.names import Batch, TaskFileName
 from fsqueue.format.replay import AVAILABLE, LEASED, ReplayState
 from fsqueue.fsck.recount import Recount
@@ -246,7 +245,7 @@ class Repair:
     def _lost(self, locked: LockedBatch, name: TaskFileName, path: str) -> int:
         """Return how many tasks could not be executed if the batch had no other task file than the one at `path`."""
         try:
-            lines = batches.split_lines(self.store.fs.read(path))
+            lines = task_file.split_lines(self.store.fs.read(path))
         except FileNotFoundError:
             lines = []
         replay_state = locked.replay_state
@@ -387,7 +386,7 @@ def unreadable(lines: list[bytes], count: int, payloads: dict[int, object]) -> l
 
 def _decodes(line: bytes) -> bool:
     try:
-        batches.decode_task(line)
+        task_file.decode_task(line)
         return True
     except ValueError:
         return False

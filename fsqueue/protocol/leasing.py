@@ -320,9 +320,8 @@ class Leaser:
             target = log.name.at(due if due is not None else until)
             if target != log.name:
                 move = movements.moving(log.name, target)
-        if move:
-            replay_state.mention(str(log.name))
-            replay_state.mention(str(target))
+                replay_state.mention(str(log.name))
+                replay_state.mention(str(target))
         record = movements.lease(at, lease, given, until, store.worker_json, several, move)
         locked.log.append(opening + record if opening else record)
         lines = log.lines
@@ -354,13 +353,14 @@ class Leaser:
             except (ValueError, IndexError, TypeError):
                 self._damaged.append(LeasedTask(queue, batch, index, lease, None, 0, offset, until, generation))
                 continue
-            payload = payloads[index] if payloads and index in payloads else record["payload"]
+            payload = record["payload"] if not payloads else payloads.get(index, record["payload"])
             task = LeasedTask(queue, batch, index, lease, payload, attempts[index] + 1, offset, until, generation)
             if len(record) > 1:
                 task.key, task.priority = record.get("key"), record.get("priority")
-            if solo:
-                task.solo = True
             tasks.append(task)
+        if solo:
+            for task in tasks:
+                task.solo = True
         return tasks
 
     def exchange(self, task: LeasedTask, lease_ms: int) -> list[LeasedTask] | None:

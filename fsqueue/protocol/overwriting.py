@@ -1,9 +1,12 @@
-"""A named commit in place of all there is: it begins a generation, and is in it (docs/design.md, section 4.4).
+"""Replace everything in a queue by a named commit, which begins a generation (docs/design.md, section 4.4).
 
-Order: under the lock of `queue.jsonl`, the next generation's directory is made, with the staged attempts moved into it
-and the commit's record there, all of it durable; then the line that begins it decides. From then on it is a commit
-that is decided and not applied yet, like any other. What a crash before the line leaves is a generation that never
-began: the next purge or overwrite clears it away, and what was staged is staged again.
+Order, under the lock of `queue.jsonl`:
+
+1. Make the next generation's directory, move the staged attempts into it, and write the commit's record there. Sync.
+2. Append the line that begins the generation. This decides. The commit is then applied like any other.
+
+A crash before 2 leaves a generation that never began. The next purge or overwrite clears it away, and the caller stages
+its tasks again.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from fsqueue.storage.store import Store
 
 
 def begin(store: Store, record: Record) -> Record:
-    """Begin a generation with what a record names, unless its name was committed; returns the record that counts.
+    """Begin a generation with what a record names, unless its name was committed; return the record that counts.
 
     CommitLost: what was staged is gone, also because the queue was purged or overwritten by another meanwhile.
     """

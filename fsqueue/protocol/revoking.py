@@ -34,10 +34,10 @@ def revoke(store: Store, batch: Batch, chosen: Callable[[ReplayState, int], bool
 
 
 def expire(store: Store, batch: Batch, chosen: Callable[[ReplayState, int], bool], wait_s: float) -> int:
-    """Have leases run out now, on tasks for which `chosen(replay_state, index)` holds; return how many. LockTimeout.
+    """Let leases run out now, on tasks for which `chosen(replay_state, index)` is true; return how many. LockTimeout.
 
-    By renewing each to an end that is past, for every clock's margin: the worker that takes such a task over
-    charges what is due for a lease that ran out, and until then its holder may still complete it.
+    Each lease is renewed to an end that is past, by every clock's margin. The worker that takes such a task over
+    charges what a lease that ran out costs. Until then its holder may still complete the task.
     """
     try:
         with LockedBatch(store, batch, wait_s) as locked:

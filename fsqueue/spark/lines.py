@@ -24,8 +24,8 @@ from fsqueue.format import task_file
 from fsqueue.format.layout import BATCH_BYTES_MAX, Settings
 from fsqueue.protocol import encoding
 from fsqueue.protocol.encoding import NOW, Encoded, When
-from fsqueue.spark.collector import paused_collector
 from fsqueue.spark.encoding import Encoder, contains, payload_fields
+from fsqueue.spark.gc_pause import paused_collector
 
 FLOATS = (types.FloatType, types.DoubleType)
 TIMES = (types.DateType, types.TimestampType, types.TimestampNTZType)

@@ -1,10 +1,16 @@
 """Named commits on disk: attempts, proposals, records, and how processes finish them (docs/format.md, "Commits").
 
-Order (docs/design.md, section 4.3, invariant 4): what is staged is synced; a ballot, complete and synced, lies in
-`commits/`, and then a proposal in `commits/pending/`, before the attempts are proven; linking the ballot to
-`commits/NAME.json` decides; that is synced before anything is published; what is published is synced before the
-proposal goes. So a decision always has a proposal that leads to it until it is applied, and an attempt that a process
-may still decide for always has one, too. The ballot goes before the proposal: without it nothing can be decided.
+Order (docs/design.md, section 4.3, invariant 4):
+
+1. Sync what is staged.
+2. Write a ballot in `commits/`, then a proposal in `commits/pending/`, each complete and synced.
+3. Prove that the attempts are there.
+4. Link the ballot to `commits/NAME.json`. This decides. Sync it.
+5. Publish the files, and sync that.
+6. Remove the ballot, then the proposal.
+
+So a proposal leads to each decision until that is applied, and to each attempt that a process may still decide for. The
+ballot is removed before the proposal: without a ballot nothing can be decided.
 """
 
 from __future__ import annotations
@@ -35,7 +41,7 @@ LOCK = "lock"
 LOCK_S = 30.0
 """How long to wait for that lock: its holder lists the directory, or renames it."""
 REAP_S = 2.0
-"""How long a process waits that would only remove the attempt."""
+"""How long a process waits for that lock if it only wants to remove the attempt."""
 LOOKS = 3
 """How many listings may miss a staged file before it counts as gone."""
 ROUNDS = 20

@@ -1,8 +1,8 @@
-"""The unary completion counter: one byte a completed task, appended under a lock (docs/format.md, "Counters").
+"""Count completed tasks: one byte a task, appended under a lock to one of several files (docs/format.md, "Counters").
 
-Append-only and spread over several files, after the FileQueue design ("Counting Task
-Completions"); what it leaves open, a crash between counting and forgetting the task, is closed
-by offsets that the batch's log names beforehand, and that no other batch ever names (decision 4).
+A process may crash after it has appended a batch's bytes, and before it has removed the batch. The batch must not be
+counted again then. So its log names the offset of the bytes beforehand, and no other batch ever names that offset
+(docs/decisions/0004-counting.md).
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ NUMBERS = names.counters(COUNTERS)
 READ_BYTES = 1 << 20
 """How much of a counter is read at a time."""
 GUARD = b"\0"
-"""Written before the record that announces an offset behind it: who counts next finds a longer counter, and takes
-another offset, even if the announced bytes are never written. It is NUL, so it counts nothing."""
+"""Written before the record that announces an offset behind it. The next process that counts finds a longer counter,
+and takes another offset, even if the announced bytes are never written. A NUL byte counts nothing."""
 HOLE = b"\0\0"
-"""What only a crash leaves: bytes that were announced and are not written, or not yet."""
+"""Two NUL bytes in a row: bytes that were announced and are not written yet, or that a crash has prevented."""
 READ_AGAIN_S = 600.0
 """After so many seconds a process reads a counter from its beginning again: `fsck --repair` may have voided bytes."""
 

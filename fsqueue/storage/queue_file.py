@@ -33,7 +33,7 @@ class QueueFile:
         self.forget()
 
     def forget(self) -> None:
-        """Have the next look read the file anew, and prove that it is the same queue."""
+        """Force the next verb to read the file anew, and to prove that it is the same queue."""
         self._read_at = LONG_AGO_S
         self._size_read = -1
         self._size_now: Callable[[], int] = lambda: -2
@@ -44,8 +44,7 @@ class QueueFile:
         try:
             pieces, size_now = self._content()
         except FileNotFoundError:
-            # Of a queue that was open, what is left is what its reaper has not removed yet, under a name that an NFS
-            # client remembers.
+            # An NFS client may remember the name of a deleted queue, whose files are being removed.
             if opened and not fs.is_in_place():
                 raise self._moved() from None
             found = [] if opened else fs.names(self.path)
@@ -67,12 +66,12 @@ class QueueFile:
             )
         if not opened or self.state.generation != state.generation:
             self.layout = Layout(self.path, state.directory, state.settings.shards)
-        self.state = state  # after its layout: interrupted in between, the next reading does both again
+        self.state = state  # after the layout: if a signal interrupts in between, the next `read` does both again
         self._read_at = self._clock.monotonic()
         self._size_read, self._size_now = sparse.end_of(pieces), size_now
 
     def _content(self) -> tuple[list[sparse.Piece], Callable[[], int]]:
-        """Return what the file holds, and a function that tells what size it has from now on."""
+        """Return the content of the file, and a function that asks for its present size."""
         fs, path = self._fs, settings_file(self.path)
         if fs.shared:
             return fs.read_pieces(path), lambda: fs.size_on_server(path)
@@ -97,15 +96,17 @@ class QueueFile:
         return self._clock.monotonic() - self._read_at <= FRESH_S
 
     def is_unchanged(self, generation: int | None = None) -> bool:
-        """Return whether the queue is neither purged nor deleted since the file was read. Truth.
+        """Return whether the queue was neither purged nor deleted since the file was read. True is truth.
 
-        It was read within the last second, and no process has appended to it since: a purge and a deletion begin so.
-        One system call on a local disk, one request to a file server. `generation`: it must be that one, too.
+        A purge and a deletion begin with an append to the file. True: the file was read within the last second, and
+        its size is still the same. False: read it again. It costs one system call on a local disk, one request to a
+        file server. `generation`: the queue must be in that one, too.
         """
         if generation is not None and generation != self.state.generation:
             return False
         try:
             # On the hot path: `is_fresh`, without a frame of its own.
-            return self._clock.monotonic() - self._read_at <= FRESH_S and self._size_now() == self._size_read
+            size_now = self._size_now
+            return self._clock.monotonic() - self._read_at <= FRESH_S and size_now() == self._size_read
         except OSError:
             return False  # it is gone, perhaps: reading it tells

@@ -106,7 +106,7 @@ class Store:
         return self.queue_file.layout
 
     def verify(self) -> bool:
-        """Read `queue.jsonl` anew if it has changed. True, and errors, as `refresh`."""
+        """Read `queue.jsonl` again if it has changed. True, and errors, as `refresh`."""
         return not self.queue_file.is_unchanged() and self.refresh(now=True)
 
     def refresh(self, now: bool = False) -> bool:

@@ -1,6 +1,6 @@
-"""Upkeep: leftovers of crashes that no process has met, old history, and trash (docs/design.md, section 4.11).
+"""Collect garbage: leftovers of crashes, old history, and trash (docs/design.md, section 4.11).
 
-Everything here may run at any time, while others work, and be stopped at any moment.
+All of it may run at any time, while others work, and may be stopped at any moment.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import partial
 
 from fsqueue.errors import FULL, LockTimeout, StorageError
 from fsqueue.filesystem import NOT_FILES, Filesystem, freed, results
-from fsqueue.filesystem.held import OpenDirectory
+from fsqueue.filesystem.open_directories import OpenDirectory
 from fsqueue.format import names
 from fsqueue.format.layout import is_doctors
 from fsqueue.format.names import Batch, Day, Generation, TaskFileName
@@ -45,8 +45,6 @@ STAGED_AGE_S = 86_400
 """A staged file is reaped a day after it was written, if no process has it locked and no record names it."""
 ATTEMPT_AGE_S = 7 * STAGED_AGE_S
 """What was staged for a commit is reaped a week after its last file: its other parts may take days."""
-
-
 NODE_AGE_S = 7 * STAGED_AGE_S
 """The failures in a row on a node are forgotten a week after the last: they say nothing of today."""
 PASSED_OVER = (*NOT_FILES, errno.EACCES, errno.EPERM, errno.EIO)
@@ -54,7 +52,7 @@ PASSED_OVER = (*NOT_FILES, errno.EACCES, errno.EPERM, errno.EIO)
 
 
 class Refusals:
-    """The system's refusals, a line for each kind of error: a user who may only read would get one for each file."""
+    """Sum up the system's refusals, so that a user who may only read gets a line for each kind, not for each file."""
 
     def __init__(self) -> None:
         self.first: dict[int, OSError] = {}
@@ -73,9 +71,9 @@ class Refusals:
 
 
 def gc(store: Store, touch: bool = False, history_days: int | None = None) -> GcReport:
-    """Go through a queue and mend what can be mended; locked batches are left for the next time.
+    """Go through a queue and mend what can be mended. Locked batches are left for the next time.
 
-    What makes room comes first, and what a full disk has no room for is passed by until the end.
+    The steps that make room come first. A step for which a full disk has no room is tried again at the end.
     """
     store.refresh(now=True)
     report = GcReport()
@@ -91,7 +89,7 @@ def gc(store: Store, touch: bool = False, history_days: int | None = None) -> Gc
 
 
 def _collect(store: Store, report: GcReport, history_days: int | None) -> list[OSError]:
-    """Mend what can be mended; return the errors of what there was no room for."""
+    """Mend what can be mended; return the errors of the steps for which there was no room."""
     generations(store, report)
     if history_days is not None:
         _history(store, history_days, report)

@@ -12,7 +12,7 @@ import stat
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
-from fsqueue.filesystem.held import PRIVATE, SHARED, Displaced, Names, OpenDirectory, Stat, is_mine
+from fsqueue.filesystem.open_directories import PRIVATE, SHARED, Displaced, Names, OpenDirectory, Stat, is_mine
 from fsqueue.format.layout import DOCTOR
 
 REMNANT_AGE_S = 86_400.0

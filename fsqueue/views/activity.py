@@ -1,9 +1,13 @@
-"""A queue's activity: rates, how long leases take, failures by reason, the oldest leases (TaskMaster, section 3.5).
+"""Compute a queue's activity: rates, how long leases take, failures by reason, the oldest leases (docs/status.md).
 
-All of it comes from what the other verbs write anyway, and is cheap however many tasks there are: the names of the
-task files tell what was inserted when, the logs what is at work, the ends of the history what has finished. Of logs,
-and of the shards' histories, a bounded number is read, drawn at random; those stand for the others. Nothing is locked,
-and nothing changes.
+All of it comes from what the other verbs write anyway:
+
+- The names of the task files tell what was inserted, and when.
+- The logs tell what is at work.
+- The ends of the history tell what has finished.
+
+It is cheap however many tasks there are: a bounded number of logs, and of the shards' histories, is read. They are
+drawn at random, and stand for the others. Nothing is locked, and nothing changes.
 """
 
 from __future__ import annotations

@@ -33,11 +33,11 @@ from fsqueue.storage.store import Store
 ROUNDS = 2
 """How often a status is read again because batches finished meanwhile, before it holds the counters for a moment."""
 HOLD_S = 0.5
-"""How long to wait for one of them."""
+"""How long to wait for the lock of one counter."""
 LOOKS = 10
-"""How often a task file is looked for that others may be renaming."""
+"""How often to look for a task file that others may be renaming."""
 COMMITS_MAX = 10
-"""How often it is read once more because something was committed while it was read."""
+"""How often a status is read again because something was committed while it was read."""
 
 
 # -- status -------------------------------------------------------------------------------------
@@ -74,7 +74,7 @@ def _status(store: Store, exact: bool) -> Status:
             try:
                 holding.enter_context(store.locked(store.layout.counter(number), HOLD_S))
             except (OSError, LockTimeout):
-                pass  # not ours to write, or its holder is stopped: an estimate will have to do
+                pass  # this user may not write it, or its holder is stopped: the status is an estimate then
         seen = _look(store, exact)
         for _ in range(COMMITS_MAX):
             if seen.decided == commits.decided(store) and seen.counted[1] == deadletters.states(store):
@@ -84,7 +84,7 @@ def _status(store: Store, exact: bool) -> Status:
 
 
 def apply_pending(store: Store) -> None:
-    """Publish what was committed, if that can be: who may only look sees it all the same where it counts."""
+    """Publish what was committed, if this user may write. What cannot be published is counted all the same."""
     with suppress(OSError, StorageError):
         commits.apply_pending(store)
 
@@ -108,14 +108,16 @@ class _Tally(NamedTuple):
 
 
 class _Seen:
-    """One look at everything. What finished batches left (`counted`, `dead`) was read before the batches themselves.
+    """Hold what one look has seen of everything. It reads in this order:
 
-    So a batch that was there is counted by what its files say, unless its log announced bytes that
-    were in the counters already. The logs of a shard are listed before its task files: so a batch of which only the
-    task file is there was untouched at that moment, and no letter or counter knows of it. And after them: a file that
-    is just being renamed may be missing in a listing, but then it has a log. What a look misses is a batch that was
-    counted and vanished in between: then `counted` has changed since, and a batch of the look before is missing. Of
-    what was committed while it was read it may have seen a part only: then `decided` has changed since.
+    1. What finished batches left (`counted`, `dead`). So a batch that is still there is counted by what its files say,
+       unless its log announced bytes that were in the counters already.
+    2. The logs of a shard, before its task files. So a batch that has only a task file was untouched at that moment,
+       and no letter or counter knows of it.
+    3. The logs again. A file that is just being renamed may be missing in a listing, but then it has a log.
+
+    A look misses a batch that was counted and vanished in between. Then `counted` has changed since, and a batch of the
+    look before is missing. It may see a part only of what was committed meanwhile. Then `decided` has changed since.
     """
 
     def __init__(self, counted: Counted, decided: set[str], letters: deadletters.Ids) -> None:

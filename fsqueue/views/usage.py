@@ -5,7 +5,7 @@ from __future__ import annotations
 import stat
 from dataclasses import dataclass
 
-from fsqueue.models import _AsDict
+from fsqueue.models import AsDict
 from fsqueue.storage.store import Store
 
 BLOCK_BYTES = 512
@@ -25,7 +25,7 @@ OUTSIDE = {".quarantine": "quarantine", ".results": "results"}
 
 
 @dataclass
-class Usage(_AsDict):
+class Usage(AsDict):
     """What one kind of files takes: inodes are `files` plus `directories`.
 
     `bytes` is the sum of the files' lengths. `disk_bytes` is what the filesystem has allocated, also for directories.

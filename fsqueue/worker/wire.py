@@ -1,9 +1,9 @@
-"""Messages between a worker and its children: one for each task, and one for each answer. Every message names its task.
+"""Exchange messages between a worker and its children: one for each task, one for each answer. Each names its task.
 
-A task's message is received once: by the child, or by the parent that takes it back. The parent keeps both ends of the
-socket open for that, so that no code of the child's has to help. Which of two processes receives which message is left
-to the kernel. So neither may conclude anything from how many messages there were: a message's number tells what it is.
-What is too large for a message goes in a file in memory, whose descriptor goes with the message.
+One process receives a task's message: the child, or the parent that takes it back. The parent keeps both ends of the
+socket open for that, and needs no help from code in the child. The kernel decides which process receives which message.
+So neither process may conclude anything from how many messages there were: the number in a message says what it is.
+A body that is too large for a message travels in a memory file, whose descriptor goes with the message.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ import orjson
 from fsqueue.format.task_file import decode_fields, payload_fields
 
 MESSAGE_BYTES_MAX = 32_768
-"""A larger body travels beside the message."""
+"""A larger body travels beside the message, in a memory file."""
 HEAD_BYTES_MAX = 1024
 """The room for the line that names the task."""
 VERBS = ("complete", "fail", "bury", "release")
-"""What an answer can say of a task."""
+"""The verbs of an answer: how the task ended."""
 _BESIDE = b"beside"
 _ROOM = socket.CMSG_SPACE(4)
 
 
 class Garbled(ValueError):
-    """A message that this module did not make."""
+    """Raised for a message that this module did not make."""
 
 
 class Message(NamedTuple):
     """A message. `number` 0, with no task, is the setup of a child, and the child's answer to it."""
 
     number: int
-    """Which giving of a task to a child this is about; no two have the same number."""
+    """Tells which handing-out of a task to a child this is about. No two have the same number."""
     task: str
     """The id of the task."""
     body: bytes | None
@@ -75,7 +75,7 @@ def decode_answer(body: bytes) -> tuple[str, Any, float]:
 
 
 def send(end: socket.socket, number: int, task: str, body: bytes, flags: int = 0) -> None:
-    """Send a message. BlockingIOError, with MSG_DONTWAIT, while there is no room; another if the reader is gone."""
+    """Send a message. BlockingIOError, with MSG_DONTWAIT: there is no room. Another OSError: the reader is gone."""
     head = b"%d %b" % (number, task.encode())
     if len(body) <= MESSAGE_BYTES_MAX:
         end.send(head + b"\n" + body, flags)

@@ -56,7 +56,7 @@ class _How:
 
 
 class Worker:
-    """Does the tasks of one or several queues, by a Python function or a command, until they are drained.
+    """Execute the tasks of one or several queues, by a Python function or a command, until they are drained.
 
     ``Worker(queue, handler).run()``: `handler(payload)` or `handler(payload, task)` returns a JSON value that is kept
     with the task, or None. An exception fails the task, to be tried again later; `fsqueue.Retry` puts it back without
@@ -65,33 +65,32 @@ class Worker:
     arguments, run once a task: `{}` in an argument stands for the payload, `{field}` for a field of it. A task that
     lacks the field fails. `{{field}}` stands for the text `{field}`; other braces stay as they are.
 
-    processes: how many tasks are done at a time, each in a process of its own; "auto": as many as this process may
-        use processors, of its Slurm job or of the machine; with `gpus_per_task` no more than the GPUs suffice for.
-    gpus_per_task: so many of the visible GPUs for each process, and no other process the same
-        (CUDA_VISIBLE_DEVICES and such). Each process finds the number of its slot, from 0 on, in FSQUEUE_SLOT, with
-        GPUs or without.
-    threads: so many threads of this process instead; see the warning that it tells.
+    processes: how many tasks are executed at a time, each in a process of its own. "auto": one for each processor that
+        this process may use, by its Slurm job or the machine. With `gpus_per_task`, no more than there are GPUs for.
+    gpus_per_task: so many of the visible GPUs for each process, shared with no other (CUDA_VISIBLE_DEVICES and such).
+        With GPUs or without, each process finds the number of its slot, from 0 on, in FSQUEUE_SLOT.
+    threads: so many threads of this process instead. Nothing protects the worker from them, and it warns of that.
     lease_s: seconds; each queue's own if None. Leases are renewed after each third of it.
     timeout_s: a task that takes longer is ended, and fails.
     grace_s: how long tasks at work may go on when the worker is told to stop.
     until: "drained" ends when nothing is waiting, delayed or leased in any queue; "forever" when stopped.
-    prefetch: tasks leased at a time for each process; chosen by how long tasks take if None.
+    prefetch: how many tasks are leased at a time for each process. If None, that depends on how long tasks take.
     max_tasks, max_runtime_s, idle_timeout_s: end after so many tasks, so long, or so long without any.
     stop_after_failures: end when so many attempts in a row have failed. If neither this nor `exclude_after` is given:
-        when ten in a row have failed before the first success, and none of the others has been at work for longer.
+        when the first ten have failed, and no other attempt has been at work for longer.
     exclude_after: keep workers with this option off a node on which so many attempts in a row have failed.
-    on_lease_lost: what is done about work whose task was taken over: "kill" it or let it "finish".
+    on_lease_lost: "kill" the work on a task that another worker has taken over, or let it "finish".
     sysexits: commands that exit with 75 are put back without blame, with 65 buried at once.
     keep_output: a directory for all that is printed, a new file for each task and attempt.
     result_dir: where commands find the file FSQUEUE_RESULT, in a private directory. If None: the system's directory
-        for temporary files; or a place in the queue, if commands may run on other nodes (they name srun or mpirun, or
-        this is the only worker in a Slurm job of several nodes).
+        for temporary files. If commands may run on other nodes, a place in the queue instead: they name srun or mpirun,
+        or this is the only worker in a Slurm job of several nodes.
     result_from_stdout: a command's result is its standard output, instead of what it writes to the file FSQUEUE_RESULT.
-    patience_s: how long a failing filesystem is waited for.
-    output: how what is printed is passed on: "group", together when an attempt ends; "line", line by line; "none", as
-        it comes. By default in groups where commands run side by side, and else in lines.
+    patience_s: how long the worker waits for a failing filesystem.
+    output: how output is passed on: "group", together when an attempt ends; "line", line by line; "none", as it comes.
+        By default in groups if commands run side by side, otherwise in lines.
     tag: begin each line that is passed on with the task's id.
-    pass_on: called with 1 or 2 and bytes for what is printed, instead of writing it to our standard output or error.
+    pass_on: called with 1 or 2 and bytes, instead of writing these to this process's standard output or error.
         It and `tell` are called in one thread, so never at the same time.
     tell: called with an `Event` for whatever may be of interest.
 

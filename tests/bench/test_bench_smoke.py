@@ -22,7 +22,7 @@ pytestmark = pytest.mark.once
 
 def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, str(BENCH), *map(str, arguments)], capture_output=True, text=True, timeout=300
+        [sys.executable, str(BENCH), *map(str, arguments)], capture_output=True, text=True, timeout=600
     )
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -55,14 +55,20 @@ def test_help_imports_neither_the_queue_nor_its_tools() -> None:
     assert done.stdout.endswith("[]\n")
 
 
+def used_by_children_s() -> float:
+    """Return the processor time of all children that have ended. Other work on the machine does not add to it."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def test_help_starts_quickly() -> None:
-    """Below 2.5 times the start-up of click: the best of several tries of each, in turn."""
+    """Below 2.5 times the start-up of click, in processor time: the best of several tries of each, in turn."""
     best = {"import click": 9.0, "from fsqueue_cli.main import main; main()": 9.0}
     for _ in range(7):
         for code in best:
-            begin = time.perf_counter()
+            begin = used_by_children_s()
             subprocess.run([sys.executable, "-c", code, "--help"], stdout=subprocess.DEVNULL, check=True)
-            best[code] = min(best[code], time.perf_counter() - begin)
+            best[code] = min(best[code], used_by_children_s() - begin)
     click_s, help_s = best.values()
     assert help_s < 2.5 * click_s
 

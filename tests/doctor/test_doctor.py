@@ -109,7 +109,7 @@ def test_where_nothing_can_be_written_it_is_said_why(
     def fail(*_: Any, **__: Any) -> Any:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr("fsqueue.filesystem.held.os.mkdir", fail)
+    monkeypatch.setattr("fsqueue.filesystem.open_directories.os.mkdir", fail)
     report = doctor.examine(tmp_path)
     assert report.verdict == UNFIT
     writing = by_probe(report.findings)["writing"]

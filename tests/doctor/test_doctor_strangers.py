@@ -24,7 +24,7 @@ from fsqueue.doctor.contests import Party
 from fsqueue.doctor.rendezvous import PartnerLost, Rendezvous
 from fsqueue.doctor.verdicts import ProbeResult
 from fsqueue.filesystem import Filesystem
-from fsqueue.filesystem.held import OpenDirectory
+from fsqueue.filesystem.open_directories import OpenDirectory
 from fsqueue.upkeep import doctorplaces
 from tests.concurrency.processes import Child
 

@@ -28,8 +28,8 @@ pytestmark = pytest.mark.once
 ROOT = "/project/tiles"
 
 
-class FakeDoor(Filesystem):
-    """The door onto a fake filesystem."""
+class FakeFilesystemLayer(Filesystem):
+    """The filesystem layer over a fake filesystem."""
 
     def __init__(self, root: str) -> None:
         super().__init__(root, shared=False, process_locks=True)
@@ -118,7 +118,7 @@ def q(fs: FakeFilesystem, clock: ManualClock) -> Iterator[Queue]:
     os.makedirs(ROOT)
     with open(f"{ROOT}/queue.jsonl", "wb") as file:
         file.write(layout.birth_record(Settings(shards=1), QUEUE_ID, 1))
-    with Queue(ROOT, worker="w", filesystem=FakeDoor(ROOT), clock=clock) as queue:
+    with Queue(ROOT, worker="w", filesystem=FakeFilesystemLayer(ROOT), clock=clock) as queue:
         threads = threading.active_count()
         yield queue
     assert threading.active_count() == threads
@@ -192,7 +192,7 @@ def test_a_torn_tail_is_voided(q: Queue, clock: ManualClock) -> None:
     [path] = [name for name in tree() if name.startswith(f"{BASE}/movements/")]
     with open(f"{ROOT}/{path}", "ab") as file:
         file.write(b'{"op":"lease","at":1')
-    with Queue(ROOT, filesystem=FakeDoor(ROOT), clock=clock) as again:
+    with Queue(ROOT, filesystem=FakeFilesystemLayer(ROOT), clock=clock) as again:
         again.lease()
     with open(f"{ROOT}/{path}", "rb") as file:
         lines = file.read().splitlines()
@@ -216,13 +216,13 @@ def test_a_whole_life(q: Queue, clock: ManualClock) -> None:
 
 def test_names_move_only_where_the_source_is(fs: FakeFilesystem) -> None:
     os.makedirs(ROOT)
-    door = FakeDoor(ROOT)
-    door.close(door.create(f"{ROOT}/.a/b/one"))
-    assert door.rename(f"{ROOT}/.a/b/one", f"{ROOT}/.a/b/two")
-    assert not door.rename(f"{ROOT}/.a/b/one", f"{ROOT}/.a/b/three")
-    assert door.names(f"{ROOT}/.a/b") == ["two"]
-    door.link(f"{ROOT}/.a/b/two", f"{ROOT}/three")
+    layer = FakeFilesystemLayer(ROOT)
+    layer.close(layer.create(f"{ROOT}/.a/b/one"))
+    assert layer.rename(f"{ROOT}/.a/b/one", f"{ROOT}/.a/b/two")
+    assert not layer.rename(f"{ROOT}/.a/b/one", f"{ROOT}/.a/b/three")
+    assert layer.names(f"{ROOT}/.a/b") == ["two"]
+    layer.link(f"{ROOT}/.a/b/two", f"{ROOT}/three")
     with pytest.raises(FileExistsError):
-        door.link(f"{ROOT}/.a/b/two", f"{ROOT}/three")
-    assert FakeDoor("/project").remove_tree(ROOT) == 5  # no queue removes its own root
+        layer.link(f"{ROOT}/.a/b/two", f"{ROOT}/three")
+    assert FakeFilesystemLayer("/project").remove_tree(ROOT) == 5  # no queue removes its own root
     assert not os.path.exists(ROOT)

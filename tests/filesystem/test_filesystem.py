@@ -1,4 +1,4 @@
-"""The door to the operating system: each operation and what it says when something is missing."""
+"""The filesystem layer: each operation and what it says when something is missing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from fsqueue.filesystem import Filesystem, door, mount_of
+from fsqueue.filesystem import Filesystem, mount_of, operations
 from fsqueue.filesystem.mounts import Mount
 from tests.support import files_below
 
@@ -76,7 +76,7 @@ def test_a_stale_handle_means_gone_after_some_looks(fs: Filesystem, monkeypatch:
 
     monkeypatch.setattr(fs, "_open_beneath", opening)
     fs.close(fs.look(f"{fs.root}/file"))
-    stale[0] = door.LOOKS
+    stale[0] = operations.LOOKS
     with pytest.raises(FileNotFoundError):
         fs.look(f"{fs.root}/file")
 

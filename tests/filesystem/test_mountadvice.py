@@ -184,7 +184,7 @@ def test_an_open_queue_on_a_local_disk_asks_nothing_of_the_advice(
 ) -> None:
     q = Queue.create(tmp_path / "q")
     mounted(monkeypatch, Mount("ext4", "/", "rw"))
-    monkeypatch.setattr(mountadvice, "known", lambda mount: pytest.fail("it was asked"))
+    monkeypatch.setattr(mountadvice, "advice_on", lambda mount: pytest.fail("it was asked"))
     Queue(q.path)
 
 

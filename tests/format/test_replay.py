@@ -437,3 +437,17 @@ def test_what_is_leased_or_available_now_comes_before_what_returns_later() -> No
     tape.end("complete", 170, "b", 1)
     tape.lease(700, "d", 1, until=9999)
     assert tape.replay_state.next_time() == 4000
+
+
+def test_its_attributes_are_in_slots() -> None:
+    assert not hasattr(ReplayState(), "__dict__"), "with more than 30 attributes a look at one takes longer"
+
+
+def test_a_run_of_tasks_is_chosen_around_those_that_others_took() -> None:
+    replay_state = ReplayState()
+    replay_state.replay_own(movements.record("open", 1, count=10, available_at=1), 0)
+    replay_state.lease(2, "a", [1, 4], 99, None, False, 100)
+
+    assert replay_state.choose(3, 3, 0, None)[0] == [0, 2, 3]
+    assert replay_state.choose(3, 2, 0, None)[0] == [5, 6]
+    assert replay_state.choose(3, 9, 0, None)[0] == [7, 8, 9]

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+import fsqueue
 from tests.house.source import PACKAGE, TOP, imported, parse
 
 LAYERS = (
-    "errors", "wording", "clock", "filesystem", "format", "callers", "aside", "models", "cluster", "storage",
+    "errors", "wording", "clock", "filesystem", "format", "callers", "async_thread", "models", "cluster", "storage",
     "leased_task", "protocol", "views", "upkeep", "doctor", "administration", "arguments", "fsck", "maintenance",
     "commit", "poll", "asyncpoll", "attaching", "queue", "functions", "worker", "spark",
 )  # fmt: skip
@@ -100,14 +101,14 @@ def test_no_module_imports_one_that_imports_it() -> None:
 
 @pytest.mark.once
 def test_nobody_below_imports_the_package_as_a_whole() -> None:
-    """`from fsqueue import Queue` inside the package would hide which floor is meant."""
-    through_the_roof = [
+    """`from fsqueue import Queue` inside the package would hide which layer is meant."""
+    whole_package = [
         f"{path.relative_to(TOP)}:{line} imports {full}"
         for path in files()
         for line, full in all_imports(path)
         if full == "fsqueue" or (full.startswith("fsqueue.") and full.split(".")[1] not in LAYERS)
     ]
-    assert through_the_roof == []
+    assert whole_package == []
 
 
 @pytest.mark.once
@@ -122,19 +123,41 @@ def test_the_command_line_uses_public_modules_only() -> None:
         "fsqueue.upkeep.collect",
         "fsqueue.storage.nodes",
         "fsqueue.filesystem.mountadvice",
-        "fsqueue.views.known",
+        "fsqueue.views.outcomes",
         "fsqueue.views.lease_holders",
         "fsqueue.views.rates",
         "fsqueue.doctor",
         "fsqueue.spark",
+        "fsqueue.wording",
     }
+    hidden = {f"fsqueue.{name}" for name in LAYERS} - {f"fsqueue.{name}" for name in fsqueue.__all__} - public
     reaching_in = [
         f"{path.relative_to(TOP)}:{line} imports {full}"
         for path in sorted((TOP / "cli").rglob("*.py"))
         for line, full in imported(path)
-        if full.split(".")[0] == "fsqueue" and full not in public and full.rpartition(".")[0] not in public
+        if full.split(".")[0] == "fsqueue"
+        and full not in public
+        and (full.rpartition(".")[0] not in public or full in hidden or full.rpartition(".")[2].startswith("_"))
     ]
     assert reaching_in == []
+
+
+@pytest.mark.once
+def test_no_module_imports_a_private_name_of_another() -> None:
+    """What begins with an underscore may change with the module that it is in."""
+    private = [
+        f"{path.relative_to(TOP)}:{line} imports {full}"
+        for path in [*files(), *sorted((TOP / "cli").glob("*.py"))]
+        for line, full in imported(path)
+        if full.startswith(("fsqueue.", "cli.")) and full.rpartition(".")[2].startswith("_")
+    ]
+    assert private == []
+
+
+@pytest.mark.once
+def test_tests_mirror_the_packages() -> None:
+    packages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert {name for name in packages if not list((TOP / "tests" / name).glob("test_*.py"))} == set()
 
 
 @pytest.mark.once
@@ -163,7 +186,7 @@ def test_a_batch_is_locked_in_one_place() -> None:
 def test_no_two_public_classes_share_a_name() -> None:
     """A reader who meets `Finding` in an error or an import must know which one is meant."""
     places: dict[str, list[str]] = {}
-    for path in files():
+    for path in [*files(), *sorted((TOP / "cli").glob("*.py"))]:
         for node in parse(path).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places.setdefault(node.name, []).append(path.relative_to(TOP).as_posix())

@@ -18,7 +18,7 @@ PLACES = ("fsqueue", "cli", "scripts", "tests", "examples", "docs", "README.md",
 PAGE = re.compile(r"\bdocs/[\w/-]+\.md")
 CHAPTER = re.compile(r'\b(docs/[\w/-]+\.md), "([^"\n]+)"')
 SECTION = re.compile(r"\bdocs/design\.md, section (\d+(?:\.\d+)?)")
-ELSEWHERE = re.compile(r"\b(?:DESIGN section|INTERFACE,|shared/[A-Z])")
+ELSEWHERE = re.compile(r"\b(?:DESIGN section|INTERFACE,|shared/[A-Z]|TaskMaster\b|FileQueue design)")
 """Documents that are not part of this repository."""
 
 
@@ -91,3 +91,19 @@ def found_by_name(name: str) -> object | None:
         return pkgutil.resolve_name(name)
     except (ImportError, AttributeError):
         return None
+
+
+def test_the_modules_that_the_format_names_are_there() -> None:
+    """docs/format.md names in brackets the modules that read and write each part."""
+    text = (TOP / "docs/format.md").read_text()
+    named = {name for group in re.findall(r"(?<= )\[(`[^\]]+`)[\],]", text) for name in re.findall(r"`(\w+)`", group)}
+    assert len(named) >= 10
+    assert named - {path.stem for path in (TOP / "fsqueue").rglob("*.py")} == set()
+
+
+def test_the_source_files_that_pages_name_are_there() -> None:
+    """As `fsqueue/storage/logs.py`, or from the package on: `storage/logs.py`."""
+    pages = [TOP / "README.md", TOP / "CONTRIBUTING.md", *(TOP / "docs").rglob("*.md")]
+    named = {(page.name, path) for page in pages for path in re.findall(r"`((?:\w+/)+\w+\.py)`", page.read_text())}
+    assert len(named) > 20
+    assert {one for one in named if not any((top / one[1]).exists() for top in (TOP, TOP / "fsqueue"))} == set()

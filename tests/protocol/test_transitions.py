@@ -22,6 +22,7 @@ from fsqueue import (
 )
 from fsqueue.clock import Entropy, ManualClock
 from fsqueue.filesystem import Filesystem
+from fsqueue.format import movements
 from fsqueue.format.replay import ReplayState
 from fsqueue.protocol.transitions import ERROR_CHARS_MAX, backoff_ms, shorten
 from tests.support import (
@@ -30,6 +31,7 @@ from tests.support import (
     QueueFactory,
     base_of,
     crashes,
+    full_state,
     leftovers,
     log_files,
     raised,
@@ -695,3 +697,46 @@ def test_a_name_that_a_dead_process_recorded_and_did_not_give_is_not_believed(
     fs.bury()
     task.release()
     assert [other.id for other in q2.lease()] == [task.id]
+
+
+# -- what the process knows of its own completions (decision 26) -------------------------------
+
+
+@pytest.mark.parametrize("most", [1, 5], ids=["one", "many"])
+def test_what_a_process_knows_of_its_completions_is_what_a_reader_finds(queue: Queue, most: int) -> None:
+    queue.insert_many(range(8), batch_tasks=8)
+    tasks = queue.lease(8)
+    queue.release(tasks[6:])
+    for begin in range(0, 5, most):
+        queue.complete(tasks[begin : begin + most])
+
+    [path] = log_files(queue)
+    read = ReplayState()
+    read.replay(path.read_bytes(), 0)
+    [log] = queue.store.logs
+    assert full_state(log.replay_state) == full_state(read)
+    assert [task.payload for task in queue.lease(8)] == [6, 7]
+
+
+def test_completing_many_tasks_parses_no_record_of_its_own(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue.insert_many(range(8), batch_tasks=8)
+    tasks = queue.lease(8)
+    parsed: list[bytes] = []
+    parse = movements.parse
+    monkeypatch.setattr(movements, "parse", lambda line: (parsed.append(line), parse(line))[1])
+
+    queue.complete(tasks[:7])
+
+    assert parsed == []
+    assert queue.status().completed == 7
+
+
+def test_completions_with_results_are_replayed_as_any_reader_does(queue: Queue) -> None:
+    queue.insert_many(range(4), batch_tasks=4)
+    tasks = queue.lease(4)
+
+    queue.complete(tasks[:3], {tasks[1].id: {"n": 7}})
+
+    [log] = queue.store.logs
+    assert log.replay_state.results == {tasks[1].index: {"n": 7}}
+    assert log.replay_state.left == 1

@@ -5,10 +5,10 @@
     python -m tests.simulation 4711 --scenario cut -v         # one again, call by call
     python -m tests.simulation.exhaustive complete lease      # one verb at every call of another
 
-What runs is `fsqueue` itself, from `Queue` down to the door; only `os` behind the door, the clock, randomness and the
-names of machines are the simulator's (`wiring`). One seed decides everything, and replays exactly.
+What runs is `fsqueue` itself, from `Queue` down to the filesystem layer; only `os` below it, the clock, randomness and the names
+of machines are the simulator's (`wiring`). One seed decides everything, and replays exactly.
 
-| module | its room |
+| module | what it holds |
 |---|---|
 | `disk` | the truth: inodes, directories, and what a power loss leaves of them |
 | `handles`, `kernel`, `nfs` | what a process sees of it: on one coherent host; as a client with caches of names and pages |

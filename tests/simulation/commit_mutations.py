@@ -71,7 +71,7 @@ MUTATIONS = [
         "parts that were reported staged are gone after a power loss",
         "commits-power",
         (
-            ("commit:_Stager._seal", "if store.sync_inserts:", "if False:"),
+            ("commit:_Stager._finish_part", "if store.sync_inserts:", "if False:"),
             ("storage.commits:_is_whole", "    return not files and not tasks\n", "    return True\n"),
         ),
     ),

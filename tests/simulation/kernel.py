@@ -1,4 +1,4 @@
-"""What a process sees of the disk through its kernel: the calls of `os` that the door makes, on one coherent host.
+"""What a process sees of the disk through its kernel: the calls of `os` in the filesystem layer, on one coherent host.
 
 `Process` stands in for the module `os` behind the real `fsqueue.filesystem.Filesystem`. Before each call it asks
 the world whether something is to happen first. `nfs.NfsProcess` adds the caches of a network filesystem's client.

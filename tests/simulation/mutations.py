@@ -121,7 +121,7 @@ MUTATIONS = [
         "first",
         (
             (
-                "filesystem.door:Filesystem.names",
+                "filesystem.operations:Filesystem.names",
                 "return self._names_afresh(directory) if self.shared else []",
                 "return []",
             ),
@@ -267,8 +267,8 @@ MUTATIONS = [
         "an error of a listing is an empty listing",
         "a queue whose server failed for a moment is called empty",
         ("local", "is-drained", "", "unlistable"),
-        (("filesystem.door:Filesystem.names", "    except (FileNotFoundError, NotADirectoryError):\n", "    except OSError:\n"),
-         ("filesystem.door:Filesystem.names", "return self._names_afresh(directory) if self.shared else []", "return []")),
+        (("filesystem.operations:Filesystem.names", "    except (FileNotFoundError, NotADirectoryError):\n", "    except OSError:\n"),
+         ("filesystem.operations:Filesystem.names", "return self._names_afresh(directory) if self.shared else []", "return []")),
     ),
     Mutation(
         "completing without looking who holds it",
@@ -303,14 +303,14 @@ MUTATIONS = [
         "full",
         (
             ("storage.logs:Log.append", "    if written < size:", "    if False:"),
-            ("storage.logs:Log.append", "if fs.pread(fd, written + 1, base) != data[:written]:", "if False:"),
+            ("storage.logs:Log.append", "if pread(fd, written + 1, base) != data[:written]:", "if False:"),
         ),
     ),
     Mutation(
         "no fresh look",
         "a client believes for a minute what it remembers of a name: a log that is gone, or that is not there yet",
         "attach",
-        (("filesystem.door:Filesystem._open_anew",
+        (("filesystem.operations:Filesystem._open_anew",
           "    try:\n        within = self._open_directory(directory)\n    except FileNotFoundError:\n        if not self.shared:\n            raise\n        within = self._walk_to(directory)\n    try:\n        return open_at(within, name, flags, self)\n    finally:\n        taken.close(within)\n",
           "    return self._open(path, flags | LOOK_FLAGS)\n"),),
     ),
@@ -318,7 +318,7 @@ MUTATIONS = [
         "who only looks reads what is cached",
         "a client serves zeros for what others have appended, while a process on it has the file open for writing",
         "beside",
-        (("filesystem.door:Filesystem.look_anew", "    if self.shared:\n        self.drop_cached(fd)\n", "    pass\n"),),
+        (("filesystem.operations:Filesystem.look_anew", "    if self.shared:\n        self.drop_cached(fd)\n", "    pass\n"),),
     ),
     Mutation(
         "a log made anew is believed",

@@ -16,7 +16,7 @@ PURGES = {"insert": 3.0, "purge": 2.0, "consume": 0.5}
 
 SMALL = (
     ("protocol.selection:HEADS_MAX", 1), ("storage.open_logs:OPEN_LOGS_MAX", 1), ("storage.logs:TAIL_BYTES", 128),
-    ("filesystem.door:SMALL_READ_BYTES", 64), ("filesystem.door:READ_BYTES", 128),
+    ("filesystem.operations:SMALL_READ_BYTES", 64), ("filesystem.operations:READ_BYTES", 128),
 )  # fmt: skip
 """Limits that no story reaches as they are."""
 

@@ -1,4 +1,4 @@
-"""The real code, wired to a simulated world: the door's own functions over another `os`.
+"""The real code, wired to a simulated world: the filesystem layer's own functions over another `os`.
 
 What the package asks of the machine besides files (mounts, host names, reaper threads)
 is answered for the process that is acting.
@@ -19,7 +19,7 @@ from unittest import mock
 
 from fsqueue import administration
 from fsqueue.clock import Clock, Entropy
-from fsqueue.filesystem import Filesystem, Mount, OpenTree, beneath, door, freed, taken
+from fsqueue.filesystem import Filesystem, Mount, OpenTree, beneath, freed, operations, taken
 from fsqueue.filesystem.beneath import DIRECTORY_FLAGS
 from fsqueue.filesystem.trees import Proof
 from fsqueue.format.layout import read_queue_state
@@ -35,7 +35,7 @@ PAUSES_S = (0.002, 0.5)
 
 
 class SimFilesystem(Filesystem):
-    """The door, over the `os` of the process that acts."""
+    """The filesystem layer, over the `os` of the process that acts."""
 
     def __init__(self, root: str, process: Process, shared: bool) -> None:
         super().__init__(root, shared=shared, process_locks=False)
@@ -115,7 +115,7 @@ class SimFilesystem(Filesystem):
         try:
             if proof is not None and not proof(_PathTree(self, path)):
                 return 0
-            with door.os.scandir(path) as entries:
+            with operations.os.scandir(path) as entries:
                 for entry in entries:
                     if most is not None and removed >= most:
                         return removed
@@ -127,7 +127,7 @@ class SimFilesystem(Filesystem):
                 return removed
             if last is not None and self.names(path) == [last]:
                 removed += self.unlink(f"{path}/{last}")
-            door.os.rmdir(path)
+            operations.os.rmdir(path)
             return removed + 1
         except FileNotFoundError:
             return removed
@@ -199,9 +199,9 @@ def on_stage() -> Persona | None:
 
 
 def take_stage(persona: Persona | None) -> None:
-    """From here on this one acts: the door's `os` is that of his process."""
+    """Let this one act from here on: the filesystem layer's `os` is that of its process."""
     _stage[0] = persona
-    for module in (door, beneath, freed, taken):
+    for module in (operations, beneath, freed, taken):
         module.os = os if persona is None else persona.process  # type: ignore[attr-defined]
 
 
@@ -235,7 +235,7 @@ def _filesystem(root: str, **_: Any) -> SimFilesystem:
 
 
 _MACHINE: list[tuple[Any, str, Callable[..., Any] | object]] = [
-    *((module, "os", os) for module in (door, beneath, freed, taken)),
+    *((module, "os", os) for module in (operations, beneath, freed, taken)),
     (beneath, "openat2_works", lambda: False),
     *((module, "read_queue_state", lru_cache(maxsize=1000)(read_queue_state)) for module in (queue_file, store)),
     (store, "mount_of", _mount),

@@ -82,7 +82,7 @@ def test_requeue(spark: SparkSession, queue: Queue) -> None:
     ("arguments", "code", "said"),
     [
         (("drain", "Q", "out"), 2, "either --sql EXPRESSION or --function"),
-        (("drain", "Q", "out", "--function", "no_such_module:f"), 2, "no MODULE:NAME"),
+        (("drain", "Q", "out", "--function", "no_such_module:f"), 2, "not a MODULE:NAME"),
         (("drain", "Q", "out", "--sql", "1", "--function", "os:getcwd"), 2, "either --sql"),
         (("audit", "Q", "--conf", "nonsense"), 2, "write --conf KEY=VALUE"),
         (("audit", "/nowhere/at/all"), 5, "There is no queue at /nowhere/at/all"),

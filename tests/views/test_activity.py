@@ -321,7 +321,7 @@ def hollow(q: Queue, batches: int) -> None:
 def test_what_a_look_costs_at_a_million_tasks_and_at_a_thousand(
     queue_factory: QueueFactory, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """docs/status.md says so. A count of steps, through the door."""
+    """docs/status.md says so. A count of steps, at the filesystem layer."""
     costs = {}
     for batches in (1, 977):
         q = Queue(queue_factory(f"of-{batches}").path, clock=clock)

@@ -187,10 +187,10 @@ def release_leases(queue: Queue, worker: str) -> int:
 
 
 class Lessee:
-    """Leases tasks in an executor and, if it has a function, applies that.
+    """Lease tasks in an executor and, if there is a function, apply it to them.
 
-    A Spark task that is tried again takes over what its former attempts have leased: otherwise it would find nothing to
-    do, and what made them fail would never be told. (A copy that is only faster takes it from its slower twin, too.)
+    If Spark repeats a task, the repeat takes over what the former attempts have leased. Otherwise it would find nothing
+    to do, and the reason of their failure would never be reported. (A speculative copy takes it from its twin, too.)
     """
 
     def __init__(self, path: str, worker: str, lease_s: float, most: int, function: Function | None) -> None:

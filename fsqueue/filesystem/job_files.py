@@ -9,9 +9,9 @@ import time
 from fsqueue.filesystem.processes import fields_of
 
 TEXT_BYTES_MAX = 1 << 20
-"""Read at most so many bytes of a batch system's file."""
+"""Read so many bytes of a batch system's file at most."""
 ANCESTORS_MAX = 100
-"""Look at most at so many generations of parent processes."""
+"""Look at so many generations of parent processes at most."""
 
 
 def text_of(path: str) -> str:

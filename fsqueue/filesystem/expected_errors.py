@@ -1,4 +1,4 @@
-"""Errors of the system that are no failures: about strays, and about what a network filesystem has forgotten."""
+"""Name the errors of the system that are no failures: about strays, and about what a network filesystem forgot."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import TypeVar
 T = TypeVar("T")
 
 NOT_FILES = (errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.ESPIPE, errno.ENOTDIR, errno.ENODEV)
-"""Errors of the system for directories, links and pipes where a file should be: strays, which are skipped."""
+"""Errors for a directory, link or pipe in the place of a file: a stray, which is skipped."""
 
 LOST = (errno.ESTALE, errno.EIO, errno.EBADF)
 """Errors of a network filesystem for an open file that another host has removed, or whose lock the server has lost.
-A server loses locks if it restarts or this host was cut off (EBADF: it has lost the open file, too). Opened anew, the
-file tells what became of it. A broken disk answers so every time."""
+A server loses locks if it restarts, or if this host was cut off (EBADF: it has lost the open file, too). Open the file
+again to learn what became of it. A broken disk gives these errors every time."""
 
 
 def asking_again(action: Callable[[], T]) -> T:
-    """Call `action`; after ESTALE once more, by the path anew.
+    """Call `action`; after ESTALE call it once more, so that it resolves its path again.
 
-    If a directory is gone, the system then says "missing". A second ESTALE tells nothing: least of all that the name
+    If a directory is gone, the second call says "missing". A second ESTALE proves nothing, least of all that the name
     is gone.
     """
     try:

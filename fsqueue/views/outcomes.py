@@ -68,16 +68,16 @@ def _outcomes(store: Store, wanted: dict[str, tuple[Batch, int]]) -> dict[str, R
     store.verify()
     inspection.apply_pending(store)
     files: dict[Shard, dict[Batch, TaskFileName]] = {}
-    ledgers: dict[Batch, ReplayState | None] = {}
+    replay_states: dict[Batch, ReplayState | None] = {}
     letters: dict[Shard, set[str]] = {}
     found: dict[str, ReplayState | str | None] = {}
     for key, (batch, index) in wanted.items():
         shard = store.layout.shard(batch)
         if shard not in files:
             files[shard] = listing.task_files(store, shard)
-        if batch not in ledgers:
-            ledgers[batch] = _replay_state(store, batch, in_history=batch not in files[shard])
-        replay_state, file = ledgers[batch], files[shard].get(batch)
+        if batch not in replay_states:
+            replay_states[batch] = _replay_state(store, batch, in_history=batch not in files[shard])
+        replay_state, file = replay_states[batch], files[shard].get(batch)
         if replay_state is not None and index < replay_state.count:
             found[key] = replay_state
         elif replay_state is None and file is not None and index < file.count:

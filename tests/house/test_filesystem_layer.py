@@ -1,4 +1,4 @@
-"""One door to the operating system: fsqueue/filesystem, so that tests can put a failing one in its place."""
+"""All file operations go through fsqueue/filesystem, so that tests can inject faults."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from tests.house.source import PACKAGE, TOP, code, imported, parse
 
-BEHIND_THE_DOOR = {
+FILE_MODULES = {
     "fcntl", "shutil", "tempfile", "glob", "fileinput", "mmap", "io", "gzip", "lzma", "bz2", "zipfile", "tarfile",
     "sqlite3", "dbm", "shelve", "posix", "filelock",
 }  # fmt: skip
@@ -22,7 +22,7 @@ HARMLESS = {
     "sched_getaffinity",
     # names, not files
     "path", "fspath", "PathLike", "stat_result", "fsencode", "fsdecode", "sep", "extsep", "curdir",
-    # flags that are handed to the door
+    # flags that are handed to the filesystem layer
     "O_RDONLY", "O_WRONLY", "O_RDWR", "O_APPEND", "O_CREAT", "O_EXCL", "O_DIRECTORY", "O_NOFOLLOW", "O_CLOEXEC",
 }  # fmt: skip
 """What any module may use of `os`."""
@@ -65,14 +65,14 @@ READS_OR_WRITES = {
 
 
 def outside() -> list[Path]:
-    """Every file of the package that stands outside the door."""
+    """Return every file of the package outside the filesystem layer."""
     return sorted(path for path in PACKAGE.rglob("*.py") if path.parent.name != "filesystem")
 
 
 def offences(path: Path) -> Iterator[str]:
     allowed = HARMLESS | (CHILDREN if path.parent.name == "worker" else set())
     for line, full in imported(path):
-        if full.split(".")[0] in BEHIND_THE_DOOR or full.startswith(("os.", "pathlib.Path.")):
+        if full.split(".")[0] in FILE_MODULES or full.startswith(("os.", "pathlib.Path.")):
             yield f"{line}: import {full}"
     for node in code(parse(path)):
         if isinstance(node, ast.Attribute):
@@ -88,7 +88,7 @@ def offences(path: Path) -> Iterator[str]:
 
 
 @pytest.mark.once
-def test_only_the_door_touches_files() -> None:
+def test_only_the_filesystem_layer_touches_files() -> None:
     found = [f"{path.relative_to(TOP)}:{offence}" for path in outside() for offence in offences(path)]
     assert found == [], "go through fsqueue.filesystem"
 
@@ -107,7 +107,7 @@ def test_only_the_door_touches_files() -> None:
         "Path(a).read_text()",
     ],
 )
-def test_going_round_the_door_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+def test_going_around_the_layer_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
     monkeypatch.setattr("tests.house.source.TOP", tmp_path)
     path = tmp_path / "module.py"
     path.write_text(line)

@@ -156,7 +156,7 @@ class OpenDirectory:
         """Remove a name that is no directory; False if that was not possible."""
         _check(name)
         try:
-            with freed.noting(name, self.fd):
+            with freed.counting(name, self.fd):
                 os.unlink(name, dir_fd=self.fd)
             return True
         except OSError:
@@ -166,7 +166,7 @@ class OpenDirectory:
         """Remove an empty directory; False if that was not possible."""
         _check(name)
         try:
-            with freed.noting(name, self.fd):
+            with freed.counting(name, self.fd):
                 os.rmdir(name, dir_fd=self.fd)
             return True
         except OSError:

@@ -1,4 +1,4 @@
-"""Files that are no part of a queue: what a worker keeps of what its tasks print, for its user to read.
+"""Keep what tasks print in files outside the queue, for the worker's user to read.
 
 Others may write in the directory that the user names, and may know how the files will be called. So each file is made
 anew, never opened by a name that was there before, and its name is never looked up again.
