@@ -17,7 +17,6 @@ from fsqueue.format.task_states import AVAILABLE, CANCELLED, COMPLETED, DEAD, LE
 
 __all__ = ["AVAILABLE", "CANCELLED", "COMPLETED", "DEAD", "LEASED", "ReplayState"]
 
-TIME_MAX = 10**14
 AT_MAX = MS_MAX
 
 
@@ -124,7 +123,8 @@ class ReplayState(States):
         state = cls()
         try:
             checkpoints.restore(state, found)
-            state.at, state.damaged = _time(found.record["at"]), _time(found.record["damaged"])
+            state.at = checkpoints.number(found.record["at"], AT_MAX)
+            state.damaged = checkpoints.number(found.record["damaged"], found.here)
         except (KeyError, TypeError, ValueError, IndexError, AttributeError):
             return None
         state.is_whole = False
@@ -163,7 +163,7 @@ class ReplayState(States):
 
 
 def _time(value: Any) -> int:
-    if type(value) is not int or not 0 <= value <= TIME_MAX:
+    if type(value) is not int or not 0 <= value <= movements.TIME_MAX:
         raise ValueError
     return value
 

@@ -211,7 +211,7 @@ class Log:
             self.replay_state, self.end = present(self.fs, self.fd)
             self.name = self.name or next(task_files_of(self.batch, reversed(self.replay_state.names)), None)
             data = pread(self.fd, TAIL_BYTES, self.end)
-        named = self.replay_state.names[-1:]
+        named = self.replay_state.last_name()
         if len(data) < TAIL_BYTES:
             end = self.end + self.replay_state.replay(data, self.end)
             self.torn = self.end + len(data) - end
@@ -222,8 +222,9 @@ class Log:
             self.torn = sparse.end_of(pieces, self.end) - end
             is_renamed = any(b'"name"' in piece for _, piece in pieces)
         self.end = end
-        if self.replay_state.names[-1:] != named:  # a process has renamed the task file
-            self.name = next(task_files_of(self.batch, self.replay_state.names[-1:]), None)
+        renamed = self.replay_state.last_name()
+        if renamed is not None and renamed != named:  # a process has renamed the task file
+            self.name = next(task_files_of(self.batch, (renamed,)), None)
         if is_renamed:
             self.is_named_so = False
 

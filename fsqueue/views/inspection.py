@@ -364,7 +364,7 @@ def payload_of(store: Store, batch: Batch, index: int, replay_state: ReplayState
 def _lines_of(store: Store, name: TaskFileName) -> list[bytes]:
     """Return the lines of a task file; none if it is not there under this name, or no file."""
     try:
-        return batches.split_lines(store.fs.read(store.layout.task_file(name)))
+        return batches.split_lines(published.content_of(store, store.layout.task_file(name)))
     except FileNotFoundError:
         return []
     except OSError as error:
