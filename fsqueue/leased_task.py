@@ -102,12 +102,6 @@ class LeasedTask:
 
     key: str | None = None
     priority: str | None = None
-    poll: Ahead | None = None
-    """The loop that has leased it, if one has."""
-    began: float | None = None
-    """When a loop that leases ahead handed it out, on the queue's monotonic clock; None: with its lease, or unknown."""
-    took_s: float | None = None
-    """How long the work on it took, if that was measured."""
     done = False
     _retries = 0
     """How many `with` blocks of this process in a row have asked for another time without saying when."""
@@ -139,6 +133,13 @@ class LeasedTask:
         self.until_ms = until_ms
         self.generation = generation
         """The queue's generation that it was leased from."""
+        self.poll: Ahead | None = None
+        """The loop that has leased it, if one has."""
+        self.began: float | None = None
+        """When a loop that leases ahead handed it out, on the queue's monotonic clock; None: with its lease, or
+        unknown."""
+        self.took_s: float | None = None
+        """How long the work on it took, if that was measured."""
 
     @property
     def id(self) -> str:

@@ -196,8 +196,8 @@ class Queue(Maintenance):
         default = encoding.available_from(Task(None, delay_s=delay_s, available_at=available_at), None)
         when = encoding.available_from(item, None, default)
         line = task_file.encode_task(item.payload, self.settings.task_bytes_max)
-        if self._inserter.takes(line):
-            return TaskRef(self._inserter.insert(line, when))
+        if (id := self._inserter.insert_if_taken(line, when)) is not None:
+            return TaskRef(id)
         encoded = encoding.Encoded(when)
         encoded.take(line, 1)
         return TaskRef(names.task_id(insertion.publish(self.store, [encoded])[0], 0))
@@ -232,7 +232,8 @@ class Queue(Maintenance):
             tasks = unchanged(tasks)
         if commit is not None:
             return insert_once(self.store, tasks, commit, delay_s, batch_tasks)
-        return insertion.insert_many(self.store, tasks, delay_s, batch_tasks, total)
+        insert_one = self._inserter.insert_if_taken if batch_tasks is None else None
+        return insertion.insert_many(self.store, tasks, delay_s, batch_tasks, total, insert_one)
 
     def commit(self, name: str, *, attempt: str | None = None) -> Commit:
         """Return a named commit: many writers on many hosts stage, one publishes; all of it appears together, once.

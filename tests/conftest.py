@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from fsqueue import Queue
+from fsqueue.format import layout
 
 # How long an example takes says how busy the machine is, and nothing of the code.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -54,6 +55,12 @@ def nothing_waits_for_the_disk() -> Iterator[None]:
 
 def _check_descriptor(fd: Any) -> None:
     os.fstat(fd)
+
+
+@pytest.fixture
+def open_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Queues made in this process have a format with batches that take inserts."""
+    monkeypatch.setattr(layout, "FORMAT_OF_NEW_QUEUES", layout.OPEN_BATCHES)
 
 
 @pytest.fixture

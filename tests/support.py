@@ -13,12 +13,15 @@ from unittest import mock
 
 import pytest
 
-from fsqueue import LeasedTask, Queue
+from fsqueue import LeasedTask, Queue, Task, TaskRef
 from fsqueue.clock import Clock, ManualClock
 from fsqueue.filesystem import Filesystem, beneath
 from fsqueue.format import checkpoints, names
 from fsqueue.format.replay import ReplayState
+from fsqueue.format.task_file import encode_task
 from fsqueue.format.task_states import Lease
+from fsqueue.protocol import insertion
+from fsqueue.protocol.encoding import Encoded, available_from
 from fsqueue.storage import logs
 
 BATCH_TASKS_MAX = int(os.environ.get("FSQUEUE_TEST_BATCH_TASKS_MAX", "1024"))
@@ -244,6 +247,14 @@ def task_file_names(queue: Queue) -> list[names.TaskFileName]:
     """The names of the published task files, oldest batch first."""
     found = (names.parse_task_file(path.name) for path in (base_of(queue) / "queue").glob("*/*"))
     return sorted((name for name in found if name is not None), key=lambda name: name.batch)
+
+
+def insert_in_file(queue: Queue, payload: Any, *, delay_s: float = 0, available_at: float | None = None) -> TaskRef:
+    """Insert one task as a task file of its own, as `insert` does with one that is too long for an open batch."""
+    item = payload if isinstance(payload, Task) else Task(payload, delay_s=delay_s, available_at=available_at)
+    encoded = Encoded(available_from(item, None))
+    encoded.take(encode_task(item.payload, queue.settings.task_bytes_max), 1)
+    return TaskRef(names.task_id(insertion.publish(queue.store, [encoded])[0], 0))
 
 
 def log_files(queue: Queue) -> list[Path]:

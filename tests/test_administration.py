@@ -41,6 +41,7 @@ from tests.support import (
     drain,
     files_below,
     generations_of,
+    insert_in_file,
     leftovers,
     log_files,
     raised,
@@ -639,7 +640,7 @@ def test_a_batch_that_is_purged_while_it_finishes_is_nothing_to_warn_of(
 ) -> None:
     """'fsqueue gc' cannot do it any more, and need not."""
     monkeypatch.setattr(administration, "reap_later", lambda store: None)
-    q.insert("x")
+    insert_in_file(q, "x")
     [task] = q.lease()
     fsync, times = q.store.fs.fsync, itertools.count()
 

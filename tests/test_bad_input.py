@@ -34,7 +34,7 @@ from fsqueue import (
 )
 from tests.concurrency.books import drain
 from tests.concurrency.processes import children
-from tests.support import base_of
+from tests.support import base_of, insert_in_file
 
 QueueFactory = Callable[..., Queue]
 
@@ -368,7 +368,7 @@ def test_a_queue_behind_a_symbolic_link(queue: Queue, tmp_path: Path) -> None:
         (b"[1]\n{}\nnull\n", NotAQueue),
         (b'{"op":"create","settings":5}\n', NotAQueue),
         (b'{"op":"create","at":1,"format":1,"settings":{"shards":-1}}\n', NotAQueue),
-        (b'{"op":"create","at":1,"format":2,"settings":{}}\n', FormatTooNew),
+        (b'{"op":"create","at":1,"format":3,"settings":{}}\n', FormatTooNew),
         (b'{"op":"create","at":1,"format":1,"settings":{}}', NotAQueue),
         (b'{"op":"create","at":1,"format":1,"id":"0123456789abcdef","settings":{"batch_tasks_max":4}}\n', NotAQueue),
     ],
@@ -472,10 +472,10 @@ def test_something_else_under_one_of_our_names(
 ) -> None:
     """The tasks beside it are found and completed, nobody hangs, and looking goes on."""
     queue = queue_factory(shards=1, max_attempts=1)
-    bad = queue.insert("bad")
+    bad = insert_in_file(queue, "bad")
     [task] = queue.lease()
     task.fail("first")
-    kept = queue.insert("kept")
+    kept = insert_in_file(queue, "kept")
     base = base_of(queue)
     batch = kept.id.partition(".")[0]
     path = {
@@ -493,7 +493,7 @@ def test_something_else_under_one_of_our_names(
 
     def live() -> None:
         other = Queue(queue.path)
-        others = [other.insert(index).id for index in range(3)]
+        others = [insert_in_file(other, index).id for index in range(3)]
         done = []
         for _ in range(12):
             try:
@@ -662,9 +662,9 @@ def test_random_damage_while_others_work(queue_factory: QueueFactory, seed: int)
 
 def test_a_log_that_names_the_file_of_another_batch(queue: Queue) -> None:
     """Finishing removes the batch's own task file, whatever a garbage record says."""
-    queue.insert("mine")
+    insert_in_file(queue, "mine")
     [task] = queue.lease()
-    queue.insert("other")
+    insert_in_file(queue, "other")
     [other] = [path for path in (base_of(queue) / "queue").rglob("*.jsonl") if task.id[:32] not in path.name]
     [log] = [path for path in (base_of(queue) / "movements").rglob("*.jsonl") if task.id[:32] in path.name]
     with log.open("ab") as file:

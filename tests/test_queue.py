@@ -20,7 +20,7 @@ from fsqueue import InvalidArgument, NotAQueue, Queue, QueueNotFound, StorageErr
 from fsqueue.clock import ManualClock
 from fsqueue.errors import FormatTooNew
 from fsqueue.filesystem import Filesystem
-from fsqueue.format.layout import DEFAULTS, Settings
+from fsqueue.format.layout import DEFAULTS, FORMAT_OF_NEW_QUEUES, Settings
 from fsqueue.format.replay import ReplayState
 from fsqueue.queue import Queue as QueueClass
 from tests.support import QueueFactory, counted, full_state, leftovers
@@ -65,7 +65,7 @@ def test_something_else_is_no_queue(tmp_path: Path) -> None:
 
 def test_a_newer_format_is_not_touched(queue: Queue) -> None:
     settings = queue.path / "queue.jsonl"
-    settings.write_bytes(settings.read_bytes().replace(b'"format":1', b'"format":7'))
+    settings.write_bytes(settings.read_bytes().replace(b'"format":%d' % FORMAT_OF_NEW_QUEUES, b'"format":7'))
     for opened in (lambda: Queue(queue.path), lambda: Queue.create(queue.path, exist_ok=True)):
         with pytest.raises(FormatTooNew, match=r"format 7.*Upgrade"):
             opened()
@@ -75,7 +75,7 @@ def test_a_queue_that_is_upgraded_while_in_use_stops_this_version(queue: Queue, 
     q = Queue(queue.path, clock=clock)
     q.insert("x")
     with open(queue.path / "queue.jsonl", "ab") as file:
-        file.write(b'{"op":"upgrade","at":1,"format":2}\n')
+        file.write(b'{"op":"upgrade","at":1,"format":3}\n')
     clock.advance(2)
     with pytest.raises(FormatTooNew):
         q.lease()

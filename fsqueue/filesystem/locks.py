@@ -40,8 +40,9 @@ class DescriptionLocks:
 
     def try_lock(self, fd: int) -> bool:
         """Lock the whole file exclusively, without waiting. False: another has it."""
+        set_lock = self._fcntl
         try:
-            self._fcntl(fd, self._set, _EXCLUSIVE)
+            set_lock(fd, self._set, _EXCLUSIVE)
         except OSError as error:
             if error.errno in _BUSY:
                 return False
@@ -50,7 +51,8 @@ class DescriptionLocks:
 
     def unlock(self, fd: int) -> None:
         """Give the lock back (harmless without one)."""
-        self._fcntl(fd, self._set, _FREE)
+        set_lock = self._fcntl
+        set_lock(fd, self._set, _FREE)
 
     def is_locked(self, fd: int) -> bool:
         """Return whether another process has a lock on the file. Ask without locking, so that no other has to wait."""

@@ -19,12 +19,13 @@ __all__ = ["AVAILABLE", "CANCELLED", "COMPLETED", "DEAD", "LEASED", "SKIPPED", "
 
 PAYLOAD = ("payload", "b64", "cut")
 """An `insert` has one of these; `cut` in the history, which keeps no payloads."""
-TIME_MAX = 10**14
 AT_MAX = MS_MAX
 
 
 class ReplayState(States):
     """The state of a batch's tasks after the records replayed so far."""
+
+    __slots__ = ("at", "damaged", "disputed", "gone", "is_whole", "stretch")
 
     def __init__(self) -> None:
         self.at = 0
@@ -105,7 +106,7 @@ class ReplayState(States):
         line, stretch = checkpoints.record(self, self.at, self.damaged, self.stretch, here), self.stretch
         if anyway or checkpoints.SHARE * len(line) <= here - stretch.since:
             return line
-        stretch.due = checkpoints.SHARE * len(line)
+        stretch.due = stretch.since + checkpoints.SHARE * len(line)
         return b""
 
     @property
@@ -125,7 +126,8 @@ class ReplayState(States):
         state = cls()
         try:
             checkpoints.restore(state, found)
-            state.at, state.damaged = _time(found.record["at"]), _time(found.record["damaged"])
+            state.at = checkpoints.number(found.record["at"], AT_MAX)
+            state.damaged = checkpoints.number(found.record["damaged"], found.here)
         except (KeyError, TypeError, ValueError, IndexError, AttributeError):
             return None
         state.is_whole = False
@@ -164,7 +166,7 @@ class ReplayState(States):
 
 
 def _time(value: Any) -> int:
-    if type(value) is not int or not 0 <= value <= TIME_MAX:
+    if type(value) is not int or not 0 <= value <= movements.TIME_MAX:
         raise ValueError
     return value
 
@@ -199,7 +201,8 @@ def _open(replay_state: ReplayState, record: dict[str, Any], at: int, offset: in
     count = _count(record["count"]) if inserts is None else _zero(record["count"])
     available_at, domain = _time(record.get("available_at", 0)), None if inserts is None else _text(inserts)
     replay_state.begin(count, available_at, offset)
-    replay_state.opened, replay_state.inserts, replay_state.inserted_at = True, domain, at
+    replay_state.opened, replay_state.inserts = True, domain
+    replay_state.inserted_at = min(_time(record.get("birth", at)), at)
     return True
 
 
@@ -293,6 +296,7 @@ def _clock(replay_state: ReplayState, record: dict[str, Any], at: int, offset: i
     if type(since) is not list or len(since) != len(tasks) or record["at"] >= replay_state.at:
         raise ValueError
     replay_state.reschedule(record["at"], dict(zip(tasks, map(_time, since), strict=True)))
+    replay_state.inserted_at = min(replay_state.inserted_at, record["at"])
     return True
 
 

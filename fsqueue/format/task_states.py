@@ -37,6 +37,43 @@ Choice = tuple[list[int], list[int], bool]
 class States:
     """The states of a batch's tasks. Indices are task indices, times milliseconds."""
 
+    # Slots: CPython finds the attributes of an object at once that has slots, or 30 attributes at most (decision 26).
+    __slots__ = (
+        "_expiries",
+        "_frontier",
+        "_ready",
+        "_returns",
+        "_serial",
+        "attempts",
+        "available_at",
+        "base_version",
+        "count",
+        "counts",
+        "done",
+        "ended",
+        "errors",
+        "finished",
+        "holder",
+        "ids",
+        "insert_ids",
+        "inserted_at",
+        "inserts",
+        "leases",
+        "left",
+        "names",
+        "opened",
+        "payloads",
+        "places",
+        "results",
+        "sealed",
+        "since",
+        "solo",
+        "state",
+        "took",
+        "touched",
+        "version",
+    )
+
     def __init__(self) -> None:
         self.begin(0, 0, 0)
 
@@ -51,7 +88,7 @@ class States:
         """Whose inserts the batch takes, or took before it was sealed; None if its tasks are in its file."""
         self.sealed = False
         self.inserted_at = 0
-        """When the last task was inserted into the log (ms); at first when the batch was opened."""
+        """When the last task was inserted into the log (ms); at first when the batch was born."""
         self.places: dict[int, int] = {}
         """Where the `insert` records stand of tasks in the log that have no outcome, or are dead."""
         self.insert_ids: set[str] = set()
@@ -78,7 +115,7 @@ class States:
         """The ids that no `lease` may have any more: of leases since the last checkpoint, and of those that hold."""
         self.touched: set[int] = set()
         """The tasks that are not as they began, and neither completed nor cancelled."""
-        self.names: list[str] = []
+        self.names: dict[str, None] = {}
         """Every name of the task file that a record mentions, the last one mentioned last."""
         self.counts: list[tuple[str, int, int]] = []
         """(counter file, offset, bytes) of each `count`."""
@@ -99,6 +136,13 @@ class States:
             return holder is not None and holder.id == lease
         return False
 
+    def held(self, tasks: list[int], lease: str) -> list[int]:
+        """Return those of some tasks of which this lease is still the latest."""
+        claim, state, holder = self.leases.get(lease), self.state, self.holder
+        if claim is None:
+            return []
+        return [index for index in tasks if index < self.count and state[index] == LEASED and holder[index] is claim]
+
     def is_free(self, index: int, at: int) -> bool:
         """Return whether the task has no outcome and no lease holds it at `at`."""
         state = self.state[index]
@@ -111,8 +155,9 @@ class States:
 
     def exhausted(self, at: int) -> bool:
         """Return whether nothing that is known to be available is left (what is leased may run out)."""
-        if self._untouched() < self.count:
-            return False
+        frontier = self._frontier
+        if frontier < self.count and (self.version[frontier] == self.base_version or self._untouched() < self.count):
+            return False  # mostly the next task is as it began
         ready, returns = self._ready, self._returns
         while ready and not self.is_free(ready[0], at):
             heappop(ready)
@@ -185,6 +230,12 @@ class States:
                 heappush(self._ready, other)
         if self.available_at <= at:
             state, touched, frontier = self.state, self.touched, self._frontier
+            if most > 1:
+                end = min(frontier + most - len(chosen), self.count)
+                run = range(frontier, end)
+                if state.count(AVAILABLE, frontier, end) == len(run) and touched.isdisjoint(run):
+                    chosen += run  # as mostly: all of them are as they began
+                    frontier = max(frontier, end)
             while len(chosen) < most and frontier < self.count:
                 if state[frontier] == AVAILABLE and frontier not in touched:
                     chosen.append(frontier)
@@ -267,9 +318,12 @@ class States:
 
     def mention(self, name: str) -> None:
         """Take in that a record says that this is, or was, the task file's name."""
-        if name in self.names:
-            self.names.remove(name)
-        self.names.append(name)
+        self.names.pop(name, None)
+        self.names[name] = None
+
+    def last_name(self) -> str | None:
+        """Return the name that was mentioned last; None if none was."""
+        return next(reversed(self.names), None)
 
     # -- records, one by one (arguments are valid) -----------------------------------------------
 
@@ -286,9 +340,9 @@ class States:
         """Give the free ones of `tasks` to a new lease; returns those."""
         if lease in self.ids:
             return []
-        claim = Lease(lease, at, max(until - at, 0), worker)
+        claim = Lease(lease, at, until - at if until > at else 0, worker)
         given = claim.tasks
-        state, since = self.state, self.since
+        state, since, holder, version = self.state, self.since, self.holder, self.version
         for index in tasks:
             if state[index] == AVAILABLE:
                 if since[index] > at:
@@ -299,35 +353,38 @@ class States:
                 continue
             state[index] = LEASED
             since[index] = until
-            self.holder[index] = claim
-            self.version[index] = offset
+            holder[index] = claim
+            version[index] = offset
             given.append(index)
         if given:
             claim.is_alone = len(given) == 1 and not several
             self.leases[lease] = claim
             self.ids.add(lease)
             self.touched.update(given)
-            self._expects(until, claim)
+            self._serial += 1  # `_expects`, without a frame of its own
+            heappush(self._expiries, (until, self._serial, claim))
         return given
 
     def complete(self, at: int, lease: str, tasks: list[int], offset: int, result: Any = None) -> list[int]:
         """Complete those of the tasks that this lease holds; return them."""
-        state, holder, done = self.state, self.holder, []
-        for index in tasks:
-            held = holder[index]
-            if state[index] == LEASED and held is not None and held.id == lease:
-                state[index] = COMPLETED
-                self.since[index] = at
-                self.version[index] = offset
-                done.append(index)
-                if result is not None:
-                    self.results[index] = result
-        if self.places:
-            self._forget_places(done)
-        self.left -= len(done)
-        self.done[COMPLETED] += len(done)
-        self.touched.difference_update(done)
+        done = self.held(tasks, lease)
+        self.complete_held(at, done, offset)
+        if result is not None:
+            self.results.update(dict.fromkeys(done, result))
         return done
+
+    def complete_held(self, at: int, tasks: list[int], offset: int) -> None:
+        """Complete tasks. The caller has checked that its lease holds them."""
+        state, since, version = self.state, self.since, self.version
+        for index in tasks:
+            state[index] = COMPLETED
+            since[index] = at
+            version[index] = offset
+        if self.places:
+            self._forget_places(tasks)
+        self.left -= len(tasks)
+        self.done[COMPLETED] += len(tasks)
+        self.touched.difference_update(tasks)
 
     def renew(self, at: int, lease: str, tasks: list[int], until: int, offset: int) -> list[int]:
         """Extend what this lease holds and has not run out; returns those."""

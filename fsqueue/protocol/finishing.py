@@ -134,6 +134,8 @@ def bury(locked: LockedBatch, tasks: list[int]) -> None:
 def settle_loss(locked: LockedBatch) -> bool:
     """Bury the tasks without an outcome whose task file is proven absent: no reader should wait for them for ever.
 
+    A batch that took inserts takes no more.
+
     False, and nothing is done, if the file is in staging: a power loss may put it back there after tasks were
     leased from it. The next reader that applies what is decided, or `gc`, publishes it. Files move from staging into
     the shard only, so the shard is looked at again after staging: another process may have published it in between.
@@ -145,8 +147,8 @@ def settle_loss(locked: LockedBatch) -> bool:
         return False
     replay_state = locked.replay_state
     at = record_times.present(locked)
-    if replay_state.takes_inserts:  # else a process that knows the batch would insert what no worker finds
-        sealing.seal(locked, at)
+    if replay_state.takes_inserts:
+        sealing.seal(locked, at)  # else its inserters would go on, and only upkeep would ever find their tasks
     lost = [index for index in range(replay_state.count) if replay_state.is_free(index, at)]
     if lost:
         locked.append_record(

@@ -7,7 +7,7 @@ the group is inserted again into the new generation.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from fsqueue.callers import FromCaller
@@ -15,26 +15,45 @@ from fsqueue.clock import MS_MAX
 from fsqueue.errors import FULL, FsqueueError, InvalidTask, QueueNotFound, StorageError, from_os_error
 from fsqueue.format.layout import Layout
 from fsqueue.format.names import TaskFileName
-from fsqueue.protocol.encoding import Encoded, When, batches_of, default_when, groups_of
+from fsqueue.protocol.encoding import GROUP_BYTES_MAX, Encoded, When, batches_of, default_when, groups_of
 from fsqueue.storage import staging
 from fsqueue.storage.store import Store
 
 TRIES = 20
 
+InsertOne = Callable[[bytes, When], str | None]
+"""Insert one task, given as the line of a task file, durably, and return its id; None if it needs a file of its own.
+An FsqueueError says whether the task is in the queue. After an OSError it is not.
+"""
+
 
 def insert_many(
-    store: Store, tasks: Iterable[Any], delay_s: float = 0, batch_tasks: int | None = None, total: int | None = None
+    store: Store,
+    tasks: Iterable[Any],
+    delay_s: float = 0,
+    batch_tasks: int | None = None,
+    total: int | None = None,
+    insert_one: InsertOne | None = None,
 ) -> int:
     """Insert a stream of payloads or Tasks; returns how many.
+
+    A task that is the only one of its stream goes to `insert_one`, where that is given.
 
     What went before an error stays inserted. An FsqueueError says how many those are, in its text and in `inserted`,
     and that a repeat of the whole call would insert them again.
     """
     count, default = 0, default_when(delay_s)
     times: set[When] = set()
+    is_one = False
     try:
         for group in groups_of(batches_of(tasks, store, default, batch_tasks, total, times)):
-            publish(store, group)
+            is_in = False
+            if insert_one is not None and not count and _is_one_task(group):
+                is_one = True
+                is_in = insert_one(bytes(group[0].content()), group[0].when) is not None
+                is_one = False
+            if not is_in:
+                publish(store, group)
             count += sum(encoded.tasks for encoded in group)
     except InvalidTask as error:  # what came before it is all there
         error.inserted = count
@@ -43,12 +62,19 @@ def insert_many(
         foreign.count(count)
         raise
     except (FsqueueError, OSError) as error:
+        if is_one and isinstance(error, FsqueueError):
+            raise  # it says itself whether the task is in the queue
         inserted = count + (getattr(error, "inserted", None) or 0) if len(times) < 2 else None
         cause = error if isinstance(error, OSError) else error.__cause__
         failure = _explained(store, error, cause, advice(inserted, cause))
         failure.inserted = inserted
         raise failure from cause
     return count
+
+
+def _is_one_task(group: list[Encoded]) -> bool:
+    """Return whether a stream's first group is all of it, and is one task. A longer stream would have filled it."""
+    return len(group) == 1 and group[0].tasks == 1 and group[0].size < GROUP_BYTES_MAX
 
 
 def advice(inserted: int | None, cause: BaseException | None) -> str:

@@ -317,7 +317,6 @@ class Leaser:
             self.selection.expect(locked.batch, ends_at)
         else:
             locked.log.append(opening)
-            locked.replay_state.inserted_at = 0
             finishing.try_finish(locked)
 
     def _try_finish(self, locked: LockedBatch) -> None:
@@ -341,9 +340,8 @@ class Leaser:
             target = published.named(locked, log.name, due if due is not None else until)
             if target != log.name:
                 move = movements.moving(log.name, target)
-        if move:
-            replay_state.mention(str(log.name))
-            replay_state.mention(str(target))
+                replay_state.mention(str(log.name))
+                replay_state.mention(str(target))
         record = movements.lease(at, lease, given, until, store.worker_json, several, move)
         locked.log.append(opening + record if opening else record)
         lines = log.lines
@@ -375,13 +373,14 @@ class Leaser:
             except (ValueError, IndexError, TypeError):
                 self._damaged.append(LeasedTask(queue, batch, index, lease, None, 0, offset, until, generation))
                 continue
-            payload = payloads[index] if payloads and index in payloads else record["payload"]
+            payload = record["payload"] if not payloads else payloads.get(index, record["payload"])
             task = LeasedTask(queue, batch, index, lease, payload, attempts[index] + 1, offset, until, generation)
             if len(record) > 1:
                 task.key, task.priority = record.get("key"), record.get("priority")
-            if solo:
-                task.solo = True
             tasks.append(task)
+        if solo:
+            for task in tasks:
+                task.solo = True
         return tasks
 
     def exchange(self, task: LeasedTask, lease_ms: int) -> list[LeasedTask] | None:
@@ -440,7 +439,7 @@ class Leaser:
             target = published.named(locked, log.name, due)
             if target != log.name:
                 # Else the name was recorded, and the process that recorded it died before renaming.
-                if str(target) not in replay_state.names[-1:]:
+                if str(target) != replay_state.last_name():
                     locked.append_move(at, log.name, target)
                 published.rename(locked, target)
             elif name is not None and name != target:

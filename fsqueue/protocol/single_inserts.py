@@ -30,7 +30,7 @@ TASK_BYTES_MAX = 64 << 10
 LOG_BYTES_MAX = 1 << 20
 """A batch whose log is longer takes no more inserts."""
 BUSY_WAIT_S = 0.02
-"""Wait so long for the lock of the batch that this process inserts into, then take another: its holder may be stopped."""
+"""Wait so long for the lock of the batch of the last insert, then take another batch: the holder may be stopped."""
 ADOPT_MAX = 8
 """Of the open batches that other processes of this host have left, so many are tried, the newest first."""
 SPREAD = 16
@@ -66,6 +66,10 @@ class SingleInserter:
             and bool(store.domain)
         )
 
+    def insert_if_taken(self, line: bytes, when: When) -> str | None:
+        """Insert a task as `insert` does; None, and nothing was done, if it needs a file of its own."""
+        return self.insert(line, when) if self.takes(line) else None
+
     def close(self) -> None:
         """Close what is open. The inserter may be used again."""
         self._synced.close()
@@ -83,15 +87,17 @@ class SingleInserter:
         store = self.store
         store.refresh()
         identity = store.entropy.hex16()
+        refused: OSError | None = None
         for batch in self._batches():
-            layout = store.layout
+            layout, index = store.layout, None
             try:
                 index = self._into(batch, identity, line, when)
             except (BatchBusy, LockTimeout):
-                index = None
+                pass  # take another batch
             except FileNotFoundError:
                 store.refresh(now=True)
-                index = None
+            except PermissionError as error:
+                refused = error  # of a batch that another user has left: take another
             if index is None:
                 if self._batch == batch:
                     self._batch = None
@@ -105,6 +111,8 @@ class SingleInserter:
             store.secure_generation()
             store.doorbell.ring_now_and_then(store.clock.monotonic())
             return names.task_id(batch, index)
+        if refused is not None:
+            raise refused
         raise StorageError(
             f"The queue {store.path} was purged, or its batches were locked by others, again and again while a task "
             "was being inserted. The task is not in the queue."
@@ -152,7 +160,7 @@ class SingleInserter:
                 store.refresh(now=True)
                 store.make_generation()
         raise StorageError(
-            f"The queue {store.path} was purged again and again while a task was being inserted. It is not in the queue."
+            f"The queue {store.path} was purged again and again while a task was being inserted. The task is not in it."
         )
 
     def _publish(self, layout: Layout) -> Batch:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from itertools import groupby
+from operator import attrgetter
 
 from fsqueue.errors import LockTimeout, QueueNotFound
 from fsqueue.filesystem import LOST
@@ -46,6 +48,7 @@ def fresh(store: Store, tasks: Sequence[LeasedTask], losses: Losses) -> Sequence
 Transition = Callable[[LockedBatch, str, list[int], int], None]
 """Records what becomes of the tasks with these indices, which a lease of this id holds, at this time (ms)."""
 Done = Callable[[ReplayState, int, str], bool]
+_LEASE = attrgetter("batch", "lease")
 
 
 def never(replay_state: ReplayState, index: int, lease: str) -> bool:
@@ -73,14 +76,8 @@ def each(
     the record: then `after_loss` counts instead, if it is given. `uncertain`: why the record may be there already.
     """
     grouped: dict[Batch, dict[str, list[int]]] = {}
-    batch: Batch | None = None
-    lease = ""
-    run: list[int] = []
-    for task in fresh(store, tasks, losses):
-        if task.lease != lease or task.batch != batch:
-            batch, lease = task.batch, task.lease
-            run = grouped.setdefault(batch, {}).setdefault(lease, [])
-        run.append(task.index)
+    for (batch, lease), run in groupby(fresh(store, tasks, losses), _LEASE):
+        grouped.setdefault(batch, {}).setdefault(lease, []).extend([task.index for task in run])
     waiting = sorted(grouped)
 
     def attempt(batch: Batch, wait_s: float) -> LockTimeout | None:
@@ -126,7 +123,7 @@ def _in_batch(
             replay_state = locked.replay_state
             at = record_times.present(locked)
             for lease, indices in leases.items():
-                held = sorted({index for index in indices if replay_state.holds(index, lease)})
+                held = sorted(set(replay_state.held(indices, lease)))
                 if len(held) < len(indices):
                     replay_state = locked.recall()
                     for index in set(indices).difference(held):
@@ -174,9 +171,10 @@ def complete(
     losses, times = Losses(), worktimes.worked(tasks)
 
     def act(locked: LockedBatch, lease: str, held: list[int], at: int) -> None:
-        own = {}
-        if results:
-            own = {index: data for index in held if (data := results.get((locked.batch, index))) is not None}
+        if not results:
+            locked.log.append(completions(locked, lease, held, at, worktimes.took(times, locked, held, at)))
+            return
+        own = {index: data for index in held if (data := results.get((locked.batch, index))) is not None}
         rest = [index for index in held if index not in own] if own else held
         records = [movements.complete(at, lease, rest, None, worktimes.took(times, locked, rest, at))] if rest else []
         for index, data in own.items():
@@ -213,11 +211,18 @@ def completion(locked: LockedBatch, task: LeasedTask, at: int) -> bytes:
 
     This spares the hot path the replay of what it has just written. If the appending fails, the state is dropped.
     """
-    replay_state, index = locked.replay_state, task.index
+    replay_state, log, index = locked.replay_state, locked.log, task.index
     took = None if task.began is None else worktimes.took(worktimes.worked([task]), locked, [index], at)
-    replay_state.decide(index, COMPLETED, at, locked.log.next_offset())
+    replay_state.decide(index, COMPLETED, at, log.next_offset() if log.torn else log.end)
     replay_state.at = at
     return movements.complete(at, task.lease, [index], None, took)
+
+
+def completions(locked: LockedBatch, lease: str, held: list[int], at: int, took: int | list[int] | None) -> bytes:
+    """Complete tasks that a lease holds, as `completion` does one. `took` comes from `worktimes`."""
+    locked.replay_state.complete_held(at, held, locked.log.next_offset())
+    locked.replay_state.at = at
+    return movements.complete(at, lease, held, None, took)
 
 
 def renew(store: Store, tasks: Sequence[LeasedTask], lease_ms: int) -> None:

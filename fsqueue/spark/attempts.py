@@ -59,12 +59,16 @@ def attempts_of(batch: str, records: history.Records, now_ms: int) -> Iterator[A
     What a record does is read off the replay state before and after it, so that what does not apply makes no attempt.
     """
     replay_state, running = ReplayState(), dict[int, Attempt]()
-    birth = names.birth_ms(batch)
+    birth, births = names.birth_ms(batch), dict[int, int]()
     for version, record in records:
         if not movements.is_record(record):
             continue
         before = replay_state.since.copy() if record["op"] == "lease" else []
         replay_state.apply(record, version)
+        if record["op"] == "insert":
+            if replay_state.count and replay_state.version[-1] == version:
+                births[replay_state.count - 1] = replay_state.at
+            continue
         for index in _touched(replay_state, record):
             if replay_state.version[index] != version:
                 continue
@@ -76,7 +80,7 @@ def attempts_of(batch: str, records: history.Records, now_ms: int) -> Iterator[A
                     continue
                 if attempt is not None:
                     yield _ended(running.pop(index), EXPIRED, min(attempt.until, replay_state.at))
-                available = max(before[index] if index < len(before) else 0, birth)
+                available = max(before[index] if index < len(before) else 0, births.get(index, birth))
                 running[index] = Attempt(
                     index, holder.id, holder.worker, available, holder.at, replay_state.since[index],
                     several=not holder.is_alone,

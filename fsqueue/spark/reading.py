@@ -7,6 +7,7 @@ that finds another generation raises, since what was read before belongs to task
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote
 
@@ -205,13 +206,19 @@ def _weigh(store: Store, view: str, shards: Sequence[names.Shard]) -> dict[str, 
 
 
 def _weigh_tasks(store: Store, shard: names.Shard) -> float:
-    """Return a shard's weight: by the tasks that the names tell, or by their bytes, as one file tells the size."""
+    """Return a shard's weight: by the tasks that the names tell, or by their bytes, as one file tells the size.
+
+    A batch that takes inserts weighs as much as one that is full: its name does not tell how many tasks it has.
+    """
     files = list(listing.task_files(store, shard).values())
-    count = sum(name.count for name in files)
-    try:
-        size = store.fs.stat(store.layout.task_file(files[0])).st_size / files[0].count if files else 0
-    except OSError:
-        size = 0  # renamed or finished meanwhile
+    count = sum(names.BATCH_TASKS_MAX if name.is_open else name.tasks for name in files)
+    known = min((name for name in files if name.tasks), key=lambda name: name.inserted is not None, default=None)
+    size = 0.0
+    if known is not None:
+        is_in_log = known.inserted is not None
+        path = store.layout.log(known.batch) if is_in_log else store.layout.task_file(known)
+        with suppress(OSError):  # renamed or finished meanwhile
+            size = store.fs.stat(path).st_size / known.tasks
     return max(count / PARTITION_TASKS, count * size / TASK_BYTES)
 
 

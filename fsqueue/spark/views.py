@@ -19,7 +19,7 @@ from fsqueue.models import CANCELLED as IS_CANCELLED
 from fsqueue.models import COMPLETED as IS_COMPLETED
 from fsqueue.models import DEAD as IS_DEAD
 from fsqueue.spark.attempts import attempts_of
-from fsqueue.storage import commits, counters, deadletters, history, listing
+from fsqueue.storage import commits, counters, deadletters, history, listing, published
 from fsqueue.storage.store import Store
 from fsqueue.views import inspection, task_history
 
@@ -100,9 +100,9 @@ def tasks(store: Store, name: TaskFileName, states: tuple[str, ...]) -> Iterator
 
 
 def ledgers(store: Store, shard: Shard) -> Iterator[tuple[str, ReplayState]]:
-    """Yield the batches at work in a shard."""
+    """Yield the batches at work in a shard, each with what is alive in it."""
     for batch in listing.logs(store, shard):
-        replay_state = listing.read_replay_state(store, batch)
+        replay_state = listing.read_present_state(store, batch)
         if replay_state is not None:
             yield batch, replay_state
 
@@ -167,7 +167,7 @@ def _movement(batch: str, version: int, record: dict[str, Any], finished: bool) 
         version,
         record["op"],
         when("at"),
-        _ranges(record.get("tasks")),
+        _ranges(record.get("tasks") if record["op"] not in ("insert", "seal") else _inserted(record)),
         words("lease"),
         when("until"),
         when("available_at"),
@@ -177,6 +177,12 @@ def _movement(batch: str, version: int, record: dict[str, Any], finished: bool) 
         text(record.get("result")),
         finished,
     )
+
+
+def _inserted(record: dict[str, Any]) -> list[tuple[int, int]] | None:
+    """Return the task that an `insert` record brings, as a range. A `seal` names none: its `tasks` is their number."""
+    first = record.get("first")
+    return [(first, first + 1)] if type(first) is int else None
 
 
 def _ranges(tasks: Any) -> list[dict[str, int]] | None:
@@ -195,15 +201,15 @@ def finished(store: Store, shard: Shard) -> Iterator[Row]:
 
 def finished_in(batch: str, found: history.Records) -> Iterator[Row]:
     """Yield the tasks of a batch that have an outcome."""
-    replay_state = history.replay(found)
-    birth = moment(names.birth_ms(batch))
+    replay_state, births = history.replay(found), history.insertion_times(found)
+    birth = names.birth_ms(batch)
     for index, state in enumerate(replay_state.state):
         if state in FINISHED:
             holder = replay_state.holder[index]
             yield (
                 names.task_id(batch, index),
                 FINISHED[state],
-                birth,
+                moment(births.get(index, birth)),
                 moment(replay_state.since[index]),
                 replay_state.attempts[index] + (1 if state == COMPLETED else 0),
                 *who(holder.worker if holder is not None else None),
@@ -289,6 +295,6 @@ def content_of(store: Store, name: TaskFileName) -> bytes | None:
     if name.priority is not None or "~" in name.batch:
         return None
     try:
-        return store.fs.read(store.layout.task_file(name))
+        return published.content_of(store, store.layout.task_file(name))
     except OSError:
         return None

@@ -211,6 +211,19 @@ def replay(records: Records) -> ReplayState:
     return replay_state
 
 
+def insertion_times(records: Records) -> dict[int, int]:
+    """Return when tasks were inserted into the log (ms), by index; {} for a batch whose tasks were in its file."""
+    found: dict[int, int] = {}
+    if any(record["op"] == "insert" for _, record in records):
+        replay_state = ReplayState()
+        for offset, record in records:
+            if movements.is_record(record):
+                replay_state.apply(record, offset)
+            if record["op"] == "insert" and replay_state.count and replay_state.version[-1] == offset:
+                found[replay_state.count - 1] = replay_state.at
+    return found
+
+
 def parse(line: bytes) -> tuple[Batch, Records] | None:
     """Return batch and records of a line. The records stand in it as far apart as they stood in the log."""
     begin = line.find(b'"records":[') + len(b'"records":[')

@@ -57,8 +57,9 @@ class LockedBatch:
 
     def __enter__(self) -> LockedBatch:
         store, batch, wait_s = self.store, self.batch, self._wait_s
+        get, try_lock = store.logs.get, store.fs.try_lock  # what objects hold is looked up first: see decision 26
         while True:
-            log = store.logs.get(batch)
+            log = get(batch)
             if log is None or log.fd < 0:
                 log = store.logs.open(batch, self._create)
             held = taken.hands.mine.held  # on the hot path: `Log.enter`, without a frame of its own
@@ -72,7 +73,7 @@ class LockedBatch:
                 if log.fd < 0:  # another thread has closed it meanwhile
                     log.leave()
                     continue
-                if store.fs.try_lock(log.fd) or (wait_s > 0 and self._wait_for(log)):
+                if try_lock(log.fd) or (wait_s > 0 and self._wait_for(log)):
                     log.catch_up()
                     log.is_used = self._is_locked = True
                     self.log, self._held = log, held
@@ -93,7 +94,8 @@ class LockedBatch:
             if kind is not None:
                 self.drop()
             elif self._is_locked and log.fd >= 0:
-                self.store.fs.unlock(log.fd)
+                unlock = self.store.fs.unlock
+                unlock(log.fd)
         except BaseException:
             self.drop()
             raise
@@ -154,7 +156,8 @@ class LockedBatch:
     def unlock(self) -> None:
         """Let other processes in, before the block ends. Nothing may be appended any more."""
         self._is_locked = False
-        self.store.fs.unlock(self.log.fd)
+        unlock = self.store.fs.unlock
+        unlock(self.log.fd)
 
     def drop(self) -> None:
         """Close the log: what this process knows of it cannot be trusted, or the batch is over."""

@@ -270,15 +270,16 @@ class Log:
 
     def catch_up(self) -> None:
         """Read and replay what others appended. Call it under the lock."""
-        data = self.fs.pread(self.fd, TAIL_BYTES, self.end)
+        pread = self.fs.pread
+        data = pread(self.fd, TAIL_BYTES, self.end)
         if not data:
             self.torn = 0
             return
         if not self.end and len(data) == TAIL_BYTES:
             self.replay_state, self.end = present(self.fs, self.fd)
             self.name = self.name or next(task_files_of(self.batch, reversed(self.replay_state.names)), None)
-            data = self.fs.pread(self.fd, TAIL_BYTES, self.end)
-        named = self.replay_state.names[-1:]
+            data = pread(self.fd, TAIL_BYTES, self.end)
+        named = self.replay_state.last_name()
         if len(data) < TAIL_BYTES:
             end = self.end + self.replay_state.replay(data, self.end)
             self.torn = self.end + len(data) - end
@@ -289,8 +290,9 @@ class Log:
             self.torn = sparse.end_of(pieces, self.end) - end
             is_renamed = any(b'"name"' in piece for _, piece in pieces)
         self.end = end
-        if self.replay_state.names[-1:] != named:  # a process has renamed the task file
-            self.name = next(task_files_of(self.batch, self.replay_state.names[-1:]), None)
+        renamed = self.replay_state.last_name()
+        if renamed is not None and renamed != named:  # a process has renamed the task file
+            self.name = next(task_files_of(self.batch, (renamed,)), None)
         if is_renamed:
             self.is_named_so = False
 
@@ -305,33 +307,34 @@ class Log:
         one is due, or if `restating`. OSError or StorageError if what is there afterwards is not what was written:
         then discard the log.
         """
-        fs, fd, state, base = self.fs, self.fd, self.replay_state, self.end
-        offset, stretch = base, state.stretch
+        fs, fd, base, stretch = self.fs, self.fd, self.end, self.replay_state.stretch
+        pread, write, covers = fs.pread, fs.write, stretch.append  # C code, held by objects: see decision 26
+        offset = base
         if self.torn:
             offset = self.next_offset()
             for _, torn in fs.pieces(fd, base):
                 stretch.cover(torn)
             data = movements.VOID + data
-            state.damaged += 1
+            self.replay_state.damaged += 1
             base += self.torn
-        stretch.append(data)
+        covers(data)
         size = len(data)
         end = base + size
-        if end - stretch.since >= stretch.due or restating:
-            data += state.checkpoint(end, restating)
-        written = fs.write(fd, data)
+        if end >= stretch.due or restating:
+            data += self.replay_state.checkpoint(end, restating)
+        written = write(fd, data)
         if written < size:  # the disk is full; what was written is a torn tail now
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path)
         if self.sync:
             fs.fsync(fd)
-        if fs.pread(fd, written + 1, base) != data[:written]:
+        if pread(fd, written + 1, base) != data[:written]:
             raise StorageError(
                 f"What was appended to {self.path} is not what is there: the lock was lost. Repeat the call."
             )
         self.end, self.torn = end, written - size
         if written > size and written == len(data):  # else there was room for the records only
             self.end, self.torn = base + written, 0
-            state.begin_stretch(self.end, written - size)
+            self.replay_state.begin_stretch(self.end, written - size)
         return offset
 
     def restate(self) -> None:
@@ -357,8 +360,8 @@ class Log:
     def records(self) -> bytes:
         """Return all records as the elements of a JSON array, each at its offset.
 
-        Void lines are blanks, and so are checkpoints, which say nothing new. Payloads are left out. A long run of zeros in a void line is left
-        out: then the records behind it stand nearer than in the log.
+        Void lines are blanks, and so are checkpoints, which say nothing new. Payloads are left out. A long run of zeros
+        in a void line is left out, too: then the records behind it stand nearer than in the log.
         """
         pieces = self.fs.all_pieces(self.fd)
         if not self.replay_state.damaged:

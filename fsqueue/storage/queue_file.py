@@ -106,6 +106,7 @@ class QueueFile:
             return False
         try:
             # On the hot path: `is_fresh`, without a frame of its own.
-            return self._clock.monotonic() - self._read_at <= FRESH_S and self._size_now() == self._size_read
+            size_now = self._size_now
+            return self._clock.monotonic() - self._read_at <= FRESH_S and size_now() == self._size_read
         except OSError:
             return False  # it is gone, perhaps: reading it tells

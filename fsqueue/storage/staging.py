@@ -142,7 +142,7 @@ def move(store: Store, staged: Staged) -> None:
     given its file another name, or finished it. But no other process touches a staged file that is locked and younger
     than a day: if it is gone from there although no purge has begun, it was published. An inserter that was away for
     longer has no such proof. Its lock may be lost, and `gc` may have removed the file. StorageError then, unless the
-    batch shows in its shard.
+    batch shows in its shard. FileNotFoundError: it was not published, and the caller repeats it.
     """
     fs, target = store.fs, staged.layout.task_file(staged.name)
     if _into_shard(store, staged.layout, staged.name) or fs.same_file(staged.fd, target):
@@ -153,12 +153,14 @@ def move(store: Store, staged: Staged) -> None:
             away_s = store.clock.monotonic() - staged.began
             if away_s < AWAY_S or _shows(store, staged):
                 return
-            raise StorageError(
-                f"This process was stopped or cut off for {away_s / 3600:.0f} hours while it inserted "
-                f"{staged.name.count} tasks into {store.path}. Their staged file is gone, and they do not show in the "
-                "queue: most likely 'gc' removed it. Check whether they were executed; if not, insert them again."
-            )
-    store.names.shards.clear()
+            if staged.name.inserted is None:
+                raise StorageError(
+                    f"This process was stopped or cut off for {away_s / 3600:.0f} hours while it inserted "
+                    f"{staged.name.count} tasks into {store.path}. Their staged file is gone, and they do not show in "
+                    "the queue: most likely 'gc' removed it. Check whether they were executed; if not, insert them "
+                    "again."
+                )
+    store.names.shards.clear()  # and the file of an open batch had no tasks: another takes its place
     raise FileNotFoundError(2, "the staged file has gone: the queue was purged or deleted meanwhile", staged.path)
 
 

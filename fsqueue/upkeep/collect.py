@@ -11,6 +11,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 from fsqueue.errors import FULL, LockTimeout, StorageError
@@ -21,7 +22,7 @@ from fsqueue.format.layout import is_doctors
 from fsqueue.format.names import Batch, Day, Generation, TaskFileName
 from fsqueue.format.replay import DEAD, ReplayState
 from fsqueue.models import GcReport
-from fsqueue.protocol import finishing
+from fsqueue.protocol import finishing, transitions
 from fsqueue.storage import (
     commits,
     deadletters,
@@ -187,6 +188,7 @@ def _shard(store: Store, shard: names.Shard, has_logs: bool, report: GcReport, r
     """Mend the batches of a shard. Return the errors of those for which there was no room."""
     full = []
     files: dict[str, TaskFileName] = {}
+    logs: list[Batch] = []
     for text in store.fs.names(f"{store.layout.tasks}/{shard}"):
         name = names.parse_task_file(text)
         if name is None:
@@ -198,15 +200,11 @@ def _shard(store: Store, shard: names.Shard, has_logs: bool, report: GcReport, r
         if batch is None:
             report.stray += 0 if text.startswith(".nfs") else 1
             continue
+        logs.append(batch)
+    anchors = [name.batch for name in files.values() if name.is_open and name.batch not in logs]
+    for batch, look in [*((each, _look_at) for each in logs), *((each, _end_anchor) for each in anchors)]:
         try:
-            replay_state = listing.read_present_state(store, batch)
-            at_work = replay_state is not None and replay_state.left and batch in files and not replay_state.done[DEAD]
-            if (
-                not at_work
-                or is_late(replay_state, files[batch])
-                or (replay_state and record_times.is_ahead(store, replay_state))
-            ):
-                mend(store, batch, files.get(batch), report)
+            look(store, batch, files, report)
         except LockTimeout:
             report.busy += 1
         except OSError as error:
@@ -219,6 +217,42 @@ def _shard(store: Store, shard: names.Shard, has_logs: bool, report: GcReport, r
             refused.add(error)
             report.stray += 1
     return full
+
+
+def _look_at(store: Store, batch: Batch, files: dict[str, TaskFileName], report: GcReport) -> None:
+    """Mend a batch that has a log, if it needs that."""
+    replay_state = listing.read_present_state(store, batch)
+    at_work = replay_state is not None and replay_state.left and batch in files and not replay_state.done[DEAD]
+    if (
+        not at_work
+        or is_late(replay_state, files[batch])
+        or (replay_state and record_times.is_ahead(store, replay_state))
+    ):
+        mend(store, batch, files.get(batch), report)
+
+
+def _end_anchor(store: Store, batch: Batch, files: dict[str, TaskFileName], report: GcReport) -> None:
+    """End a batch that takes inserts and has no log: the inserter that made it died before its first insert."""
+    if _may_get_inserts(store, batch):
+        return
+    with suppress(FileNotFoundError), LockedBatch(store, batch, finishing.WAIT_S, create=True) as locked:
+        locked.log.name = locked.log.name or files[batch]
+        _end_empty(locked, report)
+
+
+def _may_get_inserts(store: Store, batch: Batch) -> bool:
+    """Return whether the inserter that made the batch may be about to insert its first task."""
+    return names.birth_ms(batch) + finishing.LINGER_MS > store.clock.now_ms()
+
+
+def _end_empty(locked: LockedBatch, report: GcReport) -> None:
+    """End a batch that takes inserts and has got none. An inserter that was only slow takes another batch."""
+    if not transitions.open_untouched(locked):
+        finishing.retire(locked)
+        return
+    if not locked.replay_state.count:
+        locked.replay_state.inserted_at = 0  # else it would linger once more: it was opened just now
+    report.finished += finishing.finish(locked)
 
 
 def is_late(replay_state: ReplayState | None, name: TaskFileName) -> bool:
@@ -235,15 +269,23 @@ def mend(store: Store, batch: Batch, name: TaskFileName | None, report: GcReport
         with LockedBatch(store, batch, finishing.WAIT_S) as locked:
             log, replay_state = locked.log, locked.replay_state
             log.name = log.name or name
+            if name is None:
+                log.lines, log.is_named_so = None, False  # what this process has read does not prove that it is there
             record_times.set_right(locked)
             if replay_state.opened and not replay_state.left:
-                report.finished += finishing.finish(locked)
+                if finishing.finish(locked):
+                    report.finished += 1
+                elif replay_state.done[DEAD]:  # a task was inserted a moment ago, and the letters do not wait for that
+                    report.letters_added += finishing.missing_letters(locked)
             elif published.read(locked) is None and not publish_again(locked):
                 if not replay_state.opened:
                     finishing.retire(locked)
                     report.finished += 1
                 else:
                     report.finished += finishing.settle_loss(locked)
+            elif not replay_state.opened and log.name is not None and log.name.is_open:
+                if not _may_get_inserts(store, batch):
+                    _end_empty(locked, report)
             else:
                 if replay_state.done[DEAD]:
                     report.letters_added += finishing.missing_letters(locked)

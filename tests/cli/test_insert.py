@@ -16,10 +16,17 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+from fsqueue_cli.main import cli
 
 from fsqueue import Queue, StorageFull
 from tests.cli.conftest import Run, Spawn
+from tests.concurrency.processes import Child
 from tests.conftest import QueueFactory
+from tests.support import task_file_names
+
+SPARE = 3
+"""Loops that meet at a batch's lock begin another one; so many for each loop is plenty."""
 
 
 def payloads(queue: Queue) -> list[object]:
@@ -54,6 +61,29 @@ def test_delay_and_batch_size(fsqueue_cli: Run, queue: Queue) -> None:
     fsqueue_cli("insert", queue.path, "--delay", "3600.5", "--batch-tasks", "10", input="1\n" * 25)
     assert queue.status().delayed == 25
     fsqueue_cli("insert", queue.path, "--batch-tasks", "0", input="1\n", code=2)
+
+
+def insert_lines(path: str, lines: list[str]) -> None:
+    """Do what a shell loop does: a process for each line, one after the other."""
+    for line in lines:
+        child = Child(
+            lambda line=line: CliRunner().invoke(cli, ["insert", path], input=line, catch_exceptions=False).output
+        )
+        assert child.result() == "1\n"
+
+
+@pytest.mark.once
+@pytest.mark.usefixtures("open_batches")
+def test_three_hundred_processes_that_insert_a_line_each_make_few_inodes(queue_factory: QueueFactory) -> None:
+    queue = queue_factory(durability="none")
+    before = len(list(queue.path.rglob("*")))
+    loops = [Child(insert_lines, str(queue.path), [f"{n}\n" for n in range(first, 300, 3)]) for first in range(3)]
+    for loop in loops:
+        assert loop.wait() == 0, loop.report()
+    assert payloads(queue) == sorted(range(300), key=json.dumps)
+    assert queue.status().waiting == 300
+    assert len(task_file_names(queue)) <= 3 * SPARE
+    assert len(list(queue.path.rglob("*"))) - before <= 2 * (3 * SPARE) + 4
 
 
 def test_json_output(fsqueue_cli: Run, queue: Queue) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import orjson
 import pytest
 from hypothesis import given
@@ -135,7 +137,7 @@ def test_without_a_birth_it_is_no_queue(content: bytes) -> None:
 @pytest.mark.parametrize(
     "content",
     [
-        BIRTH.replace(b'"format":1', b'"format":3'),
+        re.sub(rb'"format":\d', b'"format":3', BIRTH),
         BIRTH + b'{"op":"format","at":2,"format":3}\n',
         b'{"op":"create","at":1,"format":99,"settings":"other"}\n',
     ],

@@ -16,7 +16,7 @@ from fsqueue import FsqueueError, InvalidResult, InvalidTask, LeaseLost, NotAQue
 from fsqueue.format import movements, nesting, task_file
 from fsqueue.format.nesting import NESTING_MAX, is_deeper, is_value_deeper
 from fsqueue.storage import history
-from tests.support import QueueFactory, base_of, log_files
+from tests.support import QueueFactory, base_of, insert_in_file, log_files
 
 ORJSON_READS, ORJSON_WRITES = 1024, 254
 
@@ -281,7 +281,7 @@ def test_a_line_of_a_task_file_that_nests_too_deep_is_damage(
     queue_factory: QueueFactory, levels: int, beside: bytes
 ) -> None:
     queue = queue_factory(shards=1)
-    queue.insert("good")
+    insert_in_file(queue, "good")
     [sound] = (base_of(queue) / "queue").glob("*/*")
     uuid = sound.name.split("-")[1]
     other = sound.with_name(sound.name.replace(uuid, uuid[:-1] + ("0" if uuid[-1] != "0" else "8")))
@@ -387,7 +387,7 @@ def test_letters_of_others_with_deep_fields(queue_factory: QueueFactory, line: b
 @pytest.mark.parametrize("levels", ARRAYS)
 def test_a_history_of_others_with_deep_fields(queue_factory: QueueFactory, levels: int) -> None:
     queue = queue_factory(shards=1)
-    queue.insert("x")
+    insert_in_file(queue, "x")
     [task] = queue.lease()
     task.complete({"mine": 1})
     [day] = (base_of(queue) / "history").glob("*/*")

@@ -9,6 +9,7 @@ import pytest
 
 from fsqueue import Queue
 from fsqueue.clock import ManualClock
+from fsqueue.protocol import finishing
 from tests.support import QueueFactory, age_staging, crashes, drain, leftovers
 
 VERBS: dict[str, Callable[[Queue], object]] = {
@@ -59,4 +60,6 @@ def test_a_death_at_any_step(queue_factory: QueueFactory, verb: str) -> None:
         assert all(count == 1 for count in executed.values()), where
         assert queue.status().completed == before.completed + sum(executed.values()), where
         assert list(queue.fsck()) == [], where
+        clock.advance(finishing.LINGER_MS / 1000)
+        queue.gc()
         assert leftovers(queue) == [], where

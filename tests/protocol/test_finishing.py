@@ -31,6 +31,7 @@ from tests.support import (
     counted,
     crashes,
     drain,
+    insert_in_file,
     leftovers,
     log_files,
     task_file_names,
@@ -434,7 +435,7 @@ def test_whoever_leases_next_goes_on_with_a_finish_it_meets(
     queue_factory: QueueFactory, clock: ManualClock, died: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     q = Queue(queue_factory(shards=1).path, clock=clock)
-    q.insert("x")
+    insert_in_file(q, "x")
     with monkeypatch.context() as patch:
 
         def crash(*args: object, **kwargs: object) -> None:
@@ -477,7 +478,7 @@ def test_completing_succeeds_although_clearing_away_fails(
     queue_factory: QueueFactory, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     q = Queue(queue_factory(shards=1).path, clock=clock)
-    q.insert("x")
+    insert_in_file(q, "x")
     [task] = q.lease()
     (base_of(q) / "completions").write_text("a file where a directory should be")
     task.complete()
@@ -493,7 +494,7 @@ def test_letters_that_could_not_be_written_are_written_later(
     queue_factory: QueueFactory, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     q = Queue(queue_factory(shards=1).path, clock=clock)
-    q.insert("x")
+    insert_in_file(q, "x")
     [task] = q.lease()
     (base_of(q) / "dead").write_text("a file where a directory should be")
     task.bury("no")
@@ -528,7 +529,7 @@ def test_the_order_of_a_finish(queue_factory: QueueFactory, clock: ManualClock) 
     path = queue_factory(shards=1).path
     fs = CrashingFilesystem(str(path), at=10**9)
     q = Queue(path, filesystem=fs, clock=clock)
-    q.insert("x")
+    insert_in_file(q, "x")
     [task] = q.lease()
     fs.log.clear()
     written: list[bytes] = []

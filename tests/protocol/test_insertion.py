@@ -13,9 +13,9 @@ from fsqueue import InvalidArgument, InvalidTask, Queue, StorageError, StorageFu
 from fsqueue.clock import ManualClock
 from fsqueue.filesystem import Filesystem
 from fsqueue.format.layout import BATCH_BYTES_MAX
-from fsqueue.protocol import encoding
+from fsqueue.protocol import encoding, single_inserts
 from fsqueue.storage import staging
-from tests.support import QueueFactory, base_of, files_below, task_file_names
+from tests.support import QueueFactory, base_of, files_below, insert_in_file, task_file_names
 
 
 @pytest.fixture
@@ -305,9 +305,9 @@ def test_without_durability_nothing_is_synced(queue_factory: QueueFactory, clock
 
 def test_the_bell_rings_for_every_group(q: Queue) -> None:
     before = q.store.doorbell.read()
-    q.insert(1)
+    insert_in_file(q, 1)
     between = q.store.doorbell.read()
-    q.insert_many([1])
+    q.insert_many([1], batch_tasks=1)
     assert len({before, between, q.store.doorbell.read()}) == 3
     assert len(between) == 16
 
@@ -353,7 +353,7 @@ def test_a_lost_reply_does_not_insert_twice_although_somebody_was_quick_to_lease
         return False
 
     fs.rename = renaming  # type: ignore[method-assign]
-    ref = Queue(queue.path, filesystem=fs, clock=clock).insert("x")
+    ref = insert_in_file(Queue(queue.path, filesystem=fs, clock=clock), "x")
     assert [task.id for task in leased] == [ref.id]
     assert queue.status().inserted == 1
 
@@ -379,13 +379,13 @@ def test_an_insert_whose_generation_vanishes_under_it_starts_over(queue: Queue, 
 
 
 def test_shards_that_somebody_removed_are_made_again(q: Queue) -> None:
-    q.insert(1)
+    insert_in_file(q, 1)
     q.lease()[0].complete()
     for directory in sorted((base_of(q) / "queue").glob("*")):
         directory.rmdir()
     (base_of(q) / "queue").rmdir()
     for number in range(3):
-        q.insert(number)
+        insert_in_file(q, number)
     assert len(q.lease(9)) == 3
 
 
@@ -535,7 +535,69 @@ def test_a_wrong_argument_is_not_told_as_an_insert_that_broke_off(queue: Queue) 
     assert queue.status().inserted == 0
 
 
-def test_tasks_inserted_one_by_one_are_a_file_each(queue: Queue) -> None:
+@pytest.mark.once
+@pytest.mark.usefixtures("open_batches")
+def test_tasks_inserted_one_by_one_share_a_batch_and_are_a_file_each_where_batches_have_one_task(
+    queue_factory: QueueFactory,
+) -> None:
+    for queue, files in ((queue_factory("many"), ["0+"]), (queue_factory("one", batch_tasks_max=1), ["1", "1", "1"])):
+        for n in range(3):
+            queue.insert(n)
+        assert [str(name)[47:-6] for name in task_file_names(queue)] == files
+        assert queue.status().waiting == 3
+
+
+@pytest.mark.usefixtures("open_batches")
+def test_a_task_too_long_for_an_open_batch_is_a_file_of_its_own(queue: Queue) -> None:
+    queue.insert("x" * single_inserts.TASK_BYTES_MAX)
+    assert [name.tasks for name in task_file_names(queue)] == [1]
+    assert [len(task.payload) for task in queue.lease(9)] == [single_inserts.TASK_BYTES_MAX]
+
+
+@pytest.mark.once
+@pytest.mark.usefixtures("open_batches")
+def test_insert_many_of_one_task_appends_it_to_an_open_batch(queue: Queue, clock: ManualClock) -> None:
     for n in range(3):
-        queue.insert(n)
-    assert [name.count for name in task_file_names(queue)] == [1, 1, 1]
+        assert queue.insert_many([n]) == 1
+        assert queue.insert_many(iter([Task(n, delay_s=60)]), total=1) == 1
+    assert [str(name)[47:-6] for name in task_file_names(queue)] == ["0+"]
+    assert (queue.status().waiting, queue.status().delayed) == (3, 3)
+    assert queue.insert_many([3], batch_tasks=1) == 1
+    assert queue.insert_many([4], commit="c") == 1
+    assert queue.insert_many([5, 6]) == 2
+    assert queue.insert_many(["x" * single_inserts.TASK_BYTES_MAX]) == 1
+    assert len(task_file_names(queue)) == 6
+    assert queue.status().waiting == 8
+
+
+@pytest.mark.once
+@pytest.mark.usefixtures("open_batches")
+def test_one_task_of_a_stream_that_breaks_off_is_inserted_and_counted(queue: Queue) -> None:
+    with pytest.raises(InvalidTask) as caught:
+        queue.insert_many([1, float("nan")])
+    assert caught.value.inserted == 1
+    assert [str(name)[47:-6] for name in task_file_names(queue)] == ["0+"]
+    assert [task.payload for task in queue.lease(9)] == [1]
+
+
+@pytest.mark.once
+@pytest.mark.usefixtures("open_batches")
+@pytest.mark.parametrize(
+    ("step", "code", "says"),
+    [
+        ("pwrite", errno.ENOSPC, "None of the tasks is in the queue: repeat the call"),
+        ("fsync", errno.ENOSPC, "It is unknown whether the task is in the queue"),
+        ("fsync", errno.EIO, "It is unknown whether the task is in the queue"),
+    ],
+)
+def test_what_an_error_says_of_a_stream_of_one_task(queue: Queue, step: str, code: int, says: str) -> None:
+    fs = Filesystem(str(queue.path), shared=False)
+    q = Queue(queue.path, filesystem=fs)
+    q.insert_many([0])
+
+    def failing(*args: object) -> int:
+        raise OSError(code, os.strerror(code))
+
+    setattr(fs, {"pwrite": "write"}.get(step, step), failing)
+    with pytest.raises((StorageFull, StorageError), match=says):
+        q.insert_many([1])

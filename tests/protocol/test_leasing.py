@@ -26,7 +26,7 @@ from fsqueue.clock import ManualClock
 from fsqueue.filesystem import Filesystem
 from fsqueue.protocol import selection, transitions
 from fsqueue.protocol.selection import Selection
-from tests.support import BATCH_TASKS_MAX, QueueFactory, base_of, calls, log_files, task_file_names
+from tests.support import BATCH_TASKS_MAX, QueueFactory, base_of, calls, insert_in_file, log_files, task_file_names
 
 
 @pytest.fixture
@@ -530,7 +530,7 @@ def test_a_file_that_somebody_renamed_by_hand_is_found_by_listing(q: Queue, cloc
 
 def test_a_damaged_log_is_a_valid_log(q: Queue, clock: ManualClock) -> None:
     """A batch whose log has become garbage is leased anew: at least once."""
-    q.insert("x")
+    insert_in_file(q, "x")
     q.lease()
     [log] = log_files(q)
     log.write_bytes(b"\x00" * 100 + b'\n{"op":"open","at":5,"count":99999999}\n{"op":"lea')

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -22,6 +22,8 @@ from fsqueue import (
 )
 from fsqueue.clock import Entropy, ManualClock
 from fsqueue.filesystem import Filesystem
+from fsqueue.format import movements
+from fsqueue.format.replay import ReplayState
 from fsqueue.protocol.transitions import ERROR_CHARS_MAX, backoff_ms, shorten
 from tests.support import (
     Crash,
@@ -29,6 +31,8 @@ from tests.support import (
     QueueFactory,
     base_of,
     crashes,
+    full_state,
+    insert_in_file,
     leftovers,
     log_files,
     raised,
@@ -305,7 +309,7 @@ def test_a_failed_task_comes_back_with_its_error(q: Queue, clock: ManualClock) -
 
 def test_out_of_attempts_a_failed_task_is_buried(queue_factory: QueueFactory, clock: ManualClock) -> None:
     q = Queue(queue_factory(max_attempts=2).path, clock=clock)
-    q.insert("x")
+    insert_in_file(q, "x")
     q.lease()[0].fail("first", 0)
     assert q.status().dead == 0
     q.lease()[0].fail("second", 0)
@@ -465,6 +469,34 @@ def test_attaching_to_what_is_no_lease(q: Queue, q2: Queue, clock: ManualClock) 
         q.attach(new.token)
 
 
+def test_attaching_costs_what_is_alive_in_a_batch_not_its_past(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, done, given_back = leased(q, "x", "y", "z")
+    done.complete()
+    given_back.release()
+    for _ in range(1000):
+        mine.renew()
+    [log] = log_files(q)
+    assert log.stat().st_size > 100_000
+    replayed: list[int] = []
+    replay_pieces = ReplayState.replay_pieces
+
+    def counting(state: ReplayState, pieces: Iterable[tuple[int, bytes]], offset: int) -> int:
+        found = list(pieces)
+        replayed.append(sum(len(piece) for _, piece in found))
+        return replay_pieces(state, found, offset)
+
+    monkeypatch.setattr(ReplayState, "replay_pieces", counting)
+    attached = Queue(q.path, clock=q.store.clock).attach(mine.token)
+    assert (attached.payload, attached.attempt, attached.lease_until) == ("x", 1, mine.lease_until)
+    assert 0 < sum(replayed) < 20_000
+    monkeypatch.undo()
+    assert attached.version == q.task(mine.id).version
+    with pytest.raises(LeaseLost, match=r"You have completed .* already"):
+        q.attach(done.token)
+    with pytest.raises(LeaseLost, match="given back"):
+        q.attach(given_back.token)
+
+
 def test_attaching_late_but_untaken(q: Queue, q2: Queue, clock: ManualClock) -> None:
     [task] = leased(q, "x", lease_s=1)
     clock.advance(100)
@@ -476,7 +508,7 @@ def test_attaching_late_but_untaken(q: Queue, q2: Queue, clock: ManualClock) -> 
 
 
 def test_waiting_and_delayed_tasks_are_taken_out(q: Queue) -> None:
-    waiting, delayed = q.insert("w"), q.insert("d", delay_s=50)
+    waiting, delayed = insert_in_file(q, "w"), insert_in_file(q, "d", delay_s=50)
     assert q.cancel([waiting.id, delayed.id]) == 2
     assert q.status().inserted == 0
     assert q.task(waiting.id).state == q.task(delayed.id).state == "cancelled"
@@ -485,13 +517,13 @@ def test_waiting_and_delayed_tasks_are_taken_out(q: Queue) -> None:
 
 
 def test_what_is_leased_or_finished_is_left_alone(q: Queue) -> None:
-    done = q.insert("done").id
+    done = insert_in_file(q, "done").id
     q.lease()[0].complete()
-    dead = q.insert("dead").id
+    dead = insert_in_file(q, "dead").id
     q.lease()[0].bury("no")
-    held = q.insert("held").id
+    held = insert_in_file(q, "held").id
     [task] = q.lease()
-    waiting = q.insert("waiting").id
+    waiting = insert_in_file(q, "waiting").id
     assert q.cancel([done, dead, held, waiting, waiting]) == 1
     assert q.cancel([waiting]) == 0
     assert [q.task(one).state for one in (done, dead, held, waiting)] == ["completed", "dead", "leased", "cancelled"]
@@ -657,7 +689,7 @@ def test_a_name_that_a_dead_process_recorded_and_did_not_give_is_not_believed(
     q: Queue, q2: Queue, clock: ManualClock
 ) -> None:
     """Its record says that the file has an early name already."""
-    q.insert("x")
+    insert_in_file(q, "x")
     [task] = q.lease()
     fs = CrashingFilesystem(str(q.path), at=2)  # after the record, before the renaming
     with pytest.raises(Crash):
@@ -666,3 +698,46 @@ def test_a_name_that_a_dead_process_recorded_and_did_not_give_is_not_believed(
     fs.bury()
     task.release()
     assert [other.id for other in q2.lease()] == [task.id]
+
+
+# -- what the process knows of its own completions (decision 26) -------------------------------
+
+
+@pytest.mark.parametrize("most", [1, 5], ids=["one", "many"])
+def test_what_a_process_knows_of_its_completions_is_what_a_reader_finds(queue: Queue, most: int) -> None:
+    queue.insert_many(range(8), batch_tasks=8)
+    tasks = queue.lease(8)
+    queue.release(tasks[6:])
+    for begin in range(0, 5, most):
+        queue.complete(tasks[begin : begin + most])
+
+    [path] = log_files(queue)
+    read = ReplayState()
+    read.replay(path.read_bytes(), 0)
+    [log] = queue.store.logs
+    assert full_state(log.replay_state) == full_state(read)
+    assert [task.payload for task in queue.lease(8)] == [6, 7]
+
+
+def test_completing_many_tasks_parses_no_record_of_its_own(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue.insert_many(range(8), batch_tasks=8)
+    tasks = queue.lease(8)
+    parsed: list[bytes] = []
+    parse = movements.parse
+    monkeypatch.setattr(movements, "parse", lambda line: (parsed.append(line), parse(line))[1])
+
+    queue.complete(tasks[:7])
+
+    assert parsed == []
+    assert queue.status().completed == 7
+
+
+def test_completions_with_results_are_replayed_as_any_reader_does(queue: Queue) -> None:
+    queue.insert_many(range(4), batch_tasks=4)
+    tasks = queue.lease(4)
+
+    queue.complete(tasks[:3], {tasks[1].id: {"n": 7}})
+
+    [log] = queue.store.logs
+    assert log.replay_state.results == {tasks[1].index: {"n": 7}}
+    assert log.replay_state.left == 1

@@ -83,7 +83,7 @@ MUTATIONS = [
         "two write into one log at the same time",
         "calm",
         (
-            ("storage.locked_batch:LockedBatch.__enter__", "if store.fs.try_lock(log.fd) or", "if store.fs.try_lock(log.fd) or not wait_s or"),
+            ("storage.locked_batch:LockedBatch.__enter__", "if try_lock(log.fd) or", "if try_lock(log.fd) or not wait_s or"),
         ),
     ),
     Mutation(
@@ -262,7 +262,7 @@ MUTATIONS = [
         "the same, for a second",
         "purge",
         (
-            ("storage.queue_file:QueueFile.is_unchanged", " and self._size_now() == self._size_read", ""),
+            ("storage.queue_file:QueueFile.is_unchanged", " and size_now() == self._size_read", ""),
         ),
     ),
     Mutation(

@@ -303,7 +303,7 @@ MUTATIONS = [
         "full",
         (
             ("storage.logs:Log.append", "    if written < size:", "    if False:"),
-            ("storage.logs:Log.append", "if fs.pread(fd, written + 1, base) != data[:written]:", "if False:"),
+            ("storage.logs:Log.append", "if pread(fd, written + 1, base) != data[:written]:", "if False:"),
         ),
     ),
     Mutation(

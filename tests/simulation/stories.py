@@ -268,6 +268,9 @@ class Story:
                 last.insert(payload)
         commit_acts.repeat_all(self, last)
         wrong += self._drain(last)
+        if self.takes_inserts:
+            last.work(LONG_S)
+            wrong += self._drain(last)  # what took inserts ends now, and writes letters for which there was no room
         self._refusals(last, wrong)
         status = last.plain("status")
         if status is not None:

@@ -16,7 +16,7 @@ from fsqueue.spark.attempts import attempts_of
 from fsqueue.storage import listing
 from fsqueue.storage.history import Records
 from fsqueue.views.task_history import records_of
-from tests.support import QueueFactory
+from tests.support import QueueFactory, insert_in_file
 
 Told = list[tuple[str, float, float | None, str | None]]
 BATCH = f"{1_000_000:012x}7000{0:016x}"
@@ -106,8 +106,8 @@ def test_a_real_queue_s_attempts(queue_factory: QueueFactory) -> None:
 
 
 def test_a_number_that_no_column_holds_costs_no_other_row(queue: Queue) -> None:
-    queue.insert(1)
-    queue.insert(2)
+    insert_in_file(queue, 1)
+    insert_in_file(queue, 2)
     queue.lease(2)
     log = min(Path(queue.path).glob("*/movements/*/*"))
     log.write_bytes(re.sub(rb'"pid":\d+', b'"pid":18446744073709551615', log.read_bytes()))

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
 from fsqueue import Queue
-from tests.support import QueueFactory
+from fsqueue.clock import ManualClock
+from fsqueue.format.names import TAKES_INSERTS
+from tests.support import QueueFactory, task_file_names
 
 pytest.importorskip("pyspark", reason="PySpark is not installed: pip install 'fsqueue-tasks[spark]'")
 
@@ -57,8 +61,6 @@ def at(value: Any) -> float | None:
 
 @pytest.mark.oldest
 def test_tasks_are_those_of_the_queue(spark: SparkSession, busy: Queue) -> None:
-    import orjson
-
     found = {row["id"]: row for row in as_rows(read(spark, busy))}
     known = {task.id: task for task in busy.tasks()}
     assert found.keys() == known.keys()
@@ -102,6 +104,58 @@ def test_columns_that_are_not_asked_for_are_not_read(spark: SparkSession, busy: 
     df = read(spark, busy, schema="state STRING, id STRING, queue STRING")
     assert df.columns == ["state", "id", "queue"]
     assert {tuple(row) for row in df.collect()} == {(task.state, task.id, "q") for task in busy.tasks()}
+
+
+@pytest.mark.oldest
+@pytest.mark.usefixtures("open_batches")
+def test_tasks_of_batches_that_take_inserts(spark: SparkSession, queue_factory: QueueFactory) -> None:
+    """Their payloads, states and times are in the log. The name of a sealed one's file tells how many there are."""
+    clock = ManualClock(time.time() - 80)
+    queue = Queue(queue_factory(shards=1, batch_tasks_max=4).path, clock=clock)
+    payloads: list[Any] = [{"n": 0, "text": "ü"}, {"n": 1}, {"n": 2}, {"n": 3}, {"n": 4}, b"\x00\xff", {"n": 6}]
+    ids, born = [], []
+    for payload in payloads:
+        ids.append(queue.insert(payload, delay_s=1000 if payload == {"n": 6} else 0).id)
+        born.append(clock.now_s)
+        clock.advance(10)
+    queue._inserter._made()  # one that no task is in yet
+    assert sorted(name.inserted or 0 for name in task_file_names(queue)) == [TAKES_INSERTS, TAKES_INSERTS, 4]
+    [done, dead], [held] = queue.lease(2), queue.lease(1, lease_s=1000)
+    assert [done.id, dead.id, held.id] == ids[:3]
+    done.complete()
+    dead.bury("no")
+
+    tasks = {info.id: info for info in queue.tasks()}
+    assert sorted(tasks) == sorted(ids[2:])
+    found = {row["id"]: row for row in as_rows(read(spark, queue))}
+    assert found.keys() == tasks.keys()
+    for task_id, task in tasks.items():
+        row = found[task_id]
+        payload = row["payload_bytes"] if row["payload"] is None else orjson.loads(row["payload"])
+        assert payload == task.payload == payloads[ids.index(task_id)]
+        assert (row["state"], row["version"]) == (task.state, task.version)
+        assert (at(row["since"]), at(row["available_at"])) == (task.since, task.available_at)
+    counts = Counter(row["state"] for row in found.values())
+    assert counts == {"leased": 1, "waiting": 3, "delayed": 1}
+    assert Counter(row["state"] for row in as_rows(read(spark, queue, schema="state STRING"))) == counts
+    states = {row["state"]: row["tasks"] for row in as_rows(read(spark, queue, "states")) if row["shard"]}
+    assert states == {**counts, "completed": 1, "dead": 1}
+    typed = as_rows(read(spark, queue, schema="id STRING, payload STRUCT<n: INT>"))
+    assert {row["id"]: row["payload"] for row in typed} == {
+        task_id: None if isinstance(payload, bytes) else {"n": payload["n"]}
+        for task_id, payload in list(zip(ids, payloads, strict=True))[2:]
+    }
+
+    history = {row["id"]: at(row["inserted_at"]) for row in as_rows(read(spark, queue, "history"))}
+    assert history == pytest.approx({ids[0]: born[0], ids[1]: born[1]}, abs=0.002)
+    (letter,) = as_rows(read(spark, queue, "dead"))
+    assert (letter["id"], letter["payload"]) == (ids[1], '{"n":1}')
+    waits = {row["id"]: row["wait_s"] for row in as_rows(read(spark, queue, "attempts"))}
+    assert waits == pytest.approx({task_id: clock.now_s - born[n] for n, task_id in enumerate(ids[:3])}, abs=0.01)
+    inserts = [row for row in as_rows(read(spark, queue, "movements")) if row["op"] == "insert"]
+    told = {f"{row['batch']}.{part['first']}": at(row["at"]) for row in inserts for part in row["tasks"]}
+    assert told == pytest.approx(dict(zip(ids, born, strict=True)), abs=0.002)
+    assert as_rows(read(spark, queue, "findings")) == []
 
 
 def test_tasks_are_counted_by_the_names_of_their_files(spark: SparkSession, queue: Queue) -> None:

@@ -11,7 +11,7 @@ from fsqueue.clock import ManualClock
 from fsqueue.storage import history
 from fsqueue.storage.locked_batch import LockedBatch
 from fsqueue.storage.logs import Log
-from tests.support import QueueFactory, base_of
+from tests.support import QueueFactory, base_of, insert_in_file
 
 BATCH = "0193f0c2a4b97c31a2d5e8f001234567"
 DAY = 86_400
@@ -145,7 +145,7 @@ def test_of_a_batch_each_task_has_a_history_of_its_own(q: Queue) -> None:
 
 def test_without_a_history_a_finished_task_is_forgotten(queue_factory: QueueFactory) -> None:
     q = queue_factory(keep_history=False)
-    ref = q.insert(1)
+    ref = insert_in_file(q, 1)
     q.lease()[0].complete()
     for look in (q.task, q.history):
         with pytest.raises(TaskNotFound):
@@ -158,7 +158,7 @@ def test_without_a_history_a_finished_task_is_forgotten(queue_factory: QueueFact
 def test_old_days_are_removed_by_upkeep(q: Queue, clock: ManualClock) -> None:
     refs = []
     for _ in range(3):
-        refs.append(q.insert(1))
+        refs.append(insert_in_file(q, 1))
         q.lease()[0].complete()
         clock.advance(DAY)
     assert history.days(q.store) == ["2026-11-21", "2026-11-22", "2026-11-23"]

@@ -14,7 +14,7 @@ import pytest
 
 from fsqueue import LeaseLost, Queue, StorageError
 from tests.concurrency.trapped import trapped
-from tests.support import checkpoints_everywhere
+from tests.support import checkpoints_everywhere, insert_in_file
 
 QueueFactory = Callable[..., Queue]
 
@@ -141,7 +141,7 @@ def test_a_completion_whose_batch_others_finished_meanwhile_is_no_lost_lease(
 ) -> None:
     """The record is there, the lock was lost before it was read back: the history tells, or else nobody knows."""
     queue = queue_factory(shards=1, keep_history=keep_history)
-    queue.insert("x")
+    insert_in_file(queue, "x")
     other = Queue(queue.path)
     steps = ["write", "pread"]
 

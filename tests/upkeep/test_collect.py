@@ -26,6 +26,7 @@ from tests.support import (
     base_of,
     counted,
     files_below,
+    insert_in_file,
     leftovers,
     log_files,
     task_file_names,
@@ -73,7 +74,7 @@ def test_in_a_tidy_queue_there_is_nothing_to_do(q: Queue) -> None:
 
 
 def test_a_half_done_finish_is_done(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    q.insert("x")
+    insert_in_file(q, "x")
     [task] = q.lease()
     with monkeypatch.context() as patch:
 
@@ -91,7 +92,7 @@ def test_a_half_done_finish_is_done(q: Queue, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_log_that_said_farewell_is_removed(q: Queue, clock: ManualClock) -> None:
-    q.insert("x")
+    insert_in_file(q, "x")
     other = Queue(q.path, clock=clock)
     fs = other.store.fs
     unlink = fs.unlink
@@ -605,3 +606,106 @@ def test_upkeep_while_others_work_disturbs_nobody(q: Queue, clock: ManualClock) 
     assert q.status().completed == counted(q) == 8
     assert leftovers(q) == []
     assert task_file_names(q) == []
+
+
+# -- open batches ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.once
+@pytest.mark.usefixtures("open_batches")
+def test_an_open_batch_whose_file_was_removed_takes_no_more_inserts(
+    queue_factory: QueueFactory, clock: ManualClock
+) -> None:
+    """Only upkeep finds a log without a task file: what is inserted into it afterwards would be a dead letter, too."""
+    q = Queue(queue_factory(shards=1).path, clock=clock)
+    lost = q.insert({"a": 1})
+    for path in (base_of(q) / "queue").glob("*/*"):
+        path.unlink()
+    assert found(q) == {"finished": 1}
+    [letter] = q.dead()
+    assert (letter.id, letter.payload, letter.payload_lost) == (lost.id, {"a": 1}, False)
+    other = q.insert({"a": 2})
+    assert other.id.partition(".")[0] != lost.id.partition(".")[0]
+    assert [task.id for task in q.lease(9)] == [other.id]
+
+
+@pytest.mark.once
+@pytest.mark.usefixtures("open_batches")
+def test_the_letters_of_an_open_batch_do_not_wait_until_it_finishes(
+    queue_factory: QueueFactory, clock: ManualClock
+) -> None:
+    q = Queue(queue_factory(shards=1).path, clock=clock)
+    q.insert("x")
+    [task] = q.lease()
+    (base_of(q) / "dead").write_text("a file where a directory should be")
+    task.bury("no")
+    (base_of(q) / "dead").unlink()
+    assert found(q) == {"letters_added": 1}
+    assert [letter.payload for letter in q.dead()] == ["x"]
+    assert found(q) == {}
+    assert len(task_file_names(q)) == 1
+    clock.advance(3)
+    assert q.gc().finished == 1
+    assert leftovers(q) == []
+    assert [letter.payload for letter in q.dead()] == ["x"]
+
+
+@pytest.mark.once
+@pytest.mark.usefixtures("open_batches")
+def test_an_open_batch_whose_inserter_died_before_its_first_insert_is_cleared_away(
+    queue_factory: QueueFactory, clock: ManualClock
+) -> None:
+    path = queue_factory(shards=1, durability="none").path
+    for number, step in enumerate(("create", "write"), 1):
+        fs = Filesystem(str(path), shared=False)
+        real = {"create": fs.look, "write": fs.write}[step]
+
+        def dying(*args: Any, real: Callable[..., Any] = real, step: str = step) -> Any:
+            if step == "write" or "/movements/" in str(args[0]):
+                raise Crash
+            return real(*args)
+
+        inserter = Queue(path, filesystem=fs, clock=clock)
+        if step == "write":
+            inserter._inserter._made()
+        setattr(fs, {"create": "look"}.get(step, step), dying)
+        with pytest.raises(Crash):
+            inserter.insert("x")
+        q = Queue(path, clock=clock)
+        assert len(task_file_names(q)) == 1
+        assert len(log_files(q)) == number - 1
+        q.gc()
+        assert len(task_file_names(q)) == 1
+        assert list(q.fsck()) == []
+        clock.advance(3)
+        assert q.gc().finished == 1
+        assert leftovers(q) == []
+        assert q.status().inserted == 0
+
+
+@pytest.mark.once
+@pytest.mark.usefixtures("open_batches")
+@pytest.mark.parametrize("by", ["lease", "gc"])
+def test_an_open_batch_is_cleared_away_some_time_after_its_last_insert(
+    queue_factory: QueueFactory, clock: ManualClock, by: str
+) -> None:
+    q = Queue(queue_factory(shards=1).path, clock=clock)
+    done, dead, cancelled = (q.insert(n).id for n in range(3))
+    tasks = {task.id: task for task in q.lease(2)}
+    tasks[done].complete({"n": 1})
+    tasks[dead].bury("no")
+    assert q.cancel([cancelled]) == 1
+    clock.advance(1)
+    for _ in range(2):
+        q.gc()
+        assert q.lease() == []
+    assert len(task_file_names(q)) == len(log_files(q)) == 1
+    assert q.status().drained
+    assert (q.status().completed, q.status().dead) == (1, 1)
+    clock.advance(2)
+    q.gc() if by == "gc" else q.lease()
+    assert leftovers(q) == []
+    assert (q.status().completed, q.status().dead, counted(q)) == (1, 1, 1)
+    assert [q.task(task_id).state for task_id in (done, dead, cancelled)] == ["completed", "dead", "cancelled"]
+    assert [(letter.id, letter.payload) for letter in q.dead()] == [(dead, 1)]
+    assert [move.op for move in q.history(done)] == ["insert", "lease", "complete"]

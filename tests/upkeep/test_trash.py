@@ -172,7 +172,7 @@ UNPROVEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "nothing in it": (lambda file: file.write_bytes(b""), "damaged"),
     "no id": (edited(b'"id":', b'"no":'), "damaged"),
     "a sound queue's": (edited(b"closed", b"opened"), "does not say that the queue is deleted"),
-    "a newer format's": (edited(b'"format":1', b'"format":99'), "a newer fsqueue"),
+    "a newer format's": (edited(b'"format":%d' % layout.FORMAT_OF_NEW_QUEUES, b'"format":99'), "a newer fsqueue"),
 }
 
 

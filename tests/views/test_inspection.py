@@ -16,10 +16,11 @@ from fsqueue import InvalidArgument, Queue, QueueNotFound, QueuePurged, Status, 
 from fsqueue.clock import ManualClock
 from fsqueue.filesystem import Filesystem
 from fsqueue.format import names
+from fsqueue.models import State
 from fsqueue.storage import counters, listing
 from fsqueue.views import inspection
 from tests.concurrency.trapped import Trapped, trapped
-from tests.support import QueueFactory, base_of, calls, files_below, log_files, task_file_names
+from tests.support import QueueFactory, base_of, calls, files_below, insert_in_file, log_files, task_file_names
 
 
 @pytest.fixture
@@ -39,16 +40,16 @@ def numbers(q: Queue) -> tuple[int, ...]:
 
 def every_state(q: Queue) -> dict[str, str]:
     """One task in each state; their ids by state."""
-    ids = {"completed": q.insert("completed").id}
+    ids = {"completed": insert_in_file(q, "completed").id}
     q.lease()[0].complete({"r": 1})
-    ids["dead"] = q.insert("dead").id
+    ids["dead"] = insert_in_file(q, "dead").id
     q.lease()[0].bury("no")
-    ids["cancelled"] = q.insert("cancelled").id
+    ids["cancelled"] = insert_in_file(q, "cancelled").id
     q.cancel(ids["cancelled"])
-    ids["leased"] = q.insert("leased").id
+    ids["leased"] = insert_in_file(q, "leased").id
     q.lease()
-    ids["waiting"] = q.insert("waiting").id
-    ids["delayed"] = q.insert("delayed", delay_s=50).id
+    ids["waiting"] = insert_in_file(q, "waiting").id
+    ids["delayed"] = insert_in_file(q, "delayed", delay_s=50).id
     return ids
 
 
@@ -468,6 +469,36 @@ def test_waiting_for_what_is_purged_or_deleted_ends_with_an_error(
 # -- what else lies there ------------------------------------------------------------
 
 
+@pytest.mark.once
+def test_what_is_listed_is_looked_at_and_what_is_done_is_not(
+    q: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 300 batches with one leased task each, all 300,000 lines were parsed to list 300 tasks."""
+    q.insert_many(range(100), batch_tasks=100)
+    tasks = q.lease(100, lease_s=60)
+    q.complete(tasks[3:])
+    tasks[0].fail("later", delay_s=1000)
+    tasks[1].release()
+    looked: list[int] = []
+    info = inspection._info
+    monkeypatch.setattr(
+        inspection,
+        "_info",
+        lambda batch, state, index, *rest: (looked.append(index), info(batch, state, index, *rest))[1],
+    )
+    listings: dict[State | None, list[int]] = {"leased": [2], "delayed": [0], "waiting": [1], None: [0, 1, 2]}
+    for state, payloads in listings.items():
+        looked.clear()
+        assert [one.payload for one in q.tasks(state)] == payloads
+        assert len(looked) <= 3
+    looked.clear()
+    assert [one.payload for one in q.peek(9)] == [1]
+    assert len(looked) <= 3
+    clock.advance(100)  # the lease has run out: the task waits
+    assert [one.payload for one in q.tasks("waiting")] == [1, 2]
+    assert list(q.tasks("leased")) == []
+
+
 def test_stray_files_are_no_tasks(q: Queue) -> None:
     every_state(q)
     before = numbers(q)
@@ -574,11 +605,11 @@ class Renamed(Filesystem):
         super().__init__(root, shared=False)
         self.rename, self.times = rename, times
 
-    def read(self, path: str) -> bytes:
+    def read_pieces(self, path: str) -> list[tuple[int, bytes]]:
         if "/queue/" in path and self.times:
             self.times -= 1
             self.rename()
-        return super().read(path)
+        return super().read_pieces(path)
 
 
 def test_a_payload_is_found_while_its_file_is_renamed_again_and_again(q: Queue) -> None:
@@ -626,8 +657,8 @@ def test_each_state_is_looked_for_where_it_can_be(
     done.complete()
     failed.fail("once more", delay_s=50)
     reads: list[str] = []
-    usual = q.store.fs.read
-    monkeypatch.setattr(q.store.fs, "read", lambda path: (reads.append(path), usual(path))[1])
+    usual = q.store.fs.read_pieces
+    monkeypatch.setattr(q.store.fs, "read_pieces", lambda path: (reads.append(path), usual(path))[1])
     found = {}
     for state in ("leased", "delayed", "waiting"):
         reads.clear()
