@@ -98,7 +98,7 @@ def test_a_queue_keeps_no_payloads_in_its_history(opened: Queue, is_damaged: boo
     for offset, record in inserted:
         assert json.loads(content[offset : content.index(b"\n", offset)])["id"] == record["id"]
     for ref in refs:
-        assert [move.op for move in opened.history(ref)][-1] == "complete"
+        assert [move.op for move in opened.history(ref.id)][-1] == "complete"
 
 
 def test_an_insert_in_another_form_stays_whole_in_the_history(opened: Queue) -> None:

@@ -1,0 +1,156 @@
+"""Single inserts on NFS: what runs in the guest of scripts/lab/nfs. Queues there have a format with open batches."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+from fsqueue import LeaseLost, LockTimeout, Queue
+from fsqueue.format import layout
+from tests.concurrency.processes import PATIENCE_S, Child
+from tests.lab.nfs import SERVER, at, explained, lab
+from tests.support import leftovers
+
+TASKS = 150
+"""How many tasks an inserter inserts, unless it is killed."""
+KILLS = 16
+LEASE_S = 2.0
+
+
+def fill(path: Path, notes: Path, number: int) -> int:
+    """Insert tasks one at a time, and note each that was reported: its payload and its id."""
+    fd = os.open(notes / f"inserted-{number}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    with Queue(path) as queue:
+        for task in range(TASKS):
+            payload = f"{number}-{task}"
+            os.write(fd, f"{payload} {queue.insert(payload).id}\n".encode())
+    return TASKS
+
+
+def drain(path: Path, notes: Path, number: int) -> None:
+    """Lease and complete until the file `over` is there and nothing is left; note each execution."""
+    fd = os.open(notes / f"executed-{number}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    with Queue(path) as queue:
+        while True:
+            is_over = (notes / "over").exists()
+            tasks = queue.lease(3, lease_s=LEASE_S, wait_s=0.5)
+            for task in tasks:
+                os.write(fd, f"{task.payload} {task.id}\n".encode())
+                try:
+                    task.complete()
+                except (LeaseLost, LockTimeout):
+                    pass
+            if is_over and not tasks:
+                return
+
+
+def noted(notes: Path, kind: str) -> list[tuple[str, str]]:
+    """Payload and id of all that was noted; a torn last line is none."""
+    lines = [line for file in notes.glob(f"{kind}-*") for line in file.read_text().split("\n")[:-1]]
+    return [(payload, task_id) for payload, task_id in map(str.split, lines)]
+
+
+def play(seed: int, restart: bool = False) -> dict[str, int]:
+    """Two clients insert singly and work at once; processes are killed; with `restart`, the server is, too, once."""
+    layout.FORMAT_OF_NEW_QUEUES = layout.OPEN_BATCHES
+    name, dice = f"singly-{seed}-{restart}", random.Random(seed)
+    notes = Path("/tmp") / name
+    notes.mkdir()
+    Queue.create(at(1, name), shards=8, batch_tasks_max=64, lease_s=LEASE_S, max_attempts=None, backoff_s=(0, 0))
+    number = killed = 0
+
+    def hire(action: Callable[[Path, Path, int], object], client: int) -> tuple[Callable[..., object], int, Child]:
+        nonlocal number
+        number += 1
+        return action, client, Child(action, at(client, name), notes, number)
+
+    with ExitStack() as hired, explained(name):
+        crew = [hire(action, client) for action in (fill, drain) for client in (1, 2, 1, 2)]
+        hired.callback(lambda: [child.close() for _, _, child in crew])
+        for fault in range(KILLS):
+            time.sleep(0.02 + 0.2 * dice.random())
+            if restart and fault == KILLS // 2:
+                lab("stop")
+                time.sleep(1)
+                lab("start")
+            action, client, victim = dice.choice(crew)
+            if victim.running:
+                victim.kill()
+                killed += 1
+            else:
+                victim.result()
+            victim.close()
+            crew.remove((action, client, victim))
+            crew.append(hire(action, client))
+        for action, _, child in crew:
+            if action is fill:
+                child.result()
+        (notes / "over").touch()
+        for action, _, child in crew:
+            if action is drain:
+                child.result()
+    return settle(name, notes) | {"killed": killed}
+
+
+def settle(name: str, notes: Path) -> dict[str, int]:
+    """Drain what is left, and compare: what was reported ran, each task under one id, and nothing is left on disk."""
+    queue, until = Queue(at(2, name)), time.monotonic() + PATIENCE_S
+    fd = os.open(notes / "executed-last", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    while not queue.status().drained:
+        for task in queue.lease(9, lease_s=30, wait_s=LEASE_S):
+            os.write(fd, f"{task.payload} {task.id}\n".encode())
+            task.complete()
+        assert time.monotonic() < until, queue.status()
+    time.sleep(2.5)  # open batches linger
+    assert queue.lease(1) == []
+    queue.gc()
+    truth = Queue(SERVER / name)
+    inserted, executed = noted(notes, "inserted"), noted(notes, "executed")
+    lost = set(inserted) - set(executed)
+    assert not lost, f"reported, and never executed: {sorted(lost)[:9]}"
+    ids = Counter(payload for payload, _ in set(executed))
+    twice = [payload for payload, count in ids.items() if count > 1]
+    assert not twice, f"inserted once, and there twice: {twice[:9]}"
+    status = truth.status()
+    assert status.inserted == status.completed == len(ids), (status, len(ids))
+    assert list(truth.fsck()) == []
+    left = [path for path in leftovers(truth) if not path.startswith("staging/")]
+    assert left == [], left
+    return {"inserted": len(inserted), "executed": len(executed), "tasks": len(ids)}
+
+
+def calls_per_task() -> dict[str, dict[str, float]]:
+    """How many calls to the server a single insert needs, and the lease and completion of such a task; by kind."""
+    layout.FORMAT_OF_NEW_QUEUES = layout.OPEN_BATCHES
+    queue = Queue.create(at(1, "calls-singly"))
+    found: dict[str, dict[str, float]] = {}
+
+    def calls() -> Counter[str]:
+        return Counter({line.split()[0]: int(line.split()[1]) for line in lab("calls", 1).splitlines()})
+
+    def measure(what: str, tasks: int, act: Callable[[], object]) -> None:
+        before = calls()
+        act()
+        made = calls() - before
+        found[what] = {"all": sum(made.values()) / tasks} | {kind: n / tasks for kind, n in made.items()}
+
+    def work() -> None:
+        for _ in range(1000):
+            [task] = queue.lease()
+            task.complete()
+
+    def both() -> None:
+        for number in range(500):
+            queue.insert({"n": number})
+            [task] = queue.lease()
+            task.complete()
+
+    measure("insert one", 1000, lambda: [queue.insert({"n": number}) for number in range(1000)])
+    measure("lease 1 + complete", 1000, work)
+    measure("insert one, lease 1 + complete", 500, both)
+    return found

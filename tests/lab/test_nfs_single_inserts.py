@@ -1,0 +1,36 @@
+"""Single inserts from two NFS clients: killed processes, a server that restarts, and calls to the server."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests import tally
+from tests.lab.conftest import NFS, SEED
+from tests.lab.guests import Guest
+
+pytestmark = [pytest.mark.once, pytest.mark.slow]
+SCENARIOS = "tests.lab.single_inserts"
+CALLS_MAX = {"insert one": 5, "lease 1 + complete": 12}
+"""Calls to an NFS 4.2 server for a task that is inserted alone, and for its lease and completion. Those for a
+notification come on top, once in 50 ms at most.
+"""
+NOTIFICATION = 5
+"""Calls for a notification: to open, to look at, to write, to sync and to close the doorbell."""
+
+
+@pytest.mark.skipif(NFS == "3", reason="the lock calls of NFS 3 are not counted by the mount")
+def test_a_task_inserted_alone_costs_few_calls_to_the_server(nfs: Guest) -> None:
+    found = nfs.call(SCENARIOS, "calls_per_task")
+    for what, each in found.items():
+        print(f"{what}: {each['all']:.3f} calls a task: {each}")
+    for what, most in CALLS_MAX.items():
+        notifications = found[what].get("OPEN_NOATTR", 0.0) * NOTIFICATION
+        assert found[what]["all"] - notifications <= most + 0.05, found[what]
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_two_clients_insert_singly_and_work_while_processes_are_killed(nfs: Guest, restart: bool) -> None:
+    found = nfs.call(SCENARIOS, "play", seed=SEED, restart=restart)
+    tally.note(f"NFS {NFS}", found | ({"server restarts": 1} if restart else {}))
+    assert found["killed"] >= 2
+    assert found["tasks"] >= found["inserted"] >= 300
