@@ -21,10 +21,11 @@ CUTS = int(os.environ.get("FSQUEUE_TEST_CUTS", "2"))
 """Power cuts of each case."""
 POWER_CASES = [
     (style, durability, batches)
-    for style in ("inserting", "working", "looping", "everything", "purging", "committing", "commands")
+    for style in ("inserting", "singly", "working", "looping", "everything", "purging", "committing", "commands")
     for durability in ("default", "strict")
     for batches in ("batched", "single")
     if (durability, batches) != ("strict", "single") or style == "everything"
+    if (style, batches) != ("singly", "single")
     if style not in ("committing", "commands") or (durability, batches) == ("default", "batched")
 ]
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fsqueue import LeaseLost, Queue, QueueNotFound
+from fsqueue.format import layout
 from fsqueue.storage.store import _stores
 from tests.concurrency.books import Diary, accounts, base_of, check_sound, counted, diaries, leftovers
 from tests.concurrency.processes import PATIENCE_S, Child, children, what_they_do
@@ -62,6 +63,19 @@ def insert(notes: Path, seed: int) -> None:
         else:
             life.queue.insert_many(payloads, batch_tasks=BULK)
         life.diary.note("inserted", *payloads)
+
+
+def insert_singly(notes: Path, seed: int) -> None:
+    """Insert one task after the other, now and then as a process does that was just started."""
+    life = Life(notes, seed)
+    for step in range(100_000):
+        payload = f"{life.name}.{step}.0"
+        life.diary.note("will", payload)
+        life.queue.insert(payload)
+        life.diary.note("inserted", payload)
+        if life.dice.random() < 0.05:
+            life.queue.close()
+            life.queue = Queue(QUEUE)
 
 
 def work(notes: Path, seed: int) -> None:
@@ -169,6 +183,7 @@ def commit(notes: Path, seed: int) -> None:
 
 STYLES = {
     "inserting": (insert, insert),
+    "singly": (insert_singly, insert_singly, work, keep_house),
     "working": (work, work),
     "looping": (loop, loop),
     "everything": (insert, work, loop, keep_house),
@@ -185,6 +200,9 @@ def cut(seed: int, style: str, durability: str, batch_tasks_max: int) -> dict[st
     shutil.rmtree(notes, ignore_errors=True)
     notes.mkdir()
     lab("disk")
+    if style == "singly":
+        layout.FORMAT_OF_NEW_QUEUES = layout.OPEN_BATCHES
+        batch_tasks_max = 32  # so that batches are sealed, too
     try:
         queue = Queue.create(
             QUEUE,
