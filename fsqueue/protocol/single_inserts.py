@@ -103,12 +103,9 @@ class SingleInserter:
                     self._batch = None
                 continue
             self._batch = batch
-            if not store.queue_file.is_unchanged(layout.generation):
-                store.refresh(now=True)
-                if store.layout.generation != layout.generation:  # a purge took it along
-                    identity = store.entropy.hex16()
-                    continue
-            store.secure_generation()
+            if not self._is_in_present(layout):  # a purge took it along
+                identity = store.entropy.hex16()
+                continue
             store.doorbell.ring_now_and_then(store.clock.monotonic())
             return names.task_id(batch, index)
         if refused is not None:
@@ -117,6 +114,24 @@ class SingleInserter:
             f"The queue {store.path} was purged, or its batches were locked by others, again and again while a task "
             "was being inserted. The task is not in the queue."
         )
+
+    def _is_in_present(self, layout: Layout) -> bool:
+        """Return whether what was inserted into a generation is in the queue, durably. False if that was purged.
+
+        After an error in here it is unknown: the task was appended.
+        """
+        store = self.store
+        try:
+            if not store.queue_file.is_unchanged(layout.generation):
+                store.refresh(now=True)
+                if store.layout.generation != layout.generation:
+                    return False
+            store.secure_generation()
+            return True
+        except FileNotFoundError:
+            raise  # the whole queue is gone
+        except OSError as error:
+            raise self._unknown(error) from error
 
     # -- which batch -------------------------------------------------------------------------------
 

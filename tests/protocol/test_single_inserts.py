@@ -558,6 +558,29 @@ def test_an_uncertain_insert_into_a_batch_that_is_gone_is_looked_up_in_the_histo
         assert work(inserter) == ([] if is_in else ["second"])
 
 
+@pytest.mark.parametrize("step", ["look", "pread", "fsync"])
+def test_an_error_after_the_append_does_not_invite_to_insert_it_twice(queue: Queue, step: str) -> None:
+    """Whether the queue was purged meanwhile, or whether its format is durable, could not be found out."""
+    upgraded = queue.path / "queue.jsonl"
+    is_appended = False
+
+    def trap(step_now: str, call: Callable[..., Any], *args: Any) -> Any:
+        nonlocal is_appended
+        path = args[0] if isinstance(args[0], str) else os.readlink(f"/proc/self/fd/{args[0]}")
+        if is_appended and step_now == step and path.endswith("/queue.jsonl"):
+            raise OSError(errno.EIO, "Input/output error")
+        if step_now == "write" and "/movements/" in path and not is_appended:
+            is_appended = True
+            with upgraded.open("ab") as file:  # as a purge does, or an upgrade
+                file.write(layout.generation_record(2, 1) if step == "fsync" else layout.format_record(1))
+        return call(*args)
+
+    inserter = trapped(queue, trap)
+    error = raised(FsqueueError, lambda: inserter.insert("task"))
+    assert error is not None
+    assert "unknown whether the task is in the queue" in str(error)
+
+
 def test_after_a_sync_that_failed_the_process_takes_another_batch(queue: Queue) -> None:
     """A second sync of the same file may succeed although the pages of the first were dropped."""
     trap = FailOnLogs("fsync", fail(errno.EIO))

@@ -12,7 +12,7 @@ MUTATIONS = [
         "an inserter does not look whether the queue was purged",
         "a task is reported inserted that went with the purge",
         "open-purge",
-        ((f"{INTO}.insert", "if not store.queue_file.is_unchanged(layout.generation):", "if False:"),),
+        ((f"{INTO}._is_in_present", "if not store.queue_file.is_unchanged(layout.generation):", "if False:"),),
     ),
     Mutation(
         "a task is inserted into a batch that is sealed",
