@@ -201,7 +201,8 @@ def _shard(store: Store, shard: names.Shard, has_logs: bool, report: GcReport, r
             report.stray += 0 if text.startswith(".nfs") else 1
             continue
         logs.append(batch)
-    anchors = [name.batch for name in files.values() if name.is_open and name.batch not in logs]
+    with_logs = set(logs)
+    anchors = [name.batch for name in files.values() if name.is_open and name.batch not in with_logs]
     for batch, look in [*((each, _look_at) for each in logs), *((each, _end_anchor) for each in anchors)]:
         try:
             look(store, batch, files, report)

@@ -21,7 +21,19 @@ T = TypeVar("T")
 class File:
     """An inode. `durable` is its content as of the last sync; None: never synced."""
 
-    __slots__ = ("data", "durable", "home", "links", "mtime", "number", "owner", "removed_by", "touches", "version")
+    __slots__ = (
+        "data",
+        "durable",
+        "home",
+        "links",
+        "lost_at",
+        "mtime",
+        "number",
+        "owner",
+        "removed_by",
+        "touches",
+        "version",
+    )
 
     def __init__(self, number: int, now: float, home: Directory) -> None:
         self.number = number
@@ -33,6 +45,8 @@ class File:
         self.mtime = now
         self.version = 0
         self.owner: object | None = None
+        self.lost_at = -1
+        """At which step a process that was out of touch lost its lock on it."""
         """The open file description that has it locked."""
         self.removed_by: object | None = None
         self.touches: dict[object, int] = {}

@@ -145,6 +145,7 @@ def lose_locks(story: Story, process: Process) -> bool:
     for opened in held:
         assert isinstance(opened.node, File)
         opened.node.owner = None
+        opened.node.lost_at = process.world.disk.step
         opened.node.touches[opened] = story.world.disk.step
         opened.lost = True
     return bool(held)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from fsqueue import LeasedTask, LeaseLost, Status, TaskNotFound
+from fsqueue import LeasedTask, LeaseExpired, LeaseLost, Status, TaskNotFound
 from fsqueue.format import checkpoints, replay
 from fsqueue.format.names import parse_token
 from fsqueue.protocol.leasing import BUSY_WAIT_S
@@ -41,6 +41,8 @@ STATES = {
 }
 NO_TASKS = "-0+.jsonl"
 """How the name of a file ends whose tasks are in its log, if there are any."""
+LONGEST_LEASE_S = 30.0
+"""No act renews for longer."""
 PURGED_S = 1.0
 """For so long after a purge a lease may still hand out what was purged (docs/guarantees.md)."""
 
@@ -216,7 +218,10 @@ def _told(story: Story, truth: Truth, call: Call) -> Iterator[str]:
             went_with_it = any(call.begin <= step <= call.end for step, _ in story.world.disk.ends)
             ends = [one.ends.get((task.index, task.lease), NEVER) for one in truth.of(task)]
             # A renewal ends nothing: the lease that it prolonged may have been ended since, before the caller was told.
-            renewed_in_vain = call.verb == "renew" and min(ends, default=NEVER) <= (call.ended + story.skew_s) * 1000
+            ran_out = isinstance(call.error, LeaseExpired) and call.ended - call.began > LONGEST_LEASE_S
+            renewed_in_vain = ran_out or (
+                call.verb == "renew" and min(ends, default=NEVER) <= (call.ended + story.skew_s) * 1000
+            )
             if acted and task.id in lost and not (went_with_it or renewed_in_vain or _repeated(story, call, task)):
                 yield f"{call}: it was reported lost, but the log says it was done"
             in_time = isinstance(call.error, LeaseLost) and "ran out" not in call.error.reason
@@ -427,8 +432,9 @@ def false_empty(story: Story, call: Call, process: object) -> Iterator[str]:
         log = directory(story, f"{base}/movements/{path.split('/')[-2]}")
         found = log.entries.get(f"{batch}.jsonl") if log is not None else None
         if isinstance(found, File):
-            if found.owner is not None and call.ended - call.began >= BUSY_WAIT_S:
-                continue  # somebody is stopped with its lock, and that was waited for
+            was_locked = found.owner is not None or found.lost_at > call.begin
+            if was_locked and call.ended - call.began >= BUSY_WAIT_S:
+                continue  # somebody is, or was until just now, stopped with its lock, and that was waited for
             replay = replayed(story, found)
             free = any(
                 task.state in (AVAILABLE, LEASED)

@@ -30,7 +30,7 @@ MUTATIONS = [
     Mutation(
         "an inserter goes on with a batch of before the power loss",
         "records that others had acted upon may be lost: their tasks' ids are given again",
-        ("open-lossy", "insert", "lease-many", "then-power"),
+        "open-power-ending",
         ((f"{INTO}._prepare", " and replay_state.inserts == store.domain", ""),),
     ),
     Mutation(
