@@ -161,7 +161,7 @@ def test_a_batch_whose_tasks_are_all_delayed_gets_a_later_name_once_it_is_sealed
 
 
 def test_what_is_no_task_is_refused_and_makes_nothing(queue: Queue) -> None:
-    for bad in (float("nan"), {1, 2}, object()):
+    for bad in (float("nan"), {1, 2}, object(), Task("x", priority="high"), Task("x", priority=0), Task("x", key="k")):
         assert raised(InvalidTask, lambda bad=bad: queue.insert(bad))
     assert files_below(queue.path) == ["queue.jsonl"]
 
@@ -450,6 +450,23 @@ def test_what_is_raised_says_whether_the_task_is_in_the_queue(
     assert "repeat" in text.lower(), text
     inserter.insert("task")
     assert all_payloads(queue) == ["task"]
+
+
+@pytest.mark.parametrize(("step", "instead"), [("write", half), ("fsync", fail(errno.EIO))])
+def test_a_stream_of_one_task_is_told_the_same(queue: Queue, step: str, instead: Callable[..., Any]) -> None:
+    trap = FailOnLogs(step, instead)
+    inserter = trapped(queue, trap)
+    assert inserter.insert_many(["before"]) == 1
+    assert batches(queue) == ["0+.jsonl"]
+    trap.armed = True
+    error = raised(FsqueueError, lambda: inserter.insert_many(["task"]))
+    assert error is not None
+    if step == "write":
+        assert "None of the tasks is in the queue: repeat the call" in str(error)
+        assert inserter.insert_many(["task"]) == 1
+        assert all_payloads(queue) == ["before", "task"]
+    else:
+        assert "unknown whether the task is in the queue" in str(error)
 
 
 @pytest.mark.parametrize("shared", [False, True])
