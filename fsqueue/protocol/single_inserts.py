@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from fsqueue.errors import FULL, FsqueueError, LockTimeout, StorageError, from_os_error
-from fsqueue.filesystem import taken
+from fsqueue.filesystem import LOST, taken
 from fsqueue.format import movements, names, sparse, task_file
 from fsqueue.format.layout import OPEN_BATCHES, Layout
 from fsqueue.format.names import Batch
@@ -88,6 +88,7 @@ class SingleInserter:
         store.refresh()
         identity = store.entropy.hex16()
         refused: OSError | None = None
+        lost = False
         for batch in self._batches():
             layout, index = store.layout, None
             try:
@@ -98,6 +99,10 @@ class SingleInserter:
                 store.refresh(now=True)
             except PermissionError as error:
                 refused = error  # of a batch that another user has left: take another
+            except OSError as error:
+                if lost or error.errno not in LOST:
+                    raise
+                lost = True  # another client has removed the log, or the server has lost the lock: take another, once
             if index is None:
                 if self._batch == batch:
                     self._batch = None
@@ -316,7 +321,12 @@ class SingleInserter:
         The error that says that this is unknown, if neither the log nor the history tells.
         """
         try:
-            return self._look_for(batch, identity, closing)
+            try:
+                return self._look_for(batch, identity, closing)
+            except OSError as lost:
+                if lost.errno not in LOST:
+                    raise
+                return self._look_for(batch, identity, closing)  # the log is opened anew
         except (OSError, FsqueueError, _Unknown) as other:
             raise self._unknown(error) from other
 

@@ -17,6 +17,7 @@ import pytest
 
 from fsqueue import FsqueueError, InvalidTask, Queue, StorageError, StorageFull, Task
 from fsqueue.clock import ManualClock
+from fsqueue.filesystem import LOST
 from fsqueue.format import layout, movements, names, task_file
 from fsqueue.format.names import Batch
 from fsqueue.protocol import finishing, single_inserts
@@ -505,6 +506,30 @@ def test_on_a_shared_mount_a_batch_in_which_an_insert_was_uncertain_is_sealed(qu
     inserter.insert("third")
     assert sorted(batches(queue)) == ["0+.jsonl", "0+2.jsonl"]
     assert sorted(all_payloads(queue)) == ["first", "second", "third"]
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("code", sorted(LOST))
+@pytest.mark.parametrize("step", ["try_lock", "pread", "write"])
+def test_a_log_that_another_client_has_removed_or_whose_lock_is_lost_is_left(
+    queue: Queue, step: str, code: int, times: int, is_first: bool
+) -> None:
+    """As NFS reports it: the file is stale, the lock is not known any more."""
+    trap = FailOnLogs(step, fail(code), times)
+    inserter = trapped(queue, trap, shared=True)
+    if not is_first:
+        inserter.insert("before")
+    trap.armed = True
+    error = raised(StorageError, lambda: inserter.insert("task"))
+    assert trap.met == times
+    if times == 2 and error is not None:  # a broken disk gives such errors every time
+        assert "Repeat" in str(error)
+        assert "unknown" not in str(error)
+        inserter.insert("task")
+    else:
+        assert error is None
+    assert all_payloads(queue).count("task") == 1
 
 
 @pytest.mark.parametrize("is_held", ["by the inserter's error", "by a stopped process"])
