@@ -10,7 +10,7 @@ import importlib
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -43,6 +43,7 @@ COMMANDS = {
     "purge": ("queues", "Drop all tasks, keep the settings."),
     "delete": ("queues", "Delete a queue."),
     "gc": ("queues", "Clean up a queue: leftovers, old history, trash."),
+    "upgrade": ("queues", "Raise a queue to the newest format: cheaper single inserts."),
     "doctor": ("doctor", "Check whether a mount is fit for a queue, and say what to ask for if not."),
     "fsck": ("fsck", "Check everything that a queue has on disk; --repair mends it."),
     "spark": ("spark", "Seed, audit, report, drain, requeue on Spark: queues too large for one machine."),
@@ -93,6 +94,8 @@ class LazyGroup(click.Group):
             return None
         module = importlib.import_module("." + COMMANDS[cmd_name][0], __package__)
         command: click.Command = getattr(module, cmd_name.replace("-", "_"))
+        if sys.flags.optimize > 1:
+            _restore_help(command)
         entry.raise_interrupts()  # all that may be long in loading is loaded
         return command
 
@@ -134,6 +137,22 @@ class LazyGroup(click.Group):
                 result = super().invoke(ctx)
             sys.stdout.flush()
             return result
+
+
+def _restore_help(command: click.Command) -> None:
+    """Read the help of a command, and of those below it, from the source. `python -OO` leaves docstrings out."""
+    import ast
+    import inspect
+    import textwrap
+
+    if isinstance(command, click.Group):
+        for inner in command.commands.values():
+            _restore_help(inner)
+    if command.callback is not None and not command.help:
+        with suppress(OSError, TypeError):  # an installation without sources
+            [function] = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(command.callback)))).body
+            if isinstance(function, ast.FunctionDef):
+                command.help = ast.get_docstring(function)
 
 
 @contextmanager

@@ -323,7 +323,12 @@ def _summarise(report: fsqueue.WorkerReport, dead: int, queues: tuple[str, ...])
         parts.append(f"the output of {report.unkept:,} not kept, or not all of it")
     if report.unwritten:
         parts.append("output was lost: no room")
-    is_cut_short = report.ended in ("max-runtime", "job-end", "excluded")  # there may be tasks that it left to others
+    is_cut_short = report.ended in (
+        "signal",
+        "max-runtime",
+        "job-end",
+        "excluded",
+    )  # there may be tasks that it left to others
     complain(", ".join(parts) or ("no task was begun" if is_cut_short else "there was nothing to do"))
     if dead:
         complain(f"{wording.counted(dead, 'dead letter')} in the queue: 'fsqueue dead list {queues[0]}' says why")

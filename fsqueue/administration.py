@@ -1,4 +1,4 @@
-"""Rare verbs on a whole queue: create, purge, delete, release all (docs/design.md, section 4)."""
+"""Rare verbs on a whole queue: create, upgrade, purge, delete, release all (docs/design.md, section 4)."""
 
 from __future__ import annotations
 
@@ -232,6 +232,26 @@ def check(fs: Filesystem, mount: Mount, directory: str, clock: Clock, entropy: E
             f"No queue was created; 'fsqueue doctor {directory}' tells more. To create it all the same: "
             "allow_unsafe=True, --allow-unsafe.",
         )
+
+
+def upgrade(store: Store) -> bool:
+    """Raise a queue to the newest format, durably. Return False if it has that already.
+
+    The line is synced again then: the process that appended it may have died before it was on disk. A power loss would
+    take it back, and leave an older fsqueue to open what it does not understand.
+    """
+    store.refresh(now=True)
+    fs, path = store.fs, store.path
+    with _settings(fs, path, store.clock, store.entropy) as (fd, queue_state):
+        if queue_state.closed or queue_state.id != store.queue_state.id or not fs.is_in_place():
+            raise QueueNotFound(f"The queue {path} was deleted just now. Nothing was changed.")
+        is_older = queue_state.format < layout.FORMAT
+        if is_older:
+            jsonl.append(fs, fd, layout.format_record(store.clock.now_ms()), True)
+        else:
+            fs.fsync(fd)
+    store.refresh(now=True)
+    return is_older
 
 
 def purge(store: Store) -> None:

@@ -163,6 +163,11 @@ def leased(tasks: object) -> list[LeasedTask]:
         return [tasks]
     if type(tasks) is list and set(map(type, tasks)) == {LeasedTask}:
         return list(tasks)
+    if isinstance(tasks, Mapping):  # its keys may be tasks: their results would be dropped without a word
+        raise InvalidArgument(
+            f"This verb takes leased tasks, as `lease` returns them, not a {type(tasks).__name__}. Nothing was done. "
+            "Results go into `results`, by task id: complete(tasks, results={task.id: 7})."
+        )
     found: list[LeasedTask] = []
     for task in items_of(tasks) if isinstance(tasks, Iterable) else [tasks]:
         if not isinstance(task, LeasedTask):

@@ -1,4 +1,6 @@
-"""Verbs on a queue as a whole: its dead letters, all its leases, purge, delete, garbage collection, and the check."""
+"""Verbs on a queue as a whole: its dead letters, all its leases, upgrade, purge, delete, garbage collection,
+and the check.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from fsqueue import administration
 from fsqueue.arguments import EVERY, Every, letters_meant, selector, translated, verb, whole
 from fsqueue.callers import calling
+from fsqueue.format.layout import FORMAT
 from fsqueue.fsck import Finding, fsck
 from fsqueue.models import DeadLetter, GcReport
 from fsqueue.storage import deadletters
@@ -81,6 +84,22 @@ class Maintenance:
         who = selector("worker", worker), selector("host", host)
         where = selector("slurm_job", slurm_job), selector("job", job)
         return administration.release_all(self.store, *who, *where, offline)
+
+    @property
+    def can_upgrade(self) -> bool:
+        """Return whether an older fsqueue has made the queue, and `upgrade` would raise its format; as last read."""
+        return self.store.queue_state.format < FORMAT
+
+    @verb("upgrading the queue")
+    def upgrade(self) -> bool:
+        """Raise the queue to the newest format, durably; return False if it has that already. This cannot be undone.
+
+        A queue that an older fsqueue has created keeps its format until then, and works as before. In the newest
+        format a task that is inserted alone costs one append, and no file. From then on an older fsqueue refuses to
+        open the queue. So end all processes that use it with an older version first. Its tasks, leases and history
+        stay as they are.
+        """
+        return administration.upgrade(self.store)
 
     @verb("purging")
     def purge(self) -> None:

@@ -281,8 +281,8 @@ def processor_s() -> float:
 
 def types_table(times: Times, rows: int) -> str:
     lines = [
-        "| what | against | rows/s | best of all | middle of the rounds | by processor |",
-        "|---|---|---|---|---|---|",
+        "| what | against | rows/s | best of all | middle of the rounds | by processor | wanted |",
+        "|---|---|---|---|---|---|---|",
     ]
     both = (("write.json", "seed"), ("write.json", "a source that drops the lines"), ("read.json", "read"))
     pairs = [(f"{kind}: {theirs}", f"{kind}: {ours}") for theirs, ours in both for kind in KINDS]
@@ -292,17 +292,20 @@ def types_table(times: Times, rows: int) -> str:
             best, middle = ratios(times, theirs, ours)
             _, processor = ratios(times, f"{theirs} cpu", f"{ours} cpu")
             rate = rows / min(times[ours])
-            lines.append(
-                f"| {ours} | {theirs.partition(': ')[2]} | {rate:,.0f} | {best:.2f} | {middle:.2f} | {processor:.2f} |"
-            )
+            least = WANTED.get(ours if ours in WANTED else ours.partition(": ")[2])
+            reached = "" if least is None else f"{least}: {'reached' if best >= least else 'not reached'}"
+            against, measured_ones = theirs.partition(": ")[2], f"{best:.2f} | {middle:.2f} | {processor:.2f}"
+            lines.append(f"| {ours} | {against} | {rate:,.0f} | {measured_ones} | {reached} |")
     return "\n".join(lines)
 
 
 FIGURES = (
     ("seeding, against df.write.json", "write.json", "seed", 0.7),
-    ("reading back, against spark.read.json with a schema", "read.json", "read", 0.8),
+    ("reading back, against spark.read.json with a schema", "read.json", "read", 1.0),
 )
 PUBLISH_S = 2.0
+WANTED = {"seed": 0.7, "read": 1.0, "count: a column of names": 2.0}
+"""The ratios to reach with each of the types."""
 
 
 BESIDE = {

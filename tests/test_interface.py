@@ -29,6 +29,7 @@ WRONG: dict[str, tuple[Callable[[Any], object], str]] = {
     "wait, telling a number": (lambda q: q.wait(0, poll=5), "function"),
     "publish none": (lambda q: q.commit("c").publish(None), "publish takes parts"),
     "results in a list": (lambda q: q.complete(q.lease(), results=[1]), "results must be a dict"),
+    "results in place of the tasks": (lambda q: q.complete({q.lease()[0]: 7}), "not a dict"),
     "results in a text": (lambda q: q.complete(q.lease(), results="abc"), "results must be a dict"),
     "release all of an unset worker": (lambda q: q.release_all(worker=None), "worker must be text"),
     "release all of an empty host": (lambda q: q.release_all(host=""), "host must be text"),

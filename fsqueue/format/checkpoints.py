@@ -14,7 +14,8 @@ from zlib import crc32
 
 import orjson
 
-from fsqueue.format import movements
+from fsqueue.clock import MS_MAX
+from fsqueue.format import movements, names
 from fsqueue.format.task_states import AVAILABLE, CANCELLED, COMPLETED, DEAD, LEASED, SKIPPED, Lease, States
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ def restated(states: States) -> dict[str, Any]:
             {"lease": each.id, "at": each.at, "span": each.span, "alone": each.is_alone, "worker": each.worker}
             for each in leases.values()
         ],
-        "names": states.names[-NAMES_MOST:],
+        "names": [*states.names][-NAMES_MOST:],
         **_inserted(states),
     }
 
@@ -196,52 +197,61 @@ def agrees(states: States, at: int, damaged: int, record: dict[str, Any]) -> boo
 
 
 def restore(states: States, found: Found) -> None:
-    """Make `states` what a checkpoint restates. KeyError, TypeError or ValueError if a field is missing or wrong."""
-    record = found.record
+    """Make `states` what a checkpoint restates. KeyError, TypeError or ValueError if a field is missing or wrong.
+
+    Wrong is also what no records could come to: nothing that is out of range is taken in, or takes memory.
+    """
+    record, here = found.record, found.here
     if any(type(record[field]) is not list for field in ("completed", "cancelled", "touched", "leases", "names")):
         raise TypeError
-    count = _number(record["count"])
-    states.begin(count, _number(record["available_at"]), _number(record["version"]))
+    count = number(record["count"], names.BATCH_TASKS_MAX)
+    if len(record["names"]) > NAMES_MOST:
+        raise ValueError
+    states.begin(count, number(record["available_at"], movements.TIME_MAX), number(record["version"], here))
     seen: set[int] = set()
-    places = _restore_inserted(states, record, count)
+    places = _restore_inserted(states, record, count, here)
     for outcome, field in ((COMPLETED, "completed"), (CANCELLED, "cancelled")):
         for index in _indices(record[field], count, seen):
-            states.state[index], states.since[index], states.version[index] = outcome, 0, found.here
+            states.state[index], states.since[index], states.version[index] = outcome, 0, here
             states.done[outcome] += 1
     for each in record["leases"]:
-        lease = Lease(_text(each["lease"]), _number(each["at"]), _number(each["span"]), _worker(each["worker"]))
+        at, span = number(each["at"], MS_MAX), number(each["span"], movements.TIME_MAX)
+        lease = Lease(_text(each["lease"]), at, span, _worker(each["worker"]))
         lease.is_alone = each["alone"] is True
         states.leases[lease.id] = lease
     states.ids.update(states.leases)
     for group in record["touched"]:
-        _restore_group(states, group, _indices(group["tasks"], count, seen))
+        _restore_group(states, group, _indices(group["tasks"], count, seen), here)
     for index in places:
         if index not in seen:  # as it was inserted
             states.state[index], states.since[index], states.version[index] = AVAILABLE, 0, places[index]
     states.left = count - sum(states.done) - states.state.count(SKIPPED)
     for text in record["names"]:
-        states.mention(_text(text))
+        if names.parse_task_file(_text(text)) is None:
+            raise ValueError
+        states.mention(text)
 
 
-def _restore_inserted(states: States, record: dict[str, Any], count: int) -> dict[int, int]:
+def _restore_inserted(states: States, record: dict[str, Any], count: int, here: int) -> dict[int, int]:
     """Take in where tasks are in the log, and return it. The indices that a checkpoint does not name have no task."""
     states.opened = True
     if "inserts" not in record:
         return {}
     states.inserts, states.sealed = _text(record["inserts"]), record["sealed"] is True
-    states.inserted_at = _number(record["inserted_at"])
+    states.inserted_at = number(record["inserted_at"], MS_MAX)
     alive, steps = _indices(record["inserted"], count, set()), record["steps"]
-    if len(alive) != len(steps):
+    offsets = list(accumulate(number(step, here) for step in steps))
+    if len(alive) != len(offsets) or (offsets and offsets[-1] >= here):
         raise ValueError
-    states.places = dict(zip(alive, accumulate(map(_number, steps)), strict=True))
+    states.places = dict(zip(alive, offsets, strict=True))
     states.state[:] = bytes((SKIPPED,)) * count
-    states.version[:] = [_number(record["here"])] * count
+    states.version[:] = [here] * count
     return states.places
 
 
-def _restore_group(states: States, group: dict[str, Any], tasks: list[int]) -> None:
-    state, since, version = _CODES[group["state"]], _number(group["since"]), _number(group["version"])
-    attempts = _number(group.get("attempts", 0))
+def _restore_group(states: States, group: dict[str, Any], tasks: list[int], here: int) -> None:
+    state, since = _CODES[group["state"]], number(group["since"], movements.TIME_MAX)
+    version, attempts = number(group["version"], here), number(group.get("attempts", 0), here)
     lease = states.leases[group["lease"]] if "lease" in group else None
     if state == LEASED and lease is None:
         raise ValueError
@@ -309,20 +319,23 @@ def _trusted(read: Callable[[int, int], bytes], data: bytes, start: int, place: 
 
 
 def _indices(ranges: Any, count: int, seen: set[int]) -> list[int]:
-    """Return the tasks in some ranges, and add them to those seen: none may be named twice."""
+    """Return the tasks in ranges, which ascend, and add them to those seen: none may be named twice."""
     tasks: list[int] = []
+    last = 0
     for start, end in ranges:
-        if type(start) is not int or type(end) is not int or not 0 <= start < end <= count:
+        if type(start) is not int or type(end) is not int or not last <= start < end <= count:
             raise ValueError
         tasks.extend(range(start, end))
+        last = end
     if len(seen) + len(tasks) != len(seen.union(tasks)):
         raise ValueError
     seen.update(tasks)
     return tasks
 
 
-def _number(value: Any) -> int:
-    if type(value) is not int or value < 0:
+def number(value: Any, most: int) -> int:
+    """Return a whole number from 0 to `most`. ValueError if it is none."""
+    if type(value) is not int or not 0 <= value <= most:
         raise ValueError
     return value
 

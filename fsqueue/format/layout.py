@@ -101,6 +101,8 @@ class QueueState:
     """True if a user has allowed it on mounts that are known to be unfit."""
     format: int = field(default=FORMAT, compare=False)
     """Which names and records programs may write in it."""
+    is_raised: bool = field(default=False, compare=False)
+    """Whether a later line says so than the one that made the queue."""
 
     @property
     def directory(self) -> names.Generation:
@@ -188,7 +190,8 @@ def read_queue_state(content: bytes, path: str) -> QueueState:
                     if queue_state.generation < number <= GENERATION_MAX:
                         queue_state = replace(queue_state, generation=number)
                 case {"op": "format"} if queue_state is not None:
-                    queue_state = replace(queue_state, format=max(queue_state.format, wanted))
+                    if queue_state.format < wanted:
+                        queue_state = replace(queue_state, format=wanted, is_raised=True)
                 case {"op": "allow-unsafe"} if queue_state is not None:
                     queue_state = replace(queue_state, allows_unsafe=True)
                 case {"op": "closed"} if queue_state is not None:

@@ -18,8 +18,8 @@ Range = tuple[int, int]
 
 SHALLOW_BYTES = 2 * nesting.NESTING_MAX
 """What is no longer than this cannot nest too deep."""
-TOOK_MAX = 10**14
-"""As large as any time in a record."""
+TIME_MAX = 10**14
+"""As late as any time in a record but `at`; and as long as any work."""
 VOID = b"~\n"
 """Appended to a torn tail, so that no reader can parse that line: what was reported failed stays void."""
 
@@ -113,7 +113,7 @@ def took_ms(record: dict[str, Any], index: int) -> int | None:
     took = record.get("took")
     if type(took) is list:
         took = _at_place_of(index, took, record.get("tasks"))
-    return took if type(took) is int and 0 <= took <= TOOK_MAX else None
+    return took if type(took) is int and 0 <= took <= TIME_MAX else None
 
 
 def _at_place_of(index: int, values: list[Any], ranges: Any) -> Any:

@@ -19,7 +19,6 @@ __all__ = ["AVAILABLE", "CANCELLED", "COMPLETED", "DEAD", "LEASED", "SKIPPED", "
 
 PAYLOAD = ("payload", "b64", "cut")
 """An `insert` has one of these; `cut` in the history, which keeps no payloads."""
-TIME_MAX = 10**14
 AT_MAX = MS_MAX
 
 
@@ -127,7 +126,8 @@ class ReplayState(States):
         state = cls()
         try:
             checkpoints.restore(state, found)
-            state.at, state.damaged = _time(found.record["at"]), _time(found.record["damaged"])
+            state.at = checkpoints.number(found.record["at"], AT_MAX)
+            state.damaged = checkpoints.number(found.record["damaged"], found.here)
         except (KeyError, TypeError, ValueError, IndexError, AttributeError):
             return None
         state.is_whole = False
@@ -166,7 +166,7 @@ class ReplayState(States):
 
 
 def _time(value: Any) -> int:
-    if type(value) is not int or not 0 <= value <= TIME_MAX:
+    if type(value) is not int or not 0 <= value <= movements.TIME_MAX:
         raise ValueError
     return value
 

@@ -115,7 +115,7 @@ class States:
         """The ids that no `lease` may have any more: of leases since the last checkpoint, and of those that hold."""
         self.touched: set[int] = set()
         """The tasks that are not as they began, and neither completed nor cancelled."""
-        self.names: list[str] = []
+        self.names: dict[str, None] = {}
         """Every name of the task file that a record mentions, the last one mentioned last."""
         self.counts: list[tuple[str, int, int]] = []
         """(counter file, offset, bytes) of each `count`."""
@@ -318,9 +318,12 @@ class States:
 
     def mention(self, name: str) -> None:
         """Take in that a record says that this is, or was, the task file's name."""
-        if name in self.names:
-            self.names.remove(name)
-        self.names.append(name)
+        self.names.pop(name, None)
+        self.names[name] = None
+
+    def last_name(self) -> str | None:
+        """Return the name that was mentioned last; None if none was."""
+        return next(reversed(self.names), None)
 
     # -- records, one by one (arguments are valid) -----------------------------------------------
 

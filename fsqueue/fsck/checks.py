@@ -111,7 +111,7 @@ class BatchLook:
             yield from self._file_of_inserts(path, name)
             return
         try:
-            lines = task_file.split_lines(store.fs.read(path))
+            lines = task_file.split_lines(published.content_of(store, path))
         except FileNotFoundError:
             return
         count = replay_state.count or (len(lines) if name.count < len(lines) <= names.BATCH_TASKS_MAX else name.count)

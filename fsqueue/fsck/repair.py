@@ -178,7 +178,7 @@ class Repair:
             lost = [index for index in bad if replay_state.is_free(index, at)]
             if lines is not None and log.name is not None and lost:
                 path = log.layout.task_file(log.name)
-                self.quarantine.keep(path, store.fs.read(path))
+                self.quarantine.keep(path, published.content_of(store, path))
                 locked.append_record("bury", at, tasks=movements.to_ranges(lost), reason=UNREADABLE)
                 finishing.bury(locked, lost)
             _check_held(replay_state, bad, at)
@@ -251,7 +251,7 @@ class Repair:
         if name.inserted is not None:
             return 0  # its tasks are in the log
         try:
-            lines = task_file.split_lines(self.store.fs.read(path))
+            lines = task_file.split_lines(published.content_of(self.store, path))
         except FileNotFoundError:
             lines = []
         replay_state = locked.replay_state
@@ -313,7 +313,7 @@ class Repair:
                 self.quarantine.move(path)
                 return
             if name in others:  # the renaming replaces it
-                self.quarantine.keep(target, store.fs.read(target))
+                self.quarantine.keep(target, published.content_of(store, target))
             store.fs.make_directory(os.path.dirname(target))
             store.fs.rename(path, target)
             for other in others:

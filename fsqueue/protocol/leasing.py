@@ -439,7 +439,7 @@ class Leaser:
             target = published.named(locked, log.name, due)
             if target != log.name:
                 # Else the name was recorded, and the process that recorded it died before renaming.
-                if str(target) not in replay_state.names[-1:]:
+                if str(target) != replay_state.last_name():
                     locked.append_move(at, log.name, target)
                 published.rename(locked, target)
             elif name is not None and name != target:

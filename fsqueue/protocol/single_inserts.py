@@ -7,12 +7,14 @@ that is not full.
 
 from __future__ import annotations
 
+import errno
 import os
+import weakref
 from collections.abc import Iterator
+from contextlib import suppress
 
-from fsqueue.cluster import identity
-from fsqueue.errors import FULL, NO_DESCRIPTORS, FsqueueError, LockTimeout, StorageError, from_os_error
-from fsqueue.filesystem import Filesystem, taken
+from fsqueue.errors import FULL, FsqueueError, LockTimeout, StorageError, from_os_error
+from fsqueue.filesystem import taken
 from fsqueue.format import movements, names, sparse, task_file
 from fsqueue.format.layout import OPEN_BATCHES, Layout
 from fsqueue.format.names import Batch
@@ -46,17 +48,13 @@ class SingleInserter:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self._begin()
-
-    def _begin(self) -> None:
-        self._process = identity.forks
-        """The process that this belongs to, by `identity.forks`: a forked child takes none of its parent's mutexes."""
         self._batch: Batch | None = None
         """The open batch that this process inserts into."""
         self._named: Batch | None = None
         """The batch whose names this process knows to be durable."""
         self._finding = taken.Mutex()
-        self._synced = _Synced(self.store)
+        self._synced = _Synced(store)
+        _inserters.add(self)
 
     def takes(self, line: bytes) -> bool:
         """Return whether a task goes into an open batch. Else insert it as a file of its own."""
@@ -76,29 +74,30 @@ class SingleInserter:
         """Close what is open. The inserter may be used again."""
         self._synced.close()
 
+    def after_fork(self) -> None:
+        """Let go of what another thread of the parent may have taken. Call it in a forked child."""
+        self._finding = taken.Mutex()
+        self._synced.after_fork()
+
     def insert(self, line: bytes, when: When) -> str:
         """Insert a task, durably, and return its id. `line` is the task as it would stand in a task file.
 
         An error says whether the task is in the queue, or that this is unknown.
         """
-        if self._process != identity.forks:
-            self._begin()
         store = self.store
         store.refresh()
-        insert_id = store.entropy.hex16()
+        identity = store.entropy.hex16()
         refused: OSError | None = None
         for batch in self._batches():
             layout, index = store.layout, None
             try:
-                index = self._into(batch, insert_id, line, when)
+                index = self._into(batch, identity, line, when)
             except (BatchBusy, LockTimeout):
-                pass  # take another
+                pass  # take another batch
             except FileNotFoundError:
                 store.refresh(now=True)
-            except OSError as error:
-                if batch == self._named or error.errno in (*FULL, *NO_DESCRIPTORS):
-                    raise
-                refused = error  # of a batch that another user has left, perhaps: take another
+            except PermissionError as error:
+                refused = error  # of a batch that another user has left: take another
             if index is None:
                 if self._batch == batch:
                     self._batch = None
@@ -107,7 +106,7 @@ class SingleInserter:
             if not store.queue_file.is_unchanged(layout.generation):
                 store.refresh(now=True)
                 if store.layout.generation != layout.generation:  # a purge took it along
-                    insert_id = store.entropy.hex16()
+                    identity = store.entropy.hex16()
                     continue
             store.secure_generation()
             store.doorbell.ring_now_and_then(store.clock.monotonic())
@@ -184,40 +183,59 @@ class SingleInserter:
 
     # -- into it -----------------------------------------------------------------------------------
 
-    def _into(self, batch: Batch, insert_id: str, line: bytes, when: When) -> int | None:
+    def _into(self, batch: Batch, identity: str, line: bytes, when: When) -> int | None:
         """Insert a task into a batch, durably, and return its index; None if the batch takes no inserts."""
-        place = self._appended(batch, insert_id, line, when)
+        place = self._appended(batch, identity, line, when)
         if place is None:
             return None
         index, end = place
         try:
             self._make_durable(batch, end)
         except OSError as error:
+            if self._batch == batch:
+                self._batch = None
             raise self._unknown(error) from error
         return index
 
-    def _appended(self, batch: Batch, insert_id: str, line: bytes, when: When) -> tuple[int, int] | None:
-        """Append a task to a batch's log. Return its index, and where its record ends."""
-        is_known = batch == self._named
+    def _appended(self, batch: Batch, identity: str, line: bytes, when: When) -> tuple[int, int] | None:
+        """Append a task to a batch's log. Return its index, and where its record ends; None if it takes no inserts.
+
+        If that ends with an error, the same record is appended once more, to the same log and to no other: a write that
+        failed may land later. Only then the batch can be left, or the error be raised as one that tells that the task
+        is not in the queue.
+        """
+        is_known, error = batch == self._named, None
+        wait_s = BUSY_WAIT_S if is_known else 0.0
         for is_last in (False, True):
             began = False
             try:
-                with LockedBatch(self.store, batch, BUSY_WAIT_S if is_known else 0, create=True) as locked:
+                with LockedBatch(self.store, batch, wait_s, create=True) as locked:
                     opening = self._prepare(locked, is_known)
-                    if opening is None:
-                        return None
-                    began = True
-                    index = self._append(locked, opening, insert_id, line, when)
-                    self._synced.wrote(locked)
-                    return index, locked.log.end
-            except (OSError, StorageError) as error:
-                if not began:
+                    if opening is not None:
+                        self._synced.open(batch)
+                        began = True
+                        index = self._append(locked, opening, identity, line, when)
+                        self._synced.wrote(locked)
+                        return index, locked.log.end
+            except LockTimeout as busy:
+                if error is None:
                     raise
-                found = self._found(batch, insert_id, error)
-                if found is not None:
-                    return found
-                if is_last or (isinstance(error, OSError) and error.errno in FULL):
-                    raise  # it is not in the queue
+                raise self._unknown(error) from busy
+            except (OSError, StorageError) as latest:
+                if not began and error is None:
+                    raise
+                error, is_closed = latest, False
+            else:
+                is_closed = True
+                if error is None:
+                    return None
+            is_full = isinstance(error, OSError) and error.errno in FULL
+            found = self._found(batch, identity, error, closing=is_last and not is_full)
+            if found is not None or is_closed or isinstance(error, FileNotFoundError):
+                return found
+            if is_last or is_full:
+                raise error  # it is not in the queue
+            wait_s = jsonl.LOCK_TIMEOUT_S
         raise AssertionError("unreachable")
 
     def _prepare(self, locked: LockedBatch, is_known: bool) -> bytes | None:
@@ -245,16 +263,18 @@ class SingleInserter:
             log.append(opening)
         if takes:
             sealing.seal(locked, record_times.present(locked))
+            if not replay_state.left:
+                finishing.try_finish(locked)
         return None
 
-    def _append(self, locked: LockedBatch, opening: bytes, insert_id: str, line: bytes, when: When) -> int:
+    def _append(self, locked: LockedBatch, opening: bytes, identity: str, line: bytes, when: When) -> int:
         """Append an `insert` record. Return the task's index."""
         log, replay_state = locked.log, locked.replay_state
         at, index = record_times.present(locked), replay_state.count
         available_at = insertion.moment(self.store, when)
-        replay_state.insert(at, insert_id, index, available_at, log.next_offset() + len(opening))
+        replay_state.insert(at, identity, index, available_at, log.next_offset() + len(opening))
         replay_state.at = at
-        log.append(opening + movements.insert(at, insert_id, index, line, available_at))
+        log.append(opening + movements.insert(at, identity, index, line, available_at))
         return index
 
     def _make_durable(self, batch: Batch, end: int) -> None:
@@ -262,25 +282,30 @@ class SingleInserter:
         store = self.store
         if store.sync_inserts and not store.fs.shared:
             if batch != self._named:
-                for path in (store.layout.log(batch), store.layout.task_file(names.open_batch(batch))):
-                    store.names.sync(os.path.dirname(path))
+                with suppress(FileNotFoundError):  # the purge that took it along is found out next
+                    for path in (store.layout.log(batch), store.layout.task_file(names.open_batch(batch))):
+                        store.names.sync(os.path.dirname(path))
             self._synced.up_to(batch, end)
         self._named = batch
 
     # -- after an error ----------------------------------------------------------------------------
 
-    def _found(self, batch: Batch, insert_id: str, error: OSError | StorageError) -> tuple[int, int] | None:
+    def _found(
+        self, batch: Batch, identity: str, error: OSError | StorageError, closing: bool
+    ) -> tuple[int, int] | None:
         """Return the index of a task whose append ended with an error, and where the log ends; None if the task is not
         in the batch, for certain.
+
+        `closing`: let the batch take no more inserts where a write may still land, so that it stays certain.
 
         The error that says that this is unknown, if neither the log nor the history tells.
         """
         try:
-            return self._look_for(batch, insert_id)
+            return self._look_for(batch, identity, closing)
         except (OSError, FsqueueError, _Unknown) as other:
             raise self._unknown(error) from other
 
-    def _look_for(self, batch: Batch, insert_id: str) -> tuple[int, int] | None:
+    def _look_for(self, batch: Batch, identity: str, closing: bool) -> tuple[int, int] | None:
         store = self.store
         try:
             with LockedBatch(store, batch, jsonl.LOCK_TIMEOUT_S, create=True) as locked:
@@ -288,8 +313,9 @@ class SingleInserter:
                     finishing.retire(locked)
                     raise FileNotFoundError(batch)
                 pieces = store.fs.all_pieces(locked.log.fd)
-                index = _index_of([(at, movements.parse(line)) for at, line, _ in sparse.lines(pieces, 0)], insert_id)
-                if index is not None and locked.log.sync and locked.recall().takes_inserts:
+                index = _index_of([(at, movements.parse(line)) for at, line, _ in sparse.lines(pieces, 0)], identity)
+                is_wanted = index is not None or closing
+                if is_wanted and locked.log.sync and locked.recall().takes_inserts:
                     sealing.seal(locked, record_times.present(locked))  # its sync covers the insert
                 return None if index is None else (index, locked.log.end)
         except FileNotFoundError:
@@ -297,7 +323,7 @@ class SingleInserter:
             records = history.find(store, batch)
             if records is None:
                 raise _Unknown from None
-            index = _index_of(records, insert_id)
+            index = _index_of(records, identity)
             return None if index is None else (index, 0)
 
     def _unknown(self, error: OSError | StorageError) -> FsqueueError:
@@ -307,44 +333,16 @@ class SingleInserter:
         return StorageError(f"{error} {then}.")
 
 
-def _index_of(records: list[tuple[int, dict[str, object] | None]] | history.Records, insert_id: str) -> int | None:
+def _index_of(records: list[tuple[int, dict[str, object] | None]] | history.Records, identity: str) -> int | None:
     """Return the index that the `insert` of this id has given to its task; None if there is none that counts."""
     replay_state = ReplayState()
     for offset, record in records:
         if record is not None:
             replay_state.apply(record, offset)
             first = record.get("first")
-            if record.get("id") == insert_id and type(first) is int and replay_state.places.get(first) == offset:
+            if record.get("id") == identity and type(first) is int and replay_state.places.get(first) == offset:
                 return first
     return None
-
-
-class _SyncedLog:
-    """A descriptor of a log's own, to sync it by: that of `Log` may be closed, and its number used again, meanwhile."""
-
-    def __init__(self, fs: Filesystem, batch: Batch, path: str) -> None:
-        self.fd = -1
-        self.fs = fs
-        self.batch = batch
-        self.done = 0
-        """Up to where the log is known to be on disk."""
-        fd = fs.look(path)
-        self.fd = fd
-        taken.disown(fd)  # from now on the finalizer closes it
-
-    def close(self) -> None:
-        """Close the descriptor."""
-        fd = self.fd
-        if fd >= 0:
-            taken.own(fd, self.fs)
-            self.fd = -1
-            self.fs.close(fd)
-
-    def __del__(self) -> None:
-        fd = getattr(self, "fd", -1)
-        if fd >= 0:
-            self.fd = -1
-            self.fs.drop(fd)
 
 
 class _Synced:
@@ -353,9 +351,26 @@ class _Synced:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._mutex = taken.Mutex()
-        self._log: _SyncedLog | None = None
+        self._batch: Batch | None = None
+        self._fd = -1
+        """A descriptor of its own: that of the log may be closed, and its number used again, while this one syncs."""
+        self._done = 0
+        self._failed: Batch | None = None
+        """The batch whose log could not be synced. The next sync may succeed, though what was written is lost."""
         self._written: tuple[Batch | None, int] = (None, 0)
         """Up to where this process has written the log of its latest batch."""
+
+    def open(self, batch: Batch) -> None:
+        """Open a batch's log, before it is written: the system tells of a failed write only what was open by then."""
+        if batch != self._batch and self._store.sync_inserts and not self._store.fs.shared:
+            with self._mutex:
+                self._open(batch)
+
+    def _open(self, batch: Batch) -> None:
+        self._close()
+        self._fd = self._store.fs.look(self._store.layout.log(batch))
+        taken.disown(self._fd)  # from now on the finalizer closes it
+        self._batch, self._done = batch, 0
 
     def wrote(self, locked: LockedBatch) -> None:
         """Take in up to where the log is written. Call it under the log's lock."""
@@ -364,24 +379,51 @@ class _Synced:
     def up_to(self, batch: Batch, end: int) -> None:
         """Return when the log is on disk up to `end`. A batch that is gone was synced before its file was removed."""
         with self._mutex:
-            log = self._log
-            if log is None or log.batch != batch or log.fd < 0:
-                self._close()
+            if batch == self._failed:
+                raise OSError(errno.EIO, "an earlier sync of it failed", self._store.layout.log(batch))
+            if batch != self._batch:
                 try:
-                    log = self._log = _SyncedLog(self._store.fs, batch, self._store.layout.log(batch))
+                    self._open(batch)
                 except FileNotFoundError:
                     return
-            if log.done < end:
+            if self._done < end:
                 latest, written = self._written
-                log.fs.fsync(log.fd)
-                log.done = written if latest == batch else end
+                try:
+                    self._store.fs.fsync(self._fd)
+                except OSError:
+                    self._failed = batch
+                    raise
+                self._done = written if latest == batch else end
 
     def close(self) -> None:
-        """Close the descriptor."""
+        """Close the descriptor, once no other thread syncs it."""
         with self._mutex:
             self._close()
 
     def _close(self) -> None:
-        log, self._log = self._log, None
-        if log is not None:
-            log.close()
+        fd, self._fd, self._batch = self._fd, -1, None
+        if fd >= 0:
+            taken.own(fd, self._store.fs)
+            self._store.fs.close(fd)
+
+    def after_fork(self) -> None:
+        """Let go of what a thread of the parent may have. Call it in a forked child."""
+        self._mutex = taken.Mutex()
+        self._close()
+
+    def __del__(self) -> None:
+        fd = getattr(self, "_fd", -1)
+        if fd >= 0:
+            self._fd = -1
+            self._store.fs.drop(fd)
+
+
+_inserters: weakref.WeakSet[SingleInserter] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for inserter in list(_inserters):
+        inserter.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -63,13 +63,15 @@ def payload_fields(options: WriteOptions, schema: types.StructType) -> list[type
 
 def contains(kind: types.DataType, some: tuple[type[types.DataType], ...]) -> bool:
     """Return whether a type, or one inside it, is one of some."""
+    if isinstance(kind, some):
+        return True
     if isinstance(kind, types.StructType):
         return any(contains(field.dataType, some) for field in kind.fields)
     if isinstance(kind, types.ArrayType):
         return contains(kind.elementType, some)
     if isinstance(kind, types.MapType):
         return contains(kind.keyType, some) or contains(kind.valueType, some)
-    return isinstance(kind, some)
+    return False
 
 
 def _check_type(kind: types.DataType, where: str, level: int = 2) -> None:

@@ -1,6 +1,6 @@
 """Payloads as a column of a type, as Spark's own JSON source parses them (docs/spark.md, "Payloads as fields").
 
-Arrow parses a record batch at once, or `columnar` does where Arrow lacks the type. If one payload of it does not fit,
+Arrow parses a record batch at once, or `columnar` does where Arrow cannot. If one payload of it does not fit,
 each is converted here by itself, field by field: a value that is not of its field's type makes that field null, and no
 other.
 """
@@ -20,11 +20,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 import pyarrow as pa
-import pyarrow.json
 from pyspark.sql import types
 
 from fsqueue.errors import InvalidTask
-from fsqueue.spark import columnar, uniform
+from fsqueue.spark import byarrow, columnar, uniform
 from fsqueue.spark.encoding import contains
 from fsqueue.spark.options import FAIL
 
@@ -45,10 +44,6 @@ FLOATS = {
     "-Infinity": "-inf",
 }  # fmt: skip
 """The texts that stand for floats which JSON does not have."""
-SAME = (types.StringType, types.BooleanType, types.LongType, types.IntegerType, types.FloatType, types.DoubleType)
-"""What Arrow parses as Spark does, ..."""
-CAST = (types.DateType, types.TimestampType, types.TimestampNTZType)
-"""... and what it casts from text."""
 Convert = Callable[[Any], Any]
 
 
@@ -77,8 +72,9 @@ class Parser:
         fields = [field for field in kind.fields if field.name != self.corrupt] if _is_struct(kind) else []
         self.kind = types.StructType(fields) if _is_struct(kind) else kind
         self.inner = pa.struct([field for field in arrow if field.name != self.corrupt]) if _is_struct(kind) else arrow
-        self.carrier = _carrier(self.kind, self.inner)
+        self.carrier = byarrow.carrier_of(self.kind, self.inner)
         self.is_columnar = self.carrier is None and columnar.is_known(self.kind)
+        self.maps = byarrow.Maps(self.kind, self.inner) if byarrow.has_maps(self.kind, self.inner) else None
         self.convert = _converter(self.kind)
         self.loads: Callable[[bytes], Any] = orjson.loads
         if contains(kind, (types.DecimalType,)):  # whose digits a float would not keep
@@ -97,11 +93,13 @@ class Parser:
     def _at_once(self, content: bytes, count: int) -> pa.Array | None:
         try:
             if self.is_columnar:
-                found = columnar.parse(content, self.kind, self.inner)
+                found = self.maps.parse(content) if self.maps is not None else None
+                if found is None or len(found) != count:
+                    found = columnar.parse(content, self.kind, self.inner)
             elif self.carrier is not None:
                 found = uniform.parse(content, self.carrier, count)
                 if found is None:
-                    found = by_arrow(content, self.carrier)
+                    found = byarrow.parse(content, self.carrier)
             else:
                 return None
             return found.cast(self.inner) if len(found) == count else None
@@ -146,37 +144,8 @@ class Parser:
         return pa.StructArray.from_arrays(arrays, fields=list(self.arrow), mask=column.is_null())
 
 
-def by_arrow(content: bytes, kind: pa.DataType) -> pa.Array:
-    """Return the payloads in lines of task files. ArrowInvalid: one is not of the type."""
-    table = pyarrow.json.read_json(
-        pa.BufferReader(content),
-        read_options=pyarrow.json.ReadOptions(use_threads=False, block_size=len(content) + 1),
-        parse_options=pyarrow.json.ParseOptions(
-            explicit_schema=pa.schema([("payload", kind)]), unexpected_field_behavior="ignore"
-        ),
-    )
-    column = table.column("payload")
-    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
-
-
 def _is_struct(kind: types.DataType) -> bool:
     return isinstance(kind, types.StructType)
-
-
-def _carrier(kind: types.DataType, arrow: pa.DataType) -> pa.DataType | None:
-    """Return what Arrow parses a type as, to cast it then; None: it has to be converted here."""
-    if isinstance(kind, SAME):
-        return arrow
-    if isinstance(kind, CAST):
-        return pa.string()
-    if isinstance(kind, types.ArrayType):
-        inner = _carrier(kind.elementType, arrow.value_type)
-        return None if inner is None else pa.list_(arrow.value_field.with_type(inner))
-    if isinstance(kind, types.StructType):
-        found = [_carrier(one.dataType, field.type) for one, field in zip(kind.fields, arrow, strict=True)]
-        if None not in found and found:
-            return pa.struct([field.with_type(of) for field, of in zip(arrow, found, strict=True)])
-    return None
 
 
 # -- one value, as Spark's parser converts it ------------------------------------------------------------------

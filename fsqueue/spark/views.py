@@ -19,7 +19,7 @@ from fsqueue.models import CANCELLED as IS_CANCELLED
 from fsqueue.models import COMPLETED as IS_COMPLETED
 from fsqueue.models import DEAD as IS_DEAD
 from fsqueue.spark.attempts import attempts_of
-from fsqueue.storage import commits, counters, deadletters, history, listing
+from fsqueue.storage import commits, counters, deadletters, history, listing, published
 from fsqueue.storage.store import Store
 from fsqueue.views import inspection, task_history
 
@@ -295,6 +295,6 @@ def content_of(store: Store, name: TaskFileName) -> bytes | None:
     if name.priority is not None or "~" in name.batch:
         return None
     try:
-        return store.fs.read(store.layout.task_file(name))
+        return published.content_of(store, store.layout.task_file(name))
     except OSError:
         return None

@@ -27,7 +27,7 @@ import orjson
 
 from fsqueue.errors import CommitLost, FsqueueError, InvalidArgument, LockTimeout, StorageError
 from fsqueue.filesystem import NOT_FILES
-from fsqueue.format import names
+from fsqueue.format import names, sparse
 from fsqueue.format.layout import Layout
 from fsqueue.format.names import Batch, CommitName, TaskFileName, Uuid
 from fsqueue.models import CommitPart
@@ -136,7 +136,7 @@ def find(store: Store, layout: Layout, commit: CommitName) -> Record | None:
     """
     path = layout.record(commit)
     try:
-        record = parse(store.fs.read(path))
+        record = parse(sparse.joined(store.fs.read_pieces(path)))
     except FileNotFoundError:
         return None
     if record is None or record.name != commit:
@@ -158,7 +158,7 @@ def proposals(store: Store, layout: Layout) -> Iterator[Uuid]:
 def proposed(store: Store, layout: Layout, identity: Uuid) -> Record | None:
     """Return what a proposal says; None if it is gone, not written yet, or none."""
     try:
-        record = parse(store.fs.read(layout.proposal(identity)))
+        record = parse(sparse.joined(store.fs.read_pieces(layout.proposal(identity))))
     except OSError as error:
         if error.errno not in (errno.ENOENT, *NOT_FILES):
             raise

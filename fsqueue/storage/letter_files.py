@@ -28,7 +28,7 @@ from fsqueue.errors import SecondName, StorageError
 from fsqueue.filesystem import NOT_FILES, asking_again
 from fsqueue.format import names, nesting, task_file
 from fsqueue.format.layout import Layout
-from fsqueue.format.names import Shard
+from fsqueue.format.names import Shard, TaskFileName
 from fsqueue.storage import history, jsonl, listing, staging
 from fsqueue.storage.store import Store
 
@@ -344,19 +344,20 @@ def _sort_out(store: Store, layout: Layout, shard: Shard, fd: int) -> _SortedOut
     at_work = _batches_at_work(store, layout, shard, settled)
     staged = _still_staged(store, layout, [record for _, _, record in settling])
     kept, gone = dict(dead.values()), list[bytes]()
-    published = []
+    published: list[TaskFileName] = []
     for number, length, record in settling:
         batches = {_batch_of(one) for one in record["ids"] if isinstance(one, str)}
-        if not at_work.isdisjoint(batches) or record.get("staged") in staged:
+        name = _staged_by(record)
+        if not at_work.isdisjoint(batches) or name in staged:
             kept[number] = length
         else:
             gone.append(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE))
-            published.append(names.parse_task_file(str(record.get("staged", ""))))
+            published += [name] if name is not None else []
     if store.sync_inserts:  # what a power loss would bring back must not find its letters, or its task file, forgotten
         for directory in (layout.tasks, layout.logs):
             with suppress(FileNotFoundError):
                 store.fs.sync_directory(f"{directory}/{shard}")
-        staging.sync_shards(store, layout, [name for name in published if name is not None])
+        staging.sync_shards(store, layout, published)
     return _SortedOut(set(kept), HEADER_BYTES + sum(kept.values()), gone)
 
 
@@ -374,13 +375,17 @@ def _batches_at_work(store: Store, layout: Layout, shard: Shard, task_ids: set[s
     return set(map(str, found))
 
 
-def _still_staged(store: Store, layout: Layout, settling: list[dict[str, Any]]) -> set[object]:
+def _still_staged(store: Store, layout: Layout, settling: list[dict[str, Any]]) -> set[TaskFileName]:
     """Return the staged files that `retried` lines name, and that may not be published yet."""
-    named = [name for record in settling if (name := names.parse_task_file(str(record.get("staged", ""))))]
+    named = [name for record in settling if (name := _staged_by(record)) is not None]
     there = {text for _ in range(2) for text in store.fs.names(layout.staging)} if named else set()
-    return {
-        str(name) for name in named if str(name) in there or (store.fs.shared and store.fs.exists(layout.staged(name)))
-    }
+    return {name for name in named if str(name) in there or (store.fs.shared and store.fs.exists(layout.staged(name)))}
+
+
+def _staged_by(record: dict[str, Any]) -> TaskFileName | None:
+    """Return the staged file that a line names; None if it names none."""
+    text = record.get("staged")
+    return names.parse_task_file(text) if isinstance(text, str) else None
 
 
 def _to_history(store: Store, layout: Layout, shard: Shard, sorted_out: _SortedOut) -> None:

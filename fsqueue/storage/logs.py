@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import weakref
 from collections.abc import Sequence
 
 from fsqueue.errors import StorageError
@@ -116,7 +117,7 @@ class LinesInLog:
     __slots__ = ("_begin", "_bytes", "_log")
 
     def __init__(self, log: Log) -> None:
-        self._log = log
+        self._log = weakref.proxy(log)  # no cycle: a log that is let go of closes its descriptor at once
         self._begin, self._bytes = 0, b""
 
     def __getitem__(self, index: int) -> bytes:
@@ -153,6 +154,7 @@ class Log:
     """
 
     __slots__ = (
+        "__weakref__",
         "batch",
         "domain",
         "end",
@@ -277,7 +279,7 @@ class Log:
             self.replay_state, self.end = present(self.fs, self.fd)
             self.name = self.name or next(task_files_of(self.batch, reversed(self.replay_state.names)), None)
             data = pread(self.fd, TAIL_BYTES, self.end)
-        named = self.replay_state.names[-1:]
+        named = self.replay_state.last_name()
         if len(data) < TAIL_BYTES:
             end = self.end + self.replay_state.replay(data, self.end)
             self.torn = self.end + len(data) - end
@@ -288,8 +290,9 @@ class Log:
             self.torn = sparse.end_of(pieces, self.end) - end
             is_renamed = any(b'"name"' in piece for _, piece in pieces)
         self.end = end
-        if self.replay_state.names[-1:] != named:  # a process has renamed the task file
-            self.name = next(task_files_of(self.batch, self.replay_state.names[-1:]), None)
+        renamed = self.replay_state.last_name()
+        if renamed is not None and renamed != named:  # a process has renamed the task file
+            self.name = next(task_files_of(self.batch, (renamed,)), None)
         if is_renamed:
             self.is_named_so = False
 

@@ -17,6 +17,7 @@ import orjson
 
 from fsqueue.cluster.identity import node_of
 from fsqueue.errors import FsqueueError, InvalidArgument
+from fsqueue.format import sparse
 from fsqueue.format.names import is_node_file
 from fsqueue.storage import jsonl
 from fsqueue.storage.store import Store
@@ -125,7 +126,7 @@ class NodeFailures:
 def read(store: Store, path: str) -> FailingNode | None:
     """Return what a node's file says; None if it is not there, or says nothing."""
     try:
-        content = store.fs.read(path)
+        content = sparse.joined(store.fs.read_pieces(path))
     except OSError:
         return None
     records = list(_records(content))

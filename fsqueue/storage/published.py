@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
-from fsqueue.format import names, task_file
+from fsqueue.format import names, sparse, task_file
 from fsqueue.format.layout import Layout
 from fsqueue.format.names import TaskFileName
 from fsqueue.storage.locked_batch import LockedBatch
@@ -55,13 +55,18 @@ def names_of(store: Store, layout: Layout, batch: str) -> list[TaskFileName]:
     return list(names.task_files_of(batch, sorted(texts)))
 
 
+def content_of(store: Store, path: str) -> bytes:
+    """Return what a task file holds. Long runs of zeros, which a power loss leaves, are one NUL byte each."""
+    return sparse.joined(store.fs.read_pieces(path))
+
+
 def read(locked: LockedBatch) -> TaskLines | None:
     """Return the lines of the tasks, kept with the log; None if the task file is proven absent."""
     store, log = locked.store, locked.log
     if log.lines is None:
         for name in candidates(locked):
             try:
-                content = store.fs.read(log.layout.task_file(name))
+                content = content_of(store, log.layout.task_file(name))
             except FileNotFoundError:
                 continue
             log.name, log.is_named_so = name, True

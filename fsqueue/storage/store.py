@@ -75,7 +75,8 @@ class Store:
         self.retried: dict[str, Any] = {}
         """What `retried` has read of files of dead letters, by their paths."""
         self._busy_until: dict[str, float] = {}
-        self._durable_generation = 1
+        self._durable_lines = (1, False)
+        """The generation whose line in `queue.jsonl` is known to be on disk, and whether that of the format is, too."""
         self._logs_generation = self.queue_state.generation
         self.domain = task_file.SHARED if self.fs.shared else boot_id()
         """Whose inserts this process may add to an open batch. On a local disk a power loss may have taken records that
@@ -166,19 +167,22 @@ class Store:
             raise
 
     def secure_generation(self) -> None:
-        """Make the line durable that began the present generation. Call it before tasks are reported inserted.
+        """Make the lines durable that began the present generation, and that raised the queue to its format.
 
-        The process that wrote the line may have died before it synced it. A power loss would then bring the generation
-        before back, and lose the tasks.
+        Call it before tasks are reported inserted. The process that wrote such a line may have died before it synced
+        it. A power loss would then bring the generation before back, and lose the tasks. Or it would bring the older
+        format back: an older fsqueue could open the queue, and does not understand its open batches.
         """
-        if self.fs.shared or not self.sync_inserts or self.queue_state.generation == self._durable_generation:
+        state = self.queue_state
+        needed = (state.generation, state.is_raised)
+        if self.fs.shared or not self.sync_inserts or needed == self._durable_lines:
             return
         fd = self.fs.look(self.layout.settings_file)
         try:
             self.fs.fsync(fd)
         finally:
             self.fs.close(fd)
-        self._durable_generation = self.queue_state.generation
+        self._durable_lines = needed
 
     def held(self, path: str, wait_s: float) -> AbstractContextManager[int]:
         """Open an existing file for writing in place, and lock it. FileNotFoundError if it is gone; LockTimeout."""

@@ -374,7 +374,7 @@ def _lines_of(store: Store, name: TaskFileName) -> list[bytes]:
     if name.inserted is not None:
         return []
     try:
-        return batches.split_lines(store.fs.read(store.layout.task_file(name)))
+        return batches.split_lines(published.content_of(store, store.layout.task_file(name)))
     except FileNotFoundError:
         return []
     except OSError as error:

@@ -11,6 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
+import spark_figures
 from benchmarks import plot, report, steps
 from benchmarks.campaign import judge_drain, judge_mixed
 from benchmarks.figures import figures
@@ -162,3 +163,26 @@ def test_plots_show_each_system_that_was_measured() -> None:
     assert "not measured" in shown  # the other panels
     assert plot.costs(Summary(rows)) == plot.costs(Summary(rows)), "equal results give equal files"
     assert "Latency of lease 1 and complete at 10,000 tasks" in texts(plot.latencies(Summary(rows), 10_000))
+
+
+def test_what_is_wanted_of_spark_stands_beside_what_was_measured() -> None:
+    times = {}
+    for name, seconds in {
+        "doubles: write.json": [1.4, 3.0], "doubles: seed": [2.0, 4.0],
+        "doubles: read.json": [1.0], "doubles: read": [1.1],
+        "count: read.json": [2.1], "count: a column of names": [1.0],
+    }.items():  # fmt: skip
+        times |= {name: seconds, f"{name} cpu": seconds}
+    _, _, *rows = spark_figures.types_table(times, 1000).splitlines()
+    assert rows == [
+        "| doubles: seed | write.json | 500 | 0.70 | 0.72 | 0.72 | 0.7: reached |",
+        "| doubles: read | read.json | 909 | 0.91 | 0.91 | 0.91 | 1.0: not reached |",
+        "| count: a column of names | read.json | 1,000 | 2.10 | 2.10 | 2.10 | 2.0: reached |",
+    ]
+
+
+@pytest.mark.parametrize("script", ["scripts/test", "scripts/bench-spark"])
+def test_where_many_pythons_start_bytecode_is_kept(script: str) -> None:
+    """Else each compiles all of fsqueue anew, which a benchmark would count as fsqueue's time."""
+    lines = (Path(__file__).resolve().parents[2] / script).read_text().splitlines()
+    assert "unset PYTHONDONTWRITEBYTECODE" in lines

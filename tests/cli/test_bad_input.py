@@ -10,6 +10,7 @@ import orjson
 import pytest
 
 from fsqueue import Queue
+from fsqueue.format.layout import FORMAT
 from tests.cli.conftest import Run
 from tests.support import base_of
 
@@ -28,6 +29,7 @@ COMMANDS = {
     "dead purge": ["--yes"],
     "release-all": ["--yes"],
     "cancel": ["0" * 32 + ".0", "--yes"],
+    "upgrade": ["--yes"],
     "purge": ["--yes"],
     "delete": ["--yes"],
     "gc": [],
@@ -86,7 +88,7 @@ def test_a_queue_of_a_newer_format(fsqueue_cli: Run, queue: Queue) -> None:
     first, _, rest = file.read_bytes().partition(b"\n")
     record = orjson.loads(first)
     assert isinstance(record["format"], int)
-    file.write_bytes(orjson.dumps(record | {"format": record["format"] + 1}) + b"\n" + rest)
+    file.write_bytes(orjson.dumps(record | {"format": FORMAT + 1}) + b"\n" + rest)
     fails_on_every_command(fsqueue_cli, queue.path, 1)
 
 

@@ -33,6 +33,14 @@ def test_every_command_has_help_with_an_example(fsqueue_cli: Run, name: str) -> 
     assert max(map(len, help_text.splitlines())) <= 130
 
 
+@pytest.mark.parametrize("name", ["run", "dead list", "release-all", "spark seed"])
+def test_the_help_is_whole_where_python_leaves_docstrings_out(fsqueue_cli: Run, name: str) -> None:
+    code = "from fsqueue_cli.main import cli; cli(prog_name='fsqueue')"
+    done = subprocess.run([sys.executable, "-OO", "-c", code, *name.split(), "--help"], capture_output=True, text=True)
+    assert done.stdout.split() == fsqueue_cli(*name.split(), "--help").output.split()
+    assert done.returncode == 0
+
+
 def test_every_command_that_prints_data_has_json_and_what_destroys_has_yes() -> None:
     context = cli.make_context("fsqueue", ["status", "Q"])
     options = {

@@ -170,11 +170,15 @@ def test_stopped_by_a_signal_it_puts_back_what_it_holds(
     assert queue.status().waiting == 5
 
 
-def test_stopped_while_idle(spawn: Spawn, queue: Queue) -> None:
+@pytest.mark.parametrize("is_empty", [True, False])
+def test_stopped_while_idle(spawn: Spawn, queue: Queue, is_empty: bool) -> None:
+    """It does not say that there was nothing to do: it does not know what it would have found."""
+    if not is_empty:
+        queue.insert("later", delay_s=1000)
     process = spawn("run", queue.path, "--forever", "--", "true")
     wait_for(lambda: catches(process.pid, signal.SIGTERM))
     process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=30)[1] == "fsqueue: there was nothing to do\n"
+    assert process.communicate(timeout=30)[1] == "fsqueue: no task was begun\n"
     assert process.returncode == 130
 
 

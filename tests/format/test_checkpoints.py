@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+import tracemalloc
 from typing import Any
 
 import orjson
@@ -283,8 +285,14 @@ WRONG: list[dict[str, Any]] = [
     {"count": 0.5}, {"count": -1}, {"count": None}, {"completed": [[0, 9]]}, {"completed": [[2, 1]]},
     {"completed": [[0, 2]], "cancelled": [[1, 3]]}, {"completed": 5}, {"touched": [{"state": "x"}]}, {"touched": [5]},
     {"touched": {}}, {"leases": []}, {"leases": None}, {"leases": [{"lease": 5}]}, {"names": [5]}, {"names": 5},
-    {"at": "x"}, {"damaged": None}, {"version": []},
+    {"at": "x"}, {"damaged": None}, {"version": []}, {"count": 1025}, {"count": 10**12}, {"completed": [[0, 1]] * 9},
+    {"completed": [[4, 5], [0, 1]]}, {"at": 10**13}, {"available_at": 10**14 + 1}, {"version": 10**6},
+    {"damaged": 10**6}, {"names": ["../../etc/passwd"]}, {"names": [NAME] * 17},
 ]  # fmt: skip
+IN_A_GROUP: list[dict[str, Any]] = [
+    {"since": 10**14 + 1}, {"version": 2**63}, {"attempts": 2**63}, {"tasks": [[0, 1]] * 9},
+]  # fmt: skip
+IN_A_LEASE: list[dict[str, Any]] = [{"at": 10**13}, {"span": 10**14 + 1}, {"span": -1}]
 
 
 @pytest.mark.parametrize("change", WRONG, ids=str)
@@ -294,6 +302,41 @@ def test_one_of_the_wrong_kind_is_no_beginning(change: dict[str, Any]) -> None:
     data = log.data[: last_place(log.data)] + orjson.dumps(record | change) + b"\n"
     assert ReplayState.from_checkpoint(checkpoints.Found(record | change, last_place(data), len(data))) is None
     whole(data)
+
+
+@pytest.mark.parametrize(
+    ("field", "change"), [("touched", one) for one in IN_A_GROUP] + [("leases", one) for one in IN_A_LEASE], ids=str
+)
+def test_an_entry_that_no_records_come_to_is_no_beginning(field: str, change: dict[str, Any]) -> None:
+    log = busy()
+    record = orjson.loads(log.data[last_place(log.data) :])
+    record[field][0].update(change)
+    data = log.data[: last_place(log.data)] + orjson.dumps(record) + b"\n"
+    assert ReplayState.from_checkpoint(checkpoints.Found(record, last_place(data), len(data))) is None
+    whole(data)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"count": 1 << 33}, {"completed": [[0, 1024]] * 200_000}, {"names": [f"n{number}" for number in range(100_000)]}],
+    ids=["count", "ranges", "names"],
+)
+def test_garbage_costs_no_more_than_its_length(change: dict[str, Any]) -> None:
+    """Once a checkpoint with so many names took minutes, and one with so large a count all memory."""
+    log = Log()
+    log.write(movements.record("open", 1, count=1024, birth=1, available_at=0, name=NAME))
+    log.lease(2, "a", 0)
+    place = log.checkpoint()
+    record = orjson.loads(log.data[place:]) | change
+    found = checkpoints.Found(record, place, place + len(orjson.dumps(record)))
+    tracemalloc.start()
+    try:
+        begun = time.thread_time()
+        assert ReplayState.from_checkpoint(found) is None
+        assert time.thread_time() - begun < 5
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_zeros_between_records_need_not_be_summed() -> None:

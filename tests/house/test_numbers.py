@@ -11,7 +11,7 @@ from fsqueue_cli import watching as cli_watching
 from fsqueue import poll
 from fsqueue.clock import MS_MAX
 from fsqueue.doctor import contests, messages, rendezvous, twohosts
-from fsqueue.format import layout, names, nesting, replay
+from fsqueue.format import layout, movements, names, nesting, replay
 from fsqueue.format.layout import Settings
 from fsqueue.protocol import leasing, waiting
 from fsqueue.storage import doorbell, queue_file, staging
@@ -68,7 +68,7 @@ NUMBERS = [
     ("docs/format.md", "255 bytes at most", names.NAME_BYTES_MAX == 255),
     ("docs/format.md", "a whole number below 10^18", layout.GENERATION_MAX == 10**18 - 1),
     ("docs/format.md", "a whole number below 10^13", replay.AT_MAX == MS_MAX == 10**13 - 1),
-    ("docs/format.md", "whole number from 0 to 10^14", replay.TIME_MAX == 10**14),
+    ("docs/format.md", "whole number from 0 to 10^14", movements.TIME_MAX == 10**14),
     ("docs/format.md", "a week after its last change", collect.ATTEMPT_AGE_S == 7 * DAY_S),
     ("docs/format.md", "a week after the last failure", collect.NODE_AGE_S == 7 * DAY_S),
 ]

@@ -54,8 +54,8 @@ MUTATIONS = [
         (
             (
                 "format.checkpoints:_restore_group",
-                'state, since, version = _CODES[group["state"]], _number(group["since"])',
-                'state, since, version = _CODES[group["state"]], 0',
+                'state, since = _CODES[group["state"]], number(group["since"], movements.TIME_MAX)',
+                'state, since = _CODES[group["state"]], 0',
             ),
         ),
     ),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("pyspark")
 
-from fsqueue.spark import columns, parsing, uniform  # noqa: E402
+from fsqueue.spark import byarrow, columns, uniform  # noqa: E402
 
 KIND = pa.struct([("n", pa.int64()), ("s", pa.string()), ("x", pa.float64()), ("gone", pa.int32()), ("t", pa.string())])
 FIELDS = ("t", "n", "more", "m", "x", "s")
@@ -33,7 +33,7 @@ def test_what_is_uniform_is_parsed_as_arrow_parses_it() -> None:
     content = lines([row(number) for number in range(200)])
     found = uniform.parse(content, KIND, 200)
     assert found is not None
-    assert found.equals(parsing.by_arrow(content, KIND))
+    assert found.equals(byarrow.parse(content, KIND))
     found.validate(full=True)
 
 
@@ -47,7 +47,7 @@ def test_any_values_of_a_shape(rows: list[dict[str, Any]], order: list[str]) -> 
     content = lines([{name: one[name] for name in order} for one in rows])
     found = uniform.parse(content, KIND, len(rows))
     assert found is not None
-    assert found.equals(parsing.by_arrow(content, KIND))
+    assert found.equals(byarrow.parse(content, KIND))
 
 
 ODD = {
@@ -104,5 +104,5 @@ def test_damage_is_never_parsed_into_anything_else() -> None:
         found = uniform.parse(content, KIND, 4) if columns.is_text(content) else None
         if found is not None:
             kept += 1
-            assert found.equals(parsing.by_arrow(content, KIND)), content
+            assert found.equals(byarrow.parse(content, KIND)), content
     assert 0 < kept < 4000

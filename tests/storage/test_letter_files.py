@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
 from fsqueue import Queue, TaskNotFound
@@ -201,6 +202,16 @@ def test_a_file_with_a_damaged_line_is_left_to_fsck(q: Queue) -> None:
     assert [finding.kind for finding in q.fsck(repair=True)] == ["damaged-line"]
     q.gc()
     assert ops(q) == ["rewritten"]
+
+
+@pytest.mark.parametrize("staged", [{"a": 1}, [1], 7, "../../x", None])
+def test_a_line_that_names_no_staged_file_goes_like_any_other(q: Queue, at_once: None, staged: object) -> None:
+    first, _ = bury(q, BIG, "small")
+    with letter_file(q).open("ab") as file:
+        file.write(orjson.dumps({"op": "retried", "at": 1, "ids": [first], "staged": staged}) + b"\n")
+    q.gc()
+    assert [letter.payload for letter in q.dead()] == ["small"]
+    assert [line["staged"] for line in given_back(q)] == [staged]
 
 
 def test_a_torn_end_is_closed_off_first(q: Queue) -> None:

@@ -133,7 +133,7 @@ def test_a_whole_record_without_its_newline_was_reported_failed_and_stays_void(o
     reader = opened()
     reader.catch_up()
     assert reader.replay_state.state[0] == AVAILABLE
-    assert reader.replay_state.names == NAMES
+    assert [*reader.replay_state.names] == NAMES
 
 
 def test_a_short_write_is_a_full_disk(opened: Opener) -> None:

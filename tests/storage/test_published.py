@@ -1,9 +1,10 @@
-"""A task file under two names, as a power loss leaves one on some filesystems (btrfs): both of a renaming."""
+"""A task file as a power loss leaves one: under both names of a renaming (btrfs), or longer than it was written."""
 
 from __future__ import annotations
 
 import errno
 import os
+import tracemalloc
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -208,3 +209,27 @@ def test_a_task_file_that_is_published_while_staging_is_looked_at_is_not_called_
         assert not finishing.settle_loss(locked)
     assert sum(drain(q, clock).values()) == 2
     assert q.status().dead == 0
+
+
+@pytest.mark.parametrize("look", ["lease", "peek", "tasks", "gc", "fsck", "repair"])
+def test_a_gigabyte_of_zeros_behind_a_task_file_takes_no_memory(queue_factory: QueueFactory, look: str) -> None:
+    """A power loss leaves such a file with durability "none". Once each of these took two gigabytes, or MemoryError."""
+    q = queue_factory(shards=1)
+    q.insert_many(range(3), batch_tasks=3)
+    [file] = (base_of(q) / "queue").glob("*/*")
+    os.truncate(file, file.stat().st_size + (1 << 30))
+    looks: dict[str, Callable[[], object]] = {
+        "lease": lambda: q.lease(1),
+        "peek": lambda: q.peek(3),
+        "tasks": lambda: list(q.tasks()),
+        "gc": q.gc,
+        "fsck": lambda: list(q.fsck()),
+        "repair": lambda: list(q.fsck(repair=True)),
+    }
+    tracemalloc.start()
+    try:
+        looks[look]()
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
+    assert sorted(task.payload for task in q.lease(3)) == [0, 1, 2][look == "lease" :]

@@ -574,11 +574,11 @@ class Renamed(Filesystem):
         super().__init__(root, shared=False)
         self.rename, self.times = rename, times
 
-    def read(self, path: str) -> bytes:
+    def read_pieces(self, path: str) -> list[tuple[int, bytes]]:
         if "/queue/" in path and self.times:
             self.times -= 1
             self.rename()
-        return super().read(path)
+        return super().read_pieces(path)
 
 
 def test_a_payload_is_found_while_its_file_is_renamed_again_and_again(q: Queue) -> None:
@@ -626,8 +626,8 @@ def test_each_state_is_looked_for_where_it_can_be(
     done.complete()
     failed.fail("once more", delay_s=50)
     reads: list[str] = []
-    usual = q.store.fs.read
-    monkeypatch.setattr(q.store.fs, "read", lambda path: (reads.append(path), usual(path))[1])
+    usual = q.store.fs.read_pieces
+    monkeypatch.setattr(q.store.fs, "read_pieces", lambda path: (reads.append(path), usual(path))[1])
     found = {}
     for state in ("leased", "delayed", "waiting"):
         reads.clear()
