@@ -208,7 +208,7 @@ def test_batches_that_took_inserts_are_gone_and_their_inserters_go_on_in_the_new
     kept = NEW if how == "overwrite" else []
     assert payloads(q) == kept
     assert [inserter.insert(f"x {number}").inserted for number in range(3)] == [True] * 3
-    assert payloads(q) == kept + ["x 0", "x 1", "x 2"]
+    assert payloads(q) == [*kept, "x 0", "x 1", "x 2"]
     assert q.status().waiting == len(kept) + 3
     with pytest.raises(LeaseLost):
         held.complete()
