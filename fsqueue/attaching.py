@@ -38,7 +38,9 @@ def attach(queue: Verbs, token: str) -> LeasedTask:
     store = queue.store
     batch_id, index, lease = names.parse_token(token)
     store.verify()
-    replay_state = listing.read_replay_state(store, batch_id)
+    replay_state = listing.read_present_state(store, batch_id)
+    if replay_state is not None and not replay_state.is_whole and not replay_state.holds(index, lease):
+        replay_state = listing.read_replay_state(store, batch_id)  # only the whole log tells who completed a task
     task_id = names.task_id(batch_id, index)
     if replay_state is None:
         raise TaskNotFound(

@@ -30,8 +30,11 @@ def lines(pieces: Iterable[Piece], begin: int) -> Iterator[tuple[int, bytes, int
         begun.append(first)
         if others:
             end = offset + len(first)
-            yield start, b"".join(begun), end - start
-            start, begun = end + 1, [others.pop()]
+            whole, begun = b"".join(begun), [others.pop()]  # the parts of a long line are not held beside it
+            del data, first
+            yield start, whole, end - start
+            del whole
+            start = end + 1
             for line in others:
                 yield start, line, len(line)
                 start += len(line) + 1

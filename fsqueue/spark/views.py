@@ -100,9 +100,9 @@ def tasks(store: Store, name: TaskFileName, states: tuple[str, ...]) -> Iterator
 
 
 def ledgers(store: Store, shard: Shard) -> Iterator[tuple[str, ReplayState]]:
-    """Yield the batches at work in a shard."""
+    """Yield the batches at work in a shard, each with what is alive in it."""
     for batch in listing.logs(store, shard):
-        replay_state = listing.read_replay_state(store, batch)
+        replay_state = listing.read_present_state(store, batch)
         if replay_state is not None:
             yield batch, replay_state
 

@@ -57,7 +57,7 @@ def write(
             return 0  # this process has lost the batch's lock, and another has finished it, which includes its letters
         if wanted and not certain:
             there, settled = letter_files.alive(store, fd)
-            wanted = [index for index in wanted if names.task_id(log.batch, index) not in there.keys() | settled]
+            wanted = [index for index in wanted if names.task_id(log.batch, index) not in there | settled]
         if wanted:
             jsonl.append(
                 store.fs,
@@ -78,7 +78,7 @@ def restore(store: Store, batch: str, replay_state: ReplayState, tasks: Iterable
         there, settled = letter_files.alive(store, fd)
         for line in letter_files.given_back(store, shard, names.birth_ms(batch)):
             settled.update(one for one in line["ids"] if isinstance(one, str))
-        lost = [index for index in tasks if names.task_id(batch, index) not in there.keys() | settled]
+        lost = [index for index in tasks if names.task_id(batch, index) not in there | settled]
         jsonl.append(store.fs, fd, b"".join(_letter(batch, replay_state, index, LOST) for index in lost), True)
 
 
@@ -110,11 +110,11 @@ class Ids:
         """The names of the files in `staging/` that are as good as published, if they are there still."""
         layout = store.layout
 
-        def read(shard: Shard, fd: int) -> tuple[dict[str, int], set[str], frozenset[str]]:
+        def read(shard: Shard, fd: int) -> tuple[set[str], set[str], frozenset[str]]:
             return *letter_files.alive(store, fd), _staged_of(store, layout, shard, fd)
 
         for some, others, staged in letter_files.each(store, layout, read, None if only is None else [only]):
-            self.dead.update(some)
+            self.dead |= some
             self.settled |= others
             self.staged |= staged
         retried.forget_published(store)
@@ -166,6 +166,7 @@ def _letters_in(store: Store, layout: Layout, shard: Shard) -> Iterator[DeadLett
                 if letter.id not in given:
                     given.add(letter.id)
                     yield letter
+                del letter
         except OSError as error:
             if error.errno != errno.ESTALE or is_last:
                 raise
@@ -238,10 +239,13 @@ def settled_as(store: Store, task_id: str) -> tuple[str, str | None] | None:
 
 
 def _letters(store: Store, fd: int) -> Iterator[DeadLetter]:
-    alive, _ = letter_files.alive(store, fd)
-    for number, line in enumerate(letter_files.lines(store, fd)):
-        if line["op"] == "dead" and alive.get(line["id"]) == number:
+    """Yield the letters of a file that were not dealt with. A repeat of one is dropped."""
+    passed = letter_files.settled(store, fd)
+    for line in letter_files.lines(store, fd):
+        if line["op"] == "dead" and line["id"] not in passed:
+            passed.add(line["id"])
             yield _decode(line)
+        del line  # as in `alive`
 
 
 def _decode(line: dict[str, Any]) -> DeadLetter:

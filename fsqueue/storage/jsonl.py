@@ -82,7 +82,9 @@ def lines_of(fs: Filesystem, fd: int) -> Iterator[bytes]:
 
     In a line with a long run of zeros one NUL byte stands for them: `lines_at` has the line's true length.
     """
-    return (line for _, line, _ in lines_at(fs, fd))
+    for _, line, _ in lines_at(fs, fd):
+        yield line
+        del line  # it may be long: it is not held while the next one is read
 
 
 def lines_at(fs: Filesystem, fd: int) -> Iterator[tuple[int, bytes, int]]:
@@ -90,10 +92,13 @@ def lines_at(fs: Filesystem, fd: int) -> Iterator[tuple[int, bytes, int]]:
     return sparse.lines(fs.pieces(fd, 0), 0)
 
 
-def pieces_of(fs: Filesystem, fd: int, offset: int) -> Iterator[tuple[int, bytes]]:
+def pieces_of(fs: Filesystem, fd: int, offset: int, shortened: bytes | None = None) -> Iterator[tuple[int, bytes]]:
     """Yield the whole lines of an open file from `offset` on, many at a time, each time with the length that they have
     in the file. It is more than there are bytes only for a single line that has a long run of zeros. A torn last line
     is left out.
+
+    Long lines that begin with `shortened` are of no interest. They come alone, too, and only their beginnings do; if
+    they have NUL bytes, with one of them.
     """
     rest: list[bytes] = []
     begin = at = offset
@@ -101,11 +106,15 @@ def pieces_of(fs: Filesystem, fd: int, offset: int) -> Iterator[tuple[int, bytes
         if place > at:
             rest.append(sparse.GAP)
         at = place + len(chunk)
-        if rest[1:] and sparse.GAP in rest:  # the line with the gap goes alone
+        is_short = shortened is not None and bool(rest) and rest[0].startswith(shortened)
+        if is_short or (rest[1:] and sparse.GAP in rest):  # such a line goes alone
             end = chunk.find(b"\n") + 1
-            if end:
-                yield place + end - begin, b"".join([*rest, chunk[:end]])
-                rest, begin, chunk = [], place + end, chunk[end:]
+            part = chunk[:end] if end else chunk
+            rest.append(part if not is_short else (sparse.GAP if sparse.GAP in part else b"") + part[end - 1 : end])
+            if not end:
+                continue
+            yield place + end - begin, b"".join(rest)
+            rest, begin, chunk = [], place + end, chunk[end:]
         end = chunk.rfind(b"\n") + 1
         if end:
             whole = b"".join([*rest, chunk[:end]])

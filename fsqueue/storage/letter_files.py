@@ -34,6 +34,8 @@ from fsqueue.storage.store import Store
 
 T = TypeVar("T")
 SETTLED = ("retried", "purged")
+LETTER = b'{"op":"dead",'
+"""What the line of every letter begins with."""
 BLOCK_BYTES = 4096
 """A file is replaced only if that gives back more than this: filesystems give room in blocks."""
 TRIES = 10
@@ -54,8 +56,10 @@ def lines(store: Store, fd: int) -> Iterator[dict[str, Any]]:
     """Yield the lines of a file that make sense."""
     for line in jsonl.lines_of(store.fs, fd):
         record = parse(line)
+        del line  # letters may be long: none is held while the next one is read
         if record is not None:
             yield record
+            del record
 
 
 def parse(line: bytes) -> dict[str, Any] | None:
@@ -74,22 +78,35 @@ def parse(line: bytes) -> dict[str, Any] | None:
     return None
 
 
-def alive(store: Store, fd: int) -> tuple[dict[str, int], set[str]]:
-    """Return the ids that are dead, with the number of their line; and those that were dealt with."""
-    dead: dict[str, int] = {}
+def alive(store: Store, fd: int) -> tuple[set[str], set[str]]:
+    """Return the ids that are dead, and those that were dealt with."""
+    dead: set[str] = set()
     settled: set[str] = set()
     if store.fs.fstat(fd).st_size <= HEADER_BYTES:
         return dead, settled  # no line that counts is so short: all letters were settled and given back
-    for number, line in enumerate(lines(store, fd)):
+    for line in lines(store, fd):
         if line["op"] == "dead":
             if line["id"] not in settled:
-                dead.setdefault(line["id"], number)
+                dead.add(line["id"])
         else:
             for one in line["ids"]:
                 if isinstance(one, str):
-                    dead.pop(one, None)
+                    dead.discard(one)
                     settled.add(one)
+        del line  # it may be long: it is not held while the next one is read
     return dead, settled
+
+
+def settled(store: Store, fd: int) -> set[str]:
+    """Return the ids that were dealt with. Letters are not parsed for that, and long ones are not held in memory."""
+    found: set[str] = set()
+    for _, piece in jsonl.pieces_of(store.fs, fd, 0, shortened=LETTER):
+        for line in piece.split(b"\n"):
+            if line and not line.startswith(LETTER):
+                record = parse(line)
+                if record is not None and record["op"] in SETTLED:
+                    found.update(one for one in record["ids"] if isinstance(one, str))
+    return found
 
 
 # -- reading ---------------------------------------------------------------------------------------------

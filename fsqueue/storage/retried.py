@@ -38,7 +38,7 @@ def read_on(store: Store, path: str, fd: int) -> frozenset[str]:
         if seen is None or seen.version != version:
             seen = Seen(version, state, 0, frozenset())
     end, names, is_sound = seen.end, set(seen.names), True
-    for length, piece in jsonl.pieces_of(store.fs, fd, seen.end):
+    for length, piece in jsonl.pieces_of(store.fs, fd, seen.end, shortened=letter_files.LETTER):
         if b"staged" in piece:
             names.update(_names_in(piece))
         # An NFS client may serve zeros for what it has not fetched yet: those are read again the next time.

@@ -281,6 +281,10 @@ class DrainCheck:
 # -- tasks ----------------------------------------------------------------------------------------
 
 _NAMES: dict[int, State] = {COMPLETED: IS_COMPLETED, DEAD: IS_DEAD, CANCELLED: IS_CANCELLED}
+_UNFINISHED = frozenset((AVAILABLE, LEASED))
+_BY_THE_LOG = {IS_LEASED: frozenset((LEASED,)), IS_DELAYED: frozenset((AVAILABLE,))}
+"""The states by which the log calls tasks that are shown as leased or delayed. One that waits may have either: its
+lease may have run out."""
 
 
 def tasks(store: Store, state: str | None = None) -> Iterator[TaskInfo]:
@@ -288,8 +292,9 @@ def tasks(store: Store, state: str | None = None) -> Iterator[TaskInfo]:
     store.verify()
     if state in (None, IS_WAITING, IS_DELAYED, IS_LEASED):
         apply_pending(store)
+        among = _UNFINISHED if state is None else _BY_THE_LOG.get(state, _UNFINISHED)
         for batch, name in listing.published(store) if state is None else _where_it_can_be(store, state):
-            for info in of_batch(store, batch, name, whole=False):
+            for info in of_batch(store, batch, name, whole=False, among=among):
                 if info.state == state or (state is None and info.state in (IS_WAITING, IS_DELAYED, IS_LEASED)):
                     yield info
     elif state == IS_DEAD:
@@ -333,10 +338,13 @@ def _is_leased_from(store: Store, batch: Batch) -> bool:
     return replay_state is not None and LEASED in replay_state.state
 
 
-def of_batch(store: Store, batch: Batch, name: TaskFileName, whole: bool = True) -> Iterator[TaskInfo]:
+def of_batch(
+    store: Store, batch: Batch, name: TaskFileName, whole: bool = True, among: frozenset[int] | None = None
+) -> Iterator[TaskInfo]:
     """Yield the tasks of a batch that has (or had just now) a task file of this name, finished ones too.
 
     Unless it is to tell the `whole`, it says of those that were completed or cancelled no more than that they were.
+    With `among`, only tasks whose log gives them one of these states: no other line of the task file is parsed.
     """
     lines = _lines_of(store, name)  # none, if it was renamed or finished since it was listed
     read = listing.read_replay_state if whole else listing.read_present_state
@@ -350,7 +358,7 @@ def of_batch(store: Store, batch: Batch, name: TaskFileName, whole: bool = True)
         replay_state.begin(name.count, name.available_at, 0)
     elif not lines and replay_state.left and replay_state.inserts is None:
         lines = _lines_anywhere(store, batch, replay_state)
-    yield from _of_replay_state(store, batch, replay_state, lines)
+    yield from _of_replay_state(store, batch, replay_state, lines, among)
 
 
 def payload_of(store: Store, batch: Batch, index: int, replay_state: ReplayState) -> Any:
@@ -399,11 +407,16 @@ def _lines_anywhere(store: Store, batch: Batch, replay_state: ReplayState) -> li
 
 
 def _of_replay_state(
-    store: Store, batch: str, replay_state: ReplayState, lines: list[bytes] | None
+    store: Store,
+    batch: str,
+    replay_state: ReplayState,
+    lines: list[bytes] | None,
+    among: frozenset[int] | None = None,
 ) -> Iterator[TaskInfo]:
     now = store.clock.now_ms()
     for index in range(replay_state.count):
-        if replay_state.state[index] != SKIPPED:
+        state = replay_state.state[index]
+        if state != SKIPPED and (among is None or state in among):
             yield _info(batch, replay_state, index, lines, now)
 
 
@@ -484,7 +497,7 @@ def peek(store: Store, n: int) -> list[TaskInfo]:
     heads = [name for _, name in listing.published(store) if name.available_at <= now]
     found: list[TaskInfo] = []
     for name in sorted(heads, key=lambda head: head.batch):
-        for info in of_batch(store, name.batch, name, whole=False):
+        for info in of_batch(store, name.batch, name, whole=False, among=_UNFINISHED):
             if info.state == IS_WAITING:
                 found.append(info)
                 if len(found) == n:

@@ -59,7 +59,7 @@ STEPS = {
     "status": "the counts",
     "delete": "delete the queue",
     "drain": f"{PROCESSES} processes drain a small queue",
-    "alive": "what looks cost after ten million tasks done in bulk, and with zeros behind files",
+    "alive": "what looks cost at queues with a long past, and with zeros behind files",
     "mixed": f"{PROCESSES} processes: half insert, half work",
 }
 """What --only takes."""

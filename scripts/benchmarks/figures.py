@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from benchmarks.alive import LETTER_EACH, START
 from benchmarks.summary import Row, Summary
 
 NAMES = {"lease_one": "lease 1 + complete", "lease_many": "lease 100 + complete"}
@@ -36,6 +37,7 @@ def figures(summary: Summary) -> list[Figure]:
         *_status(summary),
         *_delete(summary),
         *_drain(summary),
+        *_alive(summary),
     ]
 
 
@@ -240,3 +242,119 @@ def _drain(summary: Summary) -> list[Figure]:
 
 def _rounds(summary: Summary, step: str) -> list[Row]:
     return [row for size in summary.sizes(step, "fsqueue") for row in summary.rounds("fsqueue", step, size)]
+
+
+MIB = 1.048576
+"""MB in a MiB."""
+
+
+def _alive(summary: Summary) -> list[Figure]:
+    """What is not alive costs nothing. Commands are processes of their own: their start counts."""
+    size = _largest(summary, "alive")
+    found: dict[str, list[Row]] = {}
+    for row in summary.rounds("fsqueue", "alive", size):
+        found.setdefault(row["case"], []).append(row)
+    return [
+        _bounded(found, "activity", "status --window", f"status, {size:,} tasks done in bulk in the window", 0.6, 60),
+        *_stragglers(found),
+        *_renewed(found),
+        _restated(found),
+        _purged(found),
+        *_long(found),
+    ]
+
+
+def _bounded(found: dict[str, list[Row]], case: str, command: str, what: str, cpu_s: float, mib: int) -> Figure:
+    rows = [row for row in found.get(case, ()) if row["command"].startswith(command)]
+    spent, memory = (statistics.median(row[key] for row in rows) if rows else None for key in ("cpu_s", "memory_mb"))
+    starts = [row["cpu_s"] for row in found.get(case, ()) if row["command"] == START]
+    start = f" ({statistics.median(starts):.2f} s to start)" if starts else ""
+    return _figure(
+        what,
+        f"under {cpu_s:g} s of CPU and {mib} MiB",
+        spent,
+        lambda spent: spent < cpu_s and (memory or 0) / MIB < mib,
+        lambda spent: f"{spent:.2f} s{start}, {(memory or 0) / MIB:.0f} MiB",
+    )
+
+
+def _stragglers(found: dict[str, list[Row]]) -> list[Figure]:
+    shapes = [case for case in found if case.startswith("stragglers")] or ["stragglers"]
+    return [
+        _bounded(found, case, command, f"{case}, 1 in 1,024: {command}", 0.3, 40)
+        for case in shapes
+        for command in ("status", "gc", "workers", "peek", "ls", "dead list")
+    ]
+
+
+def _renewed(found: dict[str, list[Row]]) -> list[Figure]:
+    """How much more each command takes after a day of renewals; fsck replays whole logs, and is left out."""
+    figures = []
+    for case in [case for case in found if case.startswith("renewed")] or ["renewed"]:
+        spent: dict[str, dict[bool, list[float]]] = {}
+        for row in found.get(case, ()):
+            spent.setdefault(row["command"], {}).setdefault("fresh" in row, []).append(row["cpu_s"])
+        more = {
+            command: (statistics.median(each[False]) - statistics.median(each[True])) * 1e3
+            for command, each in spent.items()
+            if command not in ("fsck", START)
+        }
+        worst, command = max(((ms, command) for command, ms in more.items()), default=(None, ""))
+        figures.append(
+            _figure(
+                f"a batch {case}, for a day: each command, against a fresh queue",
+                "at most 50 ms of CPU more",
+                worst,
+                lambda ms: ms <= 50,
+                lambda ms, command=command: f"{ms:+.0f} ms (worst command: {command})",  # type: ignore[misc]
+            )
+        )
+    return figures
+
+
+def _restated(found: dict[str, list[Row]]) -> Figure:
+    """How much longer checkpoints make a log, in the worst of the cases."""
+    ratios = [
+        (row["log_bytes"] / (row["log_bytes"] - row["restated_bytes"]), case)
+        for case, rows in found.items()
+        for row in rows
+        if row.get("log_bytes")
+    ]
+    worst, case = max(ratios, default=(None, ""))
+    return _figure(
+        "logs with checkpoints, against the same without",
+        "at most 1.25 times as long",
+        worst,
+        lambda ratio: ratio <= 1.25,
+        lambda ratio: f"{ratio:.2f} times (worst: {case})",
+    )
+
+
+def _purged(found: dict[str, list[Row]]) -> Figure:
+    rows = [row for row in found.get("letters", ()) if "empty_cpu_s" in row]
+    more = statistics.median((row["cpu_s"] - row["empty_cpu_s"]) * 1e3 for row in rows) if rows else None
+    letters = rows[0]["tasks"] // LETTER_EACH if rows else 0
+    return _figure(
+        "status with all dead letters purged, against an empty queue",
+        "within 5 ms of CPU",
+        more,
+        lambda ms: ms <= 5,
+        lambda ms: f"{ms:+.1f} ms ({letters:,} letters)",
+    )
+
+
+def _long(found: dict[str, list[Row]]) -> list[Figure]:
+    rows: dict[str, list[Row]] = {"Queue.status": [], "Queue.dead": []}
+    for row in found.get("long letters", ()):
+        if row["command"] in rows:
+            rows[row["command"]].append(row)
+    return [
+        _figure(
+            f"long dead letters: {verb}, against reading their lines",
+            "at most 2 times the CPU time",
+            statistics.median(row["cpu_s"] / row["plain_cpu_s"] for row in each) if each else None,
+            lambda ratio: ratio <= 2,
+            lambda ratio: f"{ratio:.2f} times",
+        )
+        for verb, each in rows.items()
+    ]

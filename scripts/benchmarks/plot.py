@@ -160,3 +160,40 @@ def latencies(summary: Summary, size: int) -> str:
         axes.set_xlabel("microseconds, log axis; each row: p50 (full), p90, p99, and the worst (hollow)")
         axes.grid(axis="x", alpha=0.4)
     return out.getvalue()
+
+
+def growth(tenths: list[dict[str, Any]]) -> str:
+    """Return an SVG of what each command, each verb and the files of a soak took, in each tenth of it."""
+    x = [each["movements"] for each in tenths]
+    commands = {
+        f"fsqueue {name}": [each["commands"][name]["cpu_s"] * 1e3 for each in tenths] for name in tenths[0]["commands"]
+    }
+    memory = {
+        f"fsqueue {name}": [each["commands"][name]["memory_mb"] for each in tenths] for name in tenths[0]["commands"]
+    }
+    verbs = {
+        name: [each["verbs"].get(name, {}).get("cpu_us", math.nan) for each in tenths] for name in tenths[0]["verbs"]
+    }
+    files = {kind: [each["usage"][kind][0] for each in tenths] for kind in tenths[0]["usage"]}
+    files |= {"all": [each["inodes"] for each in tenths]}
+    files = {kind: [count or math.nan for count in counts] for kind, counts in files.items() if any(counts)}
+    panels = (
+        ("commands: CPU time, with the start of Python", "ms", commands),
+        ("commands: peak memory", "MB", memory),
+        ("verbs: CPU time", "µs a task; gc: µs a call", verbs),
+        ("files and directories", "", files),
+    )
+    with _page(11, 9, "What a queue costs in each tenth of a soak (log axis; lower is better)") as (figure, out):
+        for axes, (title, unit, lines) in zip(figure.subplots(2, 2).flat, panels, strict=True):
+            axes.set_title(title, loc="left")
+            axes.set_ylabel(unit)
+            axes.set_xlabel("movements")
+            for number, (name, values) in enumerate(lines.items()):
+                colour, mark = list(mpl.color_sequences["tab10"])[number % 10], "os^Dv"[(number + number // 10) % 5]
+                axes.semilogy(x, values, color=colour, marker=mark, markersize=3, label=name)
+            axes.set_xlim(0, max(x) * 1.03)
+            axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+            _label(axes.yaxis)
+            axes.grid(alpha=0.4)
+            axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
+    return out.getvalue()

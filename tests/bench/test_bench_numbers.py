@@ -76,6 +76,43 @@ def test_one_size_says_nothing_of_scale() -> None:
     assert [figure.reached for figure in found if "largest" in figure.what] == [None, None]
 
 
+def test_what_is_not_alive_is_judged_by_the_median_of_its_rounds() -> None:
+    def look(case: str, command: str, cpu_s: float, memory_mb: float = 30, **more: Any) -> Row:
+        shown = {"case": case, "command": command, "cpu_s": cpu_s, "memory_mb": memory_mb, "tasks": 10**7, **more}
+        return {"system": "fsqueue", "step": "alive", "size": 10**7, "round": 1, "seconds": cpu_s, **shown}
+
+    rows = [
+        look("activity", "status --window 90s", 0.5, 62.8),
+        look("activity", "--version", 0.1),
+        look("activity", "status", 9),  # has another window
+        *(look("stragglers", "status", cpu_s, log_bytes=125, restated_bytes=25) for cpu_s in (0.1, 0.2, 0.9)),
+        look("stragglers, leased", "gc", 0.2, 42.0),
+        look("renewed", "status", 0.1, fresh=True),
+        look("renewed", "status", 0.14),
+        look("renewed", "complete", 0.1, fresh=True),
+        look("renewed", "complete", 0.16),
+        look("renewed", "fsck", 0.1, fresh=True),
+        look("renewed", "fsck", 2),  # it reads all that is there
+        look("letters", "status", 0.5),
+        look("letters", "status", 0.104, empty_cpu_s=0.1),
+        look("long letters", "Queue.status", 0.9, plain_cpu_s=0.5),
+        look("long letters", "Queue.dead", 1.1, plain_cpu_s=0.5),
+    ]
+    judged = {figure.what: (figure.reached, figure.measured) for figure in figures(Summary(rows))}
+    assert judged["status, 10,000,000 tasks done in bulk in the window"] == (True, "0.50 s (0.10 s to start), 60 MiB")
+    assert judged["stragglers, 1 in 1,024: status"] == (True, "0.20 s, 29 MiB")
+    assert judged["stragglers, 1 in 1,024: peek"][0] is None
+    assert judged["stragglers, leased, 1 in 1,024: gc"] == (False, "0.20 s, 40 MiB")
+    assert judged["a batch renewed, for a day: each command, against a fresh queue"] == (
+        False,
+        "+60 ms (worst command: complete)",
+    )
+    assert judged["logs with checkpoints, against the same without"] == (True, "1.25 times (worst: stragglers)")
+    assert judged["status with all dead letters purged, against an empty queue"] == (True, "+4.0 ms (100,000 letters)")
+    assert judged["long dead letters: Queue.status, against reading their lines"] == (True, "1.80 times")
+    assert judged["long dead letters: Queue.dead, against reading their lines"] == (False, "2.20 times")
+
+
 def answer(numbers: list[int], last: int, empty: int) -> Row:
     latency = {"lease": {"p50": 1.0, "max": 2.0}}
     return {"numbers": numbers, "begin": 0, "last_lease_asked": last, "empty_answered": empty, "latency_us": latency}

@@ -10,6 +10,10 @@ from pathlib import Path
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+
+from benchmarks.alive import CASES
+
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 BENCH = SCRIPTS / "benchmarks"
 
@@ -18,7 +22,7 @@ pytestmark = pytest.mark.once
 
 def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, str(BENCH), *map(str, arguments)], capture_output=True, text=True, timeout=120
+        [sys.executable, str(BENCH), *map(str, arguments)], capture_output=True, text=True, timeout=600
     )
 
 
@@ -51,6 +55,7 @@ def test_a_quick_run_measures_fsqueue_and_the_floor_and_writes_json_markdown_and
         assert ("fsqueue", step) in measured
     for step in ("insert", "lease_one", "lease_many", "loop", "delete"):
         assert ("floor", step) in measured
+    assert {row["case"] for row in made["rows"] if row["step"] == "alive"} == set(CASES)
     for row in made["rows"]:
         if row["step"] in ("drain", "drain_work", "drain_many", "mixed"):
             assert (row["lost"], row["twice"]) == (0, 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -467,6 +467,34 @@ def test_attaching_to_what_is_no_lease(q: Queue, q2: Queue, clock: ManualClock) 
     new.complete()
     with pytest.raises(TaskNotFound):
         q.attach(new.token)
+
+
+def test_attaching_costs_what_is_alive_in_a_batch_not_its_past(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, done, given_back = leased(q, "x", "y", "z")
+    done.complete()
+    given_back.release()
+    for _ in range(1000):
+        mine.renew()
+    [log] = log_files(q)
+    assert log.stat().st_size > 100_000
+    replayed: list[int] = []
+    replay_pieces = ReplayState.replay_pieces
+
+    def counting(state: ReplayState, pieces: Iterable[tuple[int, bytes]], offset: int) -> int:
+        found = list(pieces)
+        replayed.append(sum(len(piece) for _, piece in found))
+        return replay_pieces(state, found, offset)
+
+    monkeypatch.setattr(ReplayState, "replay_pieces", counting)
+    attached = Queue(q.path, clock=q.store.clock).attach(mine.token)
+    assert (attached.payload, attached.attempt, attached.lease_until) == ("x", 1, mine.lease_until)
+    assert 0 < sum(replayed) < 20_000
+    monkeypatch.undo()
+    assert attached.version == q.task(mine.id).version
+    with pytest.raises(LeaseLost, match=r"You have completed .* already"):
+        q.attach(done.token)
+    with pytest.raises(LeaseLost, match="given back"):
+        q.attach(given_back.token)
 
 
 def test_attaching_late_but_untaken(q: Queue, q2: Queue, clock: ManualClock) -> None:

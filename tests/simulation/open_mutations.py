@@ -30,7 +30,7 @@ MUTATIONS = [
     Mutation(
         "an inserter goes on with a batch of before the power loss",
         "records that others had acted upon may be lost: their tasks' ids are given again",
-        "open-power",
+        ("open-lossy", "insert", "lease-many", "then-power"),
         ((f"{INTO}._prepare", " and replay_state.inserts == store.domain", ""),),
     ),
     Mutation(
@@ -49,7 +49,7 @@ MUTATIONS = [
         "after an error an inserter takes the task for not inserted",
         "it inserts the task again: there are two",
         "open",
-        ((f"{INTO}._found", "return self._look_for(batch, identity)", "return None"),),
+        ((f"{INTO}._found", "return self._look_for(batch, identity, closing)", "return None"),),
     ),
     Mutation(
         "an inserter does not prove that the task file is there",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -199,6 +201,26 @@ def test_a_repeated_letter_counts_once_and_does_not_revive_what_was_dealt_with(q
         file.write(line)
     assert list(q.dead()) == []
     assert q.status().dead == 0
+
+
+def test_long_letters_are_held_in_memory_one_at_a_time(q: Queue) -> None:
+    size = 16_000_000
+    ids = bury(q, *["x" * size] * 3)
+    q.purge_dead(ids[:1])
+    code = """
+import fsqueue, sys
+def most_kb():
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM:"))
+queue = fsqueue.Queue(sys.argv[1])
+before = most_kb()
+print(queue.status().dead)
+print(most_kb() - before)
+"""
+    told = subprocess.run([sys.executable, "-c", code, q.path], stdout=subprocess.PIPE, text=True, check=True).stdout
+    dead, kilobytes = told.splitlines()
+    assert dead == "2"
+    # The parts of a line as they were read, the line, the parser's copy, and the payload.
+    assert int(kilobytes) * 1024 < 4.6 * size
 
 
 @pytest.mark.batched

@@ -108,6 +108,25 @@ def test_the_pieces_of_a_long_line_are_joined_once(fs: Filesystem) -> None:
     assert [len(line) for line in jsonl.lines_of(fs, -1)] == [5, 5000, 4]
 
 
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.sampled_from([b"", b"one", b"long " + b"x" * 40, b"long " + b"y" * 9 + b"\0z", b"lo", b"ng"])),
+    st.sampled_from([b"", b"torn", b"long " + b"t" * 30]),
+    st.integers(1, 60),
+)
+def test_long_lines_of_no_interest_are_shortened(fs: Filesystem, lines: list[bytes], torn: bytes, most: int) -> None:
+    content = b"".join(line + b"\n" for line in lines) + torn
+    fs.pread = lambda fd, _, offset: content[offset : offset + most]
+    found = list(jsonl.pieces_of(fs, -1, 0, shortened=b"long "))
+    assert sum(length for length, _ in found) == len(content) - len(torn)
+    at, told = 0, []
+    for length, piece in found:
+        told += [line for line in piece.split(b"\n")[:-1] if not line.startswith(b"long ")]
+        assert (b"\0" in piece) == (b"\0" in content[at : at + length]), "what may be read again later is not hidden"
+        at += length
+    assert told == [line for line in lines if not line.startswith(b"long ")]
+
+
 @pytest.mark.parametrize("closed_off", [b"", b"~\nlast\n"])
 def test_zeros_hide_no_line_from_a_reader_that_begins_at_the_end(
     tmp_path: Path, fs: Filesystem, closed_off: bytes

@@ -16,6 +16,7 @@ from fsqueue import InvalidArgument, Queue, QueueNotFound, QueuePurged, Status, 
 from fsqueue.clock import ManualClock
 from fsqueue.filesystem import Filesystem
 from fsqueue.format import names
+from fsqueue.models import State
 from fsqueue.storage import counters, listing
 from fsqueue.views import inspection
 from tests.concurrency.trapped import Trapped, trapped
@@ -466,6 +467,36 @@ def test_waiting_for_what_is_purged_or_deleted_ends_with_an_error(
 
 
 # -- what else lies there ------------------------------------------------------------
+
+
+@pytest.mark.once
+def test_what_is_listed_is_looked_at_and_what_is_done_is_not(
+    q: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 300 batches with one leased task each, all 300,000 lines were parsed to list 300 tasks."""
+    q.insert_many(range(100), batch_tasks=100)
+    tasks = q.lease(100, lease_s=60)
+    q.complete(tasks[3:])
+    tasks[0].fail("later", delay_s=1000)
+    tasks[1].release()
+    looked: list[int] = []
+    info = inspection._info
+    monkeypatch.setattr(
+        inspection,
+        "_info",
+        lambda batch, state, index, *rest: (looked.append(index), info(batch, state, index, *rest))[1],
+    )
+    listings: dict[State | None, list[int]] = {"leased": [2], "delayed": [0], "waiting": [1], None: [0, 1, 2]}
+    for state, payloads in listings.items():
+        looked.clear()
+        assert [one.payload for one in q.tasks(state)] == payloads
+        assert len(looked) <= 3
+    looked.clear()
+    assert [one.payload for one in q.peek(9)] == [1]
+    assert len(looked) <= 3
+    clock.advance(100)  # the lease has run out: the task waits
+    assert [one.payload for one in q.tasks("waiting")] == [1, 2]
+    assert list(q.tasks("leased")) == []
 
 
 def test_stray_files_are_no_tasks(q: Queue) -> None:
