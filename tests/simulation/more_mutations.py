@@ -97,7 +97,7 @@ MUTATIONS = [
     Mutation(
         "staged and not locked",
         "upkeep takes it for an orphan while its author is late",
-        ("local", "insert", "gc", "days"),
+        ("local", "insert-many", "gc", "days"),
         (
             ("storage.staging:stage_as", "    locked = fs.lock(fd, store.clock, store.entropy, LOCK_S)\n", "    locked = True\n"),
             BELIEVES,
@@ -106,7 +106,7 @@ MUTATIONS = [
     Mutation(
         "no second look by who was late to lock what he staged",
         "upkeep has reaped it meanwhile, and the insert reports success",
-        ("local", "insert", "gc", "days"),
+        ("local", "insert-many", "gc", "days"),
         (
             ("storage.staging:stage_as", "    late = store.clock.monotonic() - began > LATE_S\n", "    late = False\n"),
             BELIEVES,
