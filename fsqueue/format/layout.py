@@ -13,8 +13,8 @@ from fsqueue.format import names
 
 FORMAT = 2
 """The newest format that this version reads."""
-FORMAT_OF_NEW_QUEUES = 1
-"""The format of queues that this version creates. `format_record` raises one to the newest."""
+FORMAT_OF_NEW_QUEUES = 2
+"""The format of queues that this version creates."""
 OPEN_BATCHES = 2
 """From this format on a queue may have batches that take inserts."""
 
