@@ -215,6 +215,8 @@ class Queue(Maintenance):
     ) -> int:
         """Insert a stream of payloads or Tasks in bounded memory; returns how many are new.
 
+        A stream of one task costs what `insert` costs.
+
         `batch_tasks`: tasks a file, instead of batches that grow with the stream; `total`: how many
         there will be about, if known, so that batches are large from the start; `delay_s`: seconds before tasks
         become available that do not say so themselves. They are durable

@@ -73,7 +73,7 @@ class BatchLook:
         store, replay_state = self.store, self.replay_state
         if self.has_returned:
             path = store.layout.task_file(self.names[0]) if self.names else self.log
-            yield found(store, "returned-file", path, replay_state.left or self.names[0].count)
+            yield found(store, "returned-file", path, replay_state.left or self.names[0].tasks)
             return
         if self.content is not None:
             yield from self._lines(self.content)
@@ -105,7 +105,7 @@ class BatchLook:
         path = store.layout.task_file(name)
         if len(self.names) > 1:
             others = ", ".join(str(other) for other in self.names[1:])
-            yield found(store, "second-name", path, name.count, f"and {others}")
+            yield found(store, "second-name", path, name.tasks, f"and {others}")
             return
         if name.inserted is not None:
             yield from self._file_of_inserts(path, name)

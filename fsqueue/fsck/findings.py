@@ -112,7 +112,7 @@ KINDS = {
     "task-file-gone": Kind(
         DAMAGE,
         "Tasks of this batch have no outcome, but its task file is gone: another program than fsqueue removed it. "
-        "Their payloads are lost.",
+        "Their payloads are lost, but for those of tasks that were inserted one by one: these are in the log.",
         "makes them dead letters, so that nothing waits for them; a worker that holds a lease may still complete",
     ),
     "unreadable-tasks": Kind(

@@ -223,7 +223,7 @@ class _Places:
         name = names.parse_task_file(text)
         if name is None or self.layout.shard(name.batch) == shard:
             return None
-        return self._misplaced(path, name.count, lambda: self.repair.file_to_its_shard(path, name))
+        return self._misplaced(path, name.tasks, lambda: self.repair.file_to_its_shard(path, name))
 
     def _log(self, shard: str, text: str, path: str) -> Suspect | None:
         uuid = names.parse_log_file(text)

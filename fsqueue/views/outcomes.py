@@ -8,7 +8,7 @@ from typing import NamedTuple
 from fsqueue.errors import LeaseLost
 from fsqueue.format import names
 from fsqueue.format.names import Batch, Shard, TaskFileName
-from fsqueue.format.replay import ReplayState
+from fsqueue.format.replay import SKIPPED, ReplayState
 from fsqueue.protocol import losses
 from fsqueue.storage import deadletters, history, listing
 from fsqueue.storage.store import Store
@@ -78,7 +78,7 @@ def _outcomes(store: Store, wanted: dict[str, tuple[Batch, int]]) -> dict[str, R
         if batch not in replay_states:
             replay_states[batch] = _replay_state(store, batch, in_history=batch not in files[shard])
         replay_state, file = replay_states[batch], files[shard].get(batch)
-        if replay_state is not None and index < replay_state.count:
+        if replay_state is not None and index < replay_state.count and replay_state.state[index] != SKIPPED:
             found[key] = replay_state
         elif replay_state is None and file is not None and index < file.count:
             found[key] = NEVER_LEASED

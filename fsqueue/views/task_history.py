@@ -6,7 +6,7 @@ from typing import Any
 
 from fsqueue.errors import TaskNotFound
 from fsqueue.format import movements, names, sparse
-from fsqueue.format.replay import ReplayState
+from fsqueue.format.replay import SKIPPED, ReplayState
 from fsqueue.models import Movement
 from fsqueue.storage import history, listing
 from fsqueue.storage.store import Store
@@ -20,11 +20,15 @@ def movements_of(store: Store, task_id: str) -> list[Movement]:
     if not any(record["op"] == "open" for _, record in records):
         records = history.find(store, batch) or []
     name = listing.task_files(store, store.layout.shard(batch)).get(batch) if not records else None
-    if index >= (name.count if name is not None else history.replay(records).count):
+    if not (index < name.count if name is not None else _is_task(history.replay(records), index)):
         raise TaskNotFound(f"The history of {task_id} is not known in {store.path}: check the id, or it was not kept.")
     first, *others = _applied(records, index) or [{"op": "open"}]
     birth = first["at"] if first["op"] == "insert" else names.birth_ms(batch)
     return [Movement("insert", birth / 1000), *(_movement(record, index) for record in others)]
+
+
+def _is_task(replay_state: ReplayState, index: int) -> bool:
+    return index < replay_state.count and replay_state.state[index] != SKIPPED
 
 
 def records_of(store: Store, batch: names.Batch) -> history.Records:

@@ -10,6 +10,7 @@ import pytest
 from fsqueue import Queue
 from tests.cli.conftest import Run
 from tests.pages import text_of
+from tests.support import insert_in_file
 
 pytestmark = pytest.mark.once
 
@@ -37,7 +38,7 @@ def test_each_finding_is_a_line_with_the_fields_that_the_page_names(fsqueue_cli:
 def test_each_run_s_quarantine_keeps_the_path_that_a_file_had(fsqueue_cli: Run, queue: Queue) -> None:
     for content in ("first", "second"):
         (queue.path / "notes").mkdir(exist_ok=True)
-        queue.insert(content)
+        insert_in_file(queue, content)
         [shard] = {path.parent for path in queue.path.rglob("queue/*/*.jsonl") if content in path.read_text()}
         (shard / "note").write_text(content)
         fsqueue_cli("fsck", queue.path, "--repair")

@@ -17,6 +17,7 @@ from fsqueue.filesystem import Mount
 from tests.cli.conftest import Run, Spawn
 from tests.cli.terminal import Terminal
 from tests.conftest import QueueFactory
+from tests.support import insert_in_file
 
 pytestmark = pytest.mark.once
 
@@ -117,7 +118,7 @@ def test_two_processes_that_complete_at_once_both_succeed(
 
 
 def test_a_task_that_another_has_completed_is_not_said_to_be_ours(fsqueue_cli: Run, queue: Queue) -> None:
-    queue.insert(1)
+    insert_in_file(queue, 1)
     first = queue.lease()[0]
     queue.release_all()
     queue.lease()[0].complete()
@@ -127,7 +128,7 @@ def test_a_task_that_another_has_completed_is_not_said_to_be_ours(fsqueue_cli: R
 
 
 def test_completing_twice_in_python(queue: Queue) -> None:
-    queue.insert(1)
+    insert_in_file(queue, 1)
     [task] = queue.lease()
     task.complete()
     with pytest.raises(LeaseLost, match=r"You have completed .* already") as caught:

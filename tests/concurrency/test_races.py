@@ -17,7 +17,7 @@ from fsqueue.clock import ManualClock
 from tests.concurrency.books import check_drained, counted, drain, leftovers
 from tests.concurrency.processes import children, together
 from tests.concurrency.trapped import trapped
-from tests.support import base_of, generations_of
+from tests.support import base_of, generations_of, insert_in_file
 
 QueueFactory = Callable[..., Queue]
 
@@ -68,7 +68,7 @@ def test_an_expired_lease_is_completed_by_exactly_one(queue: Queue) -> None:
 
 def test_of_many_copies_of_one_token_one_completes(queue: Queue) -> None:
     for lap in range(10):
-        queue.insert(lap)
+        insert_in_file(queue, lap)
         token = queue.lease()[0].token
 
         def complete(token: str = token) -> int:

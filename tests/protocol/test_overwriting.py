@@ -188,3 +188,34 @@ def test_on_a_full_disk_it_can_be_published_again(queue_factory: QueueFactory, c
             assert number > 8
             return
     raise AssertionError("it never ends")
+
+
+@pytest.mark.once
+@pytest.mark.usefixtures("open_batches")
+@pytest.mark.parametrize("how", ["overwrite", "purge"])
+def test_batches_that_took_inserts_are_gone_and_their_inserters_go_on_in_the_new_generation(
+    queue_factory: QueueFactory, clock: ManualClock, how: str
+) -> None:
+    inserter = Queue(queue_factory(shards=4, durability="none", batch_tasks_max=2).path, clock=clock)
+    q = Queue(inserter.path, clock=clock)
+    for number in range(3):  # a batch that is sealed, and an open one
+        inserter.insert(number)
+    [held] = q.lease()
+    if how == "overwrite":
+        overwrite(q)
+    else:
+        q.purge()
+    kept = NEW if how == "overwrite" else []
+    assert payloads(q) == kept
+    assert [inserter.insert(f"x {number}").inserted for number in range(3)] == [True] * 3
+    assert payloads(q) == [*kept, "x 0", "x 1", "x 2"]
+    assert q.status().waiting == len(kept) + 3
+    with pytest.raises(LeaseLost):
+        held.complete()
+    q.gc()
+    assert generations_of(q) == [base_of(q)]
+    assert list(drain(q, clock).values()) == [1] * (len(kept) + 3)
+    clock.advance(3)
+    q.gc()
+    assert leftovers(q) == []
+    assert q.status().completed == len(kept) + 3

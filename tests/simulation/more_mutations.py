@@ -91,24 +91,24 @@ MUTATIONS = [
         "nobody looks for the task when it is due",
         "calm",
         (
-            ("protocol.leasing:Leaser._take", "        target = log.name.at(due if due is not None else until)\n", "        target = log.name.at((due if due is not None else until) + 60000)\n"),
+            ("protocol.leasing:Leaser._take", "log.name, due if due is not None else until)", "log.name, (due if due is not None else until) + 60000)"),
         ),
     ),
     Mutation(
         "staged and not locked",
         "upkeep takes it for an orphan while its author is late",
-        ("local", "insert", "gc", "days"),
+        ("local", "insert-many", "gc", "days"),
         (
-            ("storage.staging:stage", "    locked = fs.lock(fd, store.clock, store.entropy, LOCK_S)\n", "    locked = True\n"),
+            ("storage.staging:stage_as", "    locked = fs.lock(fd, store.clock, store.entropy, LOCK_S)\n", "    locked = True\n"),
             BELIEVES,
         ),
     ),
     Mutation(
         "no second look by who was late to lock what he staged",
         "upkeep has reaped it meanwhile, and the insert reports success",
-        ("local", "insert", "gc", "days"),
+        ("local", "insert-many", "gc", "days"),
         (
-            ("storage.staging:stage", "    late = store.clock.monotonic() - began > LATE_S\n", "    late = False\n"),
+            ("storage.staging:stage_as", "    late = store.clock.monotonic() - began > LATE_S\n", "    late = False\n"),
             BELIEVES,
         ),
     ),
@@ -142,7 +142,7 @@ MUTATIONS = [
         "the last line of each batch is torn",
         "calm",
         (
-            ("storage.staging:stage", "        fs.write_all(fd, b\"\".join(pieces))\n", "        fs.write_all(fd, b\"\".join(pieces)[:-1])\n"),
+            ("storage.staging:stage_as", "        fs.write_all(fd, b\"\".join(pieces))\n", "        fs.write_all(fd, b\"\".join(pieces)[:-1])\n"),
         ),
     ),
     Mutation(
@@ -278,7 +278,7 @@ MUTATIONS = [
         "upkeep leaves a task that waits, and nobody looks for it before the time that the name says",
         ("strict", "release", "", "power"),
         (
-            ("upkeep.collect:_shard", " or is_late(replay_state, files[batch])", ""),
+            ("upkeep.collect:_look_at", "        or is_late(replay_state, files[batch])\n", ""),
         ),
     ),
     Mutation(

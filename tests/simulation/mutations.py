@@ -354,7 +354,7 @@ MUTATIONS = [
     Mutation(
         "staged files are reaped without their lock",
         "their author is late by a day, finds his file gone, and takes that for the reply to his rename that was lost",
-        ("local", "insert", "gc", "days"),
+        ("local", "insert-many", "gc", "days"),
         (("upkeep.collect:reap_staged", "if store.fs.try_lock(fd) and store.fs.same_file(fd, path) and text", "if text"), BELIEVES),
     ),
     Mutation(

@@ -15,10 +15,11 @@ import fsqueue
 from fsqueue import InvalidArgument, Queue, QueueNotFound, QueuePurged, Status, TaskNotFound
 from fsqueue.clock import ManualClock
 from fsqueue.filesystem import Filesystem
-from fsqueue.format import names
+from fsqueue.format import movements, names
+from fsqueue.format.names import TAKES_INSERTS
 from fsqueue.models import State
 from fsqueue.storage import counters, listing
-from fsqueue.views import inspection
+from fsqueue.views import inspection, outcomes
 from tests.concurrency.trapped import Trapped, trapped
 from tests.support import QueueFactory, base_of, calls, files_below, insert_in_file, log_files, task_file_names
 
@@ -708,3 +709,69 @@ def test_a_status_keeps_numbers_and_not_the_states_of_all_tasks(queue_factory: Q
     finally:
         tracemalloc.stop()
     assert found.leased == found.inserted == 150 * 1024
+
+
+# -- open batches ---------------------------------------------------------------------
+
+
+@pytest.mark.once
+@pytest.mark.usefixtures("open_batches")
+def test_an_index_that_an_insert_has_skipped_is_no_task(queue_factory: QueueFactory, clock: ManualClock) -> None:
+    """After a power loss others may have seen inserts that are gone, so a later one may leave a gap."""
+    q = Queue(queue_factory(shards=1).path, clock=clock)
+    first = q.insert("a").id
+    [log] = log_files(q)
+    with log.open("ab") as file:
+        file.write(movements.insert(clock.now_ms(), "0" * 16, 3, b'{"payload":"d"}\n'))
+    batch = first.partition(".")[0]
+    other = Queue(q.path, clock=clock)
+    assert other.status() == other.status(exact=False)
+    assert other.status().inserted == 2
+    assert [info.payload for info in other.tasks()] == [info.payload for info in other.peek(9)] == ["a", "d"]
+    for look in (other.task, other.history):
+        with pytest.raises(TaskNotFound):
+            look(f"{batch}.1")
+    assert other.cancel([f"{batch}.2"]) == 0
+    assert outcomes.unknown(other.store, [f"{batch}.{index}" for index in range(5)]) == [
+        f"{batch}.{n}" for n in (1, 2, 4)
+    ]
+    assert [task.id for task in other.lease(9)] == [first, f"{batch}.3"]
+    assert list(other.fsck()) == []
+
+
+@pytest.mark.once
+@pytest.mark.usefixtures("open_batches")
+def test_views_of_open_and_sealed_batches(queue_factory: QueueFactory, clock: ManualClock) -> None:
+    q = Queue(queue_factory(shards=1, batch_tasks_max=3).path, clock=clock)
+    ids, born = [], []
+    for n in range(5):
+        ids.append(q.insert({"n": n}, delay_s=100 if n == 4 else 0).id)
+        born.append(clock.now_s)
+        clock.advance(1)
+    assert [name.inserted for name in task_file_names(q)] == [3, TAKES_INSERTS]
+    assert q.status(exact=False) == q.status()
+    assert (q.status().waiting, q.status().delayed) == (4, 1)
+    assert [info.id for info in q.peek(9)] == ids[:4]
+    assert [info.since for info in q.tasks("waiting")] == pytest.approx(born[:4])
+    assert [info.available_at for info in q.tasks("delayed")] == pytest.approx([born[4] + 100])
+    [done, held] = q.lease(2)
+    done.complete({"r": 1})
+    [dead] = q.lease()
+    dead.bury("no")
+    assert [(info.id, info.state, info.payload) for info in q.tasks()] == [
+        (ids[1], "leased", {"n": 1}), (ids[3], "waiting", {"n": 3}), (ids[4], "delayed", {"n": 4}),
+    ]  # fmt: skip
+    assert [info.id for info in q.tasks("leased")] == [held.id] == [ids[1]]
+    assert (q.task(ids[0]).state, q.task(ids[0]).result) == ("completed", {"r": 1})
+    assert (q.task(ids[2]).state, q.task(ids[2]).payload) == ("dead", {"n": 2})
+    for n, task_id in enumerate(ids):
+        insert, *others = q.history(task_id)
+        assert (insert.op, insert.at) == ("insert", pytest.approx(born[n]))
+        assert [move.op for move in others] == [["lease", "complete"], ["lease"], ["lease", "bury"], [], []][n]
+    q.release_all()
+    assert (q.status().waiting, q.status().leased) == (2, 0)
+    assert q.cancel(ids[3:]) == 2
+    assert q.status().as_dict() == {"inserted": 3, "waiting": 1, "delayed": 0, "leased": 0, "completed": 1, "dead": 1}
+    assert q.retry_dead() == 1
+    assert sorted(info.payload["n"] for info in q.tasks("waiting")) == [1, 2]
+    assert list(q.fsck()) == []

@@ -127,6 +127,8 @@ def keep(queue: Queue) -> None:
     letters: list[fsqueue.DeadLetter] = list(queue.dead(where=lambda letter: letter.attempt > 1))
     print(queue.retry_dead([letter.id for letter in letters]), queue.retry_dead(letters[0].id))
     print(queue.purge_dead(where=lambda letter: "typo" in letter.reason))
+    is_raised: bool = queue.can_upgrade and queue.upgrade()
+    print(is_raised)
     report: fsqueue.GcReport = queue.gc(touch=True, history_days=30)
     findings: list[fsqueue.Finding] = list(queue.fsck(repair=False, progress=lambda done, steps: None))
     print(report.as_dict(), [finding.as_dict() for finding in findings])
