@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import suppress
 
-from fsqueue.errors import FULL, FsqueueError, LockTimeout, StorageError, from_os_error
+from fsqueue.errors import FULL, NO_DESCRIPTORS, FsqueueError, LockTimeout, StorageError, from_os_error
 from fsqueue.filesystem import LOST, taken
 from fsqueue.format import movements, names, sparse, task_file
 from fsqueue.format.layout import OPEN_BATCHES, Layout
@@ -97,12 +97,13 @@ class SingleInserter:
                 pass  # take another batch
             except FileNotFoundError:
                 store.refresh(now=True)
-            except PermissionError as error:
-                refused = error  # of a batch that another user has left: take another
             except OSError as error:
-                if lost or error.errno not in LOST:
+                is_own = batch == self._named
+                if error.errno in (*FULL, *NO_DESCRIPTORS) or (is_own and (lost or error.errno not in LOST)):
                     raise
-                lost = True  # another client has removed the log, or the server has lost the lock: take another, once
+                # Another user has left that batch, or something else is in its place: take another. Of its own batch
+                # another client has removed the log, or the server has lost the lock: take another, once.
+                lost, refused = lost or is_own, error
             if index is None:
                 if self._batch == batch:
                     self._batch = None

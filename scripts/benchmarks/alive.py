@@ -70,6 +70,11 @@ print(json.dumps(found | {"read_mb": round(machine.bytes_read() / 1e6, 3)}))
 """`peek` is a verb of the library only; a clock may be set ahead."""
 
 
+def typed(command: str) -> str:
+    """Return what a user types for it."""
+    return "Queue.peek()" if command == "peek" else f"fsqueue {command}"
+
+
 def runs_of(tasks: int) -> int:
     """Return how often each command is run: a try with few tasks is not meant to be exact."""
     return RUNS if tasks >= RUNS_FROM else 1

@@ -344,7 +344,7 @@ def rows(tenths: list[Made]) -> list[Row]:
         ):
             values = [each["commands"][command][key] * factor for each in tenths]
             beside = starts if key == "cpu_s" else None
-            found.append(Row(f"`fsqueue {command}`", unit, values, slack * factor, beside))
+            found.append(Row(f"`{alive.typed(command)}`", unit, values, slack * factor, beside))
     for verb in tenths[0]["verbs"]:
         if all(verb in each["verbs"] for each in tenths):
             values = [each["verbs"][verb]["cpu_us"] for each in tenths]

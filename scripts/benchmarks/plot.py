@@ -15,6 +15,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, NullFormatter
 
+from benchmarks import alive
 from benchmarks.summary import Summary
 from benchmarks.systems import BY_NAME
 
@@ -166,10 +167,10 @@ def growth(tenths: list[dict[str, Any]]) -> str:
     """Return an SVG of what each command, each verb and the files of a soak took, in each tenth of it."""
     x = [each["movements"] for each in tenths]
     commands = {
-        f"fsqueue {name}": [each["commands"][name]["cpu_s"] * 1e3 for each in tenths] for name in tenths[0]["commands"]
+        alive.typed(name): [each["commands"][name]["cpu_s"] * 1e3 for each in tenths] for name in tenths[0]["commands"]
     }
     memory = {
-        f"fsqueue {name}": [each["commands"][name]["memory_mb"] for each in tenths] for name in tenths[0]["commands"]
+        alive.typed(name): [each["commands"][name]["memory_mb"] for each in tenths] for name in tenths[0]["commands"]
     }
     verbs = {
         name: [each["verbs"].get(name, {}).get("cpu_us", math.nan) for each in tenths] for name in tenths[0]["verbs"]

@@ -914,3 +914,33 @@ def test_a_worker_looks_again_for_what_was_inserted_without_a_notification(make:
     assert poller.due_s() <= 1.3 * QUIET_S
     clock.advance(max(0.0, poller.due_s()))
     assert [task.payload for task in poller.look(9)] == ["second"]
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "directory", "garbage"])
+@pytest.mark.parametrize("place", ["task file", "log"])
+def test_what_is_planted_in_place_of_an_open_batch_is_passed_by(
+    queue: Queue, tmp_path: Path, kind: str, place: str
+) -> None:
+    """Else a member of the group could keep the others from inserting."""
+    queue.insert("first").id  # noqa: B018
+    [name] = task_file_names(queue)
+    later = names.open_batch(Batch(f"f{name.batch[1:]}"))  # of the same shard, and tried before
+    layout_of = queue.store.layout
+    files = {"task file": Path(layout_of.task_file(later)), "log": Path(layout_of.log(later.batch))}
+    outside = tmp_path / "outside"
+    outside.write_text("mine")
+    files["task file"].write_bytes(task_file.encode_open_batch(queue.store.domain))
+    files[place].unlink(missing_ok=True)
+    match kind:
+        case "link":
+            files[place].symlink_to(outside)
+        case "pipe":
+            os.mkfifo(files[place])
+        case "directory":
+            files[place].mkdir()
+        case "garbage":
+            files[place].write_bytes(b"\0garbage\n" * 3)
+    other = Queue(queue.path)
+    assert other.insert("second").id
+    assert outside.read_text() == "mine"
+    assert {info.payload for info in queue.tasks()} == {"first", "second"}
