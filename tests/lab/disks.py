@@ -131,8 +131,8 @@ def verbs(kind: str, what: str) -> None:
 def commands(kind: str) -> None:
     """The command line without quota left; and on it goes when the quota is raised."""
 
-    def say(code: int, *arguments: str) -> None:
-        result = CliRunner().invoke(cli, arguments, input='"new"\n', prog_name="fsqueue")
+    def say(code: int, *arguments: str, text: str = '"new"\n') -> None:
+        result = CliRunner().invoke(cli, arguments, input=text, prog_name="fsqueue")
         assert result.exit_code == code, (arguments, result.output, result.exception)
         assert code != StorageFull.exit_code or "raise the quota" in result.output, result.output
 
@@ -142,7 +142,8 @@ def commands(kind: str) -> None:
         [task] = Queue("/disk/user/q").lease()
         Ballast(Path("/disk/user"), "bytes").fill()
         for command in (["insert", "Q"], ["create", "/disk/user/other"], ["fail", "Q", task.token, "--error", LONG]):
-            say(7, *(word.replace("Q", "/disk/user/q") for word in command))
+            # A short task would have room in the last block of a log.
+            say(7, *(word.replace("Q", "/disk/user/q") for word in command), text=f'"{"x" * 9_000}"\n')
         say(8, "doctor", "/disk/user/q")
         say(0, "status", "/disk/user/q")
         return task.token

@@ -469,6 +469,7 @@ def test_attaching_to_what_is_no_lease(q: Queue, q2: Queue, clock: ManualClock) 
         q.attach(new.token)
 
 
+@pytest.mark.batched
 def test_attaching_costs_what_is_alive_in_a_batch_not_its_past(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     mine, done, given_back = leased(q, "x", "y", "z")
     done.complete()
@@ -703,6 +704,7 @@ def test_a_name_that_a_dead_process_recorded_and_did_not_give_is_not_believed(
 # -- what the process knows of its own completions (decision 26) -------------------------------
 
 
+@pytest.mark.batched
 @pytest.mark.parametrize("most", [1, 5], ids=["one", "many"])
 def test_what_a_process_knows_of_its_completions_is_what_a_reader_finds(queue: Queue, most: int) -> None:
     queue.insert_many(range(8), batch_tasks=8)
@@ -719,6 +721,7 @@ def test_what_a_process_knows_of_its_completions_is_what_a_reader_finds(queue: Q
     assert [task.payload for task in queue.lease(8)] == [6, 7]
 
 
+@pytest.mark.batched
 def test_completing_many_tasks_parses_no_record_of_its_own(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     queue.insert_many(range(8), batch_tasks=8)
     tasks = queue.lease(8)
@@ -732,6 +735,7 @@ def test_completing_many_tasks_parses_no_record_of_its_own(queue: Queue, monkeyp
     assert queue.status().completed == 7
 
 
+@pytest.mark.batched
 def test_completions_with_results_are_replayed_as_any_reader_does(queue: Queue) -> None:
     queue.insert_many(range(4), batch_tasks=4)
     tasks = queue.lease(4)

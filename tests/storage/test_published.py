@@ -211,6 +211,7 @@ def test_a_task_file_that_is_published_while_staging_is_looked_at_is_not_called_
     assert q.status().dead == 0
 
 
+@pytest.mark.batched
 @pytest.mark.parametrize("look", ["lease", "peek", "tasks", "gc", "fsck", "repair"])
 def test_a_gigabyte_of_zeros_behind_a_task_file_takes_no_memory(queue_factory: QueueFactory, look: str) -> None:
     """A power loss leaves such a file with durability "none". Once each of these took two gigabytes, or MemoryError."""
