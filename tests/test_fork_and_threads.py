@@ -124,18 +124,17 @@ def test_lease_ids_and_batch_names_are_never_equal(queue: Queue) -> None:
     queue.insert_many(range(120), batch_tasks=1)
     queue.lease(5)  # so that there is a pool of random digits to inherit
 
-    def lease() -> list[str]:
-        tasks = queue.lease(20)
-        ids = [queue.insert("x").id for _ in range(20)]
-        return [task.lease for task in tasks] + ids
+    def lease() -> list[list[str]]:
+        leases = {task.lease for task in queue.lease(20)}  # one for each batch that the call has leased from
+        return [sorted(leases), [queue.insert("x").id for _ in range(20)]]
 
     with children(*((lease,) for _ in range(3))) as started, threads(lease, lease) as results:
-        found = [one for child in started for one in child.result()]
-    found += [one for result in results for one in result]
-    tokens = Counter(found)
-    assert len(found) == 5 * 40
-    # one lease call covers several batches of which each has a lease of its own
-    assert max(tokens.values()) == 1
+        found = [child.result() for child in started]
+    found += results
+    leases = Counter(one for each, _ in found for one in each)
+    ids = Counter(one for _, each in found for one in each)
+    assert sum(ids.values()) == 5 * 20
+    assert max(ids.values()) == max(leases.values()) == 1
 
 
 def test_a_thread_purges_while_others_work_on_the_same_object(queue: Queue) -> None:

@@ -157,6 +157,7 @@ FED: dict[tuple[str, ...], list[Words]] = {
     ("release-all",): [["Q"], ["Q", "--yes", "--host", EVIL], ["Q", "--yes", "--worker", EVIL], ["Q", "--yes"]],
     ("cancel",): [["Q", "WAITING"], ["Q", "WAITING", "--yes"], ["Q", EVIL, "--yes"]],
     ("purge",): [["Q"], ["Q", "--yes"]],
+    ("upgrade",): [["Q"], ["Q", "--yes"]],
     ("delete",): [["Q"], ["Q", "--yes", "--wait"]],
     ("gc",): [["Q"], ["Q", "--touch"], ["Q", "--history-days", "0"], ["--trash", "Q"], ["--trash", "."]],
     ("doctor",): [["Q"], ["Q/new"], ["Q", "--join"]],

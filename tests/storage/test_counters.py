@@ -205,7 +205,7 @@ def test_status_counts_what_is_being_counted_once(q: Queue, finished: Log) -> No
 @pytest.mark.parametrize("total", [1, 17])
 def test_completions_are_counted_exactly(queue_factory: QueueFactory, clock: ManualClock, total: int) -> None:
     q = Queue(queue_factory().path, clock=clock)
-    q.insert_many(range(total))
+    q.insert_many(range(total), batch_tasks=total)
     for number in range(total):
         assert q.status().completed == number
         [task] = q.lease()
