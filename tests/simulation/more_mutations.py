@@ -172,7 +172,7 @@ MUTATIONS = [
     Mutation(
         "who was away for days takes what is gone for published",
         "its lock was lost and `gc` has reaped the file; the insert reports success",
-        ("nfs", "insert", "gc", "away"),
+        ("nfs", "insert-many", "gc", "away"),
         (BELIEVES,),
     ),
     Mutation(
@@ -220,7 +220,7 @@ MUTATIONS = [
     Mutation(
         "a task file's name is not on disk before its batch's log is",
         "a power loss keeps the lease of a task that was not reported inserted yet, and loses its file",
-        ("strict", "insert", "lease-many", "then-power"),
+        ("strict", "insert-many", "lease-many", "then-power"),
         (
             ("protocol.transitions:opening", "    if store.sync_movements and not store.fs.shared:\n", "    if False:\n"),
         ),

@@ -374,7 +374,7 @@ MUTATIONS = [
     Mutation(
         "a new generation is believed before it is on disk",
         "a power loss brings back the generation before, without what was inserted into the new one",
-        ("lossy", "purge", "insert", "killed-then-power"),
+        ("lossy", "purge", "insert-many", "killed-then-power"),
         (("protocol.insertion:publish", "            store.secure_generation()\n", ""),),
     ),
     Mutation(

@@ -48,8 +48,8 @@ MUTATIONS = [
     Mutation(
         "after an error an inserter takes the task for not inserted",
         "it inserts the task again: there are two",
-        "open",
-        ((f"{INTO}._found", "return self._look_for(batch, identity, closing)", "return None"),),
+        ("open", "insert", "", "eio-after"),
+        ((f"{INTO}._appended", "found = self._found(batch, identity, error, closing=is_last and not is_full)", "found = None"),),
     ),
     Mutation(
         "an inserter does not prove that the task file is there",

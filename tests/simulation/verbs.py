@@ -70,7 +70,7 @@ def lease_again(story: Story, actor: Actor) -> None:
 def purge_and_insert(story: Story, actor: Actor) -> None:
     """The queue is emptied, and something else is put into it."""
     ACTS["purge"](story, actor)
-    insert(story, actor)
+    insert_many(story, actor)
 
 
 def complete(story: Story, actor: Actor) -> None:
