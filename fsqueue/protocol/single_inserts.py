@@ -165,8 +165,13 @@ class SingleInserter:
         store = self.store
         if self._named is not None:
             return None  # this process has had one of its own
-        directory = f"{store.layout.tasks}/{self._home(store.layout)}"
-        found = (names.parse_task_file(text) for text in store.fs.names(directory))
+        try:
+            listed = store.fs.names(f"{store.layout.tasks}/{self._home(store.layout)}")
+        except OSError as error:
+            if error.errno not in LOST:
+                raise
+            return None  # the directory went with a purge, perhaps: the process that makes a batch finds that out
+        found = map(names.parse_task_file, listed)
         batches = sorted(name.batch for name in found if name is not None and name.is_open)
         return next((batch for batch in batches[: -ADOPT_MAX - 1 : -1] if batch not in tried), None)
 
@@ -291,7 +296,9 @@ class SingleInserter:
     def _append(self, locked: LockedBatch, opening: bytes, identity: str, line: bytes, when: When) -> int:
         """Append an `insert` record. Return the task's index."""
         log, replay_state = locked.log, locked.replay_state
-        at, index = record_times.present(locked), replay_state.count
+        # Where the log is empty, `present` must not correct its time: what `opening` says is not written yet.
+        at = max(self.store.clock.now_ms(), replay_state.at) if opening else record_times.present(locked)
+        index = replay_state.count
         available_at = insertion.moment(self.store, when)
         replay_state.insert(at, identity, index, available_at, log.next_offset() + len(opening))
         replay_state.at = at

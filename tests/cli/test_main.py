@@ -49,7 +49,8 @@ def test_every_command_that_prints_data_has_json_and_what_destroys_has_yes() -> 
     }
     silent = {"dead", "spark", "lease", "completion"}  # lease prints JSON anyway
     assert {name for name, given in options.items() if "--json" not in given} == silent
-    assert {name for name, given in options.items() if "--yes" in given} == {"purge", "delete", "release-all", "cancel"}
+    asking = {"purge", "delete", "release-all", "cancel", "upgrade"}
+    assert {name for name, given in options.items() if "--yes" in given} == asking
 
 
 def test_help_imports_neither_the_queue_nor_its_tools() -> None:

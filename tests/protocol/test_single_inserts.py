@@ -20,7 +20,7 @@ from fsqueue.clock import ManualClock
 from fsqueue.filesystem import LOST
 from fsqueue.format import layout, movements, names, task_file
 from fsqueue.format.names import Batch
-from fsqueue.protocol import finishing, single_inserts
+from fsqueue.protocol import finishing, single_inserts, transitions
 from fsqueue.protocol.finishing import LINGER_MS
 from fsqueue.storage import jsonl
 from fsqueue.storage.doorbell import QUIET_S
@@ -944,3 +944,42 @@ def test_what_is_planted_in_place_of_an_open_batch_is_passed_by(
     assert other.insert("second").id
     assert outside.read_text() == "mine"
     assert {info.payload for info in queue.tasks()} == {"first", "second"}
+
+
+def test_a_directory_that_went_with_a_purge_does_not_hinder_an_insert(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.insert("first")
+    other = Queue(queue.path)
+    fails = [OSError(errno.ESTALE, "Stale file handle")]
+    real = other.store.fs.names
+
+    def names_once(directory: str) -> list[str]:
+        if fails and "/queue/" in directory:
+            raise fails.pop()
+        return real(directory)
+
+    monkeypatch.setattr(other.store.fs, "names", names_once)
+    other.insert("second")
+    assert not fails
+    assert {info.payload for info in queue.tasks()} == {"first", "second"}
+
+
+def test_a_clock_that_is_set_back_while_a_log_is_begun(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the correction of the time would stand before the record that begins the log."""
+    clock = ManualClock()
+    queue = Queue(make().path, clock=clock)
+    real = transitions.opening
+
+    def opening_and_step(*args: Any) -> bytes:
+        record = real(*args)
+        clock.now_s -= 86_400
+        return record
+
+    monkeypatch.setattr(transitions, "opening", opening_and_step)
+    queue.insert("task")
+    [log] = log_files(queue)
+    records = [movements.parse(line) for line in log.read_bytes().splitlines()]
+    assert [record["op"] for record in records if record] == ["open", "insert"]
+    times = [record["at"] for record in records if record]
+    assert times == sorted(times)
