@@ -28,7 +28,7 @@ from .counts import print_count
 from .printing import plain, print_json, print_table, say
 
 EXAMPLES_MAX = 3
-"""How many ids of a group are shown."""
+"""Show at most so many ids of a group."""
 
 _CONDITION = re.compile(r"([\w.-]+?)\s*(!=|!~|<=|>=|=|~|<|>)(.*)", re.DOTALL)
 _FIELDS = ("id", "payload", "reason", "at", "attempt", "worker")

@@ -16,7 +16,7 @@ from .common import example, json_option, queue_argument
 from .printing import bar, is_screen, print_json, say
 
 FINDINGS_EXIT = 10
-"""The exit code if findings are left that were not repaired."""
+"""Exit with this code if findings are left that were not repaired."""
 
 
 class Bar:

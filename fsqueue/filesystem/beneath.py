@@ -31,7 +31,7 @@ RESOLVE = 0x04 | 0x08
 """RESOLVE_NO_SYMLINKS | RESOLVE_BENEATH."""
 
 HOW_BYTES = 24
-"""The size of `struct open_how`."""
+"""Size of `struct open_how` in bytes."""
 NO_MOUNTS = 0x01
 """RESOLVE_NO_XDEV: EXDEV where something is mounted, be it another directory of the same filesystem."""
 

@@ -33,7 +33,7 @@ LOCAL = frozenset(
 """Filesystems of this host alone. An unlisted type counts as shared: fsqueue then syncs more, never less."""
 
 UNKNOWN = "unknown"
-"""The type of a mount if it cannot be told: there is no /proc, or it is unreadable."""
+"""Stands for the type of a mount where /proc is missing or unreadable."""
 
 BEEGFS = "/proc/fs/beegfs"
 """Where BeeGFS clients show their settings."""

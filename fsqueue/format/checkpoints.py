@@ -43,7 +43,7 @@ class Stretch:
     def __init__(self, since: int = 0, size: int = 0) -> None:
         self.since = since
         self.due = since + max(LEAST_BYTES, SHARE * size)
-        """The offset from which on the next checkpoint is due: one comparison tells, at each append."""
+        """Write the next checkpoint at this offset or later: each append compares its end with it, once."""
         self._sum = 0
         self._appended: list[bytes] = []
         self.append: Callable[[bytes], None] = self._appended.append

@@ -12,7 +12,7 @@ from fsqueue.errors import FormatTooNew, InvalidArgument, NotAQueue
 from fsqueue.format import names
 
 FORMAT = 2
-"""The newest format that this version reads."""
+"""Read queues up to this format."""
 FORMAT_OF_NEW_QUEUES = 2
 """The format of queues that this version creates."""
 OPEN_BATCHES = 2

@@ -251,8 +251,6 @@ def _end_empty(locked: LockedBatch, report: GcReport) -> None:
     if not transitions.open_untouched(locked):
         finishing.retire(locked)
         return
-    if not locked.replay_state.count:
-        locked.replay_state.inserted_at = 0  # else it would linger once more: it was opened just now
     report.finished += finishing.finish(locked)
 
 
