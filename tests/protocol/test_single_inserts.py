@@ -719,32 +719,35 @@ def test_after_a_fork_both_go_on(queue: Queue) -> None:
     assert len(batches(queue)) == 1
 
 
+class HeldSync:
+    """Stands still in the first sync of a log after it was `armed`, until `go_on`."""
+
+    def __init__(self) -> None:
+        self.armed = False
+        self.inside, self.go_on = threading.Event(), threading.Event()
+
+    def __call__(self, step: str, call: Callable[..., Any], *args: Any) -> Any:
+        if self.armed and step == "fsync" and is_log(args[0]):
+            self.armed = False
+            self.inside.set()
+            self.go_on.wait(30)
+        return call(*args)
+
+
 def test_a_fork_while_a_thread_syncs_does_not_block_the_child(queue: Queue) -> None:
     """The child has no thread that could give back what that thread had taken."""
-    inside, go_on = threading.Event(), threading.Event()
-
-    class Wait:
-        armed = False
-
-        def __call__(self, step: str, call: Callable[..., Any], *args: Any) -> Any:
-            if self.armed and step == "fsync" and is_log(args[0]):
-                self.armed = False
-                inside.set()
-                go_on.wait(30)
-            return call(*args)
-
-    trap = Wait()
+    trap = HeldSync()
     inserter = trapped(queue, trap)
     inserter.insert("before")
     trap.armed = True
     thread = threading.Thread(target=inserter.insert, args=("parent",))
     thread.start()
-    assert inside.wait(10)
+    assert trap.inside.wait(10)
     try:
         with children((lambda: inserter.insert("child").id,)) as [child]:
             assert child.result(timeout_s=20)
     finally:
-        go_on.set()
+        trap.go_on.set()
         thread.join(30)
     assert sorted(all_payloads(queue)) == ["before", "child", "parent"]
 
@@ -829,30 +832,18 @@ def test_a_thousand_batches_leave_two_descriptors(make: Make) -> None:
 
 def test_a_close_by_another_thread_does_not_disturb_a_sync(queue: Queue) -> None:
     """Else the number of the descriptor may be another file's by then, and the insert counts as unknown."""
-    inside, go_on = threading.Event(), threading.Event()
-
-    class Wait:
-        armed = False
-
-        def __call__(self, step: str, call: Callable[..., Any], *args: Any) -> Any:
-            if self.armed and step == "fsync" and is_log(args[0]):
-                self.armed = False
-                inside.set()
-                go_on.wait(30)
-            return call(*args)
-
-    trap = Wait()
+    trap = HeldSync()
     inserter = trapped(queue, trap)
     inserter.insert("before")
     trap.armed = True
     results: list[Any] = []
     thread = threading.Thread(target=lambda: results.append(raised(FsqueueError, lambda: inserter.insert("task"))))
     thread.start()
-    assert inside.wait(10)
+    assert trap.inside.wait(10)
     closer = threading.Thread(target=inserter.close)
     closer.start()
     closer.join(0.2)
-    go_on.set()
+    trap.go_on.set()
     thread.join(30)
     closer.join(30)
     assert results == [None]
