@@ -607,19 +607,25 @@ def silent() -> dict[str, Any]:
 # -- calls ----------------------------------------------------------------------------------------------
 
 
+def calls_of(tasks: int, act: Callable[[], object]) -> dict[str, float]:
+    """Count the calls that client 1 makes to the server for each of so many tasks, by kind, and `all`."""
+
+    def calls() -> Counter[str]:
+        return Counter({line.split()[0]: int(line.split()[1]) for line in lab("calls", 1).splitlines()})
+
+    before = calls()
+    act()
+    made = calls() - before
+    return {"all": sum(made.values()) / tasks} | {kind: n / tasks for kind, n in made.items()}
+
+
 def calls_per_task() -> dict[str, dict[str, float]]:
     """How many calls to the server one client needs for a task, from batches of 1,000; by kind, and `all`."""
     queue = Queue.create(at(1, "calls"))
     found: dict[str, dict[str, float]] = {}
 
-    def calls() -> Counter[str]:
-        return Counter({line.split()[0]: int(line.split()[1]) for line in lab("calls", 1).splitlines()})
-
     def measure(what: str, tasks: int, act: Callable[[], object]) -> None:
-        before = calls()
-        act()
-        made = calls() - before
-        found[what] = {"all": sum(made.values()) / tasks} | {kind: n / tasks for kind, n in made.items()}
+        found[what] = calls_of(tasks, act)
 
     def singly() -> None:
         for _ in range(1000):

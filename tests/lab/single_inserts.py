@@ -13,11 +13,11 @@ from pathlib import Path
 from fsqueue import LeaseLost, LockTimeout, Queue
 from fsqueue.format import layout
 from tests.concurrency.processes import PATIENCE_S, Child
-from tests.lab.nfs import SERVER, at, explained, lab
+from tests.lab.nfs import SERVER, at, calls_of, explained, lab
 from tests.support import leftovers
 
 TASKS = 150
-"""How many tasks an inserter inserts, unless it is killed."""
+"""An inserter inserts so many tasks, unless it is killed."""
 KILLS = 16
 LEASE_S = 2.0
 
@@ -125,19 +125,9 @@ def settle(name: str, notes: Path) -> dict[str, int]:
 
 
 def calls_per_task() -> dict[str, dict[str, float]]:
-    """How many calls to the server a single insert needs, and the lease and completion of such a task; by kind."""
+    """Count the calls to the server of a single insert, and of the lease and completion of such a task; by kind."""
     layout.FORMAT_OF_NEW_QUEUES = layout.OPEN_BATCHES
     queue = Queue.create(at(1, "calls-singly"))
-    found: dict[str, dict[str, float]] = {}
-
-    def calls() -> Counter[str]:
-        return Counter({line.split()[0]: int(line.split()[1]) for line in lab("calls", 1).splitlines()})
-
-    def measure(what: str, tasks: int, act: Callable[[], object]) -> None:
-        before = calls()
-        act()
-        made = calls() - before
-        found[what] = {"all": sum(made.values()) / tasks} | {kind: n / tasks for kind, n in made.items()}
 
     def work() -> None:
         for _ in range(1000):
@@ -150,7 +140,8 @@ def calls_per_task() -> dict[str, dict[str, float]]:
             [task] = queue.lease()
             task.complete()
 
-    measure("insert one", 1000, lambda: [queue.insert({"n": number}) for number in range(1000)])
-    measure("lease 1 + complete", 1000, work)
-    measure("insert one, lease 1 + complete", 500, both)
-    return found
+    return {
+        "insert one": calls_of(1000, lambda: [queue.insert({"n": number}) for number in range(1000)]),
+        "lease 1 + complete": calls_of(1000, work),
+        "insert one, lease 1 + complete": calls_of(500, both),
+    }
