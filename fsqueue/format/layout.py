@@ -103,6 +103,8 @@ class QueueState:
     """Which names and records programs may write in it."""
     is_raised: bool = field(default=False, compare=False)
     """Whether a later line says so than the one that made the queue."""
+    is_ordered: bool = field(default=False, compare=False)
+    """Whether a task with a priority was ever inserted: then workers compare priorities."""
 
     @property
     def directory(self) -> names.Generation:
@@ -142,6 +144,11 @@ def generation_record(generation: int, at: int) -> bytes:
 def format_record(at: int) -> bytes:
     """Return the line that raises a queue to this version's format."""
     return _line({"op": "format", "at": at, "format": FORMAT})
+
+
+def ordered_record(at: int) -> bytes:
+    """Return the line by which workers learn that tasks have priorities."""
+    return _line({"op": "ordered", "at": at})
 
 
 def closed_record(at: int) -> bytes:
@@ -194,6 +201,8 @@ def read_queue_state(content: bytes, path: str) -> QueueState:
                         queue_state = replace(queue_state, format=wanted, is_raised=True)
                 case {"op": "allow-unsafe"} if queue_state is not None:
                     queue_state = replace(queue_state, allows_unsafe=True)
+                case {"op": "ordered"} if queue_state is not None:
+                    queue_state = replace(queue_state, is_ordered=True)
                 case {"op": "closed"} if queue_state is not None:
                     queue_state = replace(queue_state, closed=True)
         except (orjson.JSONDecodeError, InvalidArgument, TypeError, RecursionError):

@@ -8,15 +8,14 @@ it and one that parses it. mypy refuses a plain string where `Layout` wants one 
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import time
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple, NewType
-from urllib.parse import unquote
 
 from fsqueue.clock import MS_MAX, Entropy
 from fsqueue.errors import InvalidArgument
+from fsqueue.format.priority import LAST, Rank, in_name, rank_in_name
 
 QueueId = NewType("QueueId", str)
 """16 hexadecimal digits that tell a queue from every other."""
@@ -44,7 +43,7 @@ NAME_BYTES_MAX = 255
 BATCH = r"[0-9a-f]{32}(?:~[0-9a-f]{32})?"
 _BATCH = re.compile(BATCH)
 _TASK_FILE = re.compile(
-    rf"([0-9]{{13}})-({BATCH})-(?:([1-9][0-9]{{0,3}})|0\+([1-9][0-9]{{0,3}})?)(?:-([^/\x00]*))?\.jsonl"
+    rf"([0-9]{{13}})-({BATCH})-(?:([1-9][0-9]{{0,3}})|0\+([1-9][0-9]{{0,3}})?)(?:-([A-Za-z0-9_.~%-]*))?\.jsonl"
 )
 _LOG_FILE = re.compile(r"([0-9a-f]{32})\.jsonl")
 _SHARD_FILE = re.compile(r"([0-9a-f]{2}|[0-9a-f]{4})\.jsonl")
@@ -67,13 +66,14 @@ _COMMIT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+@-]{0,199}")
 
 
 class TaskFileName(NamedTuple):
-    """The parts of a task file's name. `available_at` (ms) is a hint, and so is `inserted`; the rest never changes."""
+    """The parts of a task file's name. `available_at` (ms), `priority` and `inserted` are hints; the rest stays."""
 
     available_at: int
     batch: Batch
     count: int  # type: ignore[assignment]  # a tuple's own `count` is not needed
     """How many tasks the file holds: 0 if they are in the batch's log."""
     priority: str | None = None
+    """The rank of the most urgent task inside, as `priority.in_name` writes it; None if no task has a priority."""
     inserted: int | None = None
     """How many tasks are in the log of a batch that takes no more; TAKES_INSERTS; None if they are in the file."""
 
@@ -102,15 +102,19 @@ class TaskFileName(NamedTuple):
         return self._replace(available_at=min(max(available_at, 0), MS_MAX))
 
     @property
-    def decoded_priority(self) -> str | None:
-        """Return the priority as users gave it (it may have been cut to fit)."""
-        return None if self.priority is None else unquote(self.priority)
+    def rank(self) -> Rank:
+        """Return the rank of the most urgent task that the name promises. None in the batch is more urgent."""
+        return LAST if self.priority is None else rank_in_name(self.priority)
+
+    def ranked(self, rank: Rank) -> TaskFileName:
+        """Return the file's name with another rank."""
+        return self._replace(priority=in_name(rank))
 
 
 def parse_task_file(name: str) -> TaskFileName | None:
     """Return the parts of a task file's name; None for anything else (stray files are passed by)."""
     match = _TASK_FILE.fullmatch(name)
-    if match is None or (len(name) > NAME_BYTES_MAX // 4 and len(os.fsencode(name)) > NAME_BYTES_MAX):
+    if match is None or len(name) > NAME_BYTES_MAX:
         return None
     available_at, batch, count, inserted, priority = match.groups()
     if count is not None:
@@ -123,11 +127,11 @@ def parse_task_file(name: str) -> TaskFileName | None:
     return TaskFileName(int(available_at), Batch(batch), 0, priority, tasks)
 
 
-def open_batch(batch: Batch) -> TaskFileName:
-    """Return the name of the task file of a batch that takes inserts. It promises tasks at any time, since it never
-    promises a later time than the truth, whatever is inserted.
+def open_batch(batch: Batch, rank: Rank = LAST) -> TaskFileName:
+    """Return the name of the task file of a batch that takes inserts, the most urgent of which has this rank. It
+    promises tasks at any time, since it never promises a later time than the truth, whatever is inserted.
     """
-    return TaskFileName(0, batch, 0, None, TAKES_INSERTS)
+    return TaskFileName(0, batch, 0, in_name(rank), TAKES_INSERTS)
 
 
 def task_files_of(batch: str, texts: Iterable[str]) -> Iterator[TaskFileName]:

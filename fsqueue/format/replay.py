@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from fsqueue.clock import MS_MAX
-from fsqueue.format import checkpoints, movements, names, sparse
+from fsqueue.format import checkpoints, movements, names, priority, sparse
 from fsqueue.format.checkpoints import Stretch
 from fsqueue.format.task_states import AVAILABLE, CANCELLED, COMPLETED, DEAD, LEASED, SKIPPED, States
 
@@ -210,7 +210,9 @@ def _insert(replay_state: ReplayState, record: dict[str, Any], at: int, offset: 
     identity, first, available_at = _text(record["id"]), record["first"], _time(record.get("available_at", 0))
     if type(first) is not int or record.keys().isdisjoint(PAYLOAD):
         raise ValueError
-    return replay_state.insert(at, identity, first, available_at, offset)
+    given = record.get("priority")
+    wanted = None if given is None or priority.fault(given) is not None else given
+    return replay_state.insert(at, identity, first, available_at, offset, wanted)
 
 
 def _seal(replay_state: ReplayState, record: dict[str, Any], at: int, offset: int) -> bool:

@@ -9,6 +9,7 @@ from heapq import heappop, heappush
 from typing import Any
 
 from fsqueue.format.names import BATCH_TASKS_MAX
+from fsqueue.format.priority import Priority
 
 AVAILABLE, LEASED, COMPLETED, CANCELLED, DEAD = range(5)
 SKIPPED = 5
@@ -64,6 +65,7 @@ class States:
         "opened",
         "payloads",
         "places",
+        "priorities",
         "results",
         "sealed",
         "since",
@@ -91,6 +93,8 @@ class States:
         """When the last task was inserted into the log (ms); at first when the batch was born."""
         self.places: dict[int, int] = {}
         """Where the `insert` records stand of tasks in the log that have no outcome, or are dead."""
+        self.priorities: dict[int, Priority] = {}
+        """The priorities of the tasks in `places` that have one."""
         self.insert_ids: set[str] = set()
         """The ids that no `insert` may have any more: of those since the last checkpoint."""
         self.finished = False
@@ -285,7 +289,9 @@ class States:
         """Return whether a task can be inserted into the log."""
         return self.inserts is not None and not self.sealed and not self.finished
 
-    def insert(self, at: int, identity: str, index: int, available_at: int, offset: int) -> bool:
+    def insert(
+        self, at: int, identity: str, index: int, available_at: int, offset: int, priority: Priority | None = None
+    ) -> bool:
         """Add a task whose `insert` record stands at `offset`. Return whether it was added."""
         if not self.takes_inserts or identity in self.insert_ids or not self.count <= index < BATCH_TASKS_MAX:
             return False
@@ -296,6 +302,8 @@ class States:
         self.attempts.append(0)
         self.version.append(offset)
         self.places[index] = offset
+        if priority is not None:
+            self.priorities[index] = priority
         self.insert_ids.add(identity)
         self.count = index + 1
         self.left += 1
@@ -513,11 +521,13 @@ class States:
         else:
             self.touched.discard(index)
             if self.places:
-                self.places.pop(index, None)
+                self._forget_places([index])
 
     def _forget_places(self, done: list[int]) -> None:
         for index in done:
             self.places.pop(index, None)
+            if self.priorities:
+                self.priorities.pop(index, None)
 
     def _expire(self, index: int) -> None:
         """Charge the lease that ran out on a task, if there is one: its only task, or from now on each alone."""

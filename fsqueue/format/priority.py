@@ -1,0 +1,68 @@
+"""Priorities: texts or whole numbers, the smaller the more urgent (docs/format.md, "Priorities"; decision 30).
+
+Pure. A *rank* is what priorities are compared by: bytes, of which the smaller ones come first. Tasks without a priority
+have the rank LAST, behind all that have one.
+
+After TaskMaster's priority-IDs (section 3.1), and the numeric priorities of the relaxed priority queue (section 3).
+"""
+
+from __future__ import annotations
+
+from urllib.parse import quote_from_bytes, unquote_to_bytes
+
+Priority = str | int
+"""As users give it, and as it stands in task lines and records."""
+Rank = bytes
+"""What priorities are compared by."""
+
+FIRST: Rank = b""
+"""Before every priority."""
+LAST: Rank = b"\x01"
+"""The rank of a task without a priority."""
+BYTES_MAX = 1024
+"""The longest priority, in bytes of UTF-8."""
+INT_MIN, INT_MAX = -(1 << 63), (1 << 63) - 1
+"""The range of whole numbers."""
+NAME_CHARS_MAX = 128
+"""So much of a priority stands in a task file's name, which has 255 bytes at most. A cut one promises more, not less.
+"""
+_WITH = b"\x00"
+"""What the rank of a task with a priority begins with."""
+
+
+def fault(value: object) -> str | None:
+    """Return why a value is no priority; None if it is one."""
+    if isinstance(value, bool) or not isinstance(value, (str, int)):
+        return f"a priority is a text or a whole number, not {type(value).__name__}"
+    if isinstance(value, int):
+        return None if INT_MIN <= value <= INT_MAX else "a whole number as priority has 64 bits: -2^63 to 2^63 - 1"
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError:
+        return "the priority is no valid text: UTF-8 cannot hold it"
+    return None if size <= BYTES_MAX else f"the priority takes {size:,} bytes; {BYTES_MAX:,} are the most"
+
+
+def rank_of(value: object) -> Rank:
+    """Return the rank of a priority. LAST for None, and for what is no priority, as a damaged record may have it."""
+    if value is None or fault(value) is not None:
+        return LAST
+    text = f"{value - INT_MIN:016x}" if isinstance(value, int) else str(value)
+    return _WITH + text.encode()
+
+
+def in_name(rank: Rank) -> str | None:
+    """Return a rank as it stands in a task file's name, cut if it is long: then it is more urgent, not less."""
+    if rank == LAST:
+        return None
+    text = quote_from_bytes(rank[1:], safe="")
+    if len(text) > NAME_CHARS_MAX:
+        text = text[:NAME_CHARS_MAX]
+        cut = text.rfind("%", -2)
+        text = text if cut < 0 else text[:cut]  # an escape is not cut in two
+    return text
+
+
+def rank_in_name(text: str | None) -> Rank:
+    """Return the rank that a task file's name promises: no task in the file is more urgent."""
+    return LAST if text is None else _WITH + unquote_to_bytes(text)
