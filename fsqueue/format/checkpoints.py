@@ -211,9 +211,11 @@ def restore(states: States, found: Found) -> None:
     seen: set[int] = set()
     places = _restore_inserted(states, record, count, here)
     for outcome, field in ((COMPLETED, "completed"), (CANCELLED, "cancelled")):
-        for index in _indices(record[field], count, seen):
-            states.state[index], states.since[index], states.version[index] = outcome, 0, here
-            states.done[outcome] += 1
+        states.done[outcome] = len(_indices(record[field], count, seen))
+        for start, end in record[field]:  # most tasks of a long log: set range by range
+            states.state[start:end] = bytes((outcome,)) * (end - start)
+            states.since[start:end] = [0] * (end - start)
+            states.version[start:end] = [here] * (end - start)
     for each in record["leases"]:
         at, span = number(each["at"], MS_MAX), number(each["span"], movements.TIME_MAX)
         lease = Lease(_text(each["lease"]), at, span, _worker(each["worker"]))

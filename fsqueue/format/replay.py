@@ -20,6 +20,8 @@ __all__ = ["AVAILABLE", "CANCELLED", "COMPLETED", "DEAD", "LEASED", "SKIPPED", "
 PAYLOAD = ("payload", "b64", "cut")
 """An `insert` has one of these; `cut` in the history, which keeps no payloads."""
 AT_MAX = MS_MAX
+SUMMED_AT_ONCE = 64
+"""The checksum of a stretch is taken of so many lines at once, and not of one after the other."""
 
 
 class ReplayState(States):
@@ -67,7 +69,7 @@ class ReplayState(States):
     def replay_pieces(self, pieces: Iterable[sparse.Piece], begin: int) -> int:
         """Fold the whole lines in the pieces of a log from `begin` on; return the offset behind the last of them."""
         end = begin
-        for offset, line, length in sparse.lines(pieces, begin):
+        for number, (offset, line, length) in enumerate(sparse.lines(pieces, begin)):
             end = offset + length + 1
             record = movements.parse(line)
             if record is None:
@@ -77,7 +79,9 @@ class ReplayState(States):
                     continue
             else:
                 self.apply(record, offset)
-            self.stretch.cover(line + b"\n")
+            self.stretch.append(line + b"\n")
+            if number % SUMMED_AT_ONCE == 0:
+                self.stretch.cover(b"")
         return end
 
     def _pass(self, record: dict[str, Any], here: int, end: int) -> bool:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from heapq import nlargest, nsmallest
 from typing import Any, NamedTuple
@@ -24,6 +24,7 @@ import orjson
 
 from fsqueue.format import names
 from fsqueue.format.replay import AVAILABLE, COMPLETED, DEAD, LEASED, ReplayState
+from fsqueue.format.task_states import Lease
 from fsqueue.models import DeadLetter
 from fsqueue.storage import deadletters, history, listing
 from fsqueue.storage.store import Store
@@ -433,7 +434,8 @@ class _Survey:
 
     def _begin(self, replay_state: ReplayState) -> None:
         """Take in when a batch's tasks were leased: the rates of work begin with the first lease in the window."""
-        for state, since, holder in set(zip(replay_state.state, replay_state.since, replay_state.holder, strict=True)):
+        told = _told(replay_state)
+        for state, since, holder in set(_of(told, replay_state.state, replay_state.since, replay_state.holder)):
             if holder is not None and holder.at < self.asked:
                 ended_since = state in (COMPLETED, DEAD) and since >= self.asked
                 self.was_at_work = self.was_at_work or ended_since or (state == LEASED and since > self.now)
@@ -452,9 +454,10 @@ class _Survey:
         for lease in replay_state.leases.values():
             if lease.at >= self.asked:
                 unit.events[LEASES][lease.at] += len(lease.tasks)
-        took = map(replay_state.took.get, range(replay_state.count))
-        groups = Counter(zip(replay_state.state, replay_state.since, replay_state.holder, took, strict=True))
-        for (state, since, holder, worked), tasks in groups.items():
+        told = _told(replay_state)
+        known = _of(told, replay_state.state, replay_state.since, replay_state.holder)
+        groups = Counter(zip(known, map(replay_state.took.get, told), strict=True))
+        for ((state, since, holder), worked), tasks in groups.items():
             if state in (COMPLETED, DEAD) and since >= self.asked:
                 unit.events[FINISHED][since] += tasks
                 if state == COMPLETED and holder is not None:
@@ -470,9 +473,9 @@ class _Survey:
 
     def _add_held(self, batch: str, replay_state: ReplayState) -> None:
         held: dict[str, tuple[int, int]] = {}
-        for index, state in enumerate(replay_state.state):
-            holder = replay_state.holder[index] if state == LEASED and replay_state.since[index] > self.now else None
-            if holder is not None:
+        for index in sorted(replay_state.touched):
+            holder = replay_state.holder[index]
+            if holder is not None and replay_state.state[index] == LEASED and replay_state.since[index] > self.now:
                 first, tasks = held.get(holder.id, (index, 0))
                 held[holder.id] = first, tasks + 1
         for lease_id, (first, tasks) in held.items():
@@ -542,6 +545,22 @@ class _Survey:
     def rate(self, kind: int, begin: int) -> Rate | None:
         """Return how often something happened from `begin` (ms) on."""
         return rate_of(self.parts, kind, begin, self.now) if self.store.settings.keep_history else None
+
+
+def _told(replay_state: ReplayState) -> Sequence[int]:
+    """Return the tasks of which a state tells more than that they finished, some time before its checkpoint."""
+    if replay_state.is_whole:
+        return range(replay_state.count)
+    return list(replay_state.touched.union(*(lease.tasks for lease in replay_state.leases.values())))
+
+
+def _of(
+    tasks: Sequence[int], states: Sequence[int], times: Sequence[int], holders: Sequence[Lease | None]
+) -> Iterator[tuple[int, int, Lease | None]]:
+    """Yield state, time and holder of some tasks."""
+    return zip(
+        map(states.__getitem__, tasks), map(times.__getitem__, tasks), map(holders.__getitem__, tasks), strict=True
+    )
 
 
 def rate_of(parts: Iterable[FileSample], kind: int, begin: int, now: int) -> Rate | None:

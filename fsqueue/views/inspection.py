@@ -8,7 +8,6 @@ counted both from a log and from a counter.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -140,13 +139,20 @@ class _Seen:
         """Count what a log says now. A batch that is added again replaces what was counted of it."""
         now = store.clock.now_ms()
         waiting = delayed = leased = 0
-        for (state, since), tasks in Counter(zip(replay_state.state, replay_state.since, strict=True)).items():
-            if state == LEASED and since > now:
-                leased += tasks
-            elif state == AVAILABLE and since > now:
-                delayed += tasks
+        untouched = replay_state.state.count(AVAILABLE)
+        for index in replay_state.touched:
+            state, is_later = replay_state.state[index], replay_state.since[index] > now
+            untouched -= state == AVAILABLE
+            if state == LEASED and is_later:
+                leased += 1
+            elif state == AVAILABLE and is_later:
+                delayed += 1
             elif state in (LEASED, AVAILABLE):
-                waiting += tasks
+                waiting += 1
+        if replay_state.available_at > now:
+            delayed += untouched
+        else:
+            waiting += untouched
         if replay_state.done[DEAD]:
             letters = (names.task_id(batch, index) for index, state in enumerate(replay_state.state) if state == DEAD)
             self.dead.update(letter for letter in letters if letter not in self.settled)
