@@ -183,7 +183,7 @@ def latest(store: Store, bytes_max: int) -> tuple[list[DeadLetter], bool]:
     Letters that were dealt with are left out: what says so stands behind them.
     """
     found: list[DeadLetter] = []
-    shards, whole, left = letter_files.shards(store, store.layout), True, bytes_max
+    shards, whole, left = letter_files.shards_with_letters(store, store.layout), True, bytes_max
     share = max(END_BYTES, bytes_max // max(1, len(shards)))
     for shard in store.entropy.shuffled(shards):
         if left <= 0:

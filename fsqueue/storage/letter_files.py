@@ -118,14 +118,23 @@ def shards(store: Store, layout: Layout) -> list[Shard]:
     return sorted(shard for shard in found if shard is not None)
 
 
+def shards_with_letters(store: Store, layout: Layout) -> list[Shard]:
+    """Return the shards whose file has more than its header, or may have: on a shared mount all that have a file."""
+    found = shards(store, layout)
+    if store.fs.shared:  # there, asking for the size costs what reading does
+        return found
+    states = ((shard, state(store, layout, shard)) for shard in found)
+    return [shard for shard, known in states if known is not None and known.size > HEADER_BYTES]
+
+
 def each(
     store: Store, layout: Layout, read: Callable[[Shard, int], T], only: Iterable[Shard] | None = None
 ) -> Iterator[T]:
-    """Yield what `read` makes of the files there are (or of those of some shards), opened one after the other.
+    """Yield what `read` makes of the files that have letters (or of those of some shards), one after the other.
 
     A file that another host replaces while it is read is read again from the start: `read` must bear that.
     """
-    for shard in shards(store, layout) if only is None else only:
+    for shard in shards_with_letters(store, layout) if only is None else only:
         path = layout.dead(shard)
 
         def opened(shard: Shard = shard, path: str = path) -> T:
