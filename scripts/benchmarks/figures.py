@@ -26,6 +26,7 @@ def figures(summary: Summary) -> list[Figure]:
     """All of them, in order. Where several sizes or rounds were measured, `measured` says which one counts."""
     return [
         *_insert(summary),
+        *_one_at_a_time(summary),
         *_by_size(summary, "lease_one", "task-queue", 30),
         _against(summary, "lease_one", "dirq", 2),
         _against(summary, "lease_one", "huey", 4),
@@ -82,6 +83,41 @@ def _insert(summary: Summary) -> list[Figure]:
         ),
         _figure(
             "insert_many: peak memory", "under 100 MB", memory, lambda mb: mb < 100, lambda mb: f"{mb:,.0f} MB ({at})"
+        ),
+    ]
+
+
+def _one_at_a_time(summary: Summary) -> list[Figure]:
+    """What single inserts cost, alone, and beside workers. Batches of one are how each was stored before."""
+    synced = summary.rate("fsqueue", "insert_one", 0)
+    mixed = _largest(summary, "mixed")
+
+    def against(what: str, rate: float | None, other: float | None, least: float) -> Figure:
+        return _figure(
+            what,
+            f"at least {least:g} times the rate",
+            _over(rate, other),
+            lambda ratio: ratio >= least,
+            lambda ratio: f"{ratio:,.2f} times ({rate or 0:,.0f}/s to {other or 0:,.0f}/s)",
+        )
+
+    return [
+        against(
+            "insert one, synced, against a file for each", synced, summary.rate("fsqueue-single", "insert_one", 0), 2.5
+        ),
+        against("insert one, synced, against huey, synced", synced, summary.rate("huey", "insert_one", 0), 1),
+        _figure(
+            "insert one, not synced",
+            "at least 30,000/s",
+            summary.rate("fsqueue-nosync", "insert_one", 0),
+            lambda rate: rate >= 30_000,
+            lambda rate: f"{rate:,.0f}/s",
+        ),
+        against(
+            "8 processes, half insert and half work, synced, against huey, synced",
+            summary.rate("fsqueue", "mixed", mixed),
+            summary.rate("huey", "mixed", mixed),
+            1,
         ),
     ]
 
