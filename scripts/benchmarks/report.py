@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
+from textwrap import fill
 from typing import Any
 
 from benchmarks import plot
@@ -79,7 +80,17 @@ def markdown(facts: dict[str, Any], rows: list[dict[str, Any]]) -> str:
         ),
         _section("## Not run, or not on all tasks", _not_run(summary)),
     ]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    return "\n\n".join(map(_broken, filter(None, parts))) + "\n"
+
+
+def _broken(part: str) -> str:
+    """Return a part with its prose broken at 100 columns, as all pages are."""
+    return "\n\n".join(
+        each
+        if each.startswith(("|", "#", "!", "-")) or max(map(len, each.split("\n"))) <= 100
+        else fill(each, 100, break_long_words=False, break_on_hyphens=False)
+        for each in part.split("\n\n")
+    )
 
 
 def _alive(rows: list[dict[str, Any]]) -> str:
