@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks import plot
-from benchmarks.figures import Figure, figures
+from benchmarks.figures import Figure, figures, rank_ms
 from benchmarks.summary import Summary
 from benchmarks.systems import BY_NAME, ENTRIES
 
@@ -77,6 +77,11 @@ def markdown(facts: dict[str, Any], rows: list[dict[str, Any]]) -> str:
             "tasks were completed in bulk. zeros: 1 GiB behind a log, then 128 MiB behind other files.",
             _alive(rows),
         ),
+        _section(
+            "## Idle workers\n\nFrom an insert on the same host to the start of the task, in milliseconds. The CPU "
+            "time is that of an idle worker, with its share of the inserts.",
+            _wake(rows),
+        ),
         _section("## Not run, or not on all tasks", _not_run(summary)),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -92,6 +97,20 @@ def _alive(rows: list[dict[str, Any]]) -> str:
         for (case, size, _, command), each in found.items()
     ]
     return table(["command", *ALIVE.values()], lines) if lines else ""
+
+
+def _wake(rows: list[dict[str, Any]]) -> str:
+    lines = [
+        [
+            f"{row['system']}, {row['case']}, idle for {row['idle_s']:g} s",
+            str(len(row["samples_us"])),
+            *(f"{rank_ms(row['samples_us'], percent):.1f}" for percent in (50, 90, 99, 100)),
+            f"{row['cpu_ms_a_s']:.2f}",
+        ]
+        for row in rows
+        if row["step"] == "wake" and row.get("samples_us")
+    ]
+    return table(["worker", "samples", "p50", "p90", "p99", "max", "CPU ms a second"], lines) if lines else ""
 
 
 ALIVE = {"seconds": "seconds", "cpu_s": "CPU seconds", "memory_mb": "peak MB"}
