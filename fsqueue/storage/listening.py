@@ -118,8 +118,8 @@ class Listener:
         poller = select.poll()
         for fd in fds:
             poller.register(fd, select.POLLIN)
-        poller.poll(seconds * 1000)
-        if not deaf:
+        ready = poller.poll(seconds * 1000)
+        if not deaf and any(fd == self.fd for fd, _ in ready):
             self.take_in()
 
     def take_in(self) -> None:
