@@ -91,16 +91,14 @@ def markdown(facts: dict[str, Any], rows: list[dict[str, Any]]) -> str:
 def _broken(part: str) -> str:
     """Return a part with its prose broken at 100 columns, as all pages are."""
     return "\n\n".join(
-        each if each.startswith(("|", "#", "!", "-")) or max(map(len, each.split("
-"))) <= 100 else _filled(each)
-        for each in part.split("
-
-")
+        each if each.startswith(("|", "#", "!", "-")) or max(map(len, each.split("\n"))) <= 100 else _filled(each)
+        for each in part.split("\n\n")
     )
 
 
 def _filled(text: str) -> str:
-    return fill(text, 100, subsequent_indent="  " * text.startswith("- "), break_long_words=False, break_on_hyphens=False)
+    indent = "  " if text.startswith("- ") else ""
+    return fill(text, 100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def _alive(rows: list[dict[str, Any]]) -> str:
