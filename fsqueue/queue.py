@@ -32,7 +32,7 @@ from fsqueue.errors import InvalidArgument, LeaseLost, from_os_error, said, text
 from fsqueue.filesystem import Filesystem, taken
 from fsqueue.format import names, task_file
 from fsqueue.format.layout import DEFAULTS, Durability, Settings
-from fsqueue.format.priority import LAST, rank_of_text
+from fsqueue.format.priority import rank_of
 from fsqueue.leased_task import LeasedTask
 from fsqueue.maintenance import Maintenance
 from fsqueue.models import STATES, Movement, State, Status, Task, TaskInfo, TaskRef
@@ -201,13 +201,13 @@ class Queue(Maintenance):
         item = payload if isinstance(payload, Task) else Task(payload)
         if item.priority is None and priority is not None:
             item = replace(item, priority=priority)
-        text = encoding.urgency(item, None)
+        encoding.check_urgency(item, None)
         if strict:
             task_file.check_unchanged(item.payload)
         default = encoding.available_from(Task(None, delay_s=delay_s, available_at=available_at), None)
         when = encoding.available_from(item, None, default)
         line = task_file.encode_task(item.payload, self.settings.task_bytes_max, priority=item.priority)
-        rank = LAST if text is None else rank_of_text(text)
+        rank = rank_of(item.priority)
         if (id := self._inserter.insert_if_taken(line, when, rank)) is not None:
             return TaskRef(id)
         encoded = encoding.Encoded(when, rank)

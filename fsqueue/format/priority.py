@@ -50,17 +50,12 @@ def rank_of(value: object) -> Rank:
     if value is None or fault(value) is not None:
         return LAST
     assert isinstance(value, (str, int))
-    return rank_of_text(text_of(value))
+    return _WITH + text_of(value).encode()
 
 
 def text_of(value: Priority) -> str:
     """Return a priority as a text: of two texts the one that comes first has the smaller rank. It must be sound."""
     return f"{value - INT_MIN:016x}" if isinstance(value, int) else str.__str__(value)
-
-
-def rank_of_text(text: str) -> Rank:
-    """Return the rank of a priority, given what `text_of` makes of it."""
-    return _WITH + text.encode()
 
 
 def in_name(rank: Rank) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, chain
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ from fsqueue.clock import duration_ms
 from fsqueue.errors import InvalidArgument, InvalidTask
 from fsqueue.format import task_file
 from fsqueue.format.layout import BATCH_BYTES_MAX
-from fsqueue.format.priority import LAST, Rank, fault, rank_of_text, text_of
+from fsqueue.format.priority import LAST, Priority, Rank, fault, rank_of, text_of
 from fsqueue.models import Task
 from fsqueue.storage.store import Store
 
@@ -72,15 +72,12 @@ def available_from(task: Task, index: int | None, default: When = NOW) -> When:
         raise InvalidTask(f"{_where(index)}: {error}", index) from None
 
 
-def urgency(task: Task, index: int | None) -> str | None:
-    """Return a task's priority as `priority.text_of` writes it. InvalidTask if it has a key, or what is no priority."""
+def check_urgency(task: Task, index: int | None) -> None:
+    """Raise InvalidTask if a task has a key, or what is no priority."""
     if task.key is not None:
         raise InvalidTask("This version of fsqueue has no task key yet: insert the task without `key`.", index)
-    if task.priority is None:
-        return None
-    if (why := fault(task.priority)) is not None:
+    if task.priority is not None and (why := fault(task.priority)) is not None:
         raise InvalidTask(f"{_where(index)}: {why}.", index)
-    return text_of(task.priority)
 
 
 def _where(index: int | None) -> str:
@@ -102,8 +99,8 @@ class Run(NamedTuple):  # so that what costs is done once for many tasks
     when: When
     lines: list[bytes]
     size: int
-    texts: list[str] | None
-    """Their priorities, as `priority.text_of` writes them; None if no task here has one."""
+    priorities: list[Priority] | None
+    """None if no task here has one."""
 
 
 def _runs(
@@ -113,24 +110,24 @@ def _runs(
     encode = task_file.encode_task
     when, size = default, 0
     lines: list[bytes] = []
-    texts: list[str] | None = None
+    given: list[Priority] | None = None
     most, began = 1, monotonic()
     broken: Exception | None = None
     try:
         for index, item in enumerate(tasks):
-            if texts is not None or isinstance(item, Task):
+            if given is not None or isinstance(item, Task):
                 task = item if isinstance(item, Task) else Task(item)
-                at, text = available_from(task, index, default), None
-                if task.priority is not None or task.key is not None:
-                    text = urgency(task, index)
-                line = encode(task.payload, bytes_max, index, task.priority)
-                if text is not None or texts is not None:
-                    if text is None or texts is None or at != when:
+                at, priority = available_from(task, index, default), task.priority
+                if priority is not None or task.key is not None:
+                    check_urgency(task, index)
+                line = encode(task.payload, bytes_max, index, priority)
+                if priority is not None or given is not None:
+                    if priority is None or given is None or at != when:
                         if lines:
-                            yield Run(when, lines, size, texts)
-                        when, lines, size, texts = at, [], 0, None if text is None else []
-                    if text is not None and texts is not None:
-                        texts.append(text)
+                            yield Run(when, lines, size, given)
+                        when, lines, size, given = at, [], 0, None if priority is None else []
+                    if priority is not None and given is not None:
+                        given.append(priority)
             else:
                 at, line = default, encode(item, bytes_max, index)
             if at is not when and at != when:
@@ -140,17 +137,21 @@ def _runs(
             lines.append(line)
             size += len(line)
             if len(lines) >= most or size >= RUN_BYTES_MAX:
-                yield Run(when, lines, size, texts)
+                yield Run(when, lines, size, given)
                 lines, size, now = [], 0, monotonic()
-                texts = None if texts is None else []
+                given = None if given is None else []
                 most = min(2 * most, RUN_TASKS_MAX, tasks_max) if now - began < RUN_S else max(1, most // 2)
                 began = now
     except Exception as error:
         broken = error
     if lines:
-        yield Run(when, lines, size, texts)
+        yield Run(when, lines, size, given)
     if broken is not None:
         raise broken
+
+
+_COMPARABLE: tuple[set[type], ...] = ({int}, {str})
+"""Priorities that are all of one of these types compare as their ranks do: UTF-8 keeps the order of characters."""
 
 
 class _Window:
@@ -158,14 +159,14 @@ class _Window:
 
     def __init__(self) -> None:
         self.tasks = self.size = 0
-        self._found: dict[When, tuple[list[str], list[bytes]]] = {}
+        self._found: dict[When, tuple[list[Priority], list[bytes]]] = {}
 
-    def take(self, when: When, texts: list[str], lines: list[bytes], size: int) -> None:
+    def take(self, when: When, priorities: list[Priority], lines: list[bytes], size: int) -> None:
         """Take tasks that are available at the same time, with their priorities."""
         found = self._found.get(when)
         if found is None:
             found = self._found[when] = ([], [])
-        found[0].extend(texts)
+        found[0].extend(priorities)
         found[1].extend(lines)
         self.tasks += len(lines)
         self.size += size
@@ -177,8 +178,11 @@ class _Window:
         """
         found = self._found
         self.tasks, self.size, self._found = 0, 0, {}
-        for when, (texts, lines) in found.items():
-            places = sorted(range(len(texts)), key=texts.__getitem__)
+        for when, (priorities, lines) in found.items():
+            comparable: Sequence[Any] = priorities
+            if set(map(type, priorities)) not in _COMPARABLE:
+                comparable = list(map(text_of, priorities))
+            places = sorted(range(len(lines)), key=comparable.__getitem__)
             first = 0
             while first < len(places):
                 chosen = [lines[place] for place in places[first : first + most]]
@@ -187,7 +191,7 @@ class _Window:
                     ends = accumulate(map(len, chosen))
                     chosen = chosen[: max(1, sum(end <= BATCH_BYTES_MAX for end in ends))]
                     content = b"".join(chosen)
-                batch = Encoded(when, rank_of_text(texts[places[first]]))
+                batch = Encoded(when, rank_of(priorities[places[first]]))
                 batch.take(content, len(chosen))
                 first += len(chosen)
                 yield batch
@@ -230,11 +234,11 @@ def batches_of(
         broken = error
     size = most if batch_tasks is not None else min(most, _share(known))
     try:
-        for when, lines, length, texts in chain(held, runs):
-            if texts is not None:
+        for when, lines, length, priorities in chain(held, runs):
+            if priorities is not None:
                 if window.tasks and window.size + length > GROUP_BYTES_MAX:
                     yield from window.empty(size)
-                window.take(when, texts, lines, length)
+                window.take(when, priorities, lines, length)
                 times.add(when)
                 number += len(lines)
                 if window.size >= GROUP_BYTES_MAX or window.tasks >= GROUP_BATCHES_MAX * size:
