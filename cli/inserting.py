@@ -22,6 +22,7 @@ import orjson
 
 import fsqueue
 from fsqueue import wording
+from fsqueue.format.priority import fault
 
 from .common import example, json_option, moment, queue_argument
 from .options import DURATION
@@ -50,6 +51,7 @@ _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
     epilog=example(
         """seq 1000 | fsqueue insert Q
 fsqueue insert Q tasks.jsonl --delay 10m
+fsqueue insert Q tasks.jsonl --priority due    # {"due":"2026-11-30","scan":7} comes before {"due":"2026-12-24",...}
 find /data -name '*.tif' | fsqueue insert Q --lines
 fsqueue insert Q tasks.jsonl --commit seed-2026-11   # all of it or nothing, and once, however often it is typed"""
     )
@@ -59,6 +61,12 @@ fsqueue insert Q tasks.jsonl --commit seed-2026-11   # all of it or nothing, and
 @click.option("--lines", is_flag=True, help="Plain lines: each one is a task, its payload the line as a string.")
 @click.option("--delay", "delay_s", type=DURATION, default=0.0, help="How long until the tasks become available.")
 @click.option("--batch-tasks", type=int, metavar="N", help="Tasks to a file [grows with the input].")
+@click.option(
+    "--priority",
+    metavar="FIELD",
+    help="The field of each JSON object whose value, a text or a whole number, is the task's priority: smaller ones "
+    "come first, tasks without the field last.",
+)
 @click.option(
     "--skip-bad", is_flag=True, help="Go on after a bad line: name it on standard error, and end with exit code 1."
 )
@@ -74,6 +82,7 @@ def insert(
     lines: bool,
     delay_s: float,
     batch_tasks: int | None,
+    priority: str | None,
     skip_bad: bool,
     commit: str | None,
     as_json: bool,
@@ -89,8 +98,12 @@ def insert(
 
     With --commit, the command inserts nothing if NAME was committed before: it reads no input and prints 0.
     """
+    if lines and priority is not None:
+        raise fsqueue.InvalidArgument(
+            "--priority names a field of JSON objects: leave --lines out. Nothing was inserted."
+        )
     with fsqueue.Queue(queue) as q:
-        source = Source(files or ("-",), lines, skip_bad, q.settings.task_bytes_max)
+        source = Source(files or ("-",), lines, skip_bad, q.settings.task_bytes_max, priority)
         if commit is not None:
             _insert_once(q.commit(commit), source, batch_tasks, delay_s, as_json)
             return
@@ -183,7 +196,11 @@ class Source:
     input pauses, the iteration pauses, so that the lines read so far are published.
     """
 
-    def __init__(self, files: tuple[str, ...], plain: bool, skip_bad: bool, line_bytes_max: int) -> None:
+    def __init__(
+        self, files: tuple[str, ...], plain: bool, skip_bad: bool, line_bytes_max: int, priority: str | None = None
+    ) -> None:
+        self._priority = priority
+        """The field that has the priorities."""
         self._files, self._skip_bad, self._line_bytes_max = files, skip_bad, line_bytes_max
         self._decode = _decode_plain if plain else _decode_json
         self._stream = self._payloads()
@@ -273,6 +290,7 @@ class Source:
                 if len(line) > self._line_bytes_max:
                     raise BadLine(f"is longer than a task of this queue may be ({self._line_bytes_max:,} bytes)")
                 payload = self._decode(text)
+                urgency = None if self._priority is None else _urgency(payload, self._priority)
             except BadLine as error:
                 self.refuse(str(error))
                 if self._bad:
@@ -281,7 +299,7 @@ class Source:
             self._publish_at = min(self._publish_at, time.monotonic() + PUBLISH_S)
             if self._line == 1 and type(payload) is list and len(payload) > 1:
                 self.is_one_array = True
-            yield payload
+            yield payload if urgency is None else fsqueue.Task(payload, priority=urgency)
 
     def _lines(self, file: IO[bytes]) -> Iterator[Any]:
         """Yield lines without their ends, and PAUSE. A line too long for a task is cut, but stays too long."""
@@ -436,6 +454,14 @@ def _open(name: str) -> IO[bytes]:
             complain("reading from the terminal, a task a line; end with Ctrl-D")
         return sys.stdin.buffer
     return open(name, "rb", buffering=0)
+
+
+def _urgency(payload: Any, field: str) -> str | int | None:
+    """Return the priority in a field of a payload; None if it has no such field, or null in it."""
+    value = payload.get(field) if type(payload) is dict else None
+    if value is not None and (why := fault(value)) is not None:
+        raise BadLine(f"has no priority in {field!r}: {why}")
+    return value  # type: ignore[no-any-return]
 
 
 def _decode_plain(line: bytes) -> str:

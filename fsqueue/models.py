@@ -118,6 +118,8 @@ class DeadLetter(AsDict):
     attempt: int = 0
     worker: dict[str, Any] | None = None
     payload_lost: bool = False
+    key: str | None = None
+    priority: str | int | None = None
 
 
 @dataclass(frozen=True, slots=True)

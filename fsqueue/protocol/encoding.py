@@ -236,7 +236,7 @@ def batches_of(
     try:
         for when, lines, length, priorities in chain(held, runs):
             if priorities is not None:
-                if window.tasks and window.size + length > GROUP_BYTES_MAX:
+                if window.size + length > GROUP_BYTES_MAX or window.tasks + len(lines) > GROUP_BATCHES_MAX * size:
                     yield from window.empty(size)
                 window.take(when, priorities, lines, length)
                 times.add(when)
