@@ -461,7 +461,7 @@ def _urgency(payload: Any, field: str) -> str | int | None:
     value = payload.get(field) if type(payload) is dict else None
     if value is not None and (why := fault(value)) is not None:
         raise BadLine(f"has no priority in {field!r}: {why}")
-    return value  # type: ignore[no-any-return]
+    return value
 
 
 def _decode_plain(line: bytes) -> str:
