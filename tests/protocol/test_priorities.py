@@ -370,3 +370,23 @@ def test_a_dead_letter_keeps_the_priority_and_a_retry_inserts_with_it(queue: Que
         assert ranks == sorted(ranks)
     assert Counter(line.get("priority") for lines in retried for line in lines) == Counter(given_priorities)
     check_names(queue)
+
+
+# -- what fsck says ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_a_name_that_promises_too_little_is_mended(queue: Queue, is_open: bool) -> None:
+    if is_open:
+        queue.insert(1, priority=4)
+        queue.insert(2, priority=3)
+    else:
+        queue.insert_many([Task(1, priority=3), Task(2, priority=4)], batch_tasks=2)
+    assert list(queue.fsck()) == []
+    [path] = (base_of(queue) / "queue").glob("*/*.jsonl")
+    [name] = task_file_names(queue)
+    os.rename(path, path.with_name(str(name.ranked(rank_of(4)))))
+    found = list(Queue(queue.path).fsck(repair=True))
+    assert [(finding.kind, finding.repaired) for finding in found] == [("modest-name", True)]
+    assert [name.rank for name in task_file_names(queue)] == [rank_of(3)]
+    assert list(Queue(queue.path).fsck()) == []
