@@ -22,7 +22,6 @@ import orjson
 
 import fsqueue
 from fsqueue import wording
-from fsqueue.format.priority import fault
 
 from .common import example, json_option, moment, queue_argument
 from .options import DURATION
@@ -290,7 +289,6 @@ class Source:
                 if len(line) > self._line_bytes_max:
                     raise BadLine(f"is longer than a task of this queue may be ({self._line_bytes_max:,} bytes)")
                 payload = self._decode(text)
-                urgency = None if self._priority is None else _urgency(payload, self._priority)
             except BadLine as error:
                 self.refuse(str(error))
                 if self._bad:
@@ -299,7 +297,9 @@ class Source:
             self._publish_at = min(self._publish_at, time.monotonic() + PUBLISH_S)
             if self._line == 1 and type(payload) is list and len(payload) > 1:
                 self.is_one_array = True
-            yield payload if urgency is None else fsqueue.Task(payload, priority=urgency)
+            if self._priority is not None and type(payload) is dict:
+                payload = fsqueue.Task(payload, priority=payload.get(self._priority))
+            yield payload
 
     def _lines(self, file: IO[bytes]) -> Iterator[Any]:
         """Yield lines without their ends, and PAUSE. A line too long for a task is cut, but stays too long."""
@@ -454,14 +454,6 @@ def _open(name: str) -> IO[bytes]:
             complain("reading from the terminal, a task a line; end with Ctrl-D")
         return sys.stdin.buffer
     return open(name, "rb", buffering=0)
-
-
-def _urgency(payload: Any, field: str) -> str | int | None:
-    """Return the priority in a field of a payload; None if it has no such field, or null in it."""
-    value = payload.get(field) if type(payload) is dict else None
-    if value is not None and (why := fault(value)) is not None:
-        raise BadLine(f"has no priority in {field!r}: {why}")
-    return value
 
 
 def _decode_plain(line: bytes) -> str:

@@ -393,7 +393,8 @@ def test_a_field_that_is_no_priority_is_a_bad_line(queue: Queue, value: str) -> 
     given = f'{{"due":1}}\n{{"due":{value}}}\n{{"due":2}}\n'
     result = CliRunner().invoke(cli, ["insert", str(queue.path), "--priority", "due"], input=given)
     assert result.exit_code == 2
-    assert "line 2 has no priority in 'due': " in result.stderr
+    assert "line 2 is no task for this queue: Task number 2: " in result.stderr
+    assert "priority" in result.stderr
     assert queue.status().waiting == 1
 
 
