@@ -50,6 +50,7 @@ _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
     epilog=example(
         """seq 1000 | fsqueue insert Q
 fsqueue insert Q tasks.jsonl --delay 10m
+fsqueue insert Q tasks.jsonl --priority due    # {"due":"2026-11-30","scan":7} comes before {"due":"2026-12-24",...}
 find /data -name '*.tif' | fsqueue insert Q --lines
 fsqueue insert Q tasks.jsonl --commit seed-2026-11   # all of it or nothing, and once, however often it is typed"""
     )
@@ -59,6 +60,12 @@ fsqueue insert Q tasks.jsonl --commit seed-2026-11   # all of it or nothing, and
 @click.option("--lines", is_flag=True, help="Plain lines: each one is a task, its payload the line as a string.")
 @click.option("--delay", "delay_s", type=DURATION, default=0.0, help="How long until the tasks become available.")
 @click.option("--batch-tasks", type=int, metavar="N", help="Tasks to a file [grows with the input].")
+@click.option(
+    "--priority",
+    metavar="FIELD",
+    help="The field of each JSON object whose value, a text or a whole number, is the task's priority: smaller ones "
+    "come first, tasks without the field last.",
+)
 @click.option(
     "--skip-bad", is_flag=True, help="Go on after a bad line: name it on standard error, and end with exit code 1."
 )
@@ -74,6 +81,7 @@ def insert(
     lines: bool,
     delay_s: float,
     batch_tasks: int | None,
+    priority: str | None,
     skip_bad: bool,
     commit: str | None,
     as_json: bool,
@@ -89,8 +97,12 @@ def insert(
 
     With --commit, the command inserts nothing if NAME was committed before: it reads no input and prints 0.
     """
+    if lines and priority is not None:
+        raise fsqueue.InvalidArgument(
+            "--priority names a field of JSON objects: leave --lines out. Nothing was inserted."
+        )
     with fsqueue.Queue(queue) as q:
-        source = Source(files or ("-",), lines, skip_bad, q.settings.task_bytes_max)
+        source = Source(files or ("-",), lines, skip_bad, q.settings.task_bytes_max, priority)
         if commit is not None:
             _insert_once(q.commit(commit), source, batch_tasks, delay_s, as_json)
             return
@@ -183,7 +195,11 @@ class Source:
     input pauses, the iteration pauses, so that the lines read so far are published.
     """
 
-    def __init__(self, files: tuple[str, ...], plain: bool, skip_bad: bool, line_bytes_max: int) -> None:
+    def __init__(
+        self, files: tuple[str, ...], plain: bool, skip_bad: bool, line_bytes_max: int, priority: str | None = None
+    ) -> None:
+        self._priority = priority
+        """The field that has the priorities."""
         self._files, self._skip_bad, self._line_bytes_max = files, skip_bad, line_bytes_max
         self._decode = _decode_plain if plain else _decode_json
         self._stream = self._payloads()
@@ -281,6 +297,8 @@ class Source:
             self._publish_at = min(self._publish_at, time.monotonic() + PUBLISH_S)
             if self._line == 1 and type(payload) is list and len(payload) > 1:
                 self.is_one_array = True
+            if self._priority is not None and type(payload) is dict:
+                payload = fsqueue.Task(payload, priority=payload.get(self._priority))
             yield payload
 
     def _lines(self, file: IO[bytes]) -> Iterator[Any]:

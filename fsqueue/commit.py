@@ -17,7 +17,7 @@ from fsqueue.format.layout import Layout
 from fsqueue.format.names import CommitName, Generation, Uuid
 from fsqueue.models import CommitPart, CommitReport
 from fsqueue.protocol import encoding, insertion, overwriting
-from fsqueue.storage import commits
+from fsqueue.storage import commits, ordering
 from fsqueue.storage.commits import Part, Record
 from fsqueue.storage.store import Store
 
@@ -209,9 +209,10 @@ class _Stager:
     def _write(self, group: list[encoding.Encoded]) -> None:
         """Write a group's files, then sync those of the group before: the system has written most by then."""
         store, fs, before = self.store, self.store.fs, len(self.opened)
+        ordering.mark(store, min(encoded.rank for encoded in group))
         for encoded in group:
             at = insertion.moment(store, encoded.when)
-            name = names.TaskFileName(at, names.successor(self.first, self.files), encoded.tasks)
+            name = names.TaskFileName(at, names.successor(self.first, self.files), encoded.tasks).ranked(encoded.rank)
             self.opened.append(fs.create(f"{self.directory}/{name}"))
             self.files += 1
             fs.write_all(self.opened[-1], encoded.content())

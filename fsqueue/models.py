@@ -41,6 +41,9 @@ class Task:
 
     `delay_s`: seconds before it becomes available; `available_at`: the same as an absolute time in
     Unix seconds (give one of the two).
+
+    `priority`: text of up to 1,024 bytes, or a whole number of 64 bits. Smaller ones come first ("" before all), and
+    tasks without one after all that have one. Texts are compared by their bytes in UTF-8, numbers by their size.
     """
 
     payload: Any
@@ -115,6 +118,8 @@ class DeadLetter(AsDict):
     attempt: int = 0
     worker: dict[str, Any] | None = None
     payload_lost: bool = False
+    key: str | None = None
+    priority: str | int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import math
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,7 @@ from fsqueue.errors import InvalidArgument, LeaseLost, from_os_error, said, text
 from fsqueue.filesystem import Filesystem, taken
 from fsqueue.format import names, task_file
 from fsqueue.format.layout import DEFAULTS, Durability, Settings
+from fsqueue.format.priority import rank_of
 from fsqueue.leased_task import LeasedTask
 from fsqueue.maintenance import Maintenance
 from fsqueue.models import STATES, Movement, State, Status, Task, TaskInfo, TaskRef
@@ -181,24 +183,34 @@ class Queue(Maintenance):
 
     @verb("inserting")
     def insert(
-        self, payload: Any, *, delay_s: float = 0, available_at: float | None = None, strict: bool = False
+        self,
+        payload: Any,
+        *,
+        priority: str | int | None = None,
+        delay_s: float = 0,
+        available_at: float | None = None,
+        strict: bool = False,
     ) -> TaskRef:
         """Insert one task: any JSON value, or bytes. It is durable when this returns.
 
         Some values come back as others: a tuple as a list, a UUID as text, a member of an Enum as its value, an
         instance of a subclass of str, int, list or dict as one of the base class, bytearray and memoryview as bytes.
-        `strict` refuses these. Available after `delay_s` seconds, or from `available_at` (Unix seconds) on; a Task may
-        say otherwise. InvalidTask or TaskTooLarge if it cannot be stored.
+        `strict` refuses these. `priority`: see Task. Available after `delay_s` seconds, or from `available_at` (Unix
+        seconds) on; a Task may say otherwise. InvalidTask or TaskTooLarge if it cannot be stored.
         """
         item = payload if isinstance(payload, Task) else Task(payload)
+        if item.priority is None and priority is not None:
+            item = replace(item, priority=priority)
+        encoding.check_urgency(item, None)
         if strict:
             task_file.check_unchanged(item.payload)
         default = encoding.available_from(Task(None, delay_s=delay_s, available_at=available_at), None)
         when = encoding.available_from(item, None, default)
-        line = task_file.encode_task(item.payload, self.settings.task_bytes_max)
-        if (id := self._inserter.insert_if_taken(line, when)) is not None:
+        line = task_file.encode_task(item.payload, self.settings.task_bytes_max, priority=item.priority)
+        rank = rank_of(item.priority)
+        if (id := self._inserter.insert_if_taken(line, when, rank)) is not None:
             return TaskRef(id)
-        encoded = encoding.Encoded(when)
+        encoded = encoding.Encoded(when, rank)
         encoded.take(line, 1)
         return TaskRef(names.task_id(insertion.publish(self.store, [encoded])[0], 0))
 

@@ -30,6 +30,8 @@ _WITH = b"\x00"
 
 def fault(value: object) -> str | None:
     """Return why a value is no priority; None if it is one."""
+    if type(value) is str and len(value) <= BYTES_MAX and value.isascii():
+        return None  # as mostly
     if isinstance(value, bool) or not isinstance(value, (str, int)):
         return f"a priority is a text or a whole number, not {type(value).__name__}"
     if isinstance(value, int):
@@ -45,8 +47,13 @@ def rank_of(value: object) -> Rank:
     """Return the rank of a priority. LAST for None, and for what is no priority, as a damaged record may have it."""
     if value is None or fault(value) is not None:
         return LAST
-    text = f"{value - INT_MIN:016x}" if isinstance(value, int) else str(value)
-    return _WITH + text.encode()
+    assert isinstance(value, (str, int))
+    return _WITH + text_of(value).encode()
+
+
+def text_of(value: Priority) -> str:
+    """Return a priority as a text: of two texts the one that comes first has the smaller rank. It must be sound."""
+    return f"{value - INT_MIN:016x}" if isinstance(value, int) else str.__str__(value)
 
 
 def in_name(rank: Rank) -> str | None:

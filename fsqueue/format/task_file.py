@@ -11,6 +11,7 @@ import orjson
 
 from fsqueue.errors import InvalidTask, TaskTooLarge
 from fsqueue.format import nesting
+from fsqueue.format.priority import Priority
 
 _OPTIONS = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
 _U = ord("u")
@@ -26,12 +27,16 @@ SHALLOW_BYTES = 2 * nesting.NESTING_MAX
 """What is no longer than this cannot nest too deep."""
 
 
-def encode_task(payload: Any, bytes_max: int, index: int | None = None) -> bytes:
-    """Return a task's line, with its newline. InvalidTask names what JSON cannot hold; TaskTooLarge the limit."""
+def encode_task(payload: Any, bytes_max: int, index: int | None = None, priority: Priority | None = None) -> bytes:
+    """Return a task's line, with its newline. InvalidTask names what JSON cannot hold; TaskTooLarge the limit.
+
+    The priority must be sound: see `priority.fault`.
+    """
+    end = b"}\n" if priority is None else b',"priority":' + orjson.dumps(priority) + b"}\n"
     if isinstance(payload, (bytes, bytearray, memoryview)):
-        line = b'{"b64":"' + base64.b64encode(payload) + b'"}\n'
+        line = b'{"b64":"' + base64.b64encode(payload) + b'"' + end
     else:
-        line = b'{"payload":' + encode_json(payload, "payload", index) + b"}\n"
+        line = b'{"payload":' + encode_json(payload, "payload", index) + end
     if len(line) > bytes_max:
         raise too_large(len(line), bytes_max, index)
     return line

@@ -13,7 +13,7 @@ from fsqueue.format.replay import DEAD, ReplayState, is_intelligible
 from fsqueue.fsck import recount
 from fsqueue.fsck.access import guarded, no_access
 from fsqueue.fsck.findings import Finding, Suspect, found
-from fsqueue.fsck.repair import OPEN, Repair, held, unreadable
+from fsqueue.fsck.repair import OPEN, Repair, held, unreadable, urgency_of
 from fsqueue.models import GcReport
 from fsqueue.storage import deadletters, history, jsonl, published, record_times
 from fsqueue.storage.store import Store
@@ -128,6 +128,8 @@ class BatchLook:
         ]
         if bad:
             yield found(store, "unreadable-tasks", path, len(bad), f"{'tasks' if bad[1:] else 'task'} {brief(bad)}")
+        if urgency_of(lines, replay_state) < name.rank:
+            yield found(store, "modest-name", path, count)
         if replay_state.opened and collect.is_late(replay_state, name):
             yield found(store, "late-name", path)
 
@@ -136,6 +138,8 @@ class BatchLook:
         store, replay_state = self.store, self.replay_state
         if not name.is_open and replay_state.count != name.inserted:
             yield found(store, "wrong-count", path, replay_state.count)
+        if urgency_of([], replay_state) < name.rank:
+            yield found(store, "modest-name", path, replay_state.left)
         if replay_state.opened and collect.is_late(replay_state, name):
             yield found(store, "late-name", path)
 
@@ -280,6 +284,8 @@ class ShardCheck:
                 repair.one_name(batch)
             case "wrong-count":
                 repair.right_count(batch, finding.tasks)
+            case "modest-name":
+                repair.promise_more(batch)
             case "unreadable-tasks":
                 repair.bury_unreadable(batch)
             case "wrong-checkpoint":

@@ -125,6 +125,11 @@ KINDS = {
         "The task file has another number of tasks than its name says: status would be wrong, or tasks be missed.",
         "renames the file",
     ),
+    "modest-name": Kind(
+        DAMAGE,
+        "The name of the task file promises less urgent tasks than it holds: workers take them too late.",
+        "renames the file",
+    ),
     "future-time": Kind(
         DAMAGE,
         "A process whose clock was far ahead worked on this batch, or inserted it. What it leased, failed or "

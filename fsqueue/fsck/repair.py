@@ -17,6 +17,7 @@ from fsqueue.cluster.identity import describe
 from fsqueue.filesystem import Filesystem
 from fsqueue.format import layout, movements, names, sparse, task_file
 from fsqueue.format.names import Batch, TaskFileName
+from fsqueue.format.priority import LAST, Rank, rank_of
 from fsqueue.format.replay import AVAILABLE, LEASED, ReplayState
 from fsqueue.fsck.recount import Recount
 from fsqueue.protocol import finishing, transitions
@@ -227,6 +228,23 @@ class Repair:
                     log.name = name
                     published.rename(locked, target)
 
+    def promise_more(self, batch: Batch) -> None:
+        """Give the file a name that promises its most urgent task."""
+        store = self.store
+        with self._batch(batch) as locked:
+            log = locked.log
+            name = published.find(locked)
+            if name is None:
+                return
+            path = log.layout.task_file(name)
+            lines = task_file.split_lines(published.content_of(store, path)) if name.inserted is None else []
+            rank = urgency_of(lines, locked.replay_state)
+            if rank < name.rank:
+                target = name.ranked(rank)
+                if locked.replay_state.opened:
+                    locked.append_move(record_times.present(locked), name, target)
+                published.rename(locked, target)
+
     def one_name(self, batch: Batch) -> None:
         """Keep that of several files of a batch in which most tasks can be read.
 
@@ -381,6 +399,20 @@ def _check_held(replay_state: ReplayState, tasks: list[int], at: int) -> None:
         who = describe(holder.worker if holder is not None else None)
         tasks_held = counted(len(held), "task")
         raise StillHeld(f"leases on {tasks_held} hold until {until}, the last by {who}; check again then")
+
+
+def urgency_of(lines: list[bytes], replay_state: ReplayState) -> Rank:
+    """Return the rank of the most urgent task of a batch that has no outcome: of those in its file's lines, if its
+    tasks are there, or of those in its log.
+    """
+    state = replay_state.state if replay_state.opened else None
+    in_log = replay_state.priorities
+    ranks = [rank_of(in_log[index]) for index in in_log if replay_state.state[index] in OPEN]
+    for index, line in enumerate(lines):
+        if b'"priority"' in line and (state is None or (index < len(state) and state[index] in OPEN)):
+            with suppress(ValueError):
+                ranks.append(rank_of(task_file.decode_task(line).get("priority")))
+    return min(ranks, default=LAST)
 
 
 def unreadable(lines: list[bytes], count: int, payloads: dict[int, object]) -> list[int]:

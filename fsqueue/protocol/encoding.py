@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate, chain
 from typing import Any, NamedTuple
 
 from fsqueue.clock import duration_ms
 from fsqueue.errors import InvalidArgument, InvalidTask
 from fsqueue.format import task_file
 from fsqueue.format.layout import BATCH_BYTES_MAX
+from fsqueue.format.priority import LAST, Priority, Rank, fault, rank_of, text_of
 from fsqueue.models import Task
 from fsqueue.storage.store import Store
 
@@ -33,10 +34,12 @@ When = tuple[bool, int]
 class Encoded:
     """A batch being filled, or full, on its way to the disk: `pieces` of its file, each of several whole lines."""
 
-    __slots__ = ("pieces", "size", "tasks", "when")
+    __slots__ = ("pieces", "rank", "size", "tasks", "when")
 
-    def __init__(self, when: When) -> None:
+    def __init__(self, when: When, rank: Rank = LAST) -> None:
         self.when = when
+        self.rank = rank
+        """That of its most urgent task."""
         self.pieces: list[bytes | memoryview] = []
         self.tasks = self.size = 0
 
@@ -56,11 +59,8 @@ NOW: When = (True, 0)
 
 def available_from(task: Task, index: int | None, default: When = NOW) -> When:
     """Return when a task becomes available; InvalidTask says what is wrong with its times."""
-    for name, value in (("key", task.key), ("priority", task.priority)):
-        if value is not None:
-            raise InvalidTask(
-                f"This version of fsqueue has no task {name} yet: insert the task without `{name}`.", index
-            )
+    if task.available_at is None and type(task.delay_s) in (int, float) and not task.delay_s:
+        return default  # as mostly
     try:
         if task.available_at is not None:
             if task.delay_s:
@@ -69,8 +69,19 @@ def available_from(task: Task, index: int | None, default: When = NOW) -> When:
         delay = duration_ms(task.delay_s, "delay_s")
         return (False, delay) if delay else default
     except InvalidArgument as error:
-        where = "The task" if index is None else f"Task number {index + 1}"
-        raise InvalidTask(f"{where}: {error}", index) from None
+        raise InvalidTask(f"{_where(index)}: {error}", index) from None
+
+
+def check_urgency(task: Task, index: int | None) -> None:
+    """Raise InvalidTask if a task has a key, or what is no priority."""
+    if task.key is not None:
+        raise InvalidTask("This version of fsqueue has no task key yet: insert the task without `key`.", index)
+    if task.priority is not None and (why := fault(task.priority)) is not None:
+        raise InvalidTask(f"{_where(index)}: {why}.", index)
+
+
+def _where(index: int | None) -> str:
+    return "The task" if index is None else f"Task number {index + 1}"
 
 
 def _share(tasks: int) -> int:
@@ -88,6 +99,8 @@ class Run(NamedTuple):  # so that what costs is done once for many tasks
     when: When
     lines: list[bytes]
     size: int
+    priorities: list[Priority] | None
+    """None if no task here has one."""
 
 
 def _runs(
@@ -97,31 +110,91 @@ def _runs(
     encode = task_file.encode_task
     when, size = default, 0
     lines: list[bytes] = []
+    given: list[Priority] | None = None
     most, began = 1, monotonic()
     broken: Exception | None = None
     try:
         for index, item in enumerate(tasks):
-            if isinstance(item, Task):
-                at, line = available_from(item, index, default), encode(item.payload, bytes_max, index)
+            if given is not None or isinstance(item, Task):
+                task = item if isinstance(item, Task) else Task(item)
+                at, priority = available_from(task, index, default), task.priority
+                if priority is not None or task.key is not None:
+                    check_urgency(task, index)
+                line = encode(task.payload, bytes_max, index, priority)
+                if priority is not None or given is not None:
+                    if priority is None or given is None or at != when:
+                        if lines:
+                            yield Run(when, lines, size, given)
+                        when, lines, size, given = at, [], 0, None if priority is None else []
+                    if priority is not None and given is not None:
+                        given.append(priority)
             else:
                 at, line = default, encode(item, bytes_max, index)
             if at is not when and at != when:
                 if lines:
-                    yield Run(when, lines, size)
+                    yield Run(when, lines, size, None)
                 when, lines, size = at, [], 0
             lines.append(line)
             size += len(line)
             if len(lines) >= most or size >= RUN_BYTES_MAX:
-                yield Run(when, lines, size)
+                yield Run(when, lines, size, given)
                 lines, size, now = [], 0, monotonic()
+                given = None if given is None else []
                 most = min(2 * most, RUN_TASKS_MAX, tasks_max) if now - began < RUN_S else max(1, most // 2)
                 began = now
     except Exception as error:
         broken = error
     if lines:
-        yield Run(when, lines, size)
+        yield Run(when, lines, size, given)
     if broken is not None:
         raise broken
+
+
+_COMPARABLE: tuple[set[type], ...] = ({int}, {str})
+"""Priorities that are all of one of these types compare as their ranks do: UTF-8 keeps the order of characters."""
+
+
+class _Window:
+    """Tasks with priorities on their way into batches: sorted, and cut, when they are as many as a group holds."""
+
+    def __init__(self) -> None:
+        self.tasks = self.size = 0
+        self._found: dict[When, tuple[list[Priority], list[bytes]]] = {}
+
+    def take(self, when: When, priorities: list[Priority], lines: list[bytes], size: int) -> None:
+        """Take tasks that are available at the same time, with their priorities."""
+        found = self._found.get(when)
+        if found is None:
+            found = self._found[when] = ([], [])
+        found[0].extend(priorities)
+        found[1].extend(lines)
+        self.tasks += len(lines)
+        self.size += size
+
+    def empty(self, most: int) -> Iterator[Encoded]:
+        """Yield all tasks in batches of at most so many, the most urgent first; those of equal priority as they came.
+
+        After it the window is empty.
+        """
+        found = self._found
+        self.tasks, self.size, self._found = 0, 0, {}
+        for when, (priorities, lines) in found.items():
+            comparable: Sequence[Any] = priorities
+            if set(map(type, priorities)) not in _COMPARABLE:
+                comparable = list(map(text_of, priorities))
+            places = sorted(range(len(lines)), key=comparable.__getitem__)
+            first = 0
+            while first < len(places):
+                chosen = [lines[place] for place in places[first : first + most]]
+                content = b"".join(chosen)
+                if len(content) > BATCH_BYTES_MAX and len(chosen) > 1:
+                    ends = accumulate(map(len, chosen))
+                    chosen = chosen[: max(1, sum(end <= BATCH_BYTES_MAX for end in ends))]
+                    content = b"".join(chosen)
+                batch = Encoded(when, rank_of(priorities[places[first]]))
+                batch.take(content, len(chosen))
+                first += len(chosen)
+                yield batch
 
 
 def _hold(runs: Iterator[Run], held: list[Run], monotonic: Callable[[], float]) -> int:
@@ -141,6 +214,9 @@ def batches_of(
 ) -> Iterator[Encoded]:
     """Encode tasks into batches of the size asked for, or of one that suits the job, noting their `times`.
 
+    Tasks with priorities get batches of their own. They are sorted within windows of at most a group, so that a batch
+    holds a narrow range of priorities, in order.
+
     When the stream breaks off with an error, the tasks before it come out first, then the error.
     """
     settings, monotonic = store.settings, store.clock.monotonic
@@ -149,6 +225,7 @@ def batches_of(
     held: list[Run] = []
     known, number = total or 0, 0
     filling: dict[When, Encoded] = {}
+    window = _Window()
     broken: Exception | None = None
     try:
         if batch_tasks is None and total is None:
@@ -157,7 +234,18 @@ def batches_of(
         broken = error
     size = most if batch_tasks is not None else min(most, _share(known))
     try:
-        for when, lines, length in chain(held, runs):
+        for when, lines, length, priorities in chain(held, runs):
+            if priorities is not None:
+                if window.size + length > GROUP_BYTES_MAX or window.tasks + len(lines) > GROUP_BATCHES_MAX * size:
+                    yield from window.empty(size)
+                window.take(when, priorities, lines, length)
+                times.add(when)
+                number += len(lines)
+                if window.size >= GROUP_BYTES_MAX or window.tasks >= GROUP_BATCHES_MAX * size:
+                    yield from window.empty(size)
+                    if size < most:
+                        size = max(size, min(most, _share(number)))
+                continue
             target = filling.get(when)
             if target is not None and target.size + length > BATCH_BYTES_MAX:
                 yield filling.pop(when)
@@ -180,6 +268,7 @@ def batches_of(
             number += len(lines)
     except Exception as error:
         broken = error
+    yield from window.empty(size)
     yield from filling.values()
     if broken is not None:
         raise broken

@@ -15,13 +15,14 @@ from fsqueue.clock import MS_MAX
 from fsqueue.errors import FULL, FsqueueError, InvalidTask, QueueNotFound, StorageError, from_os_error
 from fsqueue.format.layout import Layout
 from fsqueue.format.names import TaskFileName
+from fsqueue.format.priority import Rank
 from fsqueue.protocol.encoding import GROUP_BYTES_MAX, Encoded, When, batches_of, default_when, groups_of
-from fsqueue.storage import staging
+from fsqueue.storage import ordering, staging
 from fsqueue.storage.store import Store
 
 TRIES = 20
 
-InsertOne = Callable[[bytes, When], str | None]
+InsertOne = Callable[[bytes, When, Rank], str | None]
 """Insert one task, given as the line of a task file, durably, and return its id; None if it needs a file of its own.
 An FsqueueError says whether the task is in the queue. After an OSError it is not.
 """
@@ -50,7 +51,7 @@ def insert_many(
             is_in = False
             if insert_one is not None and not count and _is_one_task(group):
                 is_one = True
-                is_in = insert_one(bytes(group[0].content()), group[0].when) is not None
+                is_in = insert_one(bytes(group[0].content()), group[0].when, group[0].rank) is not None
                 is_one = False
             if not is_in:
                 publish(store, group)
@@ -120,6 +121,7 @@ def publish(store: Store, group: list[Encoded]) -> list[str]:
     missed: Layout | None = None
     published: list[TaskFileName] = []
     store.refresh()
+    ordering.mark(store, min(encoded.rank for encoded in group))
     for _ in range(TRIES):
         layout, before = store.layout, len(published)
         try:
@@ -150,7 +152,7 @@ def _publish(store: Store, layout: Layout, group: list[Encoded], published: list
     try:
         for encoded in group[len(earlier) :]:
             when = moment(store, encoded.when)
-            staged.append(staging.stage(store, layout, encoded.pieces, encoded.tasks, when))
+            staged.append(staging.stage(store, layout, encoded.pieces, encoded.tasks, when, encoded.rank))
         staging.sync(store, staged)
         for file in staging.publish(store, layout, staged):
             published.append(file.name)

@@ -17,11 +17,12 @@ from fsqueue.errors import FULL, NO_DESCRIPTORS, FsqueueError, LockTimeout, Stor
 from fsqueue.filesystem import LOST, taken
 from fsqueue.format import movements, names, sparse, task_file
 from fsqueue.format.layout import OPEN_BATCHES, Layout
-from fsqueue.format.names import Batch
+from fsqueue.format.names import Batch, TaskFileName
+from fsqueue.format.priority import LAST, Rank
 from fsqueue.format.replay import ReplayState
 from fsqueue.protocol import finishing, insertion, sealing, transitions
 from fsqueue.protocol.encoding import When
-from fsqueue.storage import history, jsonl, published, record_times, staging
+from fsqueue.storage import history, jsonl, ordering, published, record_times, staging
 from fsqueue.storage.locked_batch import BatchBusy, LockedBatch
 from fsqueue.storage.store import Store, hash_of
 
@@ -52,6 +53,10 @@ class SingleInserter:
         """The open batch that this process inserts into."""
         self._named: Batch | None = None
         """The batch whose names this process knows to be durable."""
+        self._promise: TaskFileName | None = None
+        """The name of a batch's task file that its latest task with a priority needs."""
+        self._promised: TaskFileName | None = None
+        """The one that this process knows to be durable."""
         self._finding = taken.Mutex()
         self._synced = _Synced(store)
         _inserters.add(self)
@@ -66,9 +71,9 @@ class SingleInserter:
             and bool(store.domain)
         )
 
-    def insert_if_taken(self, line: bytes, when: When) -> str | None:
+    def insert_if_taken(self, line: bytes, when: When, rank: Rank = LAST) -> str | None:
         """Insert a task as `insert` does; None, and nothing was done, if it needs a file of its own."""
-        return self.insert(line, when) if self.takes(line) else None
+        return self.insert(line, when, rank) if self.takes(line) else None
 
     def close(self) -> None:
         """Close what is open. The inserter may be used again."""
@@ -79,20 +84,23 @@ class SingleInserter:
         self._finding = taken.Mutex()
         self._synced.after_fork()
 
-    def insert(self, line: bytes, when: When) -> str:
+    def insert(self, line: bytes, when: When, rank: Rank = LAST) -> str:
         """Insert a task, durably, and return its id. `line` is the task as it would stand in a task file.
+
+        `rank`: that of its priority.
 
         An error says whether the task is in the queue, or that this is unknown.
         """
         store = self.store
         store.refresh()
+        ordering.mark(store, rank)
         identity = store.entropy.hex16()
         refused: OSError | None = None
         lost = False
-        for batch in self._batches():
+        for batch in self._batches(rank):
             layout, index = store.layout, None
             try:
-                index = self._into(batch, identity, line, when)
+                index = self._into(batch, identity, line, when, rank)
             except (BatchBusy, LockTimeout):
                 pass  # take another batch
             except FileNotFoundError:
@@ -141,8 +149,10 @@ class SingleInserter:
 
     # -- which batch -------------------------------------------------------------------------------
 
-    def _batches(self) -> Iterator[Batch]:
-        """Yield batches to try: the one of the last insert, those that others have left, then new ones."""
+    def _batches(self, rank: Rank) -> Iterator[Batch]:
+        """Yield batches to try: the one of the last insert, those that others have left, then new ones, for a task of
+        this rank.
+        """
         tried: set[Batch] = set()
         for _ in range(TRIES):
             batch = self._batch
@@ -150,7 +160,7 @@ class SingleInserter:
                 with self._finding:  # else each thread would make one
                     batch = self._batch
                     if batch is None or batch in tried:
-                        batch = self._adopted(tried) or self._made()
+                        batch = self._adopted(tried) or self._made(rank)
                         self._batch = batch
             tried.add(batch)
             yield batch
@@ -175,13 +185,13 @@ class SingleInserter:
         batches = sorted(name.batch for name in found if name is not None and name.is_open)
         return next((batch for batch in batches[: -ADOPT_MAX - 1 : -1] if batch not in tried), None)
 
-    def _made(self) -> Batch:
-        """Publish the task file of a new open batch, durably, and return the batch."""
+    def _made(self, rank: Rank) -> Batch:
+        """Publish the task file of a new open batch, durably, and return the batch. Its name promises this rank."""
         store = self.store
         for _ in range(TRIES):
             layout = store.layout
             try:
-                return self._publish(layout)
+                return self._publish(layout, rank)
             except FileNotFoundError:
                 store.refresh(now=True)
                 store.make_generation()
@@ -189,13 +199,14 @@ class SingleInserter:
             f"The queue {store.path} was purged again and again while a task was being inserted. The task is not in it."
         )
 
-    def _publish(self, layout: Layout) -> Batch:
+    def _publish(self, layout: Layout, rank: Rank) -> Batch:
         store = self.store
         shard = int(self._home(layout), 16)
         if self._named is not None:  # others do not look for this one: spread the work
             shard = (shard + int(store.entropy.hex16()[:8], 16) % SPREAD) % layout.shards
         batch = names.new_batch_in(store.entropy, store.clock.now_ms(), shard, layout.shards)
-        staged = staging.stage_as(store, layout, [task_file.encode_open_batch(store.domain)], names.open_batch(batch))
+        name = names.open_batch(batch, rank)
+        staged = staging.stage_as(store, layout, [task_file.encode_open_batch(store.domain)], name)
         is_published = False
         try:
             staging.sync(store, [staged])
@@ -209,9 +220,9 @@ class SingleInserter:
 
     # -- into it -----------------------------------------------------------------------------------
 
-    def _into(self, batch: Batch, identity: str, line: bytes, when: When) -> int | None:
+    def _into(self, batch: Batch, identity: str, line: bytes, when: When, rank: Rank) -> int | None:
         """Insert a task into a batch, durably, and return its index; None if the batch takes no inserts."""
-        place = self._appended(batch, identity, line, when)
+        place = self._appended(batch, identity, line, when, rank)
         if place is None:
             return None
         index, end = place
@@ -223,7 +234,7 @@ class SingleInserter:
             raise self._unknown(error) from error
         return index
 
-    def _appended(self, batch: Batch, identity: str, line: bytes, when: When) -> tuple[int, int] | None:
+    def _appended(self, batch: Batch, identity: str, line: bytes, when: When, rank: Rank) -> tuple[int, int] | None:
         """Append a task to a batch's log. Return its index, and where its record ends; None if it takes no inserts.
 
         If that ends with an error, the same record is appended once more, to the same log and to no other: a write that
@@ -240,6 +251,9 @@ class SingleInserter:
                     if opening is not None:
                         self._synced.open(batch)
                         began = True
+                        if rank != LAST:
+                            opening = self._promised_in(locked, opening, rank)
+                    if opening is not None:
                         index = self._append(locked, opening, identity, line, when)
                         self._synced.wrote(locked)
                         return index, locked.log.end
@@ -293,6 +307,27 @@ class SingleInserter:
                 finishing.try_finish(locked)
         return None
 
+    def _promised_in(self, locked: LockedBatch, opening: bytes, rank: Rank) -> bytes | None:
+        """See to it that the task file's name promises a task of this rank. Return what is left of `opening`.
+
+        The renaming is recorded, done and proven, in this order, before the task is inserted: a name that promises too
+        much costs a look, one that promises too little hides the task. None if there is no such file any more.
+        """
+        name = published.find(locked)
+        if name is not None and rank < name.rank:
+            if opening:
+                locked.log.append(opening)
+                opening = b""
+            target = name.ranked(rank)
+            locked.append_move(record_times.present(locked), name, target)
+            name = target if published.rename_surely(locked, target) else None
+        if name is None:
+            if opening:
+                finishing.retire(locked)  # what it says is not written
+            return None
+        self._promise = name
+        return opening
+
     def _append(self, locked: LockedBatch, opening: bytes, identity: str, line: bytes, when: When) -> int:
         """Append an `insert` record. Return the task's index."""
         log, replay_state = locked.log, locked.replay_state
@@ -309,10 +344,14 @@ class SingleInserter:
         """Sync the batch's names, once, and its log up to `end`. On a shared mount that was done under the lock."""
         store = self.store
         if store.sync_inserts and not store.fs.shared:
-            if batch != self._named:
+            promise = self._promise  # of this task, or of a later one of another thread
+            is_promise_new = promise is not None and promise.batch == batch and promise != self._promised
+            if batch != self._named or is_promise_new:
                 with suppress(FileNotFoundError):  # the purge that took it along is found out next
-                    for path in (store.layout.log(batch), store.layout.task_file(names.open_batch(batch))):
-                        store.names.sync(os.path.dirname(path))
+                    if batch != self._named:
+                        store.names.sync(os.path.dirname(store.layout.log(batch)))
+                    store.names.sync(os.path.dirname(store.layout.task_file(names.open_batch(batch))))
+                self._promised = promise
             self._synced.up_to(batch, end)
         self._named = batch
 

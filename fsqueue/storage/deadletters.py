@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
+from types import MappingProxyType
 from typing import Any
 
 import orjson
 
 from fsqueue.errors import FsqueueError, QueuePurged
-from fsqueue.format import names, task_file
+from fsqueue.format import names, priority, task_file
 from fsqueue.format.layout import BATCH_BYTES_MAX, Layout
 from fsqueue.format.names import Shard
 from fsqueue.format.replay import ReplayState
 from fsqueue.models import DeadLetter
-from fsqueue.storage import jsonl, letter_files, retried, staging
+from fsqueue.storage import jsonl, letter_files, ordering, published, retried, staging
 from fsqueue.storage.locked_batch import LockedBatch
 from fsqueue.storage.published import LOST
 from fsqueue.storage.store import Store
@@ -62,7 +63,16 @@ def write(
             jsonl.append(
                 store.fs,
                 fd,
-                b"".join(_letter(log.batch, locked.replay_state, index, payload_of(index)) for index in wanted),
+                b"".join(
+                    _letter(
+                        log.batch,
+                        locked.replay_state,
+                        index,
+                        payload_of(index),
+                        published.key_and_priority(locked, index),
+                    )
+                    for index in wanted
+                ),
                 sync,
             )
         elif sync:
@@ -82,7 +92,9 @@ def restore(store: Store, batch: str, replay_state: ReplayState, tasks: Iterable
         jsonl.append(store.fs, fd, b"".join(_letter(batch, replay_state, index, LOST) for index in lost), True)
 
 
-def _letter(batch_id: str, replay_state: ReplayState, index: int, payload: Any) -> bytes:
+def _letter(
+    batch_id: str, replay_state: ReplayState, index: int, payload: Any, more: Mapping[str, Any] = MappingProxyType({})
+) -> bytes:
     holder = replay_state.holder[index]
     letter = {
         "op": "dead",
@@ -92,6 +104,7 @@ def _letter(batch_id: str, replay_state: ReplayState, index: int, payload: Any) 
         "attempt": replay_state.attempts[index],
         "worker": holder.worker if holder is not None else None,
         **({} if payload is LOST else task_file.payload_fields(payload)),
+        **more,
     }
     return orjson.dumps(letter, option=orjson.OPT_APPEND_NEWLINE)
 
@@ -256,6 +269,7 @@ def _decode(line: dict[str, Any]) -> DeadLetter:
     except ValueError:
         payload, is_lost = None, True  # the letter is still there to be seen
     at, attempt, worker = line.get("at"), line.get("attempt"), line.get("worker")
+    key, urgency = line.get("key"), line.get("priority")
     return DeadLetter(
         id=line["id"],
         payload=payload,
@@ -264,6 +278,8 @@ def _decode(line: dict[str, Any]) -> DeadLetter:
         attempt=attempt if isinstance(attempt, int) else 0,
         worker=worker if isinstance(worker, dict) else None,
         payload_lost=is_lost,
+        key=key if isinstance(key, str) else None,
+        priority=None if priority.fault(urgency) is not None else urgency,
     )
 
 
@@ -282,9 +298,9 @@ def purge(store: Store, wanted: set[str] | None, where: Where | None) -> int:
 def retry(store: Store, wanted: set[str] | None, where: Where | None) -> int:
     """Insert the tasks of letters again, with new ids and no attempts charged. Returns how many.
 
-    Batches are bounded as inserted ones are. For each, under the file's lock: stage the new tasks; append one
-    `retried` line that names the staged file, and sync; publish. A crash before the line leaves letters and a staged
-    file that upkeep reaps; one after it leaves a staged file that `publish_pending` publishes: never lost, never
+    Batches are bounded and sorted as inserted ones are. For each, under the file's lock: stage the new tasks; append
+    one `retried` line that names the staged file, and sync; publish. A crash before the line leaves letters and a
+    staged file that upkeep reaps; one after it leaves a staged file that `publish_pending` publishes: never lost, never
     twice. An error while the line is written leaves open whether it stands, so the staged file stays, too: the line,
     or its absence, decides.
 
@@ -295,10 +311,16 @@ def retry(store: Store, wanted: set[str] | None, where: Where | None) -> int:
     def encode(letter: DeadLetter) -> bytes | None:
         nonlocal lost
         lost += letter.payload_lost
-        return None if letter.payload_lost else task_file.encode_task(letter.payload, bytes_max)
+        if letter.payload_lost:
+            return None
+        return task_file.encode_task(letter.payload, bytes_max, priority=letter.priority)
 
     def act(layout: Layout, fd: int, part: list[DeadLetter], lines: list[bytes]) -> None:
-        staged = staging.stage(store, layout, lines, len(lines), 0)
+        ranks = [priority.rank_of(letter.priority) for letter in part]
+        places = sorted(range(len(part)), key=ranks.__getitem__)
+        part, lines, rank = [part[place] for place in places], [lines[place] for place in places], min(ranks)
+        ordering.mark(store, rank)
+        staged = staging.stage(store, layout, lines, len(lines), 0, rank)
         named = False
         try:
             staging.sync(store, [staged])

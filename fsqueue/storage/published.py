@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
-from fsqueue.format import names, sparse, task_file
+from fsqueue.format import names, priority, sparse, task_file
 from fsqueue.format.layout import Layout
 from fsqueue.format.names import TaskFileName
 from fsqueue.storage.locked_batch import LockedBatch
@@ -105,6 +105,19 @@ def payload(locked: LockedBatch, index: int) -> Any:
         return LOST if lines is None else task_file.decode_task(lines[index])["payload"]
     except (ValueError, IndexError):
         return LOST
+
+
+def key_and_priority(locked: LockedBatch, index: int) -> dict[str, Any]:
+    """Return a task's `key` and `priority`, as they stand in its line: those that it has, and that can be read."""
+    lines = LinesInLog(locked.log) if index in locked.replay_state.places else read(locked)
+    try:
+        record = {} if lines is None else task_file.decode_task(lines[index])
+    except (ValueError, IndexError):
+        return {}
+    found = {name: value for name in ("key", "priority") if (value := record.get(name)) is not None}
+    if "priority" in found and priority.fault(found["priority"]) is not None:
+        del found["priority"]
+    return found
 
 
 def find(locked: LockedBatch) -> TaskFileName | None:

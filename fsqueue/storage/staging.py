@@ -17,6 +17,7 @@ from fsqueue.errors import StorageError
 from fsqueue.format import names
 from fsqueue.format.layout import Layout
 from fsqueue.format.names import TaskFileName
+from fsqueue.format.priority import LAST, Rank
 from fsqueue.storage.store import Store
 
 LOCK_S = 1.0
@@ -48,9 +49,14 @@ class Staged:
                 store.fs.close(fd)
 
 
-def stage(store: Store, layout: Layout, pieces: Sequence[bytes | memoryview], tasks: int, at: int) -> Staged:
-    """Write a new batch of so many tasks, available `at`, into a generation's staging, as `stage_as` does."""
-    name = TaskFileName(at, names.new_batch(store.entropy, store.clock.now_ms()), tasks)
+def stage(
+    store: Store, layout: Layout, pieces: Sequence[bytes | memoryview], tasks: int, at: int, rank: Rank = LAST
+) -> Staged:
+    """Write a new batch of so many tasks, available `at`, into a generation's staging, as `stage_as` does.
+
+    `rank`: of the most urgent of them. `ordering.mark` comes before.
+    """
+    name = TaskFileName(at, names.new_batch(store.entropy, store.clock.now_ms()), tasks).ranked(rank)
     return stage_as(store, layout, pieces, name)
 
 

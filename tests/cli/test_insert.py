@@ -370,3 +370,36 @@ def test_on_a_terminal_progress_is_shown_when_it_takes_long(spawn: Spawn, queue:
     shown = os.read(terminal, 100_000).decode()
     os.close(terminal)
     assert "insert: " in shown
+
+
+# -- priorities --------------------------------------------------------------------------------------
+
+
+def test_a_field_of_each_payload_is_its_priority(queue: Queue) -> None:
+    given = ['{"due":"b","n":1}', '{"n":2}', '"text"', '{"due":"a","n":3}', '{"due":null}', '{"due":7}']
+    result = CliRunner().invoke(cli, ["insert", str(queue.path), "--priority", "due"], input="\n".join(given))
+    assert (result.exit_code, result.stdout) == (0, "6\n"), result.output
+    lines = [
+        json.loads(line)
+        for path in Path(queue.path).glob("1-*/queue/*/*.jsonl")
+        for line in path.read_text().splitlines()
+    ]
+    kept = {json.dumps(line["payload"], separators=(",", ":")): line.get("priority") for line in lines}
+    assert kept == dict(zip(given, ["b", None, None, "a", None, 7], strict=True))
+
+
+@pytest.mark.parametrize("value", ["1.5", "true", "[1]", "9223372036854775808", '"' + "x" * 1025 + '"'])
+def test_a_field_that_is_no_priority_is_a_bad_line(queue: Queue, value: str) -> None:
+    given = f'{{"due":1}}\n{{"due":{value}}}\n{{"due":2}}\n'
+    result = CliRunner().invoke(cli, ["insert", str(queue.path), "--priority", "due"], input=given)
+    assert result.exit_code == 2
+    assert "line 2 is no task for this queue: Task number 2: " in result.stderr
+    assert "priority" in result.stderr
+    assert queue.status().waiting == 1
+
+
+def test_lines_have_no_fields(queue: Queue) -> None:
+    result = CliRunner().invoke(cli, ["insert", str(queue.path), "--lines", "--priority", "due"], input="a\n")
+    assert result.exit_code != 0
+    assert "leave --lines out" in str(result.exception) + result.output
+    assert queue.status().waiting == 0

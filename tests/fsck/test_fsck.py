@@ -406,6 +406,13 @@ def an_untouched_name_with_a_smaller_count(queue: Queue, clock: ManualClock) -> 
     return {"+another"}
 
 
+@damage("modest-name")
+def an_untouched_name_without_the_urgency_of_its_task(queue: Queue, clock: ManualClock) -> set[str]:
+    path = waiting_file(queue)
+    path.write_bytes(b"".join(line[:-1] + b',"priority":7}\n' for line in path.read_bytes().splitlines()))
+    return set()
+
+
 @damage("second-name")
 def a_second_name(queue: Queue, clock: ManualClock) -> set[str]:
     path = waiting_file(queue)

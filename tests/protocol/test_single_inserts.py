@@ -20,6 +20,7 @@ from fsqueue.clock import ManualClock
 from fsqueue.filesystem import LOST
 from fsqueue.format import layout, movements, names, task_file
 from fsqueue.format.names import Batch
+from fsqueue.format.priority import LAST, Rank
 from fsqueue.protocol import finishing, single_inserts, transitions
 from fsqueue.protocol.finishing import LINGER_MS
 from fsqueue.storage import jsonl
@@ -162,7 +163,7 @@ def test_a_batch_whose_tasks_are_all_delayed_gets_a_later_name_once_it_is_sealed
 
 
 def test_what_is_no_task_is_refused_and_makes_nothing(queue: Queue) -> None:
-    for bad in (float("nan"), {1, 2}, object(), Task("x", priority="high"), Task("x", priority=0), Task("x", key="k")):
+    for bad in (float("nan"), {1, 2}, object(), Task("x", priority=1.5), Task("x", priority=True), Task("x", key="k")):
         assert raised(InvalidTask, lambda bad=bad: queue.insert(bad))
     assert files_below(queue.path) == ["queue.jsonl"]
 
@@ -199,7 +200,7 @@ def test_a_batch_of_another_boot_is_sealed(queue: Queue) -> None:
 
 def test_an_untouched_batch_of_another_boot_is_removed(queue: Queue) -> None:
     """Its inserter had made the task file, and no log yet. No name says that a batch is sealed without a task."""
-    queue._inserter._made()
+    queue._inserter._made(LAST)
     other = Queue(queue.path)
     other.store.domain = "another boot"
     other.insert("task")
@@ -758,11 +759,11 @@ def test_a_fork_while_a_thread_makes_a_batch_does_not_block_the_child(
     inside, go_on = threading.Event(), threading.Event()
     made = queue._inserter._made
 
-    def wait() -> Batch:
+    def wait(rank: Rank) -> Batch:
         inside.set()
         if threading.current_thread() is thread:
             go_on.wait(30)
-        return made()
+        return made(rank)
 
     monkeypatch.setattr(queue._inserter, "_made", wait)
     thread = threading.Thread(target=queue.insert, args=("parent",))
