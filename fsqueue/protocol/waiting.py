@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 
 from fsqueue.clock import Backoff
+from fsqueue.format.priority import Rank
 from fsqueue.leased_task import LeasedTask
 from fsqueue.protocol.leasing import Leaser
 from fsqueue.storage.doorbell import QUIET_S
@@ -24,8 +25,8 @@ SWEEP_S = 600.0
 class IdlePoller:
     """A lessee's looks at one queue, again and again: they cost little as long as nothing has changed. One thread's."""
 
-    def __init__(self, leaser: Leaser, lease_ms: int, strict: bool = False) -> None:
-        self._leaser, self._lease_ms, self._strict = leaser, lease_ms, strict
+    def __init__(self, leaser: Leaser, lease_ms: int, strict: bool = False, up_to: Rank | None = None) -> None:
+        self._leaser, self._lease_ms, self._strict, self._up_to = leaser, lease_ms, strict, up_to
         self._idle = False
         """Whether the last look found nothing, and did not fail."""
         self._acted_on = (0, b"")
@@ -45,7 +46,7 @@ class IdlePoller:
         leaser, store = self._leaser, self._leaser.store
         idle, self._idle = self._idle, False  # and stays False if this look fails
         if not idle:
-            got = leaser.lease(n, self._lease_ms, self._strict)
+            got = leaser.lease(n, self._lease_ms, self._strict, self._up_to)
             if got:
                 return got
         now, notification = store.clock.monotonic(), store.doorbell.read()
@@ -58,9 +59,9 @@ class IdlePoller:
             idle, self._again_at = False, math.inf
         if idle and told == self._acted_on and now - self._swept <= SWEEP_S * (0.75 + store.entropy.random() / 2):
             due = leaser.selection.due(store.clock.now_ms())
-            got = leaser.from_shards(due, n, self._lease_ms) if due else []
+            got = leaser.from_shards(due, n, self._lease_ms, self._up_to) if due else []
         else:  # if not idle, for what came between the look above and the reading of the bell
-            got = leaser.lease(n, self._lease_ms, self._strict)
+            got = leaser.lease(n, self._lease_ms, self._strict, self._up_to)
             self._acted_on, self._swept = told, now
         self._idle = not got
         return got
@@ -78,12 +79,13 @@ def wait(
     lease_ms: int,
     wait_s: float,
     strict: bool = False,
+    up_to: Rank | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> list[LeasedTask]:
     """Lease as `Leaser.lease` does, but wait up to `wait_s` seconds for tasks, or until `stop()`."""
     clock = leaser.store.clock
     deadline = clock.monotonic() + wait_s
-    idle_poller = IdlePoller(leaser, lease_ms, strict)
+    idle_poller = IdlePoller(leaser, lease_ms, strict, up_to)
     got = idle_poller.look(n)
     backoff = Backoff(BELL_S, leaser.store.entropy.random)
     while not got and clock.monotonic() < deadline and not stop():
