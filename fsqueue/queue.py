@@ -147,6 +147,11 @@ class Queue(Maintenance):
         return self.store.queue_state.generation
 
     @property
+    def has_priorities(self) -> bool:
+        """Return whether tasks with priorities were ever inserted, as last read."""
+        return self.store.queue_state.is_ordered
+
+    @property
     def _leaser(self) -> Leaser:
         try:
             leaser: Leaser = self._local.leaser
@@ -276,8 +281,6 @@ class Queue(Maintenance):
         priority that is not greater. `order="random"`: any of the tasks, each call others.
         [] only after a full look: nothing of that kind was available; with `wait_s`, after waiting so long.
         `strict` looks at all shards for the best instead of remembering some.
-
-        Top-k and the bound are TaskMaster's (section 3.1); a task at random is taskstore's.
         """
         if type(n) is not int or n < 1:
             whole("n", n)

@@ -164,6 +164,43 @@ class Leaser:
             return self.lease(n, lease_ms, strict, up_to)
         return held
 
+    def promise(self, up_to: Rank | None = None) -> Rank | None:
+        """Return the rank of the best task that seems to be there; None if all shards seem to have nothing."""
+        self.begin()
+        selection, now = self.selection, self.store.clock.now_ms()
+        if self._ranked is not None:
+            self._ranked.keep_up(now)
+        elif self.current is not None and up_to is None:
+            return LAST
+        bound = LAST if up_to is None else up_to
+        rank = selection.glance(now, bound)
+        if rank is None:
+            selection.sweep()
+            rank = selection.glance(now, bound)
+        return rank
+
+    def lease_seen(self, n: int, lease_ms: int, bound: Rank) -> list[LeasedTask]:
+        """Return up to `n` tasks of what the selection has seen, none less urgent than `bound`. [] proves nothing."""
+        self.begin()
+        held: list[LeasedTask] = []
+        if self._ranked is None and bound < LAST:
+            return held
+        self._bound = bound
+        try:
+            if self._ranked is None and self.current is not None:
+                got = self._from_batch(self.current, None, n, n, lease_ms)
+                held += got if isinstance(got, list) else []
+            if not (held and held[0].solo):
+                self._further(held, n, lease_ms, strict=False, is_sure=False)
+        except BaseException as error:
+            self.generation = -1
+            if not held or not isinstance(error, OSError) or isinstance(error, FileNotFoundError):
+                self._put_back(held)
+                raise
+        finally:
+            self._warn()
+        return held
+
     def _put_back(self, held: list[LeasedTask]) -> None:
         """Release tasks that no caller will know of, rather than let their leases run out."""
         queue = self.queue()
@@ -175,10 +212,11 @@ class Leaser:
                     "%d leased tasks could not be put back (%s); they come back when their leases end", len(held), error
                 )
 
-    def _further(self, held: list[LeasedTask], n: int, lease_ms: int, strict: bool) -> None:
+    def _further(self, held: list[LeasedTask], n: int, lease_ms: int, strict: bool, is_sure: bool = True) -> None:
         """Add tasks of other batches to `held` until there are `n` or none is left.
 
-        Two sweeps over all shards in a row that find nothing prove that there is nothing.
+        Two sweeps over all shards in a row that find nothing prove that there is nothing. Unless `is_sure` no proof is
+        wanted.
         """
         store, selection = self.store, self.selection
         busy: dict[Batch, TaskFileName] = {}
@@ -188,6 +226,8 @@ class Leaser:
         while len(held) < n:
             name = selection.next(store.clock.now_ms(), strict, self._bound, self.current)
             if name is None:
+                if not is_sure:
+                    return
                 if fruitless == 2 or (held and fruitless):
                     break
                 fruitless += 1

@@ -64,10 +64,7 @@ class RankedSelection(Selection):
 
 
 class RandomSelection(RankedSelection):
-    """Heads in no order: for lessees that any task will do, and that are not to meet at the same ones.
-
-    After taskstore's claim, which takes a random one of the waiting tasks.
-    """
+    """Heads in no order: for lessees that any task will do, and that are not to meet at the same ones."""
 
     def __init__(self, store: Store) -> None:
         super().__init__(store)
@@ -182,6 +179,17 @@ class OrderedSelection(RankedSelection):
         """
         if strict:
             self._list_some(now, len(self._unlisted))
+        rank = self.glance(now, bound)
+        if rank is None:
+            return None
+        _, batch = self._heap[0]
+        if stay is not None and stay not in self._resting:
+            head = self._heads.get(stay)
+            if head is not None and head.rank <= rank:
+                batch = stay
+        return self._heads.pop(batch).name
+
+    def glance(self, now: int, bound: Rank = LAST) -> Rank | None:
         while (rank := self.best()) is None or rank > bound:
             if self._unlisted:
                 self._list_some(now, SHARDS_LISTED)
@@ -190,12 +198,7 @@ class OrderedSelection(RankedSelection):
                 self._list_on(shard, now, behind, bound)
             else:
                 return None
-        _, batch = self._heap[0]
-        if stay is not None and stay not in self._resting:
-            head = self._heads.get(stay)
-            if head is not None and head.rank <= rank:
-                batch = stay
-        return self._heads.pop(batch).name
+        return rank
 
     def best(self, without: Batch | None = None) -> Rank | None:
         heads, heap, resting, aside = self._heads, self._heap, self._resting, None

@@ -73,6 +73,14 @@ class Selection:
             self._list(shard, now, behind)
         return self.heads.pop() if self.heads else None
 
+    def glance(self, now: int, bound: Rank = LAST) -> Rank | None:
+        """Return the rank of the best head, which stays; None if there is none that is not less urgent than `bound`."""
+        name = self.next(now)
+        if name is None:
+            return None
+        self.heads.append(name)
+        return LAST if bound == LAST else None
+
     def _list(self, shard: str, now: int, behind: str = "") -> bool:
         """List a shard and merge its heads, of batches named later than `behind`; whether it had any.
 

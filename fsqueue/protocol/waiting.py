@@ -66,6 +66,28 @@ class IdlePoller:
         self._idle = not got
         return got
 
+    def promise(self) -> Rank | None:
+        """Return the rank of the best task that seems to be there, for a choice among queues; None if none does.
+
+        That costs the reading of the doorbell while nothing has changed since a look that found nothing.
+        """
+        leaser, store = self._leaser, self._leaser.store
+        if self._idle:
+            told = (leaser.generation, store.doorbell.read())
+            is_due = leaser.selection.earliest() <= store.clock.now_ms()
+            if told == self._acted_on and not is_due and store.clock.monotonic() < self._again_at:
+                return None
+        return leaser.promise(self._up_to)
+
+    def take(self, n: int, bound: Rank) -> list[LeasedTask]:
+        """Return up to `n` tasks of those that seem to be there, none less urgent than `bound`. [] proves nothing."""
+        if self._up_to is not None:
+            bound = min(bound, self._up_to)
+        got = self._leaser.lease_seen(n, self._lease_ms, bound)
+        if got:
+            self._idle = False
+        return got
+
     def due_s(self) -> float:
         """Return in how many seconds a task will be available that was seen and is not available yet."""
         clock = self._leaser.store.clock
