@@ -48,6 +48,7 @@ COMMANDS = {
     "fsck": ("fsck", "Check everything that a queue has on disk; --repair mends it."),
     "spark": ("spark", "Seed, audit, report, drain, requeue on Spark: queues too large for one machine."),
     "bench": ("bench", "Measure what a queue does on your filesystem."),
+    "simulate": ("simulating", "Simulate a relaxed priority queue: how far from the first a pop is."),
     "completion": ("completion", "Print a shell completion script."),
 }
 """Name: the module that has it (as an attribute of the same name, with `_` for `-`) and its line in the help."""

@@ -12,6 +12,7 @@ from fsqueue.leased_task import LeasedTask
 from fsqueue.poll import Lessor, Poll
 from fsqueue.protocol.leasing import Leaser
 from fsqueue.protocol.waiting import BELL_S, IdlePoller
+from fsqueue.storage.listening import Listener
 
 
 class AsyncPoll:
@@ -26,7 +27,9 @@ class AsyncPoll:
         self._queue, self._poll = queue, poll
         self._leaser = Leaser(queue, queue.store)  # its own: the looks are made in several threads, one at a time
         self._turn = asyncio.Lock()
-        self._ended = asyncio.Event()
+        self._ended = False
+        self._awake = asyncio.Event()
+        """Set to end a sleep: by a notification, or by `aclose`."""
 
     def __aiter__(self) -> AsyncPoll:
         return self
@@ -34,18 +37,14 @@ class AsyncPoll:
     async def __anext__(self) -> LeasedTask:
         ahead = self._poll._ahead
         async with self._turn:
-            idle_poller = IdlePoller(self._leaser, ahead.lease_ms)
-            backoff = Backoff(BELL_S, self._queue.store.entropy.random)
             try:
-                while not (ahead.tasks or self._ended.is_set()):
-                    if await in_thread(lambda: self._look(idle_poller)):
-                        self._ended.set()
-                    elif not ahead.tasks:
-                        await self._nap(max(0.001, min(backoff.next_s(), idle_poller.due_s())))
+                if not (ahead.tasks or self._ended):
+                    with self._queue.store.listening() as listener:
+                        await self._wait(listener)
             except asyncio.CancelledError:
                 await in_thread(self._poll._put_back)
                 raise
-            if self._ended.is_set():
+            if self._ended:
                 await in_thread(self._poll.close)
                 raise StopAsyncIteration
             task = ahead.tasks.popleft()
@@ -53,21 +52,51 @@ class AsyncPoll:
                 task.began = self._queue.store.clock.monotonic()
             return task
 
+    async def _wait(self, listener: Listener) -> None:
+        """Lease ahead, and wait until something is leased or the iteration is ended."""
+        ahead = self._poll._ahead
+        idle_poller = IdlePoller(self._leaser, ahead.lease_ms)
+        backoff = Backoff(BELL_S, self._queue.store.entropy.random)
+        while not (ahead.tasks or self._ended):
+            if await in_thread(lambda: self._look(idle_poller)):
+                self._ended = True
+            elif not ahead.tasks:
+                seconds = max(0.001, min(backoff.next_s(), idle_poller.due_s()))
+                if idle_poller.is_deaf:
+                    await self._nap(seconds, None)
+                elif listener.is_complete or not await in_thread(listener.listen):
+                    await self._nap(seconds, listener)
+
     def _look(self, idle_poller: IdlePoller) -> bool:
         """Lease ahead. Return whether the iteration has ended."""
         got, ended = self._queue._look(idle_poller, self._poll._prefetch, self._poll._stop)
         self._poll._ahead.add(got)
         return ended
 
-    async def _nap(self, seconds: float) -> None:
-        """Sleep for `seconds`, or until the iteration is ended."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._ended.wait()
+    async def _nap(self, seconds: float, listener: Listener | None) -> None:
+        """Sleep for `seconds`, or until the iteration is ended, or a process of this host notifies."""
+        loop, fd, awake = asyncio.get_running_loop(), -1 if listener is None else listener.fd, self._awake
+        if not self._ended:
+            awake.clear()
+        if fd >= 0:
+            try:
+                loop.add_reader(fd, awake.set)
+            except NotImplementedError:  # an event loop that waits for no descriptors
+                fd = -1
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await awake.wait()
+        finally:
+            if fd >= 0:
+                loop.remove_reader(fd)
+        if listener is not None:
+            listener.take_in()
 
     async def aclose(self) -> None:
         """End the loop, and put back what was leased ahead. A task that was handed out stays leased."""
-        self._ended.set()
+        self._ended = True
+        self._awake.set()
         async with self._turn:  # wait for a look under way: nothing would put back what it leases
             await in_thread(self._poll.close)
 

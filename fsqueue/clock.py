@@ -48,6 +48,9 @@ class Clock:
     monotonic: Callable[[], float] = staticmethod(partial(time.clock_gettime, time.CLOCK_BOOTTIME))
     """Seconds that never jump; they count the time a machine is suspended, too."""
 
+    is_real = True
+    """Whether time passes by itself. Else only `sleep` may wait, and nothing but its end wakes."""
+
     def __init__(self) -> None:
         self.offset_ms = 0
         self.error_ms = 0
@@ -117,6 +120,8 @@ class Clock:
 
 class ManualClock(Clock):
     """A clock that stands still until a test moves it; sleeping moves it."""
+
+    is_real = False
 
     def __init__(self, now_s: float = 1_800_000_000.0) -> None:
         super().__init__()

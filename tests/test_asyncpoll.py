@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -10,9 +11,10 @@ from pathlib import Path
 import pytest
 
 import fsqueue
-from fsqueue import Queue, StorageError
+from fsqueue import Queue, StorageError, asyncpoll
 from fsqueue.async_thread import in_thread
 from fsqueue.filesystem import Filesystem
+from fsqueue.storage import listening
 
 TIMEOUT_S = 60.0
 
@@ -222,3 +224,40 @@ def test_a_cancellation_waits_for_the_thread_and_keeps_its_error_quiet(caplog: p
 
     asyncio.run(main())
     assert caplog.records == []
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("kind", ["listens", "loop without readers", "no inotify"])
+def test_a_task_inserted_on_this_host_wakes_an_idle_loop(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    if kind == "listens":
+        monkeypatch.setattr(asyncpoll, "BELL_S", (60.0, 60.0))  # looking again would come too late
+    if kind == "no inotify":
+        monkeypatch.setattr(listening, "Changes", fail_to_listen)
+
+    async def main() -> list[object]:
+        loop = asyncio.get_running_loop()
+        if kind == "loop without readers":
+            monkeypatch.setattr(loop, "add_reader", not_implemented)
+        found: list[object] = []
+        async with queue.poll_async(until="forever") as poll:
+            for number in range(3):
+                waiting = asyncio.ensure_future(anext(poll))
+                await asyncio.sleep(0.2)
+                await in_thread(lambda: queue.insert(number))  # noqa: B023 - called at once
+                async with asyncio.timeout(30):
+                    task = await waiting
+                found.append(task.payload)
+                await in_thread(task.complete)
+        return found
+
+    assert asyncio.run(main()) == [0, 1, 2]
+
+
+def fail_to_listen() -> None:
+    raise OSError(errno.EMFILE, "no instance left")
+
+
+def not_implemented(*_: object) -> None:
+    raise NotImplementedError

@@ -2,8 +2,6 @@
 
 Pure. A *rank* is what priorities are compared by: bytes, of which the smaller ones come first. Tasks without a priority
 have the rank LAST, behind all that have one.
-
-After the numeric priorities of the relaxed priority queue (section 3).
 """
 
 from __future__ import annotations

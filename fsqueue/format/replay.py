@@ -350,3 +350,49 @@ _HANDLERS: dict[str, Callable[[ReplayState, dict[str, Any], int, int], bool]] = 
     "count": _counted,
     "gone": _gone,
 }
+
+
+def _whole(value: Any) -> None:
+    if type(value) is not int:
+        raise TypeError
+
+
+def _ranges(value: Any) -> None:
+    if type(value) is not list or not all(type(start) is int and type(end) is int for start, end in value):
+        raise TypeError
+
+
+def _any(value: Any) -> None:
+    pass
+
+
+_NEEDED: dict[str, dict[str, Callable[[Any], object]]] = {
+    "open": {"count": _whole},
+    "insert": {"id": _text, "first": _whole},
+    "lease": {"lease": _text, "tasks": _ranges, "until": _time},
+    "renew": {"lease": _text, "tasks": _ranges, "until": _time},
+    "complete": {"lease": _text, "tasks": _ranges},
+    "release": {"lease": _text, "tasks": _ranges, "available_at": _time},
+    "fail": {"lease": _text, "tasks": _ranges, "available_at": _time, "error": _text},
+    "bury": {"tasks": _ranges, "reason": _text},
+    "cancel": {"tasks": _ranges},
+    "revoke": {"tasks": _ranges},
+    "replace": {"tasks": _ranges, "payload": _any},
+    "clock": {"tasks": _ranges, "since": _any},
+    "count": {"file": _text, "offset": _whole, "count": _whole},
+}
+"""The fields without which a record of this kind is void whatever was before it, and what each must be."""
+
+
+def is_intelligible(record: dict[str, Any]) -> bool:
+    """Return whether a parsed record has the fields that its `op` needs; True if the `op` is not known.
+
+    What it says may not apply all the same: that depends on the records before it.
+    """
+    op = record["op"]
+    try:
+        for field, kind in _NEEDED.get(op, {}).items():
+            kind(record[field])
+    except (KeyError, TypeError, ValueError):
+        return False
+    return op != "insert" or not record.keys().isdisjoint(PAYLOAD)

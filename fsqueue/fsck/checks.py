@@ -9,7 +9,7 @@ from functools import cache, partial
 from fsqueue.filesystem import NOT_FILES
 from fsqueue.format import movements, names, sparse, task_file
 from fsqueue.format.names import Batch, Shard, TaskFileName
-from fsqueue.format.replay import DEAD, ReplayState
+from fsqueue.format.replay import DEAD, ReplayState, is_intelligible
 from fsqueue.fsck import recount
 from fsqueue.fsck.access import guarded, no_access
 from fsqueue.fsck.findings import Finding, Suspect, found
@@ -27,8 +27,12 @@ SETTLE_S = 1.0
 
 
 def is_movement(line: bytes) -> bool:
-    """Return whether a line of a movement log is a record."""
-    return movements.parse(line) is not None
+    """Return whether a line of a movement log is a record that has what its kind needs.
+
+    One that lacks a field is void, as one that does not parse: the task of an `insert` without payload is lost.
+    """
+    record = movements.parse(line)
+    return record is not None and is_intelligible(record)
 
 
 def is_history(line: bytes) -> bool:

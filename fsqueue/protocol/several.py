@@ -27,6 +27,11 @@ class Watch:
         self._idle_poller = IdlePoller(leaser, lease_ms, up_to=up_to)
         self.due_s = self._idle_poller.due_s
 
+    @property
+    def is_deaf(self) -> bool:
+        """Return whether to sleep without listening for notifications: see `IdlePoller`."""
+        return self._idle_poller.is_deaf
+
     def look(self, n: int) -> list[LeasedTask]:
         """Return up to `n` tasks. [] is as good as that of `IdlePoller.look`."""
         return self._explained(lambda: self._idle_poller.look(n))
@@ -57,6 +62,11 @@ class Several:
         self._watches = list(watches)
         """The one that gave something last comes last."""
         self._skips_gone = skips_gone
+
+    @property
+    def is_deaf(self) -> bool:
+        """Return whether to sleep without listening for notifications."""
+        return any(watch.is_deaf for watch in self._watches)
 
     def look(self, n: int) -> list[LeasedTask]:
         """Return up to `n` tasks. [] as `IdlePoller.look` of each queue."""

@@ -34,6 +34,10 @@ class IdlePoller:
         self._swept = 0.0
         self._again_at = math.inf
         """When to look at everything once more after a notification (monotonic clock): see `Doorbell`."""
+        self.is_deaf = False
+        """Whether to sleep without listening for notifications: other workers took what the last one told of, and a
+        look at everything comes soon anyway. Many idle workers would otherwise list for each task that one takes.
+        """
 
     def look(self, n: int) -> list[LeasedTask]:
         """Return up to `n` tasks.
@@ -49,10 +53,12 @@ class IdlePoller:
             got = leaser.lease(n, self._lease_ms, self._strict, self._up_to)
             if got:
                 return got
-        now, notification = store.clock.monotonic(), store.doorbell.read()
+        notification = store.doorbell.read()
+        now = store.clock.monotonic()  # after it: what was inserted without a notification is there by `_again_at`
         if idle and not notification:
             leaser.begin(now=True)  # no process has ever notified; or the queue was deleted
         told = (leaser.generation, notification)
+        is_notified = idle and told != self._acted_on
         if told != self._acted_on:
             self._again_at = now + SETTLE_S
         elif now >= self._again_at:
@@ -64,6 +70,7 @@ class IdlePoller:
             got = leaser.lease(n, self._lease_ms, self._strict, self._up_to)
             self._acted_on, self._swept = told, now
         self._idle = not got
+        self.is_deaf = is_notified and not got
         return got
 
     def promise(self) -> Rank | None:
@@ -105,12 +112,16 @@ def wait(
     stop: Callable[[], bool] = lambda: False,
 ) -> list[LeasedTask]:
     """Lease as `Leaser.lease` does, but wait up to `wait_s` seconds for tasks, or until `stop()`."""
-    clock = leaser.store.clock
+    store, clock = leaser.store, leaser.store.clock
     deadline = clock.monotonic() + wait_s
     idle_poller = IdlePoller(leaser, lease_ms, strict, up_to)
     got = idle_poller.look(n)
-    backoff = Backoff(BELL_S, leaser.store.entropy.random)
-    while not got and clock.monotonic() < deadline and not stop():
-        clock.sleep(max(0.001, min(backoff.next_s(), idle_poller.due_s(), deadline - clock.monotonic())))
-        got = idle_poller.look(n)
+    if got:
+        return got
+    backoff = Backoff(BELL_S, store.entropy.random)
+    with store.listening() as listener:
+        while not got and clock.monotonic() < deadline and not stop():
+            pause_s = max(0.001, min(backoff.next_s(), idle_poller.due_s(), deadline - clock.monotonic()))
+            listener.sleep(pause_s, idle_poller.is_deaf)
+            got = idle_poller.look(n)
     return got

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fsqueue.clock import Entropy
 from fsqueue.filesystem import Filesystem
+from fsqueue.filesystem.changes import Changes
 
 BYTES = 16
 """What the doorbell holds."""
@@ -53,5 +54,21 @@ class Doorbell:
             return self._fs.pread(fd, BYTES, 0)
         except OSError:
             return b""
+        finally:
+            self._fs.close(fd)
+
+    def watch(self, changes: Changes) -> int:
+        """Have the kernel tell when a process of this host notifies. FileNotFoundError if no process ever has."""
+        fd = self._fs.look(self._path)
+        try:
+            return changes.watch_file(fd)
+        finally:
+            self._fs.close(fd)
+
+    def watch_place(self, changes: Changes) -> int:
+        """Have the kernel tell when a process of this host makes a name in the directory of the doorbell."""
+        fd = self._fs.hold_directory(self._fs.root)
+        try:
+            return changes.watch_directory(fd)
         finally:
             self._fs.close(fd)

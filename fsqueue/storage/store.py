@@ -22,6 +22,7 @@ from fsqueue.format.names import Day, Generation, counters, probe, trashed
 from fsqueue.storage import jsonl
 from fsqueue.storage.doorbell import Doorbell
 from fsqueue.storage.durable import DurableNames
+from fsqueue.storage.listening import Listener
 from fsqueue.storage.open_logs import OpenLogs
 from fsqueue.storage.queue_file import QueueClosed, QueueFile
 
@@ -70,6 +71,8 @@ class Store:
         self.names = DurableNames(self.fs, path)
         self.logs = OpenLogs(self.fs, self.queue_file, self.names, self.sync_movements)
         self.doorbell = Doorbell(self.fs, self.layout.doorbell, self.entropy)
+        self._listeners: list[Listener] = []
+        """Those that no thread uses now: to close one takes longer than a task may have to wait."""
         self.read_counters: dict[str, tuple[int, int, float]] = {}
         """Up to where each completion counter, by path, was read, the marks before that, and since when this stands."""
         self.retried: dict[str, Any] = {}
@@ -260,11 +263,25 @@ class Store:
         except (OSError, FsqueueError):
             pass  # a queue that one may only read: the local clock will do
 
+    @contextmanager
+    def listening(self) -> Iterator[Listener]:
+        """Lend a listener to the doorbell, for the length of a `with` block."""
+        try:
+            listener = self._listeners.pop()
+        except IndexError:
+            listener = Listener([self.doorbell], self.clock)
+        try:
+            yield listener
+        finally:
+            self._listeners.append(listener)
+
     def close(self) -> None:
         """Close everything that is open; what is leased stays leased. The next use proves the queue's id anew."""
         with taken.Scope():
             self.logs.close()
             self.queue_file.forget()
+            while self._listeners:
+                self._listeners.pop().close()
         self.fs.close_root()
 
     def _after_fork(self) -> None:

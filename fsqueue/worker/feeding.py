@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from fsqueue.leased_task import LeasedTask
 from fsqueue.protocol.several import Several, Watch
 from fsqueue.protocol.waiting import BELL_S
 from fsqueue.queue import Queue
+from fsqueue.storage.listening import Listener
 from fsqueue.storage.nodes import NodeFailures
 from fsqueue.views.inspection import DrainCheck
 from fsqueue.worker.background import BackgroundThread, Died
@@ -40,7 +42,8 @@ class Feeder(BackgroundThread):
     """Waits for tasks on behalf of the loop, one request at a time; each is answered with one `Fed`.
 
     The most urgent tasks of all queues come first; queues with equal ones take turns, and share. With nothing to be
-    had, pauses grow to `BELL_S[1]` seconds, with jitter, and a look costs the reading of one small file a queue.
+    had, pauses grow to `BELL_S[1]` seconds, with jitter, and a look costs the reading of one small file a queue. A
+    notification on this host ends a pause, and so does `close`.
     `taking` is held from the start of a look until the loop has been told what it found: see `settling`.
     """
 
@@ -66,8 +69,12 @@ class Feeder(BackgroundThread):
         after = limits.exclude_after
         self._streaks = [] if after is None else [NodeFailures(queue.store, after) for queue in queues]
         self._requests: SimpleQueue[int] = SimpleQueue()
-        self._closed = threading.Event()
-        self._now, self._random = Clock().monotonic, Entropy().random
+        self._is_closed = False
+        self._end = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        """Can be read once this is closed."""
+        clock = Clock()
+        self._listener = Listener([queue.store.doorbell for queue in queues], clock, self._end)
+        self._now, self._random = clock.monotonic, Entropy().random
 
     def ask(self, n: int) -> None:
         """Request up to `n` tasks. The answer comes when there are some, or when there is no point in waiting."""
@@ -85,11 +92,23 @@ class Feeder(BackgroundThread):
 
     def close(self) -> None:
         """Wait no longer. What was asked for is still answered."""
-        if not self._closed.is_set():
-            self._closed.set()
+        if not self._is_closed:
+            self._is_closed = True
+            os.eventfd_write(self._end, 1)
             self._requests.put(0)
 
+    def __del__(self) -> None:
+        end = getattr(self, "_end", -1)  # not before: a signal handler of the loop may still call `close`
+        if end >= 0:
+            os.close(end)
+
     def work(self) -> None:
+        try:
+            self._answer_all()
+        finally:
+            self._listener.close()
+
+    def _answer_all(self) -> None:
         watches = [Watch(queue._leaser, queue._lease_ms(self._lease_s)) for queue in self._queues]
         self._watches = watches[0] if len(watches) == 1 else Several(watches)
         self._undrained = [DrainCheck(queue.store) for queue in self._queues]
@@ -114,9 +133,9 @@ class Feeder(BackgroundThread):
                 if failing_since == math.inf:
                     failing_since = now
                     self._trouble(error)
-                if self._closed.is_set() or now - failing_since >= patience_with(error, self._patience_s):
+                if self._is_closed or now - failing_since >= patience_with(error, self._patience_s):
                     raise
-                self._closed.wait(retry.next_s())
+                self._listener.sleep(retry.next_s(), deaf=True)
 
     def _wait(self, n: int) -> Fed | None:
         """Look, in turn, until something is there and reported, or nothing more can come, or `close`."""
@@ -130,14 +149,15 @@ class Feeder(BackgroundThread):
                     self._has_fed, self._untaken = True, got
                     self._report(Fed(got))
                     return None
-            if self._closed.is_set():
+            if self._is_closed:
                 return Fed()
             now = self._now()
             if self._ends and (not backoff.is_longest or now - checked >= DRAIN_CHECK_S):
                 checked = now
                 if self._is_drained():
                     return Fed(drained=True)
-            self._closed.wait(max(0.001, min(backoff.next_s(), self._watches.due_s())))
+            pause_s = max(0.001, min(backoff.next_s(), self._watches.due_s()))
+            self._listener.sleep(pause_s, self._watches.is_deaf)
 
     def _is_drained(self) -> bool:
         """Return whether all queues are. The one with something left is asked first the next time."""

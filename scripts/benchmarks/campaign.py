@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks import alive, tree
+from benchmarks import alive, tree, wake
 from benchmarks.launch import Launcher, StepFailed
 from benchmarks.systems import BY_NAME, Entry
 
@@ -45,6 +45,9 @@ class Plan:
     work_s: float = 0.005
     alive_tasks: int = 10_000_000
     """How many tasks were done in bulk before the looks of "alive"."""
+    wake_workers: int = 40
+    wake_idle_s: tuple[float, ...] = (2.0, 25.0)
+    """How many workers of "wake" idle, and for how long."""
     settle: bool = True
     """Whether the disk is synced before each step."""
 
@@ -60,6 +63,7 @@ STEPS = {
     "delete": "delete the queue",
     "drain": f"{PROCESSES} processes drain a small queue",
     "alive": "what looks cost at queues with a long past, and with zeros behind files",
+    "wake": "from an insert to the start of the task, by how long the workers have idled",
     "mixed": f"{PROCESSES} processes: half insert, half work",
 }
 """What --only takes."""
@@ -92,7 +96,7 @@ class Campaign:
     def run(self) -> list[Row]:
         """Everything in the plan."""
         plan = self.plan
-        for size in plan.sizes if plan.steps != ["alive"] else ():
+        for size in plan.sizes if set(plan.steps) - {"alive", "wake"} else ():
             for number in range(plan.repeat):
                 self._baseline(size, number)
                 for name in plan.systems:
@@ -103,6 +107,8 @@ class Campaign:
                     self._several(BY_NAME[name], number)
             if "alive" in plan.steps and "fsqueue" in plan.systems:
                 self._alive(number)
+        if "wake" in plan.steps:
+            self._wake()
         return self.rows
 
     # -- turns -------------------------------------------------------------------------------
@@ -287,6 +293,19 @@ class Campaign:
             for row in alive.rows_of(case, result) if result is not None else ():
                 self._note(entry.name, "alive", size, number, row)
             self._clear(path)
+
+    def _wake(self) -> None:
+        """Once: it has many workers, whose waking can be compared, instead of rounds."""
+        plan = self.plan
+        for case, name in wake.CASES.items():
+            if name in plan.systems:
+                self.progress(f"idle workers wake, {case}: {BY_NAME[name].title}")
+                path = self._place()
+                asked = {"case": case, "path": path, "workers": plan.wake_workers, "idle_s": plan.wake_idle_s}
+                result = self._try(BY_NAME[name], "wake", plan.wake_workers, {"step": "wake", "system": name, **asked})
+                for row in result["idles"] if result is not None else ():
+                    self._note(name, "wake", plan.wake_workers, 0, {"case": case, **row})
+                self._clear(path)
 
     # -- several processes -------------------------------------------------------------------
 

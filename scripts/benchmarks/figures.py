@@ -26,6 +26,7 @@ def figures(summary: Summary) -> list[Figure]:
     """All of them, in order. Where several sizes or rounds were measured, `measured` says which one counts."""
     return [
         *_insert(summary),
+        *_one_at_a_time(summary),
         *_by_size(summary, "lease_one", "task-queue", 30),
         _against(summary, "lease_one", "dirq", 2),
         _against(summary, "lease_one", "huey", 4),
@@ -38,6 +39,7 @@ def figures(summary: Summary) -> list[Figure]:
         *_delete(summary),
         *_drain(summary),
         *_alive(summary),
+        *_wake(summary),
     ]
 
 
@@ -82,6 +84,41 @@ def _insert(summary: Summary) -> list[Figure]:
         ),
         _figure(
             "insert_many: peak memory", "under 100 MB", memory, lambda mb: mb < 100, lambda mb: f"{mb:,.0f} MB ({at})"
+        ),
+    ]
+
+
+def _one_at_a_time(summary: Summary) -> list[Figure]:
+    """What single inserts cost, alone, and beside workers. Batches of one are how each was stored before."""
+    synced = summary.rate("fsqueue", "insert_one", 0)
+    mixed = _largest(summary, "mixed")
+
+    def against(what: str, rate: float | None, other: float | None, least: float) -> Figure:
+        return _figure(
+            what,
+            f"at least {least:g} times the rate",
+            _over(rate, other),
+            lambda ratio: ratio >= least,
+            lambda ratio: f"{ratio:,.2f} times ({rate or 0:,.0f}/s to {other or 0:,.0f}/s)",
+        )
+
+    return [
+        against(
+            "insert one, synced, against a file for each", synced, summary.rate("fsqueue-single", "insert_one", 0), 2.5
+        ),
+        against("insert one, synced, against huey, synced", synced, summary.rate("huey", "insert_one", 0), 1),
+        _figure(
+            "insert one, not synced",
+            "at least 30,000/s",
+            summary.rate("fsqueue-nosync", "insert_one", 0),
+            lambda rate: rate >= 30_000,
+            lambda rate: f"{rate:,.0f}/s",
+        ),
+        against(
+            "8 processes, half insert and half work, synced, against huey, synced",
+            summary.rate("fsqueue", "mixed", mixed),
+            summary.rate("huey", "mixed", mixed),
+            1,
         ),
     ]
 
@@ -242,6 +279,40 @@ def _drain(summary: Summary) -> list[Figure]:
 
 def _rounds(summary: Summary, step: str) -> list[Row]:
     return [row for size in summary.sizes(step, "fsqueue") for row in summary.rounds("fsqueue", step, size)]
+
+
+WAKE_MS = {50: 20, 99: 100}
+"""Within how many milliseconds a worker that idles starts a task of its host, by percentile."""
+
+
+def _wake(summary: Summary) -> list[Figure]:
+    """An idle worker starts a task of its own host at once, however long it has idled."""
+    rows = [row for size in summary.sizes("wake", "fsqueue") for row in summary.rounds("fsqueue", "wake", size)]
+    peers = [row for size in summary.sizes("wake", "huey") for row in summary.rounds("huey", "wake", size)]
+    made = []
+    for row in rows or [{"case": "poll", "idle_s": 2, "samples_us": []}]:
+        beside = next((one for one in peers if one["idle_s"] == row["idle_s"]), {"samples_us": []})
+        for percent, most_ms in WAKE_MS.items():
+            other, count = rank_ms(beside["samples_us"], percent), len(row["samples_us"])
+            named = "median" if percent == 50 else f"{percent}th percentile"
+            made.append(
+                _figure(
+                    f"insert to start on one host, {row['case']}, idle for {row['idle_s']:g} s: {named}",
+                    f"under {most_ms} ms",
+                    rank_ms(row["samples_us"], percent),
+                    lambda ms, most_ms=most_ms: ms < most_ms,  # type: ignore[misc]
+                    lambda ms, count=count, other=other: (  # type: ignore[misc]
+                        f"{ms:.1f} ms (of {count}" + (f"; huey: {other:,.0f} ms)" if other is not None else ")")
+                    ),
+                )
+            )
+    return made
+
+
+def rank_ms(samples_us: list[int], percent: int) -> float | None:
+    """Return a percentile of microseconds, in milliseconds; None without samples. Nearest rank."""
+    ordered = sorted(samples_us)
+    return ordered[max(0, -(-percent * len(ordered) // 100) - 1)] / 1000 if ordered else None
 
 
 MIB = 1.048576

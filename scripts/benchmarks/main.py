@@ -109,6 +109,7 @@ def _plan(options: argparse.Namespace) -> Plan:
         plan.alive_tasks = max(plan.sizes)
     if options.quick:
         plan.many_tasks = plan.mixed_tasks = plan.drain_tasks
+        plan.wake_workers, plan.wake_idle_s = 4, (0.3,)
         plan.settle = False
     return plan
 

@@ -18,6 +18,8 @@ from matplotlib.ticker import EngFormatter, NullFormatter
 from benchmarks import alive
 from benchmarks.summary import Summary
 from benchmarks.systems import BY_NAME
+from fsqueue import simulation_figures
+from fsqueue.simulation import Distribution
 
 # Colours that colour-blind readers tell apart (Okabe and Ito), and marks for those who print in grey.
 STYLES: dict[str, dict[str, Any]] = {
@@ -198,3 +200,62 @@ def growth(tenths: list[dict[str, Any]]) -> str:
             axes.grid(alpha=0.4)
             axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
     return out.getvalue()
+
+
+PEI_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#b3589a")
+PEI_LOG = {3: (True, True), 5: (True, True), 6: (True, True), 7: (True, True)}
+"""By number of the figure: whether x and y are log axes, if not neither."""
+
+
+def pei(figure: simulation_figures.Figure, greatest: float | None = None) -> str:
+    """Return an SVG of one of the paper's figures. `greatest`: where the y axis ends, to be like another figure's."""
+    (first, *_), series = figure.points, figure.series()
+    with _page(9.5, 4, f"Figure {figure.number}: {figure.title}") as (page, out):
+        axes = page.subplots()
+        if len(figure.points) == 1:
+            made = first.distribution
+            shown = range(made.p99 + 1)
+            axes.bar(shown, [100 * made.share(index) for index in shown], width=1.0, color=PEI_COLOURS[0])
+            axes.set(xlabel="index of the popped element (PEI), up to the 99th percentile", ylabel="% of the pops")
+            axes.grid(axis="y", alpha=0.4)
+        else:
+            _pei_lines(axes, figure, series, greatest)
+    return out.getvalue()
+
+
+def _pei_lines(
+    axes: Axes,
+    figure: simulation_figures.Figure,
+    series: dict[str, dict[int, Distribution]],
+    greatest: float | None,
+) -> None:
+    several = len(series) > 1
+    for number, (name, made) in enumerate(series.items()):
+        for place, measure in enumerate(("mean", "median") if several else simulation_figures.MEASURES):
+            axes.plot(
+                list(made),
+                [getattr(one, measure) for one in made.values()],
+                color=PEI_COLOURS[number if several else place],
+                marker="os^D"[place],
+                markersize=4,
+                linestyle="-" if not several or not place else "--",
+                label=f"{name}: {measure}" if several else measure,
+            )
+    log_x, log_y = PEI_LOG.get(figure.number, (False, False))
+    axes.set(xlabel=figure.x_name, ylabel="PEI (lower is better)")
+    if log_x:
+        axes.set_xscale("log")
+        axes.set_xticks(sorted({point.case.x for point in figure.points}))
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+    least, most = axes.yaxis.get_data_interval()
+    if log_y and least < 1:  # with many peeks most pops give the first: 0 needs a place
+        axes.set_yscale("symlog", linthresh=1)
+    elif log_y:
+        axes.set_yscale("log")
+    if log_y:
+        axes.yaxis.set_major_formatter(EngFormatter(sep=""))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.set_ylim(bottom=1 if log_y and least >= 1 else 0, top=greatest or most * 1.3)
+    axes.grid(alpha=0.4)
+    axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1), frameon=False)

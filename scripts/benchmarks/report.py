@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
+from textwrap import fill
 from typing import Any
 
 from benchmarks import plot
-from benchmarks.figures import Figure, figures
+from benchmarks.figures import Figure, figures, rank_ms
 from benchmarks.summary import Summary
 from benchmarks.systems import BY_NAME, ENTRIES
 
@@ -77,9 +78,27 @@ def markdown(facts: dict[str, Any], rows: list[dict[str, Any]]) -> str:
             "tasks were completed in bulk. zeros: 1 GiB behind a log, then 128 MiB behind other files.",
             _alive(rows),
         ),
+        _section(
+            "## Idle workers\n\nFrom an insert on the same host to the start of the task, in milliseconds. The CPU "
+            "time is that of an idle worker, with its share of the inserts.",
+            _wake(rows),
+        ),
         _section("## Not run, or not on all tasks", _not_run(summary)),
     ]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    return "\n\n".join(map(_broken, filter(None, parts))) + "\n"
+
+
+def _broken(part: str) -> str:
+    """Return a part with its prose broken at 100 columns, as all pages are."""
+    return "\n\n".join(
+        each if each.startswith(("|", "#", "!", "-")) or max(map(len, each.split("\n"))) <= 100 else _filled(each)
+        for each in part.split("\n\n")
+    )
+
+
+def _filled(text: str) -> str:
+    indent = "  " if text.startswith("- ") else ""
+    return fill(text, 100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def _alive(rows: list[dict[str, Any]]) -> str:
@@ -92,6 +111,20 @@ def _alive(rows: list[dict[str, Any]]) -> str:
         for (case, size, _, command), each in found.items()
     ]
     return table(["command", *ALIVE.values()], lines) if lines else ""
+
+
+def _wake(rows: list[dict[str, Any]]) -> str:
+    lines = [
+        [
+            f"{row['system']}, {row['case']}, idle for {row['idle_s']:g} s",
+            str(len(row["samples_us"])),
+            *(f"{rank_ms(row['samples_us'], percent):.1f}" for percent in (50, 90, 99, 100)),
+            f"{row['cpu_ms_a_s']:.2f}",
+        ]
+        for row in rows
+        if row["step"] == "wake" and row.get("samples_us")
+    ]
+    return table(["worker", "samples", "p50", "p90", "p99", "max", "CPU ms a second"], lines) if lines else ""
 
 
 ALIVE = {"seconds": "seconds", "cpu_s": "CPU seconds", "memory_mb": "peak MB"}
@@ -281,7 +314,7 @@ def _not_run(summary: Summary) -> str:
         if step not in steps:
             steps.append(step)
     return "\n".join(
-        f"- {BY_NAME[system].title}, {_named(size)} tasks, {', '.join(steps)}: {reason}"
+        _filled(f"- {BY_NAME[system].title}, {_named(size)} tasks, {', '.join(steps)}: {reason}")
         for (system, size, reason), steps in kept.items()
     )
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks import alive, machine
+from benchmarks import alive, machine, wake
 from benchmarks.systems import Payload, System, encode, open_system
 
 Request = dict[str, Any]
@@ -420,6 +420,7 @@ BARE: dict[str, Callable[[Request], Result]] = {
     "alive": alive.perform,
     "list_directories": list_directories,
     "floor": floor,
+    "wake": wake.perform,
 }
 
 

@@ -113,6 +113,19 @@ def test_what_is_not_alive_is_judged_by_the_median_of_its_rounds() -> None:
     assert judged["long dead letters: Queue.dead, against reading their lines"] == (False, "2.20 times")
 
 
+def test_idle_workers_are_judged_by_median_and_99th_percentile() -> None:
+    def idle(system: str, samples_ms: list[float]) -> Row:
+        shown = {"case": "poll", "idle_s": 2.0, "samples_us": [round(one * 1000) for one in samples_ms]}
+        return {"system": system, "step": "wake", "size": 60, "round": 1, **shown}
+
+    rows = [idle("fsqueue", [3.0] * 98 + [130.0] * 2), idle("huey", [160.0, 20.0, 1700.0])]
+    judged = {figure.what: (figure.reached, figure.measured) for figure in figures(Summary(rows))}
+    what = "insert to start on one host, poll, idle for 2 s"
+    assert judged[f"{what}: median"] == (True, "3.0 ms (of 100; huey: 160 ms)")
+    assert judged[f"{what}: 99th percentile"] == (False, "130.0 ms (of 100; huey: 1,700 ms)")
+    assert [one.reached for one in figures(Summary([])) if "insert to start" in one.what] == [None, None]
+
+
 def answer(numbers: list[int], last: int, empty: int) -> Row:
     latency = {"lease": {"p50": 1.0, "max": 2.0}}
     return {"numbers": numbers, "begin": 0, "last_lease_asked": last, "empty_answered": empty, "latency_us": latency}

@@ -56,6 +56,8 @@ def test_a_quick_run_measures_fsqueue_and_the_floor_and_writes_json_markdown_and
     for step in ("insert", "lease_one", "lease_many", "loop", "delete"):
         assert ("floor", step) in measured
     assert {row["case"] for row in made["rows"] if row["step"] == "alive"} == set(CASES)
+    assert {row["case"] for row in made["rows"] if row["step"] == "wake"} == {"poll", "run"}
+    assert all(row["samples_us"] for row in made["rows"] if row["step"] == "wake")
     for row in made["rows"]:
         if row["step"] in ("drain", "drain_work", "drain_many", "mixed"):
             assert (row["lost"], row["twice"]) == (0, 0)
@@ -64,6 +66,8 @@ def test_a_quick_run_measures_fsqueue_and_the_floor_and_writes_json_markdown_and
     page = (docs / "benchmarks.md").read_text()
     assert "## Figures to reach" in page
     assert "lease 1 + complete, against the bare system calls" in page
+    assert "insert to start on one host, run, idle for 0.3 s: median" in page
+    assert "| fsqueue, poll, idle for 0.3 s | 8 |" in page
     for plot in docs.glob("*.svg"):
         xml.etree.ElementTree.parse(plot)
     assert len(list(docs.glob("*.svg"))) == 2

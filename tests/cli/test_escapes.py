@@ -163,6 +163,7 @@ FED: dict[tuple[str, ...], list[Words]] = {
     ("doctor",): [["Q"], ["Q/new"], ["Q", "--join"]],
     ("fsck",): [["Q"], ["Q", "--repair"]],
     ("bench",): [["Q", "--tasks", "1", "--seconds", "0.01"]],
+    ("simulate",): [["--pops=50", "--lag=10"], ["--lag=10", "--figures"]],
     ("completion",): [["bash"]],
     ("spark", "seed"): [["Q", EVIL]],
     ("spark", "audit"): [["Q"]],

@@ -8,8 +8,8 @@ from typing import Any
 import orjson
 import pytest
 
-from fsqueue.format import movements
-from fsqueue.format.replay import AVAILABLE, CANCELLED, COMPLETED, DEAD, LEASED, ReplayState
+from fsqueue.format import movements, replay
+from fsqueue.format.replay import AVAILABLE, CANCELLED, COMPLETED, DEAD, LEASED, ReplayState, is_intelligible
 
 pytestmark = pytest.mark.once
 
@@ -462,3 +462,44 @@ def test_a_run_of_tasks_is_chosen_around_those_that_others_took() -> None:
     assert replay_state.choose(3, 3, 0, None)[0] == [0, 2, 3]
     assert replay_state.choose(3, 2, 0, None)[0] == [5, 6]
     assert replay_state.choose(3, 9, 0, None)[0] == [7, 8, 9]
+
+
+# -- records that lack what they need ---------------------------------------------------------------------------------
+
+WHOLE: list[dict[str, Any]] = [
+    {"op": "open", "count": 2},
+    {"op": "insert", "id": "a", "first": 0, "payload": None},
+    {"op": "insert", "id": "a", "first": 0, "b64": "eA=="},
+    {"op": "lease", "lease": "a", "tasks": [[0, 1]], "until": 5},
+    {"op": "renew", "lease": "a", "tasks": [[0, 1]], "until": 5},
+    {"op": "complete", "lease": "a", "tasks": [[0, 1]]},
+    {"op": "release", "lease": "a", "tasks": [[0, 1]], "available_at": 5},
+    {"op": "fail", "lease": "a", "tasks": [[0, 1]], "available_at": 5, "error": "no"},
+    {"op": "bury", "tasks": [[0, 1]], "reason": "no"},
+    {"op": "cancel", "tasks": [[0, 1]]},
+    {"op": "revoke", "tasks": [[0, 1]]},
+    {"op": "replace", "tasks": [[0, 1]], "payload": 1},
+    {"op": "clock", "tasks": [[0, 1]], "since": [5]},
+    {"op": "count", "file": "f", "offset": 0, "count": 1},
+    {"op": "seal"},
+    {"op": "move"},
+    {"op": "finish"},
+    {"op": "gone"},
+]
+
+
+@pytest.mark.parametrize("record", WHOLE, ids=lambda record: record["op"])
+def test_a_record_is_intelligible_with_all_its_fields_and_not_without_one(record: dict[str, Any]) -> None:
+    record = {**record, "at": 1}
+    assert is_intelligible(record)
+    assert is_intelligible({**record, "another": 1})
+    for field in record.keys() - {"op", "at"}:
+        assert not is_intelligible({key: value for key, value in record.items() if key != field}), field
+        assert not is_intelligible({("x" + key if key == field else key): value for key, value in record.items()})
+        if field not in ("payload", "b64", "since"):
+            assert not is_intelligible({**record, field: {}}), field
+
+
+def test_every_kind_of_record_that_acts_is_known() -> None:
+    assert {record["op"] for record in WHOLE} == set(replay._HANDLERS)
+    assert is_intelligible({"op": "of a later version", "at": 1})

@@ -882,3 +882,26 @@ def test_zeros_behind_a_file_cost_neither_memory_nor_what_is_in_it(queue_factory
 
 
 MAY_CUT = ("the letters", "the settings")
+
+
+@pytest.mark.once
+@pytest.mark.batched
+@pytest.mark.usefixtures("open_batches")
+@pytest.mark.parametrize(("field", "garbled"), [(b'"payload"', b'"paxload"'), (b'"first"', b'"f\xc3\xa4st"')])
+def test_an_insert_that_lacks_a_field_is_told(queue_factory: QueueFactory, field: bytes, garbled: bytes) -> None:
+    """It parses, and is void: its task would be missing without a word."""
+    queue = queue_factory()
+    for number in range(3):
+        queue.insert({"n": number})
+    [log] = log_files(queue)
+    data = log.read_bytes()
+    line = data.rindex(b"\n", 0, data.index(b'"n":1')) + 1
+    at = data.index(field, line)
+    log.write_bytes(data[:at] + garbled + data[at + len(field) :])
+    queue.close()
+    [finding] = [one for one in queue.fsck() if one.kind == "damaged-line"]
+    assert finding.note == "1 line"
+    assert [one.repaired for one in queue.fsck(repair=True) if one.kind == "damaged-line"] == [True]
+    assert "damaged-line" not in {one.kind for one in queue.fsck()}
+    kept = b"".join(path.read_bytes() for path in (queue.path / ".quarantine").rglob("*") if path.is_file())
+    assert garbled in kept

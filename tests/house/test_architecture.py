@@ -13,13 +13,16 @@ import fsqueue
 from tests.house.source import PACKAGE, TOP, imported, parse
 
 LAYERS = (
-    "errors", "wording", "clock", "filesystem", "format", "callers", "async_thread", "models", "cluster", "storage",
-    "leased_task", "protocol", "views", "upkeep", "doctor", "administration", "arguments", "fsck", "maintenance",
-    "commit", "poll", "asyncpoll", "attaching", "queue", "several", "functions", "worker", "spark",
+    "errors", "wording", "simulation", "simulation_figures", "clock", "filesystem", "format", "callers", "async_thread",
+    "models", "cluster", "storage", "leased_task", "protocol", "views", "upkeep", "doctor", "administration",
+    "arguments", "fsck", "maintenance", "commit", "poll", "asyncpoll", "attaching", "queue", "several", "functions",
+    "worker", "spark",
 )  # fmt: skip
 """The packages and modules of fsqueue, from the bottom up. Each may import those before it, and none after it."""
 
 MAY_USE = {
+    "simulation": {"errors"},
+    "simulation_figures": {"errors", "simulation"},
     "filesystem": {"errors", "clock"},
     "format": {"errors", "clock"},
     "models": {"format"},
@@ -87,6 +90,15 @@ def test_the_lowest_packages_use_what_they_may() -> None:
 
 
 @pytest.mark.once
+def test_no_layer_uses_the_simulation() -> None:
+    """It is a model to compare with. `import fsqueue` stays without it."""
+    model = {"simulation", "simulation_figures"}
+    assert [one for one in arrows() if one[1] in model and one[0] not in model] == []
+    whole = [full for _, full in all_imports(PACKAGE / "__init__.py")]
+    assert [full for full in whole if "simulation" in full] == []
+
+
+@pytest.mark.once
 def test_no_module_imports_one_that_imports_it() -> None:
     named = {".".join(path.relative_to(TOP).with_suffix("").parts).removesuffix(".__init__"): path for path in files()}
     graph: dict[str, set[str]] = {}
@@ -127,6 +139,8 @@ def test_the_command_line_uses_public_modules_only() -> None:
         "fsqueue.views.lease_holders",
         "fsqueue.views.rates",
         "fsqueue.doctor",
+        "fsqueue.simulation",
+        "fsqueue.simulation_figures",
         "fsqueue.spark",
         "fsqueue.wording",
     }

@@ -12,7 +12,7 @@ from tests.house.source import PACKAGE, TOP, code, imported, parse
 
 FILE_MODULES = {
     "fcntl", "shutil", "tempfile", "glob", "fileinput", "mmap", "io", "gzip", "lzma", "bz2", "zipfile", "tarfile",
-    "sqlite3", "dbm", "shelve", "posix", "filelock",
+    "sqlite3", "dbm", "shelve", "posix", "filelock", "inotify_simple",
 }  # fmt: skip
 """Modules that only fsqueue/filesystem may import, because they read or write files."""
 

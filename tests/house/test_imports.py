@@ -47,6 +47,16 @@ with Queue.create({str(tmp_path / "queue")!r}) as queue:
     assert loaded_by(work) - {"typing_extensions"} <= ALLOWED
 
 
+@pytest.mark.once
+def test_the_first_sleep_of_an_idle_worker_pulls_in_inotify_alone(tmp_path: Path) -> None:
+    work = f"""
+from fsqueue import Queue
+with Queue.create({str(tmp_path / "queue")!r}) as queue:
+    queue.lease(wait_s=0.01)
+"""
+    assert loaded_by(work) - {"typing_extensions"} <= ALLOWED | {"inotify_simple"}
+
+
 def seconds(*command: str) -> float:
     started = time.perf_counter()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL)

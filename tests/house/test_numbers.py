@@ -8,7 +8,7 @@ import pytest
 from fsqueue_cli import doctor as cli_doctor
 from fsqueue_cli import watching as cli_watching
 
-from fsqueue import poll
+from fsqueue import poll, simulation_figures
 from fsqueue.clock import MS_MAX
 from fsqueue.doctor import contests, messages, rendezvous, twohosts
 from fsqueue.format import layout, movements, names, nesting, replay
@@ -59,6 +59,7 @@ NUMBERS = [
     ("docs/doctor.md", "within half a second", stuck_locks.LOOKS * stuck_locks.LOOK_PAUSE_S <= 0.5),
     ("docs/fsck.md", "over a day old", collect.STAGED_AGE_S == DAY_S),
     ("docs/fsck.md", "over a week ago and never published", collect.ATTEMPT_AGE_S == 7 * DAY_S),
+    ("docs/pei.md", "10 runs of 10,000 pops", (simulation_figures.RUNS, simulation_figures.POPS) == (10, 10_000)),
     ("docs/format.md", "nest at most 200 levels", nesting.NESTING_MAX == 200),
     ("docs/format.md", "nests deeper than 256 levels is void", nesting.RECORD_NESTING_MAX == 256),
     ("docs/format.md", "Format **2**", layout.FORMAT == 2),

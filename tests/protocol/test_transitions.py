@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -745,3 +747,35 @@ def test_completions_with_results_are_replayed_as_any_reader_does(queue: Queue) 
     [log] = queue.store.logs
     assert log.replay_state.results == {tasks[1].index: {"n": 7}}
     assert log.replay_state.left == 1
+
+
+@pytest.mark.once
+@pytest.mark.batched
+@pytest.mark.usefixtures("open_batches")
+@pytest.mark.parametrize("keep_history", [True, False])
+@pytest.mark.parametrize("kind", ["bulk", "single"])
+def test_a_second_complete_changes_nothing(tmp_path: Path, kind: str, keep_history: bool) -> None:
+    """What it is told depends on whether the batch lives still, and not on how its tasks were inserted."""
+    clock = ManualClock(time.time())
+    Queue.create(tmp_path / "q", keep_history=keep_history).close()
+    queue = Queue(tmp_path / "q", clock=clock)
+    if kind == "bulk":
+        queue.insert_many([1, 2], batch_tasks=2)
+    else:
+        queue.insert(1)
+        queue.insert(2)
+    first, last = queue.lease(2)
+    first.complete("result")
+    first.complete("another")
+    with pytest.raises(LeaseLost, match="already"):
+        queue.attach(first.token)
+    clock.advance(5)
+    last.complete()
+    queue.gc()
+    with pytest.raises(LeaseLost, match="already" if keep_history else "no longer"):
+        first.complete("another")
+    with pytest.raises(TaskNotFound):
+        queue.attach(first.token)
+    assert queue.status().completed == 2
+    if keep_history:
+        assert [one.result for one in queue.tasks("completed") if one.id == first.id] == ["result"]

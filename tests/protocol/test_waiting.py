@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import errno
 import itertools
-from collections.abc import Callable
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
 from fsqueue import FsqueueError, LeasedTask, Queue
 from fsqueue.clock import ManualClock
+from fsqueue.protocol import waiting
 from fsqueue.protocol.waiting import BELL_S, IdlePoller
+from fsqueue.storage import listening
 from tests.concurrency.trapped import Call, Count, Trapped
 from tests.support import QueueFactory
 
@@ -94,3 +100,117 @@ def test_an_error_at_any_step_of_an_idle_look_loses_no_wake_up(
         if len(trap.steps) < number:
             assert number > 5
             break
+
+
+# -- notifications on this host ---------------------------------------------------------------------------------------
+
+NEVER_S = (60.0, 60.0)
+"""Pauses after which a test would have failed: what it finds in time, it was told of."""
+
+
+@contextmanager
+def leasing(queue: Queue, **how: Any) -> Iterator[list[tuple[float, Any]]]:
+    """Wait for a task in another thread that has its own `Queue`; yields when it came and which."""
+    found: list[tuple[float, Any]] = []
+
+    def wait_for_it() -> None:
+        mine = Queue(queue.path)
+        for task in mine.lease(wait_s=30, **how):
+            found.append((time.monotonic(), task.payload))
+        mine.close()
+
+    thread = threading.Thread(target=wait_for_it)
+    thread.start()
+    try:
+        time.sleep(0.3)
+        yield found
+    finally:
+        thread.join()
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_task_inserted_on_this_host_wakes_an_idle_worker(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, is_first: bool
+) -> None:
+    monkeypatch.setattr(waiting, "BELL_S", NEVER_S)
+    if not is_first:
+        queue.insert("before")
+        queue.complete(queue.lease(1))
+    with leasing(queue) as found:
+        begin = time.monotonic()
+        queue.insert("x")
+    [(at, payload)] = found
+    assert payload == "x"
+    assert at - begin < 5
+
+
+@pytest.mark.once
+def test_a_task_inserted_without_a_notification_of_its_own_is_found_soon(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process notifies at most every 50 ms: the worker that got nothing looks again when they are over."""
+    monkeypatch.setattr(waiting, "BELL_S", NEVER_S)
+    with leasing(queue) as one, leasing(queue) as another:
+        begin = time.monotonic()
+        rings = []
+        real = queue.store.doorbell.ring
+        queue.store.doorbell.ring = lambda: rings.append(real())  # type: ignore[method-assign, func-returns-value]
+        queue.insert("a")
+        queue.insert("b")
+    assert sorted(payload for _, payload in one + another) == ["a", "b"]
+    assert max(at for at, _ in one + another) - begin < 5
+    assert len(rings) <= 2
+
+
+@pytest.mark.once
+def test_a_worker_notified_in_vain_sleeps_until_it_looks_at_everything_again(queue: Queue) -> None:
+    """Where others take each task, many idle workers would otherwise list for each."""
+    poller = waiting.IdlePoller(queue._leaser, 1000)
+    assert poller.look(1) == []
+    assert not poller.is_deaf
+    queue.store.doorbell.ring()
+    assert poller.look(1) == []
+    assert poller.is_deaf
+    assert poller.due_s() <= waiting.SETTLE_S
+    time.sleep(waiting.SETTLE_S)
+    assert poller.look(1) == []
+    assert not poller.is_deaf
+    queue.insert("x")
+    assert len(poller.look(1)) == 1
+    assert not poller.is_deaf
+
+
+@pytest.mark.once
+def test_without_inotify_workers_look_as_before(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise OSError(errno.EMFILE, "no instance left")
+
+    monkeypatch.setattr(listening, "Changes", fail)
+    with leasing(queue) as found:
+        queue.insert("x")
+    assert [payload for _, payload in found] == ["x"]
+
+
+@pytest.mark.once
+def test_a_signal_ends_a_wait_for_a_notification(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Rang(Exception):
+        pass
+
+    def ring(*_: object) -> None:
+        raise Rang
+
+    monkeypatch.setattr(waiting, "BELL_S", NEVER_S)
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    try:
+        begin = time.monotonic()
+        with pytest.raises(Rang):
+            queue.lease(wait_s=30)
+        assert time.monotonic() - begin < 10
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert len(queue.store._listeners) == 1, "it was given back"
+    queue.insert("x")
+    assert len(queue.lease(wait_s=5)) == 1

@@ -163,6 +163,8 @@ class World:
 class SimClock(Clock):
     """A host's clock: wrong by its skew, and moved by the world alone."""
 
+    is_real = False
+
     def __init__(self, process: Process, stale: bool = False) -> None:
         super().__init__()
         self._process = process

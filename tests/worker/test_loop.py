@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from fsqueue import InvalidArgument, Queue, Worker
+from fsqueue import InvalidArgument, Queue, StorageError, Worker
 from fsqueue.filesystem import Filesystem
 from fsqueue.worker import feeding, limits
 from tests.support import QueueFactory
@@ -47,6 +47,45 @@ def test_a_signal_that_does_not_interrupt_the_wait_ends_an_idle_worker(queue: Qu
     command = [sys.executable, "-c", HEARS_LATE, str(queue.path)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=40, check=True)
     assert int(done.stdout) == signal.SIGTERM
+
+
+@pytest.mark.once
+def test_an_idle_worker_wakes_for_a_task_of_this_host_and_ends_at_once(
+    queue_factory: QueueFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a notification the next look would come after a minute."""
+    monkeypatch.setattr(feeding, "BELL_S", (60.0, 60.0))
+    queues = [queue_factory("a"), queue_factory("b")]
+    worker = Worker(queues, tasks.nothing, until="forever")
+    thread, reports = in_background(worker)
+    begin = time.monotonic()
+    for number, queue in enumerate([*queues, *queues]):
+        time.sleep(0.3)
+        queue.insert({"n": number})
+        wait_for(lambda: queue.status().remaining == 0, 20)  # noqa: B023 - called at once
+    time.sleep(0.3)
+    worker.stop()
+    thread.join(20)
+    assert reports[0].completed == 4
+    assert time.monotonic() - begin < 40
+
+
+@pytest.mark.once
+def test_a_worker_that_waits_for_a_broken_queue_ends_at_once(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feeding, "RETRY_S", (60.0, 60.0))
+    worker = Worker(queue, tasks.nothing, until="forever")
+    feeder = worker._loop._feeder
+    feeder._has_fed = True
+
+    def fail(n: int) -> None:
+        raise StorageError("the file server does not answer")
+
+    monkeypatch.setattr(feeder, "_wait", fail)
+    thread, _ = in_background(worker)
+    time.sleep(0.5)
+    worker.stop()
+    thread.join(20)
+    assert not thread.is_alive()
 
 
 def test_an_empty_queue_is_drained(queue: Queue) -> None:

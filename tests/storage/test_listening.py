@@ -1,0 +1,325 @@
+"""Idle workers wake at once when a process of their host rings, and sleep as without it where they cannot listen."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fsqueue import Queue
+from fsqueue.clock import Clock, ManualClock
+from fsqueue.filesystem import changes
+from fsqueue.storage.listening import RETRY_S, Listener
+
+LONG_S = 20.0
+"""A sleep that nothing but a wake-up ends in time."""
+SHORT_S = 5.0
+"""A wake-up takes milliseconds; this is for a busy machine."""
+
+pytestmark = pytest.mark.once
+
+
+class Ticking(Clock):
+    """A real clock that a test can set forward."""
+
+    ahead_s = 0.0
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.ahead_s
+
+
+@pytest.fixture
+def listener(queue: Queue) -> Iterator[Listener]:
+    """Listens to a queue in which something was inserted before."""
+    queue.insert("before")
+    made = Listener([queue.store.doorbell], Ticking())
+    assert made.listen()
+    yield made
+    made.close()
+
+
+def ring_from_another_process(queue: Queue) -> None:
+    code = "import sys; from fsqueue import Queue; Queue(sys.argv[1]).store.doorbell.ring()"
+    subprocess.run([sys.executable, "-c", code, queue.path], check=True, cwd=Path(__file__).parents[2])
+
+
+@contextmanager
+def soon(act: Callable[[], object]) -> Iterator[None]:
+    """Do something in a moment, in another thread."""
+    timer = threading.Timer(0.1, act)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.join()
+
+
+def slept_s(listener: Listener, seconds: float = LONG_S, deaf: bool = False) -> float:
+    begin = time.monotonic()
+    listener.sleep(seconds, deaf)
+    return time.monotonic() - begin
+
+
+def instances() -> list[str]:
+    """Return the descriptors of inotify that this process has open."""
+    found = []
+    for fd in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # the one that lists them
+            found += [fd] if os.readlink(f"/proc/self/fd/{fd}") == "anon_inode:inotify" else []
+    return found
+
+
+def watched_inodes(listener: Listener) -> set[int]:
+    lines = Path(f"/proc/self/fdinfo/{listener.fd}").read_text().splitlines()
+    return {int(line.split("ino:")[1].split()[0], 16) for line in lines if line.startswith("inotify")}
+
+
+def test_another_process_ends_the_sleep(queue: Queue, listener: Listener) -> None:
+    with soon(lambda: ring_from_another_process(queue)):
+        assert slept_s(listener) < SHORT_S + 5  # the other process has to start
+
+
+def test_the_next_sleep_does_not_end_by_an_old_ring(queue: Queue, listener: Listener) -> None:
+    for _ in range(3):
+        queue.store.doorbell.ring()
+        assert slept_s(listener) < SHORT_S
+        assert slept_s(listener, 0.05) >= 0.05
+
+
+def test_a_ring_before_the_sleep_ends_it(queue: Queue, listener: Listener) -> None:
+    queue.store.doorbell.ring()
+    assert slept_s(listener) < SHORT_S
+
+
+def test_a_deaf_sleep_lasts(queue: Queue, listener: Listener) -> None:
+    queue.store.doorbell.ring()
+    assert slept_s(listener, 0.1, deaf=True) >= 0.1
+
+
+def test_a_doorbell_that_no_process_has_rung_yet_is_waited_for(queue: Queue) -> None:
+    listener = Listener([queue.store.doorbell], Clock())
+    assert not (Path(queue.path) / "doorbell").exists()
+    assert listener.listen()
+    assert not listener.listen(), "nothing more is possible"
+    with soon(queue.store.doorbell.ring):
+        assert slept_s(listener) < SHORT_S
+    listener.listen()
+    assert watched_inodes(listener) == {(Path(queue.path) / "doorbell").stat().st_ino}
+    listener.take_in()
+    with soon(queue.store.doorbell.ring):
+        assert slept_s(listener) < SHORT_S
+    listener.close()
+
+
+def test_a_doorbell_that_was_replaced_is_heard_again(queue: Queue, listener: Listener, tmp_path: Path) -> None:
+    bell = Path(queue.path) / "doorbell"
+    (tmp_path / "new").write_bytes(bytes(16))
+    os.replace(tmp_path / "new", bell)
+    assert slept_s(listener) < SHORT_S, "the end of the watch is told"
+    assert listener.listen()
+    assert watched_inodes(listener) == {bell.stat().st_ino}
+    os.rename(bell, tmp_path / "away")
+    assert slept_s(listener) < SHORT_S
+    assert slept_s(listener) < 0.05, "it waits for a new one now, and looks before"
+    with soon(queue.store.doorbell.ring):
+        assert slept_s(listener) < SHORT_S
+
+
+@pytest.mark.parametrize("planted", ["link", "pipe", "linked directory"])
+def test_nothing_outside_the_queue_is_watched(queue: Queue, tmp_path: Path, planted: str) -> None:
+    outside = tmp_path / "outside"
+    outside.write_bytes(bytes(16))
+    bell = Path(queue.path) / "doorbell"
+    if planted == "link":
+        bell.symlink_to(outside)
+    elif planted == "pipe":
+        os.mkfifo(bell)
+    else:
+        (tmp_path / "directory").mkdir()
+        bell.symlink_to(tmp_path / "directory")
+    listener = Listener([queue.store.doorbell], Clock())
+    assert not listener.listen()
+    assert watched_inodes(listener) == set()
+    assert slept_s(listener, 0.05) >= 0.05
+    listener.close()
+
+
+def test_the_queue_that_takes_the_place_of_another_is_not_watched(queue: Queue, tmp_path: Path) -> None:
+    """What is watched lies below the directory that was opened."""
+    queue.insert("x")
+    old = (Path(queue.path) / "doorbell").stat().st_ino
+    os.rename(queue.path, tmp_path / "moved")
+    Queue.create(queue.path).insert("y")
+    listener = Listener([queue.store.doorbell], Clock())
+    assert listener.listen()
+    assert watched_inodes(listener) == {old}
+    listener.close()
+
+
+@pytest.mark.parametrize("missing", ["library", "instances", "watches", "/proc", "function"])
+def test_without_inotify_a_sleep_lasts_and_it_is_tried_again_later(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, missing: str
+) -> None:
+    queue.insert("x")
+    clock = Ticking()
+    listener = Listener([queue.store.doorbell], clock)
+    tries = []
+
+    def failing(error: Exception) -> Callable[..., Any]:
+        def fail(*_: object, **__: object) -> None:
+            tries.append(error)
+            raise error
+
+        return fail
+
+    with monkeypatch.context() as patch, caplog.at_level(logging.DEBUG, "fsqueue"):
+        if missing == "library":
+            patch.setattr(changes, "_library", failing(ModuleNotFoundError("No module named 'inotify_simple'")))
+        elif missing == "watches":
+            patch.setattr(changes._library().INotify, "add_watch", failing(OSError(errno.ENOSPC, "no watches left")))
+        elif missing == "/proc":
+            patch.setattr(changes._library().INotify, "add_watch", failing(OSError(errno.ENOENT, "no /proc")))
+        elif missing == "function":
+            patch.setattr(changes._library(), "INotify", failing(AttributeError("inotify_init1")))
+        else:
+            patch.setattr(changes._library(), "INotify", failing(OSError(errno.EMFILE, "no instances left")))
+        for _ in range(3):
+            assert slept_s(listener, 0.02) >= 0.02
+        assert len(tries) == 1
+    assert [record.levelname for record in caplog.records] == ["DEBUG"]
+    assert slept_s(listener, 0.02) >= 0.02
+    assert listener.is_complete, "it is not tried again at once"
+    clock.ahead_s += RETRY_S + 1
+    with soon(queue.store.doorbell.ring):
+        listener.sleep(0)
+        assert slept_s(listener) < SHORT_S
+    listener.close()
+
+
+def test_a_library_that_is_not_installed_is_no_error(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    changes._library.cache_clear()
+    monkeypatch.setitem(sys.modules, "inotify_simple", None)
+    with pytest.raises(OSError, match="no inotify"):
+        changes.Changes()
+    assert queue.lease(wait_s=0.05) == []
+    changes._library.cache_clear()
+
+
+def test_no_program_is_started_to_find_the_c_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError("a program is started")
+
+    monkeypatch.setattr(subprocess, "Popen", fail)
+    monkeypatch.delitem(sys.modules, "inotify_simple", raising=False)
+    changes._library.cache_clear()
+    changes.Changes().close()
+
+
+@pytest.mark.parametrize("listening", [True, False])
+def test_a_descriptor_ends_every_sleep(queue: Queue, listening: bool) -> None:
+    queue.insert("x")
+    end = os.eventfd(0, os.EFD_CLOEXEC)
+    listener = Listener([queue.store.doorbell] if listening else [], Clock(), end)
+    listener.listen()
+    with soon(lambda: os.eventfd_write(end, 1)):
+        assert slept_s(listener) < SHORT_S
+    assert slept_s(listener) < SHORT_S
+    assert slept_s(listener, deaf=True) < SHORT_S
+    listener.close()
+    os.close(end)
+
+
+def test_several_queues_are_heard(queue_factory: Callable[..., Queue]) -> None:
+    queues = [queue_factory("a"), queue_factory("b"), queue_factory("c")]
+    queues[0].insert("x")
+    listener = Listener([queue.store.doorbell for queue in queues], Clock())
+    assert listener.listen()
+    assert len(instances()) == 1
+    for queue in queues:
+        with soon(queue.store.doorbell.ring):
+            assert slept_s(listener) < SHORT_S
+        while listener.listen():
+            pass
+        listener.take_in()
+    listener.close()
+
+
+def test_threads_of_a_process_all_wake(queue: Queue) -> None:
+    queue.insert("x")
+    listeners = [Listener([queue.store.doorbell], Clock()) for _ in range(4)]
+    slept: list[float] = []
+    threads = []
+    for listener in listeners:
+        listener.listen()
+        threads.append(threading.Thread(target=lambda mine=listener: slept.append(slept_s(mine))))  # type: ignore[misc]
+    for thread in threads:
+        thread.start()
+    with soon(queue.store.doorbell.ring):
+        for thread in threads:
+            thread.join()
+    assert max(slept) < SHORT_S
+    for listener in listeners:
+        listener.close()
+
+
+def test_a_forked_child_listens_anew_and_takes_no_ring_from_its_parent(queue: Queue, listener: Listener) -> None:
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            fine = listener.fd == -1 and not instances() and listener.listen()
+            queue.store.doorbell.ring()
+            fine = fine and slept_s(listener) < SHORT_S
+            os.write(write, b"fine" if fine else b"no")
+        finally:
+            os._exit(0)
+    os.close(write)
+    try:
+        os.waitpid(child, 0)
+        assert os.read(read, 100) == b"fine"
+        assert slept_s(listener) < SHORT_S, "the child has read its own ring only"
+    finally:
+        os.close(read)
+
+
+def test_a_waiting_queue_keeps_one_instance_until_it_is_closed(queue: Queue) -> None:
+    gc.collect()
+    assert instances() == []
+    for _ in range(3):
+        assert queue.lease(wait_s=0.05) == []
+    assert len(instances()) == 1
+    queue.close()
+    assert instances() == []
+    assert queue.lease(wait_s=0.05) == []
+    assert len(instances()) == 1
+    del queue
+    gc.collect()
+
+
+def test_a_queue_that_is_dropped_leaves_none(tmp_path: Path) -> None:
+    gc.collect()
+    before = len(instances())
+    queue = Queue.create(tmp_path / "dropped")
+    queue.lease(wait_s=0.05)
+    assert len(instances()) == before + 1
+    del queue
+    gc.collect()
+    assert len(instances()) == before
+
+
+def test_where_time_stands_still_nothing_is_listened_to(queue: Queue) -> None:
+    clock = ManualClock()
+    slow = Queue(queue.path, clock=clock)
+    assert slow.lease(wait_s=100) == []
+    assert instances() == []
