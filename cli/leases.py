@@ -6,7 +6,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, Literal
 
 import click
 import orjson
@@ -18,11 +18,13 @@ from fsqueue.views import outcomes
 from . import entry
 from .common import confirm, example, json_option, queue_argument, words, worker_option, yes_option
 from .counts import UNKNOWN_EXIT, print_count, say_unknown
-from .options import DURATION, renamed
+from .options import DURATION, PRIORITY, renamed
 from .printing import complain, print_json, say
 
 WAIT_STEP_S = (0.5, 5.0)
 """How long an interrupted `lease --wait` may take to notice; longer, the longer it has waited."""
+
+ORDERS = ("priority", "random")
 
 tokens_argument = click.argument("tokens", metavar="TOKEN...", nargs=-1, required=True)
 
@@ -31,7 +33,8 @@ tokens_argument = click.argument("tokens", metavar="TOKEN...", nargs=-1, require
     epilog=example(
         """fsqueue lease Q                        # {"token": ..., "id": ..., "payload": ...}
 token=$(fsqueue lease Q --tokens) && work && fsqueue complete Q "$token"
-fsqueue lease Q -n 100 --wait 1m > mine.jsonl; fsqueue complete Q - < mine.jsonl"""
+fsqueue lease Q -n 100 --wait 1m > mine.jsonl; fsqueue complete Q - < mine.jsonl
+fsqueue lease Q --up-to 5                # only tasks of priority 5 or more urgent"""
     )
 )
 @queue_argument
@@ -41,12 +44,20 @@ fsqueue lease Q -n 100 --wait 1m > mine.jsonl; fsqueue complete Q - < mine.jsonl
          help="Time until the tasks come back, unless renewed or ended [the queue's].")  # fmt: skip
 @renamed("--wait", "wait_s", former=["--wait-s"], type=DURATION, default=0.0,
          help="How long to wait for tasks if there are none.")  # fmt: skip
+@click.option("--up-to", "up_to", metavar="PRIORITY", type=PRIORITY,
+              help="Only tasks with this priority or a smaller one: a number or a text ('\"5\"': a text).")  # fmt: skip
+@click.option("--order", type=click.Choice(ORDERS), default="priority",
+              help="The most urgent tasks first, or random ones [priority].")  # fmt: skip
 @worker_option
 @click.option("--tokens/--json", "tokens_only", help="Print tokens only / a JSON object a line (default).")
-def lease(queue: str, n: int, lease_s: float | None, wait_s: float, worker: str | None, tokens_only: bool) -> None:
+def lease(
+    queue: str, n: int, lease_s: float | None, wait_s: float, up_to: str | int | None,
+    order: Literal["priority", "random"], worker: str | None, tokens_only: bool,
+) -> None:  # fmt: skip
     """Lease up to N tasks of Q and print each on a line. Exit code 3: nothing is available.
 
-    The other commands take the tokens. If a line cannot be written, its task is put back.
+    The most urgent tasks come first, then those without a priority, about as they were inserted. The other commands
+    take the tokens. If a line cannot be written, its task is put back.
     """
     if "stdout" in entry.closed:
         raise click.ClickException(
@@ -57,7 +68,7 @@ def lease(queue: str, n: int, lease_s: float | None, wait_s: float, worker: str 
         deadline, step_s = time.monotonic() + wait_s, WAIT_STEP_S[0]
         while True:
             left_s = max(0.0, deadline - time.monotonic())
-            tasks = q.lease(n, lease_s=lease_s, wait_s=min(left_s, step_s))
+            tasks = q.lease(n, lease_s=lease_s, wait_s=min(left_s, step_s), up_to=up_to, order=order)
             if tasks or noted or left_s <= step_s:
                 break
             step_s = min(step_s * 1.5, WAIT_STEP_S[1])

@@ -12,7 +12,8 @@ import fsqueue
 from fsqueue.views import outcomes
 
 from .common import brief, example, json_option, moment, queue_argument
-from .printing import print_json, print_table, say
+from .options import WHOLE
+from .printing import json_text, print_json, print_table, say
 
 STATES = ("waiting", "delayed", "leased", "completed", "dead", "cancelled")
 
@@ -39,9 +40,16 @@ def ls(queue: str, state: fsqueue.State | None, limit: int | None, as_json: bool
             for task in tasks:
                 print_json(task.as_dict())
             return
-        heading = [("TASK", "STATE", "ATTEMPT", "UNTIL" if state == "delayed" else "SINCE", "PAYLOAD")]
-        rows = ((task.id, task.state, str(task.attempt), _time_of(task, state), brief(task.payload)) for task in tasks)
-        print_table(_after(heading, rows), (36, 9, 7, 19))
+        heading = ["TASK", "STATE", "ATTEMPT", "UNTIL" if state == "delayed" else "SINCE"]
+        known = ((task, [task.id, task.state, str(task.attempt), _time_of(task, state)]) for task in tasks)
+        if q.has_priorities:
+            rows = ((*begin, _priority(task), brief(task.payload)) for task, begin in known)
+            print_table(_after([(*heading, "PRIORITY", "PAYLOAD")], rows), (36, 9, 7, 19, 8))
+        else:
+            print_table(
+                _after([(*heading, "PAYLOAD")], ((*begin, brief(task.payload)) for task, begin in known)),
+                (36, 9, 7, 19),
+            )
 
 
 def _time_of(task: fsqueue.TaskInfo, state: str | None) -> str:
@@ -50,6 +58,12 @@ def _time_of(task: fsqueue.TaskInfo, state: str | None) -> str:
         return moment(task.since)
     until = moment(task.available_at)
     return until if state == "delayed" else f"until {until}"
+
+
+def _priority(task: fsqueue.TaskInfo) -> str:
+    """Return a task's priority as `lease --up-to` takes it: a text that looks like a number in quotes."""
+    given = task.priority
+    return "" if given is None else brief(json_text(given) if WHOLE.fullmatch(str(given)) else given, 40)
 
 
 def _after(heading: Iterable[tuple[str, ...]], rows: Iterable[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
@@ -82,7 +96,8 @@ def show(queue: str, task: str, as_json: bool) -> None:
     times = ("since", "available_at", "lease_until")
     for name, value in info.as_dict().items():
         if value is not None:
-            say(*f"{name.replace('_', ' '):<13} {moment(value) if name in times else _text(value)}".split("\n"))
+            text = moment(value) if name in times else _priority(info) if name == "priority" else _text(value)
+            say(*f"{name.replace('_', ' '):<13} {text}".split("\n"))
     if done is not None:
         say(f"{done + ' as' if new_id else done:<13} {new_id or 'it is a dead letter no longer'}")
     say("history")

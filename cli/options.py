@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
+import orjson
 
 _NUMBER = r"(?:\d+(?:\.\d*)?|\.\d+)"
 _PLAIN = re.compile(rf"{_NUMBER}(?:e[+-]?\d+)?", re.IGNORECASE | re.ASCII)
@@ -40,6 +41,9 @@ def seconds_in(text: str) -> float | None:
     return total if math.isfinite(total) else None
 
 
+WHOLE = re.compile(r"-?\d{1,30}", re.ASCII)
+"""What the command line takes for a number where a priority may be a text, too."""
+
 if TYPE_CHECKING:
     _Seconds = click.ParamType[float]
 else:
@@ -60,6 +64,37 @@ class Duration(_Seconds):
 
 
 DURATION = Duration()
+
+
+if TYPE_CHECKING:
+    _Priority = click.ParamType[str | int]
+else:
+    _Priority = click.ParamType
+
+
+class PriorityType(_Priority):
+    """Convert a priority: a whole number, or any other text. A text that looks like a number is in double quotes."""
+
+    name = "priority"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str | int:
+        """Return the number, or the text."""
+        if not isinstance(value, str):
+            return int(value)
+        if WHOLE.fullmatch(value):
+            return int(value)
+        if not value.startswith('"'):
+            return value
+        try:
+            text = orjson.loads(value)
+        except orjson.JSONDecodeError:
+            text = None
+        if not isinstance(text, str):
+            self.fail(f"{value} is no priority. A text that begins with a double quote is JSON: '\"5\"' is the text 5.")
+        return text
+
+
+PRIORITY = PriorityType()
 
 
 class Renamed(click.Option):

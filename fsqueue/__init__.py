@@ -49,6 +49,7 @@ from fsqueue.models import (
 )
 from fsqueue.poll import Poll, wait
 from fsqueue.queue import Queue
+from fsqueue.several import lease
 from fsqueue.storage.discovery import queues
 from fsqueue.views.activity import Activity, Failure, Held, Rate, TimeLeft
 
@@ -136,6 +137,7 @@ __all__ = [
     "Worker",
     "WorkerReport",
     "__version__",
+    "lease",
     "queues",
     "task",
     "wait",

@@ -10,7 +10,7 @@ from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 from fsqueue.callers import FromCaller, items_of
 from fsqueue.errors import InvalidArgument, InvalidResult, InvalidTask, LeaseLost
 from fsqueue.filesystem import taken
-from fsqueue.format import names, task_file
+from fsqueue.format import names, priority, task_file
 from fsqueue.format.names import Batch
 from fsqueue.leased_task import LeasedTask
 from fsqueue.models import Task
@@ -103,6 +103,14 @@ def one_of(name: str, value: object, known: Sequence[str]) -> None:
     """Raise InvalidArgument unless `value` is one of the known words."""
     if not isinstance(value, str) or value not in known:
         raise InvalidArgument(f"{name} must be one of {', '.join(map(repr, known))}, not {value!r}.")
+
+
+def bound_of(up_to: object) -> priority.Rank:
+    """Return the rank of a bound on priorities; InvalidArgument if it is no priority."""
+    why = priority.fault(up_to)
+    if why is not None:
+        raise InvalidArgument(f"up_to must be a priority, not {up_to!r:.100}: {why}.")
+    return priority.rank_of(up_to)
 
 
 def selector(name: str, value: object) -> str | None:

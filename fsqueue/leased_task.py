@@ -101,7 +101,7 @@ class LeasedTask:
     """
 
     key: str | None = None
-    priority: str | None = None
+    priority: str | int | None = None
     done = False
     _retries = 0
     """How many `with` blocks of this process in a row have asked for another time without saying when."""

@@ -80,7 +80,7 @@ class TaskInfo(AsDict):
     result: Any = None
     version: int = 0
     key: str | None = None
-    priority: str | None = None
+    priority: str | int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from fsqueue import administration, attaching
 from fsqueue.arguments import (
+    bound_of,
     ended,
     leased,
     one_of,
@@ -51,6 +52,8 @@ if TYPE_CHECKING:
     from fsqueue.views.usage import Usage
 
 RESULT_BYTES_MAX = task_file.RESULT_BYTES_MAX
+Order = Literal["priority", "random"]
+ORDERS: tuple[Order, ...] = ("priority", "random")
 
 
 class Queue(Maintenance):
@@ -146,11 +149,27 @@ class Queue(Maintenance):
         return self.store.queue_state.generation
 
     @property
+    def has_priorities(self) -> bool:
+        """Return whether tasks with priorities were ever inserted, as last read."""
+        return self.store.queue_state.is_ordered
+
+    @property
     def _leaser(self) -> Leaser:
         try:
             leaser: Leaser = self._local.leaser
         except AttributeError:
             leaser = self._local.leaser = Leaser(self, self.store)
+        return leaser
+
+    def _leaser_for(self, order: Order) -> Leaser:
+        """Return this thread's lessee for an order."""
+        one_of("order", order, ORDERS)
+        if order == "priority":
+            return self._leaser
+        try:
+            leaser: Leaser = self._local.at_random
+        except AttributeError:
+            leaser = self._local.at_random = Leaser(self, self.store, at_random=True)
         return leaser
 
     def close(self) -> None:
@@ -259,24 +278,36 @@ class Queue(Maintenance):
     # -- leasing ----------------------------------------------------------------------------------------
 
     def lease(
-        self, n: int = 1, *, lease_s: float | None = None, wait_s: float = 0, strict: bool = False
+        self,
+        n: int = 1,
+        *,
+        lease_s: float | None = None,
+        wait_s: float = 0,
+        up_to: str | int | None = None,
+        order: Order = "priority",
+        strict: bool = False,
     ) -> list[LeasedTask]:
-        """Lease up to `n` tasks for `lease_s` seconds (default: the queue's), about in insertion order.
+        """Lease up to `n` tasks for `lease_s` seconds (default: the queue's): the most urgent first, about.
 
-        [] only after a full look: nothing was available; with `wait_s`, after waiting so long.
-        `strict` looks at all shards for the oldest instead of a few.
+        Those without a priority come after all that have one, about in insertion order. `up_to`: only tasks with a
+        priority that is not greater. `order="random"`: any of the tasks, each call others.
+        [] only after a full look: nothing of that kind was available; with `wait_s`, after waiting so long.
+        `strict` looks at all shards for the best instead of remembering some.
         """
         if type(n) is not int or n < 1:
             whole("n", n)
         lease_ms = self._default_lease_ms if lease_s is None else self._lease_ms(lease_s)
+        leaser, bound = self._leaser, None
+        if up_to is not None or order != "priority":
+            leaser, bound = self._leaser_for(order), None if up_to is None else bound_of(up_to)
         if left:
             put_back(self)
         mine = taken.hands.mine  # on the hot path: what `mark` asks, without a frame of its own
         before = taken.mark() if mine.held or mine.fds or mine.fresh else taken.NOTHING
         try:
             if wait_s:
-                return waiting.wait(self._leaser, n, lease_ms, duration_ms(wait_s, "wait_s") / 1000, strict)
-            return self._leaser.lease(n, lease_ms, strict)
+                return waiting.wait(leaser, n, lease_ms, duration_ms(wait_s, "wait_s") / 1000, strict, bound)
+            return leaser.lease(n, lease_ms, strict, bound)
         except BaseException as error:
             raise ended(self.store, before, error, "leasing")  # noqa: B904 - its cause is set
 

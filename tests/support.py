@@ -11,18 +11,22 @@ from pathlib import Path
 from typing import Any, TypeVar
 from unittest import mock
 
+import orjson
 import pytest
 
 from fsqueue import LeasedTask, Queue, Task, TaskRef
 from fsqueue.clock import Clock, ManualClock
 from fsqueue.filesystem import Filesystem, beneath
-from fsqueue.format import checkpoints, names
+from fsqueue.format import checkpoints, movements, names
+from fsqueue.format.layout import ordered_record
+from fsqueue.format.priority import Priority, rank_of
 from fsqueue.format.replay import ReplayState
-from fsqueue.format.task_file import encode_task
+from fsqueue.format.task_file import encode_open_batch, encode_task
 from fsqueue.format.task_states import Lease
-from fsqueue.protocol import insertion
+from fsqueue.protocol import insertion, transitions
 from fsqueue.protocol.encoding import Encoded, available_from
-from fsqueue.storage import logs
+from fsqueue.storage import logs, published
+from fsqueue.storage.locked_batch import LockedBatch
 
 BATCH_TASKS_MAX = int(os.environ.get("FSQUEUE_TEST_BATCH_TASKS_MAX", "1024"))
 
@@ -310,3 +314,48 @@ def checkpoints_everywhere() -> Iterator[None]:
         mock.patch.object(logs, "TAIL_BYTES", 128),
     ):
         yield
+
+
+def make_ordered(queue: Queue) -> None:
+    """Say in `queue.jsonl` that tasks have priorities."""
+    with open(f"{queue.path}/queue.jsonl", "ab") as file:
+        file.write(ordered_record(1))
+    queue.store.refresh(now=True)
+
+
+def put_ranked(queue: Queue, tasks: list[tuple[Any, Priority | None]], *, available_at: int = 0) -> names.Batch:
+    """Publish a batch with priorities as the public format has it; the queue is ordered then."""
+    make_ordered(queue)
+    lines = [{"payload": payload} | ({} if given is None else {"priority": given}) for payload, given in tasks]
+    batch = names.new_batch(queue.store.entropy, queue.store.clock.now_ms())
+    rank = min(map(rank_of, (given for _, given in tasks)))
+    name = names.TaskFileName(available_at, batch, len(tasks)).ranked(rank)
+    path = Path(queue.store.layout.task_file(name))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in lines))
+    return batch
+
+
+def put_open(queue: Queue, tasks: list[tuple[Any, Priority | None]]) -> names.Batch:
+    """Make an open batch with these tasks in its log, as the public format has it; the queue is ordered then."""
+    make_ordered(queue)
+    store = queue.store
+    batch = names.new_batch(store.entropy, store.clock.now_ms())
+    name = names.open_batch(batch, min(map(rank_of, (given for _, given in tasks))))
+    path = Path(store.layout.task_file(name))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(encode_open_batch(store.domain))
+    with LockedBatch(store, batch, create=True) as locked:
+        locked.log.name = name
+        assert published.read(locked) is not None
+        locked.write(transitions.opening(locked, name))
+        for index, (payload, given) in enumerate(tasks):
+            insert_into(locked, index, payload, given)
+    return batch
+
+
+def insert_into(locked: LockedBatch, index: int, payload: Any, given: Priority | None) -> None:
+    """Append an `insert` record."""
+    at = locked.store.clock.now_ms()
+    more = {} if given is None else {"priority": given}
+    locked.write(movements.record("insert", at, id=locked.store.entropy.hex16(), first=index, payload=payload, **more))

@@ -15,7 +15,7 @@ from zlib import crc32
 import orjson
 
 from fsqueue.clock import MS_MAX
-from fsqueue.format import movements, names
+from fsqueue.format import movements, names, priority
 from fsqueue.format.task_states import AVAILABLE, CANCELLED, COMPLETED, DEAD, LEASED, SKIPPED, Lease, States
 
 if TYPE_CHECKING:
@@ -143,6 +143,7 @@ def _inserted(states: States) -> dict[str, Any]:
         "inserted_at": states.inserted_at,
         "inserted": movements.to_ranges(list(states.places)) if offsets else [],
         "steps": [offset - before for before, offset in zip([0, *offsets], offsets, strict=False)],
+        **({"priorities": [[index, given] for index, given in states.priorities.items()]} if states.priorities else {}),
     }
 
 
@@ -227,6 +228,7 @@ def restore(states: States, found: Found) -> None:
     for index in places:
         if index not in seen:  # as it was inserted
             states.state[index], states.since[index], states.version[index] = AVAILABLE, 0, places[index]
+    _restore_priorities(states, record)
     states.left = count - sum(states.done) - states.state.count(SKIPPED)
     for text in record["names"]:
         if names.parse_task_file(_text(text)) is None:
@@ -249,6 +251,23 @@ def _restore_inserted(states: States, record: dict[str, Any], count: int, here: 
     states.state[:] = bytes((SKIPPED,)) * count
     states.version[:] = [here] * count
     return states.places
+
+
+def _restore_priorities(states: States, record: dict[str, Any]) -> None:
+    """Take in the priorities of tasks in the log, which ascend. Those of a task file stand in the file."""
+    if "priorities" not in record:
+        return
+    if type(record["priorities"]) is not list:
+        raise TypeError
+    last = -1
+    for index, given in record["priorities"]:
+        if type(index) is not int or index <= last or index not in states.places:
+            raise ValueError
+        if given is None or priority.fault(given) is not None:
+            raise ValueError
+        states.priorities[index] = given
+        last = index
+    states.rank_tasks(states.priorities)
 
 
 def _restore_group(states: States, group: dict[str, Any], tasks: list[int], here: int) -> None:

@@ -6,7 +6,10 @@ have the rank LAST, behind all that have one.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from urllib.parse import quote_from_bytes, unquote_to_bytes
+
+import orjson
 
 Priority = str | int
 """As users give it, and as it stands in task lines and records."""
@@ -71,3 +74,18 @@ def in_name(rank: Rank) -> str | None:
 def rank_in_name(text: str | None) -> Rank:
     """Return the rank that a task file's name promises: no task in the file is more urgent."""
     return LAST if text is None else _WITH + unquote_to_bytes(text)
+
+
+def in_lines(lines: Iterable[bytes]) -> dict[int, Priority]:
+    """Return the priorities in the lines of a task file, by the tasks' indices. Damaged lines have none."""
+    found: dict[int, Priority] = {}
+    for index, line in enumerate(lines):
+        if b'"priority"' in line:
+            try:
+                record = orjson.loads(line)
+            except orjson.JSONDecodeError:
+                continue
+            given = record.get("priority") if type(record) is dict else None
+            if given is not None and fault(given) is None:
+                found[index] = given
+    return found

@@ -5,11 +5,12 @@ Pure: no clock, no input or output. `replay_state` decides which records are val
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
+from collections.abc import Callable, Iterable, Mapping
+from heapq import heapify, heappop, heappush
 from typing import Any
 
 from fsqueue.format.names import BATCH_TASKS_MAX
-from fsqueue.format.priority import Priority
+from fsqueue.format.priority import LAST, Priority, Rank, rank_of
 
 AVAILABLE, LEASED, COMPLETED, CANCELLED, DEAD = range(5)
 SKIPPED = 5
@@ -40,6 +41,7 @@ class States:
 
     # Slots: CPython finds the attributes of an object at once that has slots, or 30 attributes at most (decision 26).
     __slots__ = (
+        "_best",
         "_expiries",
         "_frontier",
         "_ready",
@@ -66,6 +68,7 @@ class States:
         "payloads",
         "places",
         "priorities",
+        "ranks",
         "results",
         "sealed",
         "since",
@@ -95,6 +98,9 @@ class States:
         """Where the `insert` records stand of tasks in the log that have no outcome, or are dead."""
         self.priorities: dict[int, Priority] = {}
         """The priorities of the tasks in `places` that have one."""
+        self.ranks: dict[int, Rank] | None = None
+        """The ranks of tasks with a priority. None: no task is known to have one, and they are chosen in their order.
+        """
         self.insert_ids: set[str] = set()
         """The ids that no `insert` may have any more: of those since the last checkpoint."""
         self.finished = False
@@ -127,6 +133,8 @@ class States:
         """How many tasks have each outcome."""
         self._frontier = 0
         self._ready: list[int] = []
+        self._best: list[tuple[Rank, int]] = []
+        """In place of `_ready` and of what lies behind `_frontier`, once there are ranks."""
         self._returns: list[tuple[int, int]] = []
         self._expiries: list[tuple[int, int, Lease]] = []
         self._serial = 0
@@ -162,12 +170,14 @@ class States:
         frontier = self._frontier
         if frontier < self.count and (self.version[frontier] == self.base_version or self._untouched() < self.count):
             return False  # mostly the next task is as it began
-        ready, returns = self._ready, self._returns
+        ready, best, returns = self._ready, self._best, self._returns
         while ready and not self.is_free(ready[0], at):
             heappop(ready)
+        while best and not self.is_free(best[0][1], at):
+            heappop(best)
         while returns and not self._is_due(*returns[0]):
             heappop(returns)
-        return not ready and (not returns or returns[0][0] > at)
+        return not ready and not best and (not returns or returns[0][0] > at)
 
     def _untouched(self) -> int:
         """Return the first task that is as it began; `count` if there is none."""
@@ -197,17 +207,72 @@ class States:
                 best.append(until)
                 break
             heappop(self._expiries)
-        for index in self._ready:
+        for index in (*self._ready, *(index for _, index in self._best)):
             if self.state[index] <= LEASED:
                 best.append(self.since[index])
         return min(best, default=None)
 
-    def choose(self, at: int, most: int, margin: int, attempts_max: int | None, solo: bool = True) -> Choice:
+    def next_change(self) -> int | None:
+        """Return when the first task may come back of those that are delayed or leased, as far as `choose` and `head`
+        have not taken it in; None if there is none. A hint.
+        """
+        times = [heap[0][0] for heap in (self._returns, self._expiries) if heap]
+        return min(times, default=None)
+
+    def rank_tasks(self, priorities: Mapping[int, object]) -> None:
+        """Choose the most urgent tasks first from now on. `priorities`: those of the tasks that have one.
+
+        It acts once.
+        """
+        if self.ranks is not None:
+            return
+        ranks = {index: rank for index, given in priorities.items() if (rank := rank_of(given)) != LAST}
+        state, since, touched = self.state, self.since, self.touched
+        self._best = [(ranks.get(index, LAST), index) for index in self._ready]
+        heapify(self._best)
+        self._ready = []
+        for index in range(self._frontier, self.count):
+            if state[index] == AVAILABLE and index not in touched:
+                self._returns.append((since[index], index))
+        heapify(self._returns)
+        self._frontier = self.count
+        self.ranks = ranks
+
+    def rank(self, index: int) -> Rank:
+        """Return the rank of a task, as far as it is known."""
+        return LAST if self.ranks is None else self.ranks.get(index, LAST)
+
+    def head(self, at: int, margin: int) -> Rank | None:
+        """Return the rank of the most urgent task that `choose` has left and could take; None if there is none."""
+        if self.ranks is None:
+            return None if self.exhausted(at) else LAST
+        self._gather(at, margin)
+        best = self._best
+        while best and not self._may_be_taken(best[0][1], at, margin):
+            heappop(best)
+        return best[0][0] if best else None
+
+    def choose(
+        self,
+        at: int,
+        most: int,
+        margin: int,
+        attempts_max: int | None,
+        solo: bool = True,
+        limit: Rank | None = None,
+    ) -> Choice:
         """Choose up to `most` tasks to lease at `at`. It changes the indexes: lease what it returns, or drop the state.
 
         A lease that ran out may be taken `margin` ms later, at most a tenth of its length. With
         `solo` a task that must go alone is returned alone; without, such tasks are passed over.
+
+        Once there are ranks, the most urgent tasks come first, those of one rank in their order. Nothing less urgent
+        than `limit` is chosen.
         """
+        if self.ranks is not None:
+            return self._choose_best(at, most, margin, attempts_max, solo, limit)
+        if limit is not None and limit < LAST:
+            return [], [], False
         chosen: list[int] = []
         spent: list[int] = []
         returns, expiries = self._returns, self._expiries
@@ -247,6 +312,61 @@ class States:
             self._frontier = frontier
         return chosen, spent, False
 
+    def _choose_best(
+        self, at: int, most: int, margin: int, attempts_max: int | None, solo: bool, limit: Rank | None
+    ) -> Choice:
+        self._gather(at, margin)
+        best = self._best
+
+        def ranked() -> Iterable[int]:
+            while best and (limit is None or best[0][0] <= limit):
+                yield heappop(best)[1]
+
+        chosen, spent, aside, alone = self._sift(ranked(), at, most, margin, attempts_max, solo)
+        for index in aside:
+            self._offer(index)
+        return chosen, spent, alone
+
+    def choose_any(
+        self,
+        at: int,
+        most: int,
+        margin: int,
+        attempts_max: int | None,
+        solo: bool,
+        limit: Rank,
+        shuffled: Callable[[Iterable[int]], list[int]],
+    ) -> Choice:
+        """Choose as `choose` does, but at random among all that may be taken and are not less urgent than `limit`."""
+        free = [index for index in range(self.count) if self.is_free(index, at) and self.rank(index) <= limit]
+        chosen, spent, _, alone = self._sift(shuffled(free), at, most, margin, attempts_max, solo)
+        return chosen, spent, alone
+
+    def _sift(
+        self, tasks: Iterable[int], at: int, most: int, margin: int, attempts_max: int | None, solo: bool
+    ) -> tuple[list[int], list[int], list[int], bool]:
+        """Take up to `most` of the tasks, in their order: chosen ones, those out of attempts, and those that were
+        passed over because they must go alone. And whether the chosen one does.
+        """
+        chosen: list[int] = []
+        spent: list[int] = []
+        aside: list[int] = []
+        seen: set[int] = set()
+        for index in tasks if most > 0 else ():
+            if index not in seen and self._may_be_taken(index, at, margin):
+                seen.add(index)
+                if attempts_max is not None and self.charged(index) >= attempts_max:
+                    spent.append(index)
+                elif index not in self.solo and not self._expired_with_others(index):
+                    chosen.append(index)
+                    if len(chosen) == most:
+                        break
+                elif solo and not chosen:
+                    return [index], spent, aside, True
+                else:
+                    aside.append(index)
+        return chosen, spent, aside, False
+
     def _may_be_taken(self, index: int, at: int, margin: int) -> bool:
         """Return whether a task that was gathered is still free: another lease may have taken it since."""
         if self.state[index] == AVAILABLE:
@@ -263,9 +383,9 @@ class States:
         return self.state[index] == LEASED and holder is not None and not holder.is_alone
 
     def _gather(self, at: int, margin: int) -> None:
-        returns, expiries, ready = self._returns, self._expiries, self._ready
+        returns, expiries = self._returns, self._expiries
         while returns and returns[0][0] <= at:
-            heappush(ready, heappop(returns)[1])
+            self._offer(heappop(returns)[1])
         while expiries:
             until, _, lease = expiries[0]
             if until + min(margin, lease.span // 10) > at:
@@ -273,7 +393,14 @@ class States:
             heappop(expiries)
             for index in lease.tasks:
                 if self.holder[index] is lease and self.state[index] == LEASED and self.since[index] <= until:
-                    heappush(ready, index)
+                    self._offer(index)
+
+    def _offer(self, index: int) -> None:
+        """Let `choose` find a task that has come back."""
+        if self.ranks is None:
+            heappush(self._ready, index)
+        else:
+            heappush(self._best, (self.ranks.get(index, LAST), index))
 
     def expect(self, tasks: list[int], since: int, lease: Lease | None) -> None:
         """Take in when tasks that a checkpoint restates come back: those of a lease when it ends."""
@@ -295,6 +422,8 @@ class States:
         """Add a task whose `insert` record stands at `offset`. Return whether it was added."""
         if not self.takes_inserts or identity in self.insert_ids or not self.count <= index < BATCH_TASKS_MAX:
             return False
+        if priority is not None and self.ranks is None:
+            self.rank_tasks({})
         self.skip_to(index, at, offset)
         self.state.append(AVAILABLE)
         self.since.append(available_at)
@@ -302,8 +431,9 @@ class States:
         self.attempts.append(0)
         self.version.append(offset)
         self.places[index] = offset
-        if priority is not None:
+        if priority is not None and self.ranks is not None:
             self.priorities[index] = priority
+            self.ranks[index] = rank_of(priority)
         self.insert_ids.add(identity)
         self.count = index + 1
         self.left += 1
@@ -311,6 +441,10 @@ class States:
         if available_at:
             self.touched.add(index)
             heappush(self._returns, (available_at, index))
+        elif self.ranks is not None:
+            self._offer(index)
+        if self.ranks is not None:
+            self._frontier = self.count
         return True
 
     def skip_to(self, index: int, at: int, offset: int) -> None:

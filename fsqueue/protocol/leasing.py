@@ -14,11 +14,14 @@ from fsqueue.clock import Backoff
 from fsqueue.cluster.identity import describe
 from fsqueue.errors import FsqueueError
 from fsqueue.filesystem import LOST, NOT_FILES
-from fsqueue.format import movements, names
+from fsqueue.format import movements, names, priority
 from fsqueue.format import task_file as batches
 from fsqueue.format.names import Batch, TaskFileName
+from fsqueue.format.priority import LAST, Rank
+from fsqueue.format.task_states import Choice
 from fsqueue.leased_task import LeasedTask, Verbs
 from fsqueue.protocol import finishing, sealing, transitions
+from fsqueue.protocol.ordered_selection import OrderedSelection, RandomSelection, RankedSelection
 from fsqueue.protocol.selection import Selection
 from fsqueue.storage import commits, deadletters, published, record_times
 from fsqueue.storage.locked_batch import BatchBusy, BatchGone, LockedBatch
@@ -34,6 +37,11 @@ BUSY_AGAIN_MS = 50
 LOOKS_ANEW = 3
 """Look from the beginning so often because a decided commit was still to be published."""
 
+LATER_MAX = 32
+"""After so many batches in a row that had less urgent tasks than they promised, as others take them meanwhile, the next
+one is taken from whatever it has.
+"""
+
 UNREADABLE = (errno.EACCES, errno.EPERM, errno.EIO)
 """Skip a batch that fails with one of these; raise only if nothing else could be leased."""
 WARN_AGAIN_S = 600.0
@@ -45,6 +53,7 @@ class Without(Enum):
 
     BUSY = "another process has its log locked"
     NOTHING = "it has no task to lease now"
+    LATER = "what it has is less urgent than what another batch promises, or than what was asked for"
 
     def __bool__(self) -> bool:
         return False
@@ -52,19 +61,32 @@ class Without(Enum):
 
 BUSY: Final = Without.BUSY
 NOTHING: Final = Without.NOTHING
+LATER: Final = Without.LATER
 Got = list[LeasedTask] | Without
 
 
 class Leaser:
     """Lease from one queue: stay with a batch, and remember the heads that were listed. Not thread-safe."""
 
-    def __init__(self, queue: Verbs, store: Store) -> None:
+    def __init__(self, queue: Verbs, store: Store, at_random: bool = False) -> None:
         self.queue = weakref.ref(queue)  # no cycle: a queue that is let go of closes its descriptors at once
         self.store = store
+        self.at_random = at_random
+        """Whether any task will do, rather than the most urgent one."""
         self.generation = store.queue_state.generation
-        self.selection = Selection(store)
+        self.is_ordered = store.queue_state.is_ordered
+        """Whether the queue has tasks with priorities."""
         self.current: Batch | None = None
         """The batch to lease from first: the last one that gave a task."""
+        self._bound: Rank = LAST
+        """Nothing less urgent was asked for."""
+        self._limit: Rank | None = None
+        """Nothing less urgent is taken from the batch at hand; None: ranks do not matter."""
+        self._later = 0
+        """How many batches in a row had less urgent tasks than they promised."""
+        self._left: tuple[TaskFileName, Rank] | None = None
+        """The batch that was looked into last, and the rank of the next task that it has."""
+        self.selection, self._ranked = self._new_selection()
         self._damaged: list[LeasedTask] = []
         self._passed_over: dict[int, OSError] = {}
         """The first error of each number for which batches were skipped, until a warning is logged."""
@@ -74,30 +96,54 @@ class Leaser:
     def begin(self, now: bool = False) -> bool:
         """Return True if the queue was purged since the last look; then forget what was listed."""
         self.store.refresh(now)
+        is_ordered = self.store.queue_state.is_ordered
         if self.generation == self.store.queue_state.generation:
+            if self.is_ordered != is_ordered:
+                expected = self.selection.next_due
+                self.selection, self._ranked = self._new_selection()
+                self.selection.next_due.update(expected)
+                self.is_ordered = is_ordered
             return False
-        self.selection = Selection(self.store)
+        self.selection, self._ranked = self._new_selection()
+        self.is_ordered = is_ordered
         self.current = None
         # Last, so that a call after an interruption does all of it again.
         self.generation = self.store.queue_state.generation
         return True
 
+    def _new_selection(self) -> tuple[Selection, RankedSelection | None]:
+        """Return a selection that has seen nothing; twice, if it knows ranks."""
+        self._limit = self._left = None
+        if self.at_random or self.store.queue_state.is_ordered:
+            ranked = RandomSelection(self.store) if self.at_random else OrderedSelection(self.store)
+            return ranked, ranked
+        return Selection(self.store), None
+
     # -- the verb -------------------------------------------------------------------------------
 
-    def lease(self, n: int, lease_ms: int, strict: bool = False) -> list[LeasedTask]:
+    def lease(self, n: int, lease_ms: int, strict: bool = False, up_to: Rank | None = None) -> list[LeasedTask]:
         """Return up to `n` tasks, over as many batches as it takes. [] only after a full look.
+
+        In a queue with priorities the most urgent ones that were seen; with `up_to` none that is less urgent.
 
         Raise an error of the system only if no task is held by then. To put held tasks back might need just what lacks
         (descriptors, space), and no process would know of those leases. The next look begins anew, and meets the error
         again. FileNotFoundError is raised in any case: the whole queue may be gone.
         """
         queue_file = self.store.queue_file
-        if not queue_file.is_fresh() or self.generation != queue_file.state.generation:
+        state = queue_file.state
+        if not queue_file.is_fresh() or self.generation != state.generation or self.is_ordered != state.is_ordered:
             self.begin()
         held: list[LeasedTask] = []
+        self._bound = LAST
+        if up_to is not None:
+            self.begin(now=True)
+            if not self.is_ordered:
+                return []  # no task has a priority: the line that says so comes before the first that has
+            self._bound = up_to
         if strict:
             self.selection.sweep()
-        elif self.current is not None:
+        elif self.current is not None and self._ranked is None:
             got = self._from_batch(self.current, None, n, n, lease_ms)
             if isinstance(got, list):
                 if len(got) == n or (got and got[0].solo):
@@ -114,9 +160,45 @@ class Leaser:
         finally:
             self._warn()
         if not held and self.begin(now=True):
-            return self.lease(
-                n, lease_ms, strict
-            )  # the queue was purged during the look: the new generation may have tasks
+            # The queue was purged during the look: the new generation may have tasks.
+            return self.lease(n, lease_ms, strict, up_to)
+        return held
+
+    def promise(self, up_to: Rank | None = None) -> Rank | None:
+        """Return the rank of the best task that seems to be there; None if all shards seem to have nothing."""
+        self.begin()
+        selection, now = self.selection, self.store.clock.now_ms()
+        if self._ranked is not None:
+            self._ranked.keep_up(now)
+        elif self.current is not None and up_to is None:
+            return LAST
+        bound = LAST if up_to is None else up_to
+        rank = selection.glance(now, bound)
+        if rank is None:
+            selection.sweep()
+            rank = selection.glance(now, bound)
+        return rank
+
+    def lease_seen(self, n: int, lease_ms: int, bound: Rank) -> list[LeasedTask]:
+        """Return up to `n` tasks of what the selection has seen, none less urgent than `bound`. [] proves nothing."""
+        self.begin()
+        held: list[LeasedTask] = []
+        if self._ranked is None and bound < LAST:
+            return held
+        self._bound = bound
+        try:
+            if self._ranked is None and self.current is not None:
+                got = self._from_batch(self.current, None, n, n, lease_ms)
+                held += got if isinstance(got, list) else []
+            if not (held and held[0].solo):
+                self._further(held, n, lease_ms, strict=False, is_sure=False)
+        except BaseException as error:
+            self.generation = -1
+            if not held or not isinstance(error, OSError) or isinstance(error, FileNotFoundError):
+                self._put_back(held)
+                raise
+        finally:
+            self._warn()
         return held
 
     def _put_back(self, held: list[LeasedTask]) -> None:
@@ -130,17 +212,22 @@ class Leaser:
                     "%d leased tasks could not be put back (%s); they come back when their leases end", len(held), error
                 )
 
-    def _further(self, held: list[LeasedTask], n: int, lease_ms: int, strict: bool) -> None:
+    def _further(self, held: list[LeasedTask], n: int, lease_ms: int, strict: bool, is_sure: bool = True) -> None:
         """Add tasks of other batches to `held` until there are `n` or none is left.
 
-        Two sweeps over all shards in a row that find nothing prove that there is nothing.
+        Two sweeps over all shards in a row that find nothing prove that there is nothing. Unless `is_sure` no proof is
+        wanted.
         """
         store, selection = self.store, self.selection
         busy: dict[Batch, TaskFileName] = {}
-        fruitless, anew = 0, LOOKS_ANEW
+        fruitless, anew, self._later = 0, LOOKS_ANEW, 0
+        if self._ranked is not None and not strict:
+            self._ranked.keep_up(store.clock.now_ms())
         while len(held) < n:
-            name = selection.next(store.clock.now_ms(), strict)
+            name = selection.next(store.clock.now_ms(), strict, self._bound, self.current)
             if name is None:
+                if not is_sure:
+                    return
                 if fruitless == 2 or (held and fruitless):
                     break
                 fruitless += 1
@@ -150,7 +237,7 @@ class Leaser:
                 busy.clear()
                 selection.sweep()
                 continue
-            got = self._from_batch(name.batch, name, n - len(held), n, lease_ms, solo=not held)
+            got = self._from_head(name, n - len(held), n, lease_ms, solo=not held)
             if got is BUSY:
                 busy[name.batch] = name
             elif isinstance(got, list) and got:
@@ -171,7 +258,7 @@ class Leaser:
         backoff = Backoff(store.fs.pauses_s, store.entropy.random, 1.5, 0.5)
         while busy and store.clock.monotonic() < until:
             for batch, name in list(busy.items()):
-                got = self._from_batch(batch, name, n, n, lease_ms)
+                got = self._from_head(name, n, n, lease_ms)
                 if got is BUSY:
                     continue
                 if isinstance(got, list) and got:
@@ -185,6 +272,26 @@ class Leaser:
         return []
 
     # -- one batch --------------------------------------------------------------------------------
+
+    def _from_head(self, name: TaskFileName, most: int, asked: int, lease_ms: int, solo: bool = True) -> Got:
+        """Claim up to `most` tasks of a batch that the selection has returned.
+
+        By rank: no task that is less urgent than the next best head (the paper's policy, section 4.3). If that leaves
+        nothing, the head goes back with the rank that it really has.
+        """
+        batch, selection = name.batch, self._ranked
+        if selection is None:
+            return self._from_batch(batch, name, most, asked, lease_ms, solo)
+        self._limit = self._bound if self._later >= LATER_MAX else selection.limit(self._bound)
+        is_open = batch == self.current and self.store.logs.get(batch) is not None
+        got = self._from_batch(batch, None if is_open else name, most, asked, lease_ms, solo)
+        left, self._left = self._left, None
+        self._later = self._later + 1 if got is LATER else 0
+        if got is BUSY:
+            selection.rest(name)
+        elif left is not None and got is not NOTHING:
+            selection.put_back(*left)
+        return got
 
     def _from_batch(
         self, batch: Batch, name: TaskFileName | None, most: int, asked: int, lease_ms: int, solo: bool = True
@@ -292,22 +399,45 @@ class Leaser:
             self._try_finish(locked)
             return NOTHING
         at = record_times.present(locked)
-        tasks, spent, alone = replay_state.choose(at, most, store.clock.margin_ms(), store.settings.max_attempts, solo)
+        margin, attempts_max = store.clock.margin_ms(), store.settings.max_attempts
+        if self._limit is None:
+            tasks, spent, alone = replay_state.choose(at, most, margin, attempts_max, solo)
+        elif _learn_ranks(locked):
+            tasks, spent, alone = self._choose_by_rank(locked, at, most, solo, self._limit)
+        else:
+            finishing.settle_loss(locked)
+            return NOTHING
         if spent:
             self._bury_spent(locked, spent, at)
             if not replay_state.left:
                 finishing.try_finish(locked)
                 return NOTHING
         if not tasks:
-            if opening:  # replayed, but not written: the file's name was in the future after all
+            is_later = self._limit is not None and self._left is not None and self._left[1] > self._limit
+            if opening:  # replayed, but not written: the file's name was in the future after all, or too urgent
                 locked.drop()
-            else:
+            elif not is_later:
                 self._nothing_now(locked, name, at)
-            return NOTHING
+            elif self._limit == self._bound and (change := replay_state.next_change()) is not None:
+                self.selection.expect(locked.batch, max(change, at) + margin)  # it may be one that was asked for
+            return LATER if is_later else NOTHING
         if locked.log.lines is None and published.read(locked) is None:
             finishing.settle_loss(locked)
             return NOTHING
         return self._take(locked, tasks, at, at + lease_ms, asked > 1 and not alone, opening, alone)
+
+    def _choose_by_rank(self, locked: LockedBatch, at: int, most: int, solo: bool, limit: Rank) -> Choice:
+        """Choose tasks that are not less urgent than `limit`, and note what the batch has besides."""
+        store, replay_state = self.store, locked.replay_state
+        margin, attempts_max = store.clock.margin_ms(), store.settings.max_attempts
+        if self.at_random:
+            shuffled = store.entropy.shuffled
+            choice = replay_state.choose_any(at, most, margin, attempts_max, solo, limit, shuffled)
+        else:
+            choice = replay_state.choose(at, most, margin, attempts_max, solo, limit)
+        head, name = replay_state.head(at, margin), locked.log.name
+        self._left = None if head is None or name is None else (name, head)
+        return choice
 
     def _end_if_empty(self, locked: LockedBatch, opening: bytes) -> None:
         """End an open batch into which nothing was inserted: the inserter that made it died, or is about to insert."""
@@ -385,9 +515,13 @@ class Leaser:
 
     def exchange(self, task: LeasedTask, lease_ms: int) -> list[LeasedTask] | None:
         """Complete a task and lease the next of its batch in one append; None if nothing was done."""
-        store = self.store
-        if not store.queue_file.is_unchanged(task.generation):
+        store, queue_file, selection = self.store, self.store.queue_file, self._ranked
+        if not queue_file.is_unchanged(task.generation) or self.is_ordered != queue_file.state.is_ordered:
             return None  # `complete` tells what became of it
+        if selection is not None:
+            if selection.is_behind():
+                return None  # the next lease lists first
+            self._bound, self._limit = LAST, selection.limit(without=task.batch)
         try:
             with LockedBatch(store, task.batch, 0) as locked:
                 replay_state = locked.replay_state
@@ -395,7 +529,11 @@ class Leaser:
                     return None
                 at = record_times.present(locked)
                 record = transitions.completion(locked, task, at)
-                tasks, spent, alone = replay_state.choose(at, 1, store.clock.margin_ms(), store.settings.max_attempts)
+                if selection is None:
+                    margin, attempts_max = store.clock.margin_ms(), store.settings.max_attempts
+                    tasks, spent, alone = replay_state.choose(at, 1, margin, attempts_max)
+                else:
+                    tasks, spent, alone = self._choose_next(locked, selection, at)
                 if tasks and not spent and published.read(locked) is not None:
                     return self._take(locked, tasks, at, at + lease_ms, False, record, alone)
                 locked.log.append(record)
@@ -412,6 +550,18 @@ class Leaser:
             lost = error
         transitions.complete(store, [task], uncertain=lost)  # tells whether it is in the log
         return []
+
+    def _choose_next(self, locked: LockedBatch, selection: RankedSelection, at: int) -> Choice:
+        """Choose the next task of the batch that a task was just completed in, and tell the selection what is left."""
+        if self._limit is None or not _learn_ranks(locked):
+            return [], [], False
+        choice = self._choose_by_rank(locked, at, 1, True, self._limit)
+        left, self._left = self._left, None
+        if left is None:
+            selection.take_off(locked.batch)
+        else:
+            selection.put_back(*left)
+        return choice
 
     def _bury_spent(self, locked: LockedBatch, spent: list[int], at: int) -> None:
         """Bury tasks whose last allowed attempt ended with its lease."""
@@ -447,16 +597,17 @@ class Leaser:
         elif due + store.clock.margin_ms() > at:  # a lease that has just run out: its holder's clock may differ
             self.selection.expect(log.batch, due + store.clock.margin_ms())
 
-    def from_shards(self, shards: list[str], n: int, lease_ms: int) -> list[LeasedTask]:
+    def from_shards(self, shards: list[str], n: int, lease_ms: int, up_to: Rank | None = None) -> list[LeasedTask]:
         """Look once into shards in which a task has come due. [] says nothing about the other shards.
 
         An error makes the next look begin anew, since the known times are forgotten.
         """
         self.begin()
+        self._bound, self._later = LAST if up_to is None else up_to, 0
         self.selection.sweep(shards)
         try:
-            while (name := self.selection.next(self.store.clock.now_ms(), strict=True)) is not None:
-                got = self._from_batch(name.batch, name, n, n, lease_ms)
+            while (name := self.selection.next(self.store.clock.now_ms(), True, self._bound)) is not None:
+                got = self._from_head(name, n, n, lease_ms)
                 if isinstance(got, list) and got:
                     self.current = name.batch
                     return got
@@ -469,3 +620,17 @@ class Leaser:
             raise
         finally:
             self._warn()
+
+
+def _learn_ranks(locked: LockedBatch) -> bool:
+    """Learn the priorities of a batch's tasks from its file, once, if its name promises any.
+
+    Of tasks in the log the state knows them. False: the file is proven absent.
+    """
+    replay_state, name = locked.replay_state, locked.log.name
+    if replay_state.ranks is None and replay_state.inserts is None and name is not None and name.priority is not None:
+        lines = published.read(locked)
+        if not isinstance(lines, list):
+            return False
+        replay_state.rank_tasks(priority.in_lines(lines))
+    return True

@@ -9,7 +9,8 @@ from __future__ import annotations
 from heapq import nsmallest
 
 from fsqueue.format import names
-from fsqueue.format.names import TaskFileName
+from fsqueue.format.names import Batch, TaskFileName
+from fsqueue.format.priority import LAST, Rank
 from fsqueue.storage.store import Store
 
 HEADS_MAX = 1024
@@ -49,10 +50,13 @@ class Selection:
         shard = self.store.layout.shard(batch)
         self.next_due[shard] = min(self.next_due.get(shard, NEVER), due)
 
-    def next(self, now: int, strict: bool = False) -> TaskFileName | None:
+    def next(
+        self, now: int, strict: bool = False, bound: Rank = LAST, stay: Batch | None = None
+    ) -> TaskFileName | None:
         """Return the best head, taken off the cache. None: all shards of this sweep were listed and are used up.
 
-        A shard with more heads than are kept is listed again when all that were kept are used up.
+        A shard with more heads than are kept is listed again when all that were kept are used up. `bound` and `stay`
+        are for queues with an order: `OrderedSelection`.
         """
         stale = self.store.clock.monotonic() - self._listed_at > LISTING_S
         if strict:
@@ -68,6 +72,14 @@ class Selection:
             shard, behind = self._further.popitem()
             self._list(shard, now, behind)
         return self.heads.pop() if self.heads else None
+
+    def glance(self, now: int, bound: Rank = LAST) -> Rank | None:
+        """Return the rank of the best head, which stays; None if there is none that is not less urgent than `bound`."""
+        name = self.next(now)
+        if name is None:
+            return None
+        self.heads.append(name)
+        return LAST if bound == LAST else None
 
     def _list(self, shard: str, now: int, behind: str = "") -> bool:
         """List a shard and merge its heads, of batches named later than `behind`; whether it had any.

@@ -15,7 +15,7 @@ from contextlib import suppress
 
 from fsqueue.errors import FULL, NO_DESCRIPTORS, FsqueueError, LockTimeout, StorageError, from_os_error
 from fsqueue.filesystem import LOST, taken
-from fsqueue.format import movements, names, sparse, task_file
+from fsqueue.format import movements, names, priority, sparse, task_file
 from fsqueue.format.layout import OPEN_BATCHES, Layout
 from fsqueue.format.names import Batch, TaskFileName
 from fsqueue.format.priority import LAST, Rank
@@ -335,7 +335,8 @@ class SingleInserter:
         at = max(self.store.clock.now_ms(), replay_state.at) if opening else record_times.present(locked)
         index = replay_state.count
         available_at = insertion.moment(self.store, when)
-        replay_state.insert(at, identity, index, available_at, log.next_offset() + len(opening))
+        given = priority.in_lines([line]).get(0)  # as a reader of the record would find it
+        replay_state.insert(at, identity, index, available_at, log.next_offset() + len(opening), given)
         replay_state.at = at
         log.append(opening + movements.insert(at, identity, index, line, available_at))
         return index

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 
 from fsqueue.clock import Backoff
+from fsqueue.format.priority import Rank
 from fsqueue.leased_task import LeasedTask
 from fsqueue.protocol.leasing import Leaser
 from fsqueue.storage.doorbell import QUIET_S
@@ -24,8 +25,8 @@ SWEEP_S = 600.0
 class IdlePoller:
     """A lessee's looks at one queue, again and again: they cost little as long as nothing has changed. One thread's."""
 
-    def __init__(self, leaser: Leaser, lease_ms: int, strict: bool = False) -> None:
-        self._leaser, self._lease_ms, self._strict = leaser, lease_ms, strict
+    def __init__(self, leaser: Leaser, lease_ms: int, strict: bool = False, up_to: Rank | None = None) -> None:
+        self._leaser, self._lease_ms, self._strict, self._up_to = leaser, lease_ms, strict, up_to
         self._idle = False
         """Whether the last look found nothing, and did not fail."""
         self._acted_on = (0, b"")
@@ -49,7 +50,7 @@ class IdlePoller:
         leaser, store = self._leaser, self._leaser.store
         idle, self._idle = self._idle, False  # and stays False if this look fails
         if not idle:
-            got = leaser.lease(n, self._lease_ms, self._strict)
+            got = leaser.lease(n, self._lease_ms, self._strict, self._up_to)
             if got:
                 return got
         notification = store.doorbell.read()
@@ -64,12 +65,34 @@ class IdlePoller:
             idle, self._again_at = False, math.inf
         if idle and told == self._acted_on and now - self._swept <= SWEEP_S * (0.75 + store.entropy.random() / 2):
             due = leaser.selection.due(store.clock.now_ms())
-            got = leaser.from_shards(due, n, self._lease_ms) if due else []
+            got = leaser.from_shards(due, n, self._lease_ms, self._up_to) if due else []
         else:  # if not idle, for what came between the look above and the reading of the bell
-            got = leaser.lease(n, self._lease_ms, self._strict)
+            got = leaser.lease(n, self._lease_ms, self._strict, self._up_to)
             self._acted_on, self._swept = told, now
         self._idle = not got
         self.is_deaf = is_notified and not got
+        return got
+
+    def promise(self) -> Rank | None:
+        """Return the rank of the best task that seems to be there, for a choice among queues; None if none does.
+
+        That costs the reading of the doorbell while nothing has changed since a look that found nothing.
+        """
+        leaser, store = self._leaser, self._leaser.store
+        if self._idle:
+            told = (leaser.generation, store.doorbell.read())
+            is_due = leaser.selection.earliest() <= store.clock.now_ms()
+            if told == self._acted_on and not is_due and store.clock.monotonic() < self._again_at:
+                return None
+        return leaser.promise(self._up_to)
+
+    def take(self, n: int, bound: Rank) -> list[LeasedTask]:
+        """Return up to `n` tasks of those that seem to be there, none less urgent than `bound`. [] proves nothing."""
+        if self._up_to is not None:
+            bound = min(bound, self._up_to)
+        got = self._leaser.lease_seen(n, self._lease_ms, bound)
+        if got:
+            self._idle = False
         return got
 
     def due_s(self) -> float:
@@ -85,12 +108,13 @@ def wait(
     lease_ms: int,
     wait_s: float,
     strict: bool = False,
+    up_to: Rank | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> list[LeasedTask]:
     """Lease as `Leaser.lease` does, but wait up to `wait_s` seconds for tasks, or until `stop()`."""
     store, clock = leaser.store, leaser.store.clock
     deadline = clock.monotonic() + wait_s
-    idle_poller = IdlePoller(leaser, lease_ms, strict)
+    idle_poller = IdlePoller(leaser, lease_ms, strict, up_to)
     got = idle_poller.look(n)
     if got:
         return got

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from itertools import islice
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from fsqueue.errors import LockTimeout, StorageError, TaskNotFound
@@ -18,6 +20,7 @@ from fsqueue.filesystem import NOT_FILES
 from fsqueue.format import names
 from fsqueue.format import task_file as batches
 from fsqueue.format.names import Batch, CounterName, Shard, TaskFileName
+from fsqueue.format.priority import Rank, rank_of
 from fsqueue.format.replay import AVAILABLE, CANCELLED, COMPLETED, DEAD, LEASED, SKIPPED, ReplayState
 from fsqueue.models import CANCELLED as IS_CANCELLED
 from fsqueue.models import COMPLETED as IS_COMPLETED
@@ -501,11 +504,13 @@ def peek(store: Store, n: int) -> list[TaskInfo]:
     apply_pending(store)
     now = store.clock.now_ms()
     heads = [name for _, name in listing.published(store) if name.available_at <= now]
-    found: list[TaskInfo] = []
-    for name in sorted(heads, key=lambda head: head.batch):
-        for info in of_batch(store, name.batch, name, whole=False, among=_UNFINISHED):
-            if info.state == IS_WAITING:
-                found.append(info)
-                if len(found) == n:
-                    return found
-    return found
+    found: list[tuple[Rank, str, TaskInfo]] = []
+    for name in sorted(heads, key=lambda head: (head.rank, head.batch)):
+        if len(found) == n and found[-1][:2] <= (name.rank, name.batch):
+            break  # what this batch and later ones have is no more urgent
+        among = of_batch(store, name.batch, name, whole=False, among=_UNFINISHED)
+        waiting = ((rank_of(info.priority), name.batch, info) for info in among if info.state == IS_WAITING)
+        found += waiting if name.priority is not None else islice(waiting, n)
+        found.sort(key=itemgetter(0, 1))
+        del found[n:]
+    return [info for _, _, info in found]

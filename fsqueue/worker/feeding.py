@@ -13,7 +13,8 @@ from fsqueue.clock import Backoff, Clock, Entropy
 from fsqueue.errors import FsqueueError
 from fsqueue.filesystem import taken
 from fsqueue.leased_task import LeasedTask
-from fsqueue.protocol.waiting import BELL_S, IdlePoller
+from fsqueue.protocol.several import Several, Watch
+from fsqueue.protocol.waiting import BELL_S
 from fsqueue.queue import Queue
 from fsqueue.storage.listening import Listener
 from fsqueue.storage.nodes import NodeFailures
@@ -37,30 +38,10 @@ class Fed:
     error: FsqueueError | None = None
 
 
-class _Watch:
-    """An idle poller of one queue, which raises fsqueue's errors. Use it in the thread that made it."""
-
-    def __init__(self, queue: Queue, lease_s: float | None) -> None:
-        self._store = queue.store
-        self._idle_poller = IdlePoller(queue._leaser, queue._lease_ms(lease_s))
-        self.due_s = self._idle_poller.due_s
-
-    @property
-    def is_deaf(self) -> bool:
-        return self._idle_poller.is_deaf
-
-    def look(self, n: int) -> list[LeasedTask]:
-        try:
-            with taken.Scope():
-                return self._idle_poller.look(n)
-        except OSError as error:
-            raise self._store.explain(error, "leasing") from error
-
-
 class Feeder(BackgroundThread):
     """Waits for tasks on behalf of the loop, one request at a time; each is answered with one `Fed`.
 
-    Queues are asked in turn, the next one first that follows the one which gave something last. With nothing to be
+    The most urgent tasks of all queues come first; queues with equal ones take turns, and share. With nothing to be
     had, pauses grow to `BELL_S[1]` seconds, with jitter, and a look costs the reading of one small file a queue. A
     notification on this host ends a pause, and so does `close`.
     `taking` is held from the start of a look until the loop has been told what it found: see `settling`.
@@ -128,7 +109,8 @@ class Feeder(BackgroundThread):
             self._listener.close()
 
     def _answer_all(self) -> None:
-        self._pollers = [_Watch(queue, self._lease_s) for queue in self._queues]
+        watches = [Watch(queue._leaser, queue._lease_ms(self._lease_s)) for queue in self._queues]
+        self._watches = watches[0] if len(watches) == 1 else Several(watches)
         self._undrained = [DrainCheck(queue.store) for queue in self._queues]
         while n := self._requests.get():
             try:
@@ -161,15 +143,11 @@ class Feeder(BackgroundThread):
         while True:
             if excluded := next(filter(None, (streak.excluded() for streak in self._streaks)), None):
                 return Fed(excluded=excluded)
-            for idle_poller in list(self._pollers):
-                with self._taking:
-                    got = idle_poller.look(n)
-                    if got:
-                        self._has_fed, self._untaken = True, got
-                        self._report(Fed(got))
+            with self._taking:
+                got = self._watches.look(n)
                 if got:
-                    self._pollers.remove(idle_poller)
-                    self._pollers.append(idle_poller)
+                    self._has_fed, self._untaken = True, got
+                    self._report(Fed(got))
                     return None
             if self._is_closed:
                 return Fed()
@@ -178,9 +156,8 @@ class Feeder(BackgroundThread):
                 checked = now
                 if self._is_drained():
                     return Fed(drained=True)
-            due_s = (idle_poller.due_s() for idle_poller in self._pollers)
-            deaf = any(idle_poller.is_deaf for idle_poller in self._pollers)
-            self._listener.sleep(max(0.001, min(backoff.next_s(), *due_s)), deaf)
+            pause_s = max(0.001, min(backoff.next_s(), self._watches.due_s()))
+            self._listener.sleep(pause_s, self._watches.is_deaf)
 
     def _is_drained(self) -> bool:
         """Return whether all queues are. The one with something left is asked first the next time."""

@@ -13,6 +13,7 @@ import pytest
 from fsqueue import Queue
 from tests.cli.conftest import Run, Spawn, catches
 from tests.conftest import QueueFactory
+from tests.support import put_ranked
 from tests.worker.support import wait_for
 
 
@@ -210,3 +211,38 @@ def test_a_reader_of_tokens_that_goes_away_leaves_the_rest_available(spawn: Spaw
     status = queue.status()
     assert status.leased < 300
     assert status.waiting + status.leased == 1000
+
+
+def test_leasing_by_priority(fsqueue_cli: Run, queue: Queue) -> None:
+    queue.insert("none")
+    put_ranked(queue, [("nine", 9), ("five", 5), ("z", "z"), ("minus", -1)])
+    fsqueue_cli("lease", queue.path, "--up-to", "-2", code=3)
+    assert [(task["payload"], task["priority"]) for task in leased(fsqueue_cli, queue, "-n", 9, "--up-to", "5")] == [
+        ("minus", -1), ("five", 5)
+    ]  # fmt: skip
+    assert sorted(task["payload"] for task in leased(fsqueue_cli, queue, "-n", 9, "--order", "random")) == [
+        "nine", "none", "z"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("given", "is_leased"), [("9", False), ('"9"', True), ("99", False), ("z", True), ('"z"', True), ("4x", False)]
+)
+def test_a_text_that_looks_like_a_number_is_quoted(fsqueue_cli: Run, queue: Queue, given: str, is_leased: bool) -> None:
+    put_ranked(queue, [("text", "9")])
+    fsqueue_cli("lease", queue.path, "--up-to", given, code=0 if is_leased else 3)
+
+
+@pytest.mark.parametrize("given", ['"5', '"5"x', "9" * 25, "x" * 1025])
+def test_what_is_no_priority_is_a_usage_error(fsqueue_cli: Run, queue: Queue, given: str) -> None:
+    fsqueue_cli("lease", queue.path, "--up-to", given, code=2)
+
+
+def test_priorities_are_shown(fsqueue_cli: Run, queue: Queue) -> None:
+    assert "PRIORITY" not in fsqueue_cli("ls", queue.path).stdout
+    put_ranked(queue, [("text", "5"), ("five", 5), ("none", None)])
+    rows = fsqueue_cli("ls", queue.path).stdout.splitlines()
+    assert rows[0].split()[-2:] == ["PRIORITY", "PAYLOAD"]
+    assert [row.split()[-2:] for row in rows[1:3]] == [['"5"', "text"], ["5", "five"]]
+    assert "priority" in fsqueue_cli("show", queue.path, queue.peek()[0].id).stdout
+    assert json.loads(fsqueue_cli("show", queue.path, queue.peek()[0].id, "--json").stdout)["priority"] == "5"

@@ -368,7 +368,7 @@ def test_a_worker_that_takes_its_own_task_again_does_not_take_it_for_lost(
 ) -> None:
     """Also when the loss is found, by telling an outcome or by renewing, before what was taken is known."""
     monkeypatch.setattr("fsqueue.worker.settling.RETRY_S", (0.4, 0.4))
-    look = feeding._Watch.look
+    look = feeding.Watch.look
 
     def look_slowly(watch: Any, n: int) -> Any:
         got = look(watch, n)
@@ -382,7 +382,7 @@ def test_a_worker_that_takes_its_own_task_again_does_not_take_it_for_lost(
     wait_for(lambda: queue.status().leased == 2)
     server.error = OSError(5, "Input/output error")
     queue.close()
-    monkeypatch.setattr(feeding._Watch, "look", look_slowly)
+    monkeypatch.setattr(feeding.Watch, "look", look_slowly)
     (tmp_path / "one").touch()
     time.sleep(2.5)
     server.error = None

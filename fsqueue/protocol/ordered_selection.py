@@ -1,0 +1,336 @@
+"""Which batch next, in a queue whose tasks have priorities (docs/design.md, section 8; decision 30).
+
+After the relaxed priority queue, sections 3.2 and 4.3: the heads of the subqueues are compared, and the best is taken.
+Heads of all shards are remembered, since a listing costs more here than a peek does there. What is here are hints; the
+log decides.
+"""
+
+from __future__ import annotations
+
+import math
+from heapq import heapify, heappop, heappush, nsmallest
+from typing import NamedTuple
+
+from fsqueue.format import names
+from fsqueue.format.names import Batch, TaskFileName
+from fsqueue.format.priority import LAST, Rank
+from fsqueue.protocol.selection import HEADS_MAX, LISTING_S, NEVER, SHARDS_LISTED, Selection
+from fsqueue.storage.store import Store
+
+LISTING_SHARE = 1 / 20
+"""At most this part of the time goes into listing all shards anew."""
+BUSY_S = (0.05, 1.0)
+"""So long a batch is passed over that another process had locked; twice as long each time, up to the second."""
+KNOWN_S = 10.0
+"""So long it counts which rank a batch really had, if nothing can be inserted into it. A task that comes back into it
+may be more urgent, and its name does not tell.
+"""
+
+
+class _Head(NamedTuple):
+    """A task file, and the rank of the most urgent task that it may have available."""
+
+    name: TaskFileName
+    rank: Rank
+
+
+class RankedSelection(Selection):
+    """A selection that knows ranks: what a lessee tells it of each batch that it has looked into."""
+
+    def keep_up(self, now: int) -> None:
+        """List what is due before the next choice."""
+
+    def is_behind(self) -> bool:
+        """Return whether `keep_up` would list something."""
+        return False
+
+    def best(self, without: Batch | None = None) -> Rank | None:
+        """Return the rank of the best head, of another batch than the one named; None if there is none."""
+        return None
+
+    def limit(self, bound: Rank = LAST, without: Batch | None = None) -> Rank:
+        """Return the rank up to which the batch in hand is better than any other that was seen."""
+        best = self.best(without)
+        return bound if best is None else min(best, bound)
+
+    def put_back(self, name: TaskFileName, rank: Rank) -> None:
+        """Take in the rank that a batch really has left, or the next of which it has."""
+
+    def take_off(self, batch: Batch) -> None:
+        """Forget a batch until a listing shows it again: it has nothing left."""
+
+    def rest(self, name: TaskFileName) -> None:
+        """Pass a batch over for a while that another process has locked."""
+
+
+class RandomSelection(RankedSelection):
+    """Heads in no order: for lessees that any task will do, and that are not to meet at the same ones."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self._bound = LAST
+
+    def keep_up(self, now: int) -> None:
+        """Begin anew after a second, so that what was inserted meanwhile has its chance."""
+        if self._listed_at + LISTING_S < self.store.clock.monotonic():
+            self.sweep()
+
+    def next(
+        self, now: int, strict: bool = False, bound: Rank = LAST, stay: Batch | None = None
+    ) -> TaskFileName | None:
+        """Return a head that is not less urgent than `bound`, taken off the cache. None: see `Selection.next`."""
+        self._bound = bound
+        while True:
+            wanted = len(self._unlisted) if strict else SHARDS_LISTED
+            while self._unlisted and wanted > 0 and (strict or not self.heads):
+                wanted -= self._list(self._unlisted.pop(), now) or strict
+            if not self.heads and self._further:
+                self._list(*self._first_further(now))
+            self.heads = [name for name in self.heads if bound == LAST or name.rank <= bound]
+            if self.heads:
+                place = int(self.store.entropy.random() * len(self.heads))
+                self.heads[place], self.heads[-1] = self.heads[-1], self.heads[place]
+                return self.heads.pop()
+            if not self._unlisted and not self._further:
+                return None
+
+    def _first_further(self, now: int) -> tuple[str, int, str]:
+        shard, behind = self._further.popitem()
+        return shard, now, behind
+
+    def put_back(self, name: TaskFileName, rank: Rank) -> None:
+        if rank <= self._bound:
+            self.heads.append(name)
+
+
+class OrderedSelection(RankedSelection):
+    """The heads of all shards, the most urgent first; those of one rank by birth. One thread at a time."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self._heads: dict[Batch, _Head] = {}
+        """Task files that may have something available."""
+        self._heap: list[tuple[Rank, Batch]] = []
+        """The heads, and others that are none any more."""
+        self._seen: dict[str, dict[str, _Head]] = {}
+        """What the last listing of each shard has shown, as far as it was kept, by the files' names."""
+        self._known: dict[Batch, tuple[str | None, Rank, float]] = {}
+        """What a look has shown of a batch: the name's promise then, the rank that it really had, until when."""
+        self._resting: dict[Batch, tuple[float, float]] = {}
+        """Batches that were busy: until when they are passed over, and how long that is."""
+        self._passed_over: list[tuple[float, Rank, Batch]] = []
+        """Heads that are left out of the heap while they rest."""
+        self._began = -math.inf
+        """When the oldest listing began."""
+        self._took_s = 0.0
+        """How long the last listing of all shards took."""
+
+    def sweep(self, shards: list[str] | None = None) -> None:
+        """Begin anew: all shards, or the ones given, must be listed. Of other shards the heads stay."""
+        if shards is None:
+            self._heads.clear()
+            self._heap.clear()
+            self._seen.clear()
+            self._further.clear()
+            self._known.clear()
+            self._resting.clear()
+            self._passed_over.clear()
+            shards = self.store.fs.names(self.store.layout.tasks)
+            self.next_due.clear()
+            self._began = self.store.clock.monotonic()
+        else:  # what has come due in them is looked at, whatever is known of its batch
+            self._known.clear()
+            self._resting.clear()
+            self._make_heap()
+        self._unlisted = self.store.entropy.shuffled(shards)
+
+    def keep_up(self, now: int) -> None:
+        """List two shards until all are listed; then all anew after a second."""
+        clock = self.store.clock
+        begin = clock.monotonic()
+        while self._passed_over and self._passed_over[0][0] <= begin:
+            _, rank, batch = heappop(self._passed_over)
+            heappush(self._heap, (rank, batch))
+        if self._unlisted:
+            self._list_some(now, SHARDS_LISTED)
+        elif self._is_old(begin):
+            shards = self.store.fs.names(self.store.layout.tasks)
+            for shard in self._seen.keys() - set(shards):
+                self._replace(shard, {})
+            for shard in shards:
+                self._list(shard, now)
+            self._began, self._took_s = begin, clock.monotonic() - begin
+            self._known = {batch: known for batch, known in self._known.items() if known[2] > begin}
+            self._resting = {batch: rest for batch, rest in self._resting.items() if batch in self._heads}
+            self._make_heap()
+
+    def is_behind(self) -> bool:
+        return bool(self._unlisted) or self._is_old(self.store.clock.monotonic())
+
+    def _is_old(self, now_s: float) -> bool:
+        return bool(self._heads) and now_s - self._began >= max(LISTING_S, self._took_s / LISTING_SHARE)
+
+    def next(
+        self, now: int, strict: bool = False, bound: Rank = LAST, stay: Batch | None = None
+    ) -> TaskFileName | None:
+        """Return the best head that is not less urgent than `bound`, taken off the cache; `stay` before its equals.
+
+        None: all shards of this sweep were listed, and what they have of that kind is used up.
+        """
+        if strict:
+            self._list_some(now, len(self._unlisted))
+        rank = self.glance(now, bound)
+        if rank is None:
+            return None
+        _, batch = self._heap[0]
+        if stay is not None and stay not in self._resting:
+            head = self._heads.get(stay)
+            if head is not None and head.rank <= rank:
+                batch = stay
+        return self._heads.pop(batch).name
+
+    def glance(self, now: int, bound: Rank = LAST) -> Rank | None:
+        while (rank := self.best()) is None or rank > bound:
+            if self._unlisted:
+                self._list_some(now, SHARDS_LISTED)
+            elif self._further:
+                shard, behind = self._further.popitem()
+                self._list_on(shard, now, behind, bound)
+            else:
+                return None
+        return rank
+
+    def best(self, without: Batch | None = None) -> Rank | None:
+        heads, heap, resting, aside = self._heads, self._heap, self._resting, None
+        found: Rank | None = None
+        while heap:
+            rank, batch = heap[0]
+            head = heads.get(batch)
+            if head is None or head.rank != rank:
+                heappop(heap)
+            elif resting and batch in resting and resting[batch][0] > self.store.clock.monotonic():
+                heappop(heap)
+                heappush(self._passed_over, (resting[batch][0], rank, batch))
+            elif batch == without:
+                aside = heappop(heap)
+            else:
+                found = rank
+                break
+        if aside is not None:
+            heappush(heap, aside)
+        return found
+
+    def take_off(self, batch: Batch) -> None:
+        self._heads.pop(batch, None)
+
+    def put_back(self, name: TaskFileName, rank: Rank) -> None:
+        self._resting.pop(name.batch, None)
+        if not name.is_open:  # else a task may be inserted that its name promises already
+            until = self.store.clock.monotonic() + KNOWN_S
+            self._known[name.batch] = (name.priority, rank, until)
+        self._add(_Head(name, rank))
+
+    def rest(self, name: TaskFileName) -> None:
+        _, before = self._resting.get(name.batch, (0.0, 0.0))
+        pause_s = min(max(BUSY_S[0], 2 * before), BUSY_S[1])
+        self._resting[name.batch] = (self.store.clock.monotonic() + pause_s, pause_s)
+        self._add(self._head(name))
+
+    # -- listing ------------------------------------------------------------------------------------
+
+    def _list_some(self, now: int, wanted: int) -> None:
+        """List shards that are to be listed still, until so many had something."""
+        while self._unlisted and wanted > 0:
+            wanted -= self._list(self._unlisted.pop(), now)
+
+    def _list(self, shard: str, now: int, behind: str = "") -> bool:
+        """List a shard from its beginning, and keep its most urgent heads. Return whether it had any.
+
+        If it has more than are kept, all of it is looked through when the heads of all shards are used up: see
+        `_list_on`.
+        """
+        due, self.next_due[shard] = self._due(shard, now)
+        seen = self._seen.get(shard, {})
+        heads = {text: head for text in due if (head := seen.get(text) or self._parse(text)) is not None}
+        self._further.pop(shard, None)
+        if len(heads) > HEADS_MAX:
+            best = nsmallest(HEADS_MAX, heads.items(), key=_urgency)
+            heads = dict(best)
+            self._further[shard] = ""
+        self._replace(shard, heads)
+        return bool(heads)
+
+    def _list_on(self, shard: str, now: int, behind: str, bound: Rank) -> None:
+        """Add the heads of a shard, of batches named later than `behind`, the oldest first.
+
+        An open batch may become more urgent, and so its rank is no place in the shard: a batch could be passed over
+        that moves from behind the last head to before it. Its birth stays.
+        """
+        due, promised = self._due(shard, now)
+        self.next_due[shard] = min(promised, self.next_due.get(shard, NEVER))
+        texts = sorted((text for text in due if text[14:] > behind), key=_birth)
+        heads = [head for text in texts if (head := self._parse(text)) is not None and head.rank <= bound]
+        if len(heads) > HEADS_MAX:
+            heads = heads[:HEADS_MAX]
+            self._further[shard] = str(heads[-1].name)[14:]
+        for head in heads:
+            self._seen.setdefault(shard, {})[str(head.name)] = head
+            self._add(self._head(head.name))
+
+    def _due(self, shard: str, now: int) -> tuple[list[str], int]:
+        """List a shard. Return the names of task files that promise something now, and when the first of the others
+        does.
+        """
+        texts = [text for text in self.store.fs.names(f"{self.store.layout.tasks}/{shard}") if text[13:14] == "-"]
+        limit = f"{now:013d}~"
+        later = min((text for text in texts if text > limit), default=None)
+        promised = int(later[:13]) if later is not None and later[:13].isdigit() else NEVER
+        return [text for text in texts if text < limit], promised
+
+    @staticmethod
+    def _parse(text: str) -> _Head | None:
+        name = names.parse_task_file(text)
+        return None if name is None else _Head(name, name.rank)
+
+    def _replace(self, shard: str, heads: dict[str, _Head]) -> None:
+        """Take in what a listing has shown of a shard, in place of what the one before did."""
+        before = self._seen.get(shard, {})
+        for text in before.keys() - heads.keys():
+            head = self._heads.get(before[text].name.batch)
+            if head is not None and head.name == before[text].name:
+                del self._heads[head.name.batch]
+        self._seen[shard] = heads
+        for head in heads.values():
+            self._add(self._head(head.name, head.rank))
+
+    def _head(self, name: TaskFileName, rank: Rank | None = None) -> _Head:
+        """Return a head with the rank that its name promises, or that is known to be left."""
+        promised = name.rank if rank is None else rank
+        known = self._known.get(name.batch)
+        if known is not None and not name.is_open:
+            priority, left, until = known
+            if priority == name.priority and self.store.clock.monotonic() < until:
+                promised = max(promised, left)
+        return _Head(name, promised)
+
+    def _add(self, head: _Head) -> None:
+        before = self._heads.get(head.name.batch)
+        self._heads[head.name.batch] = head
+        if before is None or before.rank != head.rank:
+            heappush(self._heap, (head.rank, head.name.batch))
+            if len(self._heap) > 4 * len(self._heads) + HEADS_MAX:
+                self._make_heap()
+
+    def _make_heap(self) -> None:
+        """Leave out of the heap what is no head any more."""
+        self._heap = [(head.rank, batch) for batch, head in self._heads.items()]
+        heapify(self._heap)
+        self._passed_over.clear()
+
+
+def _urgency(item: tuple[str, _Head]) -> tuple[Rank, Batch]:
+    return item[1].rank, item[1].name.batch
+
+
+def _birth(text: str) -> str:
+    return text[14:]

@@ -1,0 +1,128 @@
+"""Lease from several queues at once: the most urgent task of all, in turn among equals (docs/design.md, section 8)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
+
+from fsqueue.errors import FsqueueError, QueueNotFound
+from fsqueue.filesystem import taken
+from fsqueue.format.priority import LAST, Rank
+from fsqueue.leased_task import LeasedTask
+from fsqueue.protocol.leasing import Leaser
+from fsqueue.protocol.waiting import IdlePoller
+
+logger = logging.getLogger("fsqueue")
+
+T = TypeVar("T")
+
+
+class Watch:
+    """A lessee's looks at one of several queues. It raises fsqueue's errors. Use it in the thread that made it."""
+
+    def __init__(self, leaser: Leaser, lease_ms: int, up_to: Rank | None = None) -> None:
+        self.store = leaser.store
+        self._idle_poller = IdlePoller(leaser, lease_ms, up_to=up_to)
+        self.due_s = self._idle_poller.due_s
+
+    @property
+    def is_deaf(self) -> bool:
+        """Return whether to sleep without listening for notifications: see `IdlePoller`."""
+        return self._idle_poller.is_deaf
+
+    def look(self, n: int) -> list[LeasedTask]:
+        """Return up to `n` tasks. [] is as good as that of `IdlePoller.look`."""
+        return self._explained(lambda: self._idle_poller.look(n))
+
+    def promise(self) -> Rank | None:
+        """Return the rank of the best task that the queue seems to have; None if it seems to have none."""
+        return self._explained(self._idle_poller.promise)
+
+    def take(self, n: int, bound: Rank) -> list[LeasedTask]:
+        """Return up to `n` tasks of those that seem to be there, none less urgent than `bound`. [] proves nothing."""
+        return self._explained(lambda: self._idle_poller.take(n, bound))
+
+    def _explained(self, act: Callable[[], T]) -> T:
+        try:
+            with taken.Scope():
+                return act()
+        except OSError as error:
+            raise self.store.explain(error, "leasing") from error
+
+
+class Several:
+    """Lease from several queues: the most urgent of what they seem to have, in turn and in shares among equals.
+
+    `skips_gone`: a queue that was deleted is left out, with a warning; QueueNotFound if no other is left.
+    """
+
+    def __init__(self, watches: Sequence[Watch], skips_gone: bool = False) -> None:
+        self._watches = list(watches)
+        """The one that gave something last comes last."""
+        self._skips_gone = skips_gone
+
+    @property
+    def is_deaf(self) -> bool:
+        """Return whether to sleep without listening for notifications."""
+        return any(watch.is_deaf for watch in self._watches)
+
+    def look(self, n: int) -> list[LeasedTask]:
+        """Return up to `n` tasks. [] as `IdlePoller.look` of each queue."""
+        held: list[LeasedTask] = []
+        try:
+            self._take(held, n)
+            for watch in list(self._watches) if not held else ():
+                held += self._ask(watch, partial(watch.look, n), [])
+                if held:
+                    self._put_last(watch)
+                    break
+        except FsqueueError as error:
+            if not held:
+                raise
+            logger.debug("fewer tasks are leased than asked for: %s", error)
+        return held
+
+    def due_s(self) -> float:
+        """Return in how many seconds a task will be available that was seen and is not available yet."""
+        return min(watch.due_s() for watch in self._watches)
+
+    def _take(self, held: list[LeasedTask], n: int) -> None:
+        """Add tasks that seem to be there, the most urgent first."""
+        out: set[int] = set()
+        while len(held) < n:
+            ranks = [
+                (watch, rank)
+                for watch in list(self._watches)
+                if id(watch) not in out and (rank := self._ask(watch, watch.promise, None)) is not None
+            ]
+            if not ranks:
+                return
+            best = min(rank for _, rank in ranks)
+            bound = min((rank for _, rank in ranks if rank > best), default=LAST)
+            equals = [watch for watch, rank in ranks if rank == best]
+            for place, watch in enumerate(equals):
+                share = -(-(n - len(held)) // (len(equals) - place))
+                if share > 0:
+                    nothing: list[LeasedTask] = []
+                    got = self._ask(watch, partial(watch.take, share, bound), nothing)
+                    if got:
+                        held += got
+                        self._put_last(watch)
+                    else:
+                        out.add(id(watch))  # what it has is less urgent than it seemed, or others were faster
+
+    def _ask(self, watch: Watch, act: Callable[[], T], otherwise: T) -> T:
+        try:
+            return act()
+        except QueueNotFound as error:
+            if not self._skips_gone or self._watches == [watch]:
+                raise
+            logger.warning("a queue is left out: %s", error)
+            self._watches.remove(watch)
+            return otherwise
+
+    def _put_last(self, watch: Watch) -> None:
+        self._watches.remove(watch)
+        self._watches.append(watch)

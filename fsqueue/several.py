@@ -1,0 +1,66 @@
+"""Lease from several queues in one call."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from threading import local
+
+from fsqueue.arguments import bound_of, whole
+from fsqueue.clock import Backoff, duration_ms
+from fsqueue.errors import InvalidArgument
+from fsqueue.leased_task import LeasedTask
+from fsqueue.poll import put_back
+from fsqueue.protocol.several import Several, Watch
+from fsqueue.protocol.waiting import BELL_S
+from fsqueue.queue import Queue
+
+_turns = local()
+"""Of each thread: which queue gave something last, so that another one is asked first the next time."""
+
+
+def lease(
+    queues: Iterable[Queue],
+    n: int = 1,
+    *,
+    lease_s: float | None = None,
+    wait_s: float = 0,
+    up_to: str | int | None = None,
+) -> list[LeasedTask]:
+    """Lease up to `n` tasks from several queues: the most urgent of all first, about.
+
+    Queues whose tasks are equally urgent take turns, and share `n`. `lease_s`, `wait_s`, `up_to`: see `Queue.lease`.
+    [] only after a full look at each queue. A queue that was deleted is left out, with a warning in the log;
+    QueueNotFound if all were.
+    """
+    several = _several(queues)
+    whole("n", n)
+    bound = None if up_to is None else bound_of(up_to)
+    put_back()
+    last = getattr(_turns, "last", None)
+    last_queue = last() if last is not None else None
+    if last_queue in several:
+        place = several.index(last_queue) + 1
+        several = several[place:] + several[:place]
+    watches = [Watch(queue._leaser, queue._lease_ms(lease_s), bound) for queue in several]
+    clock, backoff = several[0].store.clock, Backoff(BELL_S, several[0].store.entropy.random)
+    deadline = clock.monotonic() + duration_ms(wait_s, "wait_s") / 1000
+    looks = Several(watches, skips_gone=True)
+    while not (got := looks.look(n)) and clock.monotonic() < deadline:
+        clock.sleep(max(0.001, min(backoff.next_s(), looks.due_s(), deadline - clock.monotonic())))
+    if got:
+        giver = next(queue for queue in several if queue is got[-1].queue)
+        _turns.last = weakref.ref(giver)
+    return got
+
+
+def _several(queues: object) -> list[Queue]:
+    """Return what was given as queues, each once; InvalidArgument if that is no list of queues."""
+    if isinstance(queues, (Queue, str, bytes)) or not isinstance(queues, Iterable):
+        raise InvalidArgument(f"lease takes a list of queues, not {queues!r}. For a single queue use Queue.lease.")
+    found = list(dict.fromkeys(queues))
+    wrong = [one for one in found if not isinstance(one, Queue)]
+    if wrong or not found:
+        what = repr(wrong[0]) if wrong else "an empty list"
+        raise InvalidArgument(f"lease takes a list of queues, not {what}. Open a path as a queue: Queue(path).")
+    return found

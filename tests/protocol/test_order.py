@@ -1,0 +1,360 @@
+"""Tasks with priorities: the most urgent ones are leased first."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from fsqueue import InvalidArgument, Queue
+from fsqueue.clock import ManualClock
+from fsqueue.format.priority import Priority, rank_of
+from fsqueue.protocol import leasing, ordered_selection
+from fsqueue.protocol.ordered_selection import KNOWN_S, LISTING_SHARE, OrderedSelection
+from fsqueue.protocol.selection import LISTING_S
+from fsqueue.storage.locked_batch import LockedBatch
+from tests.support import QueueFactory, insert_in_file, insert_into, put_open, put_ranked
+
+pytestmark = [pytest.mark.batched, pytest.mark.once]
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def q(queue_factory: QueueFactory, clock: ManualClock) -> Queue:
+    return Queue(queue_factory(shards=1).path, clock=clock)
+
+
+def worked(q: Queue, n: int = 1) -> list[object]:
+    """Lease and complete all tasks, `n` at a time; their payloads in that order."""
+    found: list[object] = []
+    while tasks := q.lease(n):
+        found += [task.payload for task in tasks]
+        q.complete(tasks)
+    return found
+
+
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("seed", range(5))
+def test_one_worker_and_one_shard_make_an_exact_order(q: Queue, clock: ManualClock, seed: int, n: int) -> None:
+    lots = random.Random(seed)
+    kinds: list[Priority | None] = [None, -5, 3, 10, "", "a", "ü", "10"]
+    all_tasks: list[tuple[int, Priority | None]] = []
+    for batch in range(8):
+        tasks = [(100 * batch + number, lots.choice(kinds)) for number in range(lots.randint(1, 9))]
+        all_tasks += tasks
+        clock.advance(0.01)
+        (put_open if lots.random() < 0.5 else put_ranked)(q, list(tasks))
+    found, given = worked(q, n), dict(all_tasks)
+    assert sorted(found) == sorted(given)  # type: ignore[type-var]
+    ranks = [rank_of(given[payload]) for payload in found if isinstance(payload, int)]
+    assert ranks == sorted(ranks)
+    for batch in range(8):
+        own = [payload for payload in found if isinstance(payload, int) and payload // 100 == batch]
+        assert own == sorted(own, key=lambda payload: (rank_of(given[payload]), payload))
+
+
+@pytest.mark.parametrize("open_batches", [False, True])
+def test_a_loop_keeps_the_order_too(q: Queue, clock: ManualClock, open_batches: bool) -> None:
+    for tasks in ([("a", 1), ("d", 4), ("e", 5)], [("b", 2), ("c", 3), ("f", 6)]):
+        clock.advance(0.01)
+        (put_open if open_batches else put_ranked)(q, list(tasks))
+    found = []
+    for task in q.poll():
+        with task:
+            found.append(task.payload)
+    assert found == list("abcdef")
+
+
+def test_numbers_come_back_as_numbers_and_texts_as_texts(q: Queue) -> None:
+    put_ranked(q, [("x", 10), ("y", 9), ("z", "10")])
+    found = q.lease(3)
+    assert [(task.payload, task.priority) for task in found] == [("z", "10"), ("y", 9), ("x", 10)]
+    assert q.task(found[0].id).priority == "10"
+    assert q.task(found[1].id).priority == 9
+
+
+def test_tasks_without_a_priority_come_last_the_oldest_first(q: Queue, clock: ManualClock) -> None:
+    insert_in_file(q, "old")
+    clock.advance(0.01)
+    insert_in_file(q, "young")
+    clock.advance(0.01)
+    put_ranked(q, [("urgent", 10**18)])
+    assert worked(q) == ["urgent", "old", "young"]
+
+
+def test_equal_priorities_do_not_make_a_worker_leave_its_batch(q: Queue, clock: ManualClock) -> None:
+    first = put_ranked(q, [(1, 7), (2, 7), (3, 7)])
+    clock.advance(0.01)
+    put_ranked(q, [(4, 7), (5, 7)])
+    assert [q.lease()[0].batch for _ in range(3)] == [first] * 3
+
+
+def test_what_comes_back_takes_its_place(q: Queue, clock: ManualClock) -> None:
+    put_ranked(q, [("a", 1), ("b", 2), ("c", 3), ("d", 4)])
+    a, b = q.lease(2)
+    b.release()
+    assert q.lease()[0].payload == "b"
+    a.fail("no", delay_s=5)
+    assert q.lease()[0].payload == "c"
+    clock.advance(6)
+    assert q.lease()[0].payload == "a"
+
+
+def test_a_lease_that_ran_out_takes_its_place(q: Queue, clock: ManualClock) -> None:
+    put_ranked(q, [("a", 1), ("b", 2), ("c", 3)])
+    q.lease(lease_s=5)
+    clock.advance(6)
+    assert worked(q) == ["a", "b", "c"]
+
+
+# -- noticing -------------------------------------------------------------------------------------
+
+
+def test_a_worker_that_stays_with_a_batch_notices_an_urgent_task_within_a_second(q: Queue, clock: ManualClock) -> None:
+    put_ranked(q, [(number, 100) for number in range(400)])
+    other = Queue(q.path, clock=clock)
+    waited = 0.0
+    for number, task in enumerate(q.poll()):
+        if task.payload == "urgent":
+            task.complete()
+            break
+        clock.advance(0.1)
+        if number == 55:
+            put_ranked(other, [("urgent", 5)])
+            waited = clock.monotonic()
+        assert number < 70
+        task.complete()
+    assert clock.monotonic() - waited <= LISTING_S + 0.11
+
+
+def test_a_worker_notices_that_priorities_begin(q: Queue, clock: ManualClock) -> None:
+    q.insert_many(range(400))
+    other = Queue(q.path, clock=clock)
+    for number, task in enumerate(q.poll()):
+        if task.payload == "urgent":
+            task.complete()
+            break
+        clock.advance(0.1)
+        if number == 55:
+            put_ranked(other, [("urgent", 5)])
+        assert number < 58
+        task.complete()
+
+
+def test_an_open_batch_that_has_become_urgent_again_is_noticed(q: Queue, clock: ManualClock) -> None:
+    """Its name has promised as much before, and so does not change."""
+    batch = put_open(q, [("a", 1), ("z", 90)])
+    clock.advance(0.01)
+    put_ranked(q, [(number, 50) for number in range(100)])
+    assert q.lease()[0].payload == "a"
+    assert q.lease()[0].payload == 0
+    with LockedBatch(q.store, batch) as locked:
+        insert_into(locked, 2, "again", 10)
+    clock.advance(LISTING_S)
+    assert q.lease()[0].payload == "again"
+    assert q.lease()[0].payload == 1
+
+
+def test_a_task_that_comes_back_elsewhere_is_noticed(q: Queue, clock: ManualClock) -> None:
+    put_ranked(q, [("a", 1), ("z", 90)])
+    clock.advance(0.01)
+    put_ranked(q, [(number, 50) for number in range(100)])
+    other = Queue(q.path, clock=clock)
+    (a,) = other.lease()
+    assert q.lease()[0].payload == 0
+    a.release()
+    clock.advance(KNOWN_S)
+    assert q.lease()[0].payload == "a"
+
+
+def test_listing_takes_a_twentieth_of_the_time_at_most(
+    q: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_ranked(q, [(number, 50) for number in range(100)])
+    names, listed = q.store.fs.names, []
+
+    def slow(path: str) -> list[str]:
+        clock.advance(0.5)
+        listed.append(clock.monotonic())
+        return names(path)
+
+    monkeypatch.setattr(q.store.fs, "names", slow)
+    for _ in range(100):
+        clock.advance(1.5)
+        q.lease()
+    took = 2 * 0.5  # the shards, and the one shard
+    assert len(listed) <= 4 + 2 * (150 + len(listed) / 2) / (took / LISTING_SHARE)
+
+
+def test_a_busy_batch_is_passed_over(q: Queue, clock: ManualClock) -> None:
+    busy = put_ranked(q, [("a", 1), ("b", 1), ("c", 1)])
+    clock.advance(0.01)
+    put_ranked(q, [(number, 50) for number in range(100)])
+    assert q.lease()[0].payload == "a"
+    other = Queue(q.path, clock=clock)
+    with LockedBatch(other.store, busy):
+        assert [q.lease()[0].payload for _ in range(5)] == [0, 1, 2, 3, 4]
+    assert q.lease()[0].payload == 5, "it is not looked into at once"
+    clock.advance(0.06)
+    assert q.lease()[0].payload == "b"
+
+
+def test_nothing_but_a_busy_batch_is_waited_for(q: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    busy = put_ranked(q, [("a", 1), ("b", 1)])
+    other = Queue(q.path, clock=clock)
+    with LockedBatch(other.store, busy, create=True) as locked:
+        sleep = clock.sleep
+
+        def unlock(seconds: float) -> None:
+            locked.unlock()
+            sleep(seconds)
+
+        monkeypatch.setattr(clock, "sleep", unlock)
+        assert q.lease()[0].payload == "a"
+
+
+def test_more_heads_than_are_kept(q: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ordered_selection, "HEADS_MAX", 3)
+    tasks: list[tuple[int, Priority | None]] = [(number, 20 - number if number % 3 else None) for number in range(20)]
+    for task in tasks:
+        clock.advance(0.01)
+        put_ranked(q, [task])
+    assert sorted(worked(q)) == list(range(20))  # type: ignore[type-var]
+    assert q.status().drained
+
+
+def test_many_batches_that_promise_too_much(q: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others take what names promise; after a while the next task will do, and none is lost."""
+    monkeypatch.setattr(leasing, "LATER_MAX", 2)
+    for number in range(9):
+        clock.advance(0.01)
+        put_ranked(q, [(number, 1), (100 + number, 50 - number)])
+    other = Queue(q.path, clock=clock)
+    assert len(other.lease(9)) == 9
+    assert sorted(worked(q)) == list(range(100, 109))  # type: ignore[type-var]
+
+
+def test_all_shards_are_listed_at_once_where_that_is_asked_for(queue_factory: QueueFactory, clock: ManualClock) -> None:
+    q = Queue(queue_factory("many", shards=64).path, clock=clock)
+    for number in range(100, 0, -1):
+        put_ranked(q, [(number, number)])
+    assert [q.lease(strict=True)[0].payload for _ in range(100)] == list(range(1, 101))
+
+
+def test_all_shards_are_known_after_some_leases(queue_factory: QueueFactory, clock: ManualClock) -> None:
+    q = Queue(queue_factory("many", shards=16).path, clock=clock)
+    for number in range(200):
+        put_ranked(q, [(number, number)])
+    found = worked(q)
+    assert found[20:] == sorted(found[20:])  # type: ignore[type-var]
+
+
+# -- bounds and chance ----------------------------------------------------------------------------
+
+
+def test_up_to_leaves_the_others(q: Queue, clock: ManualClock) -> None:
+    insert_in_file(q, "none")
+    put_ranked(q, [("a", 1), ("b", 5), ("c", 6)])
+    clock.advance(0.01)
+    put_open(q, [("d", 4), ("e", 9), ("f", None)])
+    assert [task.payload for task in q.lease(9, up_to=5)] == ["a", "d", "b"]
+    assert q.lease(9, up_to=5) == []
+    assert [task.payload for task in q.lease(9)] == ["c", "e", "f", "none"], "it stays with a batch among equals"
+
+
+def test_up_to_finds_nothing_where_no_task_has_a_priority(q: Queue) -> None:
+    q.insert("x")
+    assert q.lease(up_to="zzz") == []
+    assert q.lease(up_to=5, wait_s=3) == []
+    assert q.lease()[0].payload == "x"
+
+
+def test_waiting_for_a_task_that_is_urgent_enough(q: Queue, clock: ManualClock) -> None:
+    batch = put_open(q, [("later", 9), ("soon", 1)])
+    (soon,) = q.lease(up_to=5)
+    begin = clock.monotonic()
+    soon.release(delay_s=30)
+    assert q.lease(up_to=5, wait_s=10) == []
+    assert q.lease(up_to=5, wait_s=60)[0].payload == "soon"
+    assert 30 <= clock.monotonic() - begin < 31
+    assert q.status().waiting == 1
+    assert q.lease()[0].batch == batch
+
+
+@pytest.mark.parametrize("value", [True, 1.5, ["a"], "x" * 2000, 1 << 63, "\ud800"])
+def test_what_is_no_priority_is_refused(q: Queue, value: object) -> None:
+    with pytest.raises(InvalidArgument, match="up_to"):
+        q.lease(up_to=value)  # type: ignore[arg-type]
+
+
+def test_an_order_that_is_none_is_refused(q: Queue) -> None:
+    with pytest.raises(InvalidArgument, match="order"):
+        q.lease(order="lifo")  # type: ignore[arg-type]
+
+
+def test_at_random(q: Queue, queue_factory: QueueFactory) -> None:
+    q.insert_many(range(50))
+    put_ranked(q, [(100 + number, number) for number in range(50)])
+    found = [q.lease(order="random")[0].payload for _ in range(100)]
+    assert sorted(found) == [*range(50), *range(100, 150)]
+    assert found != sorted(found)
+    assert q.lease(order="random") == []
+
+
+def test_at_random_with_a_bound(q: Queue, clock: ManualClock) -> None:
+    insert_in_file(q, "none")
+    put_ranked(q, [(number, number) for number in range(50)])
+    put_open(q, [(100 + number, number) for number in range(50)])
+    found = [task.payload for task in q.lease(99, up_to=9, order="random")]
+    assert sorted(found) == [*range(10), *range(100, 110)]
+    assert q.lease(up_to=9, order="random") == []
+
+
+# -- looking ----------------------------------------------------------------------------------------
+
+
+def test_peek_shows_the_most_urgent_first(q: Queue, clock: ManualClock) -> None:
+    insert_in_file(q, "none")
+    put_ranked(q, [("c", 3), ("a", 1), ("z", None)])
+    clock.advance(0.01)
+    put_open(q, [("d", 4), ("b", 2)])
+    for n in range(1, 8):
+        assert [info.payload for info in q.peek(n)] == ["a", "b", "c", "d", "none", "z"][:n]
+    assert [info.priority for info in q.peek(5)] == [1, 2, 3, 4, None]
+
+
+# -- who meets what ---------------------------------------------------------------------------------
+
+
+def test_a_file_that_is_gone_is_settled(q: Queue) -> None:
+    batch = put_ranked(q, [("a", 1), ("b", 2)])
+    q.lease()
+    for path in Path(q.store.layout.tasks).rglob("*.jsonl"):
+        path.unlink()
+    q.store.logs.close()
+    assert q.lease() == []
+    assert [letter.id for letter in q.dead()] == [f"{batch}.1"]
+
+
+def test_a_purge_begins_anew(q: Queue) -> None:
+    put_ranked(q, [("a", 1), ("b", 2)])
+    assert q.lease()[0].payload == "a"
+    q.purge()
+    put_ranked(q, [("c", 1)])
+    assert worked(q) == ["c"]
+
+
+def test_the_heap_holds_no_more_than_there_is(q: Queue, clock: ManualClock) -> None:
+    put_ranked(q, [(number, 7) for number in range(300)])
+    clock.advance(0.01)
+    put_ranked(q, [(number, 7) for number in range(300)])
+    for _ in range(600):
+        q.lease()
+    selection = q._leaser.selection
+    assert isinstance(selection, OrderedSelection)
+    assert len(selection._heap) <= 4 * 2 + ordered_selection.HEADS_MAX
