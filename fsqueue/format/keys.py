@@ -31,7 +31,7 @@ def fault(value: object) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class KeyClaim:
     """What a line of a key's file says: which task has the key, if that task lives."""
 
     key: str
@@ -50,7 +50,7 @@ class Claim:
         return {"host": self.host, "pid": self.pid} if self.host else {}
 
 
-def encode(claim: Claim) -> bytes:
+def encode(claim: KeyClaim) -> bytes:
     """Return a claim as a line, with its newline."""
     record: dict[str, object] = {"op": "key", "at": claim.at, "key": claim.key}
     if claim.staged is not None:
@@ -62,7 +62,7 @@ def encode(claim: Claim) -> bytes:
     return orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE)
 
 
-def parse(line: bytes) -> Claim | None:
+def parse(line: bytes) -> KeyClaim | None:
     """Return the claim in a line (without its newline); None if it is none."""
     try:
         record = orjson.loads(line)
@@ -79,7 +79,7 @@ def parse(line: bytes) -> Claim | None:
     if batch is None:
         return None
     host, pid = record.get("host"), record.get("pid")
-    return Claim(
+    return KeyClaim(
         key, at, batch, insert, staged, host if isinstance(host, str) else "", pid if isinstance(pid, int) else 0
     )
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from fsqueue.format import keys as format_keys
 from fsqueue.format import movements, names, sparse, task_file
-from fsqueue.format.keys import Claim
+from fsqueue.format.keys import KeyClaim
 from fsqueue.format.names import Batch, Shard, TaskFileName
 from fsqueue.format.replay import ReplayState
 from fsqueue.fsck.findings import Suspect, found
@@ -34,7 +34,7 @@ class Keyed(NamedTuple):
     insert: str | None
     file: TaskFileName | None
 
-    def is_named_by(self, claim: Claim | None) -> bool:
+    def is_named_by(self, claim: KeyClaim | None) -> bool:
         """Return whether a claim means this task."""
         return claim is not None and claim.batch == self.batch and claim.insert == self.insert
 
@@ -90,7 +90,7 @@ def living(store: Store, batch: Batch) -> Iterator[Keyed]:
                 yield Keyed(given, batch, 0, None, name)
 
 
-def _lives(store: Store, claim: Claim | None) -> bool:
+def _lives(store: Store, claim: KeyClaim | None) -> bool:
     """Return whether the task lives that a claim names."""
     return claim is not None and any(task.is_named_by(claim) for task in living(store, claim.batch))
 
@@ -117,4 +117,4 @@ def _name(store: Store, task: Keyed) -> None:
     with keys.locked(store, layout, task.key, WAIT_S) as held:
         claim = held.last(task.key)
         if not task.is_named_by(claim) and _is_there(store, task) and not _lives(store, claim):
-            held.append(Claim(task.key, store.clock.now_ms(), task.batch, task.insert, task.file))
+            held.append(KeyClaim(task.key, store.clock.now_ms(), task.batch, task.insert, task.file))

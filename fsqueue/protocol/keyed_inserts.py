@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from fsqueue.errors import InvalidTask, StorageError
 from fsqueue.filesystem import LOST
 from fsqueue.format import movements, names, sparse
-from fsqueue.format.keys import Claim
+from fsqueue.format.keys import KeyClaim
 from fsqueue.format.layout import OPEN_BATCHES, Layout
 from fsqueue.format.names import Batch
 from fsqueue.format.priority import Rank
@@ -110,9 +110,9 @@ class KeyedInserter:
 
     def _claim(
         self, key: str, batch: Batch, insert: str | None = None, staged: names.TaskFileName | None = None
-    ) -> Claim:
+    ) -> KeyClaim:
         worker, store = self.store.worker, self.store
-        return Claim(
+        return KeyClaim(
             key, store.clock.now_ms(), batch, insert, staged, str(worker.get("host", "")), worker.get("pid", 0)
         )
 
@@ -145,7 +145,7 @@ class Claims:
         self._durable: dict[Batch, int] = {}
         """Up to where this process knows the logs of some batches to be on disk."""
 
-    def living(self, layout: Layout, claim: Claim) -> str | None:
+    def living(self, layout: Layout, claim: KeyClaim) -> str | None:
         """Return the id of the task that a claim names, durably inserted, if it lives.
 
         None: it does not, and never will again, a power loss included. Call it under the lock of the key's file.
@@ -156,7 +156,7 @@ class Claims:
 
     # -- a task in the log of an open batch ------------------------------------------------------------
 
-    def _in_log(self, layout: Layout, claim: Claim, identity: str) -> str | None:
+    def _in_log(self, layout: Layout, claim: KeyClaim, identity: str) -> str | None:
         store, batch = self.store, claim.batch
         for _ in range(2):
             try:
@@ -217,7 +217,7 @@ class Claims:
 
     # -- a task with a file of its own -----------------------------------------------------------------
 
-    def _with_own_file(self, layout: Layout, claim: Claim, name: names.TaskFileName) -> str | None:
+    def _with_own_file(self, layout: Layout, claim: KeyClaim, name: names.TaskFileName) -> str | None:
         """A staged file that a line names is as good as published: its inserter has died, or is cut off."""
         store, batch = self.store, claim.batch
         for _ in range(LOOKS):

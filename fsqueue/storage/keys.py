@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from fsqueue.cluster.identity import describe
 from fsqueue.errors import LockTimeout, StorageError
 from fsqueue.format import keys, names
-from fsqueue.format.keys import Claim
+from fsqueue.format.keys import KeyClaim
 from fsqueue.format.layout import Layout
 from fsqueue.storage import jsonl
 from fsqueue.storage.store import Store
@@ -37,7 +37,7 @@ class KeyFile:
         self.layout = layout
         self.path = path
 
-    def last(self, key: str | None = None) -> Claim | None:
+    def last(self, key: str | None = None) -> KeyClaim | None:
         """Return the last claim; None if there is none. With `key`, a line of any other key does not count."""
         for _, line in jsonl.lines_from_end(self._store.fs, self._fd, LOOK_BYTES_MAX):
             claim = keys.parse(line)
@@ -54,7 +54,7 @@ class KeyFile:
         """Return how long the file is."""
         return self._store.fs.fstat(self._fd).st_size
 
-    def append(self, claim: Claim) -> None:
+    def append(self, claim: KeyClaim) -> None:
         """Append a claim, and sync it, with the file's name. OSError or StorageError: the lock may be lost.
 
         After an error nothing may be inserted under this lock.
@@ -104,7 +104,7 @@ def held(store: Store, layout: Layout, path: str, wait_s: float) -> Iterator[Key
         yield KeyFile(store, layout, fd, path)
 
 
-def read(store: Store, path: str, key: str | None = None) -> Claim | None:
+def read(store: Store, path: str, key: str | None = None) -> KeyClaim | None:
     """Return the last claim in a file, without its lock: a hint. None if there is none. `key`: as for `last`."""
     try:
         fd = store.fs.look_anew(path)

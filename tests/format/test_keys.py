@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsqueue.format import keys, names
-from fsqueue.format.keys import Claim
+from fsqueue.format.keys import KeyClaim
 from fsqueue.format.layout import Layout
 from fsqueue.format.names import Batch, Generation, TaskFileName
 
@@ -19,8 +19,8 @@ LAYOUT = Layout("/q", Generation("1-0123456789abcdef"), 64)
 @given(st.text(min_size=1).filter(lambda text: keys.fault(text) is None), st.integers(0, 1 << 40))
 def test_a_claim_is_read_as_it_was_written(key: str, at: int) -> None:
     for claim in (
-        Claim(key, at, BATCH, "0123456789abcdef", None, "node7", 4711),
-        Claim(key, at, BATCH, None, TaskFileName(at % 10**13, BATCH, 1)),
+        KeyClaim(key, at, BATCH, "0123456789abcdef", None, "node7", 4711),
+        KeyClaim(key, at, BATCH, None, TaskFileName(at % 10**13, BATCH, 1)),
     ):
         line = keys.encode(claim)
         assert line.endswith(b"\n")

@@ -336,3 +336,28 @@ def test_errors_are_the_packages_own(queue_factory: QueueFactory) -> None:
     queue.delete()
     with pytest.raises(FsqueueError):
         queue.insert("x", key="k")
+
+
+@pytest.mark.parametrize("payload", ["x", "x" * (single_inserts.TASK_BYTES_MAX + 1)], ids=["small", "large"])
+def test_a_key_and_a_priority(queue_factory: QueueFactory, payload: str) -> None:
+    queue = queue_factory()
+    queue.insert("last")
+    ref = queue.insert(Task(payload, key="k", priority=1))
+    assert not queue.insert(payload, key="k", priority=0).inserted
+    assert queue.insert_many([Task("first", key="l", priority=0), Task("again", key="k", priority=0)]) == 1
+    found = {info.payload: (info.key, info.priority) for info in queue.tasks()}
+    assert found == {"last": (None, None), payload: ("k", 1), "first": ("l", 0)}
+    assert ref.inserted
+
+
+def test_a_dead_letter_that_is_retried_has_no_key(queue_factory: QueueFactory) -> None:
+    queue = queue_factory()
+    queue.insert("x", key="k")
+    [task] = queue.lease()
+    task.bury("hopeless")
+    second = queue.insert("y", key="k")
+    assert second.inserted
+    assert queue.retry_dead() == 1
+    assert {(info.payload, info.key) for info in queue.tasks() if info.state == "waiting"} == {("x", None), ("y", "k")}
+    assert list(queue.fsck()) == []
+    assert queue.insert("z", key="k").id == second.id
