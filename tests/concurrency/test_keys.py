@@ -21,7 +21,7 @@ from tests.concurrency.processes import children
 QueueFactory = Callable[..., Queue]
 KEYS = 5
 SLACK_MS = 2
-"""A record's time is taken a moment before it is written."""
+"""Times are cut to milliseconds."""
 
 
 def lives(queue: Queue) -> dict[str, tuple[str, int, int]]:
@@ -52,12 +52,12 @@ def test_many_inserters_and_workers(queue_factory: QueueFactory, killed: bool) -
             told.append((key, ref.id, ref.inserted, began, time.time() * 1000))
         return told
 
-    def work() -> int:
-        mine, done = Queue(queue.path), 0
+    def work() -> dict[str, float]:
+        mine, done = Queue(queue.path), dict[str, float]()
         while time.time() < until:
             for task in mine.lease(2):
-                task.bury(task.key) if done % 7 == 0 else task.complete(task.key)
-                done += 1
+                task.bury(task.key) if len(done) % 7 == 0 else task.complete(task.key)
+                done[task.id] = time.time() * 1000
         return done
 
     def insert_and_die() -> None:
@@ -70,7 +70,8 @@ def test_many_inserters_and_workers(queue_factory: QueueFactory, killed: bool) -
             time.sleep(0.5)
             processes[-1].signal(signal.SIGKILL)
         told = [answer for child in processes[:3] for answer in child.result()]
-        assert sum(child.result() for child in processes[3:5]) > 20
+        reported = processes[3].result() | processes[4].result()
+        assert len(reported) > 20
         processes[-1].signal(signal.SIGKILL)
         processes[-1].wait()
     for task in queue.lease(1000):
@@ -87,10 +88,10 @@ def test_many_inserters_and_workers(queue_factory: QueueFactory, killed: bool) -
     ids = [one for _, one, is_new, *_ in told if is_new]
     assert len(ids) == len(set(ids)) > 10
     for key, one, is_new, began, ended in told:
-        of, born, until_ms = known[one]
+        of, born, _ = known[one]
         assert of == key
         assert born <= ended + SLACK_MS
-        assert is_new or until_ms >= began - SLACK_MS, f"{one} had ended before it was named"
+        assert is_new or reported.get(one, ended) >= began, f"{one} had ended before it was named"
 
 
 @pytest.mark.parametrize("end", [signal.SIGCONT, signal.SIGKILL])
