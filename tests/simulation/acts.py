@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from fsqueue import LeasedTask, Queue
 from fsqueue.protocol.waiting import IdlePoller
-from tests.simulation import commit_acts, invariants
+from tests.simulation import commit_acts, invariants, keyed_acts
 from tests.simulation.history import DONE, Actor
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ def consume(story: Story, actor: Actor) -> None:
     """Lease some, work, and end each lease in one way or another."""
     rng = story.rng
     got = list(ask(story, actor, rng.choice((1, 1, 2, 3))))
+    story.history.wrong += keyed_acts.two_living(story) if keyed_acts.ACT in story.scenario.actions else ()
     if not got:
         actor.work(rng.choice((0.0, 0.5, 4.0)))
         return
@@ -205,7 +206,7 @@ ACTS: dict[str, Act] = {
     act.__name__: act
     for act in (
         insert, insert_many, consume, poll, status, is_drained, release_all, cancel, retry_dead, purge_dead, gc, purge,
-        delete, create, attach, look, wait, close, idle, trickle,
+        delete, create, attach, look, wait, close, idle, trickle, keyed_acts.insert_keyed,
     )
 } | commit_acts.ACTS  # fmt: skip
 
