@@ -39,6 +39,7 @@ class Verbs(Protocol):
         payload: Any,
         *,
         key: str | None = None,
+        priority: str | int | None = None,
         delay_s: float = 0,
         available_at: float | None = None,
         strict: bool = False,
