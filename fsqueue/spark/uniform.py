@@ -26,7 +26,9 @@ stands before it, is looked at in all lines at once.
 """
 MEANING: np.ndarray = np.zeros(256, np.uint8)
 """What the letter after a backslash means; 0: no letter that is known here. The code points of `\\u` are not."""
-MEANING[list(b'"\\/bfnrt')] = list(b'"\\/\b\f\n\r\t')
+MEANING[list(b'"\\/bfnrt')] = list(b'\x01\\/\b\f\n\r\t')
+QUOTED = 1
+"""Stands for a quote within a text, until the ends of all texts are found."""
 
 
 class Slot(NamedTuple):
@@ -124,21 +126,24 @@ class Values:
     """The values in lines of one shape. Unlike: they are of different shapes."""
 
     def __init__(self, content: bytes, count: int, shape: Shape) -> None:
-        self.content, self.count, self.slots = content, count, shape.slots
+        self.content: bytes | np.ndarray = content
+        self.count, self.slots = count, shape.slots
         self.others = {number for number, slot in enumerate(shape.slots) if not slot.is_text}
         """The numbers that no column asked for yet."""
         data = np.frombuffer(content, np.uint8)
         if np.count_nonzero(data < SPACE) != count:
             raise Unlike
-        is_anchor = data == QUOTE
-        self.has_escapes = BACKSLASH in content
-        if self.has_escapes:
-            is_anchor[_escapes(data) + 1] = False
-        anchors = b'"'
+        has_escapes = BACKSLASH in content
+        if has_escapes:
+            data = _unescaped(data)
+        is_anchor, anchors = data == QUOTE, b'"'
         if any(QUOTE not in slot.before for slot in shape.slots):
             is_anchor |= data == COMMA
             anchors = b'",'
         self.places = _places(data, np.flatnonzero(is_anchor), anchors, count, shape)
+        if has_escapes:
+            np.putmask(data, data == QUOTED, QUOTE)
+            self.content = data
 
     def column(self, shape: Any, kind: pa.DataType) -> pa.Array:
         """Return a part of all payloads as a column. `shape`: that part of the payload's shape."""
@@ -164,9 +169,7 @@ class Values:
         if self.slots[shape].is_text != pa.types.is_string(kind):
             raise Unlike
         texts = self._texts(shape)
-        if not self.slots[shape].is_text:
-            return _numbers(texts, kind)
-        return _unescaped(texts) if self.has_escapes else texts
+        return texts if self.slots[shape].is_text else _numbers(texts, kind)
 
     def check_others(self) -> None:
         """Raise Unlike if a number that no column asked for is none, and ArrowInvalid likewise."""
@@ -180,8 +183,7 @@ class Values:
             raise Unlike
         borders: np.ndarray = np.empty((self.count, 2), np.int32)
         borders[:, 0], borders[:, 1] = begin, end
-        pieces = pa.StringArray.from_buffers(2 * self.count - 1, pa.py_buffer(borders), pa.py_buffer(self.content))
-        return pieces.take(pa.array(np.arange(0, len(pieces), 2)))
+        return _cut(self.content, borders.ravel())
 
     def _offsets(self, each: int) -> pa.Array:
         """Return where the elements of each line begin, which has so many."""
@@ -202,17 +204,36 @@ def _must_be(shape: Any, kind: type) -> None:
         raise Unlike
 
 
-def _escapes(data: np.ndarray) -> np.ndarray:
-    """Return where the backslashes are that begin an escape; Unlike if one begins none that is known here."""
+def _unescaped(data: np.ndarray) -> np.ndarray:
+    """Return bytes with what each escape means in its place, and QUOTED for a quote.
+
+    Unlike: a backslash begins no escape that is known here.
+    """
     slashes = np.flatnonzero(data == BACKSLASH)
-    is_first = np.diff(slashes, prepend=-2) != 1
-    if not is_first.all():  # of backslashes in a row, every other one begins an escape
+    is_first: np.ndarray = np.ones(len(slashes), bool)
+    np.not_equal(slashes[1:], slashes[:-1] + 1, out=is_first[1:])
+    if (is_first[1:] | is_first[:-1]).all():  # no three in a row: the second of two is what the first escapes
+        slashes = slashes[is_first]
+    else:  # every other one begins an escape
         firsts = np.flatnonzero(is_first)
         row: np.ndarray = np.arange(len(slashes)) - np.repeat(firsts, np.diff(firsts, append=len(slashes)))
         slashes = slashes[row % 2 == 0]
-    if slashes[-1] + 1 == len(data) or not MEANING[data[slashes + 1]].all():
+    if slashes[-1] + 1 == len(data):
         raise Unlike
-    return slashes
+    meanings = MEANING[data[slashes + 1]]
+    if not meanings.all():
+        raise Unlike
+    plain = data.copy()
+    plain[slashes + 1] = meanings
+    borders: np.ndarray = np.empty(2 * len(slashes) + 2, np.int32)
+    borders[0], borders[1:-1:2], borders[2:-1:2], borders[-1] = 0, slashes, slashes + 1, len(data)
+    return np.array(_parts(_cut(plain, borders))[1])
+
+
+def _cut(content: bytes | np.ndarray, borders: np.ndarray) -> pa.Array:
+    """Return every other of the texts between borders, from the first on."""
+    pieces = pa.StringArray.from_buffers(len(borders) - 1, pa.py_buffer(borders), pa.py_buffer(content))
+    return pieces.take(pa.array(np.arange(0, len(pieces), 2)))
 
 
 def _places(
@@ -226,18 +247,18 @@ def _places(
     def anchors_in(text: bytes) -> int:
         return sum(text.count(anchor) for anchor in anchors)
 
-    befores = [slot.before for slot in shape.slots]
-    each = sum(map(anchors_in, (*befores, shape.last)))
+    before_each = [slot.before for slot in shape.slots]
+    each = sum(map(anchors_in, (*before_each, shape.last)))
     if len(found) != each * count:
         raise Unlike
     rows = found.reshape(count, each)
-    begins: np.ndarray = rows[:, 0] - befores[0].index(QUOTE)
+    begins: np.ndarray = rows[:, 0] - before_each[0].index(QUOTE)
     ends: np.ndarray = np.append(begins[1:], len(data))
     if begins[0] != 0:
         raise Unlike
     places: list[tuple[np.ndarray, np.ndarray]] = []
     seen, at = 0, begins
-    for before, after in zip(befores, (*befores[1:], shape.last), strict=True):
+    for before, after in zip(before_each, (*before_each[1:], shape.last), strict=True):
         _must_stand(data, at, before)
         seen += anchors_in(before)
         begin: np.ndarray = at + len(before)
@@ -266,19 +287,6 @@ def _parts(texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     _, offsets, data = texts.buffers()
     borders = np.frombuffer(offsets, np.int32, len(texts) + 1)
     return borders, np.frombuffer(data if data is not None else b"", np.uint8, borders[-1])
-
-
-def _unescaped(texts: pa.Array) -> pa.Array:
-    """Return texts with the meaning of each escape in its place."""
-    borders, data = _parts(texts)
-    if not (data == BACKSLASH).any():
-        return texts
-    escapes = _escapes(data)
-    plain, is_kept = data.copy(), np.ones(len(data), bool)
-    plain[escapes + 1] = MEANING[data[escapes + 1]]
-    is_kept[escapes] = False
-    shorter: np.ndarray = borders - np.searchsorted(escapes, borders).astype(np.int32)
-    return pa.StringArray.from_buffers(len(texts), pa.py_buffer(shorter), pa.py_buffer(plain[is_kept]))
 
 
 def _numbers(texts: pa.Array, kind: pa.DataType) -> pa.Array:
