@@ -26,7 +26,7 @@ stands before it, is looked at in all lines at once.
 """
 MEANING: np.ndarray = np.zeros(256, np.uint8)
 """What the letter after a backslash means; 0: no letter that is known here. The code points of `\\u` are not."""
-MEANING[list(b'"\\/bfnrt')] = list(b'\x01\\/\b\f\n\r\t')
+MEANING[list(b'"\\/bfnrt')] = list(b"\x01\\/\b\f\n\r\t")
 QUOTED = 1
 """Stands for a quote within a text, until the ends of all texts are found."""
 
