@@ -227,7 +227,8 @@ def _unescaped(data: np.ndarray) -> np.ndarray:
     plain[slashes + 1] = meanings
     borders: np.ndarray = np.empty(2 * len(slashes) + 2, np.int32)
     borders[0], borders[1:-1:2], borders[2:-1:2], borders[-1] = 0, slashes, slashes + 1, len(data)
-    return np.array(_parts(_cut(plain, borders))[1])
+    shorter: np.ndarray = np.array(_parts(_cut(plain, borders))[1])
+    return shorter
 
 
 def _cut(content: bytes | np.ndarray, borders: np.ndarray) -> pa.Array:
@@ -317,4 +318,5 @@ def _numbers(texts: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _are_digits(letters: np.ndarray) -> np.ndarray:
-    return letters - np.uint8(ZERO) < 10
+    are_digits: np.ndarray = letters - np.uint8(ZERO) < 10
+    return are_digits

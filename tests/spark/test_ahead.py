@@ -74,11 +74,10 @@ def test_an_error_comes_after_the_batches_before_it() -> None:
         yield batch(1)
         raise InvalidTask("bad")
 
-    seen = []
+    wanted = ahead(given())
+    assert [number_of(next(wanted)), number_of(next(wanted))] == [0, 1]
     with pytest.raises(InvalidTask, match="bad"):
-        for one in ahead(given()):
-            seen.append(number_of(one))
-    assert seen == [0, 1]
+        next(wanted)
     ended()
 
 
@@ -100,7 +99,9 @@ def test_without_another_thread_everything_is_taken_by_this_one(monkeypatch: pyt
 
 def test_arrow_takes_its_memory_elsewhere_for_a_while() -> None:
     before = pa.default_memory_pool().backend_name
-    with pytest.raises(InvalidTask), system_pool():
+    with system_pool():
         assert pa.default_memory_pool().backend_name == "system"
+    assert pa.default_memory_pool().backend_name == before
+    with pytest.raises(InvalidTask), system_pool():
         raise InvalidTask("bad")
     assert pa.default_memory_pool().backend_name == before
