@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 pa = pytest.importorskip("pyarrow")
+pytest.importorskip("pyspark")
 
+from pyspark.sql import types  # noqa: E402
+
+from fsqueue import Queue  # noqa: E402
 from fsqueue.errors import InvalidTask  # noqa: E402
 from fsqueue.spark import ahead as module  # noqa: E402
+from fsqueue.spark import options, reading, writing  # noqa: E402
 from fsqueue.spark.ahead import ahead  # noqa: E402
 from fsqueue.spark.memory_pool import system_pool  # noqa: E402
 
@@ -105,3 +113,28 @@ def test_arrow_takes_its_memory_elsewhere_for_a_while() -> None:
     with pytest.raises(InvalidTask), system_pool():
         raise InvalidTask("bad")
     assert pa.default_memory_pool().backend_name == before
+
+
+def test_a_write_takes_batches_ahead_and_a_read_leaves_no_pool_behind(tmp_path: Path) -> None:
+    path, before = str(Queue.create(tmp_path / "q").path), pa.default_memory_pool().backend_name
+    seen = []
+
+    def given() -> Iterator[pa.RecordBatch]:
+        seen.append((threading.current_thread().name, pa.default_memory_pool().backend_name))
+        yield batch(7)
+
+    kind = types.StructType().add("n", "long")
+    writer = writing.FsqueueWriter(options.writing({"path": path}), kind, False)
+    writer.commit([writer.write(given())])
+    assert seen == [("fsqueue-ahead", "system")]
+    reader = reading.FsqueueReader(options.reading({"path": path}), types.StructType().add("payload", kind))
+    found = [one for partition in reader.partitions() for one in reader.read(partition)]
+    assert [one.column(0).to_pylist() for one in found] == [[{"n": 7}] * 10]
+    assert pa.default_memory_pool().backend_name == before
+
+
+def test_planning_does_without_pandas() -> None:
+    code = "import sys, fsqueue.spark.reading, fsqueue.spark.writing; print('pandas' in sys.modules)"
+    top = Path(__file__).resolve().parents[2]
+    found = subprocess.run([sys.executable, "-c", code], cwd=top, capture_output=True, text=True, check=True)
+    assert found.stdout == "False\n"
