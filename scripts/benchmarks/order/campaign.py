@@ -46,11 +46,11 @@ class Plan:
     many_workers: int = 8
     pei_tasks: int = 4096
     pei_shards: list[int] = field(default_factory=lambda: [1, 4, 16, 64, 256])
-    pei_workers: list[int] = field(default_factory=lambda: [1, 2, 4, 8, 16, 32, 64])
+    pei_workers: list[int] = field(default_factory=lambda: [1, 4, 8, 16, 64])
     nodes: list[int] = field(default_factory=lambda: papers.POP_NODES)
-    clients: list[int] = field(default_factory=lambda: papers.POP_CLIENTS)
+    clients: list[int] = field(default_factory=lambda: papers.POP_CLIENTS[::2])
     crowd: tuple[int, int] = papers.CROWD
-    seconds: float = 8
+    seconds: float = 5
     """How long each line of TaskMaster's table 1 is measured."""
     point_seconds: float = 2
     """How long each point of a plot is measured."""

@@ -34,6 +34,9 @@ def pei(rows: Rows) -> str:
         ("simulated, 2 peeks, basic policy", "simulated", "basic", {}),
         ("simulated, 2 peeks, better policy", "simulated", "better", {}),
     )
+    medians = [
+        row[key]["median"] for _, step, key, wanted in panels for row in rows.found(step, **wanted) if key in row
+    ]
     title = "Median PEI: tasks that a pop passed over (symmetric log axis; lower is better)"
     with _page(11, 6.5, title) as (figure, out):
         for axes, (name, step, key, wanted) in zip(figure.subplots(2, 2, sharey=True).flat, panels, strict=True):
@@ -42,9 +45,15 @@ def pei(rows: Rows) -> str:
                 found = rows.found(step, shards=shards, **wanted)
                 line = [(row["workers"], row[key]["median"]) for row in found if key in row]
                 if line:
-                    axes.plot(*zip(*line, strict=True), label=f"{shards} shards", markersize=4, **_style(number))
+                    axes.plot(
+                        *zip(*line, strict=True),
+                        label="1 shard" if shards == 1 else f"{shards} shards",
+                        markersize=4,
+                        **_style(number),
+                    )
             axes.set_yscale("symlog", linthresh=1)
-            axes.set_ylim(bottom=0)
+            axes.set_ylim(0, max(1, *medians) * 1.5)
+            axes.yaxis.set_major_formatter(EngFormatter(sep=""))
             _workers(axes, rows.kinds("pei", "workers"))
             axes.set_ylabel("tasks")
         handles, labels = axes.get_legend_handles_labels()
@@ -119,10 +128,15 @@ def _logs(axes: Axes, title: str, x: str, y: str, is_measured: bool) -> None:
     axes.set_xscale("log")
     axes.set_yscale("log")
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(EngFormatter(sep=""))
+        axis.set_major_formatter(_plain)
         axis.set_minor_formatter(NullFormatter())
     axes.grid(alpha=0.4)
     axes.legend(fontsize=8, frameon=False)
+
+
+def _plain(value: float, _: int) -> str:
+    """Return a number for an axis: 0.1, 10, 1k."""
+    return f"{value:g}" if value < 1000 else f"{value / 1000:g}k"
 
 
 def _collisions(axes: Axes, rows: Rows) -> None:
@@ -145,8 +159,10 @@ def _collisions(axes: Axes, rows: Rows) -> None:
     axes.set_xscale("symlog", linthresh=0.001)
     axes.set_yscale("log")
     axes.set_xticks(x, [f"{value:g}" for value in x])
-    axes.yaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.yaxis.set_major_formatter(_plain)
     axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.set_ylim(bottom=min(axes.get_ylim()[0], 0.1))
     axes.grid(alpha=0.4)
     axes.legend(fontsize=8, frameon=False)
 
