@@ -267,7 +267,7 @@ class Campaign:
                 asked = self._inserting(crowd[0], crowd, n, plan.point_seconds, priorities)
                 self._step("insert", asked, {**told, "n": n, "operation": name}, "bulk")
             self.progress(f"bulk operations of {n}: work")
-            paths = self._filled(crowd[0], plan.work_tasks)
+            paths = self._filled(crowd[0], plan.work_tasks * (3 if n > 50 else 1))
             if paths is not None:
                 asked = {"paths": paths, "n": n, "seconds": plan.point_seconds, **told}
                 self._step("work", asked, {**told, "n": n, "operation": "work"}, "bulk")
