@@ -34,9 +34,9 @@ def popped(*ranks: int) -> list[Pop]:
 
 
 def test_the_pei_is_the_number_of_more_urgent_tasks_that_are_left() -> None:
-    assert pops.indices([0, 1, 2, 3]) == [0, 0, 0, 0]
-    assert pops.indices([3, 0, 2, 1]) == [3, 0, 1, 0]
-    assert pops.indices([]) == []
+    assert pops.indices([0, 1, 2, 3], 4) == [0, 0, 0, 0]
+    assert pops.indices([3, 0, 2, 1], 4) == [3, 0, 1, 0]
+    assert pops.indices([3, 0], 5) == [3, 0]
 
 
 def test_the_logs_order_pops_and_writes_order_those_of_one_millisecond() -> None:
@@ -59,7 +59,9 @@ def test_what_workers_popped_is_judged() -> None:
     assert judged["pei"]["mean"] == 0.5
     assert judged["pei_as_written"] == judged["pei"]
     assert judged["held"] == {"median": 1, "greatest": 3}
-    assert pops.judge(popped(0, 1, 3, 2), at | {"b.0": 0, "b.1": 1}, 4, part=0.5)["pei"]["greatest"] == 0
+    half = pops.judge(popped(3, 0), at | {"b.3": 0, "b.0": 1}, 4, part=0.5)
+    assert (half["lost"], half["pei"]["greatest"]) == (0, 3)
+    assert pops.judge(popped(3), at, 4, part=0.5)["lost"] == 1
     assert pops.judge(popped(0, 0, 2), at, 4) == {"tasks": 3, "lost": 2, "twice": 1}
 
 
@@ -243,8 +245,8 @@ def test_the_page_breaks_its_lines_and_says_which_table_a_paper_s_number_is_from
 
 def test_the_page_knows_over_how_many_shards_single_inserts_go() -> None:
     assert f"at most {single_inserts.SPREAD + 1} shards" in " ".join(report.markdown(FACTS, ROWS).split())
-    assert campaign.BATCHES_A_SHARD == 4  # the page says "four"
-    assert campaign.FULL_PART == 0.5  # "the first half"
+    assert campaign.BATCHES_A_SHARD == 2  # the page says "two batches for each shard"
+    assert campaign.FULL_PART == 0.5  # "half of the tasks"
 
 
 # -- all of it, small ----------------------------------------------------------------------------

@@ -23,11 +23,11 @@ GROUPS = {
 WAYS = ("bulk", "single")
 """How a queue is filled: by several bulk inserts, or by single inserts."""
 UNSYNCED = {"durability": "none"}
-BATCHES_A_SHARD = 4
-"""So many batches of random tasks for each shard: nearly every shard has some, as nodes of the paper have."""
+BATCHES_A_SHARD = 2
+"""So many batches of random tasks for each shard: most shards have some, as the paper's nodes have."""
 
 FULL_PART = 0.5
-"""The PEI of so many of the pops counts, the first: the simulation's queue does not drain."""
+"""Workers stop when so many of the tasks are popped: the simulation's queue does not drain."""
 SIMULATED_POPS = 10_000
 
 
@@ -44,7 +44,7 @@ class Plan:
     single_tasks: int = 4000
     """The same, of those that are filled by single inserts: each is synced."""
     many_workers: int = 8
-    pei_tasks: int = 4096
+    pei_tasks: int = 2048
     pei_shards: list[int] = field(default_factory=lambda: [1, 4, 16, 64, 256])
     pei_workers: list[int] = field(default_factory=lambda: [1, 4, 8, 16, 64])
     nodes: list[int] = field(default_factory=lambda: papers.POP_NODES)

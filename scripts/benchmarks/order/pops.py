@@ -68,10 +68,10 @@ def in_order(pops: Iterable[Pop], at: dict[str, int]) -> list[Pop]:
     return sorted(pops, key=lambda pop: (at[pop.id], pop.leased))
 
 
-def indices(ranks: Sequence[int]) -> list[int]:
-    """Return the PEI of each pop, given the ranks of 0 to n - 1 in the order of the pops, each once."""
-    waiting = Ranks(len(ranks))
-    for rank in ranks:
+def indices(ranks: Sequence[int], tasks: int) -> list[int]:
+    """Return the PEI of each pop, given the ranks of what was popped, in that order: of 0 to `tasks` - 1, each once."""
+    waiting = Ranks(tasks)
+    for rank in range(tasks):
         waiting.add(rank)
     return [waiting.remove(rank) for rank in ranks]
 
@@ -92,24 +92,20 @@ def nearest(ordered: Sequence[int], percent: int) -> int:
 
 
 def judge(pops: Sequence[Pop], at: dict[str, int], tasks: int, part: float = 1.0) -> Result:
-    """Return what workers did that popped all tasks of a queue together.
-
-    `part`: the PEI of so many of the pops counts, the first. The last ones find few tasks to pass over.
-    """
+    """Return what workers did that together popped all tasks of a queue, or a `part` of them."""
     ranks = {pop.rank for pop in pops}
-    result: Result = {"tasks": len(pops), "lost": tasks - len(ranks), "twice": len(pops) - len(ranks)}
+    lost = max(0, int(tasks * part) - len(ranks))
+    result: Result = {"tasks": len(pops), "lost": lost, "twice": len(pops) - len(ranks)}
     if result["lost"] or result["twice"]:
         return result  # the PEI of what is left has no meaning
-    counted = max(1, int(len(pops) * part))
-    held = held_at(pops)[:counted]
-    written = sorted(pops, key=lambda pop: pop.leased)
+    held = held_at(pops)
 
-    def pei(ordered: Sequence[Pop]) -> Result:
-        return Distribution.of(indices([pop.rank for pop in ordered])[:counted]).as_dict()
+    def pei(ordered: Iterable[Pop]) -> Result:
+        return Distribution.of(indices([pop.rank for pop in ordered], tasks)).as_dict()
 
     return {
         **result,
         "pei": pei(in_order(pops, at)),
-        "pei_as_written": pei(written),
+        "pei_as_written": pei(sorted(pops, key=lambda pop: pop.leased)),
         "held": {"median": nearest(sorted(held), 50), "greatest": max(held)},
     }

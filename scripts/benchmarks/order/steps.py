@@ -6,6 +6,7 @@ queue is filled with: 0 is the most urgent.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
 import statistics
@@ -105,26 +106,32 @@ class Writes:
         return moment
 
 
-def _popper(path: str, strict: bool, start: crowd.Start, is_over: crowd.IsOver) -> Result:
+def _popper(path: str, strict: bool, left: Any, start: crowd.Start, is_over: crowd.IsOver) -> Result:
     queue = Queue(path)
     writes = Writes(queue)
     found: list[tuple[str, int, int, int]] = []
     begin = start()
-    while tasks := queue.lease(1, strict=strict):
+    while left.value > 0 and (tasks := queue.lease(1, strict=strict)):
         task = tasks[0]
         leased = writes.moment
+        with left.get_lock():
+            left.value -= 1
         task.complete()
         found.append((task.id, task.payload["n"], leased, clock()))
-    return {"pops": found, "begin": begin, "end": clock()}
+    return {"pops": found, "begin": begin}
 
 
 def pop(request: Request) -> Result:
-    """Have many processes pop all tasks of a queue, one at a time: lease one, complete it. See `pops` for the PEI."""
-    path, workers = request["path"], request["workers"]
-    popper = partial(_popper, path, request.get("strict", False))
+    """Have many processes pop tasks of a queue, one at a time: lease one, complete it. See `pops` for the PEI.
+
+    `part`: they stop when so many of the tasks are popped.
+    """
+    path, workers, part = request["path"], request["workers"], request.get("part", 1.0)
+    left = multiprocessing.get_context("fork").Value("q", int(request["tasks"] * part) if part < 1 else 1 << 62)
+    popper = partial(_popper, path, request.get("strict", False), left)
     answers = crowd.run([popper] * workers, request["budget_s"])
     found = [pops.Pop(*one) for answer in answers for one in answer["pops"]]
-    judged = pops.judge(found, pops.lease_times(path), request["tasks"], request.get("part", 1.0))
+    judged = pops.judge(found, pops.lease_times(path), request["tasks"], part)
     shares = sorted(len(answer["pops"]) for answer in answers)
     end = max((one.completed for one in found), default=0)
     begin = min(answer["begin"] for answer in answers)
