@@ -134,8 +134,8 @@ def _pei(rows: Rows) -> str:
             "Median / 90th / 99th percentile. Processes lease one task and complete it, until half of the tasks are "
             "popped, because the simulation's queue does not drain. Priorities are distinct and in random order. The "
             "PEI of a pop is the number of more urgent tasks that are not popped yet. Held: the tasks that other "
-            "workers had leased and not completed, in the median. Tasks are in two batches for each shard, each with random "
-            "priorities; single inserts of one host go to at most 17 shards. Inserts are not synced. "
+            "workers had leased and not completed, in the median. Tasks are in two batches for each shard, each with "
+            "random priorities; single inserts of one host go to at most 17 shards. Inserts are not synced. "
             "[pei.md](pei.md) says what the simulation does."
         ),
         prose(
