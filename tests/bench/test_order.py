@@ -22,6 +22,7 @@ from benchmarks.order.figures import Rows, figures, share
 from benchmarks.order.pops import Pop
 
 from fsqueue import Queue
+from fsqueue.format import names
 from fsqueue.protocol import single_inserts
 
 pytestmark = pytest.mark.once
@@ -246,6 +247,8 @@ def test_the_page_breaks_its_lines_and_says_which_table_a_paper_s_number_is_from
 def test_the_page_knows_over_how_many_shards_single_inserts_go() -> None:
     assert f"at most {single_inserts.SPREAD + 1} shards" in " ".join(report.markdown(FACTS, ROWS).split())
     assert campaign.BATCHES_A_SHARD == 2  # the page says "two batches for each shard"
+    for plan in (campaign.Plan([]), campaign.quick([])):  # "within one open batch": the first insert begins it
+        assert 1 + 2 * plan.sync_sample + plan.sync_warmup <= names.BATCH_TASKS_MAX
     assert campaign.FULL_PART == 0.5  # "half of the tasks"
 
 

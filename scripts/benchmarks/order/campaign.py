@@ -65,9 +65,9 @@ class Plan:
     """How many tasks wait for workers whose throughput is measured for some seconds."""
     key_turns: int = 20
     key_each: int = 100
-    sync_sample: int = 300
+    sync_sample: int = 200
     sync_warmup: int = 600
-    """By then every directory of keys is there."""
+    """By then every directory of keys is there. All of these tasks fit into one open batch."""
     settle: bool = True
     """Whether the disk is synced before each step."""
     budget_s: float = 120

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import EngFormatter, NullFormatter
+from matplotlib.ticker import EngFormatter, FuncFormatter, NullFormatter
 
 from benchmarks.order.figures import Rows, share
 from benchmarks.plot import _nothing, _page
@@ -128,13 +128,13 @@ def _logs(axes: Axes, title: str, x: str, y: str, is_measured: bool) -> None:
     axes.set_xscale("log")
     axes.set_yscale("log")
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(_plain)
+        axis.set_major_formatter(FuncFormatter(_plain))
         axis.set_minor_formatter(NullFormatter())
     axes.grid(alpha=0.4)
     axes.legend(fontsize=8, frameon=False)
 
 
-def _plain(value: float, _: int) -> str:
+def _plain(value: float, _: object) -> str:
     """Return a number for an axis: 0.1, 10, 1k."""
     return f"{value:g}" if value < 1000 else f"{value / 1000:g}k"
 
@@ -160,7 +160,7 @@ def _collisions(axes: Axes, rows: Rows) -> None:
     axes.set_yscale("log")
     axes.set_xticks(x, [f"{value:g}" for value in x])
     axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.yaxis.set_major_formatter(_plain)
+    axes.yaxis.set_major_formatter(FuncFormatter(_plain))
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.set_ylim(bottom=min(axes.get_ylim()[0], 0.1))
     axes.grid(alpha=0.4)

@@ -105,8 +105,9 @@ def _keys(rows: Rows) -> str:
     return _section(
         "## What a key costs",
         prose(
-            "One insert of a 200-byte payload, by turns in one process: microseconds without syncs, and syncs with "
-            "the default durability, in the median and at most."
+            "One insert of a 200-byte payload, by turns in one process: microseconds without syncs, and syncs with the "
+            "default durability, in the median and at most. The syncs are counted within one open batch, where every "
+            "directory of keys is there."
         ),
         _table(["insert", "µs, not synced", "syncs (most)"], lines),
     )
