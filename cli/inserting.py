@@ -105,8 +105,8 @@ def insert(
 
     With --commit, the command inserts nothing if NAME was committed before: it reads no input and prints 0.
 
-    With --key, it prints how many tasks are new. Lines without the field have no key. Each key is a file: for more than
-    100,000 tasks --commit is the better choice.
+    With --key, it prints how many tasks are new. Lines without the field, or with null in it, have no key. Each key
+    is a file: for more than 100,000 tasks --commit is the better choice.
     """
     if lines and (priority is not None or key is not None):
         field = "--priority" if key is None else "--key"

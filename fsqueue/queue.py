@@ -216,8 +216,8 @@ class Queue(Maintenance):
         """Insert one task: any JSON value, or bytes. It is durable when this returns.
 
         `key` (1 to 1,024 bytes) is unique: while a task with it is waiting, delayed or leased, nothing is inserted, and
-        the id of that task is returned, with `inserted` False. Completed, cancelled or buried, a task gives its key
-        free. A Task may have a key of its own.
+        the id of that task is returned, with `inserted` False. The key is free once the task is completed, cancelled
+        or dead. The key of a Task counts before `key`.
 
         Some values come back as others: a tuple as a list, a UUID as text, a member of an Enum as its value, an
         instance of a subclass of str, int, list or dict as one of the base class, bytearray and memoryview as bytes.
@@ -258,7 +258,7 @@ class Queue(Maintenance):
         """Insert a stream of payloads or Tasks in bounded memory; returns how many are new.
 
         A stream of one task costs what `insert` costs. Tasks with keys are inserted one at a time, in the order of the
-        stream; those of which a task with the key lives are not inserted and not counted. For more than 100,000 keys, a
+        stream. Those whose key is taken are neither inserted nor counted. For more than 100,000 keys, a
         `commit` is the better choice.
 
         `batch_tasks`: tasks a file, instead of batches that grow with the stream; `total`: how many
@@ -307,7 +307,7 @@ class Queue(Maintenance):
 
         Those without a priority come after all that have one, about in insertion order. `up_to`: only tasks with a
         priority that is not greater. `order="random"`: any of the tasks, each call others.
-        [] only after a full look: nothing of that kind was available; with `wait_s`, after waiting so long.
+        Return [] only after a full look: no such task was available. With `wait_s`, wait so long for one.
         `strict` looks at all shards for the best instead of remembering some.
         """
         if type(n) is not int or n < 1:

@@ -31,12 +31,12 @@ from fsqueue.storage.locked_batch import LockedBatch
 from fsqueue.storage.store import Store
 
 TRIES = 20
-"""So often an insert is begun anew: the queue was purged, or the key's file removed or begun anew."""
+"""Begin an insert anew at most so often: the queue was purged, or the key's file was removed or begun anew."""
 LOOKS = 10
-"""So often a task with a file of its own is looked for that moves meanwhile."""
+"""Look at most so often for a task with a file of its own, which workers may rename meanwhile."""
 KNOWN_MAX = 64
-"""Of so many batches a process remembers up to where it knows their logs to be durable."""
-OPEN = (AVAILABLE, LEASED)
+"""Remember of at most so many batches up to which offset their logs are known to be durable."""
+LIVING = (AVAILABLE, LEASED)
 """The states of tasks that live."""
 
 
@@ -99,7 +99,7 @@ class KeyedInserter:
             return self._with_own_file(held, line, when, rank, key)
 
     def _announcing(self, held: KeyFile, key: str) -> Callable[[Layout, Batch, str], None]:
-        """Return what writes into the key's file which record is about to be appended to which batch."""
+        """Return a function that appends a claim to the key's file. Call it before the `insert` record is appended."""
 
         def announce(layout: Layout, batch: Batch, identity: str) -> None:
             if layout.generation != held.layout.generation:
@@ -138,7 +138,7 @@ class KeyedInserter:
 
 
 class Claims:
-    """Tell whether the task lives that a line in a key's file names. Threads may share it."""
+    """Tell whether the task that a claim names lives. A claim is a line of a key's file. Threads may share it."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -192,9 +192,9 @@ class Claims:
         return _found(state, sparse.lines(fs.all_pieces(fd, 0), 0), identity)
 
     def _end(self, batch: Batch, identity: str) -> str | None:
-        """Let a batch take no more inserts in whose log a record is not: it may be on its way still.
+        """Seal a batch whose log lacks the record that a claim names, so that the record cannot come late.
 
-        An inserter that a network mount has cut off may have lost the lock of the key, and append its record late.
+        An inserter that a network mount has cut off may have lost the lock of the key. It would append its record late.
         Return the task's id if the record is there after all, and the task lives.
         """
         store = self.store
@@ -213,12 +213,12 @@ class Claims:
                 return None
         except FileNotFoundError:
             store.refresh(now=True)
-            return None  # it ended meanwhile, or went with a purge: who inserts next finds that out
+            return None  # it ended meanwhile, or went with a purge: the next inserter finds that out
 
     # -- a task with a file of its own -----------------------------------------------------------------
 
     def _with_own_file(self, layout: Layout, claim: KeyClaim, name: names.TaskFileName) -> str | None:
-        """A staged file that a line names is as good as published: its inserter has died, or is cut off."""
+        """Publish the staged file that a claim names: its inserter has died, or is cut off. Return the task's id."""
         store, batch = self.store, claim.batch
         for _ in range(LOOKS):
             if staging.publish_named(store, layout, str(name)):
@@ -255,7 +255,7 @@ class Claims:
             state.replay_pieces(store.fs.all_pieces(fd, begin), begin)
             if not state.opened:
                 return None
-            if state.count and state.state[0] in OPEN:
+            if state.count and state.state[0] in LIVING:
                 return True
             self._make_end_durable(layout, batch, fd)
             return False
@@ -265,7 +265,7 @@ class Claims:
     # -- durable ---------------------------------------------------------------------------------------
 
     def _make_durable(self, layout: Layout, batch: Batch, fd: int) -> None:
-        """Sync a log in whose task others are told to believe: its inserter may have died before its own sync."""
+        """Sync a log before its task is reported to another inserter: the first may have died before its own sync."""
         store = self.store
         if store.fs.shared or not store.sync_inserts:
             return
@@ -305,6 +305,6 @@ def _found(state: ReplayState, lines: Iterator[tuple[int, bytes, int]], identity
         if record is not None and record["op"] == "insert" and record.get("id") == identity:
             is_known = True
             first = record.get("first")
-            if type(first) is int and state.places.get(first) == begin and state.state[first] in OPEN:
+            if type(first) is int and state.places.get(first) == begin and state.state[first] in LIVING:
                 return first, True
     return None, is_known

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class Watch:
-    """A lessee's looks at one of several queues. It raises fsqueue's errors. Use it in the thread that made it."""
+    """Poll one of several queues. Errors are fsqueue's own. Use it in the thread that made it."""
 
     def __init__(self, leaser: Leaser, lease_ms: int, up_to: Rank | None = None) -> None:
         self.store = leaser.store

@@ -15,7 +15,8 @@ from fsqueue.storage.store import Store
 def mark(store: Store, rank: Rank) -> None:
     """Make it known, durably, that tasks have priorities, before one of this rank becomes visible.
 
-    That is one line for the life of the queue. After a crash behind it workers compare priorities that no task has.
+    That is one line for the life of the queue. If the process dies right after it, workers compare priorities that no
+    task has.
     """
     if rank == LAST or store.queue_state.is_ordered:
         return
