@@ -92,6 +92,32 @@ def test_members_work_on_each_others_files(shared: Path) -> None:
 
 @needs_root
 @pytest.mark.once
+def test_members_share_keys_whatever_the_umask_of_the_one_who_inserts_first(shared: Path) -> None:
+    path = shared / "q"
+
+    def insert(payload: str) -> list[bool]:
+        queue = Queue(path)
+        return [queue.insert(payload, key=f"k{n}").inserted for n in range(5)]
+
+    def complete() -> int:
+        queue = Queue(path)
+        tasks = queue.lease(20)
+        queue.complete(tasks)
+        return len(tasks)
+
+    as_user(OWNER, 0o002, lambda: Queue.create(path, shards=2).close())
+    for first, second in ((OWNER, MEMBER), (MEMBER, OWNER)):
+        assert as_user(first, 0o077, lambda: insert("small")) == [True] * 5
+        assert as_user(second, 0o077, lambda: insert("small")) == [False] * 5
+        assert as_user(second, 0o077, complete) == 5
+        assert as_user(second, 0o077, lambda: insert("x" * 70_000)) == [True] * 5, "the key's file is the first one's"
+        assert as_user(first, 0o077, lambda: insert("small")) == [False] * 5
+        assert as_user(first, 0o077, complete) == 5
+    assert as_user(MEMBER, 0o077, lambda: len(list(Queue(path).fsck()))) == 0
+
+
+@needs_root
+@pytest.mark.once
 def test_without_that_umask_nothing_becomes_writable_and_a_member_is_told(shared: Path) -> None:
     path = shared / "q"
     as_user(OWNER, 0o022, lambda: create(path))
