@@ -148,9 +148,7 @@ class Actor:
 
     def insert(self, payload: Any, delay_s: float = 0, priority: Any = None) -> None:
         self._with_priorities({payload: priority})
-        ref = self.do(
-            "insert", lambda q: q.insert(payload, delay_s=delay_s, priority=priority), payloads=[payload]
-        )
+        ref = self.do("insert", lambda q: q.insert(payload, delay_s=delay_s, priority=priority), payloads=[payload])
         if ref is not None:
             self.history.saw(payload, ref.id)
 

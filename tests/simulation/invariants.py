@@ -191,7 +191,11 @@ def _restated(data: bytes, told: Replay) -> Iterator[str]:
         meant: tuple[Any, ...] = task.state, task.since, task.version
         if task.state == LEASED:
             own, meant = (*own, holder.id if holder else None), (*meant, task.lease)
-        if task.state in (AVAILABLE, LEASED) and told.takes and known.rank(index) != order.rank(told.priorities.get(index)):
+        if (
+            task.state in (AVAILABLE, LEASED)
+            and told.takes
+            and known.rank(index) != order.rank(told.priorities.get(index))
+        ):
             yield f"who begins at its last checkpoint takes the rank of task {index} for {known.rank(index)!r}"
         if own[0] != meant[0] or (task.state in (AVAILABLE, LEASED) and own != meant):
             yield f"who begins at its last checkpoint takes task {index} for {own}: it is {meant}"

@@ -18,7 +18,7 @@ from tests.simulation import invariants
 from tests.simulation.disk import File
 from tests.simulation.faults import QUEUE
 from tests.simulation.history import DONE, Actor, Call
-from tests.simulation.replay import AVAILABLE, LEASED, OUTCOMES, SKIPPED, Replay
+from tests.simulation.replay import LEASED, OUTCOMES, SKIPPED, Replay
 
 if TYPE_CHECKING:
     from tests.simulation.stories import Story
@@ -134,17 +134,26 @@ def is_exact(story: Story) -> bool:
 
 def drain(story: Story, last: Actor, idle_s: float) -> list[str]:
     """Lease one task after the other where nobody else works: each is the most urgent one that there is."""
-    is_strict = story.settings.shards > 1 or story.rng.random() < 0.5
+    way = "strict" if story.settings.shards > 1 else story.rng.choice(("strict", "leases", "loop"))
     wrong: list[str] = []
     before = ""
+    loop = last.do("poll", lambda q: q.poll()) if way == "loop" else None
+    if loop is not None:
+        loop._stop = lambda: True  # ends when nothing is left at the moment
     for _ in range(400):
         limit = int(story.world.now * 1000) - 1000
         there = [(name, tasks) for name, tasks in published(story) if int(name[:13]) <= limit]
-        got = last.lease(1, strict=is_strict)
+        if loop is not None:
+            task = last.next(loop)
+            got = [] if task is None else [task]
+        else:
+            got = last.lease(1, strict=way == "strict")
         if got:
             wrong += _passed_over(story, got[0], there, before, limit)
             before = got[0].batch
             last.complete(got)
+        elif loop is not None:
+            loop = None
         elif last.plain("is_drained"):
             return wrong
         else:
