@@ -239,6 +239,19 @@ def test_many_batches_that_promise_too_much(q: Queue, clock: ManualClock, monkey
     assert sorted(worked(q)) == list(range(100, 109))  # type: ignore[type-var]
 
 
+def test_a_strict_lease_looks_into_all_batches_that_promise_too_much(
+    q: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many: each of its leases knows nothing from before, and would give up at the same ones again."""
+    monkeypatch.setattr(leasing, "LATER_MAX", 2)
+    for number in range(9):
+        clock.advance(0.01)
+        put_ranked(q, [(number, 1), (100 + number, 50 - number)])
+    assert len(Queue(q.path, clock=clock).lease(9)) == 9
+    assert [q.lease(strict=True)[0].payload for _ in range(9)] == list(range(108, 99, -1))
+    assert q.lease(strict=True) == []
+
+
 def test_all_shards_are_listed_at_once_where_that_is_asked_for(queue_factory: QueueFactory, clock: ManualClock) -> None:
     q = Queue(queue_factory("many", shards=64).path, clock=clock)
     for number in range(100, 0, -1):

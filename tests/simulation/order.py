@@ -13,7 +13,7 @@ from urllib.parse import unquote_to_bytes
 import orjson
 
 from fsqueue import LeasedTask
-from fsqueue.protocol import ordered_selection
+from fsqueue.protocol import leasing, ordered_selection
 from tests.simulation import invariants
 from tests.simulation.disk import File
 from tests.simulation.faults import QUEUE
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 LAST = b"\x01"
 """The rank of tasks without a priority."""
+BATCHES_MOST = 32
+"""No story leaves so many batches."""
 
 
 def rank(priority: Any) -> bytes:
@@ -134,7 +136,8 @@ def is_exact(story: Story) -> bool:
 
 def drain(story: Story, last: Actor, idle_s: float) -> list[str]:
     """Lease one task after the other where nobody else works: each is the most urgent one that there is."""
-    way = "strict" if story.settings.shards > 1 else story.rng.choice(("strict", "leases", "loop"))
+    is_strict = story.settings.shards > 1 or leasing.LATER_MAX < BATCHES_MOST
+    way = "strict" if is_strict else story.rng.choice(("strict", "leases", "loop"))
     wrong: list[str] = []
     before = ""
     loop = last.do("poll", lambda q: q.poll()) if way == "loop" else None

@@ -86,6 +86,12 @@ MUTATIONS = [
         ((f"{LEASER}.exchange", "selection.limit(without=task.batch)", "LAST"),),
     ),
     Mutation(
+        "a strict lease gives up at batches that promise too much",
+        "it knows nothing from before, and takes what the next one has each time",
+        "order-later",
+        ((f"{LEASER}._from_head", "elif self._corrected is None or batch in self._corrected:", "elif True:"),),
+    ),
+    Mutation(
         "only names are compared with the bound",
         "a task is leased that is less urgent than was asked for",
         "order-calm",
