@@ -560,11 +560,17 @@ class Leaser:
         return []
 
     def _choose_next(self, locked: LockedBatch, selection: RankedSelection, at: int) -> Choice:
-        """Choose the next task of the batch that a task was just completed in, and tell the selection what is left."""
+        """Choose the next task of the batch that a task was just completed in, and tell the selection what is left.
+
+        With tasks that are out of attempts nothing is taken, and so all stays.
+        """
         if self._limit is None or not _learn_ranks(locked):
             return [], [], False
         choice = self._choose_by_rank(locked, at, 1, True, self._limit)
         left, self._left = self._left, None
+        tasks, spent, _ = choice
+        if spent and locked.log.name is not None:
+            left = locked.log.name, min(locked.replay_state.rank(index) for index in (*tasks, *spent))
         if left is None:
             selection.take_off(locked.batch)
         else:

@@ -92,6 +92,12 @@ MUTATIONS = [
         ((f"{LEASER}._from_head", "elif self._corrected is None or batch in self._corrected:", "elif True:"),),
     ),
     Mutation(
+        "a completion forgets what it has chosen beside a task that is out of attempts",
+        "it takes nothing then, and looks for the next task elsewhere",
+        "order-calm",
+        ((f"{LEASER}._choose_next", "if spent and", "if False and"),),
+    ),
+    Mutation(
         "only names are compared with the bound",
         "a task is leased that is less urgent than was asked for",
         "order-calm",
