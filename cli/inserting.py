@@ -52,6 +52,7 @@ _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
 fsqueue insert Q tasks.jsonl --delay 10m
 fsqueue insert Q tasks.jsonl --priority due    # {"due":"2026-11-30","scan":7} comes before {"due":"2026-12-24",...}
 find /data -name '*.tif' | fsqueue insert Q --lines
+fsqueue insert Q tasks.jsonl --key scan   # {"scan":"s7",...} is not inserted while another task with this scan waits
 fsqueue insert Q tasks.jsonl --commit seed-2026-11   # all of it or nothing, and once, however often it is typed"""
     )
 )
@@ -65,6 +66,12 @@ fsqueue insert Q tasks.jsonl --commit seed-2026-11   # all of it or nothing, and
     metavar="FIELD",
     help="The field of each JSON object whose value, a text or a whole number, is the task's priority: smaller ones "
     "come first, tasks without the field last.",
+)
+@click.option(
+    "--key",
+    metavar="FIELD",
+    help="The field of each JSON object whose value, a text or a whole number, is the task's key. While a task with "
+    "the key waits or is leased, no other with it is inserted.",
 )
 @click.option(
     "--skip-bad", is_flag=True, help="Go on after a bad line: name it on standard error, and end with exit code 1."
@@ -82,6 +89,7 @@ def insert(
     delay_s: float,
     batch_tasks: int | None,
     priority: str | None,
+    key: str | None,
     skip_bad: bool,
     commit: str | None,
     as_json: bool,
@@ -96,13 +104,22 @@ def insert(
     code 130, and on a full disk. With --commit nothing is inserted then, and the command may be repeated.
 
     With --commit, the command inserts nothing if NAME was committed before: it reads no input and prints 0.
+
+    With --key, it prints how many tasks are new. Lines without the field have no key. Each key is a file: for more than
+    100,000 tasks --commit is the better choice.
     """
-    if lines and priority is not None:
+    if lines and (priority is not None or key is not None):
+        field = "--priority" if key is None else "--key"
         raise fsqueue.InvalidArgument(
-            "--priority names a field of JSON objects: leave --lines out. Nothing was inserted."
+            f"{field} names a field of JSON objects: leave --lines out. Nothing was inserted."
+        )
+    if key is not None and commit is not None:
+        raise fsqueue.InvalidArgument(
+            "A commit takes no keys: its name makes the whole insert happen once. Leave --key or --commit out. "
+            "Nothing was inserted."
         )
     with fsqueue.Queue(queue) as q:
-        source = Source(files or ("-",), lines, skip_bad, q.settings.task_bytes_max, priority)
+        source = Source(files or ("-",), lines, skip_bad, q.settings.task_bytes_max, priority, key)
         if commit is not None:
             _insert_once(q.commit(commit), source, batch_tasks, delay_s, as_json)
             return
@@ -114,15 +131,18 @@ def insert(
                 try:
                     count += q.insert_many(source.until_pause(), batch_tasks=batch_tasks, delay_s=delay_s)
                 except fsqueue.InvalidTask as error:  # the line read last; those before it are in
-                    count += error.inserted or 0
+                    count += (error.inserted if error.new is None else error.new) or 0
                     source.refuse(f"is no task for this queue: {error}")
                 except fsqueue.FsqueueError as error:
-                    count += error.inserted or 0
+                    count += (error.inserted if error.new is None else error.new) or 0
                     failure = error
+    known = {} if key is None else {"tasks": source.tasks}
     if as_json:
-        print_json({"inserted": count, "skipped": source.skipped})
+        print_json({"inserted": count, "skipped": source.skipped, **known})
     else:
         say(count)
+        if source.tasks > count and key is not None and failure is None and not source.broken_off:
+            hint(f"{count:,} of {wording.counted(source.tasks, 'task')} were new: the keys of the others were taken")
     if failure is not None:
         if count:
             complain(
@@ -196,10 +216,18 @@ class Source:
     """
 
     def __init__(
-        self, files: tuple[str, ...], plain: bool, skip_bad: bool, line_bytes_max: int, priority: str | None = None
+        self,
+        files: tuple[str, ...],
+        plain: bool,
+        skip_bad: bool,
+        line_bytes_max: int,
+        priority: str | None = None,
+        key: str | None = None,
     ) -> None:
-        self._priority = priority
-        """The field that has the priorities."""
+        self._priority, self._key = priority, key
+        """The fields that have the priorities and the keys."""
+        self.tasks = 0
+        """How many lines were tasks."""
         self._files, self._skip_bad, self._line_bytes_max = files, skip_bad, line_bytes_max
         self._decode = _decode_plain if plain else _decode_json
         self._stream = self._payloads()
@@ -289,6 +317,7 @@ class Source:
                 if len(line) > self._line_bytes_max:
                     raise BadLine(f"is longer than a task of this queue may be ({self._line_bytes_max:,} bytes)")
                 payload = self._decode(text)
+                key = None if self._key is None else _key_of(payload, self._key)
             except BadLine as error:
                 self.refuse(str(error))
                 if self._bad:
@@ -297,8 +326,10 @@ class Source:
             self._publish_at = min(self._publish_at, time.monotonic() + PUBLISH_S)
             if self._line == 1 and type(payload) is list and len(payload) > 1:
                 self.is_one_array = True
-            if self._priority is not None and type(payload) is dict:
-                payload = fsqueue.Task(payload, priority=payload.get(self._priority))
+            self.tasks += 1
+            if type(payload) is dict and (self._priority is not None or self._key is not None):
+                urgency = None if self._priority is None else payload.get(self._priority)
+                payload = fsqueue.Task(payload, key=key, priority=urgency)
             yield payload
 
     def _lines(self, file: IO[bytes]) -> Iterator[Any]:
@@ -454,6 +485,12 @@ def _open(name: str) -> IO[bytes]:
             complain("reading from the terminal, a task a line; end with Ctrl-D")
         return sys.stdin.buffer
     return open(name, "rb", buffering=0)
+
+
+def _key_of(payload: Any, field: str) -> str | None:
+    """Return the key in a field of a payload, be it fit or not; None if it has no such field, or null in it."""
+    value = payload.get(field) if type(payload) is dict else None
+    return str(value) if type(value) is int else value
 
 
 def _decode_plain(line: bytes) -> str:

@@ -41,6 +41,9 @@ class FsqueueError(Exception):
     """Set by `insert_many`: so many tasks from the beginning of its stream are in the queue all the same. Repeating the
     whole call would insert them again: go on after them. None if that cannot be said: tasks with different delays are
     not inserted in the order of the stream."""
+    new: int | None = None
+    """Set with `inserted`, where tasks had keys: so many of those are new. Of the others a task with the key was there.
+    """
 
 
 class QueueNotFound(FsqueueError):

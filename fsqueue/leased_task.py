@@ -35,7 +35,14 @@ class Verbs(Protocol):
         """Return the queue's generation, as last read."""
 
     def insert(
-        self, payload: Any, *, delay_s: float = 0, available_at: float | None = None, strict: bool = False
+        self,
+        payload: Any,
+        *,
+        key: str | None = None,
+        priority: str | int | None = None,
+        delay_s: float = 0,
+        available_at: float | None = None,
+        strict: bool = False,
     ) -> TaskRef:
         """Insert one task."""
 

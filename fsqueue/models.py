@@ -195,6 +195,7 @@ class GcReport(AsDict):
     attempts_reaped: int = 0
     generations_trashed: int = 0
     history_days_removed: int = 0
+    keys_removed: int = 0
     letters_added: int = 0
     renamed: int = 0
     retries_published: int = 0

@@ -33,12 +33,13 @@ from fsqueue.errors import InvalidArgument, LeaseLost, from_os_error, said, text
 from fsqueue.filesystem import Filesystem, taken
 from fsqueue.format import names, task_file
 from fsqueue.format.layout import DEFAULTS, Durability, Settings
-from fsqueue.format.priority import rank_of
+from fsqueue.format.priority import Rank, rank_of
 from fsqueue.leased_task import LeasedTask
 from fsqueue.maintenance import Maintenance
 from fsqueue.models import STATES, Movement, State, Status, Task, TaskInfo, TaskRef
 from fsqueue.poll import Errors, Poll, Prefetched, Until, left, put_back, wait
 from fsqueue.protocol import encoding, insertion, transitions, waiting
+from fsqueue.protocol.keyed_inserts import KeyedInserter
 from fsqueue.protocol.leasing import Leaser
 from fsqueue.protocol.single_inserts import SingleInserter
 from fsqueue.storage.paths import queue_path
@@ -86,6 +87,7 @@ class Queue(Maintenance):
             raise from_os_error(error, f"opening the queue {path}") from error
         self._local = threading.local()
         self._inserter = SingleInserter(self.store)
+        self._keyed = KeyedInserter(self.store, self._inserter)
         self._default_lease_ms = duration_ms(self.store.settings.lease_s, "lease_s")
 
     @classmethod
@@ -205,12 +207,17 @@ class Queue(Maintenance):
         self,
         payload: Any,
         *,
+        key: str | None = None,
         priority: str | int | None = None,
         delay_s: float = 0,
         available_at: float | None = None,
         strict: bool = False,
     ) -> TaskRef:
         """Insert one task: any JSON value, or bytes. It is durable when this returns.
+
+        `key` (1 to 1,024 bytes) is unique: while a task with it is waiting, delayed or leased, nothing is inserted, and
+        the id of that task is returned, with `inserted` False. Completed, cancelled or buried, a task gives its key
+        free. A Task may have a key of its own.
 
         Some values come back as others: a tuple as a list, a UUID as text, a member of an Enum as its value, an
         instance of a subclass of str, int, list or dict as one of the base class, bytearray and memoryview as bytes.
@@ -227,6 +234,10 @@ class Queue(Maintenance):
         when = encoding.available_from(item, None, default)
         line = task_file.encode_task(item.payload, self.settings.task_bytes_max, priority=item.priority)
         rank = rank_of(item.priority)
+        wanted = key if item.key is None else item.key
+        if wanted is not None:
+            line = encoding.with_key(line, wanted, self.settings.task_bytes_max)
+            return self._keyed.insert(line, when, rank, wanted)
         if (id := self._inserter.insert_if_taken(line, when, rank)) is not None:
             return TaskRef(id)
         encoded = encoding.Encoded(when, rank)
@@ -246,7 +257,9 @@ class Queue(Maintenance):
     ) -> int:
         """Insert a stream of payloads or Tasks in bounded memory; returns how many are new.
 
-        A stream of one task costs what `insert` costs.
+        A stream of one task costs what `insert` costs. Tasks with keys are inserted one at a time, in the order of the
+        stream; those of which a task with the key lives are not inserted and not counted. For more than 100,000 keys, a
+        `commit` is the better choice.
 
         `batch_tasks`: tasks a file, instead of batches that grow with the stream; `total`: how many
         there will be about, if known, so that batches are large from the start; `delay_s`: seconds before tasks
@@ -266,7 +279,10 @@ class Queue(Maintenance):
         if commit is not None:
             return insert_once(self.store, tasks, commit, delay_s, batch_tasks)
         insert_one = self._inserter.insert_if_taken if batch_tasks is None else None
-        return insertion.insert_many(self.store, tasks, delay_s, batch_tasks, total, insert_one)
+        return insertion.insert_many(self.store, tasks, delay_s, batch_tasks, total, insert_one, self._insert_keyed)
+
+    def _insert_keyed(self, line: bytes, when: encoding.When, rank: Rank, key: str, index: int) -> bool:
+        return self._keyed.insert(line, when, rank, key, index).inserted
 
     def commit(self, name: str, *, attempt: str | None = None) -> Commit:
         """Return a named commit: many writers on many hosts stage, one publishes; all of it appears together, once.

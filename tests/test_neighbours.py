@@ -179,7 +179,8 @@ def test_a_name_in_a_record_that_no_file_can_have_stops_nobody(
         assert len(list(other.tasks())) == 2
         other.renew(first)
         other.gc()
-        assert list(other.fsck(repair=True)) == []
+        lacking = {"damaged-line"} if op == "lease" and other is queue else set()  # it lacks what a lease needs
+        assert {finding.kind for finding in other.fsck(repair=True)} == lacking
     queue.complete(first)
     queue.complete(queue.lease())
     assert queue.status() == Status(completed=2)

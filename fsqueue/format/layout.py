@@ -235,6 +235,7 @@ class Layout:
         "doorbell",
         "generation",
         "history_days",
+        "keys",
         "logs",
         "nodes",
         "pending",
@@ -264,6 +265,7 @@ class Layout:
         self.pending = f"{base}/commits/pending"
         self.tasks = f"{base}/queue"
         self.logs = f"{base}/movements"
+        self.keys = f"{base}/keys"
         self.nodes = f"{base}/nodes"
         self.completions = f"{base}/completions"
         self.dead_letters = f"{base}/dead"
@@ -292,6 +294,10 @@ class Layout:
     def node(self, node: str) -> str:
         """Return the path of a node's failures in a row."""
         return f"{self.nodes}/{names.node_file(node)}"
+
+    def key(self, digest: names.KeyDigest) -> str:
+        """Return the path of the file that says which task has a key."""
+        return f"{self.keys}/{names.shard_of(digest, self.shards)}/{names.key_file(digest)}"
 
     def dead(self, shard: names.Shard) -> str:
         """Return the path of a shard's dead letters."""

@@ -30,6 +30,8 @@ Shard = NewType("Shard", str)
 """The name of a shard: two or four hexadecimal digits."""
 Day = NewType("Day", str)
 """A day of the history, as 2026-11-21."""
+KeyDigest = NewType("KeyDigest", str)
+"""The digest of a task's key: 32 hexadecimal digits."""
 CounterName = NewType("CounterName", str)
 """The name of one of the completion counters: two hexadecimal digits."""
 
@@ -285,6 +287,22 @@ def node_file(node: str) -> str:
 def is_node_file(name: str) -> bool:
     """Return whether a name can be that of a node's file."""
     return _NODE_FILE.fullmatch(name) is not None
+
+
+def key_digest(key: str) -> KeyDigest:
+    """Return the digest of a task's key, under which its file is found: 32 hexadecimal digits."""
+    return KeyDigest(hashlib.blake2b(key.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest())
+
+
+def key_file(digest: KeyDigest) -> str:
+    """Return the name of a key's file: a key may be too long for a name, or lead astray."""
+    return f"{digest}.jsonl"
+
+
+def parse_key_file(name: str) -> KeyDigest | None:
+    """Return the digest in the name of a key's file; None for anything else."""
+    match = _LOG_FILE.fullmatch(name)
+    return KeyDigest(match[1]) if match else None
 
 
 def parse_queue_id(text: object) -> QueueId | None:

@@ -10,12 +10,12 @@ from fsqueue.filesystem import NOT_FILES
 from fsqueue.format import movements, names, sparse, task_file
 from fsqueue.format.names import Batch, Shard, TaskFileName
 from fsqueue.format.replay import DEAD, ReplayState, is_intelligible
-from fsqueue.fsck import recount
+from fsqueue.fsck import keyed, recount
 from fsqueue.fsck.access import guarded, no_access
 from fsqueue.fsck.findings import Finding, Suspect, found
 from fsqueue.fsck.repair import OPEN, Repair, held, unreadable, urgency_of
 from fsqueue.models import GcReport
-from fsqueue.storage import deadletters, history, jsonl, published, record_times
+from fsqueue.storage import deadletters, history, jsonl, keys, published, record_times
 from fsqueue.storage.store import Store
 from fsqueue.upkeep import collect
 from fsqueue.wording import counted
@@ -189,6 +189,7 @@ class ShardCheck:
             self.store, layout.dead(self.shard), self._lines(layout.dead(self.shard), jsonl.is_object, may_cut=True)
         )
         yield from guarded(self.store, layout.history_days, self._history())
+        yield from guarded(self.store, f"{layout.keys}/{self.shard}", self._keys())
 
     # -- batches ------------------------------------------------------------------------------------
 
@@ -300,6 +301,13 @@ class ShardCheck:
             case _:
                 there = self._names(batch)  # another repair may have renamed the file since it was found
                 collect.mend(store, batch, there[0] if there else None, GcReport())
+
+    # -- keys ---------------------------------------------------------------------------------------
+
+    def _keys(self) -> Iterator[Suspect]:
+        for path in keys.files_of(self.store, self.store.layout, self.shard):
+            yield from self._lines(path, keyed.is_claim, may_cut=True)
+        yield from keyed.check(self.store, self.shard)
 
     # -- lines --------------------------------------------------------------------------------------
 

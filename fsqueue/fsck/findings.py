@@ -183,6 +183,18 @@ KINDS = {
         "A counter has bytes that no batch in the history has written: status counts too many.",
         "keeps a copy of them in quarantine and overwrites them with NUL, which does not count",
     ),
+    "shared-key": Kind(
+        DAMAGE,
+        "A task with this key is not done, and another with the same key, which the key's file names, is not done "
+        "either: a file was lost or damaged. Both will be executed.",
+        "nothing: cancel one of the two, if executing both does harm",
+    ),
+    "unnamed-key": Kind(
+        DAMAGE,
+        "A task with a key is not done, and the key's file does not name it: the file was lost or damaged. Another "
+        "task with the key could be inserted beside it.",
+        "names the task in the key's file",
+    ),
     "in-the-way": Kind(
         DAMAGE,
         "The queue needs a directory here, and there is a file; or it needs a file, and there is something else.",

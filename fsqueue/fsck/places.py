@@ -23,7 +23,7 @@ SETTLE_S = 2.0
 """How long a file that no process has locked gets to settle before it counts as left behind."""
 TREE_LEVELS = 3
 """A generation, its parts, their shards."""
-PARTS = ("queue", "movements", "completions", "dead", "history", "commits", "staging", "nodes")
+PARTS = ("queue", "movements", "completions", "dead", "history", "commits", "staging", "nodes", "keys")
 
 
 def check(store: Store, repair: Repair) -> Iterator[Suspect]:
@@ -39,7 +39,8 @@ class _Places:
         self.linked: list[str] = []
         """Files to which the queue appends, if they have a second name."""
         base, days = self.layout.base, self.layout.history_days
-        self.appended = (f"{self.layout.logs}/", f"{base}/completions/", f"{base}/dead/", f"{days}/", f"{base}/nodes/")
+        parts = (self.layout.logs, f"{base}/completions", f"{base}/dead", days, f"{base}/nodes", self.layout.keys)
+        self.appended = tuple(f"{part}/" for part in parts)
         """How the paths of files begin to which the queue appends."""
         self.shards = set(names.all_shards(self.layout.shards))
 
@@ -56,6 +57,7 @@ class _Places:
             layout.history_days: self._history(),
             layout.staging: self._staging(),
             layout.nodes: self._walk(layout.nodes, lambda name: "file" if names.is_node_file(name) else None),
+            layout.keys: self._keys(),
             layout.commits: self._commits(),
         }
         for place, suspects in parts.items():
@@ -93,6 +95,15 @@ class _Places:
                 yield from self._old(path, "staged-file", partial(collect.reap_successors, self.store))
             else:
                 yield from self._kind(path, kind, self._shard_file(name))
+
+    def _keys(self) -> Iterator[Suspect]:
+        yield from self._walk(self.layout.keys, lambda name: "directory" if name in self.shards else None)
+        for shard in names.all_shards(self.layout.shards):
+            yield from self._walk(f"{self.layout.keys}/{shard}", partial(self._key_file, shard))
+
+    def _key_file(self, shard: names.Shard, name: str) -> str | None:
+        digest = names.parse_key_file(name)
+        return "file" if digest is not None and self.layout.shard(digest) == shard else None
 
     def _commits(self) -> Iterator[Suspect]:
         yield from self._walk(self.layout.commits, _record)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from fsqueue.clock import duration_ms
 from fsqueue.errors import InvalidArgument, InvalidTask
-from fsqueue.format import task_file
+from fsqueue.format import keys, task_file
 from fsqueue.format.layout import BATCH_BYTES_MAX
 from fsqueue.format.priority import LAST, Priority, Rank, fault, rank_of, text_of
 from fsqueue.models import Task
@@ -55,6 +55,10 @@ class Encoded:
 
 
 NOW: When = (True, 0)
+NO_KEYS = (
+    "{} has a key, and a named commit takes none: its name makes the whole insert happen once. Leave the keys out, or "
+    "insert without `commit`."
+)
 
 
 def available_from(task: Task, index: int | None, default: When = NOW) -> When:
@@ -73,15 +77,30 @@ def available_from(task: Task, index: int | None, default: When = NOW) -> When:
 
 
 def check_urgency(task: Task, index: int | None) -> None:
-    """Raise InvalidTask if a task has a key, or what is no priority."""
-    if task.key is not None:
-        raise InvalidTask("This version of fsqueue has no task key yet: insert the task without `key`.", index)
+    """Raise InvalidTask if a task has what is no priority."""
     if task.priority is not None and (why := fault(task.priority)) is not None:
         raise InvalidTask(f"{_where(index)}: {why}.", index)
 
 
 def _where(index: int | None) -> str:
     return "The task" if index is None else f"Task number {index + 1}"
+
+
+def with_key(line: bytes, key: object, bytes_max: int, index: int | None = None) -> bytes:
+    """Return the line of a task with its key in it. InvalidTask if it is no key; TaskTooLarge."""
+    wrong = keys.fault(key)
+    if wrong is not None:
+        raise InvalidTask(f"{_where(index)}: {wrong}.", index)
+    line = keys.with_key(line, str(key))
+    if len(line) > bytes_max:
+        raise task_file.too_large(len(line), bytes_max, index)
+    return line
+
+
+InsertKeyed = Callable[[bytes, When, Rank, str, int], bool]
+"""Insert a task of a stream that has a key: its line with the key in it, when, the rank of its priority, the key, and
+its place in the stream. Return whether it is new.
+"""
 
 
 def _share(tasks: int) -> int:
@@ -104,9 +123,17 @@ class Run(NamedTuple):  # so that what costs is done once for many tasks
 
 
 def _runs(
-    tasks: Iterable[Any], bytes_max: int, default: When, tasks_max: int, monotonic: Callable[[], float]
+    tasks: Iterable[Any],
+    bytes_max: int,
+    default: When,
+    tasks_max: int,
+    monotonic: Callable[[], float],
+    insert_keyed: InsertKeyed | None,
 ) -> Iterator[Run]:
-    """Yield the stream's lines, handed on by the hundred, or as they come where it is slow; InvalidTask ends it."""
+    """Yield the stream's lines, handed on by the hundred, or as they come where it is slow; InvalidTask ends it.
+
+    Tasks with keys are not among them: they are inserted as they come.
+    """
     encode = task_file.encode_task
     when, size = default, 0
     lines: list[bytes] = []
@@ -118,9 +145,14 @@ def _runs(
             if given is not None or isinstance(item, Task):
                 task = item if isinstance(item, Task) else Task(item)
                 at, priority = available_from(task, index, default), task.priority
-                if priority is not None or task.key is not None:
+                if priority is not None:
                     check_urgency(task, index)
                 line = encode(task.payload, bytes_max, index, priority)
+                if task.key is not None:
+                    if insert_keyed is None:
+                        raise InvalidTask(NO_KEYS.format(_where(index)), index)
+                    insert_keyed(with_key(line, task.key, bytes_max, index), at, rank_of(priority), task.key, index)
+                    continue
                 if priority is not None or given is not None:
                     if priority is None or given is None or at != when:
                         if lines:
@@ -210,18 +242,26 @@ def _hold(runs: Iterator[Run], held: list[Run], monotonic: Callable[[], float]) 
 
 
 def batches_of(
-    tasks: Iterable[Any], store: Store, default: When, batch_tasks: int | None, total: int | None, times: set[When]
+    tasks: Iterable[Any],
+    store: Store,
+    default: When,
+    batch_tasks: int | None,
+    total: int | None,
+    times: set[When],
+    insert_keyed: InsertKeyed | None = None,
 ) -> Iterator[Encoded]:
     """Encode tasks into batches of the size asked for, or of one that suits the job, noting their `times`.
 
     Tasks with priorities get batches of their own. They are sorted within windows of at most a group, so that a batch
     holds a narrow range of priorities, in order.
 
+    Tasks with keys go to `insert_keyed`. InvalidTask for the first of them if there is none, as for a named commit.
+
     When the stream breaks off with an error, the tasks before it come out first, then the error.
     """
     settings, monotonic = store.settings, store.clock.monotonic
     most = min(batch_tasks or settings.batch_tasks_max, settings.batch_tasks_max)
-    runs = _runs(tasks, settings.task_bytes_max, default, most, monotonic)
+    runs = _runs(tasks, settings.task_bytes_max, default, most, monotonic, insert_keyed)
     held: list[Run] = []
     known, number = total or 0, 0
     filling: dict[When, Encoded] = {}

@@ -7,6 +7,7 @@ the group is inserted again into the new generation.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -16,11 +17,15 @@ from fsqueue.errors import FULL, FsqueueError, InvalidTask, QueueNotFound, Stora
 from fsqueue.format.layout import Layout
 from fsqueue.format.names import TaskFileName
 from fsqueue.format.priority import Rank
-from fsqueue.protocol.encoding import GROUP_BYTES_MAX, Encoded, When, batches_of, default_when, groups_of
+from fsqueue.protocol.encoding import GROUP_BYTES_MAX, Encoded, InsertKeyed, When, batches_of, default_when, groups_of
 from fsqueue.storage import ordering, staging
 from fsqueue.storage.store import Store
 
+logger = logging.getLogger("fsqueue")
+
 TRIES = 20
+KEYS_ADVISED = 100_000
+"""A call that inserts more tasks with keys is warned of: each has a file for its key."""
 
 InsertOne = Callable[[bytes, When, Rank], str | None]
 """Insert one task, given as the line of a task file, durably, and return its id; None if it needs a file of its own.
@@ -35,10 +40,12 @@ def insert_many(
     batch_tasks: int | None = None,
     total: int | None = None,
     insert_one: InsertOne | None = None,
+    insert_keyed: InsertKeyed | None = None,
 ) -> int:
-    """Insert a stream of payloads or Tasks; returns how many.
+    """Insert a stream of payloads or Tasks; returns how many are new.
 
-    A task that is the only one of its stream goes to `insert_one`, where that is given.
+    A task that is the only one of its stream goes to `insert_one`, where that is given. Tasks with keys go to
+    `insert_keyed` one at a time, as they come.
 
     What went before an error stays inserted. An FsqueueError says how many those are, in its text and in `inserted`,
     and that a repeat of the whole call would insert them again.
@@ -46,8 +53,10 @@ def insert_many(
     count, default = 0, default_when(delay_s)
     times: set[When] = set()
     is_one = False
+    keyed = _Keyed(insert_keyed)
+    with_key = keyed.insert if insert_keyed is not None else None
     try:
-        for group in groups_of(batches_of(tasks, store, default, batch_tasks, total, times)):
+        for group in groups_of(batches_of(tasks, store, default, batch_tasks, total, times, with_key)):
             is_in = False
             if insert_one is not None and not count and _is_one_task(group):
                 is_one = True
@@ -57,20 +66,56 @@ def insert_many(
                 publish(store, group)
             count += sum(encoded.tasks for encoded in group)
     except InvalidTask as error:  # what came before it is all there
-        error.inserted = count
+        error.inserted, error.new = count + keyed.handled, count + keyed.new
         raise
     except FromCaller as foreign:  # so is what came before an error of the caller's own
-        foreign.count(count)
+        foreign.count(count + keyed.handled)
         raise
     except (FsqueueError, OSError) as error:
         if is_one and isinstance(error, FsqueueError):
             raise  # it says itself whether the task is in the queue
-        inserted = count + (getattr(error, "inserted", None) or 0) if len(times) < 2 else None
+        if error is keyed.error:
+            inserted: int | None = count + keyed.handled  # what came before it was published before it was raised
+        elif keyed.handled or len(times) > 1:
+            inserted = None  # those with keys are not inserted in one order with the others
+        else:
+            inserted = count + (getattr(error, "inserted", None) or 0)
         cause = error if isinstance(error, OSError) else error.__cause__
         failure = _explained(store, error, cause, advice(inserted, cause))
         failure.inserted = inserted
+        failure.new = None if inserted is None else inserted - keyed.handled + keyed.new
         raise failure from cause
-    return count
+    return count + keyed.new
+
+
+class _Keyed:
+    """Insert the tasks of a stream that have keys, and count them."""
+
+    def __init__(self, insert_keyed: InsertKeyed | None) -> None:
+        self._insert = insert_keyed
+        self.handled = 0
+        """How many tasks with keys are in the queue, be they new or not."""
+        self.new = 0
+        self.error: Exception | None = None
+        """The error that one of them has ended with."""
+
+    def insert(self, line: bytes, when: When, rank: Rank, key: str, index: int) -> bool:
+        """Insert a task with a key. Return whether it is new."""
+        assert self._insert is not None
+        try:
+            is_new = self._insert(line, when, rank, key, index)
+        except Exception as error:
+            self.error = error
+            raise
+        self.new += is_new
+        self.handled += 1
+        if self.handled == KEYS_ADVISED + 1:
+            logger.warning(
+                "more than %s tasks with keys in one call: each has a file for its key. To insert a whole set once, "
+                "use a name instead (commit=NAME, --commit NAME): it makes no file for each task",
+                f"{KEYS_ADVISED:,}",
+            )
+        return is_new
 
 
 def _is_one_task(group: list[Encoded]) -> bool:

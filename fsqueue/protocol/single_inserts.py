@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 from fsqueue.errors import FULL, NO_DESCRIPTORS, FsqueueError, LockTimeout, StorageError, from_os_error
@@ -38,6 +38,10 @@ SPREAD = 16
 """Over so many shards a process spreads its open batches: workers share the work, and few directories are made."""
 TRIES = 20
 """So often an insert is begun anew: the batch was full, sealed, finished or locked, or the queue was purged."""
+
+
+Announce = Callable[[Layout, Batch, str], None]
+"""Called before a record is appended to a batch: with the generation, the batch, and the id of the record."""
 
 
 class _Unknown(Exception):
@@ -84,12 +88,13 @@ class SingleInserter:
         self._finding = taken.Mutex()
         self._synced.after_fork()
 
-    def insert(self, line: bytes, when: When, rank: Rank = LAST) -> str:
+    def insert(self, line: bytes, when: When, rank: Rank = LAST, announce: Announce | None = None) -> str:
         """Insert a task, durably, and return its id. `line` is the task as it would stand in a task file.
 
         `rank`: that of its priority.
 
-        An error says whether the task is in the queue, or that this is unknown.
+        An error says whether the task is in the queue, or that this is unknown. An error of `announce` ends the insert.
+        Of the records that were announced only the last one may be in the queue.
         """
         store = self.store
         store.refresh()
@@ -99,6 +104,8 @@ class SingleInserter:
         lost = False
         for batch in self._batches(rank):
             layout, index = store.layout, None
+            if announce is not None:
+                announce(layout, batch, identity)
             try:
                 index = self._into(batch, identity, line, when, rank)
             except (BatchBusy, LockTimeout):

@@ -22,7 +22,7 @@ from fsqueue.spark.options import DROP, ReadOptions
 from fsqueue.spark.parsing import PREFIX, SUFFIX, Parser
 from fsqueue.spark.views import Row
 
-ROWS_MAX = 8192
+ROWS_MAX = 16_384
 """A record batch has about so many rows (fewer cost more calls, more no longer fit the processor's cache), ..."""
 BYTES_MAX = 8 << 20
 """... or about so many bytes of payload (the largest task more)."""

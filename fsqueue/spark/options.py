@@ -20,7 +20,7 @@ READ = (
 WRITE = ("path", "commit", "ifexists", "payload", "payloadformat", "delay_s", "batch_tasks")
 ATTEMPT = "__attempt"
 """The option by which `seed` names its attempt."""
-LATER = ("key", "priority")
+LATER = ("priority",)
 """Refused by name until the queue has them."""
 PERMISSIVE, DROP, FAIL = MODES = ("PERMISSIVE", "DROPMALFORMED", "FAILFAST")
 """What becomes of payloads that are not of the type that is asked for: as for Spark's own JSON source."""
@@ -96,6 +96,12 @@ def writing(options: Mapping[str, str]) -> WriteOptions:
                 f"This version of fsqueue has no task {name} yet: leave out the option `{name}`, and put the column "
                 "into the payload."
             )
+    if "key" in options:
+        raise InvalidArgument(
+            "A DataFrame is inserted as one named commit, which takes no keys: leave out the option `key`. The name "
+            "(option `commit`) makes the whole insert happen once. For unique tasks, collect the rows and use "
+            "insert_many."
+        )
     given = _known(options, WRITE, "writing")
     if_exists = given.get("ifexists", "append").lower()
     if if_exists not in IF_EXISTS:

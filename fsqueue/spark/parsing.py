@@ -74,6 +74,9 @@ class Parser:
         self.inner = pa.struct([field for field in arrow if field.name != self.corrupt]) if _is_struct(kind) else arrow
         self.carrier = byarrow.carrier_of(self.kind, self.inner)
         self.is_columnar = self.carrier is None and columnar.is_known(self.kind)
+        carried = self.inner if self.is_columnar else self.carrier
+        self.carried = carried if carried is not None and uniform.is_known(carried) else None
+        """What `uniform` parses payloads as; None: it does not know the type."""
         self.maps = byarrow.Maps(self.kind, self.inner) if byarrow.has_maps(self.kind, self.inner) else None
         self.convert = _converter(self.kind)
         self.loads: Callable[[bytes], Any] = orjson.loads
@@ -92,14 +95,15 @@ class Parser:
 
     def _at_once(self, content: bytes, count: int) -> pa.Array | None:
         try:
-            if self.is_columnar:
+            found = uniform.parse(content, self.carried, count) if self.carried is not None else None
+            if found is not None:
+                pass
+            elif self.is_columnar:
                 found = self.maps.parse(content) if self.maps is not None else None
                 if found is None or len(found) != count:
                     found = columnar.parse(content, self.kind, self.inner)
             elif self.carrier is not None:
-                found = uniform.parse(content, self.carrier, count)
-                if found is None:
-                    found = byarrow.parse(content, self.carrier)
+                found = byarrow.parse(content, self.carrier)
             else:
                 return None
             return found.cast(self.inner) if len(found) == count else None

@@ -18,7 +18,6 @@ from fsqueue.errors import InvalidArgument, StorageError
 from fsqueue.format import names
 from fsqueue.models import DELAYED, WAITING
 from fsqueue.spark import schemas, views
-from fsqueue.spark.columns import Columns
 from fsqueue.spark.options import ReadOptions
 from fsqueue.storage import deadletters, history, listing
 from fsqueue.storage.discovery import queues_in
@@ -27,6 +26,8 @@ from fsqueue.views import inspection
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from fsqueue.spark.columns import Columns
 
 PARTITION_TASKS = 500_000
 """About so many tasks make a partition (it is at least a shard), ..."""
@@ -117,14 +118,18 @@ class FsqueueReader(DataSourceReader):  # type: ignore[misc]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the record batches of some pieces."""
-        for piece in partition.pieces:
-            store = Store(piece.path)
-            _same_generation(store, piece)
-            columns = Columns(self.options, self.schema, name_of(piece.path))
-            yield from self._read(store, piece, columns)
-            yield from columns.rest()
-            store.refresh(now=True)
-            _same_generation(store, piece)
+        from fsqueue.spark.columns import Columns  # with pandas, which planning does without: a quarter of a second
+        from fsqueue.spark.memory_pool import system_pool
+
+        with system_pool():
+            for piece in partition.pieces:
+                store = Store(piece.path)
+                _same_generation(store, piece)
+                columns = Columns(self.options, self.schema, name_of(piece.path))
+                yield from self._read(store, piece, columns)
+                yield from columns.rest()
+                store.refresh(now=True)
+                _same_generation(store, piece)
 
     def _read(self, store: Store, piece: Piece, columns: Columns) -> Iterator[pa.RecordBatch]:
         view = self.options.view

@@ -116,16 +116,14 @@ def lines_of(df: DataFrame, wanted: options.WriteOptions, kind: types.DataType) 
     else:
         payload = functions.struct(*(places[name].alias(name) for name in kind.names))
     text = functions.to_json(functions.struct(payload.alias("payload")), TO_JSON).alias("text")
-    delays = [places[wanted.delay_s].alias("delay")] if wanted.delay_s in places else []
+    made = df.toDF(*names).select(*names, text)
     line = functions.concat(functions.col("text"), functions.lit("\n"))
     if encoding.contains(kind, (types.StringType,)):
-        made = df.toDF(*names).select(*delays, text, payload.alias("payload"))
         is_replaced = functions.contains(functions.col("text"), functions.lit("\ufffd"))
-        is_sound = functions.is_valid_utf8(functions.col("payload").cast("string"))
+        is_sound = functions.is_valid_utf8(payload.cast("string"))
         line = functions.when(is_replaced & ~is_sound, functions.raise_error(functions.lit(NO_UTF8))).otherwise(line)
-    else:
-        made = df.toDF(*names).select(*delays, text)
-    return made.select(*(functions.col("delay").alias(str(wanted.delay_s)) for _ in delays), line.alias(_other(wanted)))
+    delays = [places[wanted.delay_s].alias(str(wanted.delay_s))] if wanted.delay_s in places else []
+    return made.select(*delays, line.alias(_other(wanted)))
 
 
 def _other(wanted: options.WriteOptions) -> str:

@@ -63,10 +63,13 @@ class FsqueueWriter(DataSourceArrowWriter):  # type: ignore[misc]
             for _ in iterator:
                 pass
             return StagedPart(None)
+        from fsqueue.spark.ahead import ahead
         from fsqueue.spark.lines import Lines
+        from fsqueue.spark.memory_pool import system_pool
 
-        batches = Lines(self.encoder, self.commit_.store.settings).batches(iterator)
-        return StagedPart(self.commit_.stage_encoded(batches))
+        with system_pool():
+            batches = Lines(self.encoder, self.commit_.store.settings).batches(ahead(iterator))
+            return StagedPart(self.commit_.stage_encoded(batches))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Make all of it visible at one instant, and when overwriting nothing else; or, if the commit's name was

@@ -23,10 +23,12 @@ from fsqueue.format.names import Batch, Day, Generation, TaskFileName
 from fsqueue.format.replay import DEAD, ReplayState
 from fsqueue.models import GcReport
 from fsqueue.protocol import finishing, transitions
+from fsqueue.protocol.keyed_inserts import Claims
 from fsqueue.storage import (
     commits,
     deadletters,
     history,
+    keys,
     letter_files,
     listing,
     nested,
@@ -48,6 +50,8 @@ ATTEMPT_AGE_S = 7 * STAGED_AGE_S
 """What was staged for a commit is reaped a week after its last file: its other parts may take days."""
 NODE_AGE_S = 7 * STAGED_AGE_S
 """The failures in a row on a node are forgotten a week after the last: they say nothing of today."""
+KEY_AGE_S = STAGED_AGE_S
+"""The file of a free key is removed a day after its last change: a key that is used again soon keeps its file."""
 PASSED_OVER = (*NOT_FILES, errno.EACCES, errno.EPERM, errno.EIO)
 """Errors of a file that upkeep passes over: one of another user, a stray, or one that the disk cannot read."""
 
@@ -101,6 +105,7 @@ def _collect(store: Store, report: GcReport, history_days: int | None) -> list[O
     refused = Refusals()
     no_room = _give_back_letters(store, report, refused)
     nodes.forget(store, NODE_AGE_S)
+    _keys(store, report, refused)
     full = _apply_decided(store, report)
     missed = bool(full)
     full += no_room
@@ -111,6 +116,35 @@ def _collect(store: Store, report: GcReport, history_days: int | None) -> list[O
     if missed:  # the shards may have made room
         full += _apply_decided(store, report)
     return full
+
+
+def _keys(store: Store, report: GcReport, refused: Refusals) -> None:
+    """Remove the files of keys that are free, a day after their last change."""
+    claims = Claims(store)
+    for path in keys.files(store, store.layout):
+        try:
+            report.keys_removed += is_abandoned(store, path, KEY_AGE_S) and reap_key(store, claims, path)
+        except (LockTimeout, FileNotFoundError, StorageError) as error:
+            logger.debug("%s is left for the next upkeep: %s", path, error)
+        except OSError as error:
+            if error.errno not in (*PASSED_OVER, *FULL):
+                raise
+            refused.add(error)
+
+
+def reap_key(store: Store, claims: Claims, path: str) -> bool:
+    """Remove the file of a key under its lock, if that is a day old still, and no task lives that it names.
+
+    A file in which no line can be read is left to fsck, but for one that has no whole line: its author died before he
+    inserted anything.
+    """
+    with keys.held(store, store.layout, path, finishing.WAIT_S) as held:
+        if not is_abandoned(store, path, KEY_AGE_S):
+            return False
+        claim = held.last()
+        if claim is None:
+            return held.has_no_line() and held.remove()
+        return claims.living(store.layout, claim) is None and held.remove()
 
 
 def _apply_decided(store: Store, report: GcReport) -> list[OSError]:

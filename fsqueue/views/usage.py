@@ -16,6 +16,7 @@ PARTS = {
     "completions": "counters",
     "dead": "dead",
     "history": "history",
+    "keys": "keys",
     "nodes": "nodes",
     "commits": "commits",
     "staging": "staging",

@@ -16,6 +16,8 @@ from typing import Any
 from benchmarks import calls, machine, peers, report
 from benchmarks.campaign import STEPS, Campaign, Plan
 from benchmarks.launch import Launcher, StepFailed
+from benchmarks.order import main as order
+from benchmarks.order.campaign import GROUPS
 from benchmarks.systems import ENTRIES
 
 SIZES = [10_000, 100_000, 1_000_000]
@@ -49,7 +51,8 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="scripts/bench",
         description="Measure fsqueue beside task-queue, dirq, huey, and a bare loop of the same system calls.",
-        epilog="steps for --only: " + "; ".join(f"{name}: {text}" for name, text in STEPS.items()) + ". "
+        epilog=f"{', '.join(GROUPS)}, each as a first argument, measure priorities and keys: scripts/bench pei "
+        "--help. Steps for --only: " + "; ".join(f"{name}: {text}" for name, text in STEPS.items()) + ". "
         "systems for --systems: " + ", ".join(entry.name for entry in ENTRIES) + ".",
     )
     made.add_argument("--sizes", type=_whole_numbers, metavar="N,N", help="tasks in the queue (10000,100000,1000000)")
@@ -116,6 +119,9 @@ def _plan(options: argparse.Namespace) -> Plan:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run; the exit code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments and not arguments[0].startswith("-"):
+        return order.main(arguments)
     options = parser().parse_args(arguments)
     if options.source:
         made = json.loads(Path(options.source).read_text(encoding="utf-8"))

@@ -144,11 +144,12 @@ def _facts(facts: dict[str, Any], rows: list[dict[str, Any]]) -> str:
         f"200-byte tasks; medians of up to {rounds} round{'s' if rounds != 1 else ''}.",
         f"What else the machine had to do when it began, as load average: {facts.get('load_average', 'unknown')}.",
     ]
+    text = fill(" ".join(lines), 100, break_long_words=False, break_on_hyphens=False)
     if facts.get("in_memory"):
-        lines.append(
-            f"\n**{facts['filesystem']} is memory: nothing was written to a disk, and syncing costs nothing there.**"
+        text += (
+            f"\n\n**{facts['filesystem']} is memory: nothing was written to a disk, and syncing costs nothing there.**"
         )
-    return "\n".join(lines)
+    return text
 
 
 def _figures(found: list[Figure]) -> str:

@@ -427,6 +427,10 @@ BARE: dict[str, Callable[[Request], Result]] = {
 def perform(request: Request, say: Callable[[str], None]) -> Result:
     """Do the step that the request names."""
     step = request["step"]
+    if step.startswith("order."):
+        from benchmarks.order.steps import STEPS
+
+        return STEPS[step](request)
     if step in BARE:
         return BARE[step](request)
     system = open_system(request["system"], request["path"])

@@ -403,3 +403,26 @@ def test_lines_have_no_fields(queue: Queue) -> None:
     assert result.exit_code != 0
     assert "leave --lines out" in str(result.exception) + result.output
     assert queue.status().waiting == 0
+
+
+def test_tasks_with_keys_are_inserted_once_while_they_live(fsqueue_cli: Run, queue: Queue) -> None:
+    lines = '{"scan": "a"}\n{"scan": 7}\n{"scan": "a", "again": true}\n{"other": 1}\n'
+    first = fsqueue_cli("insert", queue.path, "--key", "scan", input=lines)
+    assert (first.stdout, first.stderr) == ("3\n", "3 of 4 tasks were new: the keys of the others were taken\n")
+    assert {task.key for task in queue.tasks()} == {"a", "7", None}
+    again = fsqueue_cli("insert", queue.path, "--key", "scan", "--json", input=lines)
+    assert json.loads(again.stdout) == {"inserted": 1, "skipped": 0, "tasks": 4}
+    queue.complete(queue.lease(10))
+    assert fsqueue_cli("insert", queue.path, "--key", "scan", input=lines).stdout == "3\n"
+
+
+def test_what_cannot_be_a_key_is_a_bad_line(fsqueue_cli: Run, queue: Queue) -> None:
+    lines = '{"k": "a"}\n{"k": [1]}\n{"k": ""}\n{"k": true}\n{"k": null}\n5\n{"k": "a"}\n'
+    result = fsqueue_cli("insert", queue.path, "--key", "k", "--skip-bad", input=lines, code=1)
+    assert result.stdout == "3\n"
+    assert result.stderr.count("a key is a text, not ") == 2
+    assert "line 3 is no task for this queue: Task number" in result.stderr
+    assert "the key is empty" in result.stderr
+    for other, why in (("--lines", "leave --lines out"), ("--commit=x", "takes no keys")):
+        result = fsqueue_cli("insert", queue.path, "--key", "k", other, input=lines, code=2)
+        assert why in result.stderr

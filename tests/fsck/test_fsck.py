@@ -614,8 +614,9 @@ EACH = [
 
 
 def test_every_kind_has_its_damage() -> None:
-    """And those that no repair mends have tests of their own: `no-access`, `queue-inside`, `linked-file`."""
-    assert DAMAGES.keys() | {"no-access", "queue-inside", "linked-file"} == KINDS.keys()
+    """And those that no repair mends have tests of their own: `no-access`, `queue-inside`, `linked-file`; and keys."""
+    of_keys = {"shared-key", "unnamed-key"}  # tests/fsck/test_keys.py
+    assert DAMAGES.keys() | {"no-access", "queue-inside", "linked-file"} | of_keys == KINDS.keys()
 
 
 @pytest.mark.parametrize(("kind", "action"), EACH)

@@ -208,7 +208,7 @@ def test_more_times_than_batches_are_kept_open(q: Queue) -> None:
         Task(1, available_at=-1),
         Task(1, available_at=float("inf")),
         Task(1, delay_s=1, available_at=5),
-        Task(1, key="k"),
+        Task(1, key=""),
         Task(1, priority="p" * 1025),
         Task(1, priority=1.5),  # type: ignore[arg-type]
         Task(1, priority=1 << 63),

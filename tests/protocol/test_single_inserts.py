@@ -163,7 +163,7 @@ def test_a_batch_whose_tasks_are_all_delayed_gets_a_later_name_once_it_is_sealed
 
 
 def test_what_is_no_task_is_refused_and_makes_nothing(queue: Queue) -> None:
-    for bad in (float("nan"), {1, 2}, object(), Task("x", priority=1.5), Task("x", priority=True), Task("x", key="k")):
+    for bad in (float("nan"), {1, 2}, object(), Task("x", priority=1.5), Task("x", priority=True), Task("x", key="")):
         assert raised(InvalidTask, lambda bad=bad: queue.insert(bad))
     assert files_below(queue.path) == ["queue.jsonl"]
 

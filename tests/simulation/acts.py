@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fsqueue import LeasedTask, Queue
 from fsqueue.protocol.waiting import IdlePoller
-from tests.simulation import commit_acts, invariants, order
+from tests.simulation import commit_acts, invariants, keyed_acts, order
 from tests.simulation.history import DONE, Actor
 
 if TYPE_CHECKING:
@@ -83,6 +83,7 @@ def consume_ranked(story: Story, actor: Actor) -> None:
 def settle(story: Story, actor: Actor, got: list[LeasedTask]) -> None:
     """Work on what was leased, and end each lease in one way or another."""
     rng = story.rng
+    story.history.wrong += keyed_acts.two_living(story) if keyed_acts.ACT in story.scenario.actions else ()
     if not got:
         actor.work(rng.choice((0.0, 0.5, 4.0)))
         return
@@ -242,6 +243,7 @@ ACTS: dict[str, Act] = {
     for act in (
         insert, insert_many, consume, poll, status, is_drained, release_all, cancel, retry_dead, purge_dead, gc, purge,
         delete, create, attach, look, wait, close, idle, trickle, insert_ranked, insert_many_ranked, consume_ranked,
+        keyed_acts.insert_keyed,
     )
 } | commit_acts.ACTS  # fmt: skip
 

@@ -118,7 +118,7 @@ class Disk:
         file = File(self.numbers, self.world.now, directory)
         self.files.append(file)
         self.put([(directory, name, file)])
-        if len(name) == 38 and name.endswith(".jsonl"):
+        if len(name) == 38 and name.endswith(".jsonl") and not _is_of_keys(directory):
             self.logs.setdefault(name[:32], []).append(file)
         return file
 
@@ -295,3 +295,9 @@ def _remains(data: bytes, durable: bytes, chance: float, rng: Random) -> bytes:
     if rng.random() < 0.3:  # the size was journaled, and some of the bytes never written
         return durable + bytes(kept) + data[len(durable) + kept :]
     return data[: len(durable) + kept]
+
+
+def _is_of_keys(directory: Directory) -> bool:
+    """Whether files of keys are in a directory, whose names look like those of logs."""
+    part = directory.above
+    return part is not None and part.above is not None and part.above.entries.get("keys") is part

@@ -13,7 +13,7 @@ from fsqueue import LeasedTask, LeaseExpired, LeaseLost, Status, TaskNotFound
 from fsqueue.format import checkpoints, replay
 from fsqueue.format.names import parse_token
 from fsqueue.protocol.leasing import BUSY_WAIT_S
-from tests.simulation import commit_acts, order
+from tests.simulation import commit_acts, keyed_acts, order
 from tests.simulation.disk import Directory, File
 from tests.simulation.faults import QUEUE
 from tests.simulation.history import DONE, REFUSED, Call
@@ -418,6 +418,7 @@ def judge_leftovers(story: Story) -> Iterator[str]:
             if "/.nfs" not in path:
                 yield f"upkeep left {path.removeprefix(QUEUE)}"
     yield from commit_acts.judge_leftovers(story, base)
+    yield from keyed_acts.judge_leftovers(story, base)
 
 
 # -- while it happens ------------------------------------------------------------------------------------------

@@ -37,11 +37,6 @@ def rank(priority: Any) -> bytes:
     return b"\0" + bytes(text.encode())
 
 
-def has_none(name: str) -> bool:
-    """Whether all tasks of a task file are in its log, if there are any."""
-    return name[46:49] == "-0+" and name[49] in ".-"
-
-
 def promise(name: str) -> bytes:
     """The rank in a task file's name."""
     _, _, *priority = name[46 : -len(".jsonl")].split("-", 2)

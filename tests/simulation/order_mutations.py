@@ -116,7 +116,7 @@ MUTATIONS = [
         ((f"{LEASER}.begin", "if self.is_ordered != is_ordered:", "if False:"),),
     ),
     Mutation(
-        "heads that are not kept are forgotten",
+        "urgent heads that are not kept are forgotten",
         "there is more in a shard than a worker keeps in mind, and it says that there is nothing",
         "order-small",
         (("protocol.ordered_selection:OrderedSelection._list", 'self._further[shard] = ""', "pass"),),

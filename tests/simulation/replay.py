@@ -43,6 +43,8 @@ class Replay:
         self.opened = self.sealed = self.takes = False
         self.payloads: dict[int, Any] = {}
         """Of tasks that are in the log."""
+        self.keys: dict[int, str] = {}
+        """Of those that have one."""
         self.priorities: dict[int, Any] = {}
         """Of those that have one."""
         self._inserts: set[str] = set()
@@ -133,6 +135,8 @@ class Replay:
             self.tasks[-1].state = SKIPPED
         self.tasks.append(State(record.get("available_at", 0), offset, record["at"]))
         self.payloads[record["first"]] = record["payload"]
+        if "key" in record:
+            self.keys[record["first"]] = record["key"]
         if record.get("priority") is not None:
             self.priorities[record["first"]] = record["priority"]
         self._inserts.add(record["id"])

@@ -17,7 +17,7 @@ from unittest import mock
 from fsqueue import FsqueueError, QueueNotFound
 from fsqueue.filesystem import taken
 from fsqueue.format.layout import Settings, birth_record
-from tests.simulation import commit_acts, invariants, order
+from tests.simulation import commit_acts, invariants, keyed_acts, order
 from tests.simulation.disk import Disk
 from tests.simulation.faults import DAY_S, LONG_S, Fault, draw
 from tests.simulation.handles import Host
@@ -269,6 +269,9 @@ class Story:
             for payload in self.fresh(2):
                 last.insert(payload)
         commit_acts.repeat_all(self, last)
+        wrong += keyed_acts.insert_beside(self, last)
+        wrong += self._drain(last)
+        wrong += keyed_acts.insert_at_the_end(self, last)
         wrong += self._drain(last)
         if self.takes_inserts:
             last.work(LONG_S)

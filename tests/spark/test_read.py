@@ -13,6 +13,7 @@ import pytest
 from fsqueue import Queue
 from fsqueue.clock import ManualClock
 from fsqueue.format.names import TAKES_INSERTS
+from fsqueue.format.priority import LAST
 from tests.support import QueueFactory, task_file_names
 
 pytest.importorskip("pyspark", reason="PySpark is not installed: pip install 'fsqueue-tasks[spark]'")
@@ -118,7 +119,7 @@ def test_tasks_of_batches_that_take_inserts(spark: SparkSession, queue_factory: 
         ids.append(queue.insert(payload, delay_s=1000 if payload == {"n": 6} else 0).id)
         born.append(clock.now_s)
         clock.advance(10)
-    queue._inserter._made()  # one that no task is in yet
+    queue._inserter._made(LAST)  # one that no task is in yet
     assert sorted(name.inserted or 0 for name in task_file_names(queue)) == [TAKES_INSERTS, TAKES_INSERTS, 4]
     [done, dead], [held] = queue.lease(2), queue.lease(1, lease_s=1000)
     assert [done.id, dead.id, held.id] == ids[:3]

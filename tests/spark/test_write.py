@@ -263,7 +263,7 @@ def test_a_delay_that_is_none_is_refused(spark: SparkSession, queue: Queue) -> N
         ("a STRING", {"delay_s": "a"}, "a delay is a number of seconds"),
         ("a STRING", {"delay_s": "b"}, "names the column 'b'"),
         ("a INT", {"payloadFormat": "json"}, "in the column that the option `payload` names"),
-        ("a INT", {"key": "a"}, "no task key yet"),
+        ("a INT", {"key": "a"}, "takes no keys"),
         ("a INT", {"priority": "a"}, "no task priority yet"),
         ("a INT", {"ifExist": "ignore"}, "no option 'ifexist'.*Did you mean 'ifexists'"),
         ("a INT", {"ifExists": "maybe"}, "`ifExists` is one of append, create, error, ignore"),

@@ -15,6 +15,7 @@ import pytest
 from fsqueue import InvalidArgument, Queue, StorageError, StorageFull
 from fsqueue.clock import ManualClock
 from fsqueue.filesystem import Filesystem, freed
+from fsqueue.format.priority import LAST
 from fsqueue.protocol import finishing
 from fsqueue.storage import commits, deadletters, letter_files, staging
 from fsqueue.upkeep import collect, trash
@@ -667,7 +668,7 @@ def test_an_open_batch_whose_inserter_died_before_its_first_insert_is_cleared_aw
 
         inserter = Queue(path, filesystem=fs, clock=clock)
         if step == "write":
-            inserter._inserter._made()
+            inserter._inserter._made(LAST)
         setattr(fs, {"create": "look"}.get(step, step), dying)
         with pytest.raises(Crash):
             inserter.insert("x")

@@ -90,14 +90,14 @@ def test_an_outcome_that_nobody_can_tell_is_put_back(queue: Queue, monkeypatch: 
 def test_a_feeder_that_dies_ends_the_worker_after_what_can_end_in_the_grace(
     queue: Queue, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    real, began = feeding._Watch.look, tmp_path / "began"
+    real, began = feeding.Watch.look, tmp_path / "began"
 
     def look(watch: Any, n: int) -> Any:
         if not began.exists():
             return real(watch, n)
         raise TypeError("Recursion limit reached")
 
-    monkeypatch.setattr(feeding._Watch, "look", look)
+    monkeypatch.setattr(feeding.Watch, "look", look)
     queue.insert_many(range(5))
     until = f"until [ -e {began} ]; do sleep 0.02; done"
     script = f"if mkdir {tmp_path}/first; then {until}; exit 0; fi; touch {began}; while :; do sleep 0.05; done"
@@ -234,12 +234,12 @@ def test_run_says_in_one_line_that_a_thread_died_and_holds_nothing(queue_factory
 STUCK = {
     "nobody answers the reporter": "settling._tell = for_ever",
     "nobody answers the renewer": "settling.LeaseRenewer._renew = for_ever",
-    "nobody answers the feeder": "n = iter(range(9)); real = feeding._Watch.look\n"
-    "feeding._Watch.look = lambda *all: real(*all) if not next(n) else for_ever()",
+    "nobody answers the feeder": "n = iter(range(9)); real = feeding.Watch.look\n"
+    "feeding.Watch.look = lambda *all: real(*all) if not next(n) else for_ever()",
     "the last words are not heard": "settling._tell = for_ever; settling.OutcomeReporter.work = die",
     "the kernel holds the command": "spawning.Process.kill = lambda *all: None; print('stuck', file=sys.stderr)",
     "everything at once": "settling._tell = for_ever; settling.LeaseRenewer._renew = for_ever\n"
-    "feeding._Watch.look.__name__\n"
+    "feeding.Watch.look.__name__\n"
     "spawning.Process.kill = lambda *all: None",
 }
 

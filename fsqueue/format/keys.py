@@ -1,0 +1,89 @@
+"""Keys: texts that are unique among the tasks without an outcome (docs/format.md, "Keys"; decision 31).
+
+Pure. The file of a key has a line for each task that was inserted with it, or was about to be. Only the last line that
+can be read counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import orjson
+
+from fsqueue.format import names
+from fsqueue.format.names import Batch, TaskFileName
+
+BYTES_MAX = 1024
+"""The longest key, in bytes of UTF-8."""
+
+
+def fault(value: object) -> str | None:
+    """Return why a value is no key; None if it is one."""
+    if not isinstance(value, str):
+        return f"a key is a text, not {type(value).__name__}"
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError:
+        return "the key is no valid text: UTF-8 cannot hold it"
+    if not size:
+        return "the key is empty. Leave it out, or give a text"
+    return None if size <= BYTES_MAX else f"the key takes {size:,} bytes; {BYTES_MAX:,} are the most"
+
+
+@dataclass(frozen=True, slots=True)
+class KeyClaim:
+    """What a line of a key's file says: which task has the key, if that task lives."""
+
+    key: str
+    at: int
+    batch: Batch
+    insert: str | None
+    """The id of the task's `insert` record, for a task in the log of an open batch."""
+    staged: TaskFileName | None
+    """The name under which the task's own file was staged, for a task with a file of its own."""
+    host: str = ""
+    pid: int = 0
+
+    @property
+    def holder(self) -> dict[str, object]:
+        """Return who wrote the line, as far as it tells."""
+        return {"host": self.host, "pid": self.pid} if self.host else {}
+
+
+def encode(claim: KeyClaim) -> bytes:
+    """Return a claim as a line, with its newline."""
+    record: dict[str, object] = {"op": "key", "at": claim.at, "key": claim.key}
+    if claim.staged is not None:
+        record["staged"] = str(claim.staged)
+    else:
+        record |= {"batch": claim.batch, "insert": claim.insert}
+    if claim.host:
+        record |= {"host": claim.host, "pid": claim.pid}
+    return orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def parse(line: bytes) -> KeyClaim | None:
+    """Return the claim in a line (without its newline); None if it is none."""
+    try:
+        record = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return None
+    match record:
+        case {"op": "key", "at": int(at), "key": str(key), "staged": str(text)}:
+            insert, staged = None, names.parse_task_file(text)
+            batch = staged.batch if staged is not None and staged.count else None
+        case {"op": "key", "at": int(at), "key": str(key), "batch": str(text), "insert": str(insert)}:
+            staged, batch = None, names.parse_batch(text)
+        case _:
+            return None
+    if batch is None:
+        return None
+    host, pid = record.get("host"), record.get("pid")
+    return KeyClaim(
+        key, at, batch, insert, staged, host if isinstance(host, str) else "", pid if isinstance(pid, int) else 0
+    )
+
+
+def with_key(line: bytes, key: str) -> bytes:
+    """Return the line of a task, with its newline, with a key in it."""
+    return line[:-2] + b',"key":' + orjson.dumps(key) + b"}\n"

@@ -1,0 +1,120 @@
+"""Check that keys are unique: a living task with a key is the one that the key's file names (docs/format.md, "Keys").
+
+Of two living tasks with one key the file names one at most. So a look at each task's own key finds both, in bounded
+memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from typing import NamedTuple
+
+from fsqueue.format import keys as format_keys
+from fsqueue.format import movements, names, sparse, task_file
+from fsqueue.format.keys import KeyClaim
+from fsqueue.format.names import Batch, Shard, TaskFileName
+from fsqueue.format.replay import ReplayState
+from fsqueue.fsck.findings import Suspect, found
+from fsqueue.fsck.repair import OPEN, WAIT_S
+from fsqueue.storage import keys, published
+from fsqueue.storage.store import Store
+
+MARK = b'"key":'
+"""What is in the line of each task with a key."""
+
+
+class Keyed(NamedTuple):
+    """A living task with a key: `insert` is the id of its record, `file` its own task file."""
+
+    key: str
+    batch: Batch
+    place: int
+    insert: str | None
+    file: TaskFileName | None
+
+    def is_named_by(self, claim: KeyClaim | None) -> bool:
+        """Return whether a claim means this task."""
+        return claim is not None and claim.batch == self.batch and claim.insert == self.insert
+
+
+def is_claim(line: bytes) -> bool:
+    """Return whether a line of a key's file can be read."""
+    return format_keys.parse(line) is not None
+
+
+def check(store: Store, shard: Shard) -> Iterator[Suspect]:
+    """Yield the tasks of a shard's batches that have a key, live, and are not named by the key's file."""
+    layout = store.layout
+    if not store.fs.names(layout.keys):
+        return
+    batches = {
+        name.batch
+        for text in store.fs.names(f"{layout.tasks}/{shard}")
+        if (name := names.parse_task_file(text)) is not None
+    }
+    for batch in sorted(batches):
+        for task in living(store, batch):
+            path = layout.key(names.key_digest(task.key))
+            claim = keys.read(store, path, task.key)
+            if not task.is_named_by(claim):
+                kind = "shared-key" if _lives(store, claim) else "unnamed-key"
+                note = f"task {names.task_id(batch, task.place)}"
+                yield Suspect(
+                    found(store, kind, path, 1, note), partial(_again, store, task), partial(_name, store, task)
+                )
+
+
+def living(store: Store, batch: Batch) -> Iterator[Keyed]:
+    """Yield the tasks of a batch that have keys and no outcome."""
+    layout = store.layout
+    pieces: list[sparse.Piece] = []
+    with suppress(FileNotFoundError):
+        pieces = store.fs.read_pieces(layout.log(batch))
+    state = ReplayState()
+    state.replay_pieces(pieces, 0)
+    for offset, line, _ in sparse.lines(pieces, 0):
+        record = movements.parse(line) if MARK in line and line.startswith(movements.INSERT) else None
+        match record:
+            case {"first": int(first), "id": str(identity), "key": str(key)} if not format_keys.fault(key):
+                if state.places.get(first) == offset and state.state[first] in OPEN:
+                    yield Keyed(key, batch, first, identity, None)
+    for name in published.names_of(store, layout, batch):
+        if name.count != 1 or (state.opened and state.state[0] not in OPEN):
+            continue
+        with suppress(FileNotFoundError, ValueError, IndexError):
+            line = task_file.split_lines(published.content_of(store, layout.task_file(name)))[0]
+            given = task_file.decode_task(line).get("key") if MARK in line else None
+            if isinstance(given, str) and not format_keys.fault(given):
+                yield Keyed(given, batch, 0, None, name)
+
+
+def _lives(store: Store, claim: KeyClaim | None) -> bool:
+    """Return whether the task lives that a claim names."""
+    return claim is not None and any(task.is_named_by(claim) for task in living(store, claim.batch))
+
+
+def _again(store: Store, task: Keyed) -> bool:
+    """Look once more, under the key's lock: no process inserts with the key meanwhile."""
+    path = store.layout.key(names.key_digest(task.key))
+    try:
+        with keys.held(store, store.layout, path, WAIT_S) as held:
+            return not task.is_named_by(held.last(task.key)) and _is_there(store, task)
+    except FileNotFoundError:
+        return _is_there(store, task)
+    except PermissionError:  # this user may only look
+        return not task.is_named_by(keys.read(store, path, task.key)) and _is_there(store, task)
+
+
+def _is_there(store: Store, task: Keyed) -> bool:
+    return any((one.place, one.insert) == (task.place, task.insert) for one in living(store, task.batch))
+
+
+def _name(store: Store, task: Keyed) -> None:
+    """Name a task in its key's file, unless another task lives that the file names."""
+    layout = store.layout
+    with keys.locked(store, layout, task.key, WAIT_S) as held:
+        claim = held.last(task.key)
+        if not task.is_named_by(claim) and _is_there(store, task) and not _lives(store, claim):
+            held.append(KeyClaim(task.key, store.clock.now_ms(), task.batch, task.insert, task.file))

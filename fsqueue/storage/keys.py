@@ -1,0 +1,140 @@
+"""The files of keys (docs/format.md, "Keys"): which task has a key. Only inserters and upkeep read them.
+
+A file is read and appended to under its lock, by a process that has looked whether the path still names it: upkeep
+removes the files of free keys.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from fsqueue.cluster.identity import describe
+from fsqueue.errors import LockTimeout, StorageError
+from fsqueue.format import keys, names
+from fsqueue.format.keys import KeyClaim
+from fsqueue.format.layout import Layout
+from fsqueue.storage import jsonl
+from fsqueue.storage.store import Store
+
+LOOKS = 10
+"""How often a file that others keep removing is opened anew."""
+LOOK_BYTES_MAX = 1 << 20
+"""The last line that can be read is looked for within so many bytes from the end."""
+BYTES_MAX = 64 << 10
+"""A longer file of a free key is begun anew by the next process that inserts with the key."""
+
+
+class KeyFile:
+    """The file of a key, open and locked, and named so by its path when it was locked."""
+
+    __slots__ = ("_fd", "_store", "layout", "path")
+
+    def __init__(self, store: Store, layout: Layout, fd: int, path: str) -> None:
+        self._store = store
+        self._fd = fd
+        self.layout = layout
+        self.path = path
+
+    def last(self, key: str | None = None) -> KeyClaim | None:
+        """Return the last claim; None if there is none. With `key`, a line of any other key does not count."""
+        for _, line in jsonl.lines_from_end(self._store.fs, self._fd, LOOK_BYTES_MAX):
+            claim = keys.parse(line)
+            if claim is not None and (key is None or claim.key == key):
+                return claim
+        return None
+
+    def has_no_line(self) -> bool:
+        """Return whether not even one whole line is in the file."""
+        return not any(True for _ in jsonl.lines_at(self._store.fs, self._fd))
+
+    @property
+    def size(self) -> int:
+        """Return how long the file is."""
+        return self._store.fs.fstat(self._fd).st_size
+
+    def append(self, claim: KeyClaim) -> None:
+        """Append a claim, and sync it, with the file's name. OSError or StorageError: the lock may be lost.
+
+        After an error nothing may be inserted under this lock.
+        """
+        store, line = self._store, keys.encode(claim)
+        if store.sync_inserts:
+            store.names.secure(self._fd, self.path)
+        jsonl.append(store.fs, self._fd, line, store.sync_inserts)
+        if store.fs.shared and store.fs.pread(self._fd, len(line) + 1, self.size - len(line)) != line:
+            raise StorageError(
+                f"What was appended to {self.path} is not what is there: the lock was lost. The task was not inserted; "
+                "repeat the call."
+            )
+
+    def remove(self) -> bool:
+        """Unlink the file. Return False if it is gone. Only for a key that is free."""
+        return self._store.fs.unlink(self.path)
+
+
+@contextmanager
+def locked(store: Store, layout: Layout, key: str, wait_s: float = jsonl.LOCK_TIMEOUT_S) -> Iterator[KeyFile]:
+    """Open the file of a key, making it, and lock it.
+
+    LockTimeout names the process that was the last to write to it. FileNotFoundError: the generation has gone.
+    """
+    path = layout.key(names.key_digest(key))
+    fs = store.fs
+    for _ in range(LOOKS):
+        is_locked = False
+        try:
+            with jsonl.locked(fs, store.clock, store.entropy, path, wait_s) as fd:
+                is_locked = True
+                if fs.same_file(fd, path):
+                    yield KeyFile(store, layout, fd, path)
+                    return
+        except LockTimeout as busy:
+            if is_locked:
+                raise  # of something else, in the block
+            raise _timeout(store, path, key, wait_s) from busy
+    raise StorageError(f"The file of the key {key!r}, {path}, was removed again and again. The task was not inserted.")
+
+
+@contextmanager
+def held(store: Store, layout: Layout, path: str, wait_s: float) -> Iterator[KeyFile]:
+    """Open an existing file of a key, and lock it. FileNotFoundError if it is gone; LockTimeout."""
+    with jsonl.held(store.fs, store.clock, store.entropy, path, wait_s, os.O_APPEND) as fd:
+        yield KeyFile(store, layout, fd, path)
+
+
+def read(store: Store, path: str, key: str | None = None) -> KeyClaim | None:
+    """Return the last claim in a file, without its lock: a hint. None if there is none. `key`: as for `last`."""
+    try:
+        fd = store.fs.look_anew(path)
+    except OSError:
+        return None
+    try:
+        return KeyFile(store, store.layout, fd, path).last(key)
+    except OSError:
+        return None
+    finally:
+        store.fs.close(fd)
+
+
+def files(store: Store, layout: Layout) -> Iterator[str]:
+    """Yield the paths of all files of keys, as listings show them."""
+    for shard in names.all_shards(layout.shards):
+        yield from files_of(store, layout, shard)
+
+
+def files_of(store: Store, layout: Layout, shard: names.Shard) -> Iterator[str]:
+    """Yield those of one shard."""
+    for name in store.fs.names(f"{layout.keys}/{shard}"):
+        if (digest := names.parse_key_file(name)) is not None and layout.shard(digest) == shard:
+            yield layout.key(digest)
+
+
+def _timeout(store: Store, path: str, key: str, wait_s: float) -> LockTimeout:
+    last = read(store, path)
+    who = f" The file last saw {describe(last.holder)}." if last is not None and last.holder else ""
+    return LockTimeout(
+        f"The key {key!r} of {store.path} has been locked for {wait_s:g} s: a process that inserts a task with it is "
+        f"stopped or cut off.{who} The task was not inserted; repeat the call."
+    )

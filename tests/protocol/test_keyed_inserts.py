@@ -1,0 +1,363 @@
+"""Keys: a task is unique while it waits, is delayed or leased; then its key is free (design, section 4.17)."""
+
+from __future__ import annotations
+
+import glob
+import logging
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from unittest import mock
+
+import orjson
+import pytest
+
+from fsqueue import FsqueueError, InvalidTask, LockTimeout, Queue, Task, TaskTooLarge
+from fsqueue.filesystem import Filesystem
+from fsqueue.protocol import insertion, single_inserts
+from fsqueue.storage import jsonl, keys
+from tests.concurrency.books import clock_of_later
+from tests.concurrency.processes import children
+from tests.concurrency.trapped import DieAt, trapped
+
+QueueFactory = Callable[..., Queue]
+
+
+def files_of(queue: Queue) -> list[str]:
+    return glob.glob(f"{queue.store.layout.keys}/*/*")
+
+
+def lines_of(queue: Queue) -> list[dict[str, object]]:
+    [path] = files_of(queue)
+    return [orjson.loads(line) for line in Path(path).read_bytes().splitlines()]
+
+
+def test_a_second_insert_gets_the_id_of_the_first(queue_factory: QueueFactory) -> None:
+    queue = queue_factory()
+    first = queue.insert({"a": 1}, key="k")
+    again = queue.insert({"a": 2}, key="k")
+    assert (first.inserted, again.inserted, again.id) == (True, False, first.id)
+    assert queue.insert({"a": 2}, key="other").inserted
+    assert queue.insert(Task({"a": 3}, key="k")).id == first.id
+    assert queue.status().waiting == 2
+
+
+def test_a_key_is_known_with_the_task(queue_factory: QueueFactory) -> None:
+    queue = queue_factory()
+    ref = queue.insert("x", key="k")
+    assert queue.task(ref.id).key == "k"
+    [task] = queue.lease()
+    assert (task.payload, task.key) == ("x", "k")
+
+
+@pytest.mark.parametrize("end", ["complete", "bury", "cancel"])
+def test_a_key_is_free_when_its_task_has_ended(queue_factory: QueueFactory, end: str) -> None:
+    queue = queue_factory()
+    first = queue.insert("x", key="k")
+    if end == "cancel":
+        queue.cancel([first.id])
+    else:
+        [task] = queue.lease()
+        assert not queue.insert("y", key="k").inserted  # leased: not free
+        task.complete() if end == "complete" else task.bury("hopeless")
+    second = queue.insert("y", key="k")
+    assert second.inserted
+    assert second.id != first.id
+
+
+def test_a_key_stays_taken_while_its_task_is_delayed_released_or_failed(queue_factory: QueueFactory) -> None:
+    queue = queue_factory()
+    first = queue.insert("x", key="k", delay_s=3600)
+    assert queue.insert("y", key="k").id == first.id
+    other = queue.insert("z", key="l")
+    [task] = queue.lease()
+    task.release()
+    assert queue.insert("y", key="l").id == other.id
+    [task] = queue.lease()
+    task.fail("no luck", delay_s=60)
+    assert queue.insert("y", key="l").id == other.id
+
+
+def test_a_key_is_free_when_the_batch_of_its_task_is_gone(queue_factory: QueueFactory) -> None:
+    for history in (True, False):
+        queue = queue_factory(f"q{history}", keep_history=history)
+        first = queue.insert("x", key="k")
+        queue.complete(queue.lease())
+        later = Queue(queue.path, clock=clock_of_later())
+        later.gc()
+        assert glob.glob(f"{queue.store.layout.logs}/*/*") == []
+        second = later.insert("y", key="k")
+        assert second.inserted
+        assert second.id != first.id
+
+
+@pytest.mark.parametrize("size", [10, single_inserts.TASK_BYTES_MAX + 1])
+def test_large_tasks_with_a_file_of_their_own_are_unique_too(queue_factory: QueueFactory, size: int) -> None:
+    queue = queue_factory()
+    first = queue.insert("x" * size, key="k")
+    assert queue.insert("y", key="k") == queue.insert("z" * size, key="k")
+    assert queue.insert("y", key="k").id == first.id
+    queue.complete(queue.lease())
+    assert queue.insert("y" * size, key="k").inserted
+
+
+def test_a_purge_frees_all_keys(queue_factory: QueueFactory) -> None:
+    queue = queue_factory()
+    other = Queue(queue.path)
+    first = queue.insert("x", key="k")
+    other.purge()
+    second = queue.insert("x", key="k")
+    assert second.inserted
+    assert second.id != first.id
+    assert other.insert("x", key="k").id == second.id
+
+
+def test_what_is_no_key_is_refused(queue_factory: QueueFactory) -> None:
+    queue = queue_factory(task_bytes_max=2000)
+    for key, why in (("", "empty"), ("x" * 1025, "1,024"), ("\ud800", "UTF-8"), (7, "text, not int"), (b"k", "bytes")):
+        with pytest.raises(InvalidTask, match=why):
+            queue.insert("x", key=key)  # type: ignore[arg-type]
+        with pytest.raises(InvalidTask, match=f"Task number 2: .*{why}"):
+            queue.insert_many([1, Task("x", key=key)])  # type: ignore[arg-type]
+    with pytest.raises(TaskTooLarge):
+        queue.insert("x" * 1500, key="k" * 600)
+    assert files_of(queue) == []
+    for key in ("\0", "/", "..", "é" * 512, "\n", '"'):
+        assert queue.insert("x", key=key).inserted
+        assert not queue.insert("x", key=key).inserted
+
+
+def test_a_queue_of_format_1_refuses_keys(queue_factory: QueueFactory) -> None:
+    with mock.patch("fsqueue.format.layout.FORMAT_OF_NEW_QUEUES", 1):
+        queue = queue_factory()
+    with pytest.raises(InvalidTask, match="fsqueue upgrade"):
+        queue.insert("x", key="k")
+    assert queue.insert_many(["a", "b"]) == 2
+    with pytest.raises(InvalidTask, match="fsqueue upgrade"):
+        queue.insert_many([Task("x", key="k")])
+    queue.upgrade()
+    assert queue.insert("x", key="k").inserted
+
+
+def test_commits_refuse_keys(queue_factory: QueueFactory) -> None:
+    queue = queue_factory()
+    with pytest.raises(InvalidTask, match="named commit takes none"):
+        queue.insert_many([1, Task("x", key="k")], commit="once")
+    with pytest.raises(InvalidTask, match="named commit takes none"):
+        queue.commit("once").stage([Task("x", key="k")])
+
+
+def test_a_stream_inserts_tasks_with_keys_in_its_order_and_counts_the_new(queue_factory: QueueFactory) -> None:
+    queue = queue_factory()
+    tasks = [0, Task(1, key="a"), 2, Task(3, key="b"), Task(4, key="a"), Task(5, key="c", delay_s=60)]
+    assert queue.insert_many(tasks) == 5
+    assert sorted(info.payload for info in queue.tasks()) == [0, 1, 2, 3, 5]
+    assert queue.insert_many(tasks) == 2
+    assert queue.insert_many([Task(9, key="a")]) == 0
+
+
+def test_an_error_in_a_stream_says_how_many_tasks_are_in_the_queue(queue_factory: QueueFactory) -> None:
+    queue = queue_factory()
+    queue.insert("x", key="a")
+    with pytest.raises(InvalidTask) as bad:
+        queue.insert_many([0, Task(1, key="a"), Task(2, key="b"), float("nan")])
+    assert (bad.value.inserted, bad.value.new, bad.value.index) == (3, 2, 3)
+    with keys.locked(queue.store, queue.store.layout, "held"), mock.patch.object(jsonl, "LOCK_TIMEOUT_S", 0.01):
+        locked = mock.patch.object(keys.locked.__wrapped__, "__defaults__", (0.01,))  # type: ignore[attr-defined]
+        with locked, pytest.raises(LockTimeout) as busy:
+            queue.insert_many([0, Task(1, key="c"), Task(2, key="held"), 3])
+    assert busy.value.inserted == 2
+    assert "The first 2 tasks of this call are in the queue" in str(busy.value)
+
+
+def test_many_keys_in_one_call_are_advised_against(
+    queue_factory: QueueFactory, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = queue_factory(durability="none")
+    with mock.patch.object(insertion, "KEYS_ADVISED", 3), caplog.at_level(logging.WARNING, "fsqueue"):
+        queue.insert_many(Task(n, key=str(n)) for n in range(3))
+        assert not caplog.messages
+        queue.insert_many(Task(n, key=str(n)) for n in range(6))
+    [message] = caplog.messages
+    assert "--commit NAME" in message
+
+
+def test_a_stopped_holder_is_waited_for_and_named(queue_factory: QueueFactory) -> None:
+    queue = queue_factory()
+    first = queue.insert("x", key="k")
+    queue.complete(queue.lease())
+    with keys.locked(queue.store, queue.store.layout, "k"):
+        second = keys.locked(queue.store, queue.store.layout, "k", 0.01)
+        with pytest.raises(LockTimeout, match=rf"last saw .*process {os.getpid()}") as busy, second:
+            pass
+        assert "not inserted" in str(busy.value)
+    assert queue.insert("y", key="k").id != first.id
+
+
+def test_a_line_whose_record_never_came_leaves_the_key_free(queue_factory: QueueFactory) -> None:
+    queue = queue_factory()
+
+    def die(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    with mock.patch.object(queue._inserter, "_into", die), pytest.raises(KeyboardInterrupt):
+        queue.insert("x", key="k")
+    assert len(lines_of(queue)) == 1
+    assert queue.insert("y", key="k").inserted
+    assert len(lines_of(queue)) == 2
+    assert queue.status().waiting == 1
+
+
+def test_a_damaged_last_line_does_not_count(queue_factory: QueueFactory) -> None:
+    queue = queue_factory()
+    first = queue.insert("x", key="k")
+    [path] = files_of(queue)
+    with open(path, "ab") as file:
+        file.write(b'{"op":"key","at":1,"key":"k","ba')
+    assert queue.insert("y", key="k").id == first.id
+    queue.complete(queue.lease())
+    assert queue.insert("y", key="k").inserted
+    assert Path(path).read_bytes().count(b"~\n") == 1
+
+
+def test_a_long_file_of_a_free_key_is_begun_anew(queue_factory: QueueFactory) -> None:
+    queue = queue_factory()
+    with mock.patch.object(keys, "BYTES_MAX", 500):
+        for _ in range(20):
+            assert queue.insert("x", key="k").inserted
+            assert not queue.insert("x", key="k").inserted
+            queue.complete(queue.lease())
+            assert os.path.getsize(files_of(queue)[0]) < 800
+
+
+def test_gc_removes_the_files_of_free_keys_after_a_day(queue_factory: QueueFactory) -> None:
+    queue = queue_factory()
+    queue.insert("x", key="free")
+    queue.complete(queue.lease())
+    kept = queue.insert("y", key="kept")
+    assert queue.gc().keys_removed == 0
+    for path in files_of(queue):
+        os.utime(path, (1, 1))
+    assert queue.gc().keys_removed == 1
+    assert len(files_of(queue)) == 1
+    assert queue.insert("y", key="kept").id == kept.id
+    assert queue.insert("x", key="free").inserted
+
+
+def test_an_empty_file_of_a_key_goes_and_a_damaged_one_stays(queue_factory: QueueFactory) -> None:
+    queue = queue_factory()
+    for key, content in (("empty", b""), ("torn", b"{"), ("damaged", b"{}\n")):
+        queue.insert("x", key=key)
+        path = queue.store.layout.key(keys.names.key_digest(key))
+        Path(path).write_bytes(content)
+        os.utime(path, (1, 1))
+    assert queue.gc().keys_removed == 2
+
+
+class Synced(Filesystem):
+    """Notes which files are synced, in order."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path, shared=False)
+        self.told: list[str] = []
+        plain = self.fsync
+
+        def fsync(fd: int) -> None:
+            found = os.readlink(f"/proc/self/fd/{fd}")
+            self.told.append(
+                found.removeprefix(f"{path}/").split("/", 1)[-1].split("/")[0] + "/" * os.path.isdir(found)
+            )
+            plain(fd)
+
+        self.fsync = fsync
+
+
+def test_the_key_is_on_disk_before_the_task(queue_factory: QueueFactory) -> None:
+    path = queue_factory(shards=1).path
+    queue = Queue(path, filesystem=Synced(str(path)))
+    fs = queue.store.fs
+    assert isinstance(fs, Synced)
+    queue.insert("x", key="first")
+    fs.told.clear()
+    queue.insert("x", key="k")
+    assert fs.told == ["keys/", "keys", "movements"]
+    fs.told.clear()
+    queue.insert("y", key="k")
+    assert len(fs.told) <= 4
+    queue.complete(queue.lease(2))
+    fs.told.clear()
+    queue.insert("y", key="k")
+    assert fs.told[0] == "movements"  # the outcome of the first, else a power loss could bring that back
+    assert fs.told[-2:] == ["keys", "movements"]
+    assert len(fs.told) <= 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("payload", ["x", "x" * (single_inserts.TASK_BYTES_MAX + 1)], ids=["small", "large"])
+@pytest.mark.parametrize("is_used", [False, True])
+def test_an_inserter_killed_at_every_step_leaves_one_task_at_most(
+    queue_factory: QueueFactory, payload: str, is_used: bool
+) -> None:
+    step = 0
+    while True:
+        step += 1
+        queue = queue_factory(f"q{step}", shards=1)
+        if is_used:
+            queue.insert("before", key="k")
+            queue.complete(queue.lease())
+
+        def live(queue: Queue = queue, step: int = step) -> None:
+            trap = DieAt(step)
+            mine = trapped(queue, trap)
+            trap.armed = True
+            mine.insert(payload, key="k")
+
+        with children((live,)) as [child]:
+            status = child.wait()
+        assert status in (0, -signal.SIGKILL), child.report()
+        living = [info.id for info in queue.tasks() if info.key == "k" and info.state != "completed"]
+        assert len(living) <= 1, f"step {step}"
+        ref = Queue(queue.path).insert("after", key="k")
+        if living:
+            assert (ref.id, ref.inserted) == (living[0], False)
+        [task] = queue.lease(5)
+        assert (task.id, task.key) == (ref.id, "k")
+        task.complete()
+        assert queue.insert("again", key="k").inserted
+        if status == 0:
+            assert living
+            break
+    assert step > 10
+
+
+def test_errors_are_the_packages_own(queue_factory: QueueFactory) -> None:
+    queue = queue_factory()
+    queue.delete()
+    with pytest.raises(FsqueueError):
+        queue.insert("x", key="k")
+
+
+@pytest.mark.parametrize("payload", ["x", "x" * (single_inserts.TASK_BYTES_MAX + 1)], ids=["small", "large"])
+def test_a_key_and_a_priority(queue_factory: QueueFactory, payload: str) -> None:
+    queue = queue_factory()
+    queue.insert("last")
+    ref = queue.insert(Task(payload, key="k", priority=1))
+    assert not queue.insert(payload, key="k", priority=0).inserted
+    assert queue.insert_many([Task("first", key="l", priority=0), Task("again", key="k", priority=0)]) == 1
+    found = {info.payload: (info.key, info.priority) for info in queue.tasks()}
+    assert found == {"last": (None, None), payload: ("k", 1), "first": ("l", 0)}
+    assert ref.inserted
+
+
+def test_a_dead_letter_that_is_retried_has_no_key(queue_factory: QueueFactory) -> None:
+    queue = queue_factory()
+    queue.insert("x", key="k")
+    [task] = queue.lease()
+    task.bury("hopeless")
+    second = queue.insert("y", key="k")
+    assert second.inserted
+    assert queue.retry_dead() == 1
+    assert {(info.payload, info.key) for info in queue.tasks() if info.state == "waiting"} == {("x", None), ("y", "k")}
+    assert list(queue.fsck()) == []
+    assert queue.insert("z", key="k").id == second.id
