@@ -94,8 +94,9 @@ MUTATIONS = [
     Mutation(
         "a completion forgets what it has chosen beside a task that is out of attempts",
         "it takes nothing then, and looks for the next task elsewhere",
-        "order-calm",
+        "order-spent",
         ((f"{LEASER}._choose_next", "if spent and", "if False and"),),
+        stories=6000,
     ),
     Mutation(
         "only names are compared with the bound",
