@@ -14,8 +14,7 @@ from fsqueue.clock import Backoff
 from fsqueue.cluster.identity import describe
 from fsqueue.errors import FsqueueError
 from fsqueue.filesystem import LOST, NOT_FILES
-from fsqueue.format import movements, names, priority
-from fsqueue.format import task_file as batches
+from fsqueue.format import movements, names, priority, task_file
 from fsqueue.format.names import Batch, TaskFileName
 from fsqueue.format.priority import LAST, Rank
 from fsqueue.format.task_states import Choice
@@ -505,9 +504,9 @@ class Leaser:
                 line = lines[index]
                 record = loads(line)
                 if "payload" not in record:
-                    record = batches.decode_task(line)
-                elif len(line) > batches.SHALLOW_BYTES:
-                    batches.check_depth(line)
+                    record = task_file.decode_task(line)
+                elif len(line) > task_file.SHALLOW_BYTES:
+                    task_file.check_depth(line)
             except (ValueError, IndexError, TypeError):
                 self._damaged.append(LeasedTask(queue, batch, index, lease, None, 0, offset, until, generation))
                 continue

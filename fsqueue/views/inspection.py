@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 
 from fsqueue.errors import LockTimeout, StorageError, TaskNotFound
 from fsqueue.filesystem import NOT_FILES
-from fsqueue.format import names
-from fsqueue.format import task_file as batches
+from fsqueue.format import names, task_file
 from fsqueue.format.names import Batch, CounterName, Shard, TaskFileName
 from fsqueue.format.priority import Rank, rank_of
 from fsqueue.format.replay import AVAILABLE, CANCELLED, COMPLETED, DEAD, LEASED, SKIPPED, ReplayState
@@ -379,7 +378,7 @@ def payload_of(store: Store, batch: Batch, index: int, replay_state: ReplayState
             lines = listing.lines_in_log(store, batch, replay_state)
         else:
             lines = _lines_anywhere(store, batch, replay_state)
-        return batches.decode_task(lines[index])["payload"]
+        return task_file.decode_task(lines[index])["payload"]
     except (IndexError, ValueError):
         raise TaskNotFound(
             f"The payload of {names.task_id(batch, index)} cannot be read: its task file is damaged or gone."
@@ -391,7 +390,7 @@ def _lines_of(store: Store, name: TaskFileName) -> list[bytes]:
     if name.inserted is not None:
         return []
     try:
-        return batches.split_lines(published.content_of(store, store.layout.task_file(name)))
+        return task_file.split_lines(published.content_of(store, store.layout.task_file(name)))
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -440,7 +439,7 @@ def _info(batch: str, replay_state: ReplayState, index: int, lines: list[bytes] 
     record: dict[str, Any] = {}
     if lines is not None and index < len(lines) and state in (AVAILABLE, LEASED):
         try:
-            record = batches.decode_task(lines[index])
+            record = task_file.decode_task(lines[index])
         except ValueError:
             pass
     payload = replay_state.payloads.get(index, record.get("payload"))
