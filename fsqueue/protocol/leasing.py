@@ -38,7 +38,7 @@ LOOKS_ANEW = 3
 
 LATER_MAX = 32
 """After so many batches in a row that had less urgent tasks than they promised, as others take them meanwhile, the next
-one is taken from whatever it has.
+one is taken from whatever it has. A strict look counts those only that it has looked into before.
 """
 
 UNREADABLE = (errno.EACCES, errno.EPERM, errno.EIO)
@@ -83,6 +83,8 @@ class Leaser:
         """Nothing less urgent is taken from the batch at hand; None: ranks do not matter."""
         self._later = 0
         """How many batches in a row had less urgent tasks than they promised."""
+        self._corrected: set[Batch] | None = None
+        """In a strict look the batches that have promised too much by their names: none counts in `_later` for that."""
         self._left: tuple[TaskFileName, Rank] | None = None
         """The batch that was looked into last, and the rank of the next task that it has."""
         self.selection, self._ranked = self._new_selection()
@@ -220,6 +222,7 @@ class Leaser:
         store, selection = self.store, self.selection
         busy: dict[Batch, TaskFileName] = {}
         fruitless, anew, self._later = 0, LOOKS_ANEW, 0
+        self._corrected = set() if strict else None
         if self._ranked is not None and not strict:
             self._ranked.keep_up(store.clock.now_ms())
         while len(held) < n:
@@ -285,7 +288,12 @@ class Leaser:
         is_open = batch == self.current and self.store.logs.get(batch) is not None
         got = self._from_batch(batch, None if is_open else name, most, asked, lease_ms, solo)
         left, self._left = self._left, None
-        self._later = self._later + 1 if got is LATER else 0
+        if got is not LATER:
+            self._later = 0
+        elif self._corrected is None or batch in self._corrected:
+            self._later += 1
+        else:
+            self._corrected.add(batch)
         if got is BUSY:
             selection.rest(name)
         elif left is not None and got is not NOTHING:
@@ -551,11 +559,17 @@ class Leaser:
         return []
 
     def _choose_next(self, locked: LockedBatch, selection: RankedSelection, at: int) -> Choice:
-        """Choose the next task of the batch that a task was just completed in, and tell the selection what is left."""
+        """Choose the next task of the batch that a task was just completed in, and tell the selection what is left.
+
+        With tasks that are out of attempts nothing is taken, and so all stays.
+        """
         if self._limit is None or not _learn_ranks(locked):
             return [], [], False
         choice = self._choose_by_rank(locked, at, 1, True, self._limit)
         left, self._left = self._left, None
+        tasks, spent, _ = choice
+        if spent and locked.log.name is not None:
+            left = locked.log.name, min(locked.replay_state.rank(index) for index in (*tasks, *spent))
         if left is None:
             selection.take_off(locked.batch)
         else:
@@ -602,7 +616,7 @@ class Leaser:
         An error makes the next look begin anew, since the known times are forgotten.
         """
         self.begin()
-        self._bound, self._later = LAST if up_to is None else up_to, 0
+        self._bound, self._later, self._corrected = LAST if up_to is None else up_to, 0, None
         self.selection.sweep(shards)
         try:
             while (name := self.selection.next(self.store.clock.now_ms(), True, self._bound)) is not None:

@@ -239,6 +239,40 @@ def test_many_batches_that_promise_too_much(q: Queue, clock: ManualClock, monkey
     assert sorted(worked(q)) == list(range(100, 109))  # type: ignore[type-var]
 
 
+def test_a_strict_lease_looks_into_all_batches_that_promise_too_much(
+    q: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many: each of its leases knows nothing from before, and would give up at the same ones again."""
+    monkeypatch.setattr(leasing, "LATER_MAX", 2)
+    for number in range(9):
+        clock.advance(0.01)
+        put_ranked(q, [(number, 1), (100 + number, 50 - number)])
+    assert len(Queue(q.path, clock=clock).lease(9)) == 9
+    assert [q.lease(strict=True)[0].payload for _ in range(9)] == list(range(108, 99, -1))
+    assert q.lease(strict=True) == []
+
+
+def test_a_loop_keeps_the_order_behind_a_task_that_is_out_of_attempts(
+    queue_factory: QueueFactory, clock: ManualClock
+) -> None:
+    """A completion takes nothing then: what it had chosen stays in its batch."""
+    q = Queue(queue_factory("once", shards=1, max_attempts=1, lease_s=10).path, clock=clock)
+    put_ranked(q, [("a0", 1), ("a1", 2), ("a2", 3), ("a3", 9)])
+    clock.advance(0.01)
+    put_ranked(q, [("b", 4)])
+    other = Queue(q.path, clock=clock)
+    first, spent = other.lease()[0], other.lease()[0]
+    assert spent.payload == "a1"
+    first.release()
+    clock.advance(20)
+    found = []
+    for task in q.poll():
+        with task:
+            found.append(task.payload)
+    assert found == ["a0", "a2", "b", "a3"]
+    assert [letter.payload for letter in q.dead()] == ["a1"]
+
+
 def test_all_shards_are_listed_at_once_where_that_is_asked_for(queue_factory: QueueFactory, clock: ManualClock) -> None:
     q = Queue(queue_factory("many", shards=64).path, clock=clock)
     for number in range(100, 0, -1):

@@ -16,6 +16,7 @@ of machines are the simulator's (`wiring`). One seed decides everything, and rep
 | `faults` | what goes wrong: death, power loss, lost replies, errors, a full disk, delays, stopped holders, clients cut off |
 | `stories`, `acts`, `scenarios` | random scripts of verbs, how they begin and end, and the kinds there are |
 | `history`, `replay`, `invariants` | what was called and answered; a second reading of the logs; the judgement |
+| `order` | the judgement of priorities: what names promise, and which task comes next |
 | `verbs`, `fates`, `exhaustive` | small cases, all of them: every fault at every call of a verb, every verb at every call of another |
 | `mutations`, `trials` | the protocol, broken on purpose: each must be caught |
 
@@ -29,8 +30,9 @@ the directory operations that were not synced, both names of a renaming, and any
 
 **Judged.** What was inserted is done or a letter, whatever came to pass, unless the queue was purged or deleted after the
 insert had begun; what was reported is what the logs say, and no lease is called lost that nobody took; nothing is there twice;
-"empty", "drained" and the numbers are true; names promise nothing too late where nothing went wrong; what was synced before it
-was reported has outlived a power loss; upkeep leaves nothing, and what fsck finds it mends.
+"empty", "drained" and the numbers are true; names promise nothing too late where nothing went wrong, and nothing less urgent
+than what is there; nothing is leased beyond a bound, and a worker that is alone keeps the order exactly; what was synced before
+it was reported has outlived a power loss; upkeep leaves nothing, and what fsck finds it mends.
 
 **Not modelled.** Threads that share one queue object, forks, `Worker` and the command line (other tests have them); mmap;
 writes of one client torn among those of another within a lock; a file server that loses what it said was stable; a lock

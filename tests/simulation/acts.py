@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fsqueue import LeasedTask, Queue
 from fsqueue.protocol.waiting import IdlePoller
-from tests.simulation import commit_acts, invariants, keyed_acts
+from tests.simulation import commit_acts, invariants, keyed_acts, order
 from tests.simulation.history import DONE, Actor
 
 if TYPE_CHECKING:
@@ -34,19 +34,55 @@ def insert_many(story: Story, actor: Actor) -> None:
     actor.insert_many(story.fresh(rng.randint(1, 6)), rng.choice((1, 2, 4)))
 
 
-def ask(story: Story, actor: Actor, n: int) -> list[LeasedTask]:
+PRIORITIES = (None, None, None, "a", "b", "b-%/", 3, -3, "ö" * 22 + "a", "ö" * 22 + "b")
+"""Two are alike in names, which have not room for all of them."""
+BOUNDS = tuple(given for given in PRIORITIES if given is not None)
+
+
+def insert_ranked(story: Story, actor: Actor) -> None:
+    rng = story.rng
+    actor.insert(*story.fresh(1), delay_s=rng.choice((0, 0, 0, 3)), priority=rng.choice(PRIORITIES))
+
+
+def insert_many_ranked(story: Story, actor: Actor) -> None:
+    rng = story.rng
+    payloads = story.fresh(rng.randint(1, 6))
+    delay_s = rng.choice((0, 0, 0, 3))
+    actor.insert_many(payloads, rng.choice((1, 2, 4)), [rng.choice(PRIORITIES) for _ in payloads], delay_s)
+
+
+def ask(story: Story, actor: Actor, n: int, **how: Any) -> list[LeasedTask]:
     """Lease; nothing is believed to be nothing only where it is."""
-    got = actor.lease(n)
+    got = actor.lease(n, **how)
     call = actor.last
     if not got and call.outcome == DONE:
         story.history.wrong += invariants.false_empty(story, call, actor.persona.process)
+        story.history.wrong += order.late_promises(story)
     return got
 
 
 def consume(story: Story, actor: Actor) -> None:
     """Lease some, work, and end each lease in one way or another."""
     rng = story.rng
-    got = list(ask(story, actor, rng.choice((1, 1, 2, 3))))
+    settle(story, actor, list(ask(story, actor, rng.choice((1, 1, 2, 3)))))
+
+
+def consume_ranked(story: Story, actor: Actor) -> None:
+    """The same, now and then up to a priority, in no order, or strictly."""
+    rng = story.rng
+    how: dict[str, Any] = {}
+    if rng.random() < 0.3:
+        how["up_to"] = rng.choice(BOUNDS)
+    if rng.random() < 0.2:
+        how["order"] = "random"
+    if rng.random() < 0.2:
+        how["strict"] = True
+    settle(story, actor, list(ask(story, actor, rng.choice((1, 1, 2, 3)), **how)))
+
+
+def settle(story: Story, actor: Actor, got: list[LeasedTask]) -> None:
+    """Work on what was leased, and end each lease in one way or another."""
+    rng = story.rng
     story.history.wrong += keyed_acts.two_living(story) if keyed_acts.ACT in story.scenario.actions else ()
     if not got:
         actor.work(rng.choice((0.0, 0.5, 4.0)))
@@ -206,7 +242,8 @@ ACTS: dict[str, Act] = {
     act.__name__: act
     for act in (
         insert, insert_many, consume, poll, status, is_drained, release_all, cancel, retry_dead, purge_dead, gc, purge,
-        delete, create, attach, look, wait, close, idle, trickle, keyed_acts.insert_keyed,
+        delete, create, attach, look, wait, close, idle, trickle, insert_ranked, insert_many_ranked, consume_ranked,
+        keyed_acts.insert_keyed,
     )
 } | commit_acts.ACTS  # fmt: skip
 

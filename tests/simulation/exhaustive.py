@@ -92,13 +92,13 @@ ALONE = {
 }  # fmt: skip
 """The faults of one verb."""
 IN_THE_LOG = frozenset((
-    "insert", "insert-twice", "lease-many", "poll", "complete", "fail", "bury", "release", "cancel", "is-drained",
-    "status", "purge", "gc", "fsck", "idle-looks",
+    "insert", "insert-twice", "insert-urgent", "lease-many", "lease-up-to", "poll", "complete", "fail", "bury",
+    "release", "cancel", "is-drained", "status", "purge", "gc", "fsck", "idle-looks",
 ))  # fmt: skip
 """The verbs that are tried in open batches, too: those to which it makes a difference where a task stands."""
 TOGETHER = {"local": ("killed",), "nfs": ("on",)}
 """What becomes of the first of two verbs in each run of the tests."""
-SPARSE = {"fsck": 3, "gc": 2, "idle-looks": 10}
+SPARSE = {"fsck": 3, "gc": 2, "idle-looks": 10, "lease-up-to": 3}
 """These make many calls, of which most only look: in each run of the tests every tenth, third or second is tried."""
 TOGETHER_LONG = {
     "local": ("on", "late", "days", "killed", "cut-short", "stopped", "reply-lost"),

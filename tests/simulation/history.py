@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, TypeVar
 
-from fsqueue import FsqueueError, LeasedTask, Queue
+from fsqueue import FsqueueError, LeasedTask, Queue, Task
 from fsqueue.format.layout import Settings
 from fsqueue.poll import Poll
 from tests.simulation.disk import File
@@ -56,6 +56,8 @@ class History:
         self.calls: list[Call] = []
         self.ids: dict[Any, list[str]] = {}
         """The ids of each payload, as far as anybody saw them: a retried task has another one."""
+        self.priorities: dict[Any, Any] = {}
+        """With which each payload was inserted that has one."""
         self.wrong: list[str] = []
         """What was noticed to be wrong while it happened."""
 
@@ -144,16 +146,26 @@ class Actor:
 
     # -- verbs -------------------------------------------------------------------------------------
 
-    def insert(self, payload: Any, delay_s: float = 0) -> None:
-        ref = self.do("insert", lambda q: q.insert(payload, delay_s=delay_s), payloads=[payload])
+    def insert(self, payload: Any, delay_s: float = 0, priority: Any = None) -> None:
+        self._with_priorities({payload: priority})
+        ref = self.do("insert", lambda q: q.insert(payload, delay_s=delay_s, priority=priority), payloads=[payload])
         if ref is not None:
             self.history.saw(payload, ref.id)
 
-    def insert_many(self, payloads: list[Any], batch_tasks: int) -> None:
-        self.do("insert", lambda q: q.insert_many(list(payloads), batch_tasks=batch_tasks), payloads=payloads)
+    def insert_many(
+        self, payloads: list[Any], batch_tasks: int, priorities: list[Any] | None = None, delay_s: float = 0
+    ) -> None:
+        tasks: list[Any] = list(payloads)
+        if priorities is not None:
+            self._with_priorities(dict(zip(payloads, priorities, strict=True)))
+            tasks = [Task(payload, priority=given) for payload, given in zip(payloads, priorities, strict=True)]
+        self.do("insert", lambda q: q.insert_many(tasks, delay_s=delay_s, batch_tasks=batch_tasks), payloads=payloads)
 
-    def lease(self, n: int = 1, lease_s: float | None = None) -> list[LeasedTask]:
-        got = self.do("lease", lambda q: q.lease(n, lease_s=lease_s), n=n) or []
+    def _with_priorities(self, priorities: dict[Any, Any]) -> None:
+        self.history.priorities.update({key: given for key, given in priorities.items() if given is not None})
+
+    def lease(self, n: int = 1, lease_s: float | None = None, **how: Any) -> list[LeasedTask]:
+        got = self.do("lease", lambda q: q.lease(n, lease_s=lease_s, **how), n=n, **how) or []
         self.took(got)
         return got
 

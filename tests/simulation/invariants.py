@@ -13,7 +13,7 @@ from fsqueue import LeasedTask, LeaseExpired, LeaseLost, Status, TaskNotFound
 from fsqueue.format import checkpoints, replay
 from fsqueue.format.names import parse_token
 from fsqueue.protocol.leasing import BUSY_WAIT_S
-from tests.simulation import commit_acts, keyed_acts
+from tests.simulation import commit_acts, keyed_acts, order
 from tests.simulation.disk import Directory, File
 from tests.simulation.faults import QUEUE
 from tests.simulation.history import DONE, REFUSED, Call
@@ -39,8 +39,6 @@ STATES = {
     replay.DEAD: DEAD,
     replay.SKIPPED: SKIPPED,
 }
-NO_TASKS = "-0+.jsonl"
-"""How the name of a file ends whose tasks are in its log, if there are any."""
 LONGEST_LEASE_S = 30.0
 """No act renews for longer."""
 PURGED_S = 1.0
@@ -193,6 +191,12 @@ def _restated(data: bytes, told: Replay) -> Iterator[str]:
         meant: tuple[Any, ...] = task.state, task.since, task.version
         if task.state == LEASED:
             own, meant = (*own, holder.id if holder else None), (*meant, task.lease)
+        if (
+            task.state in (AVAILABLE, LEASED)
+            and told.takes
+            and known.rank(index) != order.rank(told.priorities.get(index))
+        ):
+            yield f"who begins at its last checkpoint takes the rank of task {index} for {known.rank(index)!r}"
         if own[0] != meant[0] or (task.state in (AVAILABLE, LEASED) and own != meant):
             yield f"who begins at its last checkpoint takes task {index} for {own}: it is {meant}"
 
@@ -202,6 +206,7 @@ def _told(story: Story, truth: Truth, call: Call) -> Iterator[str]:
     if call.end <= story.forgotten_until:
         return
     if call.verb in ("lease", "next") and call.outcome == DONE and call.result:
+        yield from order.told(call, story.history.priorities)
         for task in call.result if call.verb == "lease" else [call.result]:
             if not any(replay.acted(task.index, "lease", task.lease) for replay in truth.of(task)):
                 yield f"{call}: no log knows of the lease of {task.id}"
@@ -424,7 +429,7 @@ def false_empty(story: Story, call: Call, process: object) -> Iterator[str]:
     base = generation(story)
     limit = int((call.began - story.skew_s) * 1000) - 1000
     yield from commit_acts.false_empty(story, call, base, limit)
-    for path, _ in files(story, f"{base}/queue"):
+    for path, file in files(story, f"{base}/queue"):
         shard = directory(story, path.rpartition("/")[0])
         name = path.rpartition("/")[2]
         if shard is None or name.startswith(".") or shard.since[name] > call.begin or int(name[:13]) > limit:
@@ -436,15 +441,8 @@ def false_empty(story: Story, call: Call, process: object) -> Iterator[str]:
             was_locked = found.owner is not None or found.lost_at > call.begin
             if was_locked and call.ended - call.began >= BUSY_WAIT_S:
                 continue  # somebody is, or was until just now, stopped with its lock, and that was waited for
-            replay = replayed(story, found)
-            free = any(
-                task.state in (AVAILABLE, LEASED)
-                and max(task.since, task.born) + (500 if task.state == LEASED else 0) <= limit
-                for task in replay.tasks
-            )
-            if not free and (replay.opened or name[46:] == NO_TASKS):
-                continue
-        elif name[46:] == NO_TASKS:
+        tasks = order.unfinished(name, file, replayed(story, found) if isinstance(found, File) else None)
+        if not order.has_free(tasks, limit, call.args.get("up_to")):
             continue
         yield f'{call}: "empty", but {name} could be leased all the time'
 

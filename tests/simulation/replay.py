@@ -45,6 +45,8 @@ class Replay:
         """Of tasks that are in the log."""
         self.keys: dict[int, str] = {}
         """Of those that have one."""
+        self.priorities: dict[int, Any] = {}
+        """Of those that have one."""
         self._inserts: set[str] = set()
         self.wrong: list[str] = []
         self._leases: set[str] = set()
@@ -135,6 +137,8 @@ class Replay:
         self.payloads[record["first"]] = record["payload"]
         if "key" in record:
             self.keys[record["first"]] = record["key"]
+        if record.get("priority") is not None:
+            self.priorities[record["first"]] = record["priority"]
         self._inserts.add(record["id"])
         return True
 

@@ -42,6 +42,14 @@ INSERTS = WORK | {"insert": 8.0, "insert_many": 0.5}
 """Single inserts and work, side by side."""
 MANY = {"batch_tasks_max": 4, "shards": 1}
 
+RANKED = {
+    "insert_ranked": 6.0, "insert_many_ranked": 2.0, "consume_ranked": 9.0, "poll": 2.0, "status": 0.3, "is_drained": 0.3,
+    "cancel": 0.3, "gc": 0.5, "look": 0.3, "release_all": 0.2, "retry_dead": 0.5, "attach": 0.2, "wait": 0.5, "close": 0.2,
+}  # fmt: skip
+"""Tasks with priorities and without."""
+SMALL_BATCHES = {"batch_tasks_max": 4}
+ORDER_SMALL = (*OPEN, *SMALL, ("protocol.ordered_selection:HEADS_MAX", 1), ("protocol.leasing:LATER_MAX", 2))
+
 LETTERS = {
     "insert": 2.0,
     "consume": 5.0,
@@ -113,6 +121,17 @@ SCENARIOS = {
         Scenario("open-steps", actions=INSERTS, faults=("clock", "clock", "delay", "kill"), limits=OPEN_SHORTLY, settings=MANY),
         Scenario("open-interrupt", shared=False, hosts=1, actions=INSERTS, faults=("interrupt", "interrupt", "delay"), limits=OPEN, settings=MANY),
         Scenario("open-small", shared=False, hosts=1, actions=INSERTS, faults=("kill", "error"), limits=(*OPEN, *SMALL), settings=MANY),
+        Scenario("order", shared=False, hosts=1, actions=RANKED, faults=("kill", "delay", "error", "after"), limits=OPEN, settings=SMALL_BATCHES),
+        Scenario("order-calm", actions=RANKED, limits=OPEN, settings=MANY, torn_listings=0.2, workers=4),
+        Scenario("order-nfs", actions=RANKED, faults=("kill", "delay", "cut", "reply", "stop"), stale=0.4, stale_listings=0.3, limits=OPEN, settings=SMALL_BATCHES),
+        Scenario("order-power", shared=False, hosts=1, actions=RANKED, faults=("power", "kill"), lossy=True, limits=OPEN, settings=SMALL_BATCHES),
+        Scenario("order-restated", actions=RANKED, faults=("kill", "delay", "cut", "error"), stale=0.3, limits=OPEN_RESTATED, settings=SMALL_BATCHES),
+        Scenario("order-purge", actions=PURGES | {"insert_ranked": 6.0, "consume_ranked": 3.0}, faults=("delay", "kill"), stale=0.4, limits=OPEN, settings=SMALL_BATCHES),
+        Scenario("order-full", shared=False, hosts=1, actions=RANKED, faults=("full", "full", "kill"), limits=OPEN, settings=SMALL_BATCHES),
+        Scenario("order-small", shared=False, hosts=1, actions=RANKED, faults=("kill", "error"), limits=ORDER_SMALL, settings=SMALL_BATCHES),
+        Scenario("order-later", shared=False, hosts=1, actions=RANKED, faults=("kill", "delay"), limits=(*OPEN, ("protocol.leasing:LATER_MAX", 1)), settings=SMALL_BATCHES),
+        Scenario("order-spent", shared=False, hosts=1, actions={"insert_many_ranked": 3.0, "insert_ranked": 1.0, "consume_ranked": 4.0}, faults=("kill",), settings=MANY | {"max_attempts": 1}),
+        Scenario("order-files", shared=False, hosts=1, actions=RANKED, faults=("kill", "delay"), settings=SMALL_BATCHES),
         Scenario("create", actions=WORK | {"delete": 0.7, "purge": 0.3, "create": 2.0, "insert": 4.0}, faults=("delay", "kill", "reply")),
         Scenario("purge-insert", actions=PURGES, workers=2),
         Scenario("nap", actions=WORK | {"insert": 6.0, "gc": 6.0}, faults=("nap", "delay")),

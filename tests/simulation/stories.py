@@ -17,7 +17,7 @@ from unittest import mock
 from fsqueue import FsqueueError, QueueNotFound
 from fsqueue.filesystem import taken
 from fsqueue.format.layout import Settings, birth_record
-from tests.simulation import commit_acts, invariants, keyed_acts
+from tests.simulation import commit_acts, invariants, keyed_acts, order
 from tests.simulation.disk import Disk
 from tests.simulation.faults import DAY_S, LONG_S, Fault, draw
 from tests.simulation.handles import Host
@@ -251,6 +251,7 @@ class Story:
         world, wrong = self.world, list[str]()
         if not world.faults:
             wrong += invariants.late_hints(self)
+        wrong += order.late_promises(self)
         world.now += LONG_S + 2 * self.skew_s
         last = self.actor("last", self._other_host())
         try:
@@ -263,6 +264,7 @@ class Story:
         if self._begins_with_upkeep():
             last.plain("gc")
             wrong += invariants.late_hints(self)
+            wrong += order.late_promises(self)
         if self.takes_inserts:
             for payload in self.fresh(2):
                 last.insert(payload)
@@ -306,6 +308,8 @@ class Story:
         return self.rng.random() < 0.5
 
     def _drain(self, last: Actor) -> list[str]:
+        if order.is_exact(self):
+            return order.drain(self, last, LEASE_S / 2)
         for _ in range(200):
             got = last.lease(self.rng.choice((1, 3, 9)))
             if got:

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from tests.simulation import checkpoint_mutations, commit_mutations, keyed_mutations, more_mutations, open_mutations
+from tests.simulation import (
+    checkpoint_mutations,
+    commit_mutations,
+    keyed_mutations,
+    more_mutations,
+    open_mutations,
+    order_mutations,
+)
 from tests.simulation.exhaustive import Schedule, calls_of, play
 from tests.simulation.mutations import MUTATIONS, Mutation, applied
 from tests.simulation.scenarios import SCENARIOS
@@ -19,6 +26,7 @@ ALL = (
     + checkpoint_mutations.MUTATIONS
     + open_mutations.MUTATIONS
     + keyed_mutations.MUTATIONS
+    + order_mutations.MUTATIONS
 )
 BY_NAME = {mutation.name: mutation for mutation in ALL}
 Case = Callable[[], list[str]]

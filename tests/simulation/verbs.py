@@ -36,6 +36,18 @@ def insert(story: Story, actor: Actor) -> None:
     actor.insert(*story.fresh(1))
 
 
+def insert_urgent(story: Story, actor: Actor) -> None:
+    """The first task with a priority: the queue has an order from then on, and an open batch's file another name."""
+    actor.insert(*story.fresh(1), priority="a")
+
+
+def lease_up_to(story: Story, actor: Actor) -> None:
+    """What is urgent, and nothing else."""
+    insert_urgent(story, actor)
+    ask(story, actor, 5, up_to="b")
+    ask(story, actor, 5, up_to="b")
+
+
 def insert_many(story: Story, actor: Actor) -> None:
     """One group of two batches."""
     actor.insert_many(story.fresh(3), 2)
@@ -160,7 +172,7 @@ def _verbs() -> list[Verb]:
 
     return [
         *map(verb, (insert, insert_many, insert_groups, insert_twice, lease, lease_many, lease_again, poll)),
-        *map(verb, (cancel, tasks)),
+        *map(verb, (cancel, tasks, insert_urgent, lease_up_to)),
         verb(idle_looks),
         *(verb(act, LEASE) for act in (complete, complete_each, fail, bury, release, renew)),
         verb(ACTS["retry_dead"], LETTER),

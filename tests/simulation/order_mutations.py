@@ -1,0 +1,149 @@
+# ruff: noqa: E501
+"""Order, broken on purpose: what names promise, what workers know of ranks, and what they take."""
+
+from __future__ import annotations
+
+from tests.simulation.mutations import Mutation
+
+INTO = "protocol.single_inserts:SingleInserter"
+LEASER = "protocol.leasing:Leaser"
+
+MUTATIONS = [
+    Mutation(
+        "a task is appended before its batch's file has the name",
+        "a crash between the two leaves a task that is more urgent than the name says",
+        ("open", "insert-urgent", "", "killed"),
+        ((f"{INTO}._appended", "                    if rank != LAST:\n                        opening = self._promised_in(locked, opening, rank)\n", ""),
+         (f"{INTO}._appended", "self._synced.wrote(locked)", "rank == LAST or self._promised_in(locked, b'', rank)\n                    self._synced.wrote(locked)")),
+    ),
+    Mutation(
+        "a renaming is recorded, and not proven",
+        "it fails, and the task is inserted all the same",
+        ("open", "insert-urgent", "", "eio"),
+        ((f"{INTO}._promised_in", "name = target if published.rename_surely(locked, target) else None", "published.rename(locked, target)\n        name = target"),),
+    ),
+    Mutation(
+        "an open batch keeps the name of its first task",
+        "nobody looks for the urgent task in it",
+        "order-calm",
+        ((f"{INTO}._promised_in", "rank < name.rank", "False"),),
+    ),
+    Mutation(
+        "an inserter does not sync the name that its task needs",
+        "a power loss keeps the task, and takes the name",
+        "order-power",
+        ((f"{INTO}._make_durable", "if batch != self._named or is_promise_new:", "if batch != self._named:"),),
+    ),
+    Mutation(
+        "an inserter does not tell its own state of the priority",
+        "a worker in the same process takes tasks as they came, and its checkpoints leave the priority out",
+        "order-restated",
+        ((f"{INTO}._append", "+ len(opening), given)", "+ len(opening))"),),
+    ),
+    Mutation(
+        "it is told after the insert that there are priorities",
+        "a worker with a bound believes that there are none",
+        "order",
+        ((f"{INTO}.insert", "    ordering.mark(store, rank)\n", ""),
+         (f"{INTO}.insert", "        store.doorbell.ring_now_and_then(", "        ordering.mark(store, rank)\n        store.doorbell.ring_now_and_then(")),
+    ),
+    Mutation(
+        "it is told after a bulk insert that there are priorities",
+        "a worker with a bound believes that there are none",
+        "order-files",
+        (("protocol.insertion:publish", "    ordering.mark(store, min(encoded.rank for encoded in group))\n", ""),
+         ("protocol.insertion:publish", "            store.doorbell.ring()\n", "            ordering.mark(store, min(encoded.rank for encoded in group))\n            store.doorbell.ring()\n")),
+    ),
+    Mutation(
+        "a checkpoint leaves out priorities",
+        "new readers take the tasks for ones without",
+        "order-restated",
+        (("format.checkpoints:_inserted", "if states.priorities else {}", "if False else {}"),),
+    ),
+    Mutation(
+        "a batch's tasks are chosen as they came",
+        "a less urgent one comes first",
+        "order-calm",
+        (("format.task_states:States._choose_best", "self._sift(ranked(),", "self._sift(found := sorted(ranked()),"),
+         ("format.task_states:States._choose_best", "for index in aside:", "for index in found:")),
+    ),
+    Mutation(
+        "a batch goes back with a rank that is less urgent than what it has",
+        "workers take less urgent tasks of others",
+        "order-calm",
+        ((f"{LEASER}._choose_by_rank", "(name, head)", "(name, LAST)"),),
+    ),
+    Mutation(
+        "a batch that promised too much is not put back",
+        "workers take less urgent tasks of others until they list anew",
+        "order-calm",
+        ((f"{LEASER}._from_head", "        selection.put_back(*left)\n", "        pass\n"),),
+    ),
+    Mutation(
+        "a completion leases whatever its batch has next",
+        "a worker that stays with a batch overlooks what is more urgent elsewhere",
+        "order-calm",
+        ((f"{LEASER}.exchange", "selection.limit(without=task.batch)", "LAST"),),
+    ),
+    Mutation(
+        "a strict lease gives up at batches that promise too much",
+        "it knows nothing from before, and takes what the next one has each time",
+        "order-later",
+        ((f"{LEASER}._from_head", "elif self._corrected is None or batch in self._corrected:", "elif True:"),),
+    ),
+    Mutation(
+        "a completion forgets what it has chosen beside a task that is out of attempts",
+        "it takes nothing then, and looks for the next task elsewhere",
+        "order-spent",
+        ((f"{LEASER}._choose_next", "if spent and", "if False and"),),
+        stories=6000,
+    ),
+    Mutation(
+        "only names are compared with the bound",
+        "a task is leased that is less urgent than was asked for",
+        "order-calm",
+        ((f"{LEASER}._from_head", "self._limit = self._bound if self._later >= LATER_MAX else selection.limit(self._bound)", "self._limit = LAST if self._later >= LATER_MAX else selection.limit()"),),
+    ),
+    Mutation(
+        "names that promise just the bound are left out",
+        "nothing is said to be there that is urgent enough, and there is",
+        "order-calm",
+        (("protocol.ordered_selection:OrderedSelection.glance", "or rank > bound:", "or rank > bound or rank == bound < LAST:"),),
+    ),
+    Mutation(
+        "a worker keeps to the selection that knows no ranks",
+        "with a bound it believes that no task has a priority",
+        "order-calm",
+        ((f"{LEASER}.begin", "if self.is_ordered != is_ordered:", "if False:"),),
+    ),
+    Mutation(
+        "urgent heads that are not kept are forgotten",
+        "there is more in a shard than a worker keeps in mind, and it says that there is nothing",
+        "order-small",
+        (("protocol.ordered_selection:OrderedSelection._list", 'self._further[shard] = ""', "pass"),),
+    ),
+    Mutation(
+        "the name of a bulk insert's batch promises its last task",
+        "nobody looks for the more urgent ones in it",
+        "order-files",
+        (("protocol.encoding:_Window.empty", "rank_of(priorities[places[first]])", "rank_of(priorities[places[first + len(chosen) - 1]])"),),
+    ),
+    Mutation(
+        "a bulk insert is not sorted",
+        "its batches' names promise whatever came first",
+        "order-files",
+        (("protocol.encoding:_Window.empty", "sorted(range(len(lines)), key=comparable.__getitem__)", "list(range(len(lines)))"),),
+    ),
+    Mutation(
+        "the name of a sealed batch loses its priority",
+        "nobody looks for the urgent tasks that come back in it",
+        "order",
+        (("format.names:TaskFileName.sealed", "self._replace(inserted=tasks)", "self._replace(inserted=tasks, priority=None)"),),
+    ),
+    Mutation(
+        "a dead letter that is given back has no priority any more",
+        "it comes after all others",
+        "order",
+        (("storage.deadletters:retry", ", priority=letter.priority)", ")"),),
+    ),
+]  # fmt: skip
