@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
-from types import TracebackType
-from typing import Any
 
 import click
 
@@ -13,34 +10,10 @@ import fsqueue
 from fsqueue import wording
 
 from .common import example, json_option, queue_argument
-from .printing import bar, is_screen, print_json, say
+from .printing import Bar, print_json, say
 
 FINDINGS_EXIT = 10
 """Exit with this code if findings are left that were not repaired."""
-
-
-class Bar:
-    """Show on a terminal how far the check is, if it takes long."""
-
-    def __init__(self) -> None:
-        self._bar: Any = None
-
-    def __enter__(self) -> Bar:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._bar is not None:
-            self._bar.close()
-
-    def show(self, done: int, steps: int) -> None:
-        """Show how many of the steps are done."""
-        if not is_screen(sys.stderr):
-            return
-        if self._bar is None:
-            self._bar = bar(total=steps, unit=" shards", desc="fsck", leave=False, delay=0.5)
-        self._bar.update(done - self._bar.n)
 
 
 @click.command(
@@ -65,7 +38,7 @@ def fsck(queue: str, repair: bool, as_json: bool) -> None:
     counts: Counter[str] = Counter()
     left = 0
     explained: set[str] = set()
-    with fsqueue.Queue(queue) as q, Bar() as progress:
+    with fsqueue.Queue(queue) as q, Bar("fsck") as progress:
         for finding in q.fsck(repair=repair, progress=progress.show):
             counts[finding.gravity] += 1
             left += not finding.repaired

@@ -12,8 +12,8 @@ import fsqueue
 from fsqueue.views import outcomes
 
 from .common import brief, example, json_option, moment, queue_argument
-from .options import WHOLE
-from .printing import json_text, print_json, print_table, say
+from .options import priority_text
+from .printing import print_json, print_table, say
 
 STATES = ("waiting", "delayed", "leased", "completed", "dead", "cancelled")
 
@@ -61,9 +61,8 @@ def _time_of(task: fsqueue.TaskInfo, state: str | None) -> str:
 
 
 def _priority(task: fsqueue.TaskInfo) -> str:
-    """Return a task's priority as `lease --up-to` takes it: a text that looks like a number in quotes."""
-    given = task.priority
-    return "" if given is None else brief(json_text(given) if WHOLE.fullmatch(str(given)) else given, 40)
+    """Return a task's priority as `lease --up-to` takes it, shortened."""
+    return "" if task.priority is None else brief(priority_text(task.priority), 40)
 
 
 def _after(heading: Iterable[tuple[str, ...]], rows: Iterable[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:

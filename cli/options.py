@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 import orjson
 
+from .printing import json_text
+
 _NUMBER = r"(?:\d+(?:\.\d*)?|\.\d+)"
 _PLAIN = re.compile(rf"{_NUMBER}(?:e[+-]?\d+)?", re.IGNORECASE | re.ASCII)
 _CLOCK = re.compile(rf"(?:(?P<d>\d+)-)?(?:(?P<h>\d+):)?(?P<m>\d+):(?P<s>{_NUMBER})", re.ASCII)
@@ -95,6 +97,12 @@ class PriorityType(_Priority):
 
 
 PRIORITY = PriorityType()
+
+
+def priority_text(given: str | int) -> str:
+    """Return a priority as PRIORITY takes it: a text that would be taken for something else as JSON."""
+    is_plain = not isinstance(given, str) or not (WHOLE.fullmatch(given) or given.startswith('"'))
+    return str(given) if is_plain else json_text(given)
 
 
 class Renamed(click.Option):

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ContextDecorator, contextmanager, suppress
 from functools import partial
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
@@ -344,6 +345,31 @@ class _Guarded:
         if name in ("buffer", "detach"):  # the way round
             raise AttributeError(name)
         return getattr(self.bare, name)
+
+
+class Bar:
+    """Show on a terminal how many shards were read, if that takes long."""
+
+    def __init__(self, doing: str) -> None:
+        self._doing = doing
+        self._bar: Any = None
+
+    def __enter__(self) -> Bar:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def show(self, done: int, steps: int) -> None:
+        """Show how many of the steps are done."""
+        if not is_screen(sys.stderr):
+            return
+        if self._bar is None:
+            self._bar = bar(total=steps, unit=" shards", desc=self._doing, leave=False, delay=0.5)
+        self._bar.update(done - self._bar.n)
 
 
 def _bare(stream: Any) -> Any:

@@ -16,9 +16,9 @@ import click
 import fsqueue
 from fsqueue.views.rates import StatusRates, better_rates
 
-from .common import example, json_option, moment, queues_argument
-from .options import DURATION
-from .printing import Canvas, can_show, complain, is_screen, plain, print_json, print_table, say
+from .common import brief, example, json_option, moment, queues_argument
+from .options import DURATION, priority_text
+from .printing import Bar, Canvas, can_show, complain, is_screen, plain, print_json, print_table, say
 from .status_text import STATES, Look, details, progress_line, total
 
 if TYPE_CHECKING:
@@ -113,6 +113,11 @@ class Watching:
         """Return what the files of a queue take."""
         return self.watched[path].queue.usage()
 
+    def priorities(self, path: str) -> list[fsqueue.PriorityRange]:
+        """Return how many tasks of a queue wait, by priority; on a terminal with a bar, if that takes long."""
+        with Bar("reading priorities") as progress:
+            return self.watched[path].queue.waiting_by_priority(progress=progress.show)
+
     def stuck(self, path: str) -> list[StuckLock]:
         """Return the locks of a queue that stay taken.
 
@@ -163,6 +168,7 @@ fsqueue status /scratch/me --watch                  # all queues in a directory"
 @click.option(
     "--usage", is_flag=True, help="Show files, directories and bytes, by what they are for. Asks for each file."
 )
+@click.option("--priorities", is_flag=True, help="Show waiting tasks by ranges of priorities. Reads all that have one.")
 @json_option
 def status(
     queues: tuple[str, ...],
@@ -171,22 +177,25 @@ def status(
     window_s: float | None,
     fast: bool,
     usage: bool,
+    priorities: bool,
     as_json: bool,
 ) -> None:
     """Count the tasks of Q by their state; show rates, time left, failures by reason, and the slowest leased tasks.
 
     Q is a queue, or a directory of queues. Locks that stay taken because their holders are stopped are named, too.
     The time left is an interval that holds 19 of 20 times, if work goes on as it did. docs/status.md tells what the
-    numbers come from, and docs/growth.md what --usage shows.
+    numbers come from, docs/growth.md what --usage shows, and docs/order.md what --priorities shows.
     """
     if usage and watch:
         raise click.UsageError("--usage looks at every file: use it without --watch.")
+    if priorities and watch:
+        raise click.UsageError("--priorities reads every waiting task: use it without --watch.")
     watching = Watching(queues, fast, window_s)
     try:
         if watch:
             _watch(watching, interval_s, as_json)
         else:
-            _once(watching, fast, usage, as_json)
+            _once(watching, fast, usage, priorities, as_json)
     finally:
         watching.close()
     end_with(watching.errors.values())
@@ -201,7 +210,7 @@ def end_with(errors: Iterable[fsqueue.FsqueueError]) -> None:
         raise said[0]
 
 
-def _once(watching: Watching, fast: bool, usage: bool, json: bool) -> None:
+def _once(watching: Watching, fast: bool, usage: bool, priorities: bool, json: bool) -> None:
     looks = watching.looks()
     stuck = {} if fast else {path: watching.stuck(path) for path in [*watching.watched]}
     if json:
@@ -209,6 +218,8 @@ def _once(watching: Watching, fast: bool, usage: bool, json: bool) -> None:
             more: dict[str, object] = {"stuck": [lock.as_dict() for lock in stuck.get(look.path, ())]}
             if usage and look.error is None:
                 more["usage"] = {part: found.as_dict() for part, found in watching.usage(look.path).items()}
+            if priorities and look.error is None:
+                more["priorities"] = [found.as_dict() for found in watching.priorities(look.path)]
             print_json(as_json(look) | more)
         return
     sound = [look for look in looks if look.error is None]
@@ -223,6 +234,9 @@ def _once(watching: Watching, fast: bool, usage: bool, json: bool) -> None:
     if usage:
         for look in sound:
             print_table(_usage_table(look.name, watching.usage(look.path)), (20, 12, 12, 16))
+    if priorities:
+        for look in sound:
+            print_table(_priorities_table(look.name, watching.priorities(look.path)), (20, 20, 20, 12))
     for locks in stuck.values():
         for lock in locks:
             say(f"stuck lock, last written to {moment(lock.written)}: {lock}")
@@ -233,6 +247,17 @@ def _usage_table(name: str, usage: dict[str, fsqueue.Usage]) -> Iterator[tuple[s
     for part, found in usage.items():
         if found.files or found.directories:
             yield f"  {part}", f"{found.files:>12,}", f"{found.directories:>12,}", f"{found.bytes:>16,}"
+
+
+def _priorities_table(name: str, ranges: list[fsqueue.PriorityRange]) -> Iterator[tuple[str, ...]]:
+    yield name, "FIRST PRIORITY", "LAST PRIORITY", "WAITING".rjust(12)
+    for each in ranges:
+        first, last = (_priority(each.first), _priority(each.last)) if each.first is not None else ("no priority", "")
+        yield "", first, last, f"{each.waiting:>12,}"
+
+
+def _priority(given: str | int | None) -> str:
+    return "" if given is None else brief(priority_text(given), 40)
 
 
 def _table(looks: list[Look]) -> Iterator[tuple[str, ...]]:

@@ -58,6 +58,7 @@ __version__ = "0.1.0"
 _LAZY = {
     "AsyncPoll": "fsqueue.asyncpoll",
     "Event": "fsqueue.worker",
+    "PriorityRange": "fsqueue.views.priorities",
     "Report": "fsqueue.doctor",
     "StuckLock": "fsqueue.views.stuck_locks",
     "Usage": "fsqueue.views.usage",
@@ -69,6 +70,7 @@ _LAZY = {
 if TYPE_CHECKING:
     from fsqueue.asyncpoll import AsyncPoll
     from fsqueue.doctor import Report
+    from fsqueue.views.priorities import PriorityRange
     from fsqueue.views.stuck_locks import StuckLock
     from fsqueue.views.usage import Usage
     from fsqueue.worker import Event, Worker, WorkerReport
@@ -113,6 +115,7 @@ __all__ = [
     "Movement",
     "NotAQueue",
     "Poll",
+    "PriorityRange",
     "Queue",
     "QueueExists",
     "QueueNotFound",

@@ -49,6 +49,7 @@ from fsqueue.views.activity import LEAST_S, Activity, activity
 
 if TYPE_CHECKING:
     from fsqueue.asyncpoll import AsyncPoll
+    from fsqueue.views.priorities import PriorityRange
     from fsqueue.views.stuck_locks import StuckLock
     from fsqueue.views.usage import Usage
 
@@ -504,6 +505,21 @@ class Queue(Maintenance):
         from fsqueue.views import usage
 
         return usage.of_store(self.store)
+
+    @verb("counting by priority")
+    def waiting_by_priority(
+        self, ranges: int = 8, *, progress: Callable[[int, int], object] | None = None
+    ) -> list[PriorityRange]:
+        """Return how many tasks wait, by priority: `ranges` ranges at most, and then the tasks without a priority.
+
+        Each different priority is a range of its own if there are no more than `ranges`. Else the ranges have about
+        equally many tasks. It reads all waiting tasks that have a priority, in bounded memory; of those without the
+        files' names are enough. `progress(done, shards)` is called before each shard, and at the end.
+        A hint while others work.
+        """
+        from fsqueue.views import priorities
+
+        return priorities.count(self.store, whole("ranges", ranges), None if progress is None else calling(progress))
 
     @verb("looking for stuck locks")
     def stuck(self) -> list[StuckLock]:

@@ -197,6 +197,7 @@ def test_numbers_that_are_none(queue: Queue, bad: Any) -> None:
     for call in (
         lambda: queue.lease(bad),
         lambda: queue.peek(bad),
+        lambda: queue.waiting_by_priority(bad),
         lambda: queue.poll(prefetch=bad),
         lambda: Queue.create(f"{queue.path}-x", shards=bad),
         lambda: Queue.create(f"{queue.path}-x", batch_tasks_max=bad),

@@ -354,7 +354,7 @@ def of_batch(
     Unless it is to tell the `whole`, it says of those that were completed or cancelled no more than that they were.
     With `among`, only tasks whose log gives them one of these states: no other line of the task file is parsed.
     """
-    lines = _lines_of(store, name)  # none, if it was renamed or finished since it was listed
+    lines = lines_of(store, name)  # none, if it was renamed or finished since it was listed
     read = listing.read_replay_state if whole else listing.read_present_state
     replay_state = read(store, batch)
     if name.inserted is not None:
@@ -365,7 +365,7 @@ def of_batch(
         replay_state = ReplayState()
         replay_state.begin(name.count, name.available_at, 0)
     elif not lines and replay_state.left and replay_state.inserts is None:
-        lines = _lines_anywhere(store, batch, replay_state)
+        lines = lines_anywhere(store, batch, replay_state)
     yield from _of_replay_state(store, batch, replay_state, lines, among)
 
 
@@ -377,7 +377,7 @@ def payload_of(store: Store, batch: Batch, index: int, replay_state: ReplayState
         if index in replay_state.places:
             lines = listing.lines_in_log(store, batch, replay_state)
         else:
-            lines = _lines_anywhere(store, batch, replay_state)
+            lines = lines_anywhere(store, batch, replay_state)
         return task_file.decode_task(lines[index])["payload"]
     except (IndexError, ValueError):
         raise TaskNotFound(
@@ -385,7 +385,7 @@ def payload_of(store: Store, batch: Batch, index: int, replay_state: ReplayState
         ) from None
 
 
-def _lines_of(store: Store, name: TaskFileName) -> list[bytes]:
+def lines_of(store: Store, name: TaskFileName) -> list[bytes]:
     """Return the lines of a task file; none if it is not there under this name, or no file, or has no tasks."""
     if name.inserted is not None:
         return []
@@ -399,14 +399,14 @@ def _lines_of(store: Store, name: TaskFileName) -> list[bytes]:
         return []
 
 
-def _lines_anywhere(store: Store, batch: Batch, replay_state: ReplayState) -> list[bytes]:
+def lines_anywhere(store: Store, batch: Batch, replay_state: ReplayState) -> list[bytes]:
     """Return the lines of a batch's task file, whichever name it has: those in the log are tried, then a listing's.
 
     While others rename the file, the log is read anew.
     """
     for _ in range(LOOKS):
         texts = (*published.listed(store, store.layout, batch), *reversed(replay_state.names))
-        if lines := next(filter(None, (_lines_of(store, name) for name in names.task_files_of(batch, texts))), []):
+        if lines := next(filter(None, (lines_of(store, name) for name in names.task_files_of(batch, texts))), []):
             return lines
         if (now := listing.read_replay_state(store, batch)) is None:
             break  # it has finished

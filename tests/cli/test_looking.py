@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
+from fsqueue_cli.options import PRIORITY
 
-from fsqueue import Queue
+from fsqueue import Queue, Task
 from tests.cli.conftest import Run
 
 
@@ -70,3 +71,27 @@ def test_status_shows_what_the_files_take(fsqueue_cli: Run, queue: Queue) -> Non
     assert found["usage"]["tasks"]["files"] == 3
     assert found["usage"]["all"]["bytes"] == queue.usage()["all"].bytes
     assert "--watch" in fsqueue_cli("status", queue.path, "--usage", "--watch", code=2).stderr
+
+
+def test_status_shows_waiting_tasks_by_priority(fsqueue_cli: Run, queue: Queue) -> None:
+    queue.insert_many(Task(number, priority=number) for number in range(10))
+    queue.insert_many([Task(1, priority="5"), Task(1, priority='"x'), Task(1, priority="\x1b[2J\n"), 7])
+    lines = fsqueue_cli("status", queue.path, "--priorities").stdout.splitlines()
+    table = lines[lines.index(next(line for line in lines if "FIRST PRIORITY" in line)) :]
+    assert table[0].split() == ["q", "FIRST", "PRIORITY", "LAST", "PRIORITY", "WAITING"]
+    assert table[-1].split() == ["no", "priority", "1"]
+    assert len(table) == 10
+    assert "\x1b" not in "".join(lines)
+    found = json.loads(fsqueue_cli("status", queue.path, "--priorities", "--fast", "--json").stdout)
+    assert found["priorities"] == [each.as_dict() for each in queue.waiting_by_priority()]
+    assert found["priorities"][-1] == {"first": None, "last": None, "waiting": 1}
+    assert "--watch" in fsqueue_cli("status", queue.path, "--priorities", "--watch", code=2).stderr
+
+
+@pytest.mark.parametrize("given", [5, -5, "5", "-5", "a", "", '"', '"5"', "1.5", "ü"])
+def test_a_priority_is_shown_as_up_to_takes_it(fsqueue_cli: Run, queue: Queue, given: str | int) -> None:
+    task = queue.insert("x", priority=given)
+    shown = next(
+        line for line in fsqueue_cli("show", queue.path, task.id).stdout.splitlines() if line.startswith("priority")
+    )
+    assert PRIORITY.convert(shown[14:], None, None) == given

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import random
+from itertools import count, islice
 from pathlib import Path
 
 import pytest
 
-from fsqueue import InvalidArgument, Queue
+from fsqueue import InvalidArgument, Queue, Task
 from fsqueue.clock import ManualClock
+from fsqueue.format import checkpoints
 from fsqueue.format.priority import Priority, rank_of
+from fsqueue.format.task_states import States
 from fsqueue.protocol import leasing, ordered_selection
 from fsqueue.protocol.ordered_selection import KNOWN_S, LISTING_SHARE, OrderedSelection
 from fsqueue.protocol.selection import LISTING_S
@@ -392,3 +395,53 @@ def test_the_heap_holds_no_more_than_there_is(q: Queue, clock: ManualClock) -> N
     selection = q._leaser.selection
     assert isinstance(selection, OrderedSelection)
     assert len(selection._heap) <= 4 * 2 + ordered_selection.HEADS_MAX
+
+
+# -- inserted and leased by one process -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_who_inserts_one_by_one_and_leases_gets_the_exact_order(
+    queue_factory: QueueFactory, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Also across checkpoints, with batches of many tasks between, and where tasks come back."""
+    monkeypatch.setattr(checkpoints, "LEAST_BYTES", 200)
+    monkeypatch.setattr(checkpoints, "SHARE", 0)
+    restored: list[bool] = []
+    restore = checkpoints.restore
+
+    def restore_and_note(states: States, found: checkpoints.Found) -> None:
+        restore(states, found)
+        restored.append(bool(states.priorities))
+
+    monkeypatch.setattr(checkpoints, "restore", restore_and_note)
+    q = Queue(queue_factory("exact", shards=1, durability="none").path, clock=clock)
+    lots, n = random.Random(seed), 1 + 2 * (seed % 2)
+    kinds: list[Priority | None] = [None, None, -5, 3, 10, 1 << 60, "", "a", "ü" * 300, "10"]
+    there: dict[object, Priority | None] = {}
+    numbers = count()
+    for part in range(5):
+        for number in islice(numbers, 60):
+            there[number] = lots.choice(kinds)
+            clock.advance(0.001)
+            q.insert(number, priority=there[number])
+        several = {number: lots.choice(kinds) for number in islice(numbers, 20)}
+        q.insert_many(Task(number, priority=given) for number, given in several.items())
+        there |= several
+        q.close()  # logs are read anew, from their last checkpoints on
+        clock.advance(LISTING_S)
+        for _ in range(40 // n if part < 4 else 500):
+            tasks = q.lease(n)
+            assert [task.priority for task in tasks] == [there[task.payload] for task in tasks]
+            ranks = [rank_of(task.priority) for task in tasks]
+            assert ranks == sorted(map(rank_of, there.values()))[:n]
+            for task in tasks:
+                if lots.random() < 0.1:
+                    task.release()
+                    clock.advance(KNOWN_S)
+                else:
+                    del there[task.payload]
+                    task.complete()
+    assert not there
+    assert q.status().drained
+    assert any(restored)

@@ -116,7 +116,9 @@ def look(queue: Queue, state: fsqueue.State) -> Iterator[dict[str, Any]]:
     failures: list[fsqueue.Failure] = activity.failures
     locks: list[fsqueue.StuckLock] = queue.stuck()
     taken: dict[str, fsqueue.Usage] = queue.usage()
+    urgencies: list[fsqueue.PriorityRange] = queue.waiting_by_priority(4, progress=lambda done, shards: None)
     assert taken["all"].files >= 2
+    assert not urgencies
     print(rate, left, held, failures, locks, queue.is_drained(), queue.wait(timeout_s=5, poll=print))
     infos: list[fsqueue.TaskInfo] = [*queue.peek(3), queue.task("id"), *queue.tasks("waiting"), *queue.tasks(state)]
     for info in infos:
