@@ -18,6 +18,8 @@ from fsqueue.format import names
 from fsqueue.storage import history, keys
 from tests.concurrency.processes import children
 
+pytestmark = pytest.mark.batched  # what is looked at is in the logs of open batches
+
 QueueFactory = Callable[..., Queue]
 KEYS = 5
 SLACK_MS = 2

@@ -195,6 +195,7 @@ def test_a_stopped_holder_is_waited_for_and_named(queue_factory: QueueFactory) -
     assert queue.insert("y", key="k").id != first.id
 
 
+@pytest.mark.batched  # it is in the log of an open batch
 def test_a_line_whose_record_never_came_leaves_the_key_free(queue_factory: QueueFactory) -> None:
     queue = queue_factory()
 
@@ -273,6 +274,7 @@ class Synced(Filesystem):
         self.fsync = fsync
 
 
+@pytest.mark.batched  # it is in the log of an open batch
 def test_the_key_is_on_disk_before_the_task(queue_factory: QueueFactory) -> None:
     path = queue_factory(shards=1).path
     queue = Queue(path, filesystem=Synced(str(path)))
