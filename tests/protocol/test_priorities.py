@@ -85,11 +85,6 @@ def test_what_is_no_priority_is_refused(queue: Queue, value: Any) -> None:
     assert queue.status().waiting == 0
 
 
-def test_a_key_is_refused_still(queue: Queue) -> None:
-    with pytest.raises(InvalidTask, match="no task key yet"):
-        queue.insert(Task(1, key="k", priority=1))
-
-
 # -- the mark ----------------------------------------------------------------------------------------
 
 
