@@ -88,6 +88,7 @@ class Feeder(BackgroundThread):
     def untaken(self) -> list[LeasedTask]:
         """Return what the loop will not take in any more, once this thread has ended: `close` comes before."""
         self.join()
+        self._give_back()
         return self._untaken
 
     def close(self) -> None:
@@ -97,10 +98,13 @@ class Feeder(BackgroundThread):
             os.eventfd_write(self._end, 1)
             self._requests.put(0)
 
-    def __del__(self) -> None:
-        end = getattr(self, "_end", -1)  # not before: a signal handler of the loop may still call `close`
+    def _give_back(self) -> None:
+        """Close the descriptor that ends pauses. Nothing uses it once this thread has ended after a `close`."""
+        end, self._end = getattr(self, "_end", -1), -1
         if end >= 0:
             os.close(end)
+
+    __del__ = _give_back
 
     def work(self) -> None:
         try:

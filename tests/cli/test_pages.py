@@ -105,7 +105,10 @@ PLANS = {
         },
     ),
     "docs/functions.md": Plan(instead={"1_000_000": "1_000"}),
-    "docs/order.md": Plan(instead={"wait_s=60": "wait_s=0.1", "wait_s=30": "wait_s=0.1"}),
+    "docs/order.md": Plan(
+        instead={"wait_s=60": "wait_s=0.1", "wait_s=30": "wait_s=0.1"},
+        files={"scans.jsonl": '{"scan": 7}\n{"scan": "7"}\n{}\n'},
+    ),
     "docs/status.md": Plan(
         files={"assemble": "#!/bin/sh\n", "assemble.sh": "", "bin/sbatch": SBATCH}, before=some_done
     ),

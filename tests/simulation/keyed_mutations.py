@@ -33,7 +33,7 @@ MUTATIONS = [
         "a task lives because the key's last line names it",
         "it ended long ago: what should be inserted is not",
         "keyed",
-        (("protocol.keyed_inserts:_found", " and state.state[first] in OPEN", ""),
+        (("protocol.keyed_inserts:_found", " and state.state[first] in LIVING", ""),
          ("protocol.keyed_inserts:_found", "state.places.get(first) == begin", "True")),
     ),
     Mutation(
