@@ -88,7 +88,6 @@ class Feeder(BackgroundThread):
     def untaken(self) -> list[LeasedTask]:
         """Return what the loop will not take in any more, once this thread has ended: `close` comes before."""
         self.join()
-        self._give_back()
         return self._untaken
 
     def close(self) -> None:
@@ -99,7 +98,7 @@ class Feeder(BackgroundThread):
             self._requests.put(0)
 
     def _give_back(self) -> None:
-        """Close the descriptor that ends pauses. Nothing uses it once this thread has ended after a `close`."""
+        """Close the descriptor that ends pauses."""
         end, self._end = getattr(self, "_end", -1), -1
         if end >= 0:
             os.close(end)
@@ -109,6 +108,7 @@ class Feeder(BackgroundThread):
     def work(self) -> None:
         try:
             self._answer_all()
+            self._give_back()  # `close` does not write any more: what ends the loop above is its last step
         finally:
             self._listener.close()
 
