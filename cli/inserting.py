@@ -225,9 +225,9 @@ class Source:
         key: str | None = None,
     ) -> None:
         self._priority, self._key = priority, key
-        """The fields that have the priorities and the keys."""
+        """Name the fields of a payload that hold its priority and its key."""
         self.tasks = 0
-        """How many lines were tasks."""
+        """Count the lines that were read as tasks."""
         self._files, self._skip_bad, self._line_bytes_max = files, skip_bad, line_bytes_max
         self._decode = _decode_plain if plain else _decode_json
         self._stream = self._payloads()

@@ -44,7 +44,7 @@ def seconds_in(text: str) -> float | None:
 
 
 WHOLE = re.compile(r"-?\d{1,30}", re.ASCII)
-"""What the command line takes for a number where a priority may be a text, too."""
+"""Match a priority that the command line reads as a whole number. Any other is a text."""
 
 if TYPE_CHECKING:
     _Seconds = click.ParamType[float]

@@ -81,7 +81,7 @@ class AsyncPoll:
         if fd >= 0:
             try:
                 loop.add_reader(fd, awake.set)
-            except NotImplementedError:  # an event loop that waits for no descriptors
+            except NotImplementedError:  # this event loop watches no descriptors: the poll goes by its pauses
                 fd = -1
         try:
             with suppress(TimeoutError):

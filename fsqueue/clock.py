@@ -49,7 +49,7 @@ class Clock:
     """Seconds that never jump; they count the time a machine is suspended, too."""
 
     is_real = True
-    """Whether time passes by itself. Else only `sleep` may wait, and nothing but its end wakes."""
+    """Tell whether time passes by itself. Otherwise a test moves it: wait by `sleep` alone."""
 
     def __init__(self) -> None:
         self.offset_ms = 0

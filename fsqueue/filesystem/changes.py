@@ -13,11 +13,11 @@ from typing import Any
 
 MODIFY, MOVED_TO, CREATE = 0x02, 0x80, 0x100
 DELETE_SELF, MOVE_SELF, UNMOUNT, IGNORED = 0x400, 0x800, 0x2000, 0x8000
-"""What inotify(7) tells of a file or a directory."""
+"""Number the events of a file or a directory as inotify(7) does."""
 FILE, DIRECTORY = MODIFY | DELETE_SELF | MOVE_SELF, CREATE | MOVED_TO
-"""A file's bytes are changed, or its name is; a name is made in a directory."""
+"""Ask for these events: a file is written, renamed or removed; a directory gets a name."""
 OVER = DELETE_SELF | MOVE_SELF | UNMOUNT | IGNORED
-"""The name that led to what is watched may lead to something else now."""
+"""On these events drop the watch: the name may lead to another file now."""
 
 
 @cache
