@@ -43,9 +43,10 @@ def figures(summary: Summary) -> list[Figure]:
     ]
 
 
-def _figure(
+def measured_figure(
     what: str, wanted: str, value: float | None, passes: Callable[[float], bool], words: Callable[[float], str]
 ) -> Figure:
+    """Return a figure with the value that was measured, in words, and whether it passes; None: not measured."""
     if value is None:
         return Figure(what, wanted, "not measured", None)
     return Figure(what, wanted, words(value), passes(value))
@@ -68,21 +69,21 @@ def _insert(summary: Summary) -> list[Figure]:
     sample = next((row["tasks"] for row in summary.rounds("task-queue", "insert", size) if "note" in row), None)
     of = "" if sample is None else f"; task-queue's first {sample:,}"
     return [
-        _figure(
+        measured_figure(
             "insert_many, synced, against task-queue, not synced",
             "at least 100 times its rate",
             _over(mine, theirs),
             lambda ratio: ratio >= 100,
             lambda ratio: f"{ratio:,.0f} times ({mine:,.0f}/s to {theirs:,.0f}/s, {at}{of})",
         ),
-        _figure(
+        measured_figure(
             "insert_many: inodes",
             "at most 1 for 500 tasks",
             _over(tasks, inodes),
             lambda each: each >= 500,
             lambda each: f"1 for {each:,.0f} ({at})",
         ),
-        _figure(
+        measured_figure(
             "insert_many: peak memory", "under 100 MB", memory, lambda mb: mb < 100, lambda mb: f"{mb:,.0f} MB ({at})"
         ),
     ]
@@ -94,7 +95,7 @@ def _one_at_a_time(summary: Summary) -> list[Figure]:
     mixed = _largest(summary, "mixed")
 
     def against(what: str, rate: float | None, other: float | None, least: float) -> Figure:
-        return _figure(
+        return measured_figure(
             what,
             f"at least {least:g} times the rate",
             _over(rate, other),
@@ -107,7 +108,7 @@ def _one_at_a_time(summary: Summary) -> list[Figure]:
             "insert one, synced, against a file for each", synced, summary.rate("fsqueue-single", "insert_one", 0), 2.5
         ),
         against("insert one, synced, against huey, synced", synced, summary.rate("huey", "insert_one", 0), 1),
-        _figure(
+        measured_figure(
             "insert one, not synced",
             "at least 30,000/s",
             summary.rate("fsqueue-nosync", "insert_one", 0),
@@ -126,7 +127,7 @@ def _one_at_a_time(summary: Summary) -> list[Figure]:
 def _against(summary: Summary, step: str, peer: str, least: int) -> Figure:
     found = [(ratio, size) for size in summary.sizes(step, peer) if (ratio := summary.times(peer, step, size))]
     worst, size = min(found, default=(None, 0))
-    return _figure(
+    return measured_figure(
         f"{NAMES[step]}, one process, against {peer}",
         f"at least {least} times its rate",
         worst,
@@ -146,7 +147,7 @@ def _by_size(summary: Summary, step: str, peer: str, least: int) -> list[Figure]
 
     what, wanted = f"{NAMES[step]}, one process, against {peer}", f"at least {least} times its rate"
     return [
-        _figure(
+        measured_figure(
             f"{what}, {size:,} tasks",
             wanted,
             summary.times(peer, step, size),
@@ -162,7 +163,7 @@ def _over_floor(summary: Summary) -> Figure:
     sizes = summary.sizes("lease_one", "floor")
     found = [(1 / ratio, size) for size in sizes if (ratio := summary.times("floor", "lease_one", size))]
     worst, size = max(found, default=(None, 0))
-    return _figure(
+    return measured_figure(
         "lease 1 + complete, against the bare system calls",
         "at most 3 times their time",
         worst,
@@ -174,7 +175,7 @@ def _over_floor(summary: Summary) -> Figure:
 def _at_scale(summary: Summary, step: str, also: str) -> Figure:
     base, size = min(summary.sizes("lease_one", "fsqueue"), default=0), _largest(summary, step)
     cost, base_cost = summary.task_us("fsqueue", step, size), summary.task_us("fsqueue", "lease_one", base)
-    return _figure(
+    return measured_figure(
         f"lease 1 + complete in the largest queue{also} against the smallest",
         "at most 1.2 times the cost",
         _over(cost, base_cost) if size > base else None,
@@ -187,7 +188,7 @@ def _history(summary: Summary) -> Figure:
     sizes = summary.sizes("lease_one", "fsqueue-nohistory")
     found = [(1 / ratio, size) for size in sizes if (ratio := summary.times("fsqueue-nohistory", "lease_one", size))]
     worst, size = max(found, default=(None, 0))
-    return _figure(
+    return measured_figure(
         "lease 1 + complete with history kept, against without",
         "at most 15 % more",
         worst,
@@ -203,14 +204,14 @@ def _status(summary: Summary) -> list[Figure]:
     read = summary.value("fsqueue", "status", size, "bytes_read")
     at = f"at {size:,} tasks"
     return [
-        _figure(
+        measured_figure(
             "status, against listing 64 empty directories",
             "under 50 times its time",
             _over(mine, listing),
             lambda ratio: ratio < 50,
             lambda ratio: f"{ratio:.1f} times ({(mine or 0) * 1e3:.2f} ms to {(listing or 0) * 1e3:.2f} ms, {at})",
         ),
-        _figure(
+        measured_figure(
             "status: bytes read from files",
             "never every task (of 200 bytes)",
             _over(read, size),
@@ -225,14 +226,14 @@ def _delete(summary: Summary) -> list[Figure]:
     returned, reaped = (summary.value("fsqueue", "delete", size, key) for key in ("return_s", "seconds"))
     ratio = _over(summary.task_us("task-queue", "delete", theirs), summary.task_us("fsqueue", "delete", size))
     return [
-        _figure(
+        measured_figure(
             "delete: the call",
             "returns before the reaping ends",
             _over(returned, reaped),
             lambda share: share < 1,
             lambda share: f"after {(returned or 0) * 1e3:.1f} ms of {(reaped or 0) * 1e3:.1f} ms (at {size:,} tasks)",
         ),
-        _figure(
+        measured_figure(
             "reaping, a task, against task-queue's directory",
             "at least 50 times faster",
             ratio,
@@ -253,7 +254,7 @@ def _evenly(summary: Summary, step: str, also: str) -> Figure:
         return f"{said} ({tasks:,} tasks; median of {len(rounds)} drains, worst {max(found):.2f})"
 
     what = f"8 processes drain a small queue {also}: fastest to slowest worker"
-    return _figure(what, "at most 4 to 1", middle, lambda ratio: ratio <= 4, words)
+    return measured_figure(what, "at most 4 to 1", middle, lambda ratio: ratio <= 4, words)
 
 
 def _drain(summary: Summary) -> list[Figure]:
@@ -266,7 +267,7 @@ def _drain(summary: Summary) -> list[Figure]:
     wrong = sum(row["lost"] + row["twice"] for row in rows) if rows else None
     for what, value in (("false empty answers", empties), ("tasks lost or done twice", wrong)):
         made.append(
-            _figure(
+            measured_figure(
                 f"8 processes drain: {what}",
                 "none",
                 value,
@@ -296,7 +297,7 @@ def _wake(summary: Summary) -> list[Figure]:
             other, count = rank_ms(beside["samples_us"], percent), len(row["samples_us"])
             named = "median" if percent == 50 else f"{percent}th percentile"
             made.append(
-                _figure(
+                measured_figure(
                     f"insert to start on one host, {row['case']}, idle for {row['idle_s']:g} s: {named}",
                     f"under {most_ms} ms",
                     rank_ms(row["samples_us"], percent),
@@ -340,7 +341,7 @@ def _bounded(found: dict[str, list[Row]], case: str, command: str, what: str, cp
     spent, memory = (statistics.median(row[key] for row in rows) if rows else None for key in ("cpu_s", "memory_mb"))
     starts = [row["cpu_s"] for row in found.get(case, ()) if row["command"] == START]
     start = f" ({statistics.median(starts):.2f} s to start)" if starts else ""
-    return _figure(
+    return measured_figure(
         what,
         f"under {cpu_s:g} s of CPU and {mib} MiB",
         spent,
@@ -372,7 +373,7 @@ def _renewed(found: dict[str, list[Row]]) -> list[Figure]:
         }
         worst, command = max(((ms, command) for command, ms in more.items()), default=(None, ""))
         figures.append(
-            _figure(
+            measured_figure(
                 f"a batch {case}, for a day: each command, against a fresh queue",
                 "at most 50 ms of CPU more",
                 worst,
@@ -392,7 +393,7 @@ def _restated(found: dict[str, list[Row]]) -> Figure:
         if row.get("log_bytes")
     ]
     worst, case = max(ratios, default=(None, ""))
-    return _figure(
+    return measured_figure(
         "logs with checkpoints, against the same without",
         "at most 1.25 times as long",
         worst,
@@ -405,7 +406,7 @@ def _purged(found: dict[str, list[Row]]) -> Figure:
     rows = [row for row in found.get("letters", ()) if "empty_cpu_s" in row]
     more = statistics.median((row["cpu_s"] - row["empty_cpu_s"]) * 1e3 for row in rows) if rows else None
     letters = rows[0]["tasks"] // LETTER_EACH if rows else 0
-    return _figure(
+    return measured_figure(
         "status with all dead letters purged, against an empty queue",
         "within 5 ms of CPU",
         more,
@@ -420,7 +421,7 @@ def _long(found: dict[str, list[Row]]) -> list[Figure]:
         if row["command"] in rows:
             rows[row["command"]].append(row)
     return [
-        _figure(
+        measured_figure(
             f"long dead letters: {verb}, against reading their lines",
             "at most 2 times the CPU time",
             statistics.median(row["cpu_s"] / row["plain_cpu_s"] for row in each) if each else None,

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.figures import Figure
+from benchmarks.figures import Figure, measured_figure
 from benchmarks.order import papers
 from benchmarks.order.campaign import WAYS
 
@@ -54,16 +54,8 @@ class Rows:
 
 
 def figures(rows: Rows) -> list[Figure]:
-    """Return all of them, in the order of the issue that asked for them."""
+    """Return all of them, in order."""
     return [*_throughput(rows), *_strict(rows), *_pei(rows), _nothing_lost(rows), _isolation(rows), *_keys(rows)]
-
-
-def _figure(
-    what: str, wanted: str, value: float | None, passes: Callable[[float], bool], words: Callable[[float], str]
-) -> Figure:
-    if value is None:
-        return Figure(what, wanted, "not measured", None)
-    return Figure(what, wanted, words(value), passes(value))
 
 
 def _throughput(rows: Rows) -> list[Figure]:
@@ -75,7 +67,7 @@ def _throughput(rows: Rows) -> list[Figure]:
             )
             least = LEAST[way]
             found.append(
-                _figure(
+                measured_figure(
                     f"lease 1 + complete with priorities, {INSERTED[way]}, {_workers(workers)}",
                     f"at least {least} of the unordered queue's rate",
                     ordered / plain if ordered and plain else None,
@@ -92,7 +84,7 @@ def _workers(count: int) -> str:
 
 def _strict(rows: Rows) -> list[Figure]:
     return [
-        _figure(
+        measured_figure(
             f"strict order, one worker, one shard, {INSERTED[way]}",
             "exact",
             rows.value("strict", lambda row: (row.get("pei") or {}).get("greatest"), way=way),
@@ -112,7 +104,7 @@ def _pei(rows: Rows) -> list[Figure]:
         median = rows.value("pei", lambda row: (row.get("pei") or {}).get("median"), **at, way=way)
         limit = None if predicted is None or held is None else predicted + held
         found.append(
-            _figure(
+            measured_figure(
                 f"median PEI, {SHARDS} shards, {WORKERS} workers, {INSERTED[way]}",
                 f"at most the simulation's, {papers.POP_PEEKS} peeks, and what workers hold",
                 median if limit is not None else None,
@@ -126,7 +118,7 @@ def _pei(rows: Rows) -> list[Figure]:
 def _nothing_lost(rows: Rows) -> Figure:
     drained = [row for step in ("pei", "figure 8", "strict") for row in rows.found(step)]
     wrong = sum(row["lost"] + row["twice"] for row in drained)
-    return _figure(
+    return measured_figure(
         "tasks lost or popped twice, in all queues whose PEI was measured",
         "none",
         wrong if drained else None,
@@ -145,7 +137,7 @@ def _isolation(rows: Rows) -> Figure:
     alone, loaded = rows.rate("isolation", loaders=0), rows.rate("isolation", loaders=most)
     cores = rows.value("cores", lambda row: row["cores"]) or 1
     mine = share(most, int(cores))
-    return _figure(
+    return measured_figure(
         f"a lone worker beside {papers.LOADERS} loaders of other queues",
         "at least half its share of the machine",
         loaded / alone / mine if most == papers.LOADERS and alone and loaded else None,
@@ -160,14 +152,14 @@ def _isolation(rows: Rows) -> Figure:
 def _keys(rows: Rows) -> list[Figure]:
     plain, keyed = (rows.value("keys", lambda row, kind=kind: row[kind]) for kind in ("plain", "keyed"))  # type: ignore[misc]
     return [
-        _figure(
+        measured_figure(
             "a keyed insert, not synced, against a plain single insert",
             f"at most {KEYED_TIMES} times its time",
             keyed / plain if keyed and plain else None,
             lambda ratio: ratio <= KEYED_TIMES,
             lambda ratio: f"{ratio:.1f} times ({keyed:,.0f} µs to {plain:,.0f} µs)",
         ),
-        _figure(
+        measured_figure(
             "a keyed insert: syncs",
             f"at most {KEYED_SYNCS}",
             rows.value("syncs", lambda row: row["keyed"]["greatest"]),
