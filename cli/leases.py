@@ -68,7 +68,9 @@ def lease(
         deadline, step_s = time.monotonic() + wait_s, WAIT_STEP_S[0]
         while True:
             left_s = max(0.0, deadline - time.monotonic())
-            tasks = q.lease(n, lease_s=lease_s, wait_s=min(left_s, step_s), up_to=up_to, order=order)
+            strict = order == "priority" and q.has_priorities  # who leases once would know of two shards only
+            wait_step_s = min(left_s, step_s)
+            tasks = q.lease(n, lease_s=lease_s, wait_s=wait_step_s, up_to=up_to, order=order, strict=strict)
             if tasks or noted or left_s <= step_s:
                 break
             step_s = min(step_s * 1.5, WAIT_STEP_S[1])

@@ -9,10 +9,10 @@ from typing import Any
 import click
 
 import fsqueue
+from fsqueue import wording
 from fsqueue.views import outcomes
 
 from .common import brief, example, json_option, moment, queue_argument
-from .options import priority_text
 from .printing import print_json, print_table, say
 
 STATES = ("waiting", "delayed", "leased", "completed", "dead", "cancelled")
@@ -62,7 +62,7 @@ def _time_of(task: fsqueue.TaskInfo, state: str | None) -> str:
 
 def _priority(task: fsqueue.TaskInfo) -> str:
     """Return a task's priority as `lease --up-to` takes it, shortened."""
-    return "" if task.priority is None else brief(priority_text(task.priority), 40)
+    return "" if task.priority is None else brief(wording.priority_text(task.priority), 40)
 
 
 def _after(heading: Iterable[tuple[str, ...]], rows: Iterable[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:

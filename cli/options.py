@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
-import orjson
 
-from .printing import json_text
+from fsqueue import wording
 
 _NUMBER = r"(?:\d+(?:\.\d*)?|\.\d+)"
 _PLAIN = re.compile(rf"{_NUMBER}(?:e[+-]?\d+)?", re.IGNORECASE | re.ASCII)
@@ -42,9 +41,6 @@ def seconds_in(text: str) -> float | None:
         return None
     return total if math.isfinite(total) else None
 
-
-WHOLE = re.compile(r"-?\d{1,30}", re.ASCII)
-"""Match a priority that the command line reads as a whole number. Any other is a text."""
 
 if TYPE_CHECKING:
     _Seconds = click.ParamType[float]
@@ -83,26 +79,13 @@ class PriorityType(_Priority):
         """Return the number, or the text."""
         if not isinstance(value, str):
             return int(value)
-        if WHOLE.fullmatch(value):
-            return int(value)
-        if not value.startswith('"'):
-            return value
-        try:
-            text = orjson.loads(value)
-        except orjson.JSONDecodeError:
-            text = None
-        if not isinstance(text, str):
+        given = wording.priority_of(value)
+        if given is None:
             self.fail(f"{value} is no priority. A text that begins with a double quote is JSON: '\"5\"' is the text 5.")
-        return text
+        return given
 
 
 PRIORITY = PriorityType()
-
-
-def priority_text(given: str | int) -> str:
-    """Return a priority as PRIORITY takes it: a text that would be taken for something else as JSON."""
-    is_plain = not isinstance(given, str) or not (WHOLE.fullmatch(given) or given.startswith('"'))
-    return str(given) if is_plain else json_text(given)
 
 
 class Renamed(click.Option):

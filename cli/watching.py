@@ -14,10 +14,11 @@ from urllib.parse import unquote
 import click
 
 import fsqueue
+from fsqueue import wording
 from fsqueue.views.rates import StatusRates, better_rates
 
 from .common import brief, example, json_option, moment, queues_argument
-from .options import DURATION, priority_text
+from .options import DURATION
 from .printing import Bar, Canvas, can_show, complain, is_screen, plain, print_json, print_table, say
 from .status_text import STATES, Look, details, progress_line, total
 
@@ -257,7 +258,7 @@ def _priorities_table(name: str, ranges: list[fsqueue.PriorityRange]) -> Iterato
 
 
 def _priority(given: str | int | None) -> str:
-    return "" if given is None else brief(priority_text(given), 40)
+    return "" if given is None else brief(wording.priority_text(given), 40)
 
 
 def _table(looks: list[Look]) -> Iterator[tuple[str, ...]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from enum import Enum
 from functools import wraps
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
@@ -95,7 +96,7 @@ def translated(store: Store, items: Iterator[R], doing: str) -> Iterator[R]:
 def whole(name: str, value: object, least: int = 1) -> int:
     """Return a whole number of at least `least`, or InvalidArgument."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise InvalidArgument(f"{name} must be a whole number of at least {least}, not {value!r}.")
+        raise InvalidArgument(f"{name} must be a whole number of at least {least}, not {_shown(value)}.")
     return value
 
 
@@ -105,11 +106,19 @@ def one_of(name: str, value: object, known: Sequence[str]) -> None:
         raise InvalidArgument(f"{name} must be one of {', '.join(map(repr, known))}, not {value!r}.")
 
 
+def _shown(value: object) -> str:
+    """Return a value for a message, cut. Python writes no number of more than 4,300 digits."""
+    try:
+        return f"{value!r:.100}"
+    except ValueError:
+        return f"a {type(value).__name__} that is too large"
+
+
 def bound_of(up_to: object) -> priority.Rank:
     """Return the rank of a bound on priorities; InvalidArgument if it is no priority."""
     why = priority.fault(up_to)
     if why is not None:
-        raise InvalidArgument(f"up_to must be a priority, not {up_to!r:.100}: {why}.")
+        raise InvalidArgument(f"up_to must be a priority, not {_shown(up_to)}: {why}.")
     return priority.rank_of(up_to)
 
 
@@ -130,6 +139,24 @@ def unchanged(tasks: Iterable[Any]) -> Iterator[Any]:
     for index, item in enumerate(tasks):
         task_file.check_unchanged(item.payload if isinstance(item, Task) else item, index)
         yield item
+
+
+def one_task(payload: Any, key: object, priority: object) -> Task:
+    """Return a payload or a Task with the key and the priority that the call gives; InvalidArgument if the Task has
+    others.
+    """
+    task = payload if isinstance(payload, Task) else Task(payload)
+    for name, given in (("key", key), ("priority", priority)):
+        own = getattr(task, name)
+        if given is None or (type(own) is type(given) and own == given):
+            continue
+        if own is not None:
+            raise InvalidArgument(
+                f"The task has the {name} {own!r:.100}, and the call says {given!r:.100}. Nothing was inserted. "
+                f"Give one {name}, in the Task or in the call."
+            )
+        task = replace(task, **{name: given})  # type: ignore[arg-type]
+    return task
 
 
 def payloads_of(tasks: object, verb: str) -> Iterable[Any]:

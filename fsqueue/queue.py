@@ -6,7 +6,6 @@ import math
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,6 +16,7 @@ from fsqueue.arguments import (
     ended,
     leased,
     one_of,
+    one_task,
     payloads_of,
     refuse,
     results_of,
@@ -218,16 +218,14 @@ class Queue(Maintenance):
 
         `key` (1 to 1,024 bytes) is unique: while a task with it is waiting, delayed or leased, nothing is inserted, and
         the id of that task is returned, with `inserted` False. The key is free once the task is completed, cancelled
-        or dead. The key of a Task counts before `key`.
+        or dead. A Task may bring its own key and priority; InvalidArgument if the call says another one.
 
         Some values come back as others: a tuple as a list, a UUID as text, a member of an Enum as its value, an
         instance of a subclass of str, int, list or dict as one of the base class, bytearray and memoryview as bytes.
         `strict` refuses these. `priority`: see Task. Available after `delay_s` seconds, or from `available_at` (Unix
         seconds) on; a Task may say otherwise. InvalidTask or TaskTooLarge if it cannot be stored.
         """
-        item = payload if isinstance(payload, Task) else Task(payload)
-        if item.priority is None and priority is not None:
-            item = replace(item, priority=priority)
+        item = one_task(payload, key, priority)
         encoding.check_urgency(item, None)
         if strict:
             task_file.check_unchanged(item.payload)
@@ -235,10 +233,9 @@ class Queue(Maintenance):
         when = encoding.available_from(item, None, default)
         line = task_file.encode_task(item.payload, self.settings.task_bytes_max, priority=item.priority)
         rank = rank_of(item.priority)
-        wanted = key if item.key is None else item.key
-        if wanted is not None:
-            line = encoding.with_key(line, wanted, self.settings.task_bytes_max)
-            return self._keyed.insert(line, when, rank, wanted)
+        if item.key is not None:
+            line = encoding.with_key(line, item.key, self.settings.task_bytes_max)
+            return self._keyed.insert(line, when, rank, item.key)
         if (id := self._inserter.insert_if_taken(line, when, rank)) is not None:
             return TaskRef(id)
         encoded = encoding.Encoded(when, rank)
@@ -323,7 +320,8 @@ class Queue(Maintenance):
         before = taken.mark() if mine.held or mine.fds or mine.fresh else taken.NOTHING
         try:
             if wait_s:
-                return waiting.wait(leaser, n, lease_ms, duration_ms(wait_s, "wait_s") / 1000, strict, bound)
+                looks = waiting.IdlePoller(leaser, lease_ms, strict, bound)
+                return waiting.wait(looks, [self.store], n, duration_ms(wait_s, "wait_s") / 1000)
             return leaser.lease(n, lease_ms, strict, bound)
         except BaseException as error:
             raise ended(self.store, before, error, "leasing")  # noqa: B904 - its cause is set
@@ -389,7 +387,7 @@ class Queue(Maintenance):
     @verb("leasing")
     def _lease_waiting(self, n: int, lease_ms: int, stop: Callable[[], bool]) -> list[LeasedTask]:
         put_back(self)
-        return waiting.wait(self._leaser, n, lease_ms, math.inf, stop=stop)
+        return waiting.wait(waiting.IdlePoller(self._leaser, lease_ms), [self.store], n, math.inf, stop)
 
     @verb("leasing")
     def _look(self, idle_poller: waiting.IdlePoller, n: int, stop: Callable[[], bool]) -> tuple[list[LeasedTask], bool]:

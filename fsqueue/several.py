@@ -7,12 +7,13 @@ from collections.abc import Iterable
 from threading import local
 
 from fsqueue.arguments import bound_of, whole
-from fsqueue.clock import Backoff, duration_ms
+from fsqueue.clock import duration_ms
 from fsqueue.errors import InvalidArgument
+from fsqueue.filesystem import taken
 from fsqueue.leased_task import LeasedTask
 from fsqueue.poll import put_back
 from fsqueue.protocol.several import Several, Watch
-from fsqueue.protocol.waiting import BELL_S
+from fsqueue.protocol.waiting import wait
 from fsqueue.queue import Queue
 
 _turns = local()
@@ -43,11 +44,9 @@ def lease(
         place = several.index(last_queue) + 1
         several = several[place:] + several[:place]
     watches = [Watch(queue._leaser, queue._lease_ms(lease_s), bound) for queue in several]
-    clock, backoff = several[0].store.clock, Backoff(BELL_S, several[0].store.entropy.random)
-    deadline = clock.monotonic() + duration_ms(wait_s, "wait_s") / 1000
-    looks = Several(watches, skips_gone=True)
-    while not (got := looks.look(n)) and clock.monotonic() < deadline:
-        clock.sleep(max(0.001, min(backoff.next_s(), looks.due_s(), deadline - clock.monotonic())))
+    stores = [queue.store for queue in several]
+    with taken.Scope():
+        got = wait(Several(watches, skips_gone=True), stores, n, duration_ms(wait_s, "wait_s") / 1000)
     if got:
         giver = next(queue for queue in several if queue is got[-1].queue)
         _turns.last = weakref.ref(giver)

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
+import threading
+import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
 import fsqueue
 from fsqueue import InvalidArgument, LeasedTask, Queue, QueueNotFound
 from fsqueue.clock import ManualClock
+from fsqueue.protocol import waiting
+from fsqueue.storage import listening
 from fsqueue.worker import Worker
 from tests.support import QueueFactory, put_open, put_ranked
 
@@ -106,6 +115,144 @@ def test_an_urgent_task_in_an_idle_queue_is_noticed(three: list[Queue], clock: M
     assert fsqueue.lease(three)[0].payload == 0
     put_ranked(b, [("urgent", 1)])
     assert fsqueue.lease(three)[0].payload == "urgent"
+
+
+# -- notifications on this host ---------------------------------------------------------------------------------------
+
+NEVER_S = (60.0, 60.0)
+"""Pauses after which a test would have failed: what it finds in time, it was told of."""
+SOON_S = 5.0
+"""A wake-up takes milliseconds; this is for a busy machine."""
+
+
+@contextmanager
+def waits(queues: list[Queue], wait_s: float = 30, **how: Any) -> Iterator[list[tuple[float, object]]]:
+    """Wait for a task of several queues in another thread, which opens its own; yields when it came and which."""
+    found: list[tuple[float, object]] = []
+
+    def wait_for_it() -> None:
+        mine = [Queue(queue.path) for queue in queues]
+        for task in fsqueue.lease(mine, wait_s=wait_s, **how):
+            found.append((time.monotonic(), task.payload))
+        for queue in mine:
+            queue.close()
+
+    thread = threading.Thread(target=wait_for_it)
+    thread.start()
+    try:
+        time.sleep(0.5)
+        yield found
+    finally:
+        thread.join()
+
+
+def soon_told(found: list[tuple[float, object]], begin: float) -> list[object]:
+    return [payload for at, payload in found if at - begin < SOON_S]
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+@pytest.mark.parametrize("is_first", [True, False], ids=["never notified", "notified before"])
+def test_a_task_inserted_on_this_host_ends_the_wait(
+    queue_factory: QueueFactory, monkeypatch: pytest.MonkeyPatch, number: int, is_first: bool
+) -> None:
+    queues = [queue_factory(name) for name in "abc"]
+    if not is_first:
+        queues[number].insert("before")
+        queues[number].complete(queues[number].lease())
+    monkeypatch.setattr(waiting, "BELL_S", NEVER_S)
+    with waits(queues) as found:
+        begin = time.monotonic()
+        queues[number].insert("x")
+    assert soon_told(found, begin) == ["x"]
+
+
+def test_only_a_task_within_the_bound_ends_the_wait(
+    queue_factory: QueueFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queues = [queue_factory(name) for name in "abc"]
+    monkeypatch.setattr(waiting, "BELL_S", NEVER_S)
+    with waits(queues, up_to=5) as found:
+        queues[0].insert("not urgent", priority=6)
+        queues[1].insert("none")
+        time.sleep(0.3)
+        begin = time.monotonic()
+        queues[2].insert("x", priority=5)
+    assert soon_told(found, begin) == ["x"]
+
+
+def test_a_task_inserted_without_a_notification_of_its_own_is_found_soon(
+    queue_factory: QueueFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An inserter notifies at most every 50 ms: whoever was notified without success looks again when they are over."""
+    queues = [queue_factory(name) for name in "abc"]
+    monkeypatch.setattr(waiting, "BELL_S", NEVER_S)
+    with waits(queues) as one, waits(queues) as another:
+        begin = time.monotonic()
+        queues[1].insert("a")
+        queues[1].insert("b")
+    assert {*soon_told(one, begin), *soon_told(another, begin)} == {"a", "b"}
+
+
+@pytest.mark.parametrize("gone", [0, 1, 2])
+@pytest.mark.parametrize("deleted", ["before", "meanwhile"])
+def test_a_queue_that_is_gone_does_not_keep_others_from_ending_the_wait(
+    queue_factory: QueueFactory, monkeypatch: pytest.MonkeyPatch, gone: int, deleted: str
+) -> None:
+    queues = [queue_factory(name) for name in "abc"]
+    mine = [Queue(queue.path) for queue in queues]
+    monkeypatch.setattr(waiting, "BELL_S", NEVER_S)
+    if deleted == "before":
+        queues[gone].delete()
+    for number, other in enumerate(queue for queue in queues if queue is not queues[gone]):
+        found: list[tuple[float, object]] = []
+
+        def wait_for_it(found: list[tuple[float, object]] = found) -> None:
+            found += [(time.monotonic(), task.payload) for task in fsqueue.lease(mine, wait_s=30)]
+
+        thread = threading.Thread(target=wait_for_it)
+        thread.start()
+        time.sleep(0.5)
+        if deleted == "meanwhile" and not number:
+            queues[gone].delete()
+        begin = time.monotonic()
+        other.insert("x")
+        thread.join()
+        assert soon_told(found, begin) == ["x"]
+
+
+def test_without_inotify_it_looks_after_each_pause(
+    queue_factory: QueueFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise OSError(errno.EMFILE, "no instance left")
+
+    queues = [queue_factory(name) for name in "abc"]
+    monkeypatch.setattr(listening, "Changes", fail)
+    with waits(queues) as found:
+        queues[2].insert("x")
+    assert [payload for _, payload in found] == ["x"]
+
+
+def instances() -> int:
+    """Return how many descriptors of inotify this process has open."""
+    links: list[str] = []
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            links.append(os.readlink(f"/proc/self/fd/{fd}"))
+        except OSError:
+            pass  # the one that lists them
+    return links.count("anon_inode:inotify")
+
+
+def test_queues_that_are_closed_listen_no_more(queue_factory: QueueFactory) -> None:
+    queues = [queue_factory(name) for name in "abc"]
+    before = instances()
+    for _ in range(3):
+        assert fsqueue.lease(queues, wait_s=0.05) == []
+    assert instances() == before + 3, "one of each queue, for the next wait, too"
+    for queue in queues:
+        queue.close()
+    assert instances() == before
 
 
 def test_a_worker_of_several_queues_keeps_the_order(queue_factory: QueueFactory) -> None:

@@ -244,9 +244,9 @@ class States:
 
     def head(self, at: int, margin: int) -> Rank | None:
         """Return the rank of the most urgent task that `choose` has left and could take; None if there is none."""
+        self._gather(at, margin)
         if self.ranks is None:
             return None if self.exhausted(at) else LAST
-        self._gather(at, margin)
         best = self._best
         while best and not self._may_be_taken(best[0][1], at, margin):
             heappop(best)

@@ -91,7 +91,7 @@ def with_key(line: bytes, key: object, bytes_max: int, index: int | None = None)
     wrong = keys.fault(key)
     if wrong is not None:
         raise InvalidTask(f"{_where(index)}: {wrong}.", index)
-    line = keys.with_key(line, str(key))
+    line = keys.with_key(line, str.__str__(key))  # of a member of an Enum its value, as its file has it
     if len(line) > bytes_max:
         raise task_file.too_large(len(line), bytes_max, index)
     return line
@@ -186,12 +186,16 @@ _COMPARABLE: tuple[set[type], ...] = ({int}, {str})
 """Priorities that are all of one of these types compare as their ranks do: UTF-8 keeps the order of characters."""
 
 
-class _Window:
+class Window:
     """Tasks with priorities on their way into batches: sorted, and cut, when they are as many as a group holds."""
 
     def __init__(self) -> None:
         self.tasks = self.size = 0
         self._found: dict[When, tuple[list[Priority], list[bytes]]] = {}
+
+    def overflows(self, tasks: int, size: int, most: int) -> bool:
+        """Return whether so many more tasks would be more than a group holds, in batches of `most`."""
+        return self.size + size > GROUP_BYTES_MAX or self.tasks + tasks > GROUP_BATCHES_MAX * most
 
     def take(self, when: When, priorities: list[Priority], lines: list[bytes], size: int) -> None:
         """Take tasks that are available at the same time, with their priorities."""
@@ -265,7 +269,7 @@ def batches_of(
     held: list[Run] = []
     known, number = total or 0, 0
     filling: dict[When, Encoded] = {}
-    window = _Window()
+    window = Window()
     broken: Exception | None = None
     try:
         if batch_tasks is None and total is None:
@@ -276,7 +280,7 @@ def batches_of(
     try:
         for when, lines, length, priorities in chain(held, runs):
             if priorities is not None:
-                if window.size + length > GROUP_BYTES_MAX or window.tasks + len(lines) > GROUP_BATCHES_MAX * size:
+                if window.overflows(len(lines), length, size):
                     yield from window.empty(size)
                 window.take(when, priorities, lines, length)
                 times.add(when)

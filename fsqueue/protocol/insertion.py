@@ -110,12 +110,17 @@ class _Keyed:
         self.new += is_new
         self.handled += 1
         if self.handled == KEYS_ADVISED + 1:
-            logger.warning(
-                "more than %s tasks with keys in one call: each has a file for its key. To insert a whole set once, "
-                "use a name instead (commit=NAME, --commit NAME): it makes no file for each task",
-                f"{KEYS_ADVISED:,}",
-            )
+            advise_commit()
         return is_new
+
+
+def advise_commit() -> None:
+    """Warn of a call that inserts more than KEYS_ADVISED tasks with keys."""
+    logger.warning(
+        "more than %s tasks with keys in one call: each has a file for its key. To insert a whole set once, "
+        "use a name instead (commit=NAME, --commit NAME): it makes no file for each task",
+        f"{KEYS_ADVISED:,}",
+    )
 
 
 def _is_one_task(group: list[Encoded]) -> bool:

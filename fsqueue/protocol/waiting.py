@@ -6,13 +6,17 @@ docs/design.md, section 4.6.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Protocol
 
 from fsqueue.clock import Backoff
 from fsqueue.format.priority import Rank
 from fsqueue.leased_task import LeasedTask
 from fsqueue.protocol.leasing import Leaser
+from fsqueue.storage import listening
 from fsqueue.storage.doorbell import QUIET_S
+from fsqueue.storage.store import Store
 
 BELL_S = (0.1, 6.0)
 """Shortest and longest pause between two readings of the doorbell."""
@@ -102,26 +106,37 @@ class IdlePoller:
         return min(due_s, self._again_at - clock.monotonic())
 
 
+class Looks(Protocol):
+    """Look for tasks, again and again: at one queue (`IdlePoller`) or at several (`Several`)."""
+
+    @property
+    def is_deaf(self) -> bool:
+        """Return whether to sleep without listening for notifications."""
+
+    def look(self, n: int) -> list[LeasedTask]:
+        """Return up to `n` tasks."""
+
+    def due_s(self) -> float:
+        """Return in how many seconds to look again at the latest."""
+
+
 def wait(
-    leaser: Leaser,
-    n: int,
-    lease_ms: int,
-    wait_s: float,
-    strict: bool = False,
-    up_to: Rank | None = None,
-    stop: Callable[[], bool] = lambda: False,
+    looks: Looks, stores: Sequence[Store], n: int, wait_s: float, stop: Callable[[], bool] = lambda: False
 ) -> list[LeasedTask]:
-    """Lease as `Leaser.lease` does, but wait up to `wait_s` seconds for tasks, or until `stop()`."""
-    store, clock = leaser.store, leaser.store.clock
+    """Look for up to `n` tasks; if there are none, again and again for `wait_s` seconds, or until `stop()`.
+
+    `stores`: of the queues that are looked at. A notification in one of them on this host ends a pause.
+    """
+    clock, random = stores[0].clock, stores[0].entropy.random
     deadline = clock.monotonic() + wait_s
-    idle_poller = IdlePoller(leaser, lease_ms, strict, up_to)
-    got = idle_poller.look(n)
-    if got:
+    got = looks.look(n)
+    if got or not wait_s:
         return got
-    backoff = Backoff(BELL_S, store.entropy.random)
-    with store.listening() as listener:
+    backoff = Backoff(BELL_S, random)
+    with ExitStack() as stack:
+        listeners = [stack.enter_context(store.listening()) for store in stores]
         while not got and clock.monotonic() < deadline and not stop():
-            pause_s = max(0.001, min(backoff.next_s(), idle_poller.due_s(), deadline - clock.monotonic()))
-            listener.sleep(pause_s, idle_poller.is_deaf)
-            got = idle_poller.look(n)
+            pause_s = max(0.001, min(backoff.next_s(), looks.due_s(), deadline - clock.monotonic()))
+            listening.sleep(listeners, pause_s, looks.is_deaf)
+            got = looks.look(n)
     return got

@@ -66,7 +66,7 @@ class Listener:
 
     def __init__(self, doorbells: Sequence[Doorbell], clock: Clock, end: int = NONE) -> None:
         self._watched = [_Watched(doorbell) for doorbell in doorbells]
-        self._clock, self._end = clock, end
+        self.clock, self.end = clock, end
         self._changes: Changes | None = None
         self._retry_at = -math.inf
         _listeners.add(self)
@@ -79,7 +79,7 @@ class Listener:
     @property
     def is_complete(self) -> bool:
         """Return whether `listen` has nothing to do."""
-        return all(one.file != NONE for one in self._watched) or self._clock.monotonic() < self._retry_at
+        return all(one.file != NONE for one in self._watched) or self.clock.monotonic() < self._retry_at
 
     def listen(self) -> bool:
         """Listen to all doorbells, as far as that is possible. It asks the file server only for what is not watched.
@@ -98,29 +98,12 @@ class Listener:
                     is_more |= one.extend(self._changes)
         except OSError as error:
             logger.debug("no wake-up by inotify (%s); the worker looks every few seconds all the same", error)
-            self._retry_at = self._clock.monotonic() + RETRY_S
+            self._retry_at = self.clock.monotonic() + RETRY_S
         return is_more
 
     def sleep(self, seconds: float, deaf: bool = False) -> None:
-        """Wait for so long, or until a doorbell is rung: perhaps not at all. `deaf`: whether it is rung or not.
-
-        If time passes only as a test says, nothing is listened to.
-        """
-        if not self._clock.is_real:
-            self._clock.sleep(seconds)
-            return
-        if not deaf and self.listen():
-            return
-        fds = [fd for fd in (self._end, NONE if deaf else self.fd) if fd != NONE]
-        if not fds:
-            self._clock.sleep(seconds)
-            return
-        poller = select.poll()
-        for fd in fds:
-            poller.register(fd, select.POLLIN)
-        ready = poller.poll(seconds * 1000)
-        if not deaf and any(fd == self.fd for fd, _ in ready):
-            self.take_in()
+        """Wait for so long, or until a doorbell is rung: perhaps not at all. `deaf`: whether it is rung or not."""
+        sleep([self], seconds, deaf)
 
     def take_in(self) -> None:
         """Take in what the kernel has told, so that the next sleep does not end by it."""
@@ -141,6 +124,31 @@ class Listener:
             one.forget()
         if changes is not None:
             changes.close()
+
+
+def sleep(listeners: Sequence[Listener], seconds: float, deaf: bool = False) -> None:
+    """Wait for so long, or until one of several listeners is told of a ring: see `Listener.sleep`.
+
+    If time passes only as a test says, nothing is listened to.
+    """
+    clock = listeners[0].clock
+    if not clock.is_real:
+        clock.sleep(seconds)
+        return
+    news = [] if deaf else [one.listen() for one in listeners]
+    if any(news):
+        return
+    told = {} if deaf else {one.fd: one for one in listeners if one.fd != NONE}
+    fds = told.keys() | {one.end for one in listeners if one.end != NONE}
+    if not fds:
+        clock.sleep(seconds)
+        return
+    poller = select.poll()
+    for fd in fds:
+        poller.register(fd, select.POLLIN)
+    for fd, _ in poller.poll(seconds * 1000):
+        if fd in told:
+            told[fd].take_in()
 
 
 _listeners: weakref.WeakSet[Listener] = weakref.WeakSet()

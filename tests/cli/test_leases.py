@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fsqueue import Queue
+from fsqueue import Queue, Task
 from tests.cli.conftest import Run, Spawn, catches
 from tests.conftest import QueueFactory
 from tests.support import put_ranked
@@ -225,6 +225,16 @@ def test_leasing_by_priority(fsqueue_cli: Run, queue: Queue) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.once
+def test_each_command_looks_at_all_shards_for_the_most_urgent(fsqueue_cli: Run, queue_factory: QueueFactory) -> None:
+    queue = queue_factory("spread", shards=64)
+    queue.insert_many([Task(number, priority=number) for number in (*range(20, 60), *range(20))], batch_tasks=1)
+    assert [task["payload"] for task in leased(fsqueue_cli, queue)] == [0]
+    assert [task["payload"] for task in leased(fsqueue_cli, queue, "-n", 9)] == [*range(1, 10)]
+    assert [task["payload"] for task in leased(fsqueue_cli, queue, "-n", 9, "--up-to", 12)] == [10, 11, 12]
+    assert [task["payload"] for task in leased(fsqueue_cli, queue, "--wait", "1s")] == [13]
+
+
 @pytest.mark.parametrize(
     ("given", "is_leased"), [("9", False), ('"9"', True), ("99", False), ("z", True), ('"z"', True), ("4x", False)]
 )
@@ -236,6 +246,15 @@ def test_a_text_that_looks_like_a_number_is_quoted(fsqueue_cli: Run, queue: Queu
 @pytest.mark.parametrize("given", ['"5', '"5"x', "9" * 25, "x" * 1025])
 def test_what_is_no_priority_is_a_usage_error(fsqueue_cli: Run, queue: Queue, given: str) -> None:
     fsqueue_cli("lease", queue.path, "--up-to", given, code=2)
+
+
+def test_the_empty_text_is_told_from_no_priority(fsqueue_cli: Run, queue: Queue) -> None:
+    queue.insert_many([Task("empty", priority=""), "none"])
+    rows = fsqueue_cli("ls", queue.path).stdout.splitlines()[1:]
+    assert sorted(row.split()[5:] for row in rows) == [['""', "empty"], ["none"]]
+    table = fsqueue_cli("status", queue.path, "--priorities").stdout.splitlines()[-2:]
+    assert [row.split() for row in table] == [['""', '""', "1"], ["no", "priority", "1"]]
+    assert [task["payload"] for task in leased(fsqueue_cli, queue, "-n", 9, "--up-to", '""')] == ["empty"]
 
 
 def test_priorities_are_shown(fsqueue_cli: Run, queue: Queue) -> None:

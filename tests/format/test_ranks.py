@@ -222,6 +222,22 @@ def test_without_ranks_a_limit_lets_all_or_nothing_pass() -> None:
     assert state.choose(5, 2, 0, None, True, LAST) == ([0, 1], [], False)
 
 
+@pytest.mark.parametrize("several", [True, False])
+def test_without_ranks_what_a_lease_leaves_that_ran_out_is_the_head(several: bool) -> None:
+    """None would say that the batch has nothing: a worker would pass it over until it lists the shard again."""
+    state = ReplayState()
+    state.begin(2, 0, 1)
+    state.opened = True
+    assert state.choose(5, 2, MARGIN, None)[0] == [0, 1]
+    state.lease(5, "l", [0, 1], 105, None, several, 2)
+    assert state.head(104, MARGIN) is None
+    assert state.choose(110, 2, MARGIN, None, True, rank_of("z"))[0] == []
+    assert state.head(110, MARGIN) == LAST
+    assert state.choose(110, 2, MARGIN, None, False, LAST)[0] == []
+    assert state.head(110, MARGIN) == LAST
+    assert state.choose(110, 2, MARGIN, None, True, LAST)[0] == [0]
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import enum
 import glob
 import logging
 import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import orjson
 import pytest
 
-from fsqueue import FsqueueError, InvalidTask, LockTimeout, Queue, Task, TaskTooLarge
+from fsqueue import FsqueueError, InvalidArgument, InvalidTask, LockTimeout, Queue, Task, TaskTooLarge
 from fsqueue.filesystem import Filesystem
 from fsqueue.protocol import insertion, single_inserts
 from fsqueue.storage import jsonl, keys
@@ -40,6 +42,8 @@ def test_a_second_insert_gets_the_id_of_the_first(queue_factory: QueueFactory) -
     assert (first.inserted, again.inserted, again.id) == (True, False, first.id)
     assert queue.insert({"a": 2}, key="other").inserted
     assert queue.insert(Task({"a": 3}, key="k")).id == first.id
+    assert queue.insert(Task({"a": 3}), key="k").id == first.id
+    assert queue.insert(Task({"a": 3}, key="k"), key="k").id == first.id
     assert queue.status().waiting == 2
 
 
@@ -102,6 +106,29 @@ def test_large_tasks_with_a_file_of_their_own_are_unique_too(queue_factory: Queu
     assert queue.insert("y" * size, key="k").inserted
 
 
+@pytest.mark.parametrize(
+    ("task", "given", "why"),
+    [
+        (Task("x", key="A"), {"key": "B"}, "has the key 'A', and the call says 'B'"),
+        (Task("x", priority=1), {"priority": 2}, "has the priority 1, and the call says 2"),
+        (Task("x", priority="1"), {"priority": 1}, "has the priority '1', and the call says 1"),
+        (Task("x", priority=0), {"priority": ""}, "has the priority 0, and the call says ''"),
+    ],
+)
+def test_a_task_and_the_call_may_not_say_different_things(
+    queue: Queue, task: Task, given: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=why):
+        queue.insert(task, **given)
+    assert queue.status().inserted == 0
+
+
+def test_the_call_gives_what_a_task_has_not(queue: Queue) -> None:
+    queue.insert(Task("x", delay_s=0), key="k", priority=0)
+    [task] = queue.lease()
+    assert (task.key, task.priority) == ("k", 0)
+
+
 def test_a_purge_frees_all_keys(queue_factory: QueueFactory) -> None:
     queue = queue_factory()
     other = Queue(queue.path)
@@ -126,6 +153,28 @@ def test_what_is_no_key_is_refused(queue_factory: QueueFactory) -> None:
     for key in ("\0", "/", "..", "é" * 512, "\n", '"'):
         assert queue.insert("x", key=key).inserted
         assert not queue.insert("x", key=key).inserted
+
+
+class Text(str):
+    pass
+
+
+class Word(str, enum.Enum):  # noqa: UP042 - str() of a StrEnum is its value
+    ONE = "one"
+
+
+@pytest.mark.parametrize(("given", "key"), [(Text("k"), "k"), (Word.ONE, "one")])
+@pytest.mark.parametrize("size", [1, 70_000], ids=["small", "large"])
+def test_subclasses_of_text_are_keys_as_their_values(
+    queue_factory: QueueFactory, given: str, key: str, size: int
+) -> None:
+    queue = queue_factory()
+    assert queue.insert("x" * size, key=given).inserted
+    assert not queue.insert("again", key=key).inserted
+    assert queue.insert_many([Task("again", key=given)]) == 0
+    (task,) = queue.lease(5)
+    assert (type(task.key), task.key) == (str, key)
+    assert list(queue.fsck()) == []
 
 
 def test_a_queue_of_format_1_refuses_keys(queue_factory: QueueFactory) -> None:

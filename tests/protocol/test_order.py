@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fsqueue import InvalidArgument, Queue, Task
+from fsqueue import InvalidArgument, InvalidTask, Queue, Task
 from fsqueue.clock import ManualClock
 from fsqueue.format import checkpoints
 from fsqueue.format.priority import Priority, rank_of
@@ -327,6 +327,17 @@ def test_waiting_for_a_task_that_is_urgent_enough(q: Queue, clock: ManualClock) 
 def test_what_is_no_priority_is_refused(q: Queue, value: object) -> None:
     with pytest.raises(InvalidArgument, match="up_to"):
         q.lease(up_to=value)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("digits", [30, 5000])  # Python writes no number of more than 4,300
+def test_a_number_that_is_far_too_large_is_refused(q: Queue, digits: int) -> None:
+    for number in (10**digits, -(10**digits)):
+        with pytest.raises(InvalidArgument, match="up_to"):
+            q.lease(up_to=number)
+        with pytest.raises(InvalidTask, match="64 bits"):
+            q.insert("x", priority=number)
+    with pytest.raises(InvalidArgument, match="n must be"):
+        q.lease(-(10**digits))
 
 
 def test_an_order_that_is_none_is_refused(q: Queue) -> None:
