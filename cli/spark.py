@@ -105,6 +105,14 @@ fsqueue spark seed /scratch/me/tiles 'lists/*.csv' --format csv --option header=
 @click.option("--payload", metavar="COLUMN", help="The column that is the payload [the whole row].")
 @renamed("--delay", "delay_s", former=["--delay-s"], metavar="COLUMN|DURATION",
          help="How long until a task is available; a column holds seconds.")  # fmt: skip
+@click.option(
+    "--priority", metavar="COLUMN", help="The column of priorities, texts or whole numbers: smaller ones come first."
+)
+@click.option(
+    "--key",
+    metavar="COLUMN",
+    help="The column of keys. Rows are inserted one by one, each unless a task with its key waits or is leased.",
+)
 @click.option("--create", is_flag=True, help="Create the queue if there is none.")
 @spark_options
 @json_option
@@ -116,12 +124,17 @@ def seed(
     commit: str | None,
     payload: str | None,
     delay_s: str | None,
+    priority: str | None,
+    key: str | None,
     create: bool,
     master: str | None,
     conf: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Insert the rows of files (or whatever Spark reads) into the queue Q as tasks, all of them at one instant."""
+    """Insert the rows of files (or whatever Spark reads) into the queue Q as tasks, all of them at one instant.
+
+    With --key they are inserted one by one; to continue after an error, repeat the command.
+    """
     import fsqueue.spark as jobs
 
     reader = session(master, conf).read.format(form).options(**dict(option.partition("=")[::2] for option in options))
@@ -134,10 +147,16 @@ def seed(
         commit=commit,
         payload=payload,
         delay_s=delay_s,
+        priority=priority,
+        key=key,
         if_exists="create" if create else "append",
     )
     if as_json:
         print_json(made.as_dict())
+    elif made.commit is None:
+        whose = "its key was" if made.taken == 1 else "their keys were"
+        taken = f"; {made.taken:,} not: {whose} taken" if made.taken else ""
+        say(f"{wording.counted(made.rows, 'task')} {'was' if made.rows == 1 else 'were'} inserted{taken}")
     elif made.repeated:
         say(f"nothing to do: {made.commit} was committed before, with {wording.counted(made.rows, 'task')}")
     else:

@@ -45,7 +45,8 @@ class Columns:
             kind, arrow = schema["payload"].dataType, self.schema.field("payload").type
             self.parser = Parser(kind, arrow, options.mode, options.corrupt)
         self.is_parsed = self.parser is not None
-        self.is_payload_wanted = not {"payload", "payload_bytes"}.isdisjoint(schema.names)
+        self.is_content_wanted = not {"payload", "payload_bytes", "priority", "key"}.isdisjoint(schema.names)
+        """Whether a column needs more of an untouched batch than its file's name."""
         self._clear()
 
     def _clear(self) -> None:
@@ -85,7 +86,7 @@ class Columns:
         """
         lines = None
         if content is None:
-            assert not self.is_payload_wanted
+            assert not self.is_content_wanted
         elif self.is_parsed and "payload_bytes" not in self.schema.names:
             if not are_lines(content, name.count):
                 return None

@@ -1,4 +1,4 @@
-"""Check which columns of a DataFrame can be stored as payloads and delays.
+"""Check which columns of a DataFrame can be stored as payloads, delays, priorities and keys.
 
 `lines` writes them. It needs pyarrow, which takes a tenth of a second to import; planning and committing do without.
 """
@@ -19,7 +19,8 @@ _PLAIN = (
     types.FloatType, types.DoubleType, types.NullType,
 )  # fmt: skip
 _DATES = (types.DateType, types.TimestampType, types.TimestampNTZType)
-_NUMBERS = (types.ByteType, types.ShortType, types.IntegerType, types.LongType, types.FloatType, types.DoubleType)
+_WHOLE = (types.ByteType, types.ShortType, types.IntegerType, types.LongType)
+_NUMBERS = (*_WHOLE, types.FloatType, types.DoubleType)
 
 
 def check(options: WriteOptions, schema: types.StructType) -> None:
@@ -28,7 +29,8 @@ def check(options: WriteOptions, schema: types.StructType) -> None:
         if schema.names.count(name) > 1:
             raise InvalidArgument(f"There are several columns named {name!r}. Rename or drop all but one.")
     delay = options.delay_s if not is_number(options.delay_s) else None
-    for option, column in (("payload", options.payload), ("delay_s", delay)):
+    named = {"payload": options.payload, "delay_s": delay, "priority": options.priority, "key": options.key}
+    for option, column in named.items():
         if column is not None and column not in schema.names:
             raise InvalidArgument(
                 f"The option `{option}` names the column {column!r}; there are {', '.join(schema.names)}."
@@ -37,6 +39,13 @@ def check(options: WriteOptions, schema: types.StructType) -> None:
         raise InvalidArgument(
             f"The column {delay!r} is {schema[delay].dataType.simpleString()}; a delay is a number of seconds."
         )
+    for option in ("priority", "key"):
+        column = named[option]
+        if column is not None and not isinstance(schema[column].dataType, (types.StringType, *_WHOLE)):
+            raise InvalidArgument(
+                f"The column {column!r} is {schema[column].dataType.simpleString()}; a {option} is text or a whole "
+                "number. Cast it."
+            )
     if options.payload is None:
         for field in payload_fields(options, schema):
             _check_type(field.dataType, field.name)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 import sys
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -21,11 +21,12 @@ from pyspark.sql import types
 from fsqueue.clock import duration_ms
 from fsqueue.errors import InvalidArgument, InvalidTask
 from fsqueue.format import task_file
-from fsqueue.format.layout import BATCH_BYTES_MAX, Settings
-from fsqueue.protocol import encoding
+from fsqueue.format.layout import Settings
 from fsqueue.protocol.encoding import NOW, Encoded, When
+from fsqueue.spark.cutting import Cutter, buffers
 from fsqueue.spark.encoding import Encoder, contains, payload_fields
 from fsqueue.spark.gc_pause import paused_collector
+from fsqueue.spark.priorities import Sorter, texts_of, with_priorities
 
 FLOATS = (types.FloatType, types.DoubleType)
 TIMES = (types.DateType, types.TimestampType, types.TimestampNTZType)
@@ -43,48 +44,54 @@ class Lines:
     def __init__(self, encoder: Encoder, settings: Settings) -> None:
         self.encoder = encoder
         self.bytes_max = settings.task_bytes_max
-        self.batcher = Batcher(settings, encoder.options.batch_tasks)
+        self.priority = encoder.options.priority
+        cutter = Cutter(settings, encoder.options.batch_tasks)
+        self.cutter: Cutter | Sorter = cutter if self.priority is None else Sorter(cutter)
         made_of = encoder.options.made_of
         self.made = None if made_of is None else Made(types._parse_datatype_json_string(made_of))
-        self.value_of = None if made_of is not None else _values(encoder)
+        self.values_of = None if made_of is not None else values_of(encoder)
 
     def batches(self, rows: Iterable[pa.RecordBatch]) -> Iterator[Encoded]:
         """Yield all rows as encoded batches, in bounded memory. InvalidTask names the row that cannot be stored."""
-        index, same = 0, self.encoder.delay_ms
+        index = 0
         for some in rows:
-            lines = self._lines(some, index)
+            columns = [self._lines(some, index)]
+            if self.priority is not None:
+                priorities = some.column(self.priority)
+                texts = texts_of(priorities, index)
+                columns = [with_priorities(columns[0], texts, index, self.bytes_max), priorities]
             index += some.num_rows
-            if same is not None:
-                yield from self.batcher.add((False, same) if same else NOW, lines)
-                continue
-            delays = self._delays(some)
-            order = sorted(range(len(delays)), key=delays.__getitem__)
-            lines = lines.take(pa.array(order, pa.int64()))
-            start = 0
-            for end in range(1, len(order) + 1):
-                if end == len(order) or delays[order[end]] != delays[order[start]]:
-                    delay = delays[order[start]]
-                    yield from self.batcher.add((False, delay) if delay else NOW, lines[start:end])
-                    start = end
-        yield from self.batcher.rest()
+            for when, part in self._by_time(some, columns):
+                yield from self.cutter.add(when, *part)
+        yield from self.cutter.rest()
 
-    def _delays(self, rows: pa.RecordBatch) -> list[int]:
+    def _by_time(self, rows: pa.RecordBatch, columns: list[pa.Array]) -> Iterator[tuple[When, list[pa.Array]]]:
+        """Yield when tasks are available, with what the columns have of these tasks."""
+        same = self.encoder.delay_ms
+        if same is not None:
+            yield (False, same) if same else NOW, columns
+            return
         name = str(self.encoder.options.delay_s)
-        try:
-            return [duration_ms(value or 0, name) for value in rows.column(name).to_pylist()]
-        except InvalidArgument as error:
-            raise InvalidTask(f"The column of delays has a value that is none: {error}") from None
+        delays = delays_ms(rows.column(name), name)
+        order = sorted(range(len(delays)), key=delays.__getitem__)
+        columns = [column.take(pa.array(order, pa.int64())) for column in columns]
+        start = 0
+        for end in range(1, len(order) + 1):
+            if end == len(order) or delays[order[end]] != delays[order[start]]:
+                delay = delays[order[start]]
+                yield (False, delay) if delay else NOW, [column[start:end] for column in columns]
+                start = end
 
     def _lines(self, rows: pa.RecordBatch, first: int) -> pa.Array:
         if self.made is not None:
             lines = rows.column(str(self.encoder.options.payload))
             self.made.check(lines, first, self.bytes_max)
             return lines
-        assert self.value_of is not None
-        encode = _json_line if self.encoder.options.is_json else task_file.encode_task
+        assert self.values_of is not None
+        encode = task_file.encode_task
         with paused_collector():
-            found = [encode(value, self.bytes_max, at) for at, value in enumerate(self.value_of(rows), first)]
-            return pa.array(found, pa.large_binary())
+            values = enumerate(self.values_of(rows, first), first)
+            return pa.array([encode(value, self.bytes_max, at) for at, value in values], pa.large_binary())
 
 
 # -- lines that the JVM made -----------------------------------------------------------------------------------
@@ -151,17 +158,19 @@ def _refused(fault: str, index: int) -> InvalidTask:
 # -- rows, one by one ------------------------------------------------------------------------------------------
 
 
-def _values(encoder: Encoder) -> Callable[[pa.RecordBatch], Iterable[Any]]:
-    """Return what makes payloads of record batches."""
+def values_of(encoder: Encoder) -> Callable[[pa.RecordBatch, int], Iterable[Any]]:
+    """Return a function that makes payloads of a record batch, whose first row has the number that it is given."""
     options, schema = encoder.options, encoder.schema
     if options.payload is not None:
         place, convert = schema.names.index(options.payload), _converter(schema[options.payload].dataType)
-        return lambda rows: _converted(rows.column(place), convert)
+        if options.is_json:
+            return lambda rows, first: map(_parsed, _converted(rows.column(place), None), count(first))
+        return lambda rows, _: _converted(rows.column(place), convert)
     fields = payload_fields(options, schema)
     names = [field.name for field in fields]
     places = [(schema.names.index(field.name), _converter(field.dataType)) for field in fields]
 
-    def objects(rows: pa.RecordBatch) -> Iterable[Any]:
+    def objects(rows: pa.RecordBatch, _: int) -> Iterable[Any]:
         if not names:
             return ({} for _ in range(rows.num_rows))
         columns = [_converted(rows.column(place), convert) for place, convert in places]
@@ -220,57 +229,16 @@ def _or_none(convert: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
     return (lambda value: value) if convert is None else (lambda value: None if value is None else convert(value))
 
 
-def _json_line(text: str | None, bytes_max: int, index: int) -> bytes:
+def _parsed(text: str | None, index: int) -> Any:
     try:
-        value = None if text is None else orjson.loads(text)
+        return None if text is None else orjson.loads(text)
     except orjson.JSONDecodeError as error:
         raise InvalidTask(f"Row {index + 1}: the payload is not JSON: {error}.", index) from None
-    return task_file.encode_task(value, bytes_max, index)
 
 
-# -- batches ---------------------------------------------------------------------------------------------------
-
-
-def buffers(array: pa.Array) -> tuple[memoryview, memoryview]:
-    """Return the offsets of an array of texts or bytes, and what they are offsets in."""
-    large = pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)
-    _, offsets, data = array.buffers()
-    places = memoryview(offsets).cast("q" if large else "i")[array.offset : array.offset + len(array) + 1]
-    return places, memoryview(data if data is not None else b"").cast("B")
-
-
-class Batcher:
-    """Cuts arrays of lines into batches, one after the other for each time of availability."""
-
-    def __init__(self, settings: Settings, batch_tasks: int | None) -> None:
-        self.tasks_max = min(batch_tasks or settings.batch_tasks_max, settings.batch_tasks_max)
-        self.filling: dict[When, Encoded] = {}
-
-    def add(self, when: When, lines: pa.Array) -> Iterator[Encoded]:
-        """Take whole lines of tasks that are available from then on; yield the batches that are full."""
-        offsets, data = buffers(lines)
-        at, count = 0, len(lines)
-        while at < count:
-            target = self.filling.get(when)
-            if target is None:
-                if len(self.filling) == encoding.OPEN_BATCHES_MAX:
-                    yield self.filling.pop(max(self.filling, key=lambda key: self.filling[key].tasks))
-                target = self.filling[when] = Encoded(when)
-            end = min(count, at + self.tasks_max - target.tasks)
-            limit = offsets[at] + BATCH_BYTES_MAX - target.size
-            if offsets[end] > limit:
-                end = bisect_right(offsets, limit, at, end + 1) - 1
-                if end <= at:
-                    if target.tasks:
-                        yield self.filling.pop(when)
-                        continue
-                    end = at + 1  # larger than a batch should be: one of its own
-            target.take(data[offsets[at] : offsets[end]], end - at)
-            at = end
-            if target.tasks == self.tasks_max or target.size >= BATCH_BYTES_MAX:
-                yield self.filling.pop(when)
-
-    def rest(self) -> Iterator[Encoded]:
-        """Yield the batches that are not full."""
-        yield from self.filling.values()
-        self.filling = {}
+def delays_ms(delays: pa.Array, name: str) -> list[int]:
+    """Return a column of delays, which are in seconds, in milliseconds."""
+    try:
+        return [duration_ms(value or 0, name) for value in delays.to_pylist()]
+    except InvalidArgument as error:
+        raise InvalidTask(f"The column of delays has a value that is none: {error}") from None

@@ -17,11 +17,9 @@ IF_EXISTS = ("append", "create", "error", "ignore")
 READ = (
     "path", "paths", "view", "state", "shards", "partitions", "pushdown", "mode", "columnnameofcorruptrecord",
 )  # fmt: skip
-WRITE = ("path", "commit", "ifexists", "payload", "payloadformat", "delay_s", "batch_tasks")
+WRITE = ("path", "commit", "ifexists", "payload", "payloadformat", "delay_s", "priority", "key", "batch_tasks")
 ATTEMPT = "__attempt"
 """The option by which `seed` names its attempt."""
-LATER = ("priority",)
-"""Refused by name until the queue has them."""
 PERMISSIVE, DROP, FAIL = MODES = ("PERMISSIVE", "DROPMALFORMED", "FAILFAST")
 """What becomes of payloads that are not of the type that is asked for: as for Spark's own JSON source."""
 MADE_OF = "__made_of"
@@ -55,6 +53,9 @@ class WriteOptions:
     payload: str | None = None
     is_json: bool = False
     delay_s: str | None = None
+    priority: str | None = None
+    key: str | None = None
+    """The column of keys: then rows are inserted one by one, and no commit is made."""
     batch_tasks: int | None = None
     made_of: str | None = None
     """The column `payload` holds whole lines that the JVM made of this type (its JSON). Only `seeding` asks for it."""
@@ -90,22 +91,12 @@ def reading(options: Mapping[str, str]) -> ReadOptions:
 
 def writing(options: Mapping[str, str]) -> WriteOptions:
     """Return the options of a write; InvalidArgument names what is wrong."""
-    for name in LATER:
-        if name in options:
-            raise InvalidArgument(
-                f"This version of fsqueue has no task {name} yet: leave out the option `{name}`, and put the column "
-                "into the payload."
-            )
-    if "key" in options:
-        raise InvalidArgument(
-            "A DataFrame is inserted as one named commit, which takes no keys: leave out the option `key`. The name "
-            "(option `commit`) makes the whole insert happen once. For unique tasks, collect the rows and use "
-            "insert_many."
-        )
     given = _known(options, WRITE, "writing")
     if_exists = given.get("ifexists", "append").lower()
     if if_exists not in IF_EXISTS:
         raise InvalidArgument(f"The option `ifExists` is one of {', '.join(IF_EXISTS)}, not {if_exists!r}.")
+    if "key" in given:
+        _check_keyed(given, if_exists)
     form = given.get("payloadformat", "").lower()
     if form not in ("", "json"):
         raise InvalidArgument(f"The option `payloadFormat` is 'json' (the column holds JSON text), not {form!r}.")
@@ -118,10 +109,30 @@ def writing(options: Mapping[str, str]) -> WriteOptions:
         payload=given.get("payload"),
         is_json=form == "json",
         delay_s=given.get("delay_s"),
+        priority=given.get("priority"),
+        key=given.get("key"),
         batch_tasks=_whole(given, "batch_tasks"),
         made_of=given.get(MADE_OF),
         attempt=given.get(ATTEMPT),
     )
+
+
+def _check_keyed(given: Mapping[str, str], if_exists: str) -> None:
+    """Refuse what rows with keys cannot have: they are inserted one by one."""
+    if "commit" in given:
+        raise InvalidArgument(
+            "A named commit takes no keys: its name makes the whole insert happen once. Leave out the option `key` or "
+            "the option `commit`."
+        )
+    if "batch_tasks" in given:
+        raise InvalidArgument(
+            "Tasks with keys are inserted one by one, not in files of so many: leave out the option `batch_tasks`."
+        )
+    if if_exists not in ("append", "create"):
+        raise InvalidArgument(
+            "A write with keys that was interrupted is repeated, and finds its own tasks in the queue: the option "
+            "`ifExists` is append or create."
+        )
 
 
 def is_table(options: Mapping[str, str]) -> bool:

@@ -156,8 +156,8 @@ class FsqueueReader(DataSourceReader):  # type: ignore[misc]
         for name in fresh:
             state = DELAYED if name.available_at > now else WAITING
             if state in states:
-                content = views.content_of(store, name) if columns.is_payload_wanted else None
-                is_gone = columns.is_payload_wanted and content is None
+                content = views.content_of(store, name) if columns.is_content_wanted else None
+                is_gone = columns.is_content_wanted and content is None
                 full = None if is_gone else columns.untouched(name, state, content)
                 if full is not None:
                     yield from full

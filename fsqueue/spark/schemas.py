@@ -24,6 +24,8 @@ VIEWS = {
         "worker": "STRING",
         "error": "STRING",
         "version": "BIGINT",
+        "priority": "STRING",
+        "key": "STRING",
     },
     "leases": {
         "id": "STRING",
@@ -46,6 +48,8 @@ VIEWS = {
         "payload_bytes": "BINARY",
         "host": "STRING",
         "worker": "STRING",
+        "priority": "STRING",
+        "key": "STRING",
     },
     "states": {"shard": "STRING", "state": "STRING", "tasks": "BIGINT"},
     "counters": {"counter": "STRING", "completed": "BIGINT"},

@@ -12,8 +12,9 @@ from fsqueue.clock import Clock, Entropy
 from fsqueue.format.names import commit_name, new_uuid
 from fsqueue.models import CommitReport
 from fsqueue.queue import Queue
-from fsqueue.spark import encoding, options
+from fsqueue.spark import encoding, keyed, options
 from fsqueue.spark.sessions import register, spark_errors
+from fsqueue.spark.writing import open_queue
 from fsqueue.storage import commits
 
 if TYPE_CHECKING:
@@ -35,13 +36,18 @@ NO_UTF8 = "\nfsqueue.errors.InvalidTask: A column of texts has a value that is n
 
 @dataclass(frozen=True)
 class SeedReport:
-    """The result of a seeding: `rows` tasks in `batches` files of `bytes` together. `repeated`: another call did."""
+    """The result of a seeding: `rows` tasks in `batches` files of `bytes` together. `repeated`: another call did.
 
-    commit: str
+    Rows with keys are inserted one by one, without a commit, and have no files of their own. Of `taken` rows a task
+    with the key was in the queue already. If Spark has repeated a part, what its first attempt inserted counts there.
+    """
+
+    commit: str | None
     rows: int
     batches: int
     bytes: int
     repeated: bool
+    taken: int = 0
 
     @classmethod
     def of(cls, report: CommitReport, repeated: bool) -> SeedReport:
@@ -60,22 +66,37 @@ def seed(
     commit: str | None = None,
     payload: str | None = None,
     delay_s: str | float | None = None,
+    priority: str | None = None,
+    key: str | None = None,
     if_exists: str = "append",
     batch_tasks: int | None = None,
 ) -> SeedReport:
     """Insert a DataFrame's rows as tasks, all of them at one instant; with a `commit` name once, however often called.
 
     The payload is the row as an object, or the column that `payload` names. `delay_s`: a number of seconds, or a
-    column of them. `if_exists`: "append" (the queue must be there), "create" (it is made if it is missing), "error",
-    "ignore". InvalidArgument names a column that JSON cannot hold. What Spark says of a failure stays as it is.
+    column of them. `priority`: a column of texts or whole numbers; null is none. `if_exists`: "append" (the queue must
+    be there), "create" (it is made if it is missing), "error", "ignore". InvalidArgument names a column that JSON
+    cannot hold. What Spark says of a failure stays as it is.
+
+    `key`: a column of keys. Then the rows are inserted one by one, each unless a task with its key lives, and not all
+    at one instant: after an error some are in the queue. Repeat the call, which inserts the others.
     """
     register(df.sparkSession)
     given = {"path": path, "ifexists": if_exists}
-    for name, value in (("payload", payload), ("delay_s", delay_s), ("batch_tasks", batch_tasks)):
+    for option, value in (
+        ("commit", commit),
+        ("payload", payload),
+        ("delay_s", delay_s),
+        ("priority", priority),
+        ("key", key),
+        ("batch_tasks", batch_tasks),
+    ):
         if value is not None:
-            given[name] = str(value)
+            given[option] = str(value)
     wanted = options.writing(given)
     encoding.check(wanted, df.schema)
+    if wanted.key is not None:
+        return _insert_keyed(_needed(df, wanted), wanted)
     name = commit or f"spark-{uuid4()}"
     if commit is not None and (known := _committed(wanted.path, commit)) is not None:
         return SeedReport.of(known, True)
@@ -83,8 +104,7 @@ def seed(
     attempt = given[options.ATTEMPT] = new_uuid(Entropy(), Clock().now_ms())
     kind = payload_type(wanted, df.schema)
     if isinstance(kind, types.BinaryType) or df.sparkSession.conf.get(TIME_POLICY) == "LEGACY":
-        columns = [column for column in df.columns if payload is None or column in (payload, wanted.delay_s)]
-        rows = df.select(*(df[_quoted(column)] for column in columns)) if payload is not None else df
+        rows = _needed(df, wanted)
     else:
         rows = lines_of(df, wanted, kind)
         given |= {"payload": rows.columns[-1], options.MADE_OF: kind.json()}
@@ -97,6 +117,22 @@ def seed(
     return SeedReport.of(known, not _is_own(wanted.path, name, attempt))
 
 
+def _insert_keyed(rows: DataFrame, wanted: options.WriteOptions) -> SeedReport:
+    insert = keyed.CountedInsert(encoding.Encoder(wanted, rows.schema))
+    open_queue(wanted)
+    with spark_errors():
+        done = keyed.total(rows.mapInArrow(insert, keyed.COUNTS).collect())
+    return SeedReport(None, done.inserted, 0, 0, False, done.taken)
+
+
+def _needed(df: DataFrame, wanted: options.WriteOptions) -> DataFrame:
+    """Return the rows with the columns that become tasks."""
+    if wanted.payload is None:
+        return df
+    named = (wanted.payload, wanted.delay_s, wanted.priority, wanted.key)
+    return df.select(*(df[_quoted(column)] for column in df.columns if column in named))
+
+
 def payload_type(wanted: options.WriteOptions, schema: types.StructType) -> types.DataType:
     """Return the type of what becomes the payload."""
     if wanted.payload is not None:
@@ -105,7 +141,7 @@ def payload_type(wanted: options.WriteOptions, schema: types.StructType) -> type
 
 
 def lines_of(df: DataFrame, wanted: options.WriteOptions, kind: types.DataType) -> DataFrame:
-    """Return the lines of the rows' tasks in the last column, after the delays if a column holds them.
+    """Return the lines of the rows' tasks in the last column, after the columns of delays and priorities.
 
     The JVM replaces text that is no UTF-8 by U+FFFD: where that turns up, the row itself is looked at.
     """
@@ -122,13 +158,9 @@ def lines_of(df: DataFrame, wanted: options.WriteOptions, kind: types.DataType) 
         is_replaced = functions.contains(functions.col("text"), functions.lit("\ufffd"))
         is_sound = functions.is_valid_utf8(payload.cast("string"))
         line = functions.when(is_replaced & ~is_sound, functions.raise_error(functions.lit(NO_UTF8))).otherwise(line)
-    delays = [places[wanted.delay_s].alias(str(wanted.delay_s))] if wanted.delay_s in places else []
-    return made.select(*delays, line.alias(_other(wanted)))
-
-
-def _other(wanted: options.WriteOptions) -> str:
-    """Return a name for the column of lines that the column of delays does not have."""
-    return "line" if wanted.delay_s != "line" else "lines"
+    others = [name for name in df.columns if name in (wanted.delay_s, wanted.priority)]
+    free = next(name for name in ("line", "lines", "task") if name not in others)
+    return made.select(*(places[name].alias(name) for name in others), line.alias(free))
 
 
 def _quoted(name: str) -> str:

@@ -49,14 +49,16 @@ class FsqueueDataSource(DataSource):  # type: ignore[misc]
         return kind(wanted, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Return a writer that inserts rows as tasks, all of them at one instant."""
-        from fsqueue.spark import options, tables, writing
+        """Return a writer that inserts rows as tasks: all of them at one instant, or one by one if they have keys."""
+        from fsqueue.spark import keyed, options, tables, writing
 
         given = tables.options_of(self.options, schema)
         if "path" not in self.options and "path" in given:
             options.must_be_tasks(given)
             given = {**dict(self.options), "path": given["path"]}
         wanted = options.writing(given)
+        if wanted.key is not None:
+            return keyed.KeyedWriter(wanted, schema, overwrite)
         kind = tables.TableWriter if tables.is_insertion(wanted, schema) else writing.FsqueueWriter
         return kind(wanted, schema, overwrite)
 
@@ -67,7 +69,9 @@ class FsqueueDataSource(DataSource):  # type: ignore[misc]
         return following.HistoryStream(options.reading(self.options), schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        """Return a writer that inserts each micro-batch at one instant, exactly once."""
-        from fsqueue.spark import options, streaming
+        """Return a writer that inserts each micro-batch at one instant, exactly once; or rows with keys one by one."""
+        from fsqueue.spark import keyed, options, streaming
 
-        return streaming.FsqueueStreamWriter(options.writing(self.options), schema, overwrite)
+        wanted = options.writing(self.options)
+        kind = streaming.FsqueueStreamWriter if wanted.key is None else keyed.KeyedStreamWriter
+        return kind(wanted, schema, overwrite)

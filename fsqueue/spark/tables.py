@@ -25,6 +25,8 @@ METADATA = "fsqueue"
 """The key in a column's metadata under which a table's options are, as JSON."""
 PAYLOAD = "payload"
 """The column that SQL may insert."""
+COLUMNS_LEAST = 11
+"""The view `tasks` had so many columns at first, and tables that were created then have them. Later ones follow."""
 
 
 def marked(schema: StructType, options: Mapping[str, str]) -> StructType:
@@ -52,11 +54,12 @@ def options_of(options: Mapping[str, str], schema: StructType) -> dict[str, str]
 def is_insertion(wanted: WriteOptions, schema: StructType) -> bool:
     """Return whether rows have the columns of the view `tasks`: an INSERT into a table or a temporary view."""
     known = list(schemas.VIEWS["tasks"])
-    return wanted.payload is None and schema.names in (known, [schemas.QUEUE, *known])
+    names = schema.names[1:] if schema.names[:1] == [schemas.QUEUE] else schema.names
+    return wanted.payload is None and len(names) >= COLUMNS_LEAST and names == known[: len(names)]
 
 
 class TableWriter(FsqueueWriter):
-    """Inserts the column `payload`, JSON text. The queue gives the other columns, so they must be null."""
+    """Inserts the column `payload`, JSON text. The others must be null."""
 
     def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
         wanted = replace(options, payload=PAYLOAD, is_json=True)
@@ -71,8 +74,8 @@ def _payloads(batch: pa.RecordBatch) -> pa.RecordBatch:
     for name in batch.schema.names:
         if name != PAYLOAD and batch.column(name).null_count < batch.num_rows:
             raise InvalidArgument(
-                f"The column {name!r} cannot be inserted: the queue gives it. Insert payloads as JSON text: "
+                f"The column {name!r} cannot be inserted: SQL inserts payloads alone, as JSON text: "
                 "INSERT INTO … (payload) SELECT to_json(struct(…)). To make payloads of such rows from Python, write "
-                "a DataFrame with the option `payload`."
+                "a DataFrame with the option `payload`; and with `priority` and `key`, which name their columns."
             )
     return batch.select([PAYLOAD])

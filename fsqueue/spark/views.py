@@ -14,6 +14,7 @@ import orjson
 
 from fsqueue.format import movements, names
 from fsqueue.format.names import Shard, TaskFileName
+from fsqueue.format.priority import fault
 from fsqueue.format.replay import CANCELLED, COMPLETED, DEAD, LEASED, ReplayState
 from fsqueue.models import CANCELLED as IS_CANCELLED
 from fsqueue.models import COMPLETED as IS_COMPLETED
@@ -22,10 +23,13 @@ from fsqueue.spark.attempts import attempts_of
 from fsqueue.storage import commits, counters, deadletters, history, listing, published
 from fsqueue.storage.store import Store
 from fsqueue.views import inspection, task_history
+from fsqueue.wording import priority_text
 
 Row = tuple[Any, ...]
 PID_MAX = 2**31 - 1
 """A record may hold any number. One that the column cannot hold would make the view fail for all rows."""
+KEY = b',"key":"'
+"""A line with a key has this in it. Tasks with keys have files of their own, or are in logs."""
 FINISHED = {COMPLETED: IS_COMPLETED, DEAD: IS_DEAD, CANCELLED: IS_CANCELLED}
 
 
@@ -62,6 +66,12 @@ def payload(value: Any) -> tuple[str | None, bytes | None]:
     return (None, value) if isinstance(value, bytes) else (text(value), None)
 
 
+def order(priority: Any, key: Any) -> tuple[str | None, str | None]:
+    """Return the columns `priority` and `key`. What a damaged line has in their place is none."""
+    is_sound = priority is not None and fault(priority) is None
+    return priority_text(priority) if is_sound else None, key if isinstance(key, str) else None
+
+
 # -- unfinished tasks ----------------------------------------------------------------------------------
 
 
@@ -93,6 +103,7 @@ def tasks(store: Store, name: TaskFileName, states: tuple[str, ...]) -> Iterator
                 text(info.worker),
                 info.error,
                 info.version,
+                *order(info.priority, info.key),
             )
 
 
@@ -260,6 +271,7 @@ def dead(store: Store, shard: Shard) -> Iterator[Row]:
             letter.attempt,
             *payload(letter.payload),
             *who(letter.worker),
+            *order(letter.priority, letter.key),
         )
 
 
@@ -295,6 +307,7 @@ def content_of(store: Store, name: TaskFileName) -> bytes | None:
     if name.priority is not None or "~" in name.batch:
         return None
     try:
-        return published.content_of(store, store.layout.task_file(name))
+        content = published.content_of(store, store.layout.task_file(name))
     except OSError:
         return None
+    return None if name.count == 1 and KEY in content else content

@@ -463,7 +463,15 @@ def _info(batch: str, replay_state: ReplayState, index: int, lines: list[bytes] 
 
 def _of_letter(letter: DeadLetter) -> TaskInfo:
     return TaskInfo(
-        letter.id, IS_DEAD, letter.payload, letter.attempt, letter.at, worker=letter.worker, error=letter.reason
+        letter.id,
+        IS_DEAD,
+        letter.payload,
+        letter.attempt,
+        letter.at,
+        worker=letter.worker,
+        error=letter.reason,
+        key=letter.key,
+        priority=letter.priority,
     )
 
 

@@ -58,6 +58,19 @@ def test_from_a_file_to_results(spark: SparkSession, rows: Path, tmp_path: Path)
     assert run("report", queue, tmp_path / "report").exit_code == 2
 
 
+def test_seeding_with_priorities_and_keys(spark: SparkSession, rows: Path, queue: Queue) -> None:
+    seeding = ("seed", queue.path, rows, "--format", "csv", "--option", "header=true", "--priority", "n")
+    ordered = run(*seeding)
+    assert ordered.output.startswith("50 tasks in "), ordered.output
+    assert Queue(queue.path).lease(2, strict=True, up_to="1")[1].payload == {"n": "1", "name": "name 1"}
+    queue.insert(1, key="name 7")
+    first = run(*seeding, "--key", "name")
+    assert (first.exit_code, first.output) == (0, "49 tasks were inserted; 1 not: its key was taken\n"), first.output
+    assert json.loads(run(*seeding, "--key", "name", "--json").output)["taken"] == 50
+    refused = run(*seeding, "--key", "name", "--commit", "a")
+    assert (refused.exit_code, "A named commit takes no keys" in refused.output) == (2, True), refused.output
+
+
 def test_audit_tells_by_its_exit_code(spark: SparkSession, queue: Queue) -> None:
     queue.insert(1)
     Path(queue.store.layout.base, "stray").touch()
