@@ -9,6 +9,7 @@ from fsqueue import LeasedTask, Queue
 from fsqueue.protocol.waiting import IdlePoller
 from tests.simulation import commit_acts, invariants, keyed_acts, order
 from tests.simulation.history import DONE, Actor
+from tests.simulation.order import PRIORITIES
 
 if TYPE_CHECKING:
     from tests.simulation.stories import Story
@@ -34,8 +35,6 @@ def insert_many(story: Story, actor: Actor) -> None:
     actor.insert_many(story.fresh(rng.randint(1, 6)), rng.choice((1, 2, 4)))
 
 
-PRIORITIES = (None, None, None, "a", "b", "b-%/", 3, -3, "ö" * 22 + "a", "ö" * 22 + "b")
-"""Two are alike in names, which have not room for all of them."""
 BOUNDS = tuple(given for given in PRIORITIES if given is not None)
 
 
@@ -191,6 +190,11 @@ def gc(story: Story, actor: Actor) -> None:
     actor.plain("gc")
 
 
+def fsck(story: Story, actor: Actor) -> None:
+    repair = story.rng.random() < 0.5
+    actor.do("fsck", lambda q: list(q.fsck(repair=repair)))
+
+
 def purge(story: Story, actor: Actor) -> None:
     actor.plain("purge")
 
@@ -243,7 +247,7 @@ ACTS: dict[str, Act] = {
     for act in (
         insert, insert_many, consume, poll, status, is_drained, release_all, cancel, retry_dead, purge_dead, gc, purge,
         delete, create, attach, look, wait, close, idle, trickle, insert_ranked, insert_many_ranked, consume_ranked,
-        keyed_acts.insert_keyed,
+        keyed_acts.insert_keyed, keyed_acts.insert_many_keyed, fsck,
     )
 } | commit_acts.ACTS  # fmt: skip
 

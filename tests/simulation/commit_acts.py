@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fsqueue import Commit, CommitPart, CommitReport, Queue
 from fsqueue.format import names
 from fsqueue.storage.commits import Record, parse
+from tests.simulation import order
 from tests.simulation.disk import Directory, File
 from tests.simulation.history import DONE, Actor, Call
 
@@ -47,6 +48,7 @@ def commit(story: Story, actor: Actor) -> None:
     """Stage some parts and publish them, as one process does that inserts a file; perhaps not for the first time."""
     rng, name = story.rng, story.rng.choice(NAMES)
     chunks = [story.fresh(rng.randint(0, 3)) for _ in range(rng.randint(1, 2))]
+    tasks = [story.tasks(chunk) for chunk in chunks]
     look_first, again, batch_tasks = rng.random() < 0.5, rng.random() < 0.2, rng.choice((None, 1))
 
     def act(queue: Queue) -> CommitReport:
@@ -55,7 +57,10 @@ def commit(story: Story, actor: Actor) -> None:
         if known is not None:
             return known
         report = mine.publish(
-            [story.staged.note(mine.stage(chunk, batch_tasks=batch_tasks), chunk) for chunk in chunks]
+            [
+                story.staged.note(mine.stage(some, batch_tasks=batch_tasks), chunk)
+                for some, chunk in zip(tasks, chunks, strict=True)
+            ]
         )
         return mine.publish([]) if again else report
 
@@ -69,9 +74,11 @@ def overwrite(story: Story, actor: Actor) -> None:
 
 
 def _overwrite(story: Story, actor: Actor, name: str, payloads: list[str]) -> None:
+    tasks = story.tasks(payloads)
+
     def act(queue: Queue) -> CommitReport:
         mine = queue.commit(name)
-        return mine.publish([story.staged.note(mine.stage(payloads, batch_tasks=1), payloads)], overwrite=True)
+        return mine.publish([story.staged.note(mine.stage(tasks, batch_tasks=1), payloads)], overwrite=True)
 
     actor.do("commit", act, name=name, payloads=payloads, overwrite=True)
 
@@ -81,7 +88,8 @@ def stage(story: Story, actor: Actor) -> None:
     rng, name, payloads = story.rng, story.rng.choice(NAMES), story.fresh(story.rng.randint(1, 3))
     attempts = [part.attempt for part in story.staged.parts if part.commit == name]
     attempt = rng.choice(attempts) if attempts and rng.random() < 0.5 else None
-    actor.do("stage", lambda q: story.staged.note(Commit(q.store, name, attempt).stage(payloads), payloads), name=name)
+    tasks = story.tasks(payloads)
+    actor.do("stage", lambda q: story.staged.note(Commit(q.store, name, attempt).stage(tasks), payloads), name=name)
 
 
 def publish(story: Story, actor: Actor) -> None:
@@ -112,11 +120,12 @@ def stage_before(story: Story, before: Actor) -> None:
     """Two parts of one attempt, for others to publish or discard."""
     for number in range(2):
         payloads = story.fresh(1 + number)
+        tasks = story.tasks(payloads)
         attempt = story.staged.parts[0].attempt if story.staged.parts else None
         before.do(
             "stage",
-            lambda q, payloads=payloads, attempt=attempt: story.staged.note(
-                Commit(q.store, NAMES[0], attempt).stage(payloads, batch_tasks=1), payloads
+            lambda q, tasks=tasks, payloads=payloads, attempt=attempt: story.staged.note(
+                Commit(q.store, NAMES[0], attempt).stage(tasks, batch_tasks=1), payloads
             ),
         )
 
@@ -124,10 +133,11 @@ def stage_before(story: Story, before: Actor) -> None:
 def commit_anew(story: Story, actor: Actor) -> None:
     """One's own tasks, under a name for which others have staged theirs."""
     payloads = story.fresh(2)
+    tasks = story.tasks(payloads)
 
     def act(queue: Queue) -> CommitReport:
         mine = queue.commit(NAMES[0])
-        return mine.publish([story.staged.note(mine.stage(payloads, batch_tasks=1), payloads)])
+        return mine.publish([story.staged.note(mine.stage(tasks, batch_tasks=1), payloads)])
 
     actor.do("commit", act, name=NAMES[0], payloads=payloads)
 
@@ -171,10 +181,13 @@ def repeat_all(story: Story, last: Actor) -> None:
         return
     for name in NAMES:
         payloads = story.fresh(2)
+        tasks = story.tasks(payloads)
 
-        def act(queue: Queue, name: str = name, payloads: list[str] = payloads) -> CommitReport:
+        def act(
+            queue: Queue, name: str = name, payloads: list[str] = payloads, tasks: list[Any] = tasks
+        ) -> CommitReport:
             mine = queue.commit(name)
-            return mine.publish([story.staged.note(mine.stage(payloads), payloads)])
+            return mine.publish([story.staged.note(mine.stage(tasks), payloads)])
 
         last.do("commit", act, name=name, payloads=payloads)
 
@@ -246,9 +259,13 @@ def judge_leftovers(story: Story, base: str) -> Iterator[str]:
 
 
 def false_empty(story: Story, call: Call, base: str, limit: int) -> Iterator[str]:
-    """A `lease` that answered "empty" although something decided lay in staging all the time."""
+    """A `lease` that answered "empty" although something decided lay in staging all the time.
+
+    A name that promises a task within the bound has one: nobody has leased from the file yet.
+    """
+    bound = call.args.get("up_to")
     for record, name in unpublished(story, call, base):
-        if int(name[:13]) <= limit:
+        if int(name[:13]) <= limit and (bound is None or order.is_surely_within(name, bound)):
             yield f'{call}: "empty", but {name} of the commit {record.name} was not published'
 
 

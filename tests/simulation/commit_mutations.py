@@ -144,4 +144,30 @@ MUTATIONS = [
         ("lossy", "publish-staged", "", "power-names"),
         (("storage.ballots:cast", "        if store.sync_inserts:\n", "        if False:\n"),),
     ),
+    # -- tasks with priorities -----------------------------------------------------------------------
+    Mutation(
+        "staging does not make it known that there are priorities",
+        "a worker with a bound believes that there are none",
+        "commits-order",
+        (("commit:_Stager._write", "    ordering.mark(store, min(encoded.rank for encoded in group))\n", ""),),
+    ),
+    Mutation(
+        "the process that publishes makes it known that there are priorities, when all is in its place",
+        "it dies between the two, or a worker with a bound comes first",
+        "commits-order",
+        (("commit:_Stager._write", "    ordering.mark(store, min(encoded.rank for encoded in group))\n", ""),
+         ("commit:Commit._finish", "    commits.apply(store, layout, record)\n", "    commits.apply(store, layout, record)\n    ordering.mark(store, b'')\n")),
+    ),
+    Mutation(
+        "staged files have names without priorities",
+        "no worker looks for the urgent tasks in them",
+        "commits-order-calm",
+        (("commit:_Stager._write", ".ranked(encoded.rank)", ""),),
+    ),
+    Mutation(
+        "what a commit publishes loses the priority of its name",
+        "no worker looks for the urgent tasks in it",
+        "commits-order-calm",
+        (("storage.commits:_publish", "layout.task_file(name)", "layout.task_file(name._replace(priority=None))"),),
+    ),
 ]  # fmt: skip

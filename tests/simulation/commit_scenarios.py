@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from tests.simulation import order
 from tests.simulation.stories import Scenario
 
 WORK = {
@@ -11,6 +12,14 @@ WORK = {
 DISCARDS = {"commit": 1.0, "stage": 3.0, "publish": 4.0, "discard": 4.0, "is_drained": 1.0, "gc": 0.5}
 OVERWRITES = WORK | {"overwrite": 3.0, "purge": 0.4}
 ENDS = WORK | {"purge": 0.8}
+
+RANKED = {
+    "commit": 3.0, "stage": 3.0, "publish": 4.0, "discard": 0.3, "consume_ranked": 5.0, "insert_ranked": 0.5, "status": 0.3,
+    "is_drained": 0.7, "gc": 0.7, "retry_dead": 0.3, "wait": 0.3,
+}  # fmt: skip
+"""Commits of tasks with priorities, and leases in their order meanwhile."""
+RANKED_OVERWRITES = RANKED | {"overwrite": 3.0, "purge": 0.4}
+PRIORITIES = order.PRIORITIES
 
 SCENARIOS = {
     one.name: one
@@ -33,6 +42,13 @@ SCENARIOS = {
         Scenario("commits-away", actions=WORK | {"gc": 2.0}, faults=("away", "away", "kill"), tasks_before=1),
         Scenario("commits-clean", actions=OVERWRITES, faults=("clean", "clean", "kill"), stale=0.3, tasks_before=1),
         Scenario("commits-interrupt", actions=OVERWRITES, faults=("interrupt", "interrupt", "delay"), tasks_before=1),
+        Scenario("commits-order", shared=False, hosts=1, actions=RANKED, faults=("kill", "kill", "delay", "error"), priorities=PRIORITIES, tasks_before=1),
+        Scenario("commits-order-calm", actions=RANKED, workers=4, priorities=PRIORITIES, torn_listings=0.2, tasks_before=1),
+        Scenario("commits-order-nfs", actions=RANKED, faults=("kill", "host", "delay", "stop", "cut"), stale=0.4, stale_listings=0.2, priorities=PRIORITIES, tasks_before=1),
+        Scenario("commits-order-reply", actions=RANKED, faults=("reply", "reply", "after", "kill"), stale=0.3, priorities=PRIORITIES, tasks_before=1),
+        Scenario("commits-order-power", shared=False, hosts=1, actions=RANKED, faults=("power", "kill"), lossy=True, priorities=PRIORITIES, tasks_before=1),
+        Scenario("commits-order-overwrite", actions=RANKED_OVERWRITES, faults=("kill", "delay", "reply", "after"), stale=0.3, priorities=PRIORITIES, tasks_before=2),
+        Scenario("commits-order-overwrite-power", shared=False, hosts=1, actions=RANKED_OVERWRITES, faults=("power", "kill"), lossy=True, priorities=PRIORITIES, tasks_before=2),
         Scenario(
             "commits-both-names", shared=False, hosts=1, actions=OVERWRITES, faults=("power", "kill"), lossy=True,
             both_names=True, tasks_before=1,

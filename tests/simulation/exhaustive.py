@@ -29,11 +29,15 @@ from tests.simulation.handles import Crash
 from tests.simulation.history import Actor
 from tests.simulation.invariants import files, generation
 from tests.simulation.kernel import Process
+from tests.simulation.keyed_scenarios import LARGE
 from tests.simulation.scenarios import MANY, OPEN
 from tests.simulation.stories import AT_ONCE, LEASE_S, Scenario, Story, limited
 from tests.simulation.verbs import LEASE, LEASED, LEFTOVERS, LETTER, NO_QUEUE, STAGED, VERBS, Verb
 from tests.simulation.wiring import collect, simulated_machine, undisturbed
 from tests.simulation.world import NEVER, Circles
+
+ORDERED: dict[str, Any] = {"priorities": ("b", None, "a"), "actions": {"insert_keyed": 1.0}}
+"""What is staged or has a key has a priority, too; and keys are used once more at the end."""
 
 KINDS = {
     one.name: one
@@ -47,6 +51,10 @@ KINDS = {
         Scenario("open", shared=False, hosts=1, limits=OPEN, settings=MANY),
         Scenario("open-nfs", stale=1.0, limits=OPEN, settings=MANY),
         Scenario("open-lossy", shared=False, hosts=1, lossy=True, limits=OPEN, settings=MANY),
+        Scenario("order", shared=False, hosts=1, limits=OPEN, settings=MANY, **ORDERED),
+        Scenario("order-nfs", stale=1.0, limits=OPEN, settings=MANY, **ORDERED),
+        Scenario("order-large", shared=False, hosts=1, limits=(*OPEN, *LARGE), settings=MANY, **ORDERED),
+        Scenario("order-lossy", shared=False, hosts=1, lossy=True, limits=OPEN, settings=MANY, **ORDERED),
     )
 }
 """The filesystems, by name. A client of NFS believes what it remembers whenever it may."""
@@ -89,13 +97,21 @@ ALONE = {
     "open-nfs": ("killed", "cut-short", "late", "locks-lost", "away", "host-lost", "reply-lost", "eio-after", "eio",
                  "estale", "full"),
     "open-lossy": ("power", "power-names", "power-data", "power-all"),
+    "order": ("killed", "cut-short", "reply-lost", "eio-after", "eio", "full-halfway", "interrupted"),
+    "order-nfs": ("killed", "late", "locks-lost", "host-lost", "reply-lost", "estale"),
+    "order-large": ("killed", "cut-short", "eio-after", "eio", "full-halfway"),
+    "order-lossy": ("power", "power-names", "power-data"),
 }  # fmt: skip
 """The faults of one verb."""
 IN_THE_LOG = frozenset((
-    "insert", "insert-twice", "insert-urgent", "lease-many", "lease-up-to", "poll", "complete", "fail", "bury",
-    "release", "cancel", "is-drained", "status", "purge", "gc", "fsck", "idle-looks",
+    "insert", "insert-twice", "insert-urgent", "insert-keyed", "lease-many", "lease-up-to", "poll", "complete", "fail",
+    "bury", "release", "cancel", "is-drained", "status", "purge", "gc", "fsck", "idle-looks",
 ))  # fmt: skip
 """The verbs that are tried in open batches, too: those to which it makes a difference where a task stands."""
+WITH_PRIORITIES = frozenset(("insert-keyed", "commit-anew", "publish-staged", "overwrite-anew", "overwrite-staged"))
+"""The verbs that are tried with priorities, too."""
+ONLY = {"open": IN_THE_LOG, "order": WITH_PRIORITIES}
+"""The verbs that are tried on the filesystems whose names begin so."""
 TOGETHER = {"local": ("killed",), "nfs": ("on",)}
 """What becomes of the first of two verbs in each run of the tests."""
 SPARSE = {"fsck": 3, "gc": 2, "idle-looks": 10, "lease-up-to": 3}
@@ -346,7 +362,8 @@ def explore(first: str, second: str, long: bool) -> Report:
     """What the tests tell of one verb, or of two: in each run, or when there is time for `long`."""
     step = 1 if long else SPARSE.get(first, 1)
     if not second:
-        fates = {kind: names for kind, names in ALONE.items() if not kind.startswith("open") or first in IN_THE_LOG}
+        left_out = [prefix for prefix, verbs in ONLY.items() if first not in verbs]
+        fates = {kind: names for kind, names in ALONE.items() if not kind.startswith(tuple(left_out))}
         return report(schedules(first, "", fates, step, long))
     found = report(schedules(first, second, TOGETHER_LONG if long else TOGETHER, step, long))
     if long:

@@ -61,6 +61,10 @@ class History:
         self.wrong: list[str] = []
         """What was noticed to be wrong while it happened."""
 
+    def was_given(self, priorities: dict[Any, Any]) -> None:
+        """Tasks are about to be inserted with these priorities, by their payloads."""
+        self.priorities.update({payload: given for payload, given in priorities.items() if given is not None})
+
     def saw(self, payload: Any, task_id: str) -> None:
         """Somebody was told that this task has this payload."""
         known = self.ids.setdefault(payload, [])
@@ -147,7 +151,7 @@ class Actor:
     # -- verbs -------------------------------------------------------------------------------------
 
     def insert(self, payload: Any, delay_s: float = 0, priority: Any = None) -> None:
-        self._with_priorities({payload: priority})
+        self.history.was_given({payload: priority})
         ref = self.do("insert", lambda q: q.insert(payload, delay_s=delay_s, priority=priority), payloads=[payload])
         if ref is not None:
             self.history.saw(payload, ref.id)
@@ -157,12 +161,9 @@ class Actor:
     ) -> None:
         tasks: list[Any] = list(payloads)
         if priorities is not None:
-            self._with_priorities(dict(zip(payloads, priorities, strict=True)))
+            self.history.was_given(dict(zip(payloads, priorities, strict=True)))
             tasks = [Task(payload, priority=given) for payload, given in zip(payloads, priorities, strict=True)]
         self.do("insert", lambda q: q.insert_many(tasks, delay_s=delay_s, batch_tasks=batch_tasks), payloads=payloads)
-
-    def _with_priorities(self, priorities: dict[Any, Any]) -> None:
-        self.history.priorities.update({key: given for key, given in priorities.items() if given is not None})
 
     def lease(self, n: int = 1, lease_s: float | None = None, **how: Any) -> list[LeasedTask]:
         got = self.do("lease", lambda q: q.lease(n, lease_s=lease_s, **how), n=n, **how) or []

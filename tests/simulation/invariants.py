@@ -296,6 +296,7 @@ def _losses(story: Story, truth: Truth) -> Iterator[str]:
     settled = _settled(story)
     for payload, line in story.letters.items():
         ids.setdefault(payload, set()).update(line)
+    yield from keyed_acts.judge(story, ids)
     ended = max((step for step, _ in story.world.disk.ends), default=-1)
     for call in story.history.calls:
         if call.verb != "insert" or call.outcome != DONE or call.begin <= ended:

@@ -1,12 +1,12 @@
 """Keys in stories: several processes insert with few keys, and what must hold of it at any time.
 
-Two things are judged by what is on the disk: no two tasks with one key live, and a task that is named in place of a
-new one lived during the call.
+Three things are judged by what is on the disk: no two tasks with one key live; a task that is named in place of a new
+one lived during the call; and of a call that inserts several, as many are there as it has told.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
 import orjson
@@ -14,14 +14,14 @@ import orjson
 from fsqueue import Task
 from tests.simulation import invariants
 from tests.simulation.disk import File
-from tests.simulation.history import DONE, Actor
+from tests.simulation.history import DONE, Actor, Call
 from tests.simulation.replay import AVAILABLE, LEASED, OUTCOMES, Replay
 
 if TYPE_CHECKING:
     from tests.simulation.stories import Story
 
 KEYS = ("k0", "k1")
-ACT = "insert_keyed"
+ACT, ACT_OF_MANY = "insert_keyed", "insert_many_keyed"
 
 
 def insert_keyed(story: Story, actor: Actor) -> None:
@@ -30,11 +30,33 @@ def insert_keyed(story: Story, actor: Actor) -> None:
     story.history.wrong += two_living(story)
 
 
+def insert_many_keyed(story: Story, actor: Actor) -> None:
+    """Insert some tasks with one call, most of them with one of few keys."""
+    rng = story.rng
+    payloads = story.fresh(rng.randint(1, 5))
+    keys = {payload: rng.choice((*KEYS, *KEYS, None)) for payload in payloads}
+    tasks = [
+        Task(payload, key=keys[payload], priority=story.priority(payload), delay_s=rng.choice((0, 0, 0, 3)))
+        for payload in payloads
+    ]
+    batch_tasks = rng.choice((None, 1, 2))
+    actor.do(ACT_OF_MANY, lambda q: q.insert_many(tasks, batch_tasks=batch_tasks), payloads=payloads, keys=keys)
+    story.history.wrong += two_living(story)
+
+
+def insert_twice(story: Story, actor: Actor) -> None:
+    """Insert a task with a key, and once more: the second time its key is taken."""
+    for _ in range(2):
+        _insert(story, actor, KEYS[0])
+    story.history.wrong += two_living(story)
+
+
 def _insert(story: Story, actor: Actor, key: str, delay_s: float = 0) -> bool | None:
     """Insert; whether the task is new; None if that was refused."""
     [payload] = story.fresh(1)
     ended = set(_ended(story)).difference(*living(story).values())  # a power loss may have taken an outcome
-    ref = actor.do(ACT, lambda q: q.insert(Task(payload, key=key, delay_s=delay_s)), payloads=[payload], key=key)
+    task = Task(payload, key=key, delay_s=delay_s, priority=story.priority(payload))
+    ref = actor.do(ACT, lambda q: q.insert(task), payloads=[payload], key=key)
     call = actor.last
     if ref is None:
         return None
@@ -123,6 +145,27 @@ def insert_at_the_end(story: Story, last: Actor) -> Iterator[str]:
         if _insert(story, last, key) and last.last.outcome == DONE:
             yield f"{last.last}: the key was taken"
     yield from two_living(story)
+
+
+def judge(story: Story, seen: Collection[str]) -> Iterator[str]:
+    """What was told of keyed tasks is what came of them: `seen` are the payloads of all tasks that ever were.
+
+    Of a call with several, those that were inserted are judged from here on as any others.
+    """
+    ended = max((step for step, _ in story.world.disk.ends), default=-1)
+    for call in list(story.history.calls):
+        if call.outcome != DONE or call.verb not in (ACT, ACT_OF_MANY):
+            continue
+        there = [payload for payload in call.args["payloads"] if payload in seen]
+        if call.verb == ACT and there:
+            yield f"{call}: it was told not to be new, and was inserted"
+        if call.verb == ACT_OF_MANY and call.begin > ended:
+            lost = [payload for payload, key in call.args["keys"].items() if key is None and payload not in seen]
+            if lost or len(there) != call.result:
+                yield f"{call}: of its tasks {there} were inserted"
+            made = Call(call.actor, "insert", {"payloads": there}, story.world)
+            made.begin, made.end, made.outcome = call.begin, call.end, DONE
+            story.history.calls.append(made)
 
 
 def judge_leftovers(story: Story, base: str) -> Iterator[str]:

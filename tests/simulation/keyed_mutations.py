@@ -6,6 +6,7 @@ from __future__ import annotations
 from tests.simulation.mutations import Mutation
 
 CLAIMS = "protocol.keyed_inserts:Claims"
+INSERTER = "protocol.keyed_inserts:KeyedInserter"
 
 MUTATIONS = [
     Mutation(
@@ -92,5 +93,61 @@ MUTATIONS = [
             ("protocol.keyed_inserts:KeyedInserter._with_own_file", "held.append(self._claim(key, staged.name.batch, staged=staged.name))", "pass"),
             ("protocol.keyed_inserts:KeyedInserter._with_own_file", "is_published = True\n", "is_published = True\n            held.append(self._claim(key, staged.name.batch, staged=staged.name))\n"),
         ),
+    ),
+    # -- keys and priorities together ----------------------------------------------------------------
+    Mutation(
+        "a keyed task goes into an open batch as one without a priority",
+        "the file's name does not promise it, and a worker with a bound may believe that no task has a priority",
+        "keyed-order",
+        ((f"{INSERTER}._insert", "self._single.insert(line, when, rank, ", "self._single.insert(line, when, announce="),),
+    ),
+    Mutation(
+        "the file of a large keyed task has a name without its priority",
+        "no worker looks for it before all that have one",
+        "keyed-order-large",
+        ((f"{INSERTER}._with_own_file", "insertion.moment(store, when), rank)", "insertion.moment(store, when))"),),
+    ),
+    Mutation(
+        "a large keyed task does not make it known that there are priorities",
+        "a worker with a bound believes that there are none",
+        "keyed-order-large",
+        ((f"{INSERTER}._with_own_file", "    ordering.mark(store, rank)\n", ""),),
+    ),
+    Mutation(
+        "what is known of priorities comes behind a large keyed task",
+        "its inserter dies between the two: the task is there, and a worker with a bound believes that there are none",
+        "keyed-order-large",
+        ((f"{INSERTER}._with_own_file", "    ordering.mark(store, rank)\n", ""),
+         (f"{INSERTER}._with_own_file", "    store.doorbell.ring()\n", "    ordering.mark(store, rank)\n    store.doorbell.ring()\n")),
+    ),
+    Mutation(
+        "of a stream the tasks with keys lose their priorities in names",
+        "no worker looks for them before all that have one",
+        "keyed-order",
+        (("protocol.encoding:_runs", "at, rank_of(priority), task.key, index)", "at, LAST, task.key, index)"),),
+    ),
+    Mutation(
+        "of a stream the tasks with keys are inserted without their priorities",
+        "the file's name promises what no task in it has: they come after all others",
+        "keyed-order",
+        (("protocol.encoding:_runs", "insert_keyed(with_key(line, ", "insert_keyed(with_key(encode(task.payload, bytes_max, index), "),),
+    ),
+    Mutation(
+        "a stream counts the tasks whose keys are taken as new",
+        "its caller believes that they are in the queue",
+        "keyed-order",
+        (("protocol.insertion:_Keyed.insert", "self.new += is_new", "self.new += 1"),),
+    ),
+    Mutation(
+        "a new task is told not to be new",
+        "its caller believes that nothing was inserted",
+        "keyed-order",
+        ((f"{INSERTER}._insert", "return TaskRef(self._single.insert(line, when, rank, self._announcing(held, key)))", "return TaskRef(self._single.insert(line, when, rank, self._announcing(held, key)), inserted=False)"),),
+    ),
+    Mutation(
+        "a batch without priorities is done when its leases have run out",
+        "workers pass it over while others in the queue have priorities",
+        "keyed-order-restated",
+        (("format.task_states:States.head", "    self._gather(at, margin)\n    if self.ranks is None:\n        return None if self.exhausted(at) else LAST\n", "    if self.ranks is None:\n        return None if self.exhausted(at) else LAST\n    self._gather(at, margin)\n"),),
     ),
 ]  # fmt: skip

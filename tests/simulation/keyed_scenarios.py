@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from tests.simulation.order import PRIORITIES
 from tests.simulation.stories import Scenario
 
 WORK = {"insert_keyed": 8.0, "consume": 5.0, "gc": 0.5, "cancel": 0.3, "retry_dead": 0.2, "insert": 0.5, "release_all": 0.1}  # fmt: skip
@@ -25,6 +26,15 @@ AT_ONCE = (("upkeep.collect:KEY_AGE_S", 0),)
 
 NFS = {"stale": 0.4, "stale_listings": 0.3}
 
+RANKED = {
+    "insert_keyed": 6.0, "insert_many_keyed": 3.0, "insert_ranked": 0.5, "consume_ranked": 6.0, "poll": 1.0, "gc": 0.5,
+    "cancel": 0.3, "retry_dead": 0.4, "release_all": 0.1, "wait": 0.3, "look": 0.2, "fsck": 0.2,
+}  # fmt: skip
+"""Keys and priorities together: in single inserts, and several in one call."""
+RANKED_PURGES = {"insert_keyed": 4.0, "insert_many_keyed": 2.0, "consume_ranked": 2.0, "purge": 1.5}
+LARGE = (("protocol.single_inserts:TASK_BYTES_MAX", 46),)
+"""Tasks with a key and a priority that is not short have a file of their own, others not."""
+
 SCENARIOS = {
     one.name: one
     for one in (
@@ -44,6 +54,16 @@ SCENARIOS = {
         Scenario("keyed-gc", shared=False, hosts=1, actions=AWAY, faults=("kill", "delay", "error"), limits=(*SHORTLY, *AT_ONCE), settings=MANY, tasks_before=0),
         Scenario("keyed-gc-nfs", actions=AWAY, faults=("kill", "delay", "cut", "cut"), limits=(*SHORTLY, *AT_ONCE), settings=MANY, tasks_before=0, **NFS),
         Scenario("keyed-full", shared=False, hosts=1, actions=WORK, faults=("full", "full", "kill"), settings=MANY, tasks_before=0),
+        Scenario("keyed-order", shared=False, hosts=1, actions=RANKED, faults=("kill", "delay", "error", "after"), limits=SHORTLY, settings=MANY, priorities=PRIORITIES),
+        Scenario("keyed-order-calm", actions=RANKED, workers=4, limits=LARGE, settings=MANY, priorities=PRIORITIES, torn_listings=0.2),
+        Scenario("keyed-order-nfs", actions=RANKED, faults=("kill", "delay", "cut", "reply", "stop"), limits=SHORTLY, settings={"batch_tasks_max": 4}, priorities=PRIORITIES, **NFS),
+        Scenario("keyed-order-large", shared=False, hosts=1, actions=RANKED, faults=("kill", "delay", "error", "after"), limits=LARGE, settings=MANY, priorities=PRIORITIES),
+        Scenario("keyed-order-large-nfs", actions=RANKED, faults=("kill", "delay", "cut", "cut", "reply"), limits=LARGE, settings=MANY, priorities=PRIORITIES, **NFS),
+        Scenario("keyed-order-power", shared=False, hosts=1, actions=RANKED, faults=("power", "kill"), lossy=True, limits=LARGE, settings=FEW, priorities=PRIORITIES, tasks_before=0),
+        Scenario("keyed-order-restated", actions=RANKED, faults=("kill", "cut", "delay"), limits=(*SHORTLY, *RESTATED, *FEW_LINES), settings=MANY, priorities=PRIORITIES),
+        Scenario("keyed-order-purge", actions=RANKED_PURGES, faults=("delay", "kill"), stale=0.4, limits=LARGE, settings=MANY, priorities=PRIORITIES),
+        Scenario("keyed-order-gc", shared=False, hosts=1, actions=RANKED | {"gc": 4.0}, faults=("kill", "delay", "error"), limits=(*SHORTLY, *AT_ONCE, *LARGE), settings=MANY, priorities=PRIORITIES),
+        Scenario("keyed-order-full", shared=False, hosts=1, actions=RANKED, faults=("full", "full", "kill"), limits=LARGE, settings=MANY, priorities=PRIORITIES),
         Scenario("keyed-interrupt", shared=False, hosts=1, actions=WORK, faults=("interrupt", "interrupt", "delay"), settings=MANY, tasks_before=0),
     )
 }  # fmt: skip

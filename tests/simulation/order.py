@@ -14,15 +14,17 @@ import orjson
 
 from fsqueue import LeasedTask
 from fsqueue.protocol import leasing, ordered_selection
-from tests.simulation import invariants
+from tests.simulation import commit_acts, invariants
 from tests.simulation.disk import File
 from tests.simulation.faults import QUEUE
-from tests.simulation.history import DONE, Actor, Call
+from tests.simulation.history import Actor, Call
 from tests.simulation.replay import LEASED, OUTCOMES, SKIPPED, Replay
 
 if TYPE_CHECKING:
     from tests.simulation.stories import Story
 
+PRIORITIES = (None, None, None, "a", "b", "b-%/", 3, -3, "ö" * 22 + "a", "ö" * 22 + "b")
+"""What stories insert with. Two are alike in names, which have not room for all of them."""
 LAST = b"\x01"
 """The rank of tasks without a priority."""
 BATCHES_MOST = 32
@@ -41,6 +43,12 @@ def promise(name: str) -> bytes:
     """The rank in a task file's name."""
     _, _, *priority = name[46 : -len(".jsonl")].split("-", 2)
     return b"\0" + unquote_to_bytes(priority[0]) if priority else LAST
+
+
+def is_surely_within(name: str, bound: Any) -> bool:
+    """Whether a batch of which nothing is leased has a task that is not less urgent than a bound."""
+    promised, asked = promise(name), rank(bound)
+    return promised == asked or (promised < asked and not asked.startswith(promised))  # else it may be cut
 
 
 class Task(NamedTuple):
@@ -81,6 +89,14 @@ def published(story: Story) -> Iterator[tuple[str, dict[int, Task]]]:
             yield name, unfinished(name, file, invariants.replayed(story, there[0]) if there else None)
 
 
+def staged(story: Story) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """The names of the task files that are in staging, each with the tasks in it."""
+    for path, file in invariants.files(story, f"{invariants.generation(story)}/staging"):
+        name = path.rpartition("/")[2]
+        if name[:13].isdigit() and name.endswith(".jsonl"):
+            yield name, in_file(file)
+
+
 # -- what is promised ------------------------------------------------------------------------------------------
 
 
@@ -91,8 +107,7 @@ def late_promises(story: Story) -> Iterator[str]:
     """
     if not story.history.priorities:
         return
-    reported = {payload for call in story.history.calls if call.verb == "insert" and call.outcome == DONE
-                for payload in call.args["payloads"]}  # fmt: skip
+    reported = {payload for call in story.history.calls for payload in commit_acts.surely_inserted(call)}
     with_priority = []
     for name, tasks in published(story):
         judged = [task for task in tasks.values() if task.payload in reported or not story.power_lost]
@@ -100,8 +115,22 @@ def late_promises(story: Story) -> Iterator[str]:
         best = min(judged, key=lambda task: task.rank, default=None)
         if best is not None and best.rank < promise(name):
             yield f"{name} is less urgent than {best.payload!r} in it, of rank {best.rank!r}"
+    decided = {
+        part.first for record, _ in commit_acts.records(story, invariants.generation(story)) for part in record.parts
+    }
+    for name, lines in staged(story):
+        best = min(lines, key=lambda line: rank(line.get("priority")), default={})
+        if rank(best.get("priority")) < promise(name):
+            yield f"{name} in staging is less urgent than {best['payload']!r} in it"
+        if rank(best.get("priority")) < LAST and (not story.power_lost or _first_of(story, best["payload"]) in decided):
+            with_priority.append(best["payload"])
     if with_priority and not _is_marked(story):
         yield f"{with_priority[0]!r} has a priority, and `queue.jsonl` does not say that there are any"
+
+
+def _first_of(story: Story, payload: Any) -> str:
+    """The part of a commit that a payload was staged in."""
+    return next((first for first, payloads in story.staged.payloads.items() if payload in payloads), "")
 
 
 def _is_marked(story: Story) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
-from fsqueue import FsqueueError, QueueNotFound
+from fsqueue import FsqueueError, QueueNotFound, Task
 from fsqueue.filesystem import taken
 from fsqueue.format.layout import Settings, birth_record
 from tests.simulation import commit_acts, invariants, keyed_acts, order
@@ -53,6 +53,8 @@ class Scenario:
     compare_clocks: bool = False
     both_names: bool = False
     """Whether a power loss may leave a file that was being renamed with both its names."""
+    priorities: tuple[Any, ...] = ()
+    """What tasks with keys, and those of named commits, have as priorities, by lot. Nothing: none has one."""
     limits: tuple[tuple[str, int], ...] = ()
     """Constants of the package that are small here, so that they are reached: "module:NAME" and value."""
 
@@ -149,6 +151,20 @@ class Story:
         """Payloads that nobody used before."""
         self.payloads += count
         return [f"t{number}" for number in range(self.payloads - count, self.payloads)]
+
+    def priority(self, payload: str) -> Any:
+        """The priority that a task of this payload is given, by lot."""
+        if not self.scenario.priorities:
+            return None
+        given = self.rng.choice(self.scenario.priorities)
+        self.history.was_given({payload: given})
+        return given
+
+    def tasks(self, payloads: list[str]) -> list[Any]:
+        """Tasks of these payloads, with priorities if the scenario has any."""
+        if not self.scenario.priorities:
+            return list(payloads)
+        return [Task(payload, priority=self.priority(payload)) for payload in payloads]
 
     # -- what goes wrong ----------------------------------------------------------------------------
 
@@ -268,6 +284,8 @@ class Story:
         if self.takes_inserts:
             for payload in self.fresh(2):
                 last.insert(payload)
+        if self.scenario.priorities and self.rng.random() < 0.5:
+            wrong += self._check(last)
         commit_acts.repeat_all(self, last)
         wrong += keyed_acts.insert_beside(self, last)
         wrong += self._drain(last)
@@ -292,9 +310,7 @@ class Story:
             if again != status and not self.power_lost:
                 wrong.append(f"upkeep made {again} of {status}")
         if self.rng.random() < 0.1:
-            found = last.do("fsck", lambda q: list(q.fsck(repair=True))) or []
-            left = found if not world.faults else last.do("fsck", lambda q: list(q.fsck())) or []
-            wrong += [f"fsck finds {one}" for one in left]
+            wrong += self._check(last)
         self._refusals(last, wrong)
         last.exit()
         return wrong
@@ -306,6 +322,16 @@ class Story:
     def _begins_with_upkeep(self) -> bool:
         """Whether `gc` comes before anybody leases, when nothing goes wrong any more."""
         return self.rng.random() < 0.5
+
+    def _check(self, last: Actor) -> list[str]:
+        """What `fsck` finds where nothing went wrong; or elsewhere, after it has repaired what it found.
+
+        What a purge has put into the trash is no fault: a thread clears that away, which is not simulated.
+        """
+        left = last.do("fsck", lambda q: list(q.fsck(repair=True))) or []
+        if self.world.faults:
+            left = last.do("fsck", lambda q: list(q.fsck())) or []
+        return [f"fsck finds {one}" for one in left if one.kind != "trash"]
 
     def _drain(self, last: Actor) -> list[str]:
         if order.is_exact(self):

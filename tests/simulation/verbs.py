@@ -10,7 +10,7 @@ from unittest import mock
 from fsqueue import LeasedTask, Queue
 from fsqueue.protocol import encoding
 from fsqueue.protocol.waiting import IdlePoller
-from tests.simulation import commit_acts, invariants
+from tests.simulation import commit_acts, invariants, keyed_acts
 from tests.simulation.acts import ACTS, ask, work_loop
 from tests.simulation.history import DONE, Actor
 
@@ -62,6 +62,10 @@ def insert_groups(story: Story, actor: Actor) -> None:
 def insert_twice(story: Story, actor: Actor) -> None:
     insert(story, actor)
     insert(story, actor)
+
+
+def insert_keyed(story: Story, actor: Actor) -> None:
+    keyed_acts.insert_twice(story, actor)
 
 
 def lease(story: Story, actor: Actor) -> None:
@@ -172,7 +176,7 @@ def _verbs() -> list[Verb]:
 
     return [
         *map(verb, (insert, insert_many, insert_groups, insert_twice, lease, lease_many, lease_again, poll)),
-        *map(verb, (cancel, tasks, insert_urgent, lease_up_to)),
+        *map(verb, (cancel, tasks, insert_urgent, insert_keyed, lease_up_to)),
         verb(idle_looks),
         *(verb(act, LEASE) for act in (complete, complete_each, fail, bury, release, renew)),
         verb(ACTS["retry_dead"], LETTER),
