@@ -165,7 +165,9 @@ fsqueue status /scratch/me --watch                  # all queues in a directory"
 @click.option("--watch", is_flag=True, help="Look again and again until drained; on a terminal, a screen.")
 @click.option("--interval", "interval_s", type=DURATION, default=2.0, help="Time between two looks [2].")
 @click.option("--window", "window_s", type=DURATION, help="Time to average rates over [1m, or 1h if slow].")
-@click.option("--fast", is_flag=True, help="Read file names only: cheap, but leased tasks may count as waiting.")
+@click.option(
+    "--fast", is_flag=True, help="Read file names only: cheap, but leased tasks may count as waiting or delayed."
+)
 @click.option(
     "--usage", is_flag=True, help="Show files, directories and bytes, by what they are for. Asks for each file."
 )

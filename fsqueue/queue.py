@@ -319,7 +319,7 @@ class Queue(Maintenance):
         mine = taken.hands.mine  # on the hot path: what `mark` asks, without a frame of its own
         before = taken.mark() if mine.held or mine.fds or mine.fresh else taken.NOTHING
         try:
-            if wait_s:
+            if wait_s != 0:
                 looks = waiting.IdlePoller(leaser, lease_ms, strict, bound)
                 return waiting.wait(looks, [self.store], n, duration_ms(wait_s, "wait_s") / 1000)
             return leaser.lease(n, lease_ms, strict, bound)
