@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable, Iterator
 
 from fsqueue import administration
 from fsqueue.arguments import EVERY, Every, letters_meant, selector, translated, verb, whole
-from fsqueue.callers import calling
 from fsqueue.format.layout import FORMAT
 from fsqueue.fsck import Finding, fsck
 from fsqueue.models import DeadLetter, GcReport
 from fsqueue.storage import deadletters
 from fsqueue.storage.store import Store
 from fsqueue.upkeep import collect
+from fsqueue.user_code import user_function
 
 
 class Maintenance:
@@ -27,7 +27,7 @@ class Maintenance:
     def dead(self, where: Callable[[DeadLetter], bool] | None = None) -> Iterator[DeadLetter]:
         """Iterate over the dead letters, or those for which `where(letter)` is true."""
         if where is not None:
-            calling(where)  # refuses what is no function
+            user_function(where)  # raises InvalidArgument if it is no function
         self._write_letters()
         letters = translated(self.store, deadletters.letters(self.store), "reading dead letters")
         return letters if where is None else filter(where, letters)
@@ -43,7 +43,7 @@ class Maintenance:
         """
         wanted = letters_meant(ids)
         self._write_letters()
-        retried = deadletters.retry(self.store, wanted, None if where is None else calling(where))
+        retried = deadletters.retry(self.store, wanted, None if where is None else user_function(where))
         self.store.doorbell.ring()
         return retried
 
@@ -54,7 +54,7 @@ class Maintenance:
         """Throw dead letters away; return how many. `ids` and `where` as in `retry_dead`."""
         wanted = letters_meant(ids)
         self._write_letters()
-        return deadletters.purge(self.store, wanted, None if where is None else calling(where))
+        return deadletters.purge(self.store, wanted, None if where is None else user_function(where))
 
     @verb("writing dead letters")
     def _write_letters(self) -> None:
@@ -128,5 +128,5 @@ class Maintenance:
         `repair` mends each finding before it is yielded, or says in its `note` why it could not. It removes nothing
         that may be needed, but moves it into `.quarantine`. `progress(done, steps)` is called now and then.
         """
-        found = fsck(self.store, repair, None if progress is None else calling(progress))
+        found = fsck(self.store, repair, None if progress is None else user_function(progress))
         return translated(self.store, found, "checking the queue")

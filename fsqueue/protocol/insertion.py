@@ -11,7 +11,6 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from fsqueue.callers import FromCaller
 from fsqueue.clock import MS_MAX
 from fsqueue.errors import FULL, FsqueueError, InvalidTask, QueueNotFound, StorageError, from_os_error
 from fsqueue.format.layout import Layout
@@ -20,6 +19,7 @@ from fsqueue.format.priority import Rank
 from fsqueue.protocol.encoding import GROUP_BYTES_MAX, Encoded, InsertKeyed, When, batches_of, default_when, groups_of
 from fsqueue.storage import ordering, staging
 from fsqueue.storage.store import Store
+from fsqueue.user_code import UserCodeError
 
 logger = logging.getLogger("fsqueue")
 
@@ -68,7 +68,7 @@ def insert_many(
     except InvalidTask as error:  # what came before it is all there
         error.inserted, error.new = count + keyed.handled, count + keyed.new
         raise
-    except FromCaller as foreign:  # so is what came before an error of the caller's own
+    except UserCodeError as foreign:  # so is what came before an error of the caller's own
         foreign.count(count + keyed.handled)
         raise
     except (FsqueueError, OSError) as error:
