@@ -291,7 +291,7 @@ def _restore_group(states: States, group: dict[str, Any], tasks: list[int], here
     states.expect(tasks, since, lease)
 
 
-def last(
+def last_trusted(
     read: Callable[[int, int], bytes], size: int, before_ms: int | None = None, windows: Sequence[int] = WINDOWS
 ) -> Found | None:
     """Return the last checkpoint of a log of `size` bytes that can be trusted; None if a few steps find none.

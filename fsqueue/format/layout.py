@@ -332,7 +332,7 @@ class Layout:
         return f"{self.commits}/{names.record_file(commit)}"
 
 
-def is_doctors(name: str) -> bool:
+def is_doctor_directory(name: str) -> bool:
     """Tell whether a name in a directory is that of a place where doctors work."""
     return _DOCTORS.fullmatch(name) is not None
 
@@ -340,12 +340,12 @@ def is_doctors(name: str) -> bool:
 _DOCTORS = re.compile(rf"{re.escape(DOCTOR)}(?:-[0-9a-f]{{16}})?")
 
 
-def is_passing(name: str) -> bool:
+def is_leftover(name: str) -> bool:
     """Return whether a name in a directory without a queue does not hinder its creation.
 
     It comes from making one, from a doctor, or from a process that was still at work in a queue that was deleted.
     """
-    return name.startswith(".new-") or is_doctors(name) or name in (".trash", "doorbell")
+    return name.startswith(".new-") or is_doctor_directory(name) or name in (".trash", "doorbell")
 
 
 def settings_file(queue: str) -> str:
@@ -353,6 +353,6 @@ def settings_file(queue: str) -> str:
     return f"{queue}/{SETTINGS_FILE}"
 
 
-def holder_of(queue: str) -> str:
+def parent_of(queue: str) -> str:
     """Return the directory that holds a queue's directory."""
     return queue.rpartition("/")[0] or "/"

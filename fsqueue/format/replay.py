@@ -75,7 +75,7 @@ class ReplayState(States):
             if record is None:
                 self.damaged += 1
             elif line.startswith(checkpoints.MARK):
-                if self._pass(record, offset, end):
+                if self._accept_checkpoint(record, offset, end):
                     continue
             else:
                 self.apply(record, offset)
@@ -84,7 +84,7 @@ class ReplayState(States):
                 self.stretch.cover(b"")
         return end
 
-    def _pass(self, record: dict[str, Any], here: int, end: int) -> bool:
+    def _accept_checkpoint(self, record: dict[str, Any], here: int, end: int) -> bool:
         """Hold a checkpoint against what the records before it say. Return whether the next stretch begins at its end.
 
         One that is not where it says, or restates other bytes, was written over records, or records over what it
@@ -384,7 +384,7 @@ _NEEDED: dict[str, dict[str, Callable[[Any], object]]] = {
 """The fields without which a record of this kind is void whatever was before it, and what each must be."""
 
 
-def is_intelligible(record: dict[str, Any]) -> bool:
+def is_well_formed(record: dict[str, Any]) -> bool:
     """Return whether a parsed record has the fields that its `op` needs; True if the `op` is not known.
 
     What it says may not apply all the same: that depends on the records before it.

@@ -35,7 +35,7 @@ def completed_by(replay_state: ReplayState, index: int, lease: str) -> bool:
     return holder is not None and replay_state.state[index] == COMPLETED and holder.id == lease
 
 
-NOT_ITS_OWN = "Discard the result: this lease cannot settle the task any more."
+DISCARD = "Discard the result: this lease cannot settle the task any more."
 """What a LeaseLost tells a worker to do."""
 
 
@@ -73,7 +73,7 @@ class Losses:
             if why == ALREADY:
                 said.append(already(_some(self.tasks)))
             else:
-                said.append(f"The lease of {_some(self.tasks)} holds no longer ({why}). {NOT_ITS_OWN}")
+                said.append(f"The lease of {_some(self.tasks)} holds no longer ({why}). {DISCARD}")
         if self.expired:
             said.append(
                 f"The lease of {_some(self.expired)} ran out before it was renewed. No worker has taken it over yet: a "

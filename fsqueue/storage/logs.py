@@ -32,12 +32,12 @@ def present(
 ) -> tuple[ReplayState, int]:
     """Return the state that the last checkpoint of an open log restates, and where that ends.
 
-    Without one that can be trusted: an empty state, and 0. See `checkpoints.last`.
+    Without one that can be trusted: an empty state, and 0. See `checkpoints.last_trusted`.
     """
     size = fs.fstat(fd).st_size
     if size < checkpoints.LEAST_BYTES:
         return ReplayState(), 0
-    found = checkpoints.last(lambda length, offset: fs.pread(fd, length, offset), size, before_ms, windows)
+    found = checkpoints.last_trusted(lambda length, offset: fs.pread(fd, length, offset), size, before_ms, windows)
     state = ReplayState.from_checkpoint(found) if found is not None else None
     return (state, found.end) if found is not None and state is not None else (ReplayState(), 0)
 
