@@ -185,9 +185,9 @@ def status(
 ) -> None:
     """Count the tasks of Q by their state; show rates, time left, failures by reason, and the slowest leased tasks.
 
-    Q is a queue, or a directory of queues. Locks that stay taken because their holders are stopped are named, too.
-    The time left is an interval that holds 19 of 20 times, if work goes on as it did. docs/status.md tells what the
-    numbers come from, docs/growth.md what --usage shows, and docs/order.md what --priorities shows.
+    Q is a queue, or a directory of queues. Locks whose holders were stopped are named, too. The time left is an
+    interval that is right 19 of 20 times, if work goes on as before. docs/status.md tells what the numbers come from,
+    docs/growth.md what --usage shows, and docs/order.md what --priorities shows.
     """
     if usage and watch:
         raise click.UsageError("--usage looks at every file: use it without --watch.")

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TypeVar
 
 from fsqueue.errors import FsqueueError, QueueNotFound
-from fsqueue.filesystem import taken
+from fsqueue.filesystem import resources
 from fsqueue.format.priority import LAST, Rank
 from fsqueue.leased_task import LeasedTask
 from fsqueue.protocol.leasing import Leaser
@@ -48,7 +48,7 @@ class Watch:
 
     def _explained(self, act: Callable[[], T]) -> T:
         try:
-            with taken.Scope():
+            with resources.Scope():
                 return act()
         except OSError as error:
             raise self.store.explain(error, "leasing") from error
