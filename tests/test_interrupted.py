@@ -33,7 +33,7 @@ T = TypeVar("T")
 HERE = os.path.dirname(fsqueue.__file__) + "/"
 SECTIONS = {"taken.py", "locks.py", "logs.py", "open_logs.py", "locked_batch.py", "jsonl.py", "store.py",
             "queue_file.py", "leasing.py", "transitions.py", "arguments.py", "queue.py", "poll.py", "rooted.py",
-            "beneath.py", "single_inserts.py", "sealing.py"}  # fmt: skip
+            "beneath.py", "single_inserts.py", "sealing.py", "keyed_inserts.py", "keys.py"}  # fmt: skip
 """Modules that take something, or give it back. In the others nothing is taken that these do not know of."""
 EVERYWHERE = os.environ.get("FSQUEUE_TEST_INTERRUPT") == "everywhere"
 """Set it to interrupt all other modules, too, which takes minutes."""
@@ -184,6 +184,9 @@ SINGLE_INSERTS: dict[str, Callable[[Queue], object]] = {
     "insert first": lambda q: (forget_batch(q), q.insert(1)),
     "insert into a full batch": lambda q: [q.insert(1) for _ in range(4)],
     "insert and work": lambda q: (q.insert(1), [task.complete() for task in q.lease(3)]),
+    "insert with new keys": lambda q: q.insert(1, key=os.urandom(4).hex()),
+    "insert with a key": lambda q: [q.insert(1, key="k") for _ in range(2)],
+    "free a key": lambda q: (q.insert(1, key="k"), q.complete(q.lease(3)), q.insert(1, key="k")),
     "upgrade": lambda q: q.upgrade(),
 }
 """Verbs on a queue in which single inserts are appended to open batches; each is synced."""
@@ -213,6 +216,7 @@ def test_verbs_interrupted_anywhere_leave_nothing_taken(tmp_path: Path, monkeypa
     assert len(interrupter.seen) > 1000
 
 
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
 def test_single_inserts_interrupted_anywhere_leave_nothing_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
