@@ -60,7 +60,7 @@ fsqueue insert Q tasks.jsonl --commit seed-2026-11   # all of it or nothing, and
 @click.argument("files", metavar="[FILE]...", nargs=-1, type=click.Path(allow_dash=True))
 @click.option("--lines", is_flag=True, help="Plain lines: each one is a task, its payload the line as a string.")
 @click.option("--delay", "delay_s", type=DURATION, default=0.0, help="How long until the tasks become available.")
-@click.option("--batch-tasks", type=int, metavar="N", help="Tasks to a file [grows with the input].")
+@click.option("--batch-tasks", type=int, metavar="N", help="Tasks in a file [grows with the input].")
 @click.option(
     "--priority",
     metavar="FIELD",
@@ -99,14 +99,14 @@ def insert(
     Each line is a JSON value, or with --lines a string. Empty lines are skipped.
 
     At a bad line (not JSON, NaN, an integer beyond 64 bits, larger than the queue allows) the command ends with
-    exit code 2. The lines before it are inserted; it and those after it are not. The message says where to go on: do
-    not repeat the command, which would insert the first lines again. The same holds when it is interrupted, with exit
-    code 130, and on a full disk. With --commit nothing is inserted then, and the command may be repeated.
+    exit code 2. The lines before it are inserted; the bad line and those after it are not. The message says where to
+    go on: do not repeat the command, which would insert the first lines again. The same holds when it is interrupted,
+    with exit code 130, and on a full disk. With --commit nothing is inserted then, and the command may be repeated.
 
     With --commit, the command inserts nothing if NAME was committed before: it reads no input and prints 0.
 
     With --key, it prints how many tasks are new. Lines without the field, or with null in it, have no key. Each key
-    is a file: for more than 100,000 tasks --commit is the better choice.
+    makes a small file: for more than 100,000 tasks --commit is the better choice.
     """
     if lines and (priority is not None or key is not None):
         field = "--priority" if key is None else "--key"

@@ -41,11 +41,11 @@ fsqueue lease Q --up-to 5                # only tasks of priority 5 or more urge
 @click.option("-n", "--limit", "n", metavar="N", type=click.IntRange(min=1), default=1,
               help="Lease at most N tasks [1].")  # fmt: skip
 @renamed("--lease", "lease_s", former=["--lease-s"], type=DURATION,
-         help="Time until the tasks come back, unless renewed or ended [the queue's].")  # fmt: skip
+         help="How long each lease lasts, unless renewed [the queue's].")  # fmt: skip
 @renamed("--wait", "wait_s", former=["--wait-s"], type=DURATION, default=0.0,
          help="How long to wait for tasks if there are none.")  # fmt: skip
 @click.option("--up-to", "up_to", metavar="PRIORITY", type=PRIORITY,
-              help="Only tasks with this priority or a smaller one: a number or a text ('\"5\"': a text).")  # fmt: skip
+              help="Only tasks with this priority or a smaller one: 5 is a number, '\"5\"' a text.")  # fmt: skip
 @click.option("--order", type=click.Choice(ORDERS), default="priority",
               help="The most urgent tasks first, or random ones [priority].")  # fmt: skip
 @worker_option
@@ -56,8 +56,8 @@ def lease(
 ) -> None:  # fmt: skip
     """Lease up to N tasks of Q and print each on a line. Exit code 3: nothing is available.
 
-    The most urgent tasks come first, then those without a priority, about as they were inserted. The other commands
-    take the tokens. If a line cannot be written, its task is put back.
+    The most urgent tasks come first, then those without a priority, about in the order of insertion.
+    Give the tokens to complete, renew, release, fail or bury. If a line cannot be written, its task is put back.
     """
     if "stdout" in entry.closed:
         raise click.ClickException(

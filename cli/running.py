@@ -241,14 +241,14 @@ def run(
     finally:
         if progress is not None:
             progress.close()
-    dead = sum(queue.status().dead for queue in opened) if report.signal is None else 0
-    summary = report.as_dict() | ({"dead": dead} if report.signal is None else {})
+    dead = {str(queue.path): queue.status().dead for queue in opened} if report.signal is None else {}
+    summary = report.as_dict() | ({"dead": sum(dead.values())} if report.signal is None else {})
     if log_json:
         _log_json(Event("end", "", summary))
     if as_json:
         print_json(summary)
     if not log_json and not as_json:
-        _summarise(report, dead, queues)
+        _summarise(report, dead)
     if report.signal is not None:
         raise click.exceptions.Exit(128 + report.signal)
     code = {"failures": FAILURES, "excluded": EXCLUDED, "drained": 9 if report.buried else 0}.get(report.ended, 0)
@@ -316,7 +316,7 @@ def _log_json(event: Event) -> None:
         pass
 
 
-def _summarise(report: fsqueue.WorkerReport, dead: int, queues: tuple[str, ...]) -> None:
+def _summarise(report: fsqueue.WorkerReport, dead: dict[str, int]) -> None:
     counts = {name: getattr(report, name) for name in ("completed", "failed", "released", "lost")}
     parts = [f"{value:,} {name}" for name, value in counts.items() if value]
     if report.unkept:
@@ -330,5 +330,6 @@ def _summarise(report: fsqueue.WorkerReport, dead: int, queues: tuple[str, ...])
         "excluded",
     )  # there may be tasks that it left to others
     complain(", ".join(parts) or ("no task was begun" if is_cut_short else "there was nothing to do"))
-    if dead:
-        complain(f"{wording.counted(dead, 'dead letter')} in the queue: 'fsqueue dead list {queues[0]}' says why")
+    for path, letters in dead.items():
+        if letters:
+            complain(f"{wording.counted(letters, 'dead letter')} in the queue: 'fsqueue dead list {path}' says why")

@@ -131,9 +131,9 @@ def seed(
     conf: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Insert the rows of files (or whatever Spark reads) into the queue Q as tasks, all of them at one instant.
+    """Insert the rows of files (or of another source that Spark reads) into Q as tasks, all of them at one instant.
 
-    With --key they are inserted one by one; to continue after an error, repeat the command.
+    With --key they are inserted one by one. After an error, repeat the command: it inserts the rest.
     """
     import fsqueue.spark as jobs
 

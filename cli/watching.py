@@ -165,7 +165,9 @@ fsqueue status /scratch/me --watch                  # all queues in a directory"
 @click.option("--watch", is_flag=True, help="Look again and again until drained; on a terminal, a screen.")
 @click.option("--interval", "interval_s", type=DURATION, default=2.0, help="Time between two looks [2].")
 @click.option("--window", "window_s", type=DURATION, help="Time to average rates over [1m, or 1h if slow].")
-@click.option("--fast", is_flag=True, help="Read file names only: cheap, but leased tasks may count as waiting.")
+@click.option(
+    "--fast", is_flag=True, help="Read file names only: cheap, but leased tasks may count as waiting or delayed."
+)
 @click.option(
     "--usage", is_flag=True, help="Show files, directories and bytes, by what they are for. Asks for each file."
 )
@@ -183,9 +185,9 @@ def status(
 ) -> None:
     """Count the tasks of Q by their state; show rates, time left, failures by reason, and the slowest leased tasks.
 
-    Q is a queue, or a directory of queues. Locks that stay taken because their holders are stopped are named, too.
-    The time left is an interval that holds 19 of 20 times, if work goes on as it did. docs/status.md tells what the
-    numbers come from, docs/growth.md what --usage shows, and docs/order.md what --priorities shows.
+    Q is a queue, or a directory of queues. Locks whose holders were stopped are named, too. The time left is an
+    interval that is right 19 of 20 times, if work goes on as before. docs/status.md tells what the numbers come from,
+    docs/growth.md what --usage shows, and docs/order.md what --priorities shows.
     """
     if usage and watch:
         raise click.UsageError("--usage looks at every file: use it without --watch.")

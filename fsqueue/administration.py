@@ -90,7 +90,7 @@ def _create(fs: Filesystem, mount: Mount, path: str, settings: Settings, exist_o
     if "queue.jsonl" in fs.names(path) and _state_of(fs, path).closed:
         move_away(fs, path, clock, entropy)
         _make_and_hold(fs)
-    present = [name for name in fs.names(path) if not layout.is_passing(name)]
+    present = [name for name in fs.names(path) if not layout.is_leftover(name)]
     if "queue.jsonl" in present:
         if exist_ok:
             _sync_name(fs, path)
@@ -179,11 +179,11 @@ def _in_the_way(fs: Filesystem, path: str) -> str | None:
 
 def _dangling(fs: Filesystem, path: str) -> str | None:
     """Return the symbolic link that keeps a missing path from being made: the nearest there is of what is above it."""
-    while path != layout.holder_of(path):
+    while path != layout.parent_of(path):
         try:
-            mode = Filesystem(layout.holder_of(path), shared=fs.shared).stat(path).st_mode
+            mode = Filesystem(layout.parent_of(path), shared=fs.shared).stat(path).st_mode
         except OSError:
-            path = layout.holder_of(path)
+            path = layout.parent_of(path)
         else:
             return path if stat.S_ISLNK(mode) else None
     return None
@@ -444,7 +444,7 @@ def move_away(fs: Filesystem, path: str, clock: Clock, entropy: Entropy) -> None
 
 def _outside_of(fs: Filesystem, path: str) -> Filesystem:
     """Return the directory that holds a queue."""
-    return Filesystem(layout.holder_of(path), shared=fs.shared)
+    return Filesystem(layout.parent_of(path), shared=fs.shared)
 
 
 def reap_later(store: Store) -> None:

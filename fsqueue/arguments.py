@@ -8,14 +8,14 @@ from enum import Enum
 from functools import wraps
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
-from fsqueue.callers import FromCaller, items_of
 from fsqueue.errors import InvalidArgument, InvalidResult, InvalidTask, LeaseLost
-from fsqueue.filesystem import taken
+from fsqueue.filesystem import resources
 from fsqueue.format import names, priority, task_file
 from fsqueue.format.names import Batch
 from fsqueue.leased_task import LeasedTask
 from fsqueue.models import Task
 from fsqueue.storage.store import Store
+from fsqueue.user_code import UserCodeError, user_items
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -39,14 +39,14 @@ class HasStore(Protocol):
 Q = TypeVar("Q", bound=HasStore)
 
 
-def ended(store: Store, before: taken.Mark, error: BaseException, doing: str) -> BaseException:
+def ended(store: Store, before: resources.Mark, error: BaseException, doing: str) -> BaseException:
     """Give back what a verb has taken since `before`, and return what it raises after `error`."""
-    taken.give_back(before, error)
-    if isinstance(error, FromCaller):
+    resources.give_back(before, error)
+    if isinstance(error, UserCodeError):
         return error.error
     if not isinstance(error, OSError):
         return error
-    with taken.Scope():
+    with resources.Scope():
         failure = store.explain(error, doing)
     failure.__cause__ = error
     return failure
@@ -58,7 +58,7 @@ def verb(doing: str) -> Callable[[Callable[Concatenate[Q, P], R]], Callable[Conc
     def decorate(function: Callable[Concatenate[Q, P], R]) -> Callable[Concatenate[Q, P], R]:
         @wraps(function)
         def translating(queue: Q, /, *args: P.args, **kwargs: P.kwargs) -> R:
-            before = taken.mark()
+            before = resources.mark()
             try:
                 return function(queue, *args, **kwargs)
             except BaseException as error:
@@ -77,7 +77,7 @@ def translated(store: Store, items: Iterator[R], doing: str) -> Iterator[R]:
     """Yield what `items` yields, its errors translated as those of a call are."""
     mine: frozenset[int] = frozenset()
     while True:
-        sections, open_now, fresh = taken.mark()
+        sections, open_now, fresh = resources.mark()
         try:
             item = next(items)
         except StopIteration:
@@ -85,7 +85,7 @@ def translated(store: Store, items: Iterator[R], doing: str) -> Iterator[R]:
         except BaseException as error:
             failure = ended(store, (sections, open_now - mine, fresh), error, doing)
             break
-        mine = taken.mark()[1] - (open_now - mine)  # what stays open until the next step, or its end
+        mine = resources.mark()[1] - (open_now - mine)  # what stays open until the next step, or its end
         yield item
     try:
         raise failure
@@ -167,7 +167,7 @@ def payloads_of(tasks: object, verb: str) -> Iterable[Any]:
         raise InvalidArgument(
             f"{verb} takes a list or another iterable of payloads. For a single one use insert, or put it in a list."
         )
-    return items_of(tasks)
+    return user_items(tasks)
 
 
 def task_ids(ids: object) -> set[str]:
@@ -176,7 +176,7 @@ def task_ids(ids: object) -> set[str]:
         ids = [ids]
     if not isinstance(ids, Iterable):
         raise InvalidArgument(f"Task ids are text, or a list of texts, not {ids!r}.")
-    wanted = {str(one) for one in items_of(ids)}
+    wanted = {str(one) for one in user_items(ids)}
     for one in wanted:
         names.parse_task_id(one)
     return wanted
@@ -206,7 +206,7 @@ def leased(tasks: object) -> list[LeasedTask]:
             "Results go into `results`, by task id: complete(tasks, results={task.id: 7})."
         )
     found: list[LeasedTask] = []
-    for task in items_of(tasks) if isinstance(tasks, Iterable) else [tasks]:
+    for task in user_items(tasks) if isinstance(tasks, Iterable) else [tasks]:
         if not isinstance(task, LeasedTask):
             raise InvalidArgument(f"This verb takes leased tasks, as `lease` returns them, not {task!r}.")
         found.append(task)
@@ -221,7 +221,7 @@ def results_of(results: object) -> tuple[dict[tuple[Batch, int], bytes], dict[st
         )
     encoded: dict[tuple[Batch, int], bytes] = {}
     refused: dict[str, str] = {}
-    for task_id, value in items_of(results.items()):
+    for task_id, value in user_items(results.items()):
         place = names.parse_task_id(task_id)
         try:
             encoded[place] = task_file.encode_result(value)

@@ -51,7 +51,7 @@ def attach(queue: Verbs, token: str) -> LeasedTask:
             raise LeaseLost(losses.already(task_id), [task_id], losses.ALREADY)
         reason = losses.why_lost(replay_state, index)
         raise LeaseLost(
-            f"The lease of {task_id} holds no longer ({reason}). {losses.NOT_ITS_OWN}",
+            f"The lease of {task_id} holds no longer ({reason}). {losses.DISCARD}",
             [task_id],
             reason,
         )

@@ -10,7 +10,6 @@ from contextlib import suppress
 from typing import Any
 
 from fsqueue.arguments import payloads_of, unchanged, verb, whole
-from fsqueue.callers import FromCaller, items_of
 from fsqueue.errors import CommitLost, FsqueueError, InvalidArgument, InvalidTask
 from fsqueue.format import names
 from fsqueue.format.layout import Layout
@@ -20,6 +19,7 @@ from fsqueue.protocol import encoding, insertion, overwriting
 from fsqueue.storage import commits, ordering
 from fsqueue.storage.commits import Part, Record
 from fsqueue.storage.store import Store
+from fsqueue.user_code import UserCodeError, user_items
 
 
 class Commit:
@@ -65,7 +65,7 @@ class Commit:
     def stage_encoded(self, batches: Iterable[encoding.Encoded]) -> CommitPart:
         """Stage batches that the caller has encoded, as they are: the caller answers for them. Return their part."""
         self.store.refresh()
-        return self._stage(items_of(batches))
+        return self._stage(user_items(batches))
 
     def _stage(self, batches: Iterable[encoding.Encoded]) -> CommitPart:
         return _Stager(self.store, self.name, self.attempt).stage(batches)
@@ -132,7 +132,7 @@ class Commit:
         given: list[CommitPart] = []
         if not isinstance(parts, (CommitPart, Iterable)):
             raise InvalidArgument(f"publish takes parts, as `stage` returns them, not {parts!r}. Nothing was done.")
-        for part in [parts] if isinstance(parts, CommitPart) else items_of(parts):
+        for part in [parts] if isinstance(parts, CommitPart) else user_items(parts):
             if not isinstance(part, CommitPart):
                 raise InvalidArgument(f"publish takes parts, as `stage` returns them, not {part!r}.")
             if part.commit != self.name or part.queue != self.store.queue_state.id:
@@ -272,7 +272,7 @@ def insert_once(store: Store, tasks: Iterable[Any], name: str, delay_s: float, b
     except BaseException as error:
         if isinstance(error, InvalidTask):
             error.inserted, error.part = 0, None
-        elif isinstance(error, FromCaller):
+        elif isinstance(error, UserCodeError):
             error.count(0)
         if isinstance(error, Exception):
             with suppress(FsqueueError):  # otherwise `gc` does it

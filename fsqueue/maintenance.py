@@ -1,6 +1,4 @@
-"""Verbs on a queue as a whole: its dead letters, all its leases, upgrade, purge, delete, garbage collection,
-and the check.
-"""
+"""Define the verbs of `Queue` that look after it: dead letters, all leases, upgrade, purge, delete, gc, fsck."""
 
 from __future__ import annotations
 
@@ -8,17 +6,17 @@ from collections.abc import Callable, Iterable, Iterator
 
 from fsqueue import administration
 from fsqueue.arguments import EVERY, Every, letters_meant, selector, translated, verb, whole
-from fsqueue.callers import calling
 from fsqueue.format.layout import FORMAT
 from fsqueue.fsck import Finding, fsck
 from fsqueue.models import DeadLetter, GcReport
 from fsqueue.storage import deadletters
 from fsqueue.storage.store import Store
 from fsqueue.upkeep import collect
+from fsqueue.user_code import user_function
 
 
 class Maintenance:
-    """Hold the methods of `Queue` that concern a queue as a whole, for the person who looks after it."""
+    """Hold the methods of `Queue` for the person who looks after a queue. `Queue` inherits them."""
 
     store: Store
 
@@ -27,7 +25,7 @@ class Maintenance:
     def dead(self, where: Callable[[DeadLetter], bool] | None = None) -> Iterator[DeadLetter]:
         """Iterate over the dead letters, or those for which `where(letter)` is true."""
         if where is not None:
-            calling(where)  # refuses what is no function
+            user_function(where)  # raises InvalidArgument if it is no function
         self._write_letters()
         letters = translated(self.store, deadletters.letters(self.store), "reading dead letters")
         return letters if where is None else filter(where, letters)
@@ -36,14 +34,14 @@ class Maintenance:
     def retry_dead(
         self, ids: str | Iterable[str] | Every = EVERY, where: Callable[[DeadLetter], bool] | None = None
     ) -> int:
-        """Insert dead tasks again, with new ids and no attempts used; return how many.
+        """Insert dead tasks again, with new ids and no attempts used. Return how many.
 
-        All of them, or those of `ids`, or those for which `where(letter)` is true. To mean all, leave `ids` out. None
-        is refused, since it often comes from a variable that was never set.
+        With `ids` only these, with `where` those for which `where(letter)` is true, else all. `ids=None` is refused:
+        None often comes from a variable that was never set.
         """
         wanted = letters_meant(ids)
         self._write_letters()
-        retried = deadletters.retry(self.store, wanted, None if where is None else calling(where))
+        retried = deadletters.retry(self.store, wanted, None if where is None else user_function(where))
         self.store.doorbell.ring()
         return retried
 
@@ -51,10 +49,10 @@ class Maintenance:
     def purge_dead(
         self, ids: str | Iterable[str] | Every = EVERY, where: Callable[[DeadLetter], bool] | None = None
     ) -> int:
-        """Throw dead letters away; return how many. `ids` and `where` as in `retry_dead`."""
+        """Remove dead letters. Return how many. `ids` and `where` as in `retry_dead`."""
         wanted = letters_meant(ids)
         self._write_letters()
-        return deadletters.purge(self.store, wanted, None if where is None else calling(where))
+        return deadletters.purge(self.store, wanted, None if where is None else user_function(where))
 
     @verb("writing dead letters")
     def _write_letters(self) -> None:
@@ -76,27 +74,28 @@ class Maintenance:
         """End leases of other workers: all, or those of a worker's name, host or job. Return how many.
 
         `job` is a job of Slurm, PBS, LSF, Grid Engine or HTCondor, or an element of an array, as their commands call
-        it; `slurm_job` is one of Slurm alone. The attempts do not count. Workers that go on get LeaseLost. To end all
-        leases, leave all names out. None and "" are refused, since they often come from a variable that was never set.
+        it. `slurm_job` is a job of Slurm alone. The ended attempts do not count. A worker that still works on such a
+        task gets LeaseLost. To end all leases, leave all names out. None and "" are refused: they often come from a
+        variable that was never set.
 
-        `offline` says that no process is working: a locked batch then raises LockTimeout at once.
+        Set `offline` if no process works on the queue: then a locked batch raises LockTimeout at once.
         """
-        who = selector("worker", worker), selector("host", host)
-        where = selector("slurm_job", slurm_job), selector("job", job)
-        return administration.release_all(self.store, *who, *where, offline)
+        by_worker = selector("worker", worker), selector("host", host)
+        by_job = selector("slurm_job", slurm_job), selector("job", job)
+        return administration.release_all(self.store, *by_worker, *by_job, offline)
 
     @property
     def can_upgrade(self) -> bool:
-        """Return whether an older fsqueue has made the queue, and `upgrade` would raise its format; as last read."""
+        """Return whether `upgrade` would raise the queue's format. A hint: as `queue.jsonl` was last read."""
         return self.store.queue_state.format < FORMAT
 
     @verb("upgrading the queue")
     def upgrade(self) -> bool:
-        """Raise the queue to the newest format, durably; return False if it has that already. This cannot be undone.
+        """Raise the queue to the newest format, durably. Return False if it has that already. This cannot be undone.
 
-        A queue that an older fsqueue has created keeps its format until then, and works as before. In the newest
-        format a task that is inserted alone costs one append, and no file. From then on an older fsqueue refuses to
-        open the queue. So end all processes that use it with an older version first. Its tasks, leases and history
+        A queue that an older fsqueue has created keeps its format until it is upgraded, and works as before. In the
+        newest format a task that is inserted alone costs one append, and no file. An older fsqueue refuses to open an
+        upgraded queue: first end all processes that use the queue with an older version. Tasks, leases and history
         stay as they are.
         """
         return administration.upgrade(self.store)
@@ -108,7 +107,7 @@ class Maintenance:
 
     @verb("deleting the queue")
     def delete(self, *, wait: bool = False) -> None:
-        """Delete the queue at once, whatever its size. Its files go in the background, or (`wait`) before the end."""
+        """Delete the queue at once, whatever its size. Its files are removed in the background; with `wait`, first."""
         administration.delete(self.store, wait)
 
     @verb("collecting garbage")
@@ -116,17 +115,17 @@ class Maintenance:
         """Finish what crashes left half done; remove trash and old staged files. Safe at any time.
 
         `touch` refreshes the times of all files that the queue needs, for scratch systems that delete idle files.
-        `history_days`: remove older history.
+        `history_days`: remove history that is older than this.
         """
         if history_days is not None:
             whole("history_days", history_days, 0)
         return collect.gc(self.store, touch, history_days)
 
     def fsck(self, *, repair: bool = False, progress: Callable[[int, int], object] | None = None) -> Iterator[Finding]:
-        """Iterate over what is wrong on disk, as it is found. Safe at any time. A sound queue has no findings.
+        """Yield what is wrong on disk, as it is found. Safe at any time. A sound queue has no findings.
 
-        `repair` mends each finding before it is yielded, or says in its `note` why it could not. It removes nothing
-        that may be needed, but moves it into `.quarantine`. `progress(done, steps)` is called now and then.
+        With `repair`, each finding is mended before it is yielded; its `note` tells why if that failed. A file that may
+        still be needed is moved into `.quarantine`, and never removed. `progress(done, steps)` is called now and then.
         """
-        found = fsck(self.store, repair, None if progress is None else calling(progress))
+        found = fsck(self.store, repair, None if progress is None else user_function(progress))
         return translated(self.store, found, "checking the queue")

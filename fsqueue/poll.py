@@ -14,7 +14,6 @@ from types import TracebackType
 from typing import Literal, Protocol
 
 from fsqueue.arguments import HasStore
-from fsqueue.callers import FromCaller, calling
 from fsqueue.clock import duration_ms
 from fsqueue.cluster import identity
 from fsqueue.errors import (
@@ -26,13 +25,14 @@ from fsqueue.errors import (
     from_os_error,
     said,
 )
-from fsqueue.filesystem import taken
+from fsqueue.filesystem import resources
 from fsqueue.leased_task import LeasedTask, Verbs
 from fsqueue.models import Status
 from fsqueue.protocol.leasing import Leaser
 from fsqueue.protocol.waiting import IdlePoller
 from fsqueue.storage.paths import queue_path
 from fsqueue.storage.store import Store
+from fsqueue.user_code import UserCodeError, user_function
 from fsqueue.views import inspection
 
 logger = logging.getLogger("fsqueue")
@@ -65,14 +65,14 @@ def wait(
     """
     stores = [_store_of(one) for one in _several(queues)]
     timeout = math.inf if timeout_s is None else duration_ms(timeout_s, "timeout_s") / 1000
-    told = None if poll is None else calling(poll)
+    told = None if poll is None else user_function(poll)
     try:
-        with taken.Scope():
+        with resources.Scope():
             return _wait(stores, timeout, told) if stores else []
     except OSError as error:
         found = [store.explain(error, "waiting") for store in stores]
         raise min(found, key=lambda one: not isinstance(one, QueueNotFound)) from error
-    except FromCaller as carried:
+    except UserCodeError as carried:
         own = carried.error
     raise own
 
@@ -94,7 +94,7 @@ def _store_of(queue: object) -> Store:
         return store
     path = queue_path(queue)
     try:
-        with taken.Scope():
+        with resources.Scope():
             return Store(path)
     except OSError as error:
         raise from_os_error(error, f"opening the queue {path}") from error

@@ -26,11 +26,10 @@ from fsqueue.arguments import (
     verb,
     whole,
 )
-from fsqueue.callers import calling
 from fsqueue.clock import Clock, Entropy, duration_ms
 from fsqueue.commit import Commit, insert_once
 from fsqueue.errors import InvalidArgument, LeaseLost, from_os_error, said, text_of
-from fsqueue.filesystem import Filesystem, taken
+from fsqueue.filesystem import Filesystem, resources
 from fsqueue.format import names, task_file
 from fsqueue.format.layout import DEFAULTS, Durability, Settings
 from fsqueue.format.priority import Rank, rank_of
@@ -44,6 +43,7 @@ from fsqueue.protocol.leasing import Leaser
 from fsqueue.protocol.single_inserts import SingleInserter
 from fsqueue.storage.paths import queue_path
 from fsqueue.storage.store import QueueClosed, Store
+from fsqueue.user_code import user_function
 from fsqueue.views import inspection, task_history
 from fsqueue.views.activity import LEAST_S, Activity, activity
 
@@ -79,7 +79,7 @@ class Queue(Maintenance):
             raise InvalidArgument(f"worker must be a name of 1 to 200 printable characters, not {worker!r}.")
         where = queue_path(path)
         try:
-            with taken.Scope():
+            with resources.Scope():
                 self.store = Store(where, worker, fs=filesystem, clock=clock, entropy=entropy)
         except QueueClosed:
             administration.finish_deletion(where)
@@ -127,7 +127,7 @@ class Queue(Maintenance):
         )
         where = queue_path(path)
         try:
-            with taken.Scope():
+            with resources.Scope():
                 administration.create(where, settings, exist_ok=exist_ok, allow_unsafe=allow_unsafe)
         except OSError as error:
             raise from_os_error(error, f"creating the queue {where}") from error
@@ -316,10 +316,10 @@ class Queue(Maintenance):
             leaser, bound = self._leaser_for(order), None if up_to is None else bound_of(up_to)
         if left:
             put_back(self)
-        mine = taken.hands.mine  # on the hot path: what `mark` asks, without a frame of its own
-        before = taken.mark() if mine.held or mine.fds or mine.fresh else taken.NOTHING
+        mine = resources.this_thread.owned  # on the hot path: what `mark` asks, without a frame of its own
+        before = resources.mark() if mine.held or mine.fds or mine.fresh else resources.NOTHING
         try:
-            if wait_s:
+            if wait_s != 0:
                 looks = waiting.IdlePoller(leaser, lease_ms, strict, bound)
                 return waiting.wait(looks, [self.store], n, duration_ms(wait_s, "wait_s") / 1000)
             return leaser.lease(n, lease_ms, strict, bound)
@@ -407,8 +407,8 @@ class Queue(Maintenance):
     # -- ending leases ------------------------------------------------------------------------------------
 
     def _complete_one(self, task: LeasedTask, result: Any) -> None:
-        mine = taken.hands.mine  # on the hot path: what `mark` asks, without a frame of its own
-        before = taken.mark() if mine.held or mine.fds or mine.fresh else taken.NOTHING
+        mine = resources.this_thread.owned  # on the hot path: what `mark` asks, without a frame of its own
+        before = resources.mark() if mine.held or mine.fds or mine.fresh else resources.NOTHING
         try:
             if result is None:
                 if task.poll is None or not task.poll.complete(task):
@@ -517,7 +517,8 @@ class Queue(Maintenance):
         """
         from fsqueue.views import priorities
 
-        return priorities.count(self.store, whole("ranges", ranges), None if progress is None else calling(progress))
+        told = None if progress is None else user_function(progress)
+        return priorities.count(self.store, whole("ranges", ranges), told)
 
     @verb("looking for stuck locks")
     def stuck(self) -> list[StuckLock]:
@@ -542,7 +543,7 @@ class Queue(Maintenance):
         """
         if poll is None:
             return wait([self], timeout_s)[0]
-        calling(poll)  # refuses what is no function
+        user_function(poll)  # raises InvalidArgument if it is no function
         return wait([self], timeout_s, lambda found: poll(found[0]))[0]
 
     @verb("peeking")

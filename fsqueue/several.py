@@ -9,7 +9,7 @@ from threading import local
 from fsqueue.arguments import bound_of, whole
 from fsqueue.clock import duration_ms
 from fsqueue.errors import InvalidArgument
-from fsqueue.filesystem import taken
+from fsqueue.filesystem import resources
 from fsqueue.leased_task import LeasedTask
 from fsqueue.poll import put_back
 from fsqueue.protocol.several import Several, Watch
@@ -45,7 +45,7 @@ def lease(
         several = several[place:] + several[:place]
     watches = [Watch(queue._leaser, queue._lease_ms(lease_s), bound) for queue in several]
     stores = [queue.store for queue in several]
-    with taken.Scope():
+    with resources.Scope():
         got = wait(Several(watches, skips_gone=True), stores, n, duration_ms(wait_s, "wait_s") / 1000)
     if got:
         giver = next(queue for queue in several if queue is got[-1].queue)

@@ -67,7 +67,9 @@ class Distribution:
 
     @classmethod
     def of(cls, indexes: Iterable[int]) -> Distribution:
-        """Return the distribution of indexes, one for each pop. InvalidArgument if there is none, or one is below 0."""
+        """Return the distribution of indexes, one for each pop. InvalidArgument if there is none, or if one is no whole
+        number from 0 on.
+        """
         return cls._counted(Counter(indexes))
 
     @classmethod
@@ -82,8 +84,9 @@ class Distribution:
     def _counted(cls, counts: Counter[int]) -> Distribution:
         if not counts:
             raise InvalidArgument("A distribution needs the index of at least one pop.")
-        if min(counts) < 0:
-            raise InvalidArgument(f"The index of a popped element is 0 or more, not {min(counts)}.")
+        for index in counts:
+            if isinstance(index, bool) or not isinstance(index, int) or index < 0:
+                raise InvalidArgument(f"The index of a popped element is a whole number from 0 on, not {index!r:.100}.")
         return cls(dict(sorted(counts.items())))
 
     @property

@@ -23,7 +23,7 @@ import pytest
 
 import fsqueue
 from fsqueue import FsqueueError, LeasedTask, Queue, poll
-from fsqueue.filesystem import Filesystem, taken
+from fsqueue.filesystem import Filesystem, resources
 from fsqueue.filesystem.sizes import SizeOf
 from fsqueue.format import layout
 from fsqueue.format.layout import Durability, settings_file
@@ -31,7 +31,7 @@ from fsqueue.format.layout import Durability, settings_file
 T = TypeVar("T")
 
 HERE = os.path.dirname(fsqueue.__file__) + "/"
-SECTIONS = {"taken.py", "locks.py", "logs.py", "open_logs.py", "locked_batch.py", "jsonl.py", "store.py",
+SECTIONS = {"resources.py", "locks.py", "logs.py", "open_logs.py", "locked_batch.py", "jsonl.py", "store.py",
             "queue_file.py", "leasing.py", "transitions.py", "arguments.py", "queue.py", "poll.py", "rooted.py",
             "beneath.py", "single_inserts.py", "sealing.py", "keyed_inserts.py", "keys.py"}  # fmt: skip
 """Modules that take something, or give it back. In the others nothing is taken that these do not know of."""
@@ -117,8 +117,8 @@ def check(queue: Queue, before: dict[int, str]) -> None:
     """Nothing is taken, and what is open belongs to open logs, or tells whether the queue was purged."""
     poll.put_back()
     store = queue.store
-    assert taken.hands.mine.held == []
-    assert not taken.hands.mine.fds
+    assert resources.this_thread.owned.held == []
+    assert not resources.this_thread.owned.fds
     assert not store.mutex.locked()
     assert not any(log.mutex.locked() for log in store.logs)
     logs = {log.fd: log.path for log in store.logs} | dict.fromkeys(store.fs._root_fds, store.path)
@@ -288,8 +288,8 @@ def interrupted_anywhere(
                 assert len(queue.lease(1)) == 1
             except (AssertionError, FsqueueError, OSError) as error:
                 failed.append(f"{verb} at {interrupter.where}: {str(error)[:300]}")
-                taken.hands.mine.held.clear()
-                taken.hands.mine.fds.clear()
+                resources.this_thread.owned.held.clear()
+                resources.this_thread.owned.fds.clear()
                 rounds = 0
                 if len(failed) > 5:
                     break
@@ -311,7 +311,7 @@ def interrupted_removal(tmp_path: Path) -> None:
     deep = tree / "a" / "b"
 
     def remove() -> None:
-        with taken.Scope():
+        with resources.Scope():
             fs.remove_tree(str(tree))
 
     fs.remove_tree(str(tree))  # opens the root
@@ -325,6 +325,6 @@ def interrupted_removal(tmp_path: Path) -> None:
         now = descriptors()
         assert {fd: path for fd, path in now.items() if before.get(fd) != path} == {}, interrupter.where
         assert now.keys() == before.keys(), interrupter.where
-        assert not taken.hands.mine.fds
+        assert not resources.this_thread.owned.fds
     assert not tree.exists()
     assert len(interrupter.seen) > 100

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import fsqueue
-from fsqueue import InvalidArgument, LeasedTask, Queue, QueueNotFound
+from fsqueue import InvalidArgument, LeasedTask, Queue, QueueNotFound, StorageError
 from fsqueue.clock import ManualClock
 from fsqueue.protocol import waiting
 from fsqueue.storage import listening
@@ -107,6 +107,46 @@ def test_a_queue_that_is_gone_does_not_hurt_the_others(
     clock.advance(2)
     with pytest.raises(QueueNotFound):
         fsqueue.lease(three)
+
+
+@pytest.mark.parametrize("urgent", [True, False])
+def test_a_queue_that_fails_does_not_keep_the_tasks_of_others_back(
+    three: list[Queue], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, urgent: bool
+) -> None:
+    a, b, c = three
+    put_ranked(a, [("a", 1 if urgent else None)])
+    b.insert("b")
+    c.insert("c")
+    monkeypatch.setattr(a.store.fs, "write", failing)
+    with caplog.at_level(logging.WARNING, "fsqueue"):
+        assert Counter(payloads(fsqueue.lease(three, 5))) == {"b": 1, "c": 1}
+    assert caplog.text.count("left out") == 1
+    with pytest.raises(StorageError, match="Read-only"):
+        fsqueue.lease(three, 5)
+    b.insert("later")
+    assert payloads(fsqueue.lease(three, 5)) == ["later"]
+    monkeypatch.undo()
+    assert payloads(fsqueue.lease(three, 5)) == ["a"]
+
+
+def failing(*_: Any) -> int:
+    raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+
+def test_a_worker_does_the_tasks_of_others_before_it_ends_for_a_queue_that_is_gone(queue_factory: QueueFactory) -> None:
+    gone, other = queue_factory("gone", shards=1), queue_factory("other", shards=1)
+    other.insert_many(range(20), batch_tasks=1)
+    gone.insert_many(range(100, 120), batch_tasks=1)
+    done: list[int] = []
+
+    def handle(payload: int) -> None:
+        if len(done) == 3:
+            Queue(gone.path).delete()
+        done.append(payload)
+
+    with pytest.raises(QueueNotFound):
+        Worker([other, gone], handle, threads=1, prefetch=1).run()
+    assert sorted(payload for payload in done if payload < 100) == [*range(20)]
 
 
 def test_an_urgent_task_in_an_idle_queue_is_noticed(three: list[Queue], clock: ManualClock) -> None:

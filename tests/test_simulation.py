@@ -258,7 +258,9 @@ def test_distributions_are_pooled() -> None:
     [
         (lambda: Distribution.of([]), "at least one pop"),
         (lambda: Distribution.pooled([]), "at least one pop"),
-        (lambda: Distribution.of([0, -1]), "0 or more, not -1"),
+        (lambda: Distribution.of([0, -1]), "from 0 on, not -1"),
+        (lambda: Distribution.of(["x", 1]), "from 0 on, not 'x'"),
+        (lambda: Distribution.of([1.5]), "from 0 on, not 1.5"),
         (lambda: Distribution.of([0]).percentile(0), "percent must be a whole number from 1 to 100, not 0"),
         (lambda: Distribution.of([0]).percentile(101), "percent must be"),
     ],

@@ -14,7 +14,7 @@ import stat
 import struct
 from functools import cache, partial
 
-from fsqueue.filesystem.taken import Closer, close, opened
+from fsqueue.filesystem.resources import Closer, close, opened
 
 DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 HOLDER_FLAGS = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC

@@ -15,7 +15,7 @@ import struct
 import threading
 from collections import deque
 
-from fsqueue.filesystem import taken
+from fsqueue.filesystem import resources
 
 _BUSY = (errno.EAGAIN, errno.EACCES)
 
@@ -60,7 +60,7 @@ class DescriptionLocks:
 
     def close(self, fd: int) -> None:
         """Close the descriptor; its lock goes with it."""
-        taken.close(fd)
+        resources.close(fd)
 
 
 class _Held:
@@ -167,13 +167,13 @@ class ProcessLocks:
             try:
                 file = self._file(fd)
             except OSError:  # the server has forgotten the file (ESTALE), and the lock with it
-                taken.close(fd)
+                resources.close(fd)
                 return
             if self._owner(file, fd) != fd:
                 _held.closing.setdefault(file, []).append(fd)
-                taken.disown(fd)
+                resources.disown(fd)
                 return
-            taken.close(fd)
+            resources.close(fd)
             self._release(file)
 
 

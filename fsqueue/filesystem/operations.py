@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 from fsqueue.clock import Backoff, Clock, Entropy
-from fsqueue.filesystem import freed, taken, trees
+from fsqueue.filesystem import freed, resources, trees
 from fsqueue.filesystem.beneath import DIRECTORY_FLAGS, LOOK_FLAGS, open_at
 from fsqueue.filesystem.expected_errors import asking_again, kind_of
 from fsqueue.filesystem.locks import DescriptionLocks, ProcessLocks, description_locks_work
@@ -118,7 +118,7 @@ class Filesystem(Rooted):
         try:
             return open_at(within, name, flags, self)
         finally:
-            taken.close(within)
+            resources.close(within)
 
     def look_anew(self, path: str) -> int:
         """Open `path` by a revalidating open, to read what others may have appended.
@@ -322,7 +322,7 @@ class Filesystem(Rooted):
                 with os.scandir(fd) as found:
                     return [(entry.name, kind_of(entry)) for entry in found]
             finally:
-                taken.close(fd)
+                resources.close(fd)
 
         try:
             return asking_again(scan)
@@ -429,11 +429,14 @@ class Filesystem(Rooted):
     def sync_directory(self, path: str) -> None:
         """Make the names in a directory durable: one below the root, or the directory that holds the root."""
         holds_root = path == (os.path.dirname(self.root) or "/")
-        fd = taken.opened(self, map(os.open, (path,), (DIRECTORY_FLAGS,))) if holds_root else self._open_directory(path)
+        if holds_root:
+            fd = resources.opened(self, map(os.open, (path,), (DIRECTORY_FLAGS,)))
+        else:
+            fd = self._open_directory(path)
         try:
             self.fsync(fd)
         finally:
-            taken.close(fd)
+            resources.close(fd)
 
     def remove_directory(self, path: str) -> bool:
         """Remove an empty directory; False if it is not empty, not there or not ours to remove."""
@@ -510,7 +513,7 @@ def _listed(fd: int) -> list[str]:
     try:
         return os.listdir(fd)
     finally:
-        taken.close(fd)
+        resources.close(fd)
 
 
 def _stat(name: str, within: int) -> os.stat_result:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from filelock import BaseFileLock, FileLock, Timeout
 
-from fsqueue.filesystem import freed, taken, trees
+from fsqueue.filesystem import freed, resources, trees
 from fsqueue.filesystem.beneath import DIRECTORY_FLAGS, HOLDER_FLAGS
 from fsqueue.filesystem.expected_errors import NOT_FILES
 from fsqueue.filesystem.holders import boot_id
@@ -98,7 +98,7 @@ class ResultFiles:
             assert self.parent is not None
             self._fs.make_directory(self.parent)
             within = self._fs.hold_directory(self.parent)
-            taken.disown(within)
+            resources.disown(within)
             return self.parent, within
         import tempfile  # which loads much that no other command needs
 
@@ -246,7 +246,7 @@ def reap(fs: Filesystem, parent: str, now_s: float) -> int:
     try:
         return _reap(within, now_s)
     finally:
-        taken.close(within)
+        resources.close(within)
 
 
 def _reap(within: int, now_s: float | None = None) -> int:

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from fsqueue.filesystem import beneath, taken
+from fsqueue.filesystem import beneath, resources
 from fsqueue.filesystem.beneath import DIRECTORY_FLAGS, FILE_MODE, HOLDER_FLAGS
 from fsqueue.filesystem.sizes import SizeOf, size_on_server
 
@@ -43,7 +43,7 @@ class OpenParent:
             if error.filename in (None, self.name):
                 error.filename = self.path
         if self.is_owned:
-            taken.close(self.within)
+            resources.close(self.within)
 
 
 class Rooted:
@@ -65,10 +65,10 @@ class Rooted:
         self._root_fds: list[int] = []
         """The same descriptor, put there in the moment in which it is opened: an interruption does not lose it."""
         # Not at the exit, when a thread may still be at work with it.
-        weakref.finalize(self, taken.close_all, self._root_fds).atexit = False
-        self._opening = taken.Mutex()
+        weakref.finalize(self, resources.close_all, self._root_fds).atexit = False
+        self._opening = resources.Mutex()
         self.unlock: Callable[[int], None]
-        self.close: Callable[[int], None] = taken.close
+        self.close: Callable[[int], None] = resources.close
         self._is_group_shared = False
         self._open_beneath = beneath.openat2 if beneath.openat2_works() else beneath.walk
 
@@ -98,12 +98,12 @@ class Rooted:
 
     def after_fork(self) -> None:
         """Make a new mutex in a forked child: a thread of the parent that was opening the root may hold the old one."""
-        self._opening = taken.Mutex()
+        self._opening = resources.Mutex()
 
     def close_root(self) -> None:
         """Close the root. The next use opens its path again, and may find another directory there."""
         self._root_fd = -1
-        taken.close_all(self._root_fds)
+        resources.close_all(self._root_fds)
 
     def _open(self, path: str, flags: int) -> int:
         """Open a path below the root, in one step that follows no link. The errors name `path`."""
@@ -230,7 +230,7 @@ class Rooted:
         try:
             self._share(fd, os.fstat(fd))
         finally:
-            taken.close(fd)
+            resources.close(fd)
 
     def _share(self, fd: int, found: os.stat_result) -> None:
         """Let the group read and write what this user has just made in a directory that the group shares.

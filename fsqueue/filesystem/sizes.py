@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from functools import cache, partial
 
-from fsqueue.filesystem import taken
+from fsqueue.filesystem import resources
 
 SIZE, NO_FOLLOW, ASK_THE_SERVER = 0x200, 0x100, 0x2000
 """STATX_SIZE, AT_SYMLINK_NOFOLLOW, AT_STATX_FORCE_SYNC."""
@@ -25,11 +25,11 @@ class SizeOf(partial[int]):
     it, and not `os.close`: with classic locks, closing any descriptor of a file gives back this process's locks on it.
     """
 
-    drop: Callable[[int], None] = staticmethod(taken.close)
+    drop: Callable[[int], None] = staticmethod(resources.close)
 
     def __new__(cls, fd: int, drop: Callable[[int], None]) -> SizeOf:
         made = super().__new__(cls, os.lseek, fd, 0, os.SEEK_END)
-        taken.disown(fd)
+        resources.disown(fd)
         made.drop = drop
         return made
 

@@ -15,7 +15,7 @@ from functools import partial
 
 from fsqueue.filesystem import freed
 from fsqueue.filesystem.beneath import DIRECTORY_FLAGS, enter
-from fsqueue.filesystem.taken import Closer, close, opened
+from fsqueue.filesystem.resources import Closer, close, opened
 
 CHANGED = (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST, errno.EISDIR, errno.ESTALE)
 """Another process removes it or still adds to it, or (NFS) an open file lingers. The next reaping takes the rest."""

@@ -1,8 +1,10 @@
-"""Checkpoints: records that restate what a log comes to, for readers who begin there (docs/format.md; decision 25).
+"""Write and read checkpoints: records that restate the state of a log's tasks (docs/format.md; decision 25).
 
-Pure: no clock, no input or output. A checkpoint stands behind the records that it restates. It tells where it stands
-(`here`), where the one before it ends (`since`), and a checksum of what stands between the two (`sum`). A reader trusts
-it only if all three are true of the bytes that it sees.
+A reader may begin at the last checkpoint instead of at the start of the log.
+
+Pure: no clock, no input or output. A checkpoint stands behind the records that it restates. It says its own offset
+(`here`), the offset where the checkpoint before it ends (`since`), and a checksum of the bytes between the two (`sum`).
+A reader trusts the checkpoint only if all three are true of the bytes that it reads.
 """
 
 from __future__ import annotations
@@ -22,32 +24,32 @@ if TYPE_CHECKING:
     from fsqueue.format.movements import Range
 
 MARK = b'{"op":"checkpoint",'
-"""What the line of every checkpoint begins with."""
+"""The beginning of every checkpoint's line."""
 LEAST_BYTES = 8 << 10
-"""So much is written between two checkpoints, ..."""
+"""Write at least this much between two checkpoints."""
 SHARE = 4
-"""... and so many times the size of the last one. A log is thus longer by a quarter at most."""
+"""Write at least this many times the last checkpoint's size before the next one: a log grows by a quarter at most."""
 NAMES_MOST = 16
-"""So many of the names that the task file had are restated: the last ones. Older ones are found by listing."""
+"""Restate this many of the names that the task file had: the last ones. A reader finds older ones by listing."""
 WINDOWS = (1 << 14, 1 << 17, 1 << 20, 1 << 22)
-"""So much is read from the end of a log, one after the other, until a checkpoint is found that can be trusted."""
+"""Read this many bytes from the end of a log, one window after the other, until one has a trusted checkpoint."""
 TRIES_MOST = 8
-"""After so many checkpoints that cannot be trusted the log is read from its start."""
+"""Read the log from its start after this many checkpoints that cannot be trusted."""
 
 
 class Stretch:
-    """What a log holds since its last checkpoint: where that ended, and a checksum of what was replayed since."""
+    """Follow the part of a log behind its last checkpoint: where it begins, and the checksum of what was replayed."""
 
     __slots__ = ("_appended", "_sum", "append", "due", "since")
 
     def __init__(self, since: int = 0, size: int = 0) -> None:
         self.since = since
         self.due = since + max(LEAST_BYTES, SHARE * size)
-        """Write the next checkpoint at this offset or later: each append compares its end with it, once."""
+        """The next checkpoint is written at this offset or later. Each append compares its end with it, once."""
         self._sum = 0
         self._appended: list[bytes] = []
         self.append: Callable[[bytes], None] = self._appended.append
-        """Add bytes that follow, a few: they are kept until the sum is asked for. This spares the hot path a frame."""
+        """Add a few bytes that follow, kept until `sum` is read. A list's own method spares the hot path a frame."""
 
     def cover(self, data: bytes) -> None:
         """Add bytes that follow."""
@@ -63,14 +65,15 @@ class Stretch:
 
 
 def _checksum(data: bytes, before: int = 0) -> int:
-    """Return the CRC-32 of `data` behind bytes with that of `before`. NUL bytes do not count: long runs of zeros need
-    not be read.
+    """Return the CRC-32 of some bytes and `data`, given that of the bytes (`before`).
+
+    NUL bytes do not count, so a reader need not hold long runs of zeros.
     """
     return crc32(data.replace(b"\0", b""), before)
 
 
 class Found(NamedTuple):
-    """A checkpoint that can be trusted: its record, where it stands, and where it ends."""
+    """Hold a trusted checkpoint: its record, the offset where it begins, and the offset where it ends."""
 
     record: dict[str, Any]
     here: int
@@ -81,7 +84,7 @@ class Found(NamedTuple):
 
 
 class _Group(NamedTuple):
-    """What tasks have in common that one entry of a checkpoint tells of."""
+    """Hold what the tasks of one entry in a checkpoint have in common."""
 
     state: int
     since: int
@@ -91,11 +94,11 @@ class _Group(NamedTuple):
     is_solo: bool
     error: str | None
     replaced: int | None
-    """The task, if it has a payload of its own: then it is alone in its group."""
+    """The index of a task whose payload was replaced. It is alone in its group."""
 
 
 def restated(states: States) -> dict[str, Any]:
-    """Return all that later records are judged by, and views of what is alive show, as fields of a record."""
+    """Return the fields of a checkpoint: all that the replay of later records and views of unfinished tasks need."""
     groups: dict[_Group, list[int]] = {}
     leases: dict[str, Lease] = {}
     for index in sorted(states.touched):
@@ -130,9 +133,9 @@ def restated(states: States) -> dict[str, Any]:
 
 
 def _inserted(states: States) -> dict[str, Any]:
-    """Return what a checkpoint of a batch with tasks in its log tells besides: where those tasks are that still matter.
+    """Return the further fields for a batch with tasks in its log: where the `insert` records of unfinished tasks are.
 
-    Offsets are told by their differences, the first one from 0.
+    `steps` are the differences between their offsets, the first one from 0.
     """
     if states.inserts is None:
         return {}
@@ -148,7 +151,7 @@ def _inserted(states: States) -> dict[str, Any]:
 
 
 def _runs_of(outcome: int, states: States) -> list[Range]:
-    """Return the tasks of this outcome."""
+    """Return the tasks with this outcome, as ranges."""
     runs: list[Range] = []
     if states.done[outcome]:
         codes, code, end = bytes(states.state), bytes((outcome,)), 0
@@ -183,13 +186,13 @@ _CODES = {text: code for code, text in _STATES.items()}
 
 
 def record(states: States, at: int, damaged: int, stretch: Stretch, here: int) -> bytes:
-    """Return the checkpoint for the offset `here`."""
+    """Return the line of the checkpoint for the offset `here`."""
     fields = {"at": at, "here": here, "since": stretch.since, "sum": stretch.sum, "damaged": damaged}
     return MARK + orjson.dumps(fields | restated(states), option=orjson.OPT_APPEND_NEWLINE)[1:]
 
 
 def agrees(states: States, at: int, damaged: int, record: dict[str, Any]) -> bool:
-    """Return whether a checkpoint restates what a reader of all records before it knows."""
+    """Return whether a checkpoint restates the state that a reader of all records before it has."""
     own = orjson.loads(orjson.dumps({"at": at, "damaged": damaged, **restated(states)}))
     return bool(own == {key: value for key, value in record.items() if key not in ("op", "here", "since", "sum")})
 
@@ -198,9 +201,10 @@ def agrees(states: States, at: int, damaged: int, record: dict[str, Any]) -> boo
 
 
 def restore(states: States, found: Found) -> None:
-    """Make `states` what a checkpoint restates. KeyError, TypeError or ValueError if a field is missing or wrong.
+    """Set `states` to the state that a checkpoint restates. KeyError, TypeError or ValueError if a field is missing or
+    wrong.
 
-    Wrong is also what no records could come to: nothing that is out of range is taken in, or takes memory.
+    A value is wrong, too, if no records could lead to it. So no value out of range is used, or takes memory.
     """
     record, here = found.record, found.here
     if any(type(record[field]) is not list for field in ("completed", "cancelled", "touched", "leases", "names")):
@@ -237,7 +241,7 @@ def restore(states: States, found: Found) -> None:
 
 
 def _restore_inserted(states: States, record: dict[str, Any], count: int, here: int) -> dict[int, int]:
-    """Take in where tasks are in the log, and return it. The indices that a checkpoint does not name have no task."""
+    """Restore the offsets of tasks in the log, by index, and return them. Other indices have no task."""
     states.opened = True
     if "inserts" not in record:
         return {}
@@ -254,7 +258,7 @@ def _restore_inserted(states: States, record: dict[str, Any], count: int, here: 
 
 
 def _restore_priorities(states: States, record: dict[str, Any]) -> None:
-    """Take in the priorities of tasks in the log, which ascend. Those of a task file stand in the file."""
+    """Restore the priorities of tasks in the log, whose indices ascend. Those of a task file are in the file itself."""
     if "priorities" not in record:
         return
     if type(record["priorities"]) is not list:
@@ -291,13 +295,13 @@ def _restore_group(states: States, group: dict[str, Any], tasks: list[int], here
     states.expect(tasks, since, lease)
 
 
-def last(
+def last_trusted(
     read: Callable[[int, int], bytes], size: int, before_ms: int | None = None, windows: Sequence[int] = WINDOWS
 ) -> Found | None:
-    """Return the last checkpoint of a log of `size` bytes that can be trusted; None if a few steps find none.
+    """Return the last trusted checkpoint of a log of `size` bytes; None if no window has one.
 
-    `before_ms`: the last one of before that time or, if a few steps find none, the oldest that they find; None if they
-    have read all of the log.
+    With `before_ms`, return the last one written before that time. If no window has one, return the oldest trusted
+    checkpoint found, but None if the windows have reached the start of the log.
     `read(length, offset)` returns bytes of the log, fewer only at its end.
     """
     found, tries = None, 0
@@ -324,7 +328,7 @@ def last(
 
 
 def _trusted(read: Callable[[int, int], bytes], data: bytes, start: int, place: int, end: int) -> Found | None:
-    """Return the checkpoint in `data[place:end]`, where `data` begins at `start`; None if it is not what it says."""
+    """Return the checkpoint in `data[place:end]`, where `data` begins at `start`; None if it cannot be trusted."""
     record = movements.parse(data[place:end])
     if record is None:
         return None
@@ -340,7 +344,7 @@ def _trusted(read: Callable[[int, int], bytes], data: bytes, start: int, place: 
 
 
 def _indices(ranges: Any, count: int, seen: set[int]) -> list[int]:
-    """Return the tasks in ranges, which ascend, and add them to those seen: none may be named twice."""
+    """Return the tasks in ascending ranges, and add them to `seen`. ValueError if one is in `seen` already."""
     tasks: list[int] = []
     last = 0
     for start, end in ranges:
@@ -355,7 +359,7 @@ def _indices(ranges: Any, count: int, seen: set[int]) -> list[int]:
 
 
 def number(value: Any, most: int) -> int:
-    """Return a whole number from 0 to `most`. ValueError if it is none."""
+    """Return `value` if it is a whole number from 0 to `most`. ValueError if not."""
     if type(value) is not int or not 0 <= value <= most:
         raise ValueError
     return value

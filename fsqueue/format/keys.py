@@ -1,7 +1,7 @@
 """Keys: texts that are unique among the tasks without an outcome (docs/format.md, "Keys"; decision 31).
 
-Pure. The file of a key has a line for each task that was inserted with it, or was about to be. Only the last line that
-can be read counts.
+Pure: no input or output. A key's file has a line for each task that was inserted with the key, or was about to be. Only
+the last line that can be read counts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ BYTES_MAX = 1024
 
 
 def fault(value: object) -> str | None:
-    """Return why a value is no key; None if it is one."""
+    """Return why a value is not a valid key; None if it is valid."""
     if not isinstance(value, str):
         return f"a key is a text, not {type(value).__name__}"
     try:
@@ -32,7 +32,7 @@ def fault(value: object) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class KeyClaim:
-    """What a line of a key's file says: which task has the key, if that task lives."""
+    """Hold what a line of a key's file says: which task has the key, as long as that task has no outcome."""
 
     key: str
     at: int
@@ -46,7 +46,7 @@ class KeyClaim:
 
     @property
     def holder(self) -> dict[str, object]:
-        """Return who wrote the line, as far as it tells."""
+        """Return the host and the pid of the process that wrote the line; empty if the line does not say them."""
         return {"host": self.host, "pid": self.pid} if self.host else {}
 
 
@@ -63,7 +63,7 @@ def encode(claim: KeyClaim) -> bytes:
 
 
 def parse(line: bytes) -> KeyClaim | None:
-    """Return the claim in a line (without its newline); None if it is none."""
+    """Return the claim in a line, given without its newline; None if the line is not a claim."""
     try:
         record = orjson.loads(line)
     except orjson.JSONDecodeError:
@@ -85,5 +85,5 @@ def parse(line: bytes) -> KeyClaim | None:
 
 
 def with_key(line: bytes, key: str) -> bytes:
-    """Return the line of a task, with its newline, with a key in it."""
+    """Return a task's line with a key added. Both lines end with a newline."""
     return line[:-2] + b',"key":' + orjson.dumps(key) + b"}\n"

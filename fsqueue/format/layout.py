@@ -1,4 +1,4 @@
-"""Where things are in a queue's directory, and `queue.jsonl`: its settings and state (docs/format.md)."""
+"""Build the paths in a queue's directory; write and read `queue.jsonl`, its settings and state (docs/format.md)."""
 
 from __future__ import annotations
 
@@ -24,23 +24,22 @@ BATCH_BYTES_MAX = 1 << 20
 """A batch of more than one task is not larger than this."""
 GENERATION_MAX = 10**18 - 1
 COUNTERS = 16
-"""Into how many files the completion counter is spread."""
+"""The completion counter is spread over this many files."""
 
 SETTINGS_FILE = "queue.jsonl"
 RESULTS = ".results"
 """Where commands on other nodes leave their results, in a private directory for each worker."""
 DOCTOR = ".fsqueue-doctor"
-"""Where two doctors meet in a directory that they examine; with `-` and 16 digits, where one of them works."""
+"""The directory in which two `fsqueue doctor --join` meet. With `-` and 16 digits: a directory in which one works."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The choices made when the queue was created; units are in the names.
+    """Hold the choices made when the queue was created. Units are in the names.
 
     `shards`: hashed subdirectories, 1 to 4,096. `batch_tasks_max`: tasks a file, 1 to 1,024.
-    `max_attempts`: after so many a task is buried; None: never. `lease_s`: how long a lease lasts
-    unless the lessee says otherwise. `backoff_s`: least and greatest pause after a failure; none is shorter,
-    none longer.
+    `max_attempts`: a task becomes a dead letter after this many; None: never. `lease_s`: how long a lease lasts
+    unless the worker asks for another time. `backoff_s`: the shortest and the longest pause after a failure.
     """
 
     shards: int = 64
@@ -91,7 +90,7 @@ DEFAULTS = Settings()
 
 @dataclass(frozen=True, slots=True)
 class QueueState:
-    """The content of `queue.jsonl`: settings, its own id, the current generation, closed or not."""
+    """Hold the content of `queue.jsonl`: settings, the queue's id, the current generation, and whether it is closed."""
 
     settings: Settings
     id: names.QueueId
@@ -100,15 +99,15 @@ class QueueState:
     allows_unsafe: bool = field(default=False, compare=False)
     """True if a user has allowed it on mounts that are known to be unfit."""
     format: int = field(default=FORMAT, compare=False)
-    """Which names and records programs may write in it."""
+    """Programs may write the names and records of this format, and of earlier ones."""
     is_raised: bool = field(default=False, compare=False)
-    """Whether a later line says so than the one that made the queue."""
+    """Whether `format` comes from an upgrade, and not from the line that created the queue."""
     is_ordered: bool = field(default=False, compare=False)
-    """Whether a task with a priority was ever inserted: then workers compare priorities."""
+    """Whether a task with a priority was ever inserted. If so, workers compare priorities."""
 
     @property
     def directory(self) -> names.Generation:
-        """Return the directory of the current generation, in the queue's."""
+        """Return the name of the current generation's directory, within the queue's directory."""
         return names.generation(self.generation, self.id)
 
 
@@ -124,7 +123,7 @@ def settings_of(given: dict[str, Any]) -> Settings:
 
 
 def _brief(value: object) -> str:
-    """Return what a line says, cut: it may be as long as the line."""
+    """Return a value as text for a message, cut to 40 characters: it may be as long as its line."""
     text = repr(value) if isinstance(value, (int, float, str)) else type(value).__name__
     return text if len(text) <= 40 else f"{text[:40]}..."
 
@@ -137,7 +136,7 @@ def birth_record(settings: Settings, identity: str, at: int) -> bytes:
 
 
 def generation_record(generation: int, at: int) -> bytes:
-    """Return the line that begins a generation: everything before it is purged."""
+    """Return the line that begins a generation, and so purges everything inserted before."""
     return _line({"op": "generation", "at": at, "generation": generation})
 
 
@@ -166,10 +165,10 @@ def _line(record: dict[str, Any]) -> bytes:
 
 
 def read_queue_state(content: bytes, path: str) -> QueueState:
-    """Replay `queue.jsonl`. Lines that are torn or not understood are passed over.
+    """Replay `queue.jsonl`, and return its state. Torn and unknown lines are skipped.
 
-    NotAQueue if it has no `create`, or a setting or a format in it is missing or wrong: a default in its place would
-    hide tasks. FormatTooNew if any line asks for a newer reader.
+    NotAQueue if it has no `create`, or if a setting or a format in it is missing or wrong: a default in its place would
+    hide tasks. FormatTooNew if any line has a later format than this version reads.
     """
     queue_state: QueueState | None = None
     wrong = ""
@@ -221,9 +220,9 @@ def read_queue_state(content: bytes, path: str) -> QueueState:
 
 
 class Layout:
-    """The paths of one generation of a queue. Cheap to make; touches nothing.
+    """Build the paths of one generation of a queue. Cheap; no input or output.
 
-    It takes names of the types that `names` makes, and no plain strings: each was parsed by the grammar before.
+    Methods take names of the types in `names`, and no plain strings: each name was parsed by the grammar before.
     """
 
     __slots__ = (
@@ -292,7 +291,7 @@ class Layout:
         return f"{self.completions}/{name}"
 
     def node(self, node: str) -> str:
-        """Return the path of a node's failures in a row."""
+        """Return the path of the file that lists a node's failures in a row."""
         return f"{self.nodes}/{names.node_file(node)}"
 
     def key(self, digest: names.KeyDigest) -> str:
@@ -320,7 +319,7 @@ class Layout:
         return f"{self.staging}/{names.attempt(attempt, commit)}"
 
     def proposal(self, identity: names.Uuid) -> str:
-        """Return the path of a record that is proposed, or decided and not applied yet."""
+        """Return the path of a commit's record that is proposed, or decided and not applied yet."""
         return f"{self.pending}/{names.proposal_file(identity)}"
 
     def ballot(self, identity: names.Uuid) -> str:
@@ -332,20 +331,20 @@ class Layout:
         return f"{self.commits}/{names.record_file(commit)}"
 
 
-def is_doctors(name: str) -> bool:
-    """Tell whether a name in a directory is that of a place where doctors work."""
+def is_doctor_directory(name: str) -> bool:
+    """Return whether a name in a directory is that of a directory in which `fsqueue doctor` works."""
     return _DOCTORS.fullmatch(name) is not None
 
 
 _DOCTORS = re.compile(rf"{re.escape(DOCTOR)}(?:-[0-9a-f]{{16}})?")
 
 
-def is_passing(name: str) -> bool:
-    """Return whether a name in a directory without a queue does not hinder its creation.
+def is_leftover(name: str) -> bool:
+    """Return whether a name is a leftover: a queue may be created in a directory that has such names.
 
-    It comes from making one, from a doctor, or from a process that was still at work in a queue that was deleted.
+    It comes from another creation, from `fsqueue doctor`, or from a process that worked on in a deleted queue.
     """
-    return name.startswith(".new-") or is_doctors(name) or name in (".trash", "doorbell")
+    return name.startswith(".new-") or is_doctor_directory(name) or name in (".trash", "doorbell")
 
 
 def settings_file(queue: str) -> str:
@@ -353,6 +352,6 @@ def settings_file(queue: str) -> str:
     return f"{queue}/{SETTINGS_FILE}"
 
 
-def holder_of(queue: str) -> str:
-    """Return the directory that holds a queue's directory."""
+def parent_of(queue: str) -> str:
+    """Return the parent of a queue's directory."""
     return queue.rpartition("/")[0] or "/"

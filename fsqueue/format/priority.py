@@ -1,7 +1,7 @@
 """Priorities: texts or whole numbers, the smaller the more urgent (docs/format.md, "Priorities"; decision 30).
 
-Pure. A *rank* is what priorities are compared by: bytes, of which the smaller ones come first. Tasks without a priority
-have the rank LAST, behind all that have one.
+Pure: no input or output. Each priority has a *rank*: bytes by which priorities are compared. Smaller bytes come first.
+A task without a priority has the rank LAST, and comes after all tasks with one.
 """
 
 from __future__ import annotations
@@ -12,29 +12,30 @@ from urllib.parse import quote_from_bytes, unquote_to_bytes
 import orjson
 
 Priority = str | int
-"""As users give it, and as it stands in task lines and records."""
+"""A priority as users give it, and as task lines and records hold it."""
 Rank = bytes
-"""What priorities are compared by."""
+"""Bytes by which priorities are compared."""
 
 FIRST: Rank = b""
-"""Before every priority."""
+"""A rank before that of every priority."""
 LAST: Rank = b"\x01"
 """The rank of a task without a priority."""
 BYTES_MAX = 1024
 """The longest priority, in bytes of UTF-8."""
 INT_MIN, INT_MAX = -(1 << 63), (1 << 63) - 1
-"""The range of whole numbers."""
+"""The range of priorities that are whole numbers."""
 NAME_CHARS_MAX = 128
-"""So much of a priority stands in a task file's name, which has 255 bytes at most. A cut one promises more, not less.
+"""A task file's name has this much of a priority, since a name has 255 bytes at most. A cut priority is more urgent
+than the whole one, so the name never promises less.
 """
 _WITH = b"\x00"
-"""What the rank of a task with a priority begins with."""
+"""The first byte of the rank of a task with a priority."""
 
 
 def fault(value: object) -> str | None:
-    """Return why a value is no priority; None if it is one."""
+    """Return why a value is not a valid priority; None if it is valid."""
     if type(value) is str and len(value) <= BYTES_MAX and value.isascii():
-        return None  # as mostly
+        return None  # the usual case
     if isinstance(value, bool) or not isinstance(value, (str, int)):
         return f"a priority is a text or a whole number, not {type(value).__name__}"
     if isinstance(value, int):
@@ -47,7 +48,7 @@ def fault(value: object) -> str | None:
 
 
 def rank_of(value: object) -> Rank:
-    """Return the rank of a priority. LAST for None, and for what is no priority, as a damaged record may have it."""
+    """Return the rank of a priority. LAST for None, and for a value that is not valid, as in a damaged record."""
     if value is None or fault(value) is not None:
         return LAST
     assert isinstance(value, (str, int))
@@ -55,19 +56,19 @@ def rank_of(value: object) -> Rank:
 
 
 def text_of(value: Priority) -> str:
-    """Return a priority as a text: of two texts the one that comes first has the smaller rank. It must be sound."""
+    """Return a valid priority as a text. These texts are in the same order as the ranks."""
     return f"{value - INT_MIN:016x}" if isinstance(value, int) else str.__str__(value)
 
 
 def in_name(rank: Rank) -> str | None:
-    """Return a rank as it stands in a task file's name, cut if it is long: then it is more urgent, not less."""
+    """Return a rank as text for a task file's name. A long one is cut, which makes it more urgent, never less."""
     if rank == LAST:
         return None
     text = quote_from_bytes(rank[1:], safe="")
     if len(text) > NAME_CHARS_MAX:
         text = text[:NAME_CHARS_MAX]
         cut = text.rfind("%", -2)
-        text = text if cut < 0 else text[:cut]  # an escape is not cut in two
+        text = text if cut < 0 else text[:cut]  # keep escapes whole
     return text
 
 

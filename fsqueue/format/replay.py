@@ -1,8 +1,7 @@
-"""The replay: from the records of a movement log to the state of each task (docs/format.md, "Movement logs").
+"""Replay the records of a movement log into the state of each task (docs/format.md, "Movement logs").
 
-Pure: no clock, no input or output. Every byte string is some valid state, any prefix too, and two
-readers of the same bytes agree. A record that does not apply, or not to some of its tasks, is as
-if it had never been written (for those tasks).
+Pure: no clock, no input or output. Any bytes replay to a valid state, and any prefix of them. Two readers of the same
+bytes get the same state. A record may apply to some of its tasks only, or to none. It changes nothing for the others.
 """
 
 from __future__ import annotations
@@ -20,32 +19,34 @@ __all__ = ["AVAILABLE", "CANCELLED", "COMPLETED", "DEAD", "LEASED", "SKIPPED", "
 PAYLOAD = ("payload", "b64", "cut")
 """An `insert` has one of these; `cut` in the history, which keeps no payloads."""
 AT_MAX = MS_MAX
+"""A record with a later time than this does not apply."""
 SUMMED_AT_ONCE = 64
-"""The checksum of a stretch is taken of so many lines at once, and not of one after the other."""
+"""The checksum of a stretch takes in this many lines at a time: one at a time would be slower."""
 
 
 class ReplayState(States):
-    """The state of a batch's tasks after the records replayed so far."""
+    """Hold the state of a batch's tasks after the records replayed so far."""
 
     __slots__ = ("at", "damaged", "disputed", "gone", "is_whole", "stretch")
 
     def __init__(self) -> None:
         self.at = 0
-        """The largest `at` so far: time does not run backwards in a log, unless a `clock` record sets it right."""
+        """The largest `at` so far. Time does not run backwards in a log, unless a `clock` record corrects it."""
         self.gone = False
+        """Whether the log was retired: no record applies any more."""
         self.damaged = 0
-        """Lines that are no records: torn ones that were voided, or worse."""
+        """The number of lines that are no records: torn ones that a later append has voided, or damaged ones."""
         self.is_whole = True
-        """Whether it comes from all records. Else it comes from a checkpoint and those behind it: what tasks that have
-        finished since had been through is not known.
+        """Whether all records of the log were replayed. If not, the replay began at a checkpoint, which tells nothing
+        of a completed or cancelled task but its outcome.
         """
         self.stretch = Stretch()
         self.disputed: list[int] = []
-        """Where checkpoints stand that say something else than the records before them."""
+        """The offsets of checkpoints that contradict the records before them."""
         super().__init__()
 
     def replay(self, data: bytes, offset: int) -> int:
-        """Replay the whole lines in `data`, which begins at `offset` of the log. Return how many bytes those are."""
+        """Replay the whole lines in `data`, which begins at `offset` of the log. Return how many bytes they are."""
         end = data.rfind(b"\n") + 1
         if end:
             if checkpoints.MARK in data:
@@ -56,7 +57,7 @@ class ReplayState(States):
         return end
 
     def replay_own(self, data: bytes, offset: int) -> None:
-        """Replay whole lines, of which none is a checkpoint, and that are about to be written: the stretch stays."""
+        """Replay whole lines without a checkpoint among them. Leave the stretch alone: they may not be written yet."""
         at = offset
         for line in data[:-1].split(b"\n"):
             record = movements.parse(line)
@@ -67,7 +68,7 @@ class ReplayState(States):
             at += len(line) + 1
 
     def replay_pieces(self, pieces: Iterable[sparse.Piece], begin: int) -> int:
-        """Fold the whole lines in the pieces of a log from `begin` on; return the offset behind the last of them."""
+        """Replay the whole lines in the pieces of a log from `begin` on. Return the offset where the last one ends."""
         end = begin
         for number, (offset, line, length) in enumerate(sparse.lines(pieces, begin)):
             end = offset + length + 1
@@ -75,7 +76,7 @@ class ReplayState(States):
             if record is None:
                 self.damaged += 1
             elif line.startswith(checkpoints.MARK):
-                if self._pass(record, offset, end):
+                if self._accept_checkpoint(record, offset, end):
                     continue
             else:
                 self.apply(record, offset)
@@ -84,11 +85,12 @@ class ReplayState(States):
                 self.stretch.cover(b"")
         return end
 
-    def _pass(self, record: dict[str, Any], here: int, end: int) -> bool:
-        """Hold a checkpoint against what the records before it say. Return whether the next stretch begins at its end.
+    def _accept_checkpoint(self, record: dict[str, Any], here: int, end: int) -> bool:
+        """Compare a checkpoint with the records before it. If it is sound, begin a stretch at its end and return True.
 
-        One that is not where it says, or restates other bytes, was written over records, or records over what it
-        restates: it is passed over.
+        Skip a checkpoint that says another offset than its own, or that restates other bytes. Either it was written
+        over records, or records were written over the bytes that it restates. Add one that contradicts the records to
+        `disputed`.
         """
         stretch = self.stretch
         if (record.get("here"), record.get("since"), record.get("sum")) != (here, stretch.since, stretch.sum):
@@ -100,10 +102,10 @@ class ReplayState(States):
         return True
 
     def checkpoint(self, here: int, anyway: bool = False) -> bytes:
-        """Return the checkpoint for the offset `here`.
+        """Return the line of the checkpoint for the offset `here`; b"" if none is due.
 
-        Nothing if all tasks have outcomes, so that the log ends soon. And nothing, unless `anyway`, if it would be too
-        long for what was written since the last one: then it is due later.
+        None is due if all tasks have outcomes, since the log ends soon. Unless `anyway`, none is due if the line would
+        be too long for the bytes written since the last checkpoint. It then is due at a later offset.
         """
         if not self.left:
             return b""
@@ -115,18 +117,18 @@ class ReplayState(States):
 
     @property
     def is_misled(self) -> bool:
-        """Return whether the checkpoint that others would begin at restates something else than the records."""
+        """Return whether the last checkpoint, at which other readers would begin, contradicts the records."""
         return bool(self.disputed) and self.disputed[-1] >= self.stretch.since
 
     def begin_stretch(self, since: int, size: int) -> None:
-        """Go on behind a checkpoint of `size` bytes, which ends at `since`: it says which lease ids are known."""
+        """Begin a stretch at `since`, where a checkpoint of `size` bytes ends. Forget the ids that it leaves out."""
         self.stretch = Stretch(since, size)
         self.ids = {holder.id for index in self.touched if (holder := self.holder[index]) is not None}
         self.insert_ids.clear()
 
     @classmethod
     def from_checkpoint(cls, found: checkpoints.Found) -> ReplayState | None:
-        """Return the state that a checkpoint restates; None if it does not say all of it."""
+        """Return the state that a checkpoint restates; None if a field of it is missing or wrong."""
         state = cls()
         try:
             checkpoints.restore(state, found)
@@ -156,6 +158,7 @@ class ReplayState(States):
                 self.mention(name)
 
     def _tasks(self, record: dict[str, Any]) -> list[int]:
+        """Return the indices in a record's ranges. TypeError or ValueError if they are no ascending ranges of tasks."""
         ranges = record["tasks"]
         if type(ranges) is not list:
             raise TypeError
@@ -220,7 +223,7 @@ def _insert(replay_state: ReplayState, record: dict[str, Any], at: int, offset: 
 
 
 def _seal(replay_state: ReplayState, record: dict[str, Any], at: int, offset: int) -> bool:
-    """Take no more inserts. What else the record says is for readers that begin at the end of the log."""
+    """End the inserts. The record's other fields are for readers that begin at the end of the log."""
     if not replay_state.takes_inserts:
         return False
     replay_state.sealed = True
@@ -297,7 +300,7 @@ def _move(replay_state: ReplayState, record: dict[str, Any], at: int, offset: in
 
 
 def _clock(replay_state: ReplayState, record: dict[str, Any], at: int, offset: int) -> bool:
-    """Set the time right: the record's own `at` counts, though it is smaller than before."""
+    """Correct the time of the log: the record's own `at` counts, although it is smaller than the one before."""
     tasks, since = replay_state._tasks(record), record["since"]
     if type(since) is not list or len(since) != len(tasks) or record["at"] >= replay_state.at:
         raise ValueError
@@ -350,6 +353,9 @@ _HANDLERS: dict[str, Callable[[ReplayState, dict[str, Any], int, int], bool]] = 
     "count": _counted,
     "gone": _gone,
 }
+"""The function that applies each kind of record. It returns whether the record applies. If a field is missing or wrong,
+it raises KeyError, TypeError or ValueError before it changes anything.
+"""
 
 
 def _whole(value: Any) -> None:
@@ -381,13 +387,13 @@ _NEEDED: dict[str, dict[str, Callable[[Any], object]]] = {
     "clock": {"tasks": _ranges, "since": _any},
     "count": {"file": _text, "offset": _whole, "count": _whole},
 }
-"""The fields without which a record of this kind is void whatever was before it, and what each must be."""
+"""The fields that each kind of record needs to apply at all, and the check of each field's type."""
 
 
-def is_intelligible(record: dict[str, Any]) -> bool:
+def is_well_formed(record: dict[str, Any]) -> bool:
     """Return whether a parsed record has the fields that its `op` needs; True if the `op` is not known.
 
-    What it says may not apply all the same: that depends on the records before it.
+    A well-formed record may still not apply: that depends on the records before it.
     """
     op = record["op"]
     try:

@@ -1,8 +1,8 @@
-"""Lines of a file that may have long runs of zeros, such as a power loss leaves: the runs are not held in memory.
+"""Split a file into lines, without holding in memory the long runs of zeros that a power loss may leave.
 
-A *piece* is an offset and the bytes that stand there. Where the next piece begins behind the end of the last, only NUL
-bytes stand in between. No line of fsqueue's has a NUL byte (JSON writes it as an escape), so a line with such a gap is
-damaged, or void.
+A *piece* is an offset and the bytes that stand there. Between the end of a piece and the offset of the next one the
+file has NUL bytes only: a *gap*. fsqueue writes no NUL byte in a line (JSON has an escape for it), so a line with a gap
+is damaged, or void.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Iterable, Iterator, Sequence
 
 Piece = tuple[int, bytes]
 GAP = b"\0"
-"""What stands in a line for the zeros that were left out: no JSON parser takes it."""
+"""Stands in a line for a gap. No JSON parser accepts it."""
 
 
 def lines(pieces: Iterable[Piece], begin: int) -> Iterator[tuple[int, bytes, int]]:
-    """Yield offset, content and length of each whole line of a file that is read from `begin` on; not a torn last one.
+    """Yield offset, content and length in the file of each whole line from `begin` on. A torn last line is left out.
 
-    In a line with a gap, one NUL byte stands for it: then the content is shorter than the length. The parts of a long
-    line are joined once, at its end. Joined at each piece, they would cost the square of its length.
+    In the content, one NUL byte stands for a gap, so a content with a gap is shorter than the length. The parts of a
+    long line are joined once, at its end. To join them at each piece would take time that grows with the square.
     """
     start = at = begin
     begun: list[bytes] = []

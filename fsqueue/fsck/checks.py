@@ -9,7 +9,7 @@ from functools import cache, partial
 from fsqueue.filesystem import NOT_FILES
 from fsqueue.format import movements, names, sparse, task_file
 from fsqueue.format.names import Batch, Shard, TaskFileName
-from fsqueue.format.replay import DEAD, ReplayState, is_intelligible
+from fsqueue.format.replay import DEAD, ReplayState, is_well_formed
 from fsqueue.fsck import keyed, recount
 from fsqueue.fsck.access import guarded, no_access
 from fsqueue.fsck.findings import Finding, Suspect, found
@@ -32,7 +32,7 @@ def is_movement(line: bytes) -> bool:
     One that lacks a field is void, as one that does not parse: the task of an `insert` without payload is lost.
     """
     record = movements.parse(line)
-    return record is not None and is_intelligible(record)
+    return record is not None and is_well_formed(record)
 
 
 def is_history(line: bytes) -> bool:

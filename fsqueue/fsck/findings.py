@@ -203,8 +203,8 @@ KINDS = {
     "linked-file": Kind(
         DAMAGE,
         "A file to which the queue appends has a second name. Backups by hard links make such names ('cp -al', "
-        "rsnapshot). It may be a user's private file, so fsqueue does not write to it: its tasks can neither be "
-        "leased nor completed.",
+        "rsnapshot). It may be a user's private file, so fsqueue does not write to it: tasks of a log can neither "
+        "be leased nor completed, and a task with the key of a key's file cannot be inserted.",
         "nothing, since processes that have it open would go on in the old file. If it is the queue's own, replace"
         " it while no process uses the queue: cp -p FILE FILE.new && mv -f FILE.new FILE; if not, move it "
         "elsewhere",

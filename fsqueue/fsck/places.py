@@ -9,7 +9,7 @@ from functools import partial
 
 from fsqueue.errors import LockTimeout
 from fsqueue.format import names, sparse
-from fsqueue.format.layout import RESULTS, SETTINGS_FILE, is_doctors, read_queue_state
+from fsqueue.format.layout import RESULTS, SETTINGS_FILE, is_doctor_directory, read_queue_state
 from fsqueue.fsck import attempts
 from fsqueue.fsck.access import guarded
 from fsqueue.fsck.findings import Suspect, found
@@ -119,7 +119,7 @@ class _Places:
             if name in ("queue.jsonl", "doorbell"):
                 yield from self._kind(path, kind, "file")
             elif (
-                is_doctors(name)
+                is_doctor_directory(name)
                 or name in (trash.OWN, ".quarantine", RESULTS, self.store.queue_state.directory)
                 or self._is_beside(name)
             ):

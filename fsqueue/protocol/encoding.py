@@ -186,19 +186,23 @@ _COMPARABLE: tuple[set[type], ...] = ({int}, {str})
 """Priorities that are all of one of these types compare as their ranks do: UTF-8 keeps the order of characters."""
 
 
-class Window:
-    """Tasks with priorities on their way into batches: sorted, and cut, when they are as many as a group holds."""
+class SortWindow:
+    """Hold tasks with priorities, as many as a group has; then sort them, and cut them into batches."""
 
     def __init__(self) -> None:
         self.tasks = self.size = 0
         self._found: dict[When, tuple[list[Priority], list[bytes]]] = {}
 
-    def overflows(self, tasks: int, size: int, most: int) -> bool:
-        """Return whether so many more tasks would be more than a group holds, in batches of `most`."""
-        return self.size + size > GROUP_BYTES_MAX or self.tasks + tasks > GROUP_BATCHES_MAX * most
+    def has_room(self, tasks: int, size: int, batch_tasks: int) -> bool:
+        """Return whether a group has room for `tasks` more tasks of `size` bytes, in batches of `batch_tasks`."""
+        return self.size + size <= GROUP_BYTES_MAX and self.tasks + tasks <= GROUP_BATCHES_MAX * batch_tasks
 
-    def take(self, when: When, priorities: list[Priority], lines: list[bytes], size: int) -> None:
-        """Take tasks that are available at the same time, with their priorities."""
+    def is_full(self, batch_tasks: int) -> bool:
+        """Return whether the tasks fill a group, in batches of `batch_tasks`."""
+        return self.size >= GROUP_BYTES_MAX or self.tasks >= GROUP_BATCHES_MAX * batch_tasks
+
+    def add(self, when: When, priorities: list[Priority], lines: list[bytes], size: int) -> None:
+        """Add tasks of `size` bytes that are available at the same time, with their priorities."""
         found = self._found.get(when)
         if found is None:
             found = self._found[when] = ([], [])
@@ -207,10 +211,10 @@ class Window:
         self.tasks += len(lines)
         self.size += size
 
-    def empty(self, most: int) -> Iterator[Encoded]:
-        """Yield all tasks in batches of at most so many, the most urgent first; those of equal priority as they came.
+    def drain(self, batch_tasks: int) -> Iterator[Encoded]:
+        """Yield all tasks in batches of at most `batch_tasks`, the most urgent first, and empty the window.
 
-        After it the window is empty.
+        Tasks of equal priority stay in the order in which they were added.
         """
         found = self._found
         self.tasks, self.size, self._found = 0, 0, {}
@@ -221,7 +225,7 @@ class Window:
             places = sorted(range(len(lines)), key=comparable.__getitem__)
             first = 0
             while first < len(places):
-                chosen = [lines[place] for place in places[first : first + most]]
+                chosen = [lines[place] for place in places[first : first + batch_tasks]]
                 content = b"".join(chosen)
                 if len(content) > BATCH_BYTES_MAX and len(chosen) > 1:
                     ends = accumulate(map(len, chosen))
@@ -264,34 +268,34 @@ def batches_of(
     When the stream breaks off with an error, the tasks before it come out first, then the error.
     """
     settings, monotonic = store.settings, store.clock.monotonic
-    most = min(batch_tasks or settings.batch_tasks_max, settings.batch_tasks_max)
-    runs = _runs(tasks, settings.task_bytes_max, default, most, monotonic, insert_keyed)
+    tasks_max = min(batch_tasks or settings.batch_tasks_max, settings.batch_tasks_max)
+    runs = _runs(tasks, settings.task_bytes_max, default, tasks_max, monotonic, insert_keyed)
     held: list[Run] = []
     known, number = total or 0, 0
     filling: dict[When, Encoded] = {}
-    window = Window()
+    window = SortWindow()
     broken: Exception | None = None
     try:
         if batch_tasks is None and total is None:
             known = _hold(runs, held, monotonic)
     except Exception as error:
         broken = error
-    size = most if batch_tasks is not None else min(most, _share(known))
+    per_batch = tasks_max if batch_tasks is not None else min(tasks_max, _share(known))
     try:
-        for when, lines, length, priorities in chain(held, runs):
+        for when, lines, size, priorities in chain(held, runs):
             if priorities is not None:
-                if window.overflows(len(lines), length, size):
-                    yield from window.empty(size)
-                window.take(when, priorities, lines, length)
+                if not window.has_room(len(lines), size, per_batch):
+                    yield from window.drain(per_batch)
+                window.add(when, priorities, lines, size)
                 times.add(when)
                 number += len(lines)
-                if window.size >= GROUP_BYTES_MAX or window.tasks >= GROUP_BATCHES_MAX * size:
-                    yield from window.empty(size)
-                    if size < most:
-                        size = max(size, min(most, _share(number)))
+                if window.is_full(per_batch):
+                    yield from window.drain(per_batch)
+                    if per_batch < tasks_max:
+                        per_batch = max(per_batch, min(tasks_max, _share(number)))
                 continue
             target = filling.get(when)
-            if target is not None and target.size + length > BATCH_BYTES_MAX:
+            if target is not None and target.size + size > BATCH_BYTES_MAX:
                 yield filling.pop(when)
                 target = None
             first = 0
@@ -301,18 +305,18 @@ def batches_of(
                         yield filling.pop(max(filling, key=lambda key: filling[key].tasks))
                     target = filling[when] = Encoded(when)
                     times.add(when)
-                more = lines[first : first + size - target.tasks]
+                more = lines[first : first + per_batch - target.tasks]
                 target.take(b"".join(more), len(more))
                 first += len(more)
-                if target.tasks >= size:
+                if target.tasks >= per_batch:
                     yield filling.pop(when)
                     target = None
-                    if size < most:
-                        size = max(size, min(most, _share(number + first)))
+                    if per_batch < tasks_max:
+                        per_batch = max(per_batch, min(tasks_max, _share(number + first)))
             number += len(lines)
     except Exception as error:
         broken = error
-    yield from window.empty(size)
+    yield from window.drain(per_batch)
     yield from filling.values()
     if broken is not None:
         raise broken

@@ -1,8 +1,8 @@
-"""Insert: from a stream of tasks to published batches, in bounded memory (docs/design.md, section 4.2).
+"""Insert a stream of tasks as published batches, in bounded memory (docs/design.md, section 4.2).
 
-Batches are staged and published in groups. A group is reported inserted only after its files and
-directories are synced and `queue.jsonl`, read again, shows that no purge overtook it; if one did,
-the group is inserted again into the new generation.
+Batches are staged and published in groups. Before a group is reported inserted, its files and directories are synced.
+Then `queue.jsonl` is read again. If the queue was purged meanwhile, the group went with the old generation, and is
+inserted again into the new one.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from fsqueue.callers import FromCaller
 from fsqueue.clock import MS_MAX
 from fsqueue.errors import FULL, FsqueueError, InvalidTask, QueueNotFound, StorageError, from_os_error
 from fsqueue.format.layout import Layout
@@ -20,12 +19,14 @@ from fsqueue.format.priority import Rank
 from fsqueue.protocol.encoding import GROUP_BYTES_MAX, Encoded, InsertKeyed, When, batches_of, default_when, groups_of
 from fsqueue.storage import ordering, staging
 from fsqueue.storage.store import Store
+from fsqueue.user_code import UserCodeError
 
 logger = logging.getLogger("fsqueue")
 
 TRIES = 20
+"""Publish a group at most this often: each purge that overtakes it takes a try."""
 KEYS_ADVISED = 100_000
-"""A call that inserts more tasks with keys is warned of: each has a file for its key."""
+"""Warn of a call that inserts more tasks with keys than this: each of them makes a file for its key."""
 
 InsertOne = Callable[[bytes, When, Rank], str | None]
 """Insert one task, given as the line of a task file, durably, and return its id; None if it needs a file of its own.
@@ -42,13 +43,13 @@ def insert_many(
     insert_one: InsertOne | None = None,
     insert_keyed: InsertKeyed | None = None,
 ) -> int:
-    """Insert a stream of payloads or Tasks; returns how many are new.
+    """Insert a stream of payloads or Tasks. Return how many are new.
 
-    A task that is the only one of its stream goes to `insert_one`, where that is given. Tasks with keys go to
-    `insert_keyed` one at a time, as they come.
+    The only task of a stream goes to `insert_one`, where that is given. Tasks with keys go to `insert_keyed` one at a
+    time, as they come.
 
-    What went before an error stays inserted. An FsqueueError says how many those are, in its text and in `inserted`,
-    and that a repeat of the whole call would insert them again.
+    After an error, the tasks inserted before it stay. An FsqueueError tells how many, in its text and in `inserted`. It
+    warns that a repeat of the whole call would insert them again.
     """
     count, default = 0, default_when(delay_s)
     times: set[When] = set()
@@ -65,19 +66,19 @@ def insert_many(
             if not is_in:
                 publish(store, group)
             count += sum(encoded.tasks for encoded in group)
-    except InvalidTask as error:  # what came before it is all there
+    except InvalidTask as error:  # all tasks before the invalid one are inserted
         error.inserted, error.new = count + keyed.handled, count + keyed.new
         raise
-    except FromCaller as foreign:  # so is what came before an error of the caller's own
+    except UserCodeError as foreign:  # likewise: the stream itself has failed
         foreign.count(count + keyed.handled)
         raise
     except (FsqueueError, OSError) as error:
         if is_one and isinstance(error, FsqueueError):
-            raise  # it says itself whether the task is in the queue
+            raise  # the error itself says whether the task is in the queue
         if error is keyed.error:
-            inserted: int | None = count + keyed.handled  # what came before it was published before it was raised
+            inserted: int | None = count + keyed.handled  # the tasks before this one were published first
         elif keyed.handled or len(times) > 1:
-            inserted = None  # those with keys are not inserted in one order with the others
+            inserted = None  # unknown: tasks with keys, or for different times, are not inserted in the stream's order
         else:
             inserted = count + (getattr(error, "inserted", None) or 0)
         cause = error if isinstance(error, OSError) else error.__cause__
@@ -89,15 +90,15 @@ def insert_many(
 
 
 class _Keyed:
-    """Insert the tasks of a stream that have keys, and count them."""
+    """Insert the tasks of a stream that have keys, and count them. `insert` is what `batches_of` calls for each."""
 
     def __init__(self, insert_keyed: InsertKeyed | None) -> None:
         self._insert = insert_keyed
         self.handled = 0
-        """How many tasks with keys are in the queue, be they new or not."""
+        """How many tasks with keys were inserted, or were in the queue already."""
         self.new = 0
         self.error: Exception | None = None
-        """The error that one of them has ended with."""
+        """The error that ended the stream, if it came from the insert of a task with a key."""
 
     def insert(self, line: bytes, when: When, rank: Rank, key: str, index: int) -> bool:
         """Insert a task with a key. Return whether it is new."""
@@ -124,12 +125,15 @@ def advise_commit() -> None:
 
 
 def _is_one_task(group: list[Encoded]) -> bool:
-    """Return whether a stream's first group is all of it, and is one task. A longer stream would have filled it."""
+    """Return whether a stream's first group is one task, and the whole stream: a longer one would have filled it."""
     return len(group) == 1 and group[0].tasks == 1 and group[0].size < GROUP_BYTES_MAX
 
 
 def advice(inserted: int | None, cause: BaseException | None) -> str:
-    """Say what of a stream is in the queue after an error, and how to go on. `inserted`: see `FsqueueError`."""
+    """Return sentences about a stream after an error: how much of it is in the queue, and how to go on.
+
+    `inserted` is the number of tasks that are in the queue for certain; None if no number can be told.
+    """
     sure = isinstance(cause, OSError) and cause.errno in FULL
     again = "Under a name (commit=NAME, --commit NAME) a whole insert may be repeated."
     if inserted == 0 and sure:
@@ -145,7 +149,7 @@ def advice(inserted: int | None, cause: BaseException | None) -> str:
 
 
 def _explained(store: Store, error: Exception, cause: BaseException | None, then: str) -> FsqueueError:
-    """Return the error for the user, which says how to go on."""
+    """Return the error for the user, which ends with `then`: how to go on."""
     if isinstance(error, QueueNotFound):
         return error
     if isinstance(cause, OSError):
@@ -158,15 +162,15 @@ def _explained(store: Store, error: Exception, cause: BaseException | None, then
 
 
 def moment(store: Store, when: When) -> int:
-    """Return when that is, in milliseconds on the file server's clock."""
+    """Return the time or delay in `when` as milliseconds since 1970 on the file server's clock."""
     absolute, ms = when
     return ms if absolute else min(store.clock.now_ms() + ms, MS_MAX)
 
 
 def publish(store: Store, group: list[Encoded]) -> list[str]:
-    """Publish a group durably and notify workers. Return the batches' ids. After an error some may be visible.
+    """Publish a group durably, and notify workers. Return the batches' ids. After an error some batches may be visible.
 
-    A second try publishes what the first did not: a batch that is visible already would be inserted twice.
+    A second try publishes only the batches that the first did not: the others would be inserted twice.
     """
     missed: Layout | None = None
     published: list[TaskFileName] = []
@@ -180,7 +184,7 @@ def publish(store: Store, group: list[Encoded]) -> list[str]:
             store.refresh(now=True)
             store.make_generation()
             if store.layout is not layout:
-                published.clear()  # the purge took them along
+                published.clear()  # the purge has dropped them
             elif layout is missed and len(published) == before:
                 raise _failure(store, error, published) from error
             missed = layout
@@ -197,7 +201,10 @@ def publish(store: Store, group: list[Encoded]) -> list[str]:
 
 
 def _publish(store: Store, layout: Layout, group: list[Encoded], published: list[TaskFileName]) -> None:
-    """Publish what is left of a group, its first batches being `published` already; adds the names of the others."""
+    """Publish the batches of a group that are not among the `published` yet, and add their names to that list.
+
+    Batches are published in order, so those in the list are the group's first ones.
+    """
     earlier, staged = list(published), list[staging.Staged]()
     try:
         for encoded in group[len(earlier) :]:
@@ -206,7 +213,7 @@ def _publish(store: Store, layout: Layout, group: list[Encoded], published: list
         staging.sync(store, staged)
         for file in staging.publish(store, layout, staged):
             published.append(file.name)
-        if earlier and store.sync_inserts:  # the try that published them broke off before its sync
+        if earlier and store.sync_inserts:  # an earlier try published them, and failed before its sync
             staging.sync_shards(store, layout, earlier)
     except OSError as error:
         if not isinstance(error, FileNotFoundError):

@@ -48,7 +48,7 @@ WARN_AGAIN_S = 600.0
 
 
 class Without(Enum):
-    """Why a batch gave no task. False, as an empty list is."""
+    """Say why a batch gave no task. A member is false, as an empty list is."""
 
     BUSY = "another process has its log locked"
     NOTHING = "it has no task to lease now"
@@ -369,6 +369,10 @@ class Leaser:
     def _try_batch(
         self, batch: Batch, name: TaskFileName | None, most: int, asked: int, lease_ms: int, solo: bool
     ) -> Got:
+        """Lock a batch and claim tasks of it.
+
+        Return BUSY if another process has the lock, NOTHING if the batch has ended or has no task to lease now.
+        """
         store, listed = self.store, name is not None
         while listed or store.logs.get(batch) is not None:  # else it has finished, or a listing will show it again
             try:
@@ -390,7 +394,11 @@ class Leaser:
     def _claim(
         self, locked: LockedBatch, name: TaskFileName | None, most: int, asked: int, lease_ms: int, solo: bool
     ) -> Got:
-        """Lease from a locked batch. If tasks are returned, other processes may have the lock by now."""
+        """Decide which tasks of a locked batch to lease, and record the lease.
+
+        `most` tasks at most are leased, of `asked` that the caller wants. A task that must go alone is leased only if
+        `solo`. After the lease is recorded the batch is unlocked: other processes may have the lock by the return.
+        """
         store, replay_state = self.store, locked.replay_state
         opening = b""
         if not replay_state.opened:

@@ -1,4 +1,4 @@
-"""Why a lease does not hold, and the error that says so for several tasks of several batches."""
+"""Explain why a lease does not hold, and raise one error for the lost leases of several batches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ALREADY = "you have completed it already"
 
 
 def why_lost(replay_state: ReplayState, index: int) -> str:
-    """Return why a lease on a task does not hold."""
+    """Return why a lease on a task does not hold: what has become of the task, for a message."""
     if index >= replay_state.count:
         return "unknown"
     state = replay_state.state[index]
@@ -26,16 +26,16 @@ def why_lost(replay_state: ReplayState, index: int) -> str:
 
 
 EXPIRED = "it ran out before it was renewed"
-"""Why a lease cannot be renewed although no other worker has taken it over: its task can still be completed."""
+"""The reason if a lease ran out and no other worker has taken the task over. The task can still be completed."""
 
 
 def completed_by(replay_state: ReplayState, index: int, lease: str) -> bool:
-    """Return whether this very lease completed the task. After an error that left it open, repeating is harmless."""
+    """Return whether this very lease completed the task. So a worker may repeat a completion that ended in an error."""
     holder = replay_state.holder[index] if index < replay_state.count else None
     return holder is not None and replay_state.state[index] == COMPLETED and holder.id == lease
 
 
-NOT_ITS_OWN = "Discard the result: this lease cannot settle the task any more."
+DISCARD = "Discard the result: this lease cannot settle the task any more."
 """What a LeaseLost tells a worker to do."""
 
 
@@ -45,12 +45,12 @@ def already(tasks: str) -> str:
 
 
 class Losses:
-    """Collects what no longer held, over several batches, and raises it at the end."""
+    """Collect the tasks of several batches whose leases do not hold, and raise one error for all of them."""
 
     def __init__(self) -> None:
         self.tasks: list[str] = []
         self.expired: list[str] = []
-        """Tasks whose leases ran out, and that no other worker has taken, as the log says."""
+        """Tasks whose leases ran out, and that no other worker has leased since, by the log."""
         self.reasons: set[str] = set()
 
     def add(self, batch: Batch, indices: Sequence[int], reason: str) -> None:
@@ -60,20 +60,20 @@ class Losses:
         self.reasons.add(reason)
 
     def join(self, others: Losses) -> None:
-        """Take over what another one has collected."""
+        """Add what another `Losses` has collected."""
         self.tasks += others.tasks
         self.expired += others.expired
         self.reasons |= others.reasons
 
     def check(self) -> None:
-        """Raise LeaseLost (LeaseExpired if that is all it was) if anything was noted."""
+        """Raise LeaseLost if any task was added; LeaseExpired if all of them were added as EXPIRED."""
         said = []
         if self.tasks:
             why = ", ".join(sorted(self.reasons - {EXPIRED}))
             if why == ALREADY:
                 said.append(already(_some(self.tasks)))
             else:
-                said.append(f"The lease of {_some(self.tasks)} holds no longer ({why}). {NOT_ITS_OWN}")
+                said.append(f"The lease of {_some(self.tasks)} holds no longer ({why}). {DISCARD}")
         if self.expired:
             said.append(
                 f"The lease of {_some(self.expired)} ran out before it was renewed. No worker has taken it over yet: a "

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TypeVar
 
 from fsqueue.errors import FsqueueError, QueueNotFound
-from fsqueue.filesystem import taken
+from fsqueue.filesystem import resources
 from fsqueue.format.priority import LAST, Rank
 from fsqueue.leased_task import LeasedTask
 from fsqueue.protocol.leasing import Leaser
@@ -26,6 +26,8 @@ class Watch:
         self.store = leaser.store
         self._idle_poller = IdlePoller(leaser, lease_ms, up_to=up_to)
         self.due_s = self._idle_poller.due_s
+        self.is_failing = False
+        """Whether the last question to it ended in an error."""
 
     @property
     def is_deaf(self) -> bool:
@@ -46,7 +48,7 @@ class Watch:
 
     def _explained(self, act: Callable[[], T]) -> T:
         try:
-            with taken.Scope():
+            with resources.Scope():
                 return act()
         except OSError as error:
             raise self.store.explain(error, "leasing") from error
@@ -55,13 +57,17 @@ class Watch:
 class Several:
     """Lease from several queues: the most urgent of what they seem to have, in turn and in shares among equals.
 
-    `skips_gone`: a queue that was deleted is left out, with a warning; QueueNotFound if no other is left.
+    A queue that fails does not keep the tasks of the others back: it is left out of that look, with a warning. Its
+    error is raised if no other queue has a task. `skips_gone`: a queue that was deleted is left out for good, without
+    an error; QueueNotFound if no other is left.
     """
 
     def __init__(self, watches: Sequence[Watch], skips_gone: bool = False) -> None:
         self._watches = list(watches)
         """The one that gave something last comes last."""
         self._skips_gone = skips_gone
+        self._errors: dict[int, FsqueueError] = {}
+        """Of the watches that failed during this look, by their identity."""
 
     @property
     def is_deaf(self) -> bool:
@@ -71,17 +77,15 @@ class Several:
     def look(self, n: int) -> list[LeasedTask]:
         """Return up to `n` tasks. [] as `IdlePoller.look` of each queue."""
         held: list[LeasedTask] = []
-        try:
-            self._take(held, n)
-            for watch in list(self._watches) if not held else ():
-                held += self._ask(watch, partial(watch.look, n), [])
-                if held:
-                    self._put_last(watch)
-                    break
-        except FsqueueError as error:
-            if not held:
-                raise
-            logger.debug("fewer tasks are leased than asked for: %s", error)
+        self._errors.clear()
+        self._take(held, n)
+        for watch in list(self._watches) if not held else ():
+            held += self._ask(watch, partial(watch.look, n), [])
+            if held:
+                self._put_last(watch)
+                break
+        if self._errors and not held:
+            raise next(iter(self._errors.values()))
         return held
 
     def due_s(self) -> float:
@@ -114,14 +118,21 @@ class Several:
                         out.add(id(watch))  # what it has is less urgent than it seemed, or others were faster
 
     def _ask(self, watch: Watch, act: Callable[[], T], otherwise: T) -> T:
-        try:
-            return act()
-        except QueueNotFound as error:
-            if not self._skips_gone or self._watches == [watch]:
-                raise
-            logger.warning("a queue is left out: %s", error)
-            self._watches.remove(watch)
+        if id(watch) in self._errors:
             return otherwise
+        try:
+            found = act()
+        except FsqueueError as error:
+            if isinstance(error, QueueNotFound) and self._skips_gone and self._watches != [watch]:
+                self._watches.remove(watch)
+            else:
+                self._errors[id(watch)] = error
+            if not watch.is_failing:
+                logger.warning("a queue is left out: %s", error)
+            watch.is_failing = True
+            return otherwise
+        watch.is_failing = False
+        return found
 
     def _put_last(self, watch: Watch) -> None:
         self._watches.remove(watch)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 from fsqueue.errors import FULL, NO_DESCRIPTORS, FsqueueError, LockTimeout, StorageError, from_os_error
-from fsqueue.filesystem import LOST, taken
+from fsqueue.filesystem import LOST, resources
 from fsqueue.format import movements, names, priority, sparse, task_file
 from fsqueue.format.layout import OPEN_BATCHES, Layout
 from fsqueue.format.names import Batch, TaskFileName
@@ -61,7 +61,7 @@ class SingleInserter:
         """The name of a batch's task file that its latest task with a priority needs."""
         self._promised: TaskFileName | None = None
         """The one that this process knows to be durable."""
-        self._finding = taken.Mutex()
+        self._finding = resources.Mutex()
         self._synced = _Synced(store)
         _inserters.add(self)
 
@@ -85,7 +85,7 @@ class SingleInserter:
 
     def after_fork(self) -> None:
         """Let go of what another thread of the parent may have taken. Call it in a forked child."""
-        self._finding = taken.Mutex()
+        self._finding = resources.Mutex()
         self._synced.after_fork()
 
     def durable_to(self, batch: Batch) -> int:
@@ -430,7 +430,7 @@ class _OpenLog:
     def __init__(self, store: Store, batch: Batch) -> None:
         self.fs, self.batch, self.fd = store.fs, batch, -1
         self.fd = store.fs.look(store.layout.log(batch))
-        taken.disown(self.fd)
+        resources.disown(self.fd)
 
     def __del__(self) -> None:
         fd = getattr(self, "fd", -1)  # missing if an interruption came before it was set
@@ -443,7 +443,7 @@ class _Synced:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._mutex = taken.Mutex()
+        self._mutex = resources.Mutex()
         self._log: _OpenLog | None = None
         """A descriptor of its own: that of the log may be closed, and its number used again, while this one syncs."""
         self.done: tuple[Batch | None, int] = (None, 0)
@@ -491,7 +491,7 @@ class _Synced:
 
     def after_fork(self) -> None:
         """Let go of what a thread of the parent may have. Call it in a forked child."""
-        self._mutex, self._log = taken.Mutex(), None
+        self._mutex, self._log = resources.Mutex(), None
 
 
 _inserters: weakref.WeakSet[SingleInserter] = weakref.WeakSet()

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from fsqueue.errors import InvalidTask
 from fsqueue.format import priority, task_file
-from fsqueue.protocol.encoding import RUN_TASKS_MAX, Encoded, When, Window
+from fsqueue.protocol.encoding import RUN_TASKS_MAX, Encoded, SortWindow, When
 from fsqueue.spark.cutting import Cutter
 
 SHOWN_CHARS = 60
@@ -56,11 +56,11 @@ def with_priorities(lines: pa.Array, texts: pa.Array, first: int, bytes_max: int
 
 
 class Sorter:
-    """Cuts lines into batches: those of tasks with priorities in order, the others as a Cutter does."""
+    """Cut lines into batches: those of tasks with priorities in order, the others as a Cutter does."""
 
     def __init__(self, cutter: Cutter) -> None:
         self.cutter = cutter
-        self.window = Window()
+        self.window = SortWindow()
 
     def add(self, when: When, lines: pa.Array, priorities: pa.Array) -> Iterator[Encoded]:
         """Take whole lines of tasks that are available from then on, and their priorities; yield full batches."""
@@ -72,11 +72,11 @@ class Sorter:
         for at in range(0, len(lines), RUN_TASKS_MAX):
             run: list[bytes] = lines.slice(at, RUN_TASKS_MAX).to_pylist()
             size = sum(map(len, run))
-            if self.window.overflows(len(run), size, most):
-                yield from self.window.empty(most)
-            self.window.take(when, priorities.slice(at, RUN_TASKS_MAX).to_pylist(), run, size)
+            if not self.window.has_room(len(run), size, most):
+                yield from self.window.drain(most)
+            self.window.add(when, priorities.slice(at, RUN_TASKS_MAX).to_pylist(), run, size)
 
     def rest(self) -> Iterator[Encoded]:
         """Yield the batches that are not full."""
-        yield from self.window.empty(self.cutter.tasks_max)
+        yield from self.window.drain(self.cutter.tasks_max)
         yield from self.cutter.rest()

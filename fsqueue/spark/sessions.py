@@ -1,4 +1,4 @@
-"""A Spark session that knows the data source `fsqueue`, and Spark's errors in fsqueue's words."""
+"""Register the data source `fsqueue` with a Spark session, and turn errors that Spark passes on into fsqueue's own."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ if TYPE_CHECKING:
 
 
 def register(spark: SparkSession) -> SparkSession:
-    """Return the session, with the data source registered: Spark finds it by itself only where fsqueue is installed
-    whole.
+    """Register the data source with a session, and return the session.
+
+    Without this, Spark finds the data source only if the top-level module `pyspark_fsqueue` is installed. A working
+    copy (`pip install -e`) does not install it.
     """
     from fsqueue.spark.source import FsqueueDataSource
 
@@ -24,11 +26,11 @@ def register(spark: SparkSession) -> SparkSession:
 
 
 PROBE_ROWS = 1 << 16
-"""So many rows make one in each partition, whatever their number."""
+"""A range of this many rows has a row in each partition, however many partitions Spark makes."""
 
 
 def parallelism(spark: SparkSession) -> int:
-    """Return how many tasks Spark runs at a time, about: into so many partitions it splits a range."""
+    """Return about how many tasks Spark runs at a time: the number of partitions into which it splits a range."""
     from pyspark.errors import PySparkException
     from pyspark.sql import functions as F
 
@@ -38,7 +40,8 @@ def parallelism(spark: SparkSession) -> int:
         return int(spark.range(PROBE_ROWS).select(F.spark_partition_id()).distinct().count())
 
 
-_OURS = re.compile(r"^fsqueue\.errors\.(\w+): (.*)$", re.MULTILINE)
+_FSQUEUE_ERROR = re.compile(r"^fsqueue\.errors\.(\w+): (.*)$", re.MULTILINE)
+"""How the text of Spark's error quotes an error that fsqueue raised in a Python worker: its class and its message."""
 _NO_MODULE = re.compile(r"No module named '((?:fsqueue|orjson|filelock|pyarrow|numpy|pandas)\b[^']*)'")
 _NO_PYTHON = re.compile(r'Cannot run program "([^"]+)"')
 _NAME_ONE = "Name one that has fsqueue, on the driver's host and on the executors': --conf spark.pyspark.python=PATH."
@@ -46,9 +49,9 @@ _NAME_ONE = "Name one that has fsqueue, on the driver's host and on the executor
 
 @contextmanager
 def spark_errors() -> Iterator[None]:
-    """Raise fsqueue's own error where Spark only passes one on from its Python workers.
+    """In a `with` block, raise fsqueue's own error in place of Spark's error that quotes it.
 
-    Raise FsqueueError, too, if Spark's Python workers have no Python, or one without fsqueue.
+    Raise FsqueueError, too, if Spark's Python workers have no Python, or one without fsqueue. Other errors stay.
     """
     try:
         yield
@@ -56,7 +59,7 @@ def spark_errors() -> Iterator[None]:
         if type(error).__module__.partition(".")[0] not in ("pyspark", "py4j"):
             raise
         said = str(error)
-        found = _OURS.findall(said)
+        found = _FSQUEUE_ERROR.findall(said)
         kind = getattr(errors, found[-1][0], None) if found else None
         if kind is not None and issubclass(kind, errors.FsqueueError):
             raise kind(found[-1][1]) from error

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from fsqueue.cluster.identity import describe
 from fsqueue.errors import LockTimeout
-from fsqueue.filesystem import taken
+from fsqueue.filesystem import resources
 from fsqueue.format import movements
 from fsqueue.format.names import Batch, TaskFileName
 from fsqueue.format.replay import ReplayState
@@ -46,7 +46,7 @@ class LockedBatch:
 
     log: Log
     replay_state: ReplayState
-    _held: list[taken.Abandonable]
+    _held: list[resources.Abandonable]
     _is_locked: bool
 
     def __init__(self, store: Store, batch: Batch, wait_s: float = jsonl.LOCK_TIMEOUT_S, create: bool = False) -> None:
@@ -62,7 +62,7 @@ class LockedBatch:
             log = get(batch)
             if log is None or log.fd < 0:
                 log = store.logs.open(batch, self._create)
-            held = taken.hands.mine.held  # on the hot path: `Log.enter`, without a frame of its own
+            held = resources.this_thread.owned.held  # on the hot path: `Log.enter`, without a frame of its own
             if log in held:
                 self._raise_entered()
             held.append(log)

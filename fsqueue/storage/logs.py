@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Sequence
 
 from fsqueue.errors import StorageError
-from fsqueue.filesystem import Filesystem, taken
+from fsqueue.filesystem import Filesystem, resources
 from fsqueue.format import checkpoints, movements, sparse
 from fsqueue.format.layout import Layout
 from fsqueue.format.names import Batch, TaskFileName, task_files_of
@@ -33,12 +33,12 @@ def present(
 ) -> tuple[ReplayState, int]:
     """Return the state that the last checkpoint of an open log restates, and where that ends.
 
-    Without one that can be trusted: an empty state, and 0. See `checkpoints.last`.
+    Without one that can be trusted: an empty state, and 0. See `checkpoints.last_trusted`.
     """
     size = fs.fstat(fd).st_size
     if size < checkpoints.LEAST_BYTES:
         return ReplayState(), 0
-    found = checkpoints.last(lambda length, offset: fs.pread(fd, length, offset), size, before_ms, windows)
+    found = checkpoints.last_trusted(lambda length, offset: fs.pread(fd, length, offset), size, before_ms, windows)
     state = ReplayState.from_checkpoint(found) if found is not None else None
     return (state, found.end) if found is not None and state is not None else (ReplayState(), 0)
 
@@ -184,7 +184,7 @@ class Log:
         self.batch = batch
         self.path = layout.log(batch)
         self.sync = sync
-        self.mutex = taken.OwnedLock()
+        self.mutex = resources.OwnedLock()
         """Use `enter` and `leave`."""
         self.replay_state = ReplayState()
         self.end = 0
@@ -207,7 +207,7 @@ class Log:
         self.lettered: set[int] = set()
         """Dead tasks whose letters this process has written."""
         self.fd = fd
-        taken.disown(fd)  # from now on the finalizer closes it
+        resources.disown(fd)  # from now on the finalizer closes it
 
     @property
     def closed(self) -> bool:
@@ -222,7 +222,7 @@ class Log:
         """
         fd = self.fd
         if fd >= 0:
-            taken.own(fd, self.fs)
+            resources.own(fd, self.fs)
             self.fd, self.lines = -1, None
             try:
                 if not inherited:
@@ -231,7 +231,7 @@ class Log:
                 pass  # the server has forgotten the lock, or the file
             finally:
                 self.fs.close(fd)
-                taken.disown(fd)
+                resources.disown(fd)
 
     def __del__(self) -> None:
         fd = getattr(self, "fd", -1)  # missing if it was never made
@@ -243,9 +243,9 @@ class Log:
         """Take the mutex, waiting up to `wait_s` seconds for other threads (-1: no limit). Return False if it is busy.
 
         It is busy also for a signal handler that interrupts a section of its own thread. If an exception ends a section
-        between two instructions, `taken.give_back` calls `abandon`.
+        between two instructions, `resources.give_back` calls `abandon`.
         """
-        held = taken.hands.mine.held
+        held = resources.this_thread.owned.held
         if self in held:
             return False
         held.append(self)
@@ -257,7 +257,7 @@ class Log:
     def leave(self) -> None:
         """Give the mutex back."""
         self.mutex.release()
-        taken.hands.mine.held.remove(self)
+        resources.this_thread.owned.held.remove(self)
 
     def abandon(self) -> None:
         """Discard this log after a section that an exception broke off: its state cannot be trusted. Let others in."""
@@ -268,7 +268,7 @@ class Log:
     def after_fork(self) -> None:
         """Close the parent's descriptor without unlocking it. Call it in a forked child."""
         if not self.mutex.is_mine():  # else this very thread has forked in a section, which it goes on with
-            self.mutex = taken.OwnedLock()
+            self.mutex = resources.OwnedLock()
         self.discard(inherited=True)
 
     def catch_up(self) -> None:

@@ -6,7 +6,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Iterator
 
-from fsqueue.filesystem import Filesystem, taken
+from fsqueue.filesystem import Filesystem, resources
 from fsqueue.format.names import Batch
 from fsqueue.storage import jsonl
 from fsqueue.storage.durable import DurableNames
@@ -30,7 +30,7 @@ class OpenLogs:
         self._names = names
         self._sync = sync
         self._logs: OrderedDict[Batch, Log] = OrderedDict()
-        self._mutex = taken.Mutex()
+        self._mutex = resources.Mutex()
         self.get = self._logs.get
         """Return the batch's log or None. It may be closed: `log.fd` is below 0 then."""
 
@@ -97,7 +97,7 @@ class OpenLogs:
         for log in self._logs.values():
             log.after_fork()
         self._logs.clear()
-        self._mutex = taken.Mutex()
+        self._mutex = resources.Mutex()
 
 
 def _close(logs: list[Log]) -> None:

@@ -8,7 +8,7 @@ from fsqueue.clock import Clock
 from fsqueue.errors import NotAQueue, QueueNotFound
 from fsqueue.filesystem import Filesystem
 from fsqueue.format import sparse
-from fsqueue.format.layout import SETTINGS_FILE, Layout, QueueState, is_passing, read_queue_state, settings_file
+from fsqueue.format.layout import SETTINGS_FILE, Layout, QueueState, is_leftover, read_queue_state, settings_file
 
 FRESH_S = 1.0
 """How old what was read of `queue.jsonl` may be before an append."""
@@ -48,7 +48,7 @@ class QueueFile:
             if opened and not fs.is_in_place():
                 raise self._moved() from None
             found = [] if opened else fs.names(self.path)
-            if SETTINGS_FILE not in found and not all(map(is_passing, found)):  # else it was created a moment ago
+            if SETTINGS_FILE not in found and not all(map(is_leftover, found)):  # else it was created a moment ago
                 raise NotAQueue(f"{self.path} is a directory without a queue in it. Check the path.") from None
             raise QueueNotFound(
                 f"There is no queue at {self.path}. Check the path, or create it: fsqueue create {self.path}"

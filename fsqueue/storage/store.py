@@ -14,7 +14,7 @@ import orjson
 from fsqueue.clock import Clock, Entropy
 from fsqueue.cluster.identity import worker_of_this_process
 from fsqueue.errors import FULL, FsqueueError, LockTimeout, from_os_error
-from fsqueue.filesystem import Filesystem, mount_of, mountadvice, taken
+from fsqueue.filesystem import Filesystem, mount_of, mountadvice, resources
 from fsqueue.filesystem.holders import boot_id
 from fsqueue.format import sparse, task_file
 from fsqueue.format.layout import COUNTERS, Layout, QueueState, read_queue_state
@@ -60,7 +60,7 @@ class Store:
         self.clock = clock or Clock()
         self.entropy = entropy or Entropy()
         self.worker_name = worker
-        self.mutex = taken.Mutex()
+        self.mutex = resources.Mutex()
         self.queue_file = QueueFile(path, self.fs, self.clock)
         self.queue_file.read()
         if not self.queue_state.allows_unsafe:
@@ -281,7 +281,7 @@ class Store:
 
     def close(self) -> None:
         """Close everything that is open; what is leased stays leased. The next use proves the queue's id anew."""
-        with taken.Scope():
+        with resources.Scope():
             self.logs.close()
             self.queue_file.forget()
             while self._listeners:
@@ -291,7 +291,7 @@ class Store:
     def _after_fork(self) -> None:
         """Close inherited descriptors without unlocking them, and take a new identity. Call it in a forked child."""
         self.logs.after_fork()
-        self.mutex = taken.Mutex()
+        self.mutex = resources.Mutex()
         self.fs.after_fork()
         self.entropy.forget()
         self._identify()

@@ -18,7 +18,7 @@ from fsqueue.errors import FULL, LockTimeout, StorageError
 from fsqueue.filesystem import NOT_FILES, Filesystem, freed, results
 from fsqueue.filesystem.open_directories import OpenDirectory
 from fsqueue.format import names
-from fsqueue.format.layout import is_doctors
+from fsqueue.format.layout import is_doctor_directory
 from fsqueue.format.names import Batch, Day, Generation, TaskFileName
 from fsqueue.format.replay import DEAD, ReplayState
 from fsqueue.models import GcReport
@@ -466,7 +466,7 @@ def reap_doctors(fs: Filesystem, directory: str, now_s: float) -> int:
 
     What proves that is said in `doctorplaces.reap`.
     """
-    found = [name for name in fs.names(directory) if is_doctors(name)]
+    found = [name for name in fs.names(directory) if is_doctor_directory(name)]
     if not found:
         return 0
     try:

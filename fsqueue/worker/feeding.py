@@ -11,7 +11,7 @@ from queue import SimpleQueue
 
 from fsqueue.clock import Backoff, Clock, Entropy
 from fsqueue.errors import FsqueueError
-from fsqueue.filesystem import taken
+from fsqueue.filesystem import resources
 from fsqueue.leased_task import LeasedTask
 from fsqueue.protocol.several import Several, Watch
 from fsqueue.protocol.waiting import BELL_S
@@ -167,7 +167,7 @@ class Feeder(BackgroundThread):
         """Return whether all queues are. The one with something left is asked first the next time."""
         for index, is_drained in enumerate(self._undrained):
             try:
-                with taken.Scope():
+                with resources.Scope():
                     drained = is_drained()
             except OSError as error:
                 raise is_drained.store.explain(error, "looking whether the queue is drained") from error

@@ -39,7 +39,7 @@ def figures(summary: Summary) -> list[Figure]:
         *_delete(summary),
         *_drain(summary),
         *_alive(summary),
-        *_wake(summary),
+        *idle_workers(summary),
     ]
 
 
@@ -286,7 +286,7 @@ WAKE_MS = {50: 20, 99: 100}
 """Within how many milliseconds a worker that idles starts a task of its host, by percentile."""
 
 
-def _wake(summary: Summary) -> list[Figure]:
+def idle_workers(summary: Summary) -> list[Figure]:
     """An idle worker starts a task of its own host at once, however long it has idled."""
     rows = [row for size in summary.sizes("wake", "fsqueue") for row in summary.rounds("fsqueue", "wake", size)]
     peers = [row for size in summary.sizes("wake", "huey") for row in summary.rounds("huey", "wake", size)]

@@ -9,11 +9,12 @@ from textwrap import fill
 from typing import Any
 
 from benchmarks import plot
-from benchmarks.figures import Figure, figures, rank_ms
+from benchmarks.figures import Figure, figures, idle_workers, rank_ms
 from benchmarks.summary import Summary
 from benchmarks.systems import BY_NAME, ENTRIES
 
 BEGIN, END = "<!-- results: scripts/bench writes what follows -->", "<!-- end of the results -->"
+IDLE_BEGIN, IDLE_END = "<!-- idle workers: scripts/bench --only wake writes what follows -->", "<!-- end of those -->"
 COSTS, LATENCIES = "benchmarks-cost.svg", "benchmarks-latency.svg"
 
 SPEED = {
@@ -51,10 +52,33 @@ def table(header: list[str], rows: list[list[str]]) -> str:
 
 def markdown(facts: dict[str, Any], rows: list[dict[str, Any]]) -> str:
     """All of it."""
+    rest, idle = _apart(rows)
+    made = [_queues(facts, rest)] if rest or not idle else []
+    return "\n".join([*made, *([_idle(facts, idle)] if idle else [])])
+
+
+def _apart(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the rows without those of idle workers, which have a place of their own, and those."""
+    return [row for row in rows if row["step"] != "wake"], [row for row in rows if row["step"] == "wake"]
+
+
+def _idle(facts: dict[str, Any], rows: list[dict[str, Any]]) -> str:
+    """Idle workers, measured in one run or apart: what was to be reached, and each case."""
+    what = (
+        "From an insert on the same host to the start of the task, in milliseconds. The CPU time is that of an idle "
+        "worker, with its share of the inserts."
+    )
+    parts = ["## Idle workers", _facts(facts, rows), _figures(idle_workers(Summary(rows))), what, _wake(rows)]
+    return "\n\n".join(map(_broken, filter(None, parts))) + "\n"
+
+
+def _queues(facts: dict[str, Any], rows: list[dict[str, Any]]) -> str:
+    """All but idle workers."""
     summary = Summary(rows)
+    apart = {figure.what for figure in idle_workers(summary)}
     parts = [
         _facts(facts, rows),
-        "## Figures to reach\n\n" + _figures(figures(summary)),
+        "## Figures to reach\n\n" + _figures([one for one in figures(summary) if one.what not in apart]),
         "## Speed\n\nTasks a second; in brackets, how many times that rate fsqueue's is (below 1: fsqueue is slower).",
         *(f"### {title}\n\n{made}" for step, title in SPEED.items() if (made := _speed(summary, step))),
         _section(
@@ -77,11 +101,6 @@ def markdown(facts: dict[str, Any], rows: list[dict[str, Any]]) -> str:
             "## What is not alive\n\nOne command in a process of its own, start included. activity: after so many "
             "tasks were completed in bulk. zeros: 1 GiB behind a log, then 128 MiB behind other files.",
             _alive(rows),
-        ),
-        _section(
-            "## Idle workers\n\nFrom an insert on the same host to the start of the task, in milliseconds. The CPU "
-            "time is that of an idle worker, with its share of the inserts.",
-            _wake(rows),
         ),
         _section("## Not run, or not on all tasks", _not_run(summary)),
     ]
@@ -321,17 +340,31 @@ def _not_run(summary: Summary) -> str:
 
 
 def write(docs: Path, facts: dict[str, Any], rows: list[dict[str, Any]]) -> list[Path]:
-    """Put the results into docs/benchmarks.md, between its marks, and the plots beside it."""
+    """Put the results into docs/benchmarks.md, between their marks, and the plots beside it. What was not measured
+    stays: idle workers may be measured apart from all else.
+    """
     docs.mkdir(parents=True, exist_ok=True)
     page = docs / "benchmarks.md"
     text = page.read_text(encoding="utf-8") if page.exists() else f"# Benchmarks\n\n{BEGIN}\n{END}\n"
-    head, _, rest = text.partition(BEGIN)
-    tail = rest.partition(END)[2]
-    summary = Summary(rows)
-    made = markdown(facts, rows)
-    pictures = f"![Cost against size]({COSTS})\n\n![Latencies]({LATENCIES})\n"
-    page.write_text(f"{head}{BEGIN}\n\n{made}\n## Plots\n\n{pictures}\n{END}{tail}", encoding="utf-8")
-    (docs / COSTS).write_text(plot.costs(summary), encoding="utf-8")
-    size = max(summary.sizes("lease_one", "task-queue") or summary.sizes("lease_one", "fsqueue"), default=0)
-    (docs / LATENCIES).write_text(plot.latencies(summary, size), encoding="utf-8")
-    return [page, docs / COSTS, docs / LATENCIES]
+    rest, idle = _apart(rows)
+    written = [page]
+    if idle:
+        if IDLE_BEGIN not in text:
+            text += f"\n{IDLE_BEGIN}\n{IDLE_END}\n"
+        text = _between(text, IDLE_BEGIN, IDLE_END, _idle(facts, idle))
+    if rest or not idle:
+        summary = Summary(rest)
+        pictures = f"![Cost against size]({COSTS})\n\n![Latencies]({LATENCIES})\n"
+        text = _between(text, BEGIN, END, f"{_queues(facts, rest)}\n## Plots\n\n{pictures}")
+        (docs / COSTS).write_text(plot.costs(summary), encoding="utf-8")
+        size = max(summary.sizes("lease_one", "task-queue") or summary.sizes("lease_one", "fsqueue"), default=0)
+        (docs / LATENCIES).write_text(plot.latencies(summary, size), encoding="utf-8")
+        written += [docs / COSTS, docs / LATENCIES]
+    page.write_text(text, encoding="utf-8")
+    return written
+
+
+def _between(text: str, begin: str, end: str, body: str) -> str:
+    """Return a page with what stands between two marks replaced."""
+    head, _, rest = text.partition(begin)
+    return f"{head}{begin}\n\n{body}\n{end}{rest.partition(end)[2]}"

@@ -22,6 +22,19 @@ from benchmarks.systems.floor import Floor, Sizes, Stop
 pytestmark = pytest.mark.once
 
 Row = dict[str, Any]
+FACTS: dict[str, Any] = {
+    "date": "2000-01-01",
+    "commit": "none",
+    "cpu": "x",
+    "cores": 1,
+    "memory_gb": 1,
+    "kernel": "k",
+    "filesystem": "tmpfs",
+    "mount_options": "rw",
+    "python": "3",
+    "versions": {},
+    "in_memory": True,
+}
 
 
 def row(system: str, step: str, size: int, us: float, **more: Any) -> Row:
@@ -170,20 +183,7 @@ def test_a_trail_is_cut_where_the_warm_up_ends() -> None:
 
 
 def test_tables_and_plots_of_nothing_are_still_whole() -> None:
-    facts = {
-        "date": "2000-01-01",
-        "commit": "none",
-        "cpu": "x",
-        "cores": 1,
-        "memory_gb": 1,
-        "kernel": "k",
-        "filesystem": "tmpfs",
-        "mount_options": "rw",
-        "python": "3",
-        "versions": {},
-        "in_memory": True,
-    }
-    assert "tmpfs is memory" in report.markdown(facts, [])
+    assert "tmpfs is memory" in report.markdown(FACTS, [])
     assert "This run measured nothing" in texts(plot.costs(Summary([])))
     assert "This run measured no latencies" in texts(plot.latencies(Summary([]), 0))
 
@@ -236,3 +236,18 @@ def test_where_many_pythons_start_bytecode_is_kept(script: str) -> None:
     """Else each compiles all of fsqueue anew, which a benchmark would count as fsqueue's time."""
     lines = (Path(__file__).resolve().parents[2] / script).read_text().splitlines()
     assert "unset PYTHONDONTWRITEBYTECODE" in lines
+
+
+def test_idle_workers_measured_apart_leave_the_rest_of_the_page_as_it_is(tmp_path: Path) -> None:
+    page = tmp_path / "benchmarks.md"
+    page.write_text(f"By hand.\n\n{report.BEGIN}\nthe queues\n{report.END}\n\nThe end.\n")
+    row = {"system": "fsqueue", "step": "wake", "size": 60, "round": 1, "case": "poll", "idle_s": 2.0}
+    report.write(tmp_path, FACTS, [{**row, "samples_us": [1500, 2500], "cpu_ms_a_s": 0.25}])
+    text = page.read_text()
+    assert "the queues" in text
+    assert "| fsqueue, poll, idle for 2 s | 2 | 1.5 | 2.5 |" in text
+    assert "idle for 2 s: median | under 20 ms" in text
+    report.write(tmp_path, FACTS, [])
+    assert "the queues" not in page.read_text()
+    assert "| fsqueue, poll, idle for 2 s | 2 |" in page.read_text()
+    assert "By hand." in page.read_text()

@@ -94,6 +94,16 @@ def test_dead_letters_of_earlier_runs_are_told_and_fail_no_run(spawn: Spawn, que
     assert "1 dead letter in the queue" in err
 
 
+def test_dead_letters_are_told_of_the_queue_that_has_them(spawn: Spawn, queue_factory: QueueFactory) -> None:
+    one, other = queue_factory("one"), queue_factory("other", max_attempts=1)
+    one.insert("true")
+    other.insert("false")
+    _, err = spawn("run", one.path, other.path, "--", "{}").communicate(timeout=60)
+    assert [line for line in err.splitlines() if "dead letter" in line] == [
+        f"fsqueue: 1 dead letter in the queue: 'fsqueue dead list {other.path}' says why"
+    ]
+
+
 @pytest.mark.parametrize(("attempts", "verb"), [(5, "bury"), (1, "fail")])
 def test_a_task_that_its_command_gives_up_by_token_is_the_run_s_own(
     spawn: Spawn, queue_factory: QueueFactory, attempts: int, verb: str

@@ -142,7 +142,7 @@ def test_locks_that_exclude_nobody_make_it_unfit(tmp_path: Path) -> None:
 def test_an_interrupted_examination_leaves_nothing(tmp_path: Path) -> None:
     def interrupt(step: str) -> None:
         [place] = os.listdir(tmp_path)
-        assert layout.is_doctors(place)
+        assert layout.is_doctor_directory(place)
         assert stat.S_IMODE((tmp_path / place).stat().st_mode) == 0o700
         raise KeyboardInterrupt
 

@@ -15,7 +15,7 @@ import pytest
 
 from fsqueue import Queue, administration
 from fsqueue.clock import ManualClock
-from fsqueue.filesystem import Filesystem, beneath, taken
+from fsqueue.filesystem import Filesystem, beneath, resources
 from fsqueue.filesystem.beneath import DIRECTORY_FLAGS, walk
 from fsqueue.format import layout, movements
 from fsqueue.format.layout import Settings
@@ -61,7 +61,7 @@ class FakeFilesystemLayer(Filesystem):
     def _close(fd: int) -> None:
         """At once: later the number would be that of a real file."""
         os.close(fd)
-        taken.disown(fd)
+        resources.disown(fd)
 
     @staticmethod
     def _pread(fd: int, size: int, offset: int) -> bytes:

@@ -16,7 +16,7 @@ import pytest
 import fsqueue
 from fsqueue import Queue
 from fsqueue.clock import Entropy, ManualClock
-from fsqueue.filesystem import Filesystem, rooted, taken
+from fsqueue.filesystem import Filesystem, resources, rooted
 from fsqueue.filesystem.locks import DescriptionLocks, ProcessLocks, description_locks_work
 
 pytestmark = pytest.mark.once
@@ -306,6 +306,6 @@ def test_a_descriptor_that_its_server_has_forgotten_is_closed(tmp_path: Path, mo
     with monkeypatch.context() as patch:
         patch.setattr(ProcessLocks, "_file", staticmethod(forgotten))
         fs.close(fd)
-    assert fd not in taken.hands.mine.fds
+    assert fd not in resources.this_thread.owned.fds
     with pytest.raises(OSError, match="Bad file"):
         os.fstat(fd)

@@ -65,7 +65,7 @@ def whole(data: bytes) -> ReplayState:
 
 def brief(data: bytes) -> ReplayState | None:
     """What a reader knows who begins at the last checkpoint; None if there is none that can be trusted."""
-    found = checkpoints.last(lambda size, offset: data[offset : offset + size], len(data))
+    found = checkpoints.last_trusted(lambda size, offset: data[offset : offset + size], len(data))
     state = ReplayState.from_checkpoint(found) if found is not None else None
     if found is None or state is None:
         return None
@@ -214,7 +214,7 @@ def test_a_torn_one_is_passed_over() -> None:
     first = log.data.find(b"\n" + checkpoints.MARK) + 1
     for end in range(last_place(log.data), len(log.data)):
         torn = log.data[:end]
-        found = checkpoints.last(lambda size, offset, torn=torn: torn[offset : offset + size], len(torn))
+        found = checkpoints.last_trusted(lambda size, offset, torn=torn: torn[offset : offset + size], len(torn))
         assert found is not None
         assert found.here == first
         closed = torn + movements.VOID
@@ -372,14 +372,14 @@ def test_the_search_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         return data[offset : offset + length]
 
     data = log.data
-    assert checkpoints.last(reading, size, windows=checkpoints.WINDOWS) is not None
+    assert checkpoints.last_trusted(reading, size, windows=checkpoints.WINDOWS) is not None
     data += b"x" * 5000 + b"\n"
     read.clear()
-    assert checkpoints.last(reading, len(data), windows=checkpoints.WINDOWS) is None
+    assert checkpoints.last_trusted(reading, len(data), windows=checkpoints.WINDOWS) is None
     assert read == [64, 4096]
     line = log.data[last_place(log.data) :]
     data = log.data + 20 * line  # none of them stands where it says
-    assert checkpoints.last(reading, len(data)) is None
+    assert checkpoints.last_trusted(reading, len(data)) is None
 
 
 def test_one_of_before_a_time_or_the_oldest_that_is_near() -> None:
@@ -392,7 +392,9 @@ def test_one_of_before_a_time_or_the_oldest_that_is_near() -> None:
 
     def last(before_ms: int | None, window: int = 1 << 20) -> int | None:
         data = log.data
-        found = checkpoints.last(lambda size, offset: data[offset : offset + size], len(data), before_ms, [window])
+        found = checkpoints.last_trusted(
+            lambda size, offset: data[offset : offset + size], len(data), before_ms, [window]
+        )
         return None if found is None else found.here
 
     first = log.data.find(b"\n" + checkpoints.MARK) + 1

@@ -217,4 +217,4 @@ def test_paths_as_in_the_format() -> None:
         "/g/q/2/staging",
         "/g/q/.trash",
     )
-    assert [layout.holder_of(queue) for queue in ("/g/q", "/q")] == ["/g", "/"]
+    assert [layout.parent_of(queue) for queue in ("/g/q", "/q")] == ["/g", "/"]

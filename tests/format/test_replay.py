@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from fsqueue.format import movements, replay
-from fsqueue.format.replay import AVAILABLE, CANCELLED, COMPLETED, DEAD, LEASED, ReplayState, is_intelligible
+from fsqueue.format.replay import AVAILABLE, CANCELLED, COMPLETED, DEAD, LEASED, ReplayState, is_well_formed
 
 pytestmark = pytest.mark.once
 
@@ -489,17 +489,17 @@ WHOLE: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("record", WHOLE, ids=lambda record: record["op"])
-def test_a_record_is_intelligible_with_all_its_fields_and_not_without_one(record: dict[str, Any]) -> None:
+def test_a_record_is_well_formed_with_all_its_fields_and_not_without_one(record: dict[str, Any]) -> None:
     record = {**record, "at": 1}
-    assert is_intelligible(record)
-    assert is_intelligible({**record, "another": 1})
+    assert is_well_formed(record)
+    assert is_well_formed({**record, "another": 1})
     for field in record.keys() - {"op", "at"}:
-        assert not is_intelligible({key: value for key, value in record.items() if key != field}), field
-        assert not is_intelligible({("x" + key if key == field else key): value for key, value in record.items()})
+        assert not is_well_formed({key: value for key, value in record.items() if key != field}), field
+        assert not is_well_formed({("x" + key if key == field else key): value for key, value in record.items()})
         if field not in ("payload", "b64", "since"):
-            assert not is_intelligible({**record, field: {}}), field
+            assert not is_well_formed({**record, field: {}}), field
 
 
 def test_every_kind_of_record_that_acts_is_known() -> None:
     assert {record["op"] for record in WHOLE} == set(replay._HANDLERS)
-    assert is_intelligible({"op": "of a later version", "at": 1})
+    assert is_well_formed({"op": "of a later version", "at": 1})

@@ -13,10 +13,10 @@ import fsqueue
 from tests.house.source import PACKAGE, TOP, imported, parse
 
 LAYERS = (
-    "errors", "wording", "simulation", "simulation_figures", "clock", "filesystem", "format", "callers", "async_thread",
-    "models", "cluster", "storage", "leased_task", "protocol", "views", "upkeep", "doctor", "administration",
-    "arguments", "fsck", "maintenance", "commit", "poll", "asyncpoll", "attaching", "queue", "several", "functions",
-    "worker", "spark",
+    "errors", "wording", "simulation", "simulation_figures", "clock", "filesystem", "format", "user_code",
+    "async_thread", "models", "cluster", "storage", "leased_task", "protocol", "views", "upkeep", "doctor",
+    "administration", "arguments", "fsck", "maintenance", "commit", "poll", "asyncpoll", "attaching", "queue",
+    "several", "functions", "worker", "spark",
 )  # fmt: skip
 """The packages and modules of fsqueue, from the bottom up. Each may import those before it, and none after it."""
 

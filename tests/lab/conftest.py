@@ -20,15 +20,23 @@ FILESYSTEM = os.environ.get("FSQUEUE_TEST_POWER_FS", "ext4")
 CUTS = int(os.environ.get("FSQUEUE_TEST_CUTS", "2"))
 """Power cuts of each case."""
 POWER_CASES = [
-    (style, durability, batches)
-    for style in ("inserting", "singly", "working", "looping", "everything", "purging", "committing", "commands")
+    (style, durability, batches, FILESYSTEM)
+    for style in ("inserting", "working", "looping", "everything", "purging", "committing", "commands")
     for durability in ("default", "strict")
     for batches in ("batched", "single")
     if (durability, batches) != ("strict", "single") or style == "everything"
-    if (style, batches) != ("singly", "single")
     if style not in ("committing", "commands") or (durability, batches) == ("default", "batched")
+] + [
+    (style, durability, "batched", filesystem)
+    for filesystem in ("ext4", "xfs", "btrfs")
+    for style in ("singly", "keyed")
+    for durability in ("default", "strict")
+    if durability == "default" or (style, filesystem) == ("singly", "ext4")
 ]
+"""What is done, its durability, how tasks are batched, and the filesystem that loses its power.
 
+Inserts one at a time rely most on the order in which a disk keeps things: they have every filesystem in every run.
+"""
 
 POWER_GUESTS = 2
 """How many lose their power: they wait for the disk more than they compute."""
@@ -88,14 +96,14 @@ def nolock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], li
 @pytest.fixture(scope="package")
 def power(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[[tuple[str, str, str]], dict[str, int]]]:
+) -> Iterator[Callable[[tuple[str, str, str, str]], dict[str, int]]]:
     """What became of the power cuts of a case; those of all tests that are to run begin at once."""
-    guests = [_guest(tmp_path_factory, "power", FS=FILESYSTEM) for _ in range(POWER_GUESTS)]
+    guests = [_guest(tmp_path_factory, "power") for _ in range(POWER_GUESTS)]
     wanted = [item.callspec.params["case"] for item in _wanted(request, "power")]
     begun = {}
-    for number, (style, durability, batches) in enumerate(wanted):
+    for number, (style, durability, batches, filesystem) in enumerate(wanted):
         guest = guests[number % POWER_GUESTS]
-        begun[style, durability, batches] = (
+        begun[style, durability, batches, filesystem] = (
             guest,
             guest.begin(
                 "tests.lab.power",
@@ -105,11 +113,12 @@ def power(
                 count=CUTS,
                 style=style,
                 durability=durability,
+                filesystem=filesystem,
                 batch_tasks_max=1 if batches == "single" else 1024,
             ),
         )
 
-    def result(case: tuple[str, str, str]) -> dict[str, int]:
+    def result(case: tuple[str, str, str, str]) -> dict[str, int]:
         guest, number = begun[case]
         return guest.result(number, BOOT_S + 180.0 * CUTS * len(wanted))
 

@@ -425,6 +425,9 @@ POINTS = {
     "inserting, not synced": Point("insert", "fsync", "/staging/"),
     "inserting, before the renaming": Point("insert", "rename", "/staging/"),
     "inserting, before the directory is synced": Point("insert", "rename", "/staging/", done=True),
+    "inserting, before the append": Point("insert", "write", "/movements/"),
+    "inserting, appended and not synced": Point("insert", "fsync", "/movements/"),
+    "inserting, before unlocking": Point("insert", "unlock", "/movements/"),
 }
 TASKS = 6
 LEASE_S = 3.0

@@ -26,17 +26,20 @@ FSQUEUE = str(Path(sys.executable).with_name("fsqueue"))
 GROUP = Path("/sys/fs/cgroup/work/cgroup.procs")
 LEASE_S = 5
 """If the cut undoes a lease, but not the renaming after it, the file's name still promises the lease's end."""
+KEYS = 60
+"""So many keys are used: workers leave some of them taken."""
 BULK = 40
 """Tasks of an insert in bulk; a batch has up to `batch_tasks_max` of them."""
 
 
-def lab(verb: str) -> None:
-    """Ask the lab for something: see scripts/lab/power-inside."""
+def lab(verb: str, filesystem: str | None = None) -> None:
+    """Ask the lab for something: see scripts/lab/power-inside. `filesystem`: of the disk, if not the guest's own."""
+    environment = os.environ | ({} if filesystem is None else {"FS": filesystem})
     if verb == "remove":
         for store in list(_stores):  # an open queue keeps its filesystem busy
             store.close()
     try:
-        subprocess.run(["lab-power", verb], check=True, timeout=PATIENCE_S)
+        subprocess.run(["lab-power", verb], check=True, env=environment, timeout=PATIENCE_S)
     except subprocess.TimeoutExpired as error:
         raise TimeoutError(f"{error}\n{what_they_do()}") from error
 
@@ -75,6 +78,24 @@ def insert_singly(notes: Path, seed: int) -> None:
         life.diary.note("will", payload)
         life.queue.insert(payload)
         life.diary.note("inserted", payload)
+        if life.dice.random() < 0.05:
+            life.queue.close()
+            life.queue = Queue(QUEUE)
+
+
+def insert_with_keys(notes: Path, seed: int) -> None:
+    """Insert one task after the other, most of them with one of a few keys, and some with a priority."""
+    life = Life(notes, seed)
+    for step in range(100_000):
+        payload = f"{life.name}.{step}.0"
+        key = None if life.dice.random() < 0.3 else f"k{life.dice.randrange(KEYS)}"
+        life.diary.note("will", payload)
+        ref = life.queue.insert(payload, key=key, priority=life.dice.choice([None, None, 1, 2, 3]))
+        if ref.inserted:
+            life.diary.note("inserted", payload)
+            life.diary.note("new", ref.id, payload)
+        else:
+            life.diary.note("found", ref.id)
         if life.dice.random() < 0.05:
             life.queue.close()
             life.queue = Queue(QUEUE)
@@ -185,7 +206,8 @@ def commit(notes: Path, seed: int) -> None:
 
 STYLES = {
     "inserting": (insert, insert),
-    "singly": (insert_singly, insert_singly, work, keep_house),
+    "singly": (insert_singly, insert_singly, work, work, keep_house),
+    "keyed": (insert_with_keys, insert_with_keys, work, work, keep_house),
     "working": (work, work),
     "looping": (loop, loop),
     "everything": (insert, work, loop, keep_house),
@@ -195,16 +217,17 @@ STYLES = {
 }
 
 
-def cut(seed: int, style: str, durability: str, batch_tasks_max: int) -> dict[str, int]:
+def cut(seed: int, style: str, durability: str, batch_tasks_max: int, filesystem: str | None = None) -> dict[str, int]:
     """A power cut in the middle of work; what was found afterwards. AssertionError if anything is wrong."""
     dice = random.Random(seed)
     notes = Path("/tmp/diaries")
     shutil.rmtree(notes, ignore_errors=True)
     notes.mkdir()
-    lab("disk")
-    if style == "singly":
+    lab("disk", filesystem)
+    is_single = style in ("singly", "keyed")
+    if is_single:
         layout.FORMAT_OF_NEW_QUEUES = layout.OPEN_BATCHES
-        batch_tasks_max = 32  # so that batches are sealed, too
+        batch_tasks_max = dice.choice([32, 1024])  # of 32: so that batches are sealed, too
     try:
         queue = Queue.create(
             QUEUE,
@@ -220,6 +243,10 @@ def cut(seed: int, style: str, durability: str, batch_tasks_max: int) -> dict[st
             queue.insert_many(payloads, batch_tasks=dice.choice([7, 50]))
             with Diary(notes / "first") as diary:
                 diary.note("inserted", *payloads)
+        if is_single:
+            queue.insert("first.0.0")  # the batch that all inserters begin with
+            with Diary(notes / "first") as diary:
+                diary.note("inserted", "first.0.0")
         queue.close()
         with children(
             *((life, notes / f"{number}", seed * 100 + number) for number, life in enumerate(STYLES[style]))
@@ -232,7 +259,12 @@ def cut(seed: int, style: str, durability: str, batch_tasks_max: int) -> dict[st
             return check_purged(diaries(notes))
         if style == "committing":
             return commits.check_after_cut(Queue(QUEUE), diaries(notes))
-        return check(diaries(notes), strict=durability == "strict")
+        if style != "keyed":
+            return check(diaries(notes), strict=durability == "strict")
+        check_keys()
+        found = check(diaries(notes), strict=durability == "strict")
+        check_found(diaries(notes))
+        return found
     finally:
         lab("remove")
 
@@ -261,6 +293,27 @@ def drain(queue: Queue) -> Counter[str]:
         queue.complete(tasks)
         assert time.monotonic() < until, f"still {queue.status()}"
     return found
+
+
+def check_keys() -> None:
+    """Of the tasks that live, no two have one key."""
+    keys = Counter(info.key for info in Queue(QUEUE).tasks() if info.key is not None)
+    assert all(count == 1 for count in keys.values()), f"keys of more than one living task: {keys.most_common(3)}"
+
+
+def check_found(lines: list[list[str]]) -> None:
+    """What an insert found has ended by now, since all was drained, or somebody was about to complete it.
+
+    With durability "default" a cut may take the last lines of the history, and with them the ids of finished batches.
+    """
+    queue = Queue(QUEUE)
+    known = {info.id for state in ("completed", "dead") for info in queue.tasks(state)}
+    kept = {task_id.rpartition(".")[0] for task_id in known}
+    payloads = {line[1]: line[2] for line in lines if line[0] == "new"}
+    tried = {line[1] for line in lines if line[0] == "try"}
+    for found in {line[1] for line in lines if line[0] == "found"} - known:
+        is_over = payloads[found] in tried if found in payloads else found.rpartition(".")[0] not in kept
+        assert is_over, f"an insert found {found}, {payloads.get(found)}: it is lost"
 
 
 def in_flight(lines: list[list[str]]) -> set[str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import random
+import socket
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -11,7 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from fsqueue import LeaseLost, LockTimeout, Queue
-from fsqueue.format import layout
+from fsqueue.format import layout, names
 from tests.concurrency.processes import PATIENCE_S, Child
 from tests.lab.nfs import SERVER, at, calls_of, explained, lab
 from tests.support import leftovers
@@ -19,6 +21,9 @@ from tests.support import leftovers
 TASKS = 150
 """An inserter inserts so many tasks, unless it is killed."""
 KILLS = 16
+PURGES = 3
+NEW_HOST_NAME = 0x04000000
+"""CLONE_NEWUTS: a process that unshares this has a host name of its own."""
 LEASE_S = 2.0
 
 
@@ -30,6 +35,27 @@ def fill(path: Path, notes: Path, number: int) -> int:
             payload = f"{number}-{task}"
             os.write(fd, f"{payload} {queue.insert(payload).id}\n".encode())
     return TASKS
+
+
+def fill_as_another_host(path: Path, notes: Path, number: int) -> int:
+    """Do as `fill`, on a host with a name of its own."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.unshare(NEW_HOST_NAME) == 0, os.strerror(ctypes.get_errno())
+    socket.sethostname(f"host-{number}")
+    return fill(path, notes, number)
+
+
+def fill_until_over(path: Path, notes: Path, number: int) -> int:
+    """Insert tasks one at a time until the file `over` is there. Note each that was reported, and when it was begun."""
+    fd = os.open(notes / f"begun-{number}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    task = 0
+    with Queue(path) as queue:
+        while not (notes / "over").exists():
+            payload, begun = f"{number}-{task}", time.monotonic()
+            queue.insert(payload)
+            os.write(fd, f"{payload} {begun}\n".encode())
+            task += 1
+    return task
 
 
 def drain(path: Path, notes: Path, number: int) -> None:
@@ -97,8 +123,92 @@ def play(seed: int, restart: bool = False) -> dict[str, int]:
     return settle(name, notes) | {"killed": killed}
 
 
+def adopt() -> dict[str, int]:
+    """One inserter after the other goes on with the batch of the first, each at another client and host than the last.
+
+    The first one is killed in the middle of its inserts.
+    """
+    name = "adopted"
+    notes = Path("/tmp") / name
+    notes.mkdir()
+    Queue.create(at(1, name), shards=1, lease_s=LEASE_S, max_attempts=None, backoff_s=(0, 0))
+    with explained(name):
+        for number, client in enumerate((1, 2, 1)):
+            child = Child(fill_as_another_host, at(client, name), notes, number)
+            try:
+                if number == 0:
+                    until = time.monotonic() + PATIENCE_S
+                    while len(noted(notes, "inserted")) < TASKS // 3:
+                        assert child.running, child.report()
+                        assert time.monotonic() < until
+                        time.sleep(0.005)
+                    child.kill()
+                else:
+                    child.result()
+            finally:
+                child.close()
+        batches = {names.parse_task_id(task_id)[0] for _, task_id in noted(notes, "inserted")}
+    return settle(name, notes) | {"batches": len(batches)}
+
+
+def purge(seed: int) -> dict[str, int]:
+    """Two clients insert singly and work at once, and the queue is purged at either, some times.
+
+    What was inserted after the last purge is there, once.
+    """
+    name, dice = f"purged-singly-{seed}", random.Random(seed)
+    notes = Path("/tmp") / name
+    notes.mkdir()
+    Queue.create(at(1, name), shards=4, batch_tasks_max=64, lease_s=LEASE_S, max_attempts=None, backoff_s=(0, 0))
+    with ExitStack() as hired, explained(name):
+        actions = [(action, client) for action in (fill_until_over, drain) for client in (1, 2)]
+        crew = [Child(action, at(client, name), notes, number) for number, (action, client) in enumerate(actions)]
+        hired.callback(lambda: [child.close() for child in crew])
+        wait_for_notes(notes, "begun", 40)
+        for turn in range(PURGES):
+            time.sleep(0.5 * dice.random())
+            Queue(at(1 + turn % 2, name)).purge()
+        purged = time.monotonic()
+        since = len(noted(notes, "begun"))
+        wait_for_notes(notes, "begun", since + 80)
+        (notes / "over").touch()
+        inserted = sum(child.result() or 0 for child in crew)
+        finish(name, notes)
+        after = {payload for payload, begun in noted(notes, "begun") if float(begun) > purged}
+        executed = set(noted(notes, "executed"))
+        ids = Counter(payload for payload, _ in executed)
+        assert after <= set(ids), f"inserted after the purge, and never executed: {sorted(after - set(ids))[:9]}"
+        twice = [payload for payload in after if ids[payload] > 1]
+        assert not twice, f"inserted once, and there twice: {twice[:9]}"
+        status = Queue(SERVER / name).status()
+        assert len(after) <= status.inserted == status.completed, (status, len(after))
+    return {"inserted": inserted, "after": len(after)}
+
+
+def wait_for_notes(notes: Path, kind: str, least: int) -> None:
+    """Return when there are so many notes of a kind."""
+    until = time.monotonic() + PATIENCE_S
+    while len(noted(notes, kind)) < least:
+        assert time.monotonic() < until, f"still {len(noted(notes, kind))} of {least} notes"
+        time.sleep(0.02)
+
+
 def settle(name: str, notes: Path) -> dict[str, int]:
     """Drain what is left, and compare: what was reported ran, each task under one id, and nothing is left on disk."""
+    finish(name, notes)
+    inserted, executed = noted(notes, "inserted"), noted(notes, "executed")
+    lost = set(inserted) - set(executed)
+    assert not lost, f"reported, and never executed: {sorted(lost)[:9]}"
+    ids = Counter(payload for payload, _ in set(executed))
+    twice = [payload for payload, count in ids.items() if count > 1]
+    assert not twice, f"inserted once, and there twice: {twice[:9]}"
+    status = Queue(SERVER / name).status()
+    assert status.inserted == status.completed == len(ids), (status, len(ids))
+    return {"inserted": len(inserted), "executed": len(executed), "tasks": len(ids)}
+
+
+def finish(name: str, notes: Path) -> None:
+    """Drain what is left. Nothing of it stays on disk, and fsck finds nothing."""
     queue, until = Queue(at(2, name)), time.monotonic() + PATIENCE_S
     fd = os.open(notes / "executed-last", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     while not queue.status().drained:
@@ -110,24 +220,16 @@ def settle(name: str, notes: Path) -> dict[str, int]:
     assert queue.lease(1) == []
     queue.gc()
     truth = Queue(SERVER / name)
-    inserted, executed = noted(notes, "inserted"), noted(notes, "executed")
-    lost = set(inserted) - set(executed)
-    assert not lost, f"reported, and never executed: {sorted(lost)[:9]}"
-    ids = Counter(payload for payload, _ in set(executed))
-    twice = [payload for payload, count in ids.items() if count > 1]
-    assert not twice, f"inserted once, and there twice: {twice[:9]}"
-    status = truth.status()
-    assert status.inserted == status.completed == len(ids), (status, len(ids))
     assert list(truth.fsck()) == []
     left = [path for path in leftovers(truth) if not path.startswith("staging/")]
     assert left == [], left
-    return {"inserted": len(inserted), "executed": len(executed), "tasks": len(ids)}
 
 
 def calls_per_task() -> dict[str, dict[str, float]]:
     """Count the calls to the server of a single insert, and of the lease and completion of such a task; by kind."""
     layout.FORMAT_OF_NEW_QUEUES = layout.OPEN_BATCHES
     queue = Queue.create(at(1, "calls-singly"))
+    queue.insert("first")  # what it takes to make the batch does not count
 
     def work() -> None:
         for _ in range(1000):

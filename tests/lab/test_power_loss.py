@@ -7,14 +7,16 @@ from collections.abc import Callable
 import pytest
 
 from tests import tally
-from tests.lab.conftest import CUTS, FILESYSTEM, POWER_CASES
+from tests.lab.conftest import CUTS, POWER_CASES
 
 pytestmark = [pytest.mark.once, pytest.mark.slow]
 
 
 @pytest.mark.parametrize("case", POWER_CASES, ids=" ".join)
-def test_what_was_reported_survives_a_power_cut(power: Callable[[tuple[str, str, str]], dict[str, int]], case) -> None:
+def test_what_was_reported_survives_a_power_cut(
+    power: Callable[[tuple[str, str, str, str]], dict[str, int]], case
+) -> None:
     found = power(case)
-    tally.note(f"power cuts under {FILESYSTEM}", found)
+    tally.note(f"power cuts under {case[-1]}", found)
     assert found["cuts"] == CUTS
     assert found["inserted"] + found.get("gone", 0) > 0

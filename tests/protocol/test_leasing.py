@@ -162,6 +162,7 @@ def test_a_worker_stays_with_its_batch(q: Queue) -> None:
         ({"lease_s": 1e30}, "lease_s"),
         ({"lease_s": "1"}, "lease_s"),
         ({"wait_s": -1}, "wait_s"),
+        ({"wait_s": None}, "wait_s"),
         ({"wait_s": float("nan")}, "wait_s"),
         ({"wait_s": "1"}, "wait_s"),
     ],

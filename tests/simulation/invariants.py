@@ -178,7 +178,7 @@ def _restated(data: bytes, told: Replay) -> Iterator[str]:
     whole = replay.ReplayState()
     whole.replay(data, 0)
     yield from (f"the checkpoint at {here} restates something else" for here in whole.disputed)
-    found = checkpoints.last(lambda size, offset: data[offset : offset + size], len(data))
+    found = checkpoints.last_trusted(lambda size, offset: data[offset : offset + size], len(data))
     known = replay.ReplayState.from_checkpoint(found) if found is not None else None
     if found is None or known is None:
         return

@@ -311,7 +311,7 @@ MUTATIONS = [
         "a client believes for a minute what it remembers of a name: a log that is gone, or that is not there yet",
         "attach",
         (("filesystem.operations:Filesystem._open_anew",
-          "    try:\n        within = self._open_directory(directory)\n    except FileNotFoundError:\n        if not self.shared:\n            raise\n        within = self._walk_to(directory)\n    try:\n        return open_at(within, name, flags, self)\n    finally:\n        taken.close(within)\n",
+          "    try:\n        within = self._open_directory(directory)\n    except FileNotFoundError:\n        if not self.shared:\n            raise\n        within = self._walk_to(directory)\n    try:\n        return open_at(within, name, flags, self)\n    finally:\n        resources.close(within)\n",
           "    return self._open(path, flags | LOOK_FLAGS)\n"),),
     ),
     Mutation(

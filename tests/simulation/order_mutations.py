@@ -126,13 +126,13 @@ MUTATIONS = [
         "the name of a bulk insert's batch promises its last task",
         "nobody looks for the more urgent ones in it",
         "order-files",
-        (("protocol.encoding:Window.empty", "rank_of(priorities[places[first]])", "rank_of(priorities[places[first + len(chosen) - 1]])"),),
+        (("protocol.encoding:SortWindow.drain", "rank_of(priorities[places[first]])", "rank_of(priorities[places[first + len(chosen) - 1]])"),),
     ),
     Mutation(
         "a bulk insert is not sorted",
         "its batches' names promise whatever came first",
         "order-files",
-        (("protocol.encoding:Window.empty", "sorted(range(len(lines)), key=comparable.__getitem__)", "list(range(len(lines)))"),),
+        (("protocol.encoding:SortWindow.drain", "sorted(range(len(lines)), key=comparable.__getitem__)", "list(range(len(lines)))"),),
     ),
     Mutation(
         "the name of a sealed batch loses its priority",

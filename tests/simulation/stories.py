@@ -15,7 +15,7 @@ from typing import Any
 from unittest import mock
 
 from fsqueue import FsqueueError, QueueNotFound, Task
-from fsqueue.filesystem import taken
+from fsqueue.filesystem import resources
 from fsqueue.format.layout import Settings, birth_record
 from tests.simulation import commit_acts, invariants, keyed_acts, order
 from tests.simulation.disk import Disk
@@ -358,8 +358,8 @@ def tell(scenario: Scenario, seed: int | str, trace: bool = False) -> Story:
     """One story, from its beginning to the judgement, which is in `story.wrong`."""
     from tests.simulation.acts import cast
 
-    taken.hands.mine.fds.clear()  # those of another world
-    taken.hands.mine.held.clear()
+    resources.this_thread.owned.fds.clear()  # those of another world
+    resources.this_thread.owned.held.clear()
     with limited(scenario):
         story = Story(scenario, seed, trace)
         try:

@@ -19,7 +19,7 @@ from unittest import mock
 
 from fsqueue import administration
 from fsqueue.clock import Clock, Entropy
-from fsqueue.filesystem import Filesystem, Mount, OpenTree, beneath, freed, operations, taken
+from fsqueue.filesystem import Filesystem, Mount, OpenTree, beneath, freed, operations, resources
 from fsqueue.filesystem.beneath import DIRECTORY_FLAGS
 from fsqueue.filesystem.trees import Proof
 from fsqueue.format.layout import read_queue_state
@@ -47,7 +47,7 @@ class SimFilesystem(Filesystem):
 
     def _close(self, fd: int) -> None:
         self._process.close(fd)
-        taken.disown(fd)  # behind it: the real close does both in one step, and is interrupted before or after it
+        resources.disown(fd)  # behind it: the real close does both in one step, and is interrupted before or after it
 
     def close_root(self) -> None:
         self._top = None
@@ -80,7 +80,7 @@ class SimFilesystem(Filesystem):
     def _open(self, path: str, flags: int) -> int:
         top = self._top or self._directory(self.root)
         fd = int(self._process.open(self._inside(path), flags, dir_fd=top))
-        taken.hands.mine.fds[fd] = self
+        resources.this_thread.owned.fds[fd] = self
         return fd
 
     def _holder(self, path: str) -> _Holder:  # type: ignore[override]
@@ -201,7 +201,7 @@ def on_stage() -> Persona | None:
 def take_stage(persona: Persona | None) -> None:
     """Let this one act from here on: the filesystem layer's `os` is that of its process."""
     _stage[0] = persona
-    for module in (operations, beneath, freed, taken):
+    for module in (operations, beneath, freed, resources):
         module.os = os if persona is None else persona.process  # type: ignore[attr-defined]
 
 
@@ -235,7 +235,7 @@ def _filesystem(root: str, **_: Any) -> SimFilesystem:
 
 
 _MACHINE: list[tuple[Any, str, Callable[..., Any] | object]] = [
-    *((module, "os", os) for module in (operations, beneath, freed, taken)),
+    *((module, "os", os) for module in (operations, beneath, freed, resources)),
     (beneath, "openat2_works", lambda: False),
     *((module, "read_queue_state", lru_cache(maxsize=1000)(read_queue_state)) for module in (queue_file, store)),
     (store, "mount_of", _mount),

@@ -15,7 +15,7 @@ from random import Random
 from typing import Any
 
 from fsqueue.clock import Clock, Entropy
-from fsqueue.filesystem import taken
+from fsqueue.filesystem import resources
 from tests.simulation.disk import Directory, Disk, File, Node
 from tests.simulation.handles import FIRST_FD, Crash
 from tests.simulation.kernel import Process
@@ -223,8 +223,8 @@ class _Thread:
             self.turn.acquire()
             job, self.job = self.job, None
             assert job is not None
-            taken.hands.mine.fds.clear()  # those of a worker of another world
-            taken.hands.mine.held.clear()
+            resources.this_thread.owned.fds.clear()  # those of a worker of another world
+            resources.this_thread.owned.held.clear()
             job()
 
 

@@ -1,8 +1,8 @@
-"""Run the caller's own code inside a verb: generators of payloads, `where=`, `poll=`, `progress=`.
+"""Run user code inside a verb: generators of payloads, and the functions `where=`, `poll=`, `progress=`.
 
-Errors of the caller's code are not the queue's. A verb would take an OSError from it for one of the filesystem: retry,
-swallow it, or report "the filesystem failed". So the error travels inside a `FromCaller` up to the verb, which raises
-it unchanged.
+Errors of user code are not the queue's. A verb would take an OSError from it for one of the filesystem: retry, swallow
+it, or report "the filesystem failed". So the error travels inside a `UserCodeError` up to the verb, which raises it
+unchanged.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class FromCaller(Exception):
-    """Carry an exception of the caller's code past the handlers in between. The caller itself never gets it.
+class UserCodeError(Exception):
+    """Carry an exception of user code past the handlers in between. The user never gets it.
 
-    If a verb passes the caller's code to another verb, the exception is wrapped twice. Each verb unwraps once.
+    If a verb passes user code to another verb, the exception is wrapped twice. Each verb unwraps once.
     """
 
     def __init__(self, error: Exception) -> None:
@@ -29,23 +29,23 @@ class FromCaller(Exception):
     def count(self, inserted: int) -> None:
         """Set how many tasks this call has inserted, if the error is an FsqueueError.
 
-        The caller's code may have got the error from another queue. Its number would be taken for this call's.
+        User code may have got the error from another queue. That queue's number would be taken for this call's.
         """
         error = self.error
-        if isinstance(error, FromCaller):
+        if isinstance(error, UserCodeError):
             error.count(inserted)
         elif isinstance(error, FsqueueError):
             error.inserted = inserted
 
 
-_MISTAKEN = (OSError, FsqueueError, FromCaller)
+_MISTAKEN = (OSError, FsqueueError, UserCodeError)
 """The errors that the handlers inside a verb would take for the queue's own."""
 _OURS = (list, tuple, range, dict, set, frozenset, str)
-"""Types whose iteration runs no code of the caller."""
+"""Types whose iteration runs no user code."""
 
 
-def items_of(given: Iterable[T]) -> Iterable[T]:
-    """Iterate over what the caller has given. An error of the caller's code is raised as FromCaller."""
+def user_items(given: Iterable[T]) -> Iterable[T]:
+    """Iterate over what the caller has given. An error of user code is raised as UserCodeError."""
     return given if type(given) in _OURS else _carried(given)
 
 
@@ -54,11 +54,11 @@ def _carried(given: Iterable[T]) -> Iterator[T]:
         for item in given:  # noqa: UP028 - `yield from` would close the caller's generator; the caller may still use it
             yield item
     except _MISTAKEN as error:
-        raise FromCaller(error) from None
+        raise UserCodeError(error) from None
 
 
-def calling(function: Callable[P, T]) -> Callable[P, T]:
-    """Return `function` so that its errors are raised as FromCaller. InvalidArgument if it is not callable."""
+def user_function(function: Callable[P, T]) -> Callable[P, T]:
+    """Return `function` so that its errors are raised as UserCodeError. InvalidArgument if it is not callable."""
     if not callable(function):
         raise InvalidArgument(f"A function is expected here (where=, poll=, progress=), not {function!r}.")
 
@@ -66,6 +66,6 @@ def calling(function: Callable[P, T]) -> Callable[P, T]:
         try:
             return function(*args, **kwargs)
         except _MISTAKEN as error:
-            raise FromCaller(error) from None
+            raise UserCodeError(error) from None
 
     return call

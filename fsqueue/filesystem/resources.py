@@ -1,15 +1,17 @@
-"""Record what a thread has taken and must give back: descriptors, file locks, mutexes (docs/design.md, section 11).
+"""Record the resources that a thread owns, so that an interrupted verb releases them (docs/design.md, section 11).
+
+Resources are open descriptors with their file locks, and mutexes.
 
 A signal handler may raise between any two instructions of Python: KeyboardInterrupt at Ctrl-C, a TimeoutError of the
-caller's alarm. `try` and `finally` do not suffice: the exception may come between a call that takes something and the
-`try` behind it, or as the first instruction of the `finally`. So each thread has a record of what it has taken:
+caller's alarm. `try` and `finally` do not suffice: the exception may come between a call that acquires a resource and
+the `try` behind it, or as the first instruction of the `finally`. So each thread has a record of what it owns:
 
 - One call of C code opens a descriptor and records it. Another one closes it and removes it from the record. No Python
   instruction comes in between, and so no signal.
 - A mutex is recorded before it is acquired, and removed from the record after its release. It knows its owner.
-- If a verb ends with an exception, it compares the record with that at its start, and gives the difference back.
+- A verb that ends with an exception compares the record with that at its start, and releases what was added since.
 
-If a second exception interrupts this, it begins again.
+If a second exception interrupts the release, the release begins again.
 """
 
 from __future__ import annotations
@@ -33,14 +35,14 @@ class Closer(Protocol):
 
 
 class Abandonable(Protocol):
-    """Something that is taken for the length of a section."""
+    """A resource that a thread holds for the length of a section: a mutex, or an open log."""
 
     def abandon(self) -> None:
-        """Give it back, if this thread has it. An exception may have ended the section at any instruction."""
+        """Release it, if this thread has it. An exception may have ended the section at any instruction."""
 
 
 class ThreadResources:
-    """List what one thread has taken."""
+    """List the resources that one thread owns."""
 
     __slots__ = ("fds", "fresh", "held")
 
@@ -53,14 +55,14 @@ class ThreadResources:
         """Sections that this thread has entered, the innermost last."""
 
 
-class _Hands(threading.local):
-    """Give each thread its own record."""
+class _ThisThread(threading.local):
+    """Give each thread a record of its own."""
 
     def __init__(self) -> None:
-        self.mine = ThreadResources()
+        self.owned = ThreadResources()
 
 
-hands = _Hands()
+this_thread = _ThisThread()
 
 Mark = tuple[int, frozenset[int], int]
 NOTHING: Mark = (0, frozenset(), 0)
@@ -74,12 +76,12 @@ def opened(by: Closer | None, attempt: Iterator[int]) -> int:
     """
     if by is None:
         return next(attempt)
-    mine = hands.mine
-    fresh = mine.fresh
+    owned = this_thread.owned
+    fresh = owned.fresh
     fresh.extend(attempt)
     fd = fresh[-1]
     if fd >= 0:
-        mine.fds[fd] = by
+        owned.fds[fd] = by
     fresh.pop()
     return fd
 
@@ -87,21 +89,21 @@ def opened(by: Closer | None, attempt: Iterator[int]) -> int:
 def close(fd: int) -> None:
     """Close a descriptor, and remove it from this thread's record (if it is there) in the same C call."""
     try:
-        strike_off = hands.mine.fds.pop
+        remove = this_thread.owned.fds.pop
     except AttributeError:  # a finalizer at the end of this thread: its record has gone before
         os.close(fd)
         return
-    any(map(os.close, compress((fd,), map(strike_off, (fd,), (True,)))))
+    any(map(os.close, compress((fd,), map(remove, (fd,), (True,)))))
 
 
 def own(fd: int, by: Closer) -> None:
     """Record a descriptor that an object kept open until now, and that is about to be closed."""
-    hands.mine.fds[fd] = by
+    this_thread.owned.fds[fd] = by
 
 
 def disown(fd: int) -> None:
     """Remove a descriptor from the record: from now on an object keeps it open, and closes it."""
-    hands.mine.fds.pop(fd, None)
+    this_thread.owned.fds.pop(fd, None)
 
 
 def close_all(fds: list[int]) -> None:
@@ -141,12 +143,12 @@ class Mutex:
         self._lock = OwnedLock()
 
     def __enter__(self) -> None:
-        hands.mine.held.append(self)
+        this_thread.owned.held.append(self)
         self._lock.acquire()
 
     def __exit__(self, kind: object, error: object, at: object) -> None:
         self._lock.release()
-        hands.mine.held.remove(self)
+        this_thread.owned.held.remove(self)
 
     def locked(self) -> bool:
         """Return whether any thread has it."""
@@ -159,23 +161,23 @@ class Mutex:
 
 
 def mark() -> Mark:
-    """Return what this thread has taken by now, for a later `give_back`."""
-    mine = hands.mine
-    if not mine.held and not mine.fds and not mine.fresh:
+    """Return what this thread owns by now, for a later `give_back`."""
+    owned = this_thread.owned
+    if not owned.held and not owned.fds and not owned.fresh:
         return NOTHING
-    return len(mine.held), frozenset(mine.fds), len(mine.fresh)
+    return len(owned.held), frozenset(owned.fds), len(owned.fresh)
 
 
 def give_back(before: Mark, error: BaseException) -> None:
-    """Give back what this thread has taken since `mark` and, because of `error`, has not given back. Mostly nothing."""
+    """Release what this thread has acquired since `mark` and, because of `error`, still owns. Mostly nothing."""
     for last in (False, False, True):
         try:
-            mine = hands.mine
-            if len(mine.held) > before[0] or mine.fds.keys() - before[1] or len(mine.fresh) > before[2]:
+            owned = this_thread.owned
+            if len(owned.held) > before[0] or owned.fds.keys() - before[1] or len(owned.fresh) > before[2]:
                 _give_back(before, error)
             return
         except BaseException as another:
-            # A second Ctrl-C: begin again. What was given back is no longer in the record.
+            # A second Ctrl-C: begin again. What was released is no longer in the record.
             if last:
                 raise
             error = another
@@ -192,7 +194,7 @@ def _give_back(before: Mark, error: BaseException) -> None:
             seen.add(id(one))
             traceback.clear_frames(one.__traceback__)
             chain += [one.__cause__, one.__context__]
-    held, fds, fresh = hands.mine.held, hands.mine.fds, hands.mine.fresh
+    held, fds, fresh = this_thread.owned.held, this_thread.owned.fds, this_thread.owned.fresh
     while len(fresh) > before[2]:
         if fresh[-1] >= 0 and fresh[-1] not in fds:  # just opened: it has no lock
             fds[fresh[-1]] = _Plain()
@@ -221,7 +223,7 @@ class _Plain:
 
 
 class Scope:
-    """If an exception ends a `with` block, give back what the block has taken and not given back."""
+    """If an exception ends a `with` block, release what the block has acquired and not released."""
 
     __slots__ = ("_before",)
 
