@@ -145,7 +145,9 @@ def one_task(payload: Any, key: object, priority: object) -> Task:
     """Return a payload or a Task with the key and the priority that the call gives; InvalidArgument if the Task has
     others.
     """
-    task = payload if isinstance(payload, Task) else Task(payload)
+    if not isinstance(payload, Task):
+        return Task(payload, key, priority)  # type: ignore[arg-type]
+    task = payload
     for name, given in (("key", key), ("priority", priority)):
         own = getattr(task, name)
         if given is None or (type(own) is type(given) and own == given):

@@ -33,7 +33,7 @@ T = TypeVar("T")
 HERE = os.path.dirname(fsqueue.__file__) + "/"
 SECTIONS = {"resources.py", "locks.py", "logs.py", "open_logs.py", "locked_batch.py", "jsonl.py", "store.py",
             "queue_file.py", "leasing.py", "transitions.py", "arguments.py", "queue.py", "poll.py", "rooted.py",
-            "beneath.py", "single_inserts.py", "sealing.py"}  # fmt: skip
+            "beneath.py", "single_inserts.py", "sealing.py", "keyed_inserts.py", "keys.py"}  # fmt: skip
 """Modules that take something, or give it back. In the others nothing is taken that these do not know of."""
 EVERYWHERE = os.environ.get("FSQUEUE_TEST_INTERRUPT") == "everywhere"
 """Set it to interrupt all other modules, too, which takes minutes."""
@@ -187,6 +187,12 @@ SINGLE_INSERTS: dict[str, Callable[[Queue], object]] = {
     "upgrade": lambda q: q.upgrade(),
 }
 """Verbs on a queue in which single inserts are appended to open batches; each is synced."""
+KEYED: dict[str, Callable[[Queue], object]] = {
+    "insert with a key": lambda q: [q.insert(1, key="k") for _ in range(2)],
+    "free a key": lambda q: (q.insert(1, key="k"), q.complete(q.lease(3)), q.insert(1, key="k")),
+    "insert a large task with a key": lambda q: q.insert("x" * 70_000, key="large"),
+}
+"""Inserts with keys: new ones, those of tasks that wait, those of tasks that have ended."""
 
 
 def forget_batch(queue: Queue) -> None:
@@ -213,6 +219,7 @@ def test_verbs_interrupted_anywhere_leave_nothing_taken(tmp_path: Path, monkeypa
     assert len(interrupter.seen) > 1000
 
 
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
 def test_single_inserts_interrupted_anywhere_leave_nothing_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,6 +234,26 @@ def test_single_inserts_interrupted_anywhere_leave_nothing_taken(
             while tasks := queue.lease(100):
                 assert {task.payload for task in tasks} <= {*range(600), 1, "another"}
                 queue.complete(tasks)
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+def test_inserts_with_keys_interrupted_anywhere_leave_nothing_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And of a key one task lives at most: when all have ended, the next insert is new, and the one after it is not."""
+    monkeypatch.setattr(layout, "FORMAT_OF_NEW_QUEUES", 2)
+    interrupter = Interrupter()
+    failed = in_thread(lambda: interrupted_anywhere(tmp_path, interrupter, KEYED))
+    assert not failed, "\n".join(failed)
+    assert {"keys.py", "keyed_inserts.py"} <= {os.path.basename(code.co_filename) for code, _ in interrupter.seen}
+    for path in tmp_path.iterdir():
+        with Queue(path) as queue:
+            keys = [info.key for info in queue.tasks() if info.key is not None and info.state in ("waiting", "leased")]
+            assert len(keys) == len(set(keys))
+            queue.release_all()  # what was leased after an interruption
+            while tasks := queue.lease(100):
+                queue.complete(tasks)
+            assert [queue.insert(1, key="k").inserted for _ in range(2)] == [True, False]
 
 
 def interrupted_anywhere(

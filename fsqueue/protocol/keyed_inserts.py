@@ -11,21 +11,21 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
-from fsqueue.errors import InvalidTask, StorageError
+from fsqueue.errors import FsqueueError, InvalidTask, StorageError
 from fsqueue.filesystem import LOST
-from fsqueue.format import movements, names, sparse
+from fsqueue.format import names
 from fsqueue.format.keys import KeyClaim
 from fsqueue.format.layout import OPEN_BATCHES, Layout
 from fsqueue.format.names import Batch
 from fsqueue.format.priority import Rank
-from fsqueue.format.replay import AVAILABLE, LEASED, ReplayState
 from fsqueue.models import TaskRef
 from fsqueue.protocol import finishing, insertion, sealing, transitions
 from fsqueue.protocol.encoding import When
 from fsqueue.protocol.single_inserts import SingleInserter
-from fsqueue.storage import jsonl, keys, logs, ordering, published, record_times, staging
+from fsqueue.storage import insert_ids, jsonl, keys, logs, ordering, published, record_times, staging
+from fsqueue.storage.insert_ids import LIVING
 from fsqueue.storage.keys import KeyFile
 from fsqueue.storage.locked_batch import LockedBatch
 from fsqueue.storage.store import Store
@@ -36,8 +36,6 @@ LOOKS = 10
 """Look at most so often for a task with a file of its own, which workers may rename meanwhile."""
 KNOWN_MAX = 64
 """Remember of at most so many batches up to which offset their logs are known to be durable."""
-LIVING = (AVAILABLE, LEASED)
-"""The states of tasks that live."""
 
 
 class _Purged(Exception):
@@ -50,7 +48,7 @@ class KeyedInserter:
     def __init__(self, store: Store, single: SingleInserter) -> None:
         self.store = store
         self._single = single
-        self._claims = Claims(store)
+        self._claims = Claims(store, single)
 
     def insert(self, line: bytes, when: When, rank: Rank, key: str, index: int | None = None) -> TaskRef:
         """Insert a task with a key, durably; or return the id of the task that has the key, with `inserted` False.
@@ -121,16 +119,8 @@ class KeyedInserter:
         store, layout = self.store, held.layout
         ordering.mark(store, rank)
         staged = staging.stage(store, layout, [line], 1, insertion.moment(store, when), rank)
-        is_published = False
-        try:
-            staging.sync(store, [staged])
-            held.append(self._claim(key, staged.name.batch, staged=staged.name))
-            for _ in staging.publish(store, layout, [staged]):
-                is_published = True
-        finally:
-            if not is_published:
-                store.fs.unlink(staged.path)
-            staged.close(store)
+        claim = self._claim(key, staged.name.batch, staged=staged.name)
+        staging.publish_one(store, staged, lambda: held.append(claim))
         if not self._single._is_in_present(layout):
             return None
         store.doorbell.ring()
@@ -140,10 +130,12 @@ class KeyedInserter:
 class Claims:
     """Tell whether the task that a claim names lives. A claim is a line of a key's file. Threads may share it."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, single: SingleInserter | None = None) -> None:
         self.store = store
+        self._single = single
+        """What inserts in this process: it knows what it has synced."""
         self._durable: dict[Batch, int] = {}
-        """Up to where this process knows the logs of some batches to be on disk."""
+        """Up to where this process knows the logs of some batches to be on disk: the end of a line."""
 
     def living(self, layout: Layout, claim: KeyClaim) -> str | None:
         """Return the id of the task that a claim names, durably inserted, if it lives.
@@ -158,6 +150,14 @@ class Claims:
 
     def _in_log(self, layout: Layout, claim: KeyClaim, identity: str) -> str | None:
         store, batch = self.store, claim.batch
+        found = None if store.fs.shared else self._in_open_log(layout, batch, identity)
+        if found is not None:
+            index, needed, end = found
+            if index is None:
+                self._make_end_durable(layout, batch, end)
+                return None
+            self._make_durable(layout, batch, needed, end)
+            return names.task_id(batch, index)
         for _ in range(2):
             try:
                 fd = store.fs.look_anew(layout.log(batch))
@@ -168,12 +168,12 @@ class Claims:
                     break
                 continue  # it has ended, if there is no log now that the task file is gone
             try:
-                index, is_known = self._read(fd, identity)
+                index, is_known, end = self._read(fd, identity)
                 if index is not None:
-                    self._make_durable(layout, batch, fd)
+                    self._make_durable(layout, batch, end, end)
                     return names.task_id(batch, index)
                 if is_known or not store.fs.shared:
-                    self._make_end_durable(layout, batch, fd)
+                    self._make_end_durable(layout, batch, end)
                     return None
             finally:
                 store.fs.close(fd)
@@ -182,14 +182,32 @@ class Claims:
             return None
         return self._end(batch, identity)
 
-    def _read(self, fd: int, identity: str) -> tuple[int | None, bool]:
-        """Return the index of the task that an `insert` of this id has given to an open log, if it lives. And whether
-        there is such a record at all.
+    def _in_open_log(self, layout: Layout, batch: Batch, identity: str) -> tuple[int | None, int, int] | None:
+        """Return the index of the task, if it lives, by the log that this process keeps open. It is replayed once, and
+        not once a key. With it: where the task's record begins or a line behind it, and where the log ends.
+
+        None: read the log without its lock. Another process may have that, and is not waited for: it may be stopped.
+        """
+        store = self.store
+        try:
+            with LockedBatch(store, batch, 0.0) as locked:
+                log = locked.log
+                if log.layout is layout and store.fs.fstat(log.fd).st_nlink:
+                    index = log.find_insert(identity)
+                    return index, 0 if index is None else locked.replay_state.places[index] + 1, log.end
+                locked.drop()  # a cleaner has removed it, or a purge
+        except (OSError, FsqueueError):
+            pass
+        return None
+
+    def _read(self, fd: int, identity: str) -> tuple[int | None, bool, int]:
+        """Return the index of the task that an `insert` of this id has given to an open log, if it lives; whether
+        there is such a record at all; and where the log's last whole line ends.
         """
         fs = self.store.fs
         state, begin = logs.present(fs, fd)
-        state.replay_pieces(fs.all_pieces(fd, begin), begin)
-        return _found(state, sparse.lines(fs.all_pieces(fd, 0), 0), identity)
+        end = state.replay_pieces(fs.all_pieces(fd, begin), begin)
+        return *insert_ids.find(state, fs.all_pieces(fd, 0), identity), end
 
     def _end(self, batch: Batch, identity: str) -> str | None:
         """Seal a batch whose log lacks the record that a claim names, so that the record cannot come late.
@@ -203,7 +221,7 @@ class Claims:
                 if not transitions.open_untouched(locked):
                     finishing.retire(locked)
                     return None  # the batch has ended
-                index, is_known = self._read(locked.log.fd, identity)
+                index, is_known, _ = self._read(locked.log.fd, identity)
                 if index is not None:
                     return names.task_id(batch, index)
                 if not is_known and locked.replay_state.takes_inserts:
@@ -252,59 +270,53 @@ class Claims:
             return None
         try:
             state, begin = logs.present(store.fs, fd)
-            state.replay_pieces(store.fs.all_pieces(fd, begin), begin)
+            end = state.replay_pieces(store.fs.all_pieces(fd, begin), begin)
             if not state.opened:
                 return None
             if state.count and state.state[0] in LIVING:
                 return True
-            self._make_end_durable(layout, batch, fd)
+            self._make_end_durable(layout, batch, end)
             return False
         finally:
             store.fs.close(fd)
 
     # -- durable ---------------------------------------------------------------------------------------
 
-    def _make_durable(self, layout: Layout, batch: Batch, fd: int) -> None:
-        """Sync a log before its task is reported to another inserter: the first may have died before its own sync."""
+    def _make_durable(self, layout: Layout, batch: Batch, needed: int, end: int) -> None:
+        """Sync a log before its task is reported to another inserter: the first may have died before its own sync.
+
+        Nothing is done if it is known to be on disk up to `needed`. `end`: where a line ends that was read.
+        """
         store = self.store
         if store.fs.shared or not store.sync_inserts:
             return
-        size = store.fs.fstat(fd).st_size
-        done = self._durable.get(batch, -1)
-        if size <= done:
+        own = -1 if self._single is None else self._single.durable_to(batch)
+        done = max(own, self._durable.get(batch, -1))
+        if needed <= done:
             return
-        store.fs.fsync(fd)
+        path = layout.log(batch)
+        try:
+            fd = store.fs.look(path)
+        except FileNotFoundError:
+            return  # the batch has ended: its log was synced before it was removed
+        try:
+            store.fs.fsync(fd)
+        finally:
+            store.fs.close(fd)
         if done < 0:
-            for path in (layout.log(batch), layout.task_file(names.open_batch(batch))):
+            for each in (path, layout.task_file(names.open_batch(batch))):
                 try:
-                    store.names.sync(os.path.dirname(path))
+                    store.names.sync(os.path.dirname(each))
                 except OSError as error:
                     if error.errno not in (errno.ENOENT, *LOST):
                         raise
         if len(self._durable) >= KNOWN_MAX:
             self._durable.pop(next(iter(self._durable)), None)
-        self._durable[batch] = size
+        self._durable[batch] = end
 
-    def _make_end_durable(self, layout: Layout, batch: Batch, fd: int) -> None:
+    def _make_end_durable(self, layout: Layout, batch: Batch, end: int) -> None:
         """Sync a log in which a task has an outcome. Else a power loss could take that, and a second task would live
         with its key.
         """
         if not self.store.sync_movements:
-            self._make_durable(layout, batch, fd)
-
-
-def _found(state: ReplayState, lines: Iterator[tuple[int, bytes, int]], identity: str) -> tuple[int | None, bool]:
-    """Return the index of the task that an `insert` of this id in a log has made, if it lives; and whether there is
-    such a record. An insert whose append was uncertain may have left two: only one of them counts.
-    """
-    wanted, is_known = f'"id":"{identity}"'.encode(), False
-    for begin, line, _ in lines:
-        if wanted not in line:
-            continue
-        record = movements.parse(line)
-        if record is not None and record["op"] == "insert" and record.get("id") == identity:
-            is_known = True
-            first = record.get("first")
-            if type(first) is int and state.places.get(first) == begin and state.state[first] in LIVING:
-                return first, True
-    return None, is_known
+            self._make_durable(layout, batch, end, end)

@@ -88,6 +88,11 @@ class SingleInserter:
         self._finding = resources.Mutex()
         self._synced.after_fork()
 
+    def durable_to(self, batch: Batch) -> int:
+        """Return up to where this process knows a batch's log to be on disk, with its names; -1 if it does not."""
+        synced, end = self._synced.done
+        return end if batch == synced == self._named else -1
+
     def insert(self, line: bytes, when: When, rank: Rank = LAST, announce: Announce | None = None) -> str:
         """Insert a task, durably, and return its id. `line` is the task as it would stand in a task file.
 
@@ -214,15 +219,7 @@ class SingleInserter:
         batch = names.new_batch_in(store.entropy, store.clock.now_ms(), shard, layout.shards)
         name = names.open_batch(batch, rank)
         staged = staging.stage_as(store, layout, [task_file.encode_open_batch(store.domain)], name)
-        is_published = False
-        try:
-            staging.sync(store, [staged])
-            for _ in staging.publish(store, layout, [staged]):
-                is_published = True
-        finally:
-            if not is_published:
-                store.fs.unlink(staged.path)
-            staged.close(store)
+        staging.publish_one(store, staged)
         return batch
 
     # -- into it -----------------------------------------------------------------------------------
@@ -436,8 +433,9 @@ class _OpenLog:
         resources.disown(self.fd)
 
     def __del__(self) -> None:
-        if self.fd >= 0:
-            self.fs.drop(self.fd)
+        fd = getattr(self, "fd", -1)  # missing if an interruption came before it was set
+        if fd >= 0:
+            self.fs.drop(fd)
 
 
 class _Synced:
@@ -448,7 +446,7 @@ class _Synced:
         self._mutex = resources.Mutex()
         self._log: _OpenLog | None = None
         """A descriptor of its own: that of the log may be closed, and its number used again, while this one syncs."""
-        self._done: tuple[Batch | None, int] = (None, 0)
+        self.done: tuple[Batch | None, int] = (None, 0)
         """Up to where the log of a batch is synced."""
         self._failed: Batch | None = None
         """The batch whose log could not be synced. The next sync may succeed, though what was written is lost."""
@@ -470,7 +468,7 @@ class _Synced:
         with self._mutex:
             if batch == self._failed:
                 raise OSError(errno.EIO, "an earlier sync of it failed", self._store.layout.log(batch))
-            synced, done = self._done
+            synced, done = self.done
             if synced == batch and done >= end:
                 return
             log = self._log
@@ -485,7 +483,7 @@ class _Synced:
             except OSError:
                 self._failed = batch
                 raise
-            self._done = batch, written if latest == batch else end
+            self.done = batch, written if latest == batch else end
 
     def close(self) -> None:
         """Close the descriptor, or let a thread do that which uses it just now."""

@@ -67,9 +67,13 @@ def held(
         fs.close(fd)
 
 
-def append(fs: Filesystem, fd: int, lines: bytes, sync: bool) -> None:
-    """Append whole lines to a locked file, and sync them where asked for or shared."""
-    size = fs.fstat(fd).st_size
+def append(fs: Filesystem, fd: int, lines: bytes, sync: bool, size: int | None = None) -> None:
+    """Append whole lines to a locked file, and sync them where asked for or shared.
+
+    `size`: how long the file is, if the caller knows that under the lock.
+    """
+    if size is None:
+        size = fs.fstat(fd).st_size
     if size and fs.pread(fd, 1, size - 1) != b"\n":
         lines = movements.VOID + lines
     fs.write_all(fd, lines)

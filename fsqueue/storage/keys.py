@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from fsqueue.cluster.identity import describe
-from fsqueue.errors import LockTimeout, StorageError
+from fsqueue.errors import LockTimeout, SecondName, StorageError
 from fsqueue.format import keys, names
 from fsqueue.format.keys import KeyClaim
 from fsqueue.format.layout import Layout
@@ -29,16 +29,20 @@ BYTES_MAX = 64 << 10
 class KeyFile:
     """The file of a key, open and locked, and named so by its path when it was locked."""
 
-    __slots__ = ("_fd", "_store", "layout", "path")
+    __slots__ = ("_fd", "_size", "_store", "layout", "path")
 
-    def __init__(self, store: Store, layout: Layout, fd: int, path: str) -> None:
+    def __init__(self, store: Store, layout: Layout, fd: int, path: str, size: int | None = None) -> None:
         self._store = store
         self._fd = fd
+        self._size = size
+        """How long the file is. None where a lock can be lost, and other processes may append: ask for it there."""
         self.layout = layout
         self.path = path
 
     def last(self, key: str | None = None) -> KeyClaim | None:
         """Return the last claim; None if there is none. With `key`, a line of any other key does not count."""
+        if self._size == 0:
+            return None
         for _, line in jsonl.lines_from_end(self._store.fs, self._fd, LOOK_BYTES_MAX):
             claim = keys.parse(line)
             if claim is not None and (key is None or claim.key == key):
@@ -52,7 +56,7 @@ class KeyFile:
     @property
     def size(self) -> int:
         """Return how long the file is."""
-        return self._store.fs.fstat(self._fd).st_size
+        return self._store.fs.fstat(self._fd).st_size if self._size is None else self._size
 
     def append(self, claim: KeyClaim) -> None:
         """Append a claim, and sync it, with the file's name. OSError or StorageError: the lock may be lost.
@@ -60,9 +64,10 @@ class KeyFile:
         After an error nothing may be inserted under this lock.
         """
         store, line = self._store, keys.encode(claim)
-        if store.sync_inserts:
+        size, self._size = self._size, None  # a torn line may be voided, or the append fail: ask for it again
+        if store.sync_inserts and not size:
             store.names.secure(self._fd, self.path)
-        jsonl.append(store.fs, self._fd, line, store.sync_inserts)
+        jsonl.append(store.fs, self._fd, line, store.sync_inserts, size)
         if store.fs.shared and store.fs.pread(self._fd, len(line) + 1, self.size - len(line)) != line:
             raise StorageError(
                 f"What was appended to {self.path} is not what is there: the lock was lost. The task was not inserted; "
@@ -83,18 +88,38 @@ def locked(store: Store, layout: Layout, key: str, wait_s: float = jsonl.LOCK_TI
     path = layout.key(names.key_digest(key))
     fs = store.fs
     for _ in range(LOOKS):
-        is_locked = False
+        fd = fs.open_append(path)
         try:
-            with jsonl.locked(fs, store.clock, store.entropy, path, wait_s) as fd:
-                is_locked = True
-                if fs.same_file(fd, path):
-                    yield KeyFile(store, layout, fd, path)
-                    return
-        except LockTimeout as busy:
-            if is_locked:
-                raise  # of something else, in the block
-            raise _timeout(store, path, key, wait_s) from busy
+            if fs.shared or not fs.try_lock(fd):
+                jsonl.must_have_one_name(fs, fd, path)  # first: the lock of a file from elsewhere is not waited for
+                if not fs.lock(fd, store.clock, store.entropy, wait_s):
+                    raise _timeout(store, path, key, wait_s)
+            held = _named(store, layout, fd, path)
+            if held is not None:
+                yield held
+                return
+        finally:
+            try:
+                fs.unlock(fd)  # closing alone would not: a child that was forked meanwhile has it open, too
+            finally:
+                fs.close(fd)
     raise StorageError(f"The file of the key {key!r}, {path}, was removed again and again. The task was not inserted.")
+
+
+def _named(store: Store, layout: Layout, fd: int, path: str) -> KeyFile | None:
+    """Return the file of a key that was just locked; None if its path does not name it any more. SecondName.
+
+    On a local disk only its lock's holder unlinks it, and so a file that has a name has this one. A purge renames a
+    directory above it: whoever inserts asks for that later. On a network mount a process of this host that has an
+    unlinked file open keeps it under another name.
+    """
+    fs = store.fs
+    if fs.shared:
+        return KeyFile(store, layout, fd, path) if fs.same_file(fd, path) else None
+    found = fs.fstat(fd)
+    if found.st_nlink > 1:
+        raise SecondName(path)
+    return KeyFile(store, layout, fd, path, found.st_size) if found.st_nlink else None
 
 
 @contextmanager

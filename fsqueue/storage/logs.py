@@ -18,6 +18,7 @@ from fsqueue.format import checkpoints, movements, sparse
 from fsqueue.format.layout import Layout
 from fsqueue.format.names import Batch, TaskFileName, task_files_of
 from fsqueue.format.replay import ReplayState
+from fsqueue.storage.insert_ids import InsertIds
 
 TAIL_BYTES = 1 << 16
 SEAL_BYTES = 512
@@ -155,6 +156,7 @@ class Log:
 
     __slots__ = (
         "__weakref__",
+        "_insert_ids",
         "batch",
         "domain",
         "end",
@@ -201,6 +203,7 @@ class Log:
         """Whether it was locked since `OpenLogs` looked for one to close."""
         self.single = False
         """Whether the task file was seen to have one name. Renaming it then leaves it with one."""
+        self._insert_ids: InsertIds | None = None
         self.lettered: set[int] = set()
         """Dead tasks whose letters this process has written."""
         self.fd = fd
@@ -356,6 +359,14 @@ class Log:
             state = ReplayState()
             state.replay_pieces(self.fs.pieces(self.fd, 0), 0)
             self.replay_state = state
+
+    def find_insert(self, identity: str) -> int | None:
+        """Return the index of the task that the `insert` record of this id has made, if that lives. Call it under the
+        lock, caught up.
+        """
+        if self._insert_ids is None:
+            self._insert_ids = InsertIds()
+        return self._insert_ids.find(self.fs, self.fd, self.end, self.replay_state, identity)
 
     def records(self) -> bytes:
         """Return all records as the elements of a JSON array, each at its offset.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -109,6 +109,24 @@ def publish(store: Store, layout: Layout, batches: list[Staged]) -> Iterator[Sta
         yield staged
     if store.sync_inserts:
         sync_shards(store, layout, [staged.name for staged in batches])
+
+
+def publish_one(store: Store, staged: Staged, announce: Callable[[], None] | None = None) -> None:
+    """Sync a staged file, publish it, durably, and close it. An error before its renaming removes it.
+
+    `announce` is called in between: the file is durable, and not published. An error of it ends this.
+    """
+    is_published = False
+    try:
+        sync(store, [staged])
+        if announce is not None:
+            announce()
+        for _ in publish(store, staged.layout, [staged]):
+            is_published = True
+    finally:
+        if not is_published:
+            store.fs.unlink(staged.path)
+        staged.close(store)
 
 
 def sync_shards(store: Store, layout: Layout, published: Sequence[TaskFileName]) -> None:

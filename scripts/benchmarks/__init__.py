@@ -9,7 +9,7 @@
 | `steps` | the steps: insert, lease, drain, delete, ... the same code for every system |
 | `alive` | what looks cost after a long past, and with zeros behind files |
 | `wake` | from an insert to the start of a task, by how long the workers have idled |
-| `order` | the benchmarks of priorities and keys: `scripts/bench order`, `pei`, `taskmaster` |
+| `order` | the benchmarks of priorities and keys: `scripts/bench order`, `keys`, `pei`, `taskmaster` |
 | `growth` | scripts/soak-growth: what everything costs in each tenth of two million movements |
 | `systems` | one small adapter a system, by its public interface; `floor` is the bare system calls |
 | `peers` | the virtualenv with the peers from PyPI |

@@ -171,7 +171,7 @@ ROWS = [
     pei_row("pei", 29, shards=64, workers=8, way="single"),
     isolated(0, 1000),
     isolated(10, 100),
-    {"step": "keys", "plain": 20.0, "keyed": 130.0, "repeat": 15.0},
+    {"step": "keys", "bytes": 200, "plain": 20.0, "keyed": 130.0, "repeat": 15.0},
     {"step": "syncs", **{key: {"median": 2, "greatest": 4} for key in ("plain", "first", "keyed")}},
 ]
 

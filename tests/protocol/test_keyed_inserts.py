@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import glob
 import logging
@@ -17,6 +18,7 @@ import pytest
 
 from fsqueue import FsqueueError, InvalidArgument, InvalidTask, LockTimeout, Queue, Task, TaskTooLarge
 from fsqueue.filesystem import Filesystem
+from fsqueue.format import names
 from fsqueue.protocol import insertion, single_inserts
 from fsqueue.storage import jsonl, keys
 from tests.concurrency.books import clock_of_later
@@ -299,7 +301,7 @@ def test_an_empty_file_of_a_key_goes_and_a_damaged_one_stays(queue_factory: Queu
     queue = queue_factory()
     for key, content in (("empty", b""), ("torn", b"{"), ("damaged", b"{}\n")):
         queue.insert("x", key=key)
-        path = queue.store.layout.key(keys.names.key_digest(key))
+        path = queue.store.layout.key(names.key_digest(key))
         Path(path).write_bytes(content)
         os.utime(path, (1, 1))
     assert queue.gc().keys_removed == 2
@@ -342,6 +344,111 @@ def test_the_key_is_on_disk_before_the_task(queue_factory: QueueFactory) -> None
     assert fs.told[0] == "movements"  # the outcome of the first, else a power loss could bring that back
     assert fs.told[-2:] == ["keys", "movements"]
     assert len(fs.told) <= 4
+
+
+@pytest.mark.batched  # it is in the log of an open batch
+def test_a_task_that_is_named_is_on_disk_and_synced_once(queue_factory: QueueFactory) -> None:
+    path = queue_factory(shards=1).path
+    first = Queue(path)
+    with mock.patch.object(first._inserter, "_make_durable"):  # as one that has died before its sync
+        ref = first.insert("x", key="k")
+    queue = Queue(path, filesystem=Synced(str(path)))
+    fs = queue.store.fs
+    assert isinstance(fs, Synced)
+    assert queue.insert("y", key="k").id == ref.id
+    assert "movements" in fs.told
+    first.insert("z")  # the log grows, behind the task
+    fs.told.clear()
+    assert queue.insert("y", key="k").id == ref.id
+    assert fs.told == []
+    queue.insert("z", key="l")
+    fs.told.clear()
+    assert not queue.insert("z", key="l").inserted  # it was synced when it was inserted
+    assert fs.told == []
+
+
+class Counted(Filesystem):
+    """Counts the bytes that are read."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path, shared=False)
+        self.read_bytes = 0
+        plain = self.pread
+
+        def pread(fd: int, size: int, offset: int) -> bytes:
+            data = plain(fd, size, offset)
+            self.read_bytes += len(data)
+            return data
+
+        self.pread = pread
+
+
+@pytest.mark.batched  # it is in the log of an open batch
+@pytest.mark.parametrize("is_own", [False, True])
+def test_a_look_for_a_task_reads_what_is_new_in_the_log(queue_factory: QueueFactory, is_own: bool) -> None:
+    path = queue_factory(durability="none").path
+    queue = Queue(path, filesystem=Counted(str(path)))
+    fs = queue.store.fs
+    assert isinstance(fs, Counted)
+    other = queue if is_own else Queue(path)
+    refs = [other.insert("x" * 100, key=f"{number}") for number in range(300)]
+    assert queue.insert("y", key="0") == dataclasses.replace(refs[0], inserted=False)
+    fs.read_bytes = 0
+    for number, ref in enumerate(refs):
+        assert queue.insert("y", key=f"{number}").id == ref.id
+    assert fs.read_bytes < 300 * 300  # the files of the keys; the log has more than that
+    other.complete(other.lease(150))
+    fs.read_bytes = 0
+    assert [queue.insert("y", key=f"{number}").inserted for number in range(300)].count(True) == 150
+    assert fs.read_bytes < 300 * 1500
+
+
+@pytest.mark.batched  # it is in the log of an open batch
+def test_a_log_that_another_process_has_locked_is_read_without_its_lock(queue_factory: QueueFactory) -> None:
+    queue = queue_factory(durability="none")
+    ref = queue.insert("x", key="k")
+    path = queue.store.layout.log(names.parse_task_id(ref.id)[0])
+    fs = Filesystem(str(queue.path), shared=False)
+    fd = fs.open_append(path)
+    assert fs.try_lock(fd)
+    try:
+        assert queue.insert("y", key="k").id == ref.id
+        assert Queue(queue.path).insert("y", key="k").id == ref.id
+    finally:
+        fs.unlock(fd)
+        fs.close(fd)
+
+
+@pytest.mark.batched  # it is in the log of an open batch
+def test_a_task_whose_log_a_cleaner_has_removed_does_not_keep_its_key(queue_factory: QueueFactory) -> None:
+    queue = queue_factory(durability="none")
+    ref = queue.insert("x", key="k")
+    os.unlink(queue.store.layout.log(names.parse_task_id(ref.id)[0]))
+    assert queue.insert("y", key="k").inserted
+
+
+def test_a_file_of_a_key_with_a_second_name_is_neither_waited_for_nor_written(
+    queue_factory: QueueFactory, tmp_path: Path
+) -> None:
+    queue = queue_factory()
+    queue.insert("x", key="k")
+    queue.complete(queue.lease())
+    [path] = files_of(queue)
+    elsewhere = tmp_path / "elsewhere"
+    os.link(path, elsewhere)
+    before = elsewhere.read_bytes()
+    with pytest.raises(FsqueueError, match="second name"):
+        queue.insert("y", key="k")
+    fs = Filesystem(str(tmp_path), shared=False)
+    fd = fs.open_append(str(elsewhere))
+    assert fs.try_lock(fd)
+    try:
+        with pytest.raises(FsqueueError, match="second name"):
+            queue.insert("y", key="k")
+    finally:
+        fs.unlock(fd)
+        fs.close(fd)
+    assert elsewhere.read_bytes() == before
 
 
 @pytest.mark.slow

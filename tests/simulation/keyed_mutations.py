@@ -34,8 +34,14 @@ MUTATIONS = [
         "a task lives because the key's last line names it",
         "it ended long ago: what should be inserted is not",
         "keyed",
-        (("protocol.keyed_inserts:_found", " and state.state[first] in LIVING", ""),
-         ("protocol.keyed_inserts:_found", "state.places.get(first) == begin", "True")),
+        (("storage.insert_ids:InsertIds.find", "return index if index >= 0 and state.state[index] in LIVING else None", "return index if index >= 0 else None"),
+         ("protocol.keyed_inserts:Claims._in_open_log", "locked.replay_state.places[index] + 1", "log.end")),
+    ),
+    Mutation(
+        "an inserter does not lock the key's file",
+        "two look at the same time, and both find the key free: two tasks live",
+        "keyed",
+        (("storage.keys:locked", "if fs.shared or not fs.try_lock(fd):", "if False:"),),
     ),
     Mutation(
         "upkeep removes the file of a key without its lock",
@@ -47,7 +53,7 @@ MUTATIONS = [
         "an inserter does not look whether the path still names the key's file",
         "it writes into a file that upkeep has removed",
         "keyed-gc",
-        (("storage.keys:locked", "if fs.same_file(fd, path):", "if True:"),),
+        (("storage.keys:_named", " if found.st_nlink else None", ""),),
     ),
     Mutation(
         "a key is taken whose task has ended, and that is not synced",
@@ -59,13 +65,13 @@ MUTATIONS = [
         "the key's line is not synced",
         "a power loss takes it, and keeps the task",
         "keyed-power",
-        (("storage.keys:KeyFile.append", "jsonl.append(store.fs, self._fd, line, store.sync_inserts)", "jsonl.append(store.fs, self._fd, line, False)"),),
+        (("storage.keys:KeyFile.append", "jsonl.append(store.fs, self._fd, line, store.sync_inserts, size)", "jsonl.append(store.fs, self._fd, line, False, size)"),),
     ),
     Mutation(
         "the name of the key's file is not synced",
         "a power loss takes the file, and keeps the task",
         "keyed-power",
-        (("storage.keys:KeyFile.append", "if store.sync_inserts:", "if False:"),),
+        (("storage.keys:KeyFile.append", "if store.sync_inserts and not size:", "if False:"),),
     ),
     Mutation(
         "an inserter goes on after a purge with the key of the generation before",
@@ -90,8 +96,8 @@ MUTATIONS = [
         "its inserter dies between the two: the next insert finds no line, and inserts a second task",
         "keyed-files",
         (
-            ("protocol.keyed_inserts:KeyedInserter._with_own_file", "held.append(self._claim(key, staged.name.batch, staged=staged.name))", "pass"),
-            ("protocol.keyed_inserts:KeyedInserter._with_own_file", "is_published = True\n", "is_published = True\n            held.append(self._claim(key, staged.name.batch, staged=staged.name))\n"),
+            ("storage.staging:publish_one", "        if announce is not None:\n            announce()\n", ""),
+            ("storage.staging:publish_one", "is_published = True\n", "is_published = True\n            if announce is not None:\n                announce()\n"),
         ),
     ),
     # -- keys and priorities together ----------------------------------------------------------------

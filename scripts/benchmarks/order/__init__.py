@@ -1,4 +1,4 @@
-"""The benchmarks of priorities and keys: `scripts/bench order`, `scripts/bench pei`, `scripts/bench taskmaster`.
+"""The benchmarks of priorities and keys: `scripts/bench order`, `keys`, `pei`, `taskmaster`.
 
 | module | what it does |
 |---|---|

@@ -15,7 +15,8 @@ from benchmarks.order import papers
 Row = dict[str, Any]
 
 GROUPS = {
-    "order": "throughput with priorities beside the unordered queue's, strict order, what keys cost",
+    "order": "throughput with priorities beside the unordered queue's, strict order",
+    "keys": "what keys cost",
     "pei": "how many more urgent tasks a pop passes over, in the real queue and in simulation",
     "taskmaster": "TaskMaster's benchmarks: single operations, bulk operations, collisions, isolation",
 }
@@ -23,6 +24,8 @@ GROUPS = {
 WAYS = ("bulk", "single")
 """How a queue is filled: by several bulk inserts, or by single inserts."""
 UNSYNCED = {"durability": "none"}
+PAYLOAD_BYTES = 200
+"""Of the payloads in most steps."""
 BATCHES_A_SHARD = 2
 """So many batches of random tasks for each shard: most shards have some, as the paper's nodes have."""
 
@@ -63,6 +66,7 @@ class Plan:
     loader_threads: int = papers.LOADER_THREADS
     work_tasks: int = 60_000
     """How many tasks wait for workers whose throughput is measured for some seconds."""
+    key_bytes: list[int] = field(default_factory=lambda: [30, PAYLOAD_BYTES, 1000])
     key_turns: int = 20
     key_each: int = 100
     sync_sample: int = 200
@@ -117,7 +121,8 @@ class Campaign:
     def run(self) -> list[Row]:
         """Do everything in the plan."""
         ways: dict[str, list[Callable[[], None]]] = {
-            "order": [self._throughput, self._strict, self._keys],
+            "order": [self._throughput, self._strict],
+            "keys": [self._keys],
             "pei": [self._pei, self._figure_8, self._cluster],
             "taskmaster": [self._single_operations, self._bulk, self._collisions, self._isolation],
         }
@@ -164,8 +169,10 @@ class Campaign:
         plan = self.plan
         for number in range(plan.repeat):
             self.progress(f"what keys cost, round {number + 1} of {plan.repeat}")
-            asked = {"path": self._place(), "settings": UNSYNCED, "bytes": 200}
-            self._step("keys", {**asked, "turns": plan.key_turns, "each": plan.key_each}, {"round": number + 1})
+            for size in plan.key_bytes:
+                asked = {"path": self._place(), "settings": UNSYNCED, "bytes": size, "warmup": plan.sync_warmup}
+                asked |= {"turns": plan.key_turns, "each": plan.key_each}
+                self._step("keys", asked, {"round": number + 1, "bytes": size})
         self.progress("syncs of inserts with keys")
         asked = {"path": self._place(), "settings": {}, "bytes": 200}
         self._step("syncs", {**asked, "sample": plan.sync_sample, "warmup": plan.sync_warmup}, {})

@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.figures import Figure, measured_figure
 from benchmarks.order import papers
-from benchmarks.order.campaign import WAYS
+from benchmarks.order.campaign import PAYLOAD_BYTES, WAYS
 
 Row = dict[str, Any]
 
@@ -150,7 +150,10 @@ def _isolation(rows: Rows) -> Figure:
 
 
 def _keys(rows: Rows) -> list[Figure]:
-    plain, keyed = (rows.value("keys", lambda row, kind=kind: row[kind]) for kind in ("plain", "keyed"))  # type: ignore[misc]
+    plain, keyed = (
+        rows.value("keys", lambda row, kind=kind: row[kind], bytes=PAYLOAD_BYTES)  # type: ignore[misc]
+        for kind in ("plain", "keyed")
+    )
     return [
         measured_figure(
             "a keyed insert, not synced, against a plain single insert",

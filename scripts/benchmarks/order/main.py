@@ -1,4 +1,4 @@
-"""scripts/bench order, pei, taskmaster: the benchmarks of priorities and keys."""
+"""scripts/bench order, keys, pei, taskmaster: the benchmarks of priorities and keys."""
 
 from __future__ import annotations
 

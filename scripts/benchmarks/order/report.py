@@ -95,21 +95,29 @@ def _throughput(rows: Rows) -> str:
 
 def _keys(rows: Rows) -> str:
     lines = []
-    titles = {"plain": "without a key", "keyed": "with a new key", "repeat": "with the key of a task that waits"}
+    titles = {
+        "plain": "without a key",
+        "keyed": "with a new key",
+        "repeat": "with the key of a task that waits",
+        "used": "with the key of a task that has ended",
+        "file": "(a bare file: made, written, closed)",
+    }
+    sizes = rows.kinds("keys", "bytes")
     for kind, title in titles.items():
-        cost = rows.value("keys", lambda row, kind=kind: row[kind])  # type: ignore[misc]
+        costs = [rows.value("keys", lambda row, kind=kind: row.get(kind), bytes=size) for size in sizes]  # type: ignore[misc]
         syncs = [row[kind] for row in rows.found("syncs") if kind in row]
-        if cost is not None:
+        if any(cost is not None for cost in costs):
             said = f"{syncs[0]['median']} ({syncs[0]['greatest']})" if syncs else "–"
-            lines.append([title, number(cost), said])
+            lines.append([title, *("–" if cost is None else number(cost) for cost in costs), said])
     return _section(
         "## What a key costs",
         prose(
-            "One insert of a 200-byte payload, by turns in one process: microseconds without syncs, and syncs with the "
-            "default durability, in the median and at most. The syncs are counted within one open batch, where every "
-            "directory of keys is there."
+            "One insert, by turns in one process: microseconds of the processor without syncs, for payloads of some "
+            "sizes; and syncs with the default durability, in the median and at most. Every directory of keys is "
+            "there. The syncs are counted within one open batch. A new key makes a file, so the disk's own cost of "
+            "that is among these numbers: the last line has it."
         ),
-        _table(["insert", "µs, not synced", "syncs (most)"], lines),
+        _table(["insert", *(f"{size} bytes: µs" for size in sizes), "syncs (most)"], lines),
     )
 
 

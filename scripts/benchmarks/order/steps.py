@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count
 from pathlib import Path
+from time import process_time_ns
 from typing import Any, get_args
 
 from benchmarks.order import crowd, pops
@@ -29,6 +30,11 @@ clock = crowd.clock
 
 SLICES = 10
 """A rate's variation is that of the rates in so many equal parts of the time."""
+KEYED_KINDS = ("keyed", "repeat", "used")
+"""Inserts with the same keys, one after the other: new ones, those of tasks that wait, those of tasks that have ended.
+"""
+BARE_DIRECTORIES, KEY_FILE_BYTES = 256, 150
+"""Files without a queue are made in so many directories, as those of keys are, with about as much in them."""
 PRIORITIES = 1 << 62
 """Random priorities are below this: two equal ones are unlikely."""
 
@@ -348,29 +354,43 @@ def isolate(request: Request) -> Result:
 
 
 def keys(request: Request) -> Result:
-    """Insert single tasks in one process, plain ones and keyed ones by turns: what each costs, in microseconds.
+    """Insert single tasks in one process, plain ones and keyed ones by turns: what each costs, in microseconds of the
+    processor.
 
-    A repeat is an insert with a key whose task still waits: it inserts nothing.
+    A repeat is an insert with a key whose task still waits: it inserts nothing. The key of an insert that is "used" had
+    a task that has ended. A "file" is made, written and closed, and nothing else.
     """
-    queue = _created(request["path"], request["settings"])
-    numbers = count()
-    size, each = request["bytes"], request["each"]
-    found: dict[str, list[float]] = {"plain": [], "keyed": [], "repeat": []}
-    latest = 0
+    path, size, each = request["path"], request["bytes"], request["each"]
+    queue = _created(path, request["settings"])
+    for number in range(request["warmup"]):  # it makes directories
+        queue.insert(payload(number, size), key=f"first {number}")
+    bare = [os.path.join(os.path.dirname(path), "bare", f"{number:02x}") for number in range(BARE_DIRECTORIES)]
+    for directory in bare:
+        os.makedirs(directory)
+    makes: dict[str, Callable[[int], object]] = {
+        "file": lambda number: _make_file(f"{bare[number % len(bare)]}/{number}"),
+        "plain": lambda number: queue.insert(payload(number, size)),
+        **dict.fromkeys(KEYED_KINDS, lambda number: queue.insert(payload(number, size), key=f"key {number}")),
+    }
+    found: dict[str, list[float]] = {kind: [] for kind in makes}
     for turn in range(request["turns"] + 1):
-        for kind, costs in found.items():
-            begin = clock()
-            for _ in range(each):
-                number = next(numbers)
-                if kind == "plain":
-                    queue.insert(payload(number, size))
-                    continue
-                if kind == "keyed":
-                    latest = number
-                queue.insert(payload(number, size), key=f"key {latest}")
-            if turn:  # the first one makes directories, and is a warm-up
-                costs.append((clock() - begin) / each / 1000)
+        for kind, make in makes.items():
+            if kind == "used":
+                while leased := queue.lease(each):
+                    queue.complete(leased)
+            begin = process_time_ns()
+            for number in range(turn * each, (turn + 1) * each):
+                make(number)
+            if turn:  # the first one is a warm-up
+                found[kind].append((process_time_ns() - begin) / each / 1000)
     return {"tasks": each * request["turns"], **{kind: statistics.median(costs) for kind, costs in found.items()}}
+
+
+def _make_file(path: str) -> None:
+    """Make a file with as much in it as the file of a key has."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+    os.write(fd, b"x" * KEY_FILE_BYTES)
+    os.close(fd)
 
 
 def syncs(request: Request) -> Result:

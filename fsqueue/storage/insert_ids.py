@@ -1,0 +1,79 @@
+"""Find an `insert` record in a batch's log by its id (docs/design.md, section 4.17)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from fsqueue.filesystem import Filesystem
+from fsqueue.format import movements, sparse
+from fsqueue.format.replay import AVAILABLE, LEASED, ReplayState
+
+LIVING = (AVAILABLE, LEASED)
+"""The states of tasks that live."""
+NO_TASK = -1
+"""The index of a record that does not count, or whose task has ended."""
+_HEAD = re.compile(rb'\{"op":"insert","at":\d+,"id":"(\w+)","first":(\d+),')
+"""What an `insert` record begins with that this package has written."""
+
+
+def find(state: ReplayState, pieces: Iterable[sparse.Piece], identity: str) -> tuple[int | None, bool]:
+    """Return the index of the task that an `insert` of this id in a log has made, if it lives; and whether there is
+    such a record.
+
+    `state` is what the whole log comes to, and `pieces` are all of it. An insert whose append was uncertain may have
+    left two such records: only one of them counts.
+    """
+    wanted, is_known = f'"id":"{identity}"'.encode(), False
+    for begin, line, _ in sparse.lines(pieces, 0):
+        if wanted not in line:
+            continue
+        record = movements.parse(line)
+        if record is not None and record["op"] == "insert" and record.get("id") == identity:
+            is_known = True
+            first = record.get("first")
+            if type(first) is int and state.places.get(first) == begin and state.state[first] in LIVING:
+                return first, True
+    return None, is_known
+
+
+class InsertIds:
+    """Know which task each `insert` record of a log has made. Each byte of the log is read once.
+
+    Use it under the log's lock, caught up.
+    """
+
+    __slots__ = ("_end", "_tasks")
+
+    def __init__(self) -> None:
+        self._end = 0
+        """Up to here the log was read."""
+        self._tasks: dict[bytes, int] = {}
+
+    def find(self, fs: Filesystem, fd: int, end: int, state: ReplayState, identity: str) -> int | None:
+        """Return the index of the task that the `insert` of this id has made, if it lives. `state` is what the log
+        comes to up to `end`.
+        """
+        if end > self._end:
+            self._read_on(fs, fd, end, state)
+        index = self._tasks.get(identity.encode())
+        if index is None:  # it is not there, or another program has written it in another form
+            return find(state, fs.pieces(fd, 0), identity)[0]
+        return index if index >= 0 and state.state[index] in LIVING else None
+
+    def _read_on(self, fs: Filesystem, fd: int, end: int, state: ReplayState) -> None:
+        """Take in the records between the last look and `end`.
+
+        Whether a record counts is judged here, once: no later record takes that back, and no other gets its index.
+        """
+        head, tasks, places = _HEAD.match, self._tasks, state.places
+        for offset, line, length in sparse.lines(fs.all_pieces(fd, self._end), self._end):
+            if offset + length >= end:
+                break
+            if (found := head(line)) is not None:
+                index = int(found[2])
+                if places.get(index) == offset:
+                    tasks[found[1]] = index
+                else:
+                    tasks.setdefault(found[1], NO_TASK)
+        self._end = end
