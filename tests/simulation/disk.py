@@ -7,7 +7,7 @@ was synced and perhaps a part of what was appended since.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from random import Random
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -186,6 +186,26 @@ class Disk:
                     self.remove_directory(top, name)
                     removed += 1
         return removed
+
+    def state(self) -> object:
+        """Return all that a new process can find here, now or after a power loss: equal if it is the same."""
+        files = [
+            (file.number, bytes(file.data), file.durable, file.links, file.mtime, file.owner is not None, file.lost_at)
+            for file in self.files
+        ]
+        journal = [
+            [(directory.number, name, node and node.number) for directory, name, node in effects]
+            for effects in self.journal
+        ]
+        return files, journal, list(self._names(self.root)), list(self.ends), self.boots
+
+    def _names(self, directory: Directory) -> Iterator[object]:
+        yield directory.number, directory.mtime, directory.removed
+        for entries in (directory.entries, directory.durable):
+            yield [(name, node.number) for name, node in entries.items()]
+        for node in {**directory.durable, **directory.entries}.values():
+            if isinstance(node, Directory):
+                yield from self._names(node)
 
     # -- durability ------------------------------------------------------------------------------
 
