@@ -31,7 +31,6 @@ class File:
         "number",
         "owner",
         "removed_by",
-        "touches",
         "version",
     )
 
@@ -49,8 +48,6 @@ class File:
         """At which step a process that was out of touch lost its lock on it."""
         """The open file description that has it locked."""
         self.removed_by: object | None = None
-        self.touches: dict[object, int] = {}
-        """The step at which each process last locked or unlocked it."""
 
 
 class Directory:
@@ -206,6 +203,22 @@ class Disk:
         for node in {**directory.durable, **directory.entries}.values():
             if isinstance(node, Directory):
                 yield from self._names(node)
+
+    def take_apart(self) -> None:
+        """Make no file or directory know another."""
+        for file in self.files:
+            file.home, file.owner, file.removed_by = self.root, None, None
+        self._forget_above(self.root)
+        vars(self).clear()
+
+    def _forget_above(self, directory: Directory) -> None:
+        nodes = [*directory.entries.values(), *directory.durable.values()]
+        directory.above = None
+        directory.entries.clear()
+        directory.durable.clear()
+        for node in nodes:
+            if isinstance(node, Directory):
+                self._forget_above(node)
 
     # -- durability ------------------------------------------------------------------------------
 

@@ -401,6 +401,7 @@ def report(wanted: Iterator[Schedule]) -> Report:
                 found.steps += told.world.disk.step
                 if told.wrong:
                     found.wrong.append((schedule, told.wrong))
+                told.forget()
                 collect(found.schedules)
     return found
 
