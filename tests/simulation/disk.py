@@ -7,7 +7,7 @@ was synced and perhaps a part of what was appended since.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from random import Random
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -31,7 +31,6 @@ class File:
         "number",
         "owner",
         "removed_by",
-        "touches",
         "version",
     )
 
@@ -49,8 +48,6 @@ class File:
         """At which step a process that was out of touch lost its lock on it."""
         """The open file description that has it locked."""
         self.removed_by: object | None = None
-        self.touches: dict[object, int] = {}
-        """The step at which each process last locked or unlocked it."""
 
 
 class Directory:
@@ -186,6 +183,42 @@ class Disk:
                     self.remove_directory(top, name)
                     removed += 1
         return removed
+
+    def state(self) -> object:
+        """Return all that a new process can find here, now or after a power loss: equal if it is the same."""
+        files = [
+            (file.number, bytes(file.data), file.durable, file.links, file.mtime, file.owner is not None, file.lost_at)
+            for file in self.files
+        ]
+        journal = [
+            [(directory.number, name, node and node.number) for directory, name, node in effects]
+            for effects in self.journal
+        ]
+        return files, journal, list(self._names(self.root)), list(self.ends), self.boots
+
+    def _names(self, directory: Directory) -> Iterator[object]:
+        yield directory.number, directory.mtime, directory.removed
+        for entries in (directory.entries, directory.durable):
+            yield [(name, node.number) for name, node in entries.items()]
+        for node in {**directory.durable, **directory.entries}.values():
+            if isinstance(node, Directory):
+                yield from self._names(node)
+
+    def take_apart(self) -> None:
+        """Make no file or directory know another."""
+        for file in self.files:
+            file.home, file.owner, file.removed_by = self.root, None, None
+        self._forget_above(self.root)
+        vars(self).clear()
+
+    def _forget_above(self, directory: Directory) -> None:
+        nodes = [*directory.entries.values(), *directory.durable.values()]
+        directory.above = None
+        directory.entries.clear()
+        directory.durable.clear()
+        for node in nodes:
+            if isinstance(node, Directory):
+                self._forget_above(node)
 
     # -- durability ------------------------------------------------------------------------------
 

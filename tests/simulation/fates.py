@@ -61,8 +61,6 @@ def interrupted(play: Play, process: Process, call: Call) -> None:
 
 def interrupted_after(play: Play, process: Process, call: Call) -> None:
     """Ctrl-C after the call, before its caller has the result."""
-    if call[0] in ("close", "unlock", "scandir"):
-        raise Skip
     process.answer = INTERRUPTED
 
 
@@ -77,9 +75,7 @@ def killed_a_while_ago(play: Play, process: Process, call: Call) -> None:
 
 def cut_short(play: Play, process: Process, call: Call) -> None:
     """It is killed in the middle of a write."""
-    name, args = call
-    if name != "write":
-        raise Skip
+    args = call[1]
     opened, file = process._file(args[0])
     half = len(args[1]) // 2
     torn(play, process, opened, file, args[1], half)
@@ -102,23 +98,16 @@ def host_lost(play: Play, process: Process, call: Call) -> None:
 
 def unlistable(play: Play, process: Process, call: Call) -> None:
     """For a while no directory can be read."""
-    if call[0] != "listdir":
-        raise Skip
     play.again = play.again or 20
     raise OSError(errno.EIO, "simulated", call[1][0])
 
 
 def reply_lost(play: Play, process: Process, call: Call) -> None:
-    name, args = call
-    if name not in NAMES and not (name == "open" and args[1] & process.O_EXCL):
-        raise Skip
-    process.answer = errno.EEXIST if name in EXCLUSIVE else errno.ENOENT
+    process.answer = errno.EEXIST if call[0] in EXCLUSIVE else errno.ENOENT
 
 
 def _answer(code: int) -> QueueState:
     def fate(play: Play, process: Process, call: Call) -> None:
-        if call[0] in ("close", "unlock", "scandir"):
-            raise Skip
         process.answer = code
 
     return fate
@@ -126,8 +115,6 @@ def _answer(code: int) -> QueueState:
 
 def _error(code: int) -> QueueState:
     def fate(play: Play, process: Process, call: Call) -> None:
-        if call[0] in ("close", "unlock", "scandir"):
-            raise Skip
         raise OSError(code, "simulated", call[1][0] if call[1] and isinstance(call[1][0], str) else None)
 
     return fate
@@ -135,8 +122,6 @@ def _error(code: int) -> QueueState:
 
 def _full(fraction: float) -> QueueState:
     def fate(play: Play, process: Process, call: Call) -> None:
-        if call[0] not in WRITES:
-            raise Skip
         play.full, play.full_code = 3, errno.ENOSPC
         play.world.cuts[process] = fraction
 
@@ -189,3 +174,40 @@ AFTERWARDS: dict[str, QueueState] = {
     "killed-then-power": _power(False, False),
 }
 """What comes when the second verb has run."""
+
+
+def _is_answered(call: Call) -> bool:
+    return call[0] not in ("close", "unlock", "scandir")
+
+
+def _is_repeated(call: Call) -> bool:
+    """Whether a client sends the request again if the reply is lost, and is told then that it was done before."""
+    name, args = call
+    return name in NAMES or (name == "open" and bool(args[1] & Process.O_EXCL))
+
+
+def _writes(call: Call) -> bool:
+    return call[0] in WRITES
+
+
+_PLACES: dict[str, Callable[[Call], bool]] = {
+    "cut-short": lambda call: call[0] == "write",
+    "interrupted-after": _is_answered,
+    "unlistable": lambda call: call[0] == "listdir",
+    "reply-lost": _is_repeated,
+    "eio-after": _is_answered,
+    "eio": _is_answered,
+    "estale": _is_answered,
+    "eacces": _is_answered,
+    "full": _writes,
+    "full-halfway": _writes,
+}
+
+
+def is_place(fate: str, call: Call) -> bool:
+    """Whether this may become of a verb at such a call. Some fates find out only there that there is nothing to do."""
+    return fate not in _PLACES or _PLACES[fate](call)
+
+
+DEATHS = frozenset(("killed", *(fate for fate in FATES if fate.startswith("power"))))
+"""After these nothing is left of the first verb but what the disk holds, and what its caller was told before."""

@@ -146,7 +146,6 @@ def lose_locks(story: Story, process: Process) -> bool:
         assert isinstance(opened.node, File)
         opened.node.owner = None
         opened.node.lost_at = process.world.disk.step
-        opened.node.touches[opened] = story.world.disk.step
         opened.lost = True
     return bool(held)
 

@@ -10,6 +10,8 @@ from tests.simulation.disk import Directory, File, Node
 FIRST_FD = 1 << 20
 """Simulated descriptors begin here: none has the number of a real one."""
 DIRECTORY_MODE, FILE_MODE = 0o040777, 0o100666
+O_APPEND, WRITING = os.O_APPEND, os.O_WRONLY | os.O_RDWR
+"""Flags of `open`, looked up once."""
 
 
 class Crash(BaseException):
@@ -42,8 +44,8 @@ class Opened:
 
     def __init__(self, node: Node, flags: int, host: Host, name: str) -> None:
         self.node = node
-        self.append = flags & os.O_APPEND
-        self.writes = flags & (os.O_WRONLY | os.O_RDWR)
+        self.append = flags & O_APPEND
+        self.writes = flags & WRITING
         self.host = host
         self.name = name
         self.lost = False

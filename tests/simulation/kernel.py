@@ -14,7 +14,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from tests.simulation.disk import Directory, Disk, File, Node
-from tests.simulation.handles import FIRST_FD, Crash, Entry, Host, Opened, Stat, failure
+from tests.simulation.handles import FIRST_FD, WRITING, Crash, Entry, Host, Opened, Stat, failure
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -24,6 +24,8 @@ At = int | Directory | None
 """A directory that is open: by its descriptor, or, where only its names are used (O_PATH), by itself."""
 INTERRUPTED = -1
 """What `Process.answer` is where a signal comes after the call, before its caller has the result."""
+O_CREAT, O_DIRECTORY, O_EXCL = os.O_CREAT, os.O_DIRECTORY, os.O_EXCL
+"""Flags of `open`, looked up once."""
 CALL_S = 0.0005
 """How long a call takes."""
 
@@ -38,8 +40,8 @@ def call(function: Call) -> Call:
             raise Crash
         world, disk = self.world, self.disk
         world.now += CALL_S
-        disk.step += 1
-        if disk.step >= world.alert_at:
+        disk.step = step = disk.step + 1
+        if step >= world.alert_at:
             world.alert(self, name, args)
         if self.answer is None:
             return function(self, *args, **kwargs)
@@ -108,9 +110,10 @@ class Process:
         if self._resolved_at != self.disk.moved_directories:
             self._resolved.clear()
             self._resolved_at = self.disk.moved_directories
-        found = self._resolved.get((below, path))
+        place = below, path
+        found = self._resolved.get(place)
         if found is None:
-            found = self._resolved[below, path] = self.walk(path, below)
+            found = self._resolved[place] = self.walk(path, below)
         return found
 
     def walk(self, path: str, below: Directory | None) -> Directory:
@@ -134,7 +137,7 @@ class Process:
     def parent(self, path: str, dir_fd: At = None) -> tuple[Directory, str]:
         """The directory that holds a path, and the name in it: from the top, or from an open directory on."""
         directory, _, name = path.rpartition("/")
-        below = dir_fd if dir_fd is None or isinstance(dir_fd, Directory) else self._directory_of(dir_fd)
+        below = self._directory_of(dir_fd) if type(dir_fd) is int else dir_fd
         found = self.directory(directory, below) if directory or below is None else below
         if found.removed:
             raise self.gone(path)
@@ -162,10 +165,10 @@ class Process:
         if not name:
             self.opening(directory)
             return self._opened(Opened(directory, flags, self.host, path))
-        exclusive = flags & os.O_EXCL
+        exclusive = flags & O_EXCL
         node = directory.entries.get(name) if exclusive else self.lookup(directory, name)
         if node is None:
-            if not flags & os.O_CREAT:
+            if not flags & O_CREAT:
                 raise failure(errno.ENOENT, path)
             node = directory.entries.get(name)  # creating asks the server
             if node is None:
@@ -177,9 +180,9 @@ class Process:
         elif exclusive:
             raise failure(errno.EEXIST, path)
         if isinstance(node, Directory):
-            if flags & (os.O_WRONLY | os.O_RDWR):
+            if flags & WRITING:
                 raise failure(errno.EISDIR, path)
-        elif flags & os.O_DIRECTORY:
+        elif flags & O_DIRECTORY:
             raise failure(errno.ENOTDIR, path)
         self.opening(node)
         return self._opened(Opened(node, flags, self.host, name))
@@ -188,7 +191,8 @@ class Process:
         """Open to close: opening asks the server."""
 
     def _opened(self, opened: Opened) -> int:
-        fd = self.world.next_fd()
+        world = self.world
+        world.fd = fd = world.fd + 1
         self.fds[fd] = opened
         if isinstance(opened.node, File):
             self.opened(opened, opened.node)
@@ -221,7 +225,6 @@ class Process:
             self.closing(opened, opened.node)
             if opened.node.owner is opened:
                 opened.node.owner = None
-                opened.node.touches[self] = self.disk.step
 
     def closing(self, opened: Opened, file: File) -> None:
         """The last descriptor of a description is closed."""
@@ -428,7 +431,6 @@ class Process:
         if file.owner is not None and file.owner is not opened:
             return False
         file.owner = opened
-        file.touches[self] = self.disk.step
         self.locked(opened, file)
         return True
 
@@ -448,4 +450,3 @@ class Process:
         self.closing(opened, file)
         if file.owner is opened:
             file.owner = None
-            file.touches[self] = self.disk.step

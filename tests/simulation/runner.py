@@ -24,12 +24,15 @@ class Told:
 
     stories: int = 0
     steps: int = 0
+    calls: int = 0
+    """Of verbs."""
     faults: Counter[str] = field(default_factory=Counter)
     wrong: list[tuple[str, int, list[str]]] = field(default_factory=list)
 
     def add(self, other: Told) -> None:
         self.stories += other.stories
         self.steps += other.steps
+        self.calls += other.calls
         self.faults += other.faults
         self.wrong += other.wrong
 
@@ -48,9 +51,11 @@ def tell_share(job: tuple[str, int, int]) -> Told:
             story = tell(SCENARIOS[name], seed)
             told.stories += 1
             told.steps += story.world.disk.step
+            told.calls += len(story.history.calls)
             told.faults.update(story.fault_kinds)
             if story.wrong:
                 told.wrong.append((name, seed, story.wrong))
+            story.forget()
             collect(told.stories)
     return told
 

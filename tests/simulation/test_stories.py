@@ -11,8 +11,6 @@ import pytest
 
 from tests.simulation.runner import Told, pooled, replay_command
 from tests.simulation.scenarios import SCENARIOS
-from tests.simulation.stories import tell
-from tests.simulation.wiring import simulated_machine
 
 pytestmark = pytest.mark.once
 
@@ -37,7 +35,8 @@ def test_many_stories_end_well(told_of: Callable[[str], Told], name: str) -> Non
     found = [f"{replay_command(name, seed)}\n    {wrong[0]}" for _, seed, wrong in told.wrong]
     assert found == [], "\n".join(found)
     assert told.stories == EACH
-    assert set(SCENARIOS[name].faults) <= told.faults.keys()
+    assert told.faults.keys() == set(SCENARIOS[name].faults)
+    assert told.calls > 5 * EACH
 
 
 def test_a_seed_replays_exactly_in_another_process() -> None:
@@ -49,12 +48,3 @@ def test_a_seed_replays_exactly_in_another_process() -> None:
     ]
     assert texts[0] == texts[1]
     assert len(texts[0].splitlines()) > 100
-
-
-@pytest.mark.parametrize("name", sorted(SCENARIOS))
-def test_each_scenario_does_what_it_is_for(name: str) -> None:
-    with simulated_machine():
-        stories = [tell(SCENARIOS[name], seed) for seed in range(20)]
-    assert [story.wrong for story in stories if story.wrong] == []
-    assert sum(len(story.history.calls) for story in stories) > 100
-    assert bool(SCENARIOS[name].faults) == any(story.fault_kinds for story in stories)

@@ -37,7 +37,7 @@ def cases(mutation: Mutation) -> list[Case]:
     if isinstance(mutation.found_by, str):
         return [partial(_story, mutation.found_by, seed) for seed in range(mutation.stories)]
     kind, first, second, fate = mutation.found_by
-    calls = calls_of(kind, first, second)
+    calls = len(calls_of(kind, first, second))
     return [partial(_small, Schedule(kind, first, second, fate, at)) for at in range(1, calls + 1)]
 
 

@@ -71,15 +71,18 @@ class SimFilesystem(Filesystem):
 
     def _directory(self, path: str) -> Directory:
         """The directory at a path, from that of the root on which the first use found."""
-        inside = self._inside(path)
+        below = self._below
+        inside = path[len(below) :] if path.startswith(below) else self._inside(path)
         top = self._top
         if top is None:
             top = self._top = self._process.directory(self.root)
         return self._process.directory(inside, top) if inside else top
 
     def _open(self, path: str, flags: int) -> int:
+        below = self._below
+        inside = path[len(below) :] if path.startswith(below) else self._inside(path)
         top = self._top or self._directory(self.root)
-        fd = int(self._process.open(self._inside(path), flags, dir_fd=top))
+        fd: int = self._process.open(inside, flags, dir_fd=top)
         resources.this_thread.owned.fds[fd] = self
         return fd
 

@@ -71,11 +71,8 @@ class World:
         self.faults: list[str] = []
         """What was done to this world."""
         self.sleep: Callable[[Process, float], None] = self.pass_time
-        self._fd = FIRST_FD - 1
-
-    def next_fd(self) -> int:
-        self._fd += 1
-        return self._fd
+        self.fd = FIRST_FD - 1
+        """The descriptor that was given last."""
 
     @property
     def pause_at(self) -> int:
