@@ -6,7 +6,7 @@ have the rank LAST, behind all that have one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 import orjson
@@ -88,4 +88,36 @@ def in_lines(lines: Iterable[bytes]) -> dict[int, Priority]:
             given = record.get("priority") if type(record) is dict else None
             if given is not None and fault(given) is None:
                 found[index] = given
+    return found
+
+
+_DIGITS_SURE = 18
+"""A number of so many digits has 64 bits."""
+_QUOTE = ord('"')
+_MEMBER = b',"priority":'
+"""What stands before a priority in a line that this package writes; nothing but the priority and a brace follow it."""
+
+
+def _is_plain(text: bytes) -> bool:
+    return text.isascii() and b"\\" not in text
+
+
+def ranks_in_lines(lines: Sequence[bytes], tasks: Iterable[int]) -> dict[int, Rank]:
+    """Return the ranks of those of some tasks that have a priority, by their indices in the lines of a task file.
+
+    It parses only lines of another form than this package writes. Of a damaged line it may tell any rank.
+    """
+    found: dict[int, Rank] = {}
+    for index in tasks:
+        line = lines[index] if index < len(lines) else b""
+        begin = line.rfind(_MEMBER)
+        text = line[begin + len(_MEMBER) : -1] if begin >= 0 and line.endswith(b"}") else b""
+        # The brace behind the digits ends the line: so it is the task's own, and not one of a payload that is an object.
+        if text.isdigit() and len(text) <= _DIGITS_SURE:
+            found[index] = b"\0%016x" % (int(text) - INT_MIN)
+        elif len(text) <= BYTES_MAX and text.count(b'"') == 2 and text[0] == text[-1] == _QUOTE and _is_plain(text):
+            found[index] = _WITH + text[1:-1]
+        elif b'"priority"' in line:
+            for given in in_lines([line]).values():
+                found[index] = rank_of(given)
     return found

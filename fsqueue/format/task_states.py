@@ -224,17 +224,24 @@ class States:
 
         It acts once.
         """
+        self.take_ranks({index: rank for index, given in priorities.items() if (rank := rank_of(given)) != LAST})
+
+    def take_ranks(self, ranks: dict[int, Rank], at: int = -1) -> None:
+        """Do the same with ranks. `at`: the present, if it is known. Then what is available is not sorted twice."""
         if self.ranks is not None:
             return
-        ranks = {index: rank for index, given in priorities.items() if (rank := rank_of(given)) != LAST}
-        state, since, touched = self.state, self.since, self.touched
-        self._best = [(ranks.get(index, LAST), index) for index in self._ready]
-        heapify(self._best)
+        state, since, touched, get = self.state, self.since, self.touched, ranks.get
+        best, returns = self._best, self._returns
+        best += [(get(index, LAST), index) for index in self._ready]
         self._ready = []
         for index in range(self._frontier, self.count):
             if state[index] == AVAILABLE and index not in touched:
-                self._returns.append((since[index], index))
-        heapify(self._returns)
+                if since[index] <= at:
+                    best.append((get(index, LAST), index))
+                else:
+                    returns.append((since[index], index))
+        heapify(best)
+        heapify(returns)
         self._frontier = self.count
         self.ranks = ranks
 
@@ -317,6 +324,15 @@ class States:
     ) -> Choice:
         self._gather(at, margin)
         best = self._best
+        while most == 1 and best:
+            rank, index = best[0]
+            if limit is not None and rank > limit:
+                return [], [], False
+            if self.state[index] != AVAILABLE or index in self.touched:
+                break
+            heappop(best)
+            if self.since[index] <= at:
+                return [index], [], False  # as mostly: it is as it began
 
         def ranked() -> Iterable[int]:
             while best and (limit is None or best[0][0] <= limit):

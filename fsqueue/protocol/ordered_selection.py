@@ -56,6 +56,18 @@ class RankedSelection(Selection):
     def put_back(self, name: TaskFileName, rank: Rank) -> None:
         """Take in the rank that a batch really has left, or the next of which it has."""
 
+    def keep_in_hand(self, name: TaskFileName, rank: Rank) -> None:
+        """Take in what is left of the batch that gave a task last: the next task may come from it, too."""
+        self.put_back(name, rank)
+
+    def limit_in_hand(self, batch: Batch) -> Rank | None:
+        """Return the rank up to which this batch may go on giving tasks, without a choice among the heads.
+
+        None: choose. Another batch is in hand, or its next task is less urgent than the best head of another, or
+        something is to be listed.
+        """
+        return None
+
     def take_off(self, batch: Batch) -> None:
         """Forget a batch until a listing shows it again: it has nothing left."""
 
@@ -120,6 +132,14 @@ class OrderedSelection(RankedSelection):
         """Batches that were busy: until when they are passed over, and how long that is."""
         self._passed_over: list[tuple[float, Rank, Batch]] = []
         """Heads that are left out of the heap while they rest."""
+        self._in_hand: _Head | None = None
+        """The batch that gave a task last: no head, until a choice is to be made. A worker that stays sorts nothing."""
+        self._limit = LAST
+        """The rank of the best head, as long as `_in_hand` is set."""
+        self._until = 0.0
+        """When the limit is to be looked at again: a batch has rested, or the shards are to be listed."""
+        self._seen_at = 0.0
+        """When the batch in hand was looked into."""
         self._began = -math.inf
         """When the oldest listing began."""
         self._took_s = 0.0
@@ -127,6 +147,7 @@ class OrderedSelection(RankedSelection):
 
     def sweep(self, shards: list[str] | None = None) -> None:
         """Begin anew: all shards, or the ones given, must be listed. Of other shards the heads stay."""
+        self._let_go()
         if shards is None:
             self._heads.clear()
             self._heap.clear()
@@ -146,6 +167,7 @@ class OrderedSelection(RankedSelection):
 
     def keep_up(self, now: int) -> None:
         """List two shards until all are listed; then all anew after a second."""
+        self._let_go()
         clock = self.store.clock
         begin = clock.monotonic()
         while self._passed_over and self._passed_over[0][0] <= begin:
@@ -168,7 +190,11 @@ class OrderedSelection(RankedSelection):
         return bool(self._unlisted) or self._is_old(self.store.clock.monotonic())
 
     def _is_old(self, now_s: float) -> bool:
-        return bool(self._heads) and now_s - self._began >= max(LISTING_S, self._took_s / LISTING_SHARE)
+        return bool(self._heads or self._in_hand) and now_s >= self._old_at()
+
+    def _old_at(self) -> float:
+        """Return when all shards are to be listed anew."""
+        return self._began + max(LISTING_S, self._took_s / LISTING_SHARE)
 
     def next(
         self, now: int, strict: bool = False, bound: Rank = LAST, stay: Batch | None = None
@@ -177,6 +203,7 @@ class OrderedSelection(RankedSelection):
 
         None: all shards of this sweep were listed, and what they have of that kind is used up.
         """
+        self._let_go()
         if strict:
             self._list_some(now, len(self._unlisted))
         rank = self.glance(now, bound)
@@ -190,6 +217,7 @@ class OrderedSelection(RankedSelection):
         return self._heads.pop(batch).name
 
     def glance(self, now: int, bound: Rank = LAST) -> Rank | None:
+        self._let_go()
         while (rank := self.best()) is None or rank > bound:
             if self._unlisted:
                 self._list_some(now, SHARDS_LISTED)
@@ -201,6 +229,8 @@ class OrderedSelection(RankedSelection):
         return rank
 
     def best(self, without: Batch | None = None) -> Rank | None:
+        if self._in_hand is not None and self._in_hand.name.batch != without:
+            self._let_go()
         heads, heap, resting, aside = self._heads, self._heap, self._resting, None
         found: Rank | None = None
         while heap:
@@ -221,16 +251,57 @@ class OrderedSelection(RankedSelection):
         return found
 
     def take_off(self, batch: Batch) -> None:
+        if self._in_hand is not None and self._in_hand.name.batch == batch:
+            self._in_hand = None
+        self._let_go()
         self._heads.pop(batch, None)
 
     def put_back(self, name: TaskFileName, rank: Rank) -> None:
+        self._let_go()
+        self._take_in(_Head(name, rank), self.store.clock.monotonic())
+
+    def _take_in(self, head: _Head, seen_at: float) -> None:
+        name, rank = head
         self._resting.pop(name.batch, None)
         if not name.is_open:  # else a task may be inserted that its name promises already
-            until = self.store.clock.monotonic() + KNOWN_S
-            self._known[name.batch] = (name.priority, rank, until)
-        self._add(_Head(name, rank))
+            self._known[name.batch] = (name.priority, rank, seen_at + KNOWN_S)
+        self._add(head)
+
+    def keep_in_hand(self, name: TaskFileName, rank: Rank) -> None:
+        in_hand = self._in_hand
+        if in_hand is not None and in_hand.name.batch == name.batch:
+            self._in_hand = _Head(name, rank)
+            return
+        self._let_go()
+        if self._unlisted:
+            self.put_back(name, rank)
+            return
+        self._heads.pop(name.batch, None)
+        self._resting.pop(name.batch, None)
+        self._limit = self.limit()
+        self._seen_at = self.store.clock.monotonic()
+        self._until = min(self._old_at(), self._passed_over[0][0]) if self._passed_over else self._old_at()
+        self._in_hand = _Head(name, rank)
+
+    def limit_in_hand(self, batch: Batch) -> Rank | None:
+        in_hand = self._in_hand
+        if in_hand is None or in_hand.name.batch != batch or in_hand.rank > self._limit:
+            return None
+        now = self.store.clock.monotonic()
+        if now >= self._until:
+            return None
+        self._seen_at = now
+        return self._limit
+
+    def _let_go(self) -> None:
+        """Put the batch in hand among the heads, before any of them is chosen."""
+        in_hand = self._in_hand
+        if in_hand is not None:
+            self._in_hand = None
+            self._take_in(in_hand, self._seen_at)
 
     def rest(self, name: TaskFileName) -> None:
+        self._let_go()
         _, before = self._resting.get(name.batch, (0.0, 0.0))
         pause_s = min(max(BUSY_S[0], 2 * before), BUSY_S[1])
         self._resting[name.batch] = (self.store.clock.monotonic() + pause_s, pause_s)
