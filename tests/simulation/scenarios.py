@@ -22,12 +22,14 @@ SMALL = (
 
 RESTATED = (
     ("format.checkpoints:LEAST_BYTES", 1), ("format.checkpoints:SHARE", 0), ("storage.logs:TAIL_BYTES", 128),
+    ("storage.logs:FAR_BYTES", 64),
 )  # fmt: skip
-"""A checkpoint behind every movement, and each reader begins at one."""
+"""A checkpoint behind every movement, and each reader begins at one, or goes on from one."""
 NOW_AND_THEN = (
     ("format.checkpoints:LEAST_BYTES", 400),
     ("format.checkpoints:SHARE", 0),
     ("storage.logs:TAIL_BYTES", 256),
+    ("storage.logs:FAR_BYTES", 128),
 )
 """A checkpoint behind every second or third movement."""
 
