@@ -245,6 +245,21 @@ class States:
         self._frontier = self.count
         self.ranks = ranks
 
+    def take_over_ranks(self, known: States) -> None:
+        """Take the ranks over from an earlier state of the same batch, with what it has sorted. It is not used any more.
+
+        What was available then and is as it began is among that. All else was restated, and comes back by itself.
+        """
+        if known.ranks is None or self.ranks is not None:
+            return
+        later = [each for each in known._returns if self._is_due(*each) and each[1] not in self.touched]
+        self._returns += later
+        heapify(self._returns)
+        self._best, self._frontier, self.ranks = known._best, self.count, known.ranks
+        for index in self._ready:
+            self._offer(index)
+        self._ready = []
+
     def rank(self, index: int) -> Rank:
         """Return the rank of a task, as far as it is known."""
         return LAST if self.ranks is None else self.ranks.get(index, LAST)
@@ -254,10 +269,13 @@ class States:
         self._gather(at, margin)
         if self.ranks is None:
             return None if self.exhausted(at) else LAST
-        best = self._best
-        while best and not self._may_be_taken(best[0][1], at, margin):
+        best, state, since = self._best, self.state, self.since
+        while best:
+            rank, index = best[0]
+            if (state[index] == AVAILABLE and since[index] <= at) or self._may_be_taken(index, at, margin):
+                return rank
             heappop(best)
-        return best[0][0] if best else None
+        return None
 
     def choose(
         self,
@@ -402,7 +420,7 @@ class States:
         returns, expiries = self._returns, self._expiries
         while returns and returns[0][0] <= at:
             self._offer(heappop(returns)[1])
-        while expiries:
+        while expiries and expiries[0][0] <= at:
             until, _, lease = expiries[0]
             if until + min(margin, lease.span // 10) > at:
                 break

@@ -142,12 +142,13 @@ class Leaser:
             if not self.is_ordered:
                 return []  # no task has a priority: the line that says so comes before the first that has
             self._bound = up_to
+        ranked = self._ranked
         if strict:
             self.selection.sweep()
-        elif (batch := self.current) is not None and (self._ranked is None or (up_to is None and self._may_stay(batch))):
+        elif (batch := self.current) is not None and (ranked is None or (up_to is None and self._may_stay(batch))):
             got = self._from_batch(batch, None, n, n, lease_ms)
-            if self._ranked is not None and got is not BUSY:  # it is among the heads, and is tried again or rests
-                self._tell(self._ranked, batch, got)
+            if ranked is not None and got is not BUSY:  # it is among the heads, and is tried again or rests
+                self._tell(ranked, batch, got)
             if isinstance(got, list):
                 if len(got) == n or (got and got[0].solo):
                     return got
@@ -428,8 +429,8 @@ class Leaser:
         margin, attempts_max = store.clock.margin_ms(), store.settings.max_attempts
         if self._limit is None:
             tasks, spent, alone = replay_state.choose(at, most, margin, attempts_max, solo)
-        elif _learn_ranks(locked, at):
-            tasks, spent, alone = self._choose_by_rank(locked, at, most, solo, self._limit)
+        elif replay_state.ranks is not None or _learn_ranks(locked, at):
+            tasks, spent, alone = self._choose_by_rank(locked, at, most, margin, attempts_max, solo, self._limit)
         else:
             finishing.settle_loss(locked)
             return NOTHING
@@ -452,12 +453,13 @@ class Leaser:
             return NOTHING
         return self._take(locked, tasks, at, at + lease_ms, asked > 1 and not alone, opening, alone)
 
-    def _choose_by_rank(self, locked: LockedBatch, at: int, most: int, solo: bool, limit: Rank) -> Choice:
+    def _choose_by_rank(
+        self, locked: LockedBatch, at: int, most: int, margin: int, attempts_max: int | None, solo: bool, limit: Rank
+    ) -> Choice:
         """Choose tasks that are not less urgent than `limit`, and note what the batch has besides."""
-        store, replay_state = self.store, locked.replay_state
-        margin, attempts_max = store.clock.margin_ms(), store.settings.max_attempts
+        replay_state = locked.replay_state
         if self.at_random:
-            shuffled = store.entropy.shuffled
+            shuffled = self.store.entropy.shuffled
             choice = replay_state.choose_any(at, most, margin, attempts_max, solo, limit, shuffled)
         else:
             choice = replay_state.choose(at, most, margin, attempts_max, solo, limit)
@@ -587,7 +589,8 @@ class Leaser:
         """
         if self._limit is None or not _learn_ranks(locked, at):
             return [], [], False
-        choice = self._choose_by_rank(locked, at, 1, True, self._limit)
+        margin, attempts_max = self.store.clock.margin_ms(), self.store.settings.max_attempts
+        choice = self._choose_by_rank(locked, at, 1, margin, attempts_max, True, self._limit)
         left, self._left = self._left, None
         tasks, spent, _ = choice
         if spent and locked.log.name is not None:

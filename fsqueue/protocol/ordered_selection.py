@@ -21,6 +21,10 @@ LISTING_SHARE = 1 / 20
 """At most this part of the time goes into listing all shards anew."""
 BUSY_S = (0.05, 1.0)
 """So long a batch is passed over that another process had locked; twice as long each time, up to the second."""
+BUSY_AGAIN_S = 1.0
+"""A batch that is found busy again within this time after such a pause rests for twice as long, although it gave tasks in
+between. Workers that would meet in one batch all the time so find a batch of their own, and need not read what others do.
+"""
 KNOWN_S = 10.0
 """So long it counts which rank a batch really had, if nothing can be inserted into it. A task that comes back into it
 may be more urgent, and its name does not tell.
@@ -129,7 +133,7 @@ class OrderedSelection(RankedSelection):
         self._known: dict[Batch, tuple[str | None, Rank, float]] = {}
         """What a look has shown of a batch: the name's promise then, the rank that it really had, until when."""
         self._resting: dict[Batch, tuple[float, float]] = {}
-        """Batches that were busy: until when they are passed over, and how long that is."""
+        """Batches that were busy: until when they are passed over, or were lately, and how long that is."""
         self._passed_over: list[tuple[float, Rank, Batch]] = []
         """Heads that are left out of the heap while they rest."""
         self._in_hand: _Head | None = None
@@ -183,7 +187,8 @@ class OrderedSelection(RankedSelection):
                 self._list(shard, now)
             self._began, self._took_s = begin, clock.monotonic() - begin
             self._known = {batch: known for batch, known in self._known.items() if known[2] > begin}
-            self._resting = {batch: rest for batch, rest in self._resting.items() if batch in self._heads}
+            since = begin - BUSY_AGAIN_S
+            self._resting = {batch: rest for batch, rest in self._resting.items() if rest[0] > since}
             self._make_heap()
 
     def is_behind(self) -> bool:
@@ -210,10 +215,9 @@ class OrderedSelection(RankedSelection):
         if rank is None:
             return None
         _, batch = self._heap[0]
-        if stay is not None and stay not in self._resting:
-            head = self._heads.get(stay)
-            if head is not None and head.rank <= rank:
-                batch = stay
+        head = self._heads.get(stay) if stay is not None else None
+        if head is not None and head.rank <= rank and not self._rests(head.name.batch):
+            batch = head.name.batch
         return self._heads.pop(batch).name
 
     def glance(self, now: int, bound: Rank = LAST) -> Rank | None:
@@ -238,7 +242,7 @@ class OrderedSelection(RankedSelection):
             head = heads.get(batch)
             if head is None or head.rank != rank:
                 heappop(heap)
-            elif resting and batch in resting and resting[batch][0] > self.store.clock.monotonic():
+            elif resting and self._rests(batch):
                 heappop(heap)
                 heappush(self._passed_over, (resting[batch][0], rank, batch))
             elif batch == without:
@@ -249,6 +253,16 @@ class OrderedSelection(RankedSelection):
         if aside is not None:
             heappush(heap, aside)
         return found
+
+    def _rests(self, batch: Batch) -> bool:
+        rest = self._resting.get(batch)
+        return rest is not None and rest[0] > self.store.clock.monotonic()
+
+    def _wake(self, batch: Batch, now_s: float) -> None:
+        """End the rest of a batch that is not busy any more. How long it was still counts for the next one."""
+        rest = self._resting.get(batch)
+        if rest is not None and rest[0] > now_s:
+            self._resting[batch] = (now_s, rest[1])
 
     def take_off(self, batch: Batch) -> None:
         if self._in_hand is not None and self._in_hand.name.batch == batch:
@@ -262,7 +276,7 @@ class OrderedSelection(RankedSelection):
 
     def _take_in(self, head: _Head, seen_at: float) -> None:
         name, rank = head
-        self._resting.pop(name.batch, None)
+        self._wake(name.batch, seen_at)
         if not name.is_open:  # else a task may be inserted that its name promises already
             self._known[name.batch] = (name.priority, rank, seen_at + KNOWN_S)
         self._add(head)
@@ -276,10 +290,10 @@ class OrderedSelection(RankedSelection):
         if self._unlisted:
             self.put_back(name, rank)
             return
-        self._heads.pop(name.batch, None)
-        self._resting.pop(name.batch, None)
-        self._limit = self.limit()
         self._seen_at = self.store.clock.monotonic()
+        self._heads.pop(name.batch, None)
+        self._wake(name.batch, self._seen_at)
+        self._limit = self.limit()
         self._until = min(self._old_at(), self._passed_over[0][0]) if self._passed_over else self._old_at()
         self._in_hand = _Head(name, rank)
 
@@ -302,9 +316,10 @@ class OrderedSelection(RankedSelection):
 
     def rest(self, name: TaskFileName) -> None:
         self._let_go()
-        _, before = self._resting.get(name.batch, (0.0, 0.0))
-        pause_s = min(max(BUSY_S[0], 2 * before), BUSY_S[1])
-        self._resting[name.batch] = (self.store.clock.monotonic() + pause_s, pause_s)
+        now = self.store.clock.monotonic()
+        ended, before = self._resting.get(name.batch, (0.0, 0.0))
+        pause_s = min(max(BUSY_S[0], 2 * before), BUSY_S[1]) if now < ended + BUSY_AGAIN_S else BUSY_S[0]
+        self._resting[name.batch] = (now + pause_s, pause_s)
         self._add(self._head(name))
 
     # -- listing ------------------------------------------------------------------------------------

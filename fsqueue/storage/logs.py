@@ -307,9 +307,8 @@ class Log:
         state, end = present(self.fs, self.fd)
         if end <= self.end:
             return  # none of those can be trusted
-        ranks = self.replay_state.ranks
-        if ranks is not None and state.inserts is None:  # a checkpoint leaves out what the task file tells
-            state.take_ranks(ranks, state.at)
+        if state.inserts is None:  # a checkpoint leaves out what the task file tells
+            state.take_over_ranks(self.replay_state)
         self.replay_state, self.end = state, end
 
     def next_offset(self) -> int:
