@@ -234,12 +234,10 @@ class States:
         best, returns = self._best, self._returns
         best += [(get(index, LAST), index) for index in self._ready]
         self._ready = []
-        for index in range(self._frontier, self.count):
-            if state[index] == AVAILABLE and index not in touched:
-                if since[index] <= at:
-                    best.append((get(index, LAST), index))
-                else:
-                    returns.append((since[index], index))
+        first = self._frontier
+        free = [index for index, each in enumerate(state[first:], first) if each == AVAILABLE and index not in touched]
+        best += [(get(index, LAST), index) for index in free if since[index] <= at]
+        returns += [(since[index], index) for index in free if since[index] > at]
         heapify(best)
         heapify(returns)
         self._frontier = self.count

@@ -94,12 +94,6 @@ MUTATIONS = [
          ("protocol.ordered_selection:OrderedSelection.limit_in_hand", "return self._limit", "return LAST")),
     ),
     Mutation(
-        "a process that goes on from a checkpoint forgets the ranks of a task file",
-        "it takes its tasks as they come",
-        "order-files-restated",
-        (("storage.logs:Log._skip_to_checkpoint", "state.take_over_ranks(self.replay_state)", "state.take_ranks({})"),),
-    ),
-    Mutation(
         "a strict lease gives up at batches that promise too much",
         "it knows nothing from before, and takes what the next one has each time",
         "order-later",
