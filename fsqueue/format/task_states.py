@@ -264,7 +264,9 @@ class States:
 
     def head(self, at: int, margin: int) -> Rank | None:
         """Return the rank of the most urgent task that `choose` has left and could take; None if there is none."""
-        self._gather(at, margin)
+        returns, expiries = self._returns, self._expiries
+        if (expiries and expiries[0][0] <= at) or (returns and returns[0][0] <= at):
+            self._gather(at, margin)
         if self.ranks is None:
             return None if self.exhausted(at) else LAST
         best, state, since = self._best, self.state, self.since
@@ -338,8 +340,9 @@ class States:
     def _choose_best(
         self, at: int, most: int, margin: int, attempts_max: int | None, solo: bool, limit: Rank | None
     ) -> Choice:
-        self._gather(at, margin)
-        best = self._best
+        best, returns, expiries = self._best, self._returns, self._expiries
+        if (expiries and expiries[0][0] <= at) or (returns and returns[0][0] <= at):
+            self._gather(at, margin)
         while most == 1 and best:
             rank, index = best[0]
             if limit is not None and rank > limit:

@@ -142,10 +142,10 @@ class Leaser:
             if not self.is_ordered:
                 return []  # no task has a priority: the line that says so comes before the first that has
             self._bound = up_to
-        ranked = self._ranked
+        ranked, batch = self._ranked, self.current
         if strict:
             self.selection.sweep()
-        elif (batch := self.current) is not None and (ranked is None or (up_to is None and self._may_stay(batch))):
+        elif batch is not None and (ranked is None or (up_to is None and self._may_stay(ranked, batch))):
             got = self._from_batch(batch, None, n, n, lease_ms)
             if ranked is not None and got is not BUSY:  # it is among the heads, and is tried again or rests
                 self._tell(ranked, batch, got)
@@ -168,9 +168,9 @@ class Leaser:
             return self.lease(n, lease_ms, strict, up_to)
         return held
 
-    def _may_stay(self, batch: Batch) -> bool:
+    def _may_stay(self, selection: RankedSelection, batch: Batch) -> bool:
         """Return whether the batch at hand is better than all heads; then set the limit up to which it is."""
-        limit = self._ranked.limit_in_hand(batch) if self._ranked is not None else None
+        limit = selection.limit_in_hand(batch)
         if limit is None or self.store.logs.get(batch) is None:
             return False
         self._limit = limit

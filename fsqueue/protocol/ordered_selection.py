@@ -22,8 +22,9 @@ LISTING_SHARE = 1 / 20
 BUSY_S = (0.05, 1.0)
 """So long a batch is passed over that another process had locked; twice as long each time, up to the second."""
 BUSY_AGAIN_S = 1.0
-"""A batch that is found busy again within this time after such a pause rests for twice as long, although it gave tasks in
-between. Workers that would meet in one batch all the time so find a batch of their own, and need not read what others do.
+"""A batch that is found busy again so soon after such a pause rests for twice as long, also if it gave tasks in between.
+
+Otherwise workers would meet in it all the time, and each would replay what the others do there.
 """
 KNOWN_S = 10.0
 """So long it counts which rank a batch really had, if nothing can be inserted into it. A task that comes back into it
@@ -136,7 +137,7 @@ class OrderedSelection(RankedSelection):
         """Batches that were busy: until when they are passed over, or were lately, and how long that is."""
         self._passed_over: list[tuple[float, Rank, Batch]] = []
         """Heads that are left out of the heap while they rest."""
-        self._in_hand: _Head | None = None
+        self._in_hand: tuple[TaskFileName, Rank] | None = None
         """The batch that gave a task last: no head, until a choice is to be made. A worker that stays sorts nothing."""
         self._limit = LAST
         """The rank of the best head, as long as `_in_hand` is set."""
@@ -233,7 +234,7 @@ class OrderedSelection(RankedSelection):
         return rank
 
     def best(self, without: Batch | None = None) -> Rank | None:
-        if self._in_hand is not None and self._in_hand.name.batch != without:
+        if self._in_hand is not None and self._in_hand[0].batch != without:
             self._let_go()
         heads, heap, resting, aside = self._heads, self._heap, self._resting, None
         found: Rank | None = None
@@ -265,7 +266,7 @@ class OrderedSelection(RankedSelection):
             self._resting[batch] = (now_s, rest[1])
 
     def take_off(self, batch: Batch) -> None:
-        if self._in_hand is not None and self._in_hand.name.batch == batch:
+        if self._in_hand is not None and self._in_hand[0].batch == batch:
             self._in_hand = None
         self._let_go()
         self._heads.pop(batch, None)
@@ -283,8 +284,8 @@ class OrderedSelection(RankedSelection):
 
     def keep_in_hand(self, name: TaskFileName, rank: Rank) -> None:
         in_hand = self._in_hand
-        if in_hand is not None and in_hand.name.batch == name.batch:
-            self._in_hand = _Head(name, rank)
+        if in_hand is not None and in_hand[0].batch == name.batch:
+            self._in_hand = name, rank
             return
         self._let_go()
         if self._unlisted:
@@ -295,11 +296,11 @@ class OrderedSelection(RankedSelection):
         self._wake(name.batch, self._seen_at)
         self._limit = self.limit()
         self._until = min(self._old_at(), self._passed_over[0][0]) if self._passed_over else self._old_at()
-        self._in_hand = _Head(name, rank)
+        self._in_hand = name, rank
 
     def limit_in_hand(self, batch: Batch) -> Rank | None:
         in_hand = self._in_hand
-        if in_hand is None or in_hand.name.batch != batch or in_hand.rank > self._limit:
+        if in_hand is None or in_hand[0].batch != batch or in_hand[1] > self._limit:
             return None
         now = self.store.clock.monotonic()
         if now >= self._until:
@@ -312,7 +313,7 @@ class OrderedSelection(RankedSelection):
         in_hand = self._in_hand
         if in_hand is not None:
             self._in_hand = None
-            self._take_in(in_hand, self._seen_at)
+            self._take_in(_Head(*in_hand), self._seen_at)
 
     def rest(self, name: TaskFileName) -> None:
         self._let_go()

@@ -115,8 +115,9 @@ def test_a_task_file_tells_the_priorities() -> None:
     assert priority.ranks_in_lines(lines, range(len(lines) + 1)) == {1: rank_of(7), 6: rank_of("x")}
 
 
+TEXTS = ['","priority":5}', ',"priority":"a"', "priority"]
 WRITTEN = st.recursive(
-    st.one_of(st.integers(0, 99), st.text(max_size=5), st.sampled_from(['","priority":5}', ',"priority":"a"', "priority"])),
+    st.one_of(st.integers(0, 99), st.text(max_size=5), st.sampled_from(TEXTS)),
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["a", "priority"]), inner, max_size=2),
     max_leaves=4,
 )

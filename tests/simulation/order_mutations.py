@@ -90,7 +90,7 @@ MUTATIONS = [
         "a worker that stays with a batch compares it with nothing",
         "it takes less urgent tasks than other batches have",
         "order-calm",
-        (("protocol.ordered_selection:OrderedSelection.limit_in_hand", " or in_hand.rank > self._limit:", ":"),
+        (("protocol.ordered_selection:OrderedSelection.limit_in_hand", " or in_hand[1] > self._limit:", ":"),
          ("protocol.ordered_selection:OrderedSelection.limit_in_hand", "return self._limit", "return LAST")),
     ),
     Mutation(
