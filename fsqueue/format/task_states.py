@@ -244,7 +244,7 @@ class States:
         self.ranks = ranks
 
     def take_over_ranks(self, known: States) -> None:
-        """Take the ranks over from an earlier state of the same batch, with what it has sorted. It is not used any more.
+        """Take over the ranks of an earlier state of this batch, and what it has sorted. That state is used up then.
 
         What was available then and is as it began is among that. All else was restated, and comes back by itself.
         """

@@ -22,7 +22,7 @@ LISTING_SHARE = 1 / 20
 BUSY_S = (0.05, 1.0)
 """So long a batch is passed over that another process had locked; twice as long each time, up to the second."""
 BUSY_AGAIN_S = 1.0
-"""A batch that is found busy again so soon after such a pause rests for twice as long, also if it gave tasks in between.
+"""A batch found busy again so soon after such a pause rests for twice as long, also if it gave tasks in between.
 
 Otherwise workers would meet in it all the time, and each would replay what the others do there.
 """
