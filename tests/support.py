@@ -312,6 +312,7 @@ def checkpoints_everywhere() -> Iterator[None]:
         mock.patch.object(checkpoints, "LEAST_BYTES", 1),
         mock.patch.object(checkpoints, "SHARE", 0),
         mock.patch.object(logs, "TAIL_BYTES", 128),
+        mock.patch.object(logs, "FAR_BYTES", 64),
     ):
         yield
 

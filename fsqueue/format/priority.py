@@ -6,7 +6,8 @@ A task without a priority has the rank LAST, and comes after all tasks with one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from struct import pack
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 import orjson
@@ -90,3 +91,40 @@ def in_lines(lines: Iterable[bytes]) -> dict[int, Priority]:
             if given is not None and fault(given) is None:
                 found[index] = given
     return found
+
+
+_DIGITS_SURE = 18
+"""A number of so many digits has 64 bits."""
+_QUOTE = ord('"')
+_MEMBER = b',"priority":'
+"""What stands before a priority in a line that this package writes; nothing but the priority and a brace follow it."""
+
+
+def ranks_in_lines(lines: Sequence[bytes], tasks: Iterable[int]) -> dict[int, Rank]:
+    """Return the ranks of those of some tasks that have a priority, by their indices in the lines of a task file.
+
+    It parses only lines of another form than this package writes. Of a damaged line it may tell any rank.
+    """
+    chosen = [index for index in tasks if index < len(lines)]
+    texts = [lines[index].rpartition(_MEMBER)[2] for index in chosen]
+    # A brace behind the digits ends the line: so it is the task's own, and not one of a payload that is an object.
+    if {text[-1:] for text in texts} == {b"}"}:
+        numbers = [text[:-1] for text in texts]
+        if all(map(bytes.isdigit, numbers)) and len(max(numbers, key=len)) <= _DIGITS_SURE:  # as mostly: no text
+            above = [int(number) - INT_MIN for number in numbers]
+            digits = pack(f">{len(above)}Q", *above).hex().encode()
+            return {index: _WITH + digits[16 * place : 16 * place + 16] for place, index in enumerate(chosen)}
+    found: dict[int, Rank] = {}
+    for index, text in zip(chosen, texts, strict=True):
+        quoted = text[:-1]
+        if len(quoted) > 1 and quoted[0] == quoted[-1] == _QUOTE and text[-1:] == b"}" and _is_plain(quoted[1:-1]):
+            found[index] = _WITH + quoted[1:-1]
+        elif b'"priority"' in lines[index]:
+            for given in in_lines([lines[index]]).values():
+                found[index] = rank_of(given)
+    return found
+
+
+def _is_plain(text: bytes) -> bool:
+    """Return whether a text stands in JSON as it is, and is short enough for a priority."""
+    return len(text) <= BYTES_MAX and text.isascii() and b"\\" not in text and b'"' not in text

@@ -142,26 +142,32 @@ class ReplayState(States):
 
     def apply(self, record: dict[str, Any], offset: int) -> None:
         """Apply one parsed record that stands at `offset`."""
-        handler = _HANDLERS.get(record["op"])
-        if handler is None or self.gone or record["at"] > AT_MAX:
+        op, at = record["op"], record["at"]
+        handler = _HANDLERS.get(op)
+        if handler is None or self.gone or at > AT_MAX:
             return
-        at = max(record["at"], self.at)
+        if at < self.at:
+            at = self.at
         try:
             applied = handler(self, record, at, offset)
         except (KeyError, TypeError, ValueError):
             applied = False  # a field is missing or of the wrong kind: checked before anything was changed
         if applied:
-            self.at = at if record["op"] != "clock" else record["at"]
-        for field in ("from", "name"):  # also of a record that does not apply: its author may have renamed all the same
-            name = record.get(field)
-            if type(name) is str and names.parse_task_file(name) is not None:
-                self.mention(name)
+            self.at = at if op != "clock" else record["at"]
+        if "name" in record or "from" in record:  # also if it does not apply: its author may have renamed all the same
+            for name in (record.get("from"), record.get("name")):
+                if type(name) is str and names.parse_task_file(name) is not None:
+                    self.mention(name)
 
     def _tasks(self, record: dict[str, Any]) -> list[int]:
         """Return the indices in a record's ranges. TypeError or ValueError if they are no ascending ranges of tasks."""
         ranges = record["tasks"]
         if type(ranges) is not list:
             raise TypeError
+        if len(ranges) == 1:  # as mostly: one task
+            start, end = ranges[0]
+            if type(start) is type(end) is int and end == start + 1 and 0 <= start < self.count:
+                return [start]
         tasks: list[int] = []
         last = 0
         for start, end in ranges:

@@ -224,19 +224,39 @@ class States:
 
         It acts once.
         """
+        self.take_ranks({index: rank for index, given in priorities.items() if (rank := rank_of(given)) != LAST})
+
+    def take_ranks(self, ranks: dict[int, Rank], at: int = -1) -> None:
+        """Do the same with ranks. `at`: the present, if it is known. Then what is available is not sorted twice."""
         if self.ranks is not None:
             return
-        ranks = {index: rank for index, given in priorities.items() if (rank := rank_of(given)) != LAST}
-        state, since, touched = self.state, self.since, self.touched
-        self._best = [(ranks.get(index, LAST), index) for index in self._ready]
-        heapify(self._best)
+        state, since, touched, get = self.state, self.since, self.touched, ranks.get
+        best, returns = self._best, self._returns
+        best += [(get(index, LAST), index) for index in self._ready]
         self._ready = []
-        for index in range(self._frontier, self.count):
-            if state[index] == AVAILABLE and index not in touched:
-                self._returns.append((since[index], index))
-        heapify(self._returns)
+        first = self._frontier
+        free = [index for index, each in enumerate(state[first:], first) if each == AVAILABLE and index not in touched]
+        best += [(get(index, LAST), index) for index in free if since[index] <= at]
+        returns += [(since[index], index) for index in free if since[index] > at]
+        heapify(best)
+        heapify(returns)
         self._frontier = self.count
         self.ranks = ranks
+
+    def take_over_ranks(self, known: States) -> None:
+        """Take over the ranks of an earlier state of this batch, and what it has sorted. That state is used up then.
+
+        What was available then and is as it began is among that. All else was restated, and comes back by itself.
+        """
+        if known.ranks is None or self.ranks is not None:
+            return
+        later = [each for each in known._returns if self._is_due(*each) and each[1] not in self.touched]
+        self._returns += later
+        heapify(self._returns)
+        self._best, self._frontier, self.ranks = known._best, self.count, known.ranks
+        for index in self._ready:
+            self._offer(index)
+        self._ready = []
 
     def rank(self, index: int) -> Rank:
         """Return the rank of a task, as far as it is known."""
@@ -244,13 +264,18 @@ class States:
 
     def head(self, at: int, margin: int) -> Rank | None:
         """Return the rank of the most urgent task that `choose` has left and could take; None if there is none."""
-        self._gather(at, margin)
+        returns, expiries = self._returns, self._expiries
+        if (expiries and expiries[0][0] <= at) or (returns and returns[0][0] <= at):
+            self._gather(at, margin)
         if self.ranks is None:
             return None if self.exhausted(at) else LAST
-        best = self._best
-        while best and not self._may_be_taken(best[0][1], at, margin):
+        best, state, since = self._best, self.state, self.since
+        while best:
+            rank, index = best[0]
+            if (state[index] == AVAILABLE and since[index] <= at) or self._may_be_taken(index, at, margin):
+                return rank
             heappop(best)
-        return best[0][0] if best else None
+        return None
 
     def choose(
         self,
@@ -315,8 +340,18 @@ class States:
     def _choose_best(
         self, at: int, most: int, margin: int, attempts_max: int | None, solo: bool, limit: Rank | None
     ) -> Choice:
-        self._gather(at, margin)
-        best = self._best
+        best, returns, expiries = self._best, self._returns, self._expiries
+        if (expiries and expiries[0][0] <= at) or (returns and returns[0][0] <= at):
+            self._gather(at, margin)
+        while most == 1 and best:
+            rank, index = best[0]
+            if limit is not None and rank > limit:
+                return [], [], False
+            if self.state[index] != AVAILABLE or index in self.touched:
+                break
+            heappop(best)
+            if self.since[index] <= at:
+                return [index], [], False  # as mostly: it is as it began
 
         def ranked() -> Iterable[int]:
             while best and (limit is None or best[0][0] <= limit):
@@ -386,7 +421,7 @@ class States:
         returns, expiries = self._returns, self._expiries
         while returns and returns[0][0] <= at:
             self._offer(heappop(returns)[1])
-        while expiries:
+        while expiries and expiries[0][0] <= at:
             until, _, lease = expiries[0]
             if until + min(margin, lease.span // 10) > at:
                 break

@@ -17,7 +17,7 @@ from fsqueue.filesystem import LOST, NOT_FILES
 from fsqueue.format import movements, names, priority, task_file
 from fsqueue.format.names import Batch, TaskFileName
 from fsqueue.format.priority import LAST, Rank
-from fsqueue.format.task_states import Choice
+from fsqueue.format.task_states import LEASED, Choice
 from fsqueue.leased_task import LeasedTask, Verbs
 from fsqueue.protocol import finishing, sealing, transitions
 from fsqueue.protocol.ordered_selection import OrderedSelection, RandomSelection, RankedSelection
@@ -142,10 +142,13 @@ class Leaser:
             if not self.is_ordered:
                 return []  # no task has a priority: the line that says so comes before the first that has
             self._bound = up_to
+        ranked, batch = self._ranked, self.current
         if strict:
             self.selection.sweep()
-        elif self.current is not None and self._ranked is None:
-            got = self._from_batch(self.current, None, n, n, lease_ms)
+        elif batch is not None and (ranked is None or (up_to is None and self._may_stay(ranked, batch))):
+            got = self._from_batch(batch, None, n, n, lease_ms)
+            if ranked is not None and got is not BUSY:  # it is among the heads, and is tried again or rests
+                self._tell(ranked, batch, got)
             if isinstance(got, list):
                 if len(got) == n or (got and got[0].solo):
                     return got
@@ -164,6 +167,14 @@ class Leaser:
             # The queue was purged during the look: the new generation may have tasks.
             return self.lease(n, lease_ms, strict, up_to)
         return held
+
+    def _may_stay(self, selection: RankedSelection, batch: Batch) -> bool:
+        """Return whether the batch at hand is better than all heads; then set the limit up to which it is."""
+        limit = selection.limit_in_hand(batch)
+        if limit is None or self.store.logs.get(batch) is None:
+            return False
+        self._limit = limit
+        return True
 
     def promise(self, up_to: Rank | None = None) -> Rank | None:
         """Return the rank of the best task that seems to be there; None if all shards seem to have nothing."""
@@ -287,7 +298,6 @@ class Leaser:
         self._limit = self._bound if self._later >= LATER_MAX else selection.limit(self._bound)
         is_open = batch == self.current and self.store.logs.get(batch) is not None
         got = self._from_batch(batch, None if is_open else name, most, asked, lease_ms, solo)
-        left, self._left = self._left, None
         if got is not LATER:
             self._later = 0
         elif self._corrected is None or batch in self._corrected:
@@ -296,9 +306,19 @@ class Leaser:
             self._corrected.add(batch)
         if got is BUSY:
             selection.rest(name)
-        elif left is not None and got is not NOTHING:
-            selection.put_back(*left)
+        else:
+            self._tell(selection, batch, got)
         return got
+
+    def _tell(self, selection: RankedSelection, batch: Batch, got: Got) -> None:
+        """Tell the selection what a batch has left that was looked into."""
+        left, self._left = self._left, None
+        if left is None or got is NOTHING:
+            selection.take_off(batch)
+        elif got is LATER:
+            selection.put_back(*left)
+        else:
+            selection.keep_in_hand(*left)
 
     def _from_batch(
         self, batch: Batch, name: TaskFileName | None, most: int, asked: int, lease_ms: int, solo: bool = True
@@ -417,8 +437,8 @@ class Leaser:
         margin, attempts_max = store.clock.margin_ms(), store.settings.max_attempts
         if self._limit is None:
             tasks, spent, alone = replay_state.choose(at, most, margin, attempts_max, solo)
-        elif _learn_ranks(locked):
-            tasks, spent, alone = self._choose_by_rank(locked, at, most, solo, self._limit)
+        elif replay_state.ranks is not None or _learn_ranks(locked, at):
+            tasks, spent, alone = self._choose_by_rank(locked, at, most, margin, attempts_max, solo, self._limit)
         else:
             finishing.settle_loss(locked)
             return NOTHING
@@ -441,12 +461,13 @@ class Leaser:
             return NOTHING
         return self._take(locked, tasks, at, at + lease_ms, asked > 1 and not alone, opening, alone)
 
-    def _choose_by_rank(self, locked: LockedBatch, at: int, most: int, solo: bool, limit: Rank) -> Choice:
+    def _choose_by_rank(
+        self, locked: LockedBatch, at: int, most: int, margin: int, attempts_max: int | None, solo: bool, limit: Rank
+    ) -> Choice:
         """Choose tasks that are not less urgent than `limit`, and note what the batch has besides."""
-        store, replay_state = self.store, locked.replay_state
-        margin, attempts_max = store.clock.margin_ms(), store.settings.max_attempts
+        replay_state = locked.replay_state
         if self.at_random:
-            shuffled = store.entropy.shuffled
+            shuffled = self.store.entropy.shuffled
             choice = replay_state.choose_any(at, most, margin, attempts_max, solo, limit, shuffled)
         else:
             choice = replay_state.choose(at, most, margin, attempts_max, solo, limit)
@@ -534,9 +555,12 @@ class Leaser:
         if not queue_file.is_unchanged(task.generation) or self.is_ordered != queue_file.state.is_ordered:
             return None  # `complete` tells what became of it
         if selection is not None:
-            if selection.is_behind():
-                return None  # the next lease lists first
-            self._bound, self._limit = LAST, selection.limit(without=task.batch)
+            limit = selection.limit_in_hand(task.batch)
+            if limit is None:
+                if selection.is_behind():
+                    return None  # the next lease lists first
+                limit = selection.limit(without=task.batch)
+            self._bound, self._limit = LAST, limit
         try:
             with LockedBatch(store, task.batch, 0) as locked:
                 replay_state = locked.replay_state
@@ -571,15 +595,18 @@ class Leaser:
 
         With tasks that are out of attempts nothing is taken, and so all stays.
         """
-        if self._limit is None or not _learn_ranks(locked):
+        if self._limit is None or not _learn_ranks(locked, at):
             return [], [], False
-        choice = self._choose_by_rank(locked, at, 1, True, self._limit)
+        margin, attempts_max = self.store.clock.margin_ms(), self.store.settings.max_attempts
+        choice = self._choose_by_rank(locked, at, 1, margin, attempts_max, True, self._limit)
         left, self._left = self._left, None
         tasks, spent, _ = choice
         if spent and locked.log.name is not None:
             left = locked.log.name, min(locked.replay_state.rank(index) for index in (*tasks, *spent))
         if left is None:
             selection.take_off(locked.batch)
+        elif tasks and not spent:
+            selection.keep_in_hand(*left)
         else:
             selection.put_back(*left)
         return choice
@@ -643,8 +670,8 @@ class Leaser:
             self._warn()
 
 
-def _learn_ranks(locked: LockedBatch) -> bool:
-    """Learn the priorities of a batch's tasks from its file, once, if its name promises any.
+def _learn_ranks(locked: LockedBatch, at: int) -> bool:
+    """Learn the priorities of a batch's unfinished tasks from its file, once, if its name promises any.
 
     Of tasks in the log the state knows them. False: the file is proven absent.
     """
@@ -653,5 +680,6 @@ def _learn_ranks(locked: LockedBatch) -> bool:
         lines = published.read(locked)
         if not isinstance(lines, list):
             return False
-        replay_state.rank_tasks(priority.in_lines(lines))
+        unfinished = [index for index, state in enumerate(replay_state.state) if state <= LEASED]
+        replay_state.take_ranks(priority.ranks_in_lines(lines, unfinished), at)
     return True

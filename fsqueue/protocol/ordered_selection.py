@@ -21,6 +21,11 @@ LISTING_SHARE = 1 / 20
 """At most this part of the time goes into listing all shards anew."""
 BUSY_S = (0.05, 1.0)
 """So long a batch is passed over that another process had locked; twice as long each time, up to the second."""
+BUSY_AGAIN_S = 1.0
+"""A batch found busy again so soon after such a pause rests for twice as long, also if it gave tasks in between.
+
+Otherwise workers would meet in it all the time, and each would replay what the others do there.
+"""
 KNOWN_S = 10.0
 """So long it counts which rank a batch really had, if nothing can be inserted into it. A task that comes back into it
 may be more urgent, and its name does not tell.
@@ -55,6 +60,18 @@ class RankedSelection(Selection):
 
     def put_back(self, name: TaskFileName, rank: Rank) -> None:
         """Take in the rank that a batch really has left, or the next of which it has."""
+
+    def keep_in_hand(self, name: TaskFileName, rank: Rank) -> None:
+        """Take in what is left of the batch that gave a task last: the next task may come from it, too."""
+        self.put_back(name, rank)
+
+    def limit_in_hand(self, batch: Batch) -> Rank | None:
+        """Return the rank up to which this batch may go on giving tasks, without a choice among the heads.
+
+        None: choose. Another batch is in hand, or its next task is less urgent than the best head of another, or
+        something is to be listed.
+        """
+        return None
 
     def take_off(self, batch: Batch) -> None:
         """Forget a batch until a listing shows it again: it has nothing left."""
@@ -117,9 +134,17 @@ class OrderedSelection(RankedSelection):
         self._known: dict[Batch, tuple[str | None, Rank, float]] = {}
         """What a look has shown of a batch: the name's promise then, the rank that it really had, until when."""
         self._resting: dict[Batch, tuple[float, float]] = {}
-        """Batches that were busy: until when they are passed over, and how long that is."""
+        """Batches that were busy: until when they are passed over, or were lately, and how long that is."""
         self._passed_over: list[tuple[float, Rank, Batch]] = []
         """Heads that are left out of the heap while they rest."""
+        self._in_hand: tuple[TaskFileName, Rank] | None = None
+        """The batch that gave a task last: no head, until a choice is to be made. A worker that stays sorts nothing."""
+        self._limit = LAST
+        """The rank of the best head, as long as `_in_hand` is set."""
+        self._until = 0.0
+        """When the limit is to be looked at again: a batch has rested, or the shards are to be listed."""
+        self._seen_at = 0.0
+        """When the batch in hand was looked into."""
         self._began = -math.inf
         """When the oldest listing began."""
         self._took_s = 0.0
@@ -127,6 +152,7 @@ class OrderedSelection(RankedSelection):
 
     def sweep(self, shards: list[str] | None = None) -> None:
         """Begin anew: all shards, or the ones given, must be listed. Of other shards the heads stay."""
+        self._let_go()
         if shards is None:
             self._heads.clear()
             self._heap.clear()
@@ -146,6 +172,7 @@ class OrderedSelection(RankedSelection):
 
     def keep_up(self, now: int) -> None:
         """List two shards until all are listed; then all anew after a second."""
+        self._let_go()
         clock = self.store.clock
         begin = clock.monotonic()
         while self._passed_over and self._passed_over[0][0] <= begin:
@@ -161,14 +188,19 @@ class OrderedSelection(RankedSelection):
                 self._list(shard, now)
             self._began, self._took_s = begin, clock.monotonic() - begin
             self._known = {batch: known for batch, known in self._known.items() if known[2] > begin}
-            self._resting = {batch: rest for batch, rest in self._resting.items() if batch in self._heads}
+            since = begin - BUSY_AGAIN_S
+            self._resting = {batch: rest for batch, rest in self._resting.items() if rest[0] > since}
             self._make_heap()
 
     def is_behind(self) -> bool:
         return bool(self._unlisted) or self._is_old(self.store.clock.monotonic())
 
     def _is_old(self, now_s: float) -> bool:
-        return bool(self._heads) and now_s - self._began >= max(LISTING_S, self._took_s / LISTING_SHARE)
+        return bool(self._heads or self._in_hand) and now_s >= self._old_at()
+
+    def _old_at(self) -> float:
+        """Return when all shards are to be listed anew."""
+        return self._began + max(LISTING_S, self._took_s / LISTING_SHARE)
 
     def next(
         self, now: int, strict: bool = False, bound: Rank = LAST, stay: Batch | None = None
@@ -177,19 +209,20 @@ class OrderedSelection(RankedSelection):
 
         None: all shards of this sweep were listed, and what they have of that kind is used up.
         """
+        self._let_go()
         if strict:
             self._list_some(now, len(self._unlisted))
         rank = self.glance(now, bound)
         if rank is None:
             return None
         _, batch = self._heap[0]
-        if stay is not None and stay not in self._resting:
-            head = self._heads.get(stay)
-            if head is not None and head.rank <= rank:
-                batch = stay
+        head = self._heads.get(stay) if stay is not None else None
+        if head is not None and head.rank <= rank and not self._rests(head.name.batch):
+            batch = head.name.batch
         return self._heads.pop(batch).name
 
     def glance(self, now: int, bound: Rank = LAST) -> Rank | None:
+        self._let_go()
         while (rank := self.best()) is None or rank > bound:
             if self._unlisted:
                 self._list_some(now, SHARDS_LISTED)
@@ -201,6 +234,8 @@ class OrderedSelection(RankedSelection):
         return rank
 
     def best(self, without: Batch | None = None) -> Rank | None:
+        if self._in_hand is not None and self._in_hand[0].batch != without:
+            self._let_go()
         heads, heap, resting, aside = self._heads, self._heap, self._resting, None
         found: Rank | None = None
         while heap:
@@ -208,7 +243,7 @@ class OrderedSelection(RankedSelection):
             head = heads.get(batch)
             if head is None or head.rank != rank:
                 heappop(heap)
-            elif resting and batch in resting and resting[batch][0] > self.store.clock.monotonic():
+            elif resting and self._rests(batch):
                 heappop(heap)
                 heappush(self._passed_over, (resting[batch][0], rank, batch))
             elif batch == without:
@@ -220,20 +255,72 @@ class OrderedSelection(RankedSelection):
             heappush(heap, aside)
         return found
 
+    def _rests(self, batch: Batch) -> bool:
+        rest = self._resting.get(batch)
+        return rest is not None and rest[0] > self.store.clock.monotonic()
+
+    def _wake(self, batch: Batch, now_s: float) -> None:
+        """End the rest of a batch that is not busy any more. How long it was still counts for the next one."""
+        rest = self._resting.get(batch)
+        if rest is not None and rest[0] > now_s:
+            self._resting[batch] = (now_s, rest[1])
+
     def take_off(self, batch: Batch) -> None:
+        if self._in_hand is not None and self._in_hand[0].batch == batch:
+            self._in_hand = None
+        self._let_go()
         self._heads.pop(batch, None)
 
     def put_back(self, name: TaskFileName, rank: Rank) -> None:
-        self._resting.pop(name.batch, None)
+        self._let_go()
+        self._take_in(_Head(name, rank), self.store.clock.monotonic())
+
+    def _take_in(self, head: _Head, seen_at: float) -> None:
+        name, rank = head
+        self._wake(name.batch, seen_at)
         if not name.is_open:  # else a task may be inserted that its name promises already
-            until = self.store.clock.monotonic() + KNOWN_S
-            self._known[name.batch] = (name.priority, rank, until)
-        self._add(_Head(name, rank))
+            self._known[name.batch] = (name.priority, rank, seen_at + KNOWN_S)
+        self._add(head)
+
+    def keep_in_hand(self, name: TaskFileName, rank: Rank) -> None:
+        in_hand = self._in_hand
+        if in_hand is not None and in_hand[0].batch == name.batch:
+            self._in_hand = name, rank
+            return
+        self._let_go()
+        if self._unlisted:
+            self.put_back(name, rank)
+            return
+        self._seen_at = self.store.clock.monotonic()
+        self._heads.pop(name.batch, None)
+        self._wake(name.batch, self._seen_at)
+        self._limit = self.limit()
+        self._until = min(self._old_at(), self._passed_over[0][0]) if self._passed_over else self._old_at()
+        self._in_hand = name, rank
+
+    def limit_in_hand(self, batch: Batch) -> Rank | None:
+        in_hand = self._in_hand
+        if in_hand is None or in_hand[0].batch != batch or in_hand[1] > self._limit:
+            return None
+        now = self.store.clock.monotonic()
+        if now >= self._until:
+            return None
+        self._seen_at = now
+        return self._limit
+
+    def _let_go(self) -> None:
+        """Put the batch in hand among the heads, before any of them is chosen."""
+        in_hand = self._in_hand
+        if in_hand is not None:
+            self._in_hand = None
+            self._take_in(_Head(*in_hand), self._seen_at)
 
     def rest(self, name: TaskFileName) -> None:
-        _, before = self._resting.get(name.batch, (0.0, 0.0))
-        pause_s = min(max(BUSY_S[0], 2 * before), BUSY_S[1])
-        self._resting[name.batch] = (self.store.clock.monotonic() + pause_s, pause_s)
+        self._let_go()
+        now = self.store.clock.monotonic()
+        ended, before = self._resting.get(name.batch, (0.0, 0.0))
+        pause_s = min(max(BUSY_S[0], 2 * before), BUSY_S[1]) if now < ended + BUSY_AGAIN_S else BUSY_S[0]
+        self._resting[name.batch] = (now + pause_s, pause_s)
         self._add(self._head(name))
 
     # -- listing ------------------------------------------------------------------------------------

@@ -21,6 +21,8 @@ from fsqueue.format.replay import ReplayState
 from fsqueue.storage.insert_ids import InsertIds
 
 TAIL_BYTES = 1 << 16
+FAR_BYTES = 1 << 14
+"""A process that has so much to replay before a checkpoint begins at the checkpoint: that is faster."""
 SEAL_BYTES = 512
 """A `seal` is no longer than this."""
 RECENT_WINDOWS = (1 << 16, 1 << 19)
@@ -282,22 +284,35 @@ class Log:
             self.replay_state, self.end = present(self.fs, self.fd)
             self.name = self.name or next(task_files_of(self.batch, reversed(self.replay_state.names)), None)
             data = pread(self.fd, TAIL_BYTES, self.end)
-        named = self.replay_state.last_name()
+        named, is_renamed = self.replay_state.last_name(), False
+        if self.end and data.rfind(_BEFORE_CHECKPOINT, FAR_BYTES) >= 0:
+            self._skip_to_checkpoint()
+            is_renamed = True  # perhaps: what was skipped is not looked through
+            data = pread(self.fd, TAIL_BYTES, self.end)
         if len(data) < TAIL_BYTES:
             end = self.end + self.replay_state.replay(data, self.end)
             self.torn = self.end + len(data) - end
-            is_renamed = b'"name"' in data
+            is_renamed = is_renamed or b'"name"' in data
         else:  # much was appended; or a power loss has left zeros, maybe more than memory holds
             pieces = list(self.fs.pieces(self.fd, self.end))
             end = self.replay_state.replay_pieces(pieces, self.end)
             self.torn = sparse.end_of(pieces, self.end) - end
-            is_renamed = any(b'"name"' in piece for _, piece in pieces)
+            is_renamed = is_renamed or any(b'"name"' in piece for _, piece in pieces)
         self.end = end
         renamed = self.replay_state.last_name()
         if renamed is not None and renamed != named:  # a process has renamed the task file
             self.name = next(task_files_of(self.batch, (renamed,)), None)
         if is_renamed:
             self.is_named_so = False
+
+    def _skip_to_checkpoint(self) -> None:
+        """Go on from the last checkpoint of the log, which restates what others appended meanwhile."""
+        state, end = present(self.fs, self.fd)
+        if end <= self.end:
+            return  # none of those can be trusted
+        if state.inserts is None:  # a checkpoint leaves out what the task file tells
+            state.take_over_ranks(self.replay_state)
+        self.replay_state, self.end = state, end
 
     def next_offset(self) -> int:
         """Return the offset at which the next record will stand."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import json
 from typing import Any
 
 import orjson
@@ -9,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fsqueue.format import checkpoints, movements, priority
+from fsqueue.format import checkpoints, keys, movements, priority, task_file
 from fsqueue.format.checkpoints import Found
 from fsqueue.format.names import TaskFileName
 from fsqueue.format.priority import LAST, Priority, rank_of
@@ -62,13 +64,23 @@ class Tape:
 
     def restored(self) -> ReplayState | None:
         """What a process knows that begins at a checkpoint at the end."""
+        found = self._unranked()
+        if found is not None and not self.in_log:
+            found.rank_tasks(self.priorities)
+        return found
+
+    def _unranked(self) -> ReplayState | None:
         state = self.anew()
         line = checkpoints.record(state, state.at, 0, state.stretch, len(self.data))
         record = orjson.loads(line)
         assert checkpoints.agrees(self.anew(), state.at, 0, record)
-        found = ReplayState.from_checkpoint(Found(record, len(self.data), len(self.data) + len(line)))
+        return ReplayState.from_checkpoint(Found(record, len(self.data), len(self.data) + len(line)))
+
+    def skipped(self, known: ReplayState) -> ReplayState | None:
+        """What a process knows that goes on from a checkpoint at the end, and knew an earlier state."""
+        found = self.restored() if self.in_log else self._unranked()
         if found is not None and not self.in_log:
-            found.rank_tasks(self.priorities)
+            found.take_over_ranks(known)
         return found
 
     def free(self, margin: int = MARGIN) -> list[int]:
@@ -100,6 +112,39 @@ def test_a_task_file_tells_the_priorities() -> None:
         b'["priority"]',
     ]
     assert priority.in_lines(lines) == {1: 7, 6: "x"}
+    assert priority.ranks_in_lines(lines, range(len(lines) + 1)) == {1: rank_of(7), 6: rank_of("x")}
+
+
+TEXTS = ['","priority":5}', ',"priority":"a"', "priority"]
+WRITTEN = st.recursive(
+    st.one_of(st.integers(0, 99), st.text(max_size=5), st.sampled_from(TEXTS)),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["a", "priority"]), inner, max_size=2),
+    max_leaves=4,
+)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            WRITTEN,
+            st.one_of(st.none(), st.integers(priority.INT_MIN, priority.INT_MAX), st.integers(-2, 10**6), st.text()),
+            st.sampled_from([None, "k", '"}']),
+        ),
+        max_size=5,
+    ),
+    st.booleans(),
+)
+@settings(max_examples=300)
+def test_ranks_are_read_as_parsing_would_read_them(tasks: list[tuple[Any, Any, Any]], spaced: bool) -> None:
+    lines = []
+    for payload, given_priority, key in tasks:
+        line = task_file.encode_task(payload, 1 << 20, None, given_priority)[:-1]
+        line = line if key is None else keys.with_key(line + b"\n", key)[:-1]
+        lines.append(json.dumps(json.loads(line)).encode() if spaced else line)
+    found = {index: rank_of(given) for index, given in priority.in_lines(lines).items()}
+    assert priority.ranks_in_lines(lines, range(len(lines))) == found
+    assert found == {index: rank_of(given) for index, (_, given, _) in enumerate(tasks) if given is not None}
+    assert priority.ranks_in_lines(lines, range(1, len(lines))) == {i: rank for i, rank in found.items() if i}
 
 
 @given(
@@ -123,8 +168,12 @@ def test_choose_takes_the_most_urgent(
     tape = Tape(priorities, in_log)
     tape.state.rank_tasks(tape.priorities)  # also where no task in a log has a priority yet
     held: list[tuple[str, list[int]]] = []
+    earlier = tape.anew()
     for number, (step, size, bound) in enumerate(steps):
         state = tape.state
+        if number == len(steps) // 2:
+            earlier = tape.anew()
+            earlier.choose(tape.at, 0, MARGIN, None)
         if step == "wait":
             tape.at += size
         elif step == "insert":
@@ -140,7 +189,7 @@ def test_choose_takes_the_most_urgent(
                 wanted = [index for index in free if index not in alone][:size]
                 if not wanted and solo:
                     wanted = alone[:1]
-            others = {1: tape.anew(), 2: tape.restored()}
+            others = {1: tape.anew(), 2: tape.restored(), 3: tape.skipped(copy.deepcopy(earlier))}
             tasks, spent, is_alone = state.choose(tape.at, size, MARGIN, None, solo, limit)
             assert (tasks, spent) == (wanted, [])
             for other in others.values():

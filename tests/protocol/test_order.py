@@ -14,7 +14,7 @@ from fsqueue.format import checkpoints
 from fsqueue.format.priority import Priority, rank_of
 from fsqueue.format.task_states import States
 from fsqueue.protocol import leasing, ordered_selection
-from fsqueue.protocol.ordered_selection import KNOWN_S, LISTING_SHARE, OrderedSelection
+from fsqueue.protocol.ordered_selection import BUSY_AGAIN_S, KNOWN_S, LISTING_SHARE, OrderedSelection
 from fsqueue.protocol.selection import LISTING_S
 from fsqueue.storage.locked_batch import LockedBatch
 from tests.support import QueueFactory, insert_in_file, insert_into, put_open, put_ranked
@@ -138,6 +138,20 @@ def test_a_worker_that_stays_with_a_batch_notices_an_urgent_task_within_a_second
     assert due - 0.1 <= clock.monotonic() <= due + LISTING_S + 0.11
 
 
+def test_single_leases_notice_an_urgent_task_within_a_second(q: Queue, clock: ManualClock) -> None:
+    """A worker that stays with its batch chooses among no heads meanwhile."""
+    put_ranked(q, [(number, 100) for number in range(400)])
+    other = Queue(q.path, clock=clock)
+    found: list[object] = []
+    for number in range(70):
+        if number == 55:
+            put_ranked(other, [("urgent", 5)])
+        found.append(q.lease()[0].payload)
+        clock.advance(0.1)
+    assert "urgent" in found
+    assert 55 <= found.index("urgent") <= 55 + 10 * LISTING_S + 1
+
+
 def test_a_worker_notices_that_priorities_begin(q: Queue, clock: ManualClock) -> None:
     q.insert_many(range(400))
     other = Queue(q.path, clock=clock)
@@ -208,6 +222,45 @@ def test_a_busy_batch_is_passed_over(q: Queue, clock: ManualClock) -> None:
     assert q.lease()[0].payload == 5, "it is not looked into at once"
     clock.advance(0.06)
     assert q.lease()[0].payload == "b"
+
+
+def test_a_batch_that_is_busy_again_soon_rests_longer(q: Queue, clock: ManualClock) -> None:
+    """Also if it gave a task in between."""
+    busy = put_ranked(q, [(f"u{number}", 1) for number in range(9)])
+    clock.advance(0.01)
+    put_ranked(q, [(number, 50) for number in range(100)])
+    other = Queue(q.path, clock=clock)
+
+    def meet() -> None:
+        assert str(q.lease()[0].payload)[0] == "u"
+        with LockedBatch(other.store, busy):
+            assert type(q.lease()[0].payload) is int
+
+    meet()
+    clock.advance(0.06)
+    meet()
+    clock.advance(0.06)
+    assert type(q.lease()[0].payload) is int
+    clock.advance(0.05)
+    meet()
+    clock.advance(0.2 + BUSY_AGAIN_S + 1)
+    meet()
+    clock.advance(0.06)
+    assert str(q.lease()[0].payload)[0] == "u", "that was long ago"
+
+
+def test_a_worker_that_stays_with_a_batch_leaves_it_for_one_that_was_busy(q: Queue, clock: ManualClock) -> None:
+    busy = put_ranked(q, [("a", 1), ("b", 2)])
+    clock.advance(0.01)
+    put_ranked(q, [(number, 50) for number in range(9)])
+    assert q.lease()[0].payload == "a"
+    with LockedBatch(Queue(q.path, clock=clock).store, busy):
+        q.lease()
+    found = []
+    for _ in range(4):
+        clock.advance(0.02)
+        found.append(q.lease()[0].payload)
+    assert found == [1, 2, "b", 3]
 
 
 def test_nothing_but_a_busy_batch_is_waited_for(q: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -154,6 +154,6 @@ MUTATIONS = [
         "a batch without priorities is done when its leases have run out",
         "workers pass it over while others in the queue have priorities",
         "keyed-order-restated",
-        (("format.task_states:States.head", "    self._gather(at, margin)\n    if self.ranks is None:\n        return None if self.exhausted(at) else LAST\n", "    if self.ranks is None:\n        return None if self.exhausted(at) else LAST\n    self._gather(at, margin)\n"),),
+        (("format.task_states:States.head", "        self._gather(at, margin)\n", "        self.ranks is None or self._gather(at, margin)\n"),),
     ),
 ]  # fmt: skip

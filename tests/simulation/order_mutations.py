@@ -64,7 +64,8 @@ MUTATIONS = [
         "a batch's tasks are chosen as they came",
         "a less urgent one comes first",
         "order-calm",
-        (("format.task_states:States._choose_best", "self._sift(ranked(),", "self._sift(found := sorted(ranked()),"),
+        (("format.task_states:States._choose_best", "while most == 1 and best:", "while False:"),
+         ("format.task_states:States._choose_best", "self._sift(ranked(),", "self._sift(found := sorted(ranked()),"),
          ("format.task_states:States._choose_best", "for index in aside:", "for index in found:")),
     ),
     Mutation(
@@ -77,13 +78,20 @@ MUTATIONS = [
         "a batch that promised too much is not put back",
         "workers take less urgent tasks of others until they list anew",
         "order-calm",
-        ((f"{LEASER}._from_head", "        selection.put_back(*left)\n", "        pass\n"),),
+        ((f"{LEASER}._tell", "        selection.put_back(*left)\n", "        pass\n"),),
     ),
     Mutation(
         "a completion leases whatever its batch has next",
         "a worker that stays with a batch overlooks what is more urgent elsewhere",
         "order-calm",
-        ((f"{LEASER}.exchange", "selection.limit(without=task.batch)", "LAST"),),
+        ((f"{LEASER}.exchange", "selection.limit_in_hand(task.batch)", "LAST"),),
+    ),
+    Mutation(
+        "a worker that stays with a batch compares it with nothing",
+        "it takes less urgent tasks than other batches have",
+        "order-calm",
+        (("protocol.ordered_selection:OrderedSelection.limit_in_hand", " or in_hand[1] > self._limit:", ":"),
+         ("protocol.ordered_selection:OrderedSelection.limit_in_hand", "return self._limit", "return LAST")),
     ),
     Mutation(
         "a strict lease gives up at batches that promise too much",

@@ -22,12 +22,14 @@ SMALL = (
 
 RESTATED = (
     ("format.checkpoints:LEAST_BYTES", 1), ("format.checkpoints:SHARE", 0), ("storage.logs:TAIL_BYTES", 128),
+    ("storage.logs:FAR_BYTES", 64),
 )  # fmt: skip
-"""A checkpoint behind every movement, and each reader begins at one."""
+"""A checkpoint behind every movement, and each reader begins at one, or goes on from one."""
 NOW_AND_THEN = (
     ("format.checkpoints:LEAST_BYTES", 400),
     ("format.checkpoints:SHARE", 0),
     ("storage.logs:TAIL_BYTES", 256),
+    ("storage.logs:FAR_BYTES", 128),
 )
 """A checkpoint behind every second or third movement."""
 
@@ -132,6 +134,7 @@ SCENARIOS = {
         Scenario("order-later", shared=False, hosts=1, actions=RANKED, faults=("kill", "delay"), limits=(*OPEN, ("protocol.leasing:LATER_MAX", 1)), settings=SMALL_BATCHES),
         Scenario("order-spent", shared=False, hosts=1, actions={"insert_many_ranked": 3.0, "insert_ranked": 1.0, "consume_ranked": 4.0}, faults=("kill",), settings=MANY | {"max_attempts": 1}),
         Scenario("order-files", shared=False, hosts=1, actions=RANKED, faults=("kill", "delay"), settings=SMALL_BATCHES),
+        Scenario("order-files-restated", shared=False, hosts=1, actions=RANKED, faults=("kill", "delay"), limits=RESTATED, settings=MANY, workers=4),
         Scenario("create", actions=WORK | {"delete": 0.7, "purge": 0.3, "create": 2.0, "insert": 4.0}, faults=("delay", "kill", "reply")),
         Scenario("purge-insert", actions=PURGES, workers=2),
         Scenario("nap", actions=WORK | {"insert": 6.0, "gc": 6.0}, faults=("nap", "delay")),

@@ -9,6 +9,8 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import orjson
 import pytest
@@ -17,7 +19,7 @@ from fsqueue.errors import StorageError
 from fsqueue.filesystem import Filesystem
 from fsqueue.format import checkpoints, movements
 from fsqueue.format.layout import Layout
-from fsqueue.format.replay import AVAILABLE, LEASED
+from fsqueue.format.replay import AVAILABLE, LEASED, ReplayState
 from fsqueue.storage.logs import TAIL_BYTES, Log
 from tests.support import full_state
 
@@ -319,6 +321,36 @@ def test_who_opens_a_long_log_begins_at_its_last_checkpoint(opened: Opener) -> N
     assert full_state(log.replay_state)["version"] == full_state(other.replay_state)["version"]
     other.recall()
     assert other.replay_state.is_whole
+    assert full_state(other.replay_state) == full_state(log.replay_state)
+
+
+def test_who_is_far_behind_in_a_log_goes_on_from_its_last_checkpoint(opened: Opener) -> None:
+    log = opened()
+    log.write(OPEN)
+    work(log, 10)
+    other = opened()
+    other.catch_up()
+    other.replay_state.rank_tasks({0: 5, 1: 3, 2: 4})
+    work(log, 300, begin=10)
+    applied: list[str] = []
+    apply = ReplayState.apply
+
+    def counting(state: ReplayState, record: dict[str, Any], offset: int) -> None:
+        applied.append(record["op"])
+        apply(state, record, offset)
+
+    with mock.patch.object(ReplayState, "apply", counting):
+        other.catch_up()
+    assert 0 < len(applied) < 200
+    assert not other.replay_state.is_whole
+    assert other.end == log.end
+    known = full_state(other.replay_state)
+    same = ("at", "left", "state", "since", "version", "attempts", "holder", "names")
+    assert {field: known[field] for field in same} == {field: full_state(log.replay_state)[field] for field in same}
+    log.replay_state.rank_tasks({0: 5, 1: 3, 2: 4})
+    at = log.replay_state.at + 10**6
+    assert other.replay_state.choose(at, 9, 0, None) == log.replay_state.choose(at, 9, 0, None) != ([], [], False)
+    other.recall()
     assert full_state(other.replay_state) == full_state(log.replay_state)
 
 
