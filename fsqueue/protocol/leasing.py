@@ -265,11 +265,15 @@ class Leaser:
             self._raise_unreadable()
 
     def _wait_for(self, busy: dict[Batch, TaskFileName], n: int, lease_ms: int) -> list[LeasedTask]:
-        """Try batches that others had locked, until one gives a task or BUSY_WAIT_S is over: busy is not empty."""
-        store = self.store
-        until = store.clock.monotonic() + BUSY_WAIT_S
-        backoff = Backoff(store.fs.pauses_s, store.entropy.random, 1.5, 0.5)
-        while busy and store.clock.monotonic() < until:
+        """Try batches that others had locked, until one gives a task or BUSY_WAIT_S is over: busy is not empty.
+
+        The last try comes when the time is over: who was stopped may have gone on during the last pause.
+        """
+        clock, is_over = self.store.clock, False
+        until = clock.monotonic() + BUSY_WAIT_S
+        backoff = Backoff(self.store.fs.pauses_s, self.store.entropy.random, 1.5, 0.5)
+        while busy and not is_over:
+            is_over = clock.monotonic() >= until
             for batch, name in list(busy.items()):
                 got = self._from_head(name, n, n, lease_ms)
                 if got is BUSY:
@@ -278,10 +282,11 @@ class Leaser:
                     self.current = batch
                     return got
                 del busy[batch]
-            if busy:
-                store.clock.sleep(backoff.next_s())
+            if busy and not is_over:
+                clock.sleep(backoff.next_s())
         for batch in busy:
-            logger.warning("batch %s of %s stayed locked for %g s and was passed by", batch, store.path, BUSY_WAIT_S)
+            path = self.store.path
+            logger.warning("batch %s of %s stayed locked for %g s and was passed by", batch, path, BUSY_WAIT_S)
         return []
 
     # -- one batch --------------------------------------------------------------------------------

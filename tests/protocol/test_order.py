@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import ExitStack
 from itertools import count, islice
 from pathlib import Path
 
@@ -275,6 +276,25 @@ def test_nothing_but_a_busy_batch_is_waited_for(q: Queue, clock: ManualClock, mo
 
         monkeypatch.setattr(clock, "sleep", unlock)
         assert q.lease()[0].payload == "a"
+
+
+@pytest.mark.parametrize("with_priorities", [True, False])
+def test_a_batch_that_is_free_when_the_waiting_is_over_is_tried_once_more(
+    q: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, with_priorities: bool
+) -> None:
+    """The last pauses are long: a holder that was stopped may go on during the very last one."""
+    busy = put_ranked(q, [("a", 1 if with_priorities else None)])
+    stack = ExitStack()
+    stack.enter_context(LockedBatch(Queue(q.path, clock=clock).store, busy, create=True))
+    begin, sleep = clock.monotonic(), clock.sleep
+
+    def sleep_and_free(seconds: float) -> None:
+        sleep(seconds)
+        if clock.monotonic() >= begin + leasing.BUSY_WAIT_S:
+            stack.close()
+
+    monkeypatch.setattr(clock, "sleep", sleep_and_free)
+    assert [task.payload for task in q.lease()] == ["a"]
 
 
 def test_more_heads_than_are_kept(q: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
