@@ -152,7 +152,7 @@ class CommitLost(FsqueueError):
 class StorageFull(FsqueueError):
     """No space, inodes or quota is left. What was reported done is kept; make room and repeat.
 
-    Of `insert_many` without a commit's name, repeat only what is not `inserted`.
+    Of `insert_many` without a commit's name, repeat only what is not `inserted`. Tasks with keys may be repeated.
     """
 
     exit_code = 7
@@ -161,7 +161,8 @@ class StorageFull(FsqueueError):
 class StorageError(FsqueueError):
     """The filesystem failed. Whether the last operation happened is unknown.
 
-    Repeating is safe, but for an insert without a commit's name: what happened of it would be inserted again.
+    Repeating is safe, but for an insert with neither a key nor a commit's name: what happened of it would be inserted
+    again.
     """
 
 
