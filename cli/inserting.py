@@ -111,8 +111,8 @@ def insert(
     With --commit, the command inserts nothing if NAME was committed before: it reads no input and prints 0.
 
     With --key, it prints how many tasks are new. Lines without the field, or with null in it, have no key. Each key
-    makes a small file: for more than 100,000 tasks --commit is the better choice. If all lines have keys, an insert that
-    ended early may be repeated: a line is not inserted again while its task waits or is leased.
+    makes a small file: for more than 100,000 tasks --commit is the better choice. If all lines have keys, a command
+    that ended early may be repeated: a line is not inserted again while its task waits or is leased.
     """
     for option, field in (("--priority", priority), ("--key", key)):
         if field == "":
