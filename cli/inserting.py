@@ -24,7 +24,6 @@ import orjson
 
 import fsqueue
 from fsqueue import wording
-from fsqueue.format.layout import OPEN_BATCHES
 
 from .common import example, json_option, moment, queue_argument
 from .options import DURATION
@@ -135,10 +134,10 @@ def insert(
             "Tasks with keys are inserted one at a time. Leave --batch-tasks or --key out. Nothing was inserted."
         )
     with fsqueue.Queue(queue) as q:
-        if key is not None and q.store.queue_state.format < OPEN_BATCHES:
+        if key is not None and not q.takes_keys:
             raise fsqueue.InvalidArgument(
-                f"The queue {q.path} has format {q.store.queue_state.format}, which has no keys. Raise it with "
-                "'fsqueue upgrade', or leave --key out. Nothing was inserted."
+                f"The queue {q.path} has a format of an older fsqueue, which has no keys. Raise it with 'fsqueue "
+                "upgrade', or leave --key out. Nothing was inserted."
             )
         source = Source(files or ("-",), lines, skip_bad, q.settings.task_bytes_max, priority, key)
         if commit is not None:

@@ -59,7 +59,7 @@ class Commit:
         size = batch_tasks or self.store.settings.batch_tasks_max
         given, when = payloads_of(tasks, "stage"), encoding.default_when(delay_s)
         given = unchanged(given) if strict else given
-        return self._stage(encoding.batches_of(encoding.Stream(given), self.store, when, size, None))
+        return self._stage(encoding.batches_of(encoding.TaskStream(given), self.store, when, size, None))
 
     @verb("staging")
     def stage_encoded(self, batches: Iterable[encoding.Encoded]) -> CommitPart:

@@ -97,7 +97,7 @@ def with_key(line: bytes, key: object, bytes_max: int, index: int | None = None)
     return line
 
 
-class Keyed(NamedTuple):
+class KeyedTask(NamedTuple):
     """A task of a stream that has a key: its line, with the key in it, the rank of its priority, and its place."""
 
     line: bytes
@@ -108,16 +108,16 @@ class Keyed(NamedTuple):
 
 
 InsertKeyed = Callable[[bytes, When, Rank, str, int], bool]
-"""Insert a Keyed, given as its fields. Return whether it is new."""
+"""Insert a KeyedTask, given as its fields. Return whether it is new."""
 
 
-class Stream:
+class TaskStream:
     """A caller's tasks, read in stretches. A stretch ends before a task with a key, or with the stream."""
 
     def __init__(self, tasks: Iterable[Any], takes_keys: bool = False) -> None:
         self.tasks: Iterator[tuple[int, Any]] = enumerate(tasks)
         self.takes_keys = takes_keys
-        self.keyed: Keyed | None = None
+        self.keyed: KeyedTask | None = None
         """The task before which the latest stretch ended; None if the stream has ended. Insert it before the next."""
         self.number = 0
         """How many tasks the stretches before this one had."""
@@ -150,7 +150,7 @@ class Run(NamedTuple):  # so that what costs is done once for many tasks
 
 
 def _runs(
-    stream: Stream, bytes_max: int, default: When, tasks_max: int, monotonic: Callable[[], float]
+    stream: TaskStream, bytes_max: int, default: When, tasks_max: int, monotonic: Callable[[], float]
 ) -> Iterator[Run]:
     """Yield the lines of a stretch, handed on by the hundred, or as they come where it is slow; InvalidTask ends it."""
     encode = task_file.encode_task
@@ -171,7 +171,7 @@ def _runs(
                     if not stream.takes_keys:
                         raise InvalidTask(NO_KEYS.format(_where(index)), index)
                     keyed_line = with_key(line, task.key, bytes_max, index)
-                    stream.keyed = Keyed(keyed_line, at, rank_of(priority), task.key, index)
+                    stream.keyed = KeyedTask(keyed_line, at, rank_of(priority), task.key, index)
                     break
                 if priority is not None or given is not None:
                     if priority is None or given is None or at != when:
@@ -270,7 +270,7 @@ def _hold(runs: Iterator[Run], held: list[Run], monotonic: Callable[[], float]) 
 
 
 def batches_of(
-    stream: Stream,
+    stream: TaskStream,
     store: Store,
     default: When,
     batch_tasks: int | None,

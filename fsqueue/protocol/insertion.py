@@ -20,7 +20,7 @@ from fsqueue.protocol.encoding import (
     GROUP_BYTES_MAX,
     Encoded,
     InsertKeyed,
-    Stream,
+    TaskStream,
     When,
     batches_of,
     default_when,
@@ -60,7 +60,7 @@ def insert_many(
     After an error, the tasks inserted before it stay. An FsqueueError tells how many, in its text, in `inserted` and in
     `new`, and how to go on.
     """
-    stream, done = Stream(tasks, insert_keyed is not None), _Done()
+    stream, done = TaskStream(tasks, insert_keyed is not None), _Done()
     default = default_when(delay_s)
     try:
         while True:
@@ -149,7 +149,7 @@ def _is_one_task(group: list[Encoded]) -> bool:
     return len(group) == 1 and group[0].tasks == 1 and group[0].size < GROUP_BYTES_MAX
 
 
-def _broken_off(store: Store, stream: Stream, done: _Done, error: FsqueueError | OSError) -> FsqueueError:
+def _broken_off(store: Store, stream: TaskStream, done: _Done, error: FsqueueError | OSError) -> FsqueueError:
     """Return the error for the user. It says what of the stream is in the queue, and how to go on."""
     cause = error if isinstance(error, OSError) else error.__cause__
     if done.step == _GROUP:

@@ -462,7 +462,7 @@ def test_what_does_not_go_with_keys_is_refused(fsqueue_cli: Run, queue_factory: 
     with mock.patch("fsqueue.format.layout.FORMAT_OF_NEW_QUEUES", 1):
         queue = queue_factory("old")
     result = fsqueue_cli("insert", queue.path, "--key", "k", input='{"k":1}\n', code=2)
-    assert "has format 1, which has no keys. Raise it with 'fsqueue upgrade'" in result.stderr
+    assert "which has no keys. Raise it with 'fsqueue upgrade'" in result.stderr
     assert "correct it" not in result.stderr
     assert queue.status().inserted == 0
 

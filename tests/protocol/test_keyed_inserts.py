@@ -188,7 +188,9 @@ def test_a_queue_of_format_1_refuses_keys(queue_factory: QueueFactory) -> None:
     assert queue.insert_many(["a", "b"]) == 2
     with pytest.raises(InvalidTask, match="fsqueue upgrade"):
         queue.insert_many([Task("x", key="k")])
+    assert not queue.takes_keys
     queue.upgrade()
+    assert queue.takes_keys
     assert queue.insert("x", key="k").inserted
 
 
