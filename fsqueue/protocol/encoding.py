@@ -112,13 +112,14 @@ InsertKeyed = Callable[[bytes, When, Rank, str, int], bool]
 
 
 class TaskStream:
-    """A caller's tasks, read in stretches. A stretch ends before a task with a key, or with the stream."""
+    """A caller's tasks, read in stretches. A stretch ends before a task with a key that follows others."""
 
-    def __init__(self, tasks: Iterable[Any], takes_keys: bool = False) -> None:
+    def __init__(self, tasks: Iterable[Any], insert_keyed: Callable[[KeyedTask], None] | None = None) -> None:
         self.tasks: Iterator[tuple[int, Any]] = enumerate(tasks)
-        self.takes_keys = takes_keys
+        self.insert_keyed = insert_keyed
+        """Insert a task with a key: called for those at the beginning of a stretch. None: tasks may have no keys."""
         self.keyed: KeyedTask | None = None
-        """The task before which the latest stretch ended; None if the stream has ended. Insert it before the next."""
+        """The task before which the latest stretch ended; None if the stream has ended. Insert it next."""
         self.number = 0
         """How many tasks the stretches before this one had."""
         self.kinds: set[tuple[When, bool]] = set()
@@ -158,6 +159,7 @@ def _runs(
     lines: list[bytes] = []
     given: list[Priority] | None = None
     most, began = 1, monotonic()
+    is_begin = True  # no task of this stretch was handed on
     broken: Exception | None = None
     try:
         for index, item in stream.tasks:
@@ -168,15 +170,20 @@ def _runs(
                     check_urgency(task, index)
                 line = encode(task.payload, bytes_max, index, priority)
                 if task.key is not None:
-                    if not stream.takes_keys:
+                    if stream.insert_keyed is None:
                         raise InvalidTask(NO_KEYS.format(_where(index)), index)
                     keyed_line = with_key(line, task.key, bytes_max, index)
-                    stream.keyed = KeyedTask(keyed_line, at, rank_of(priority), task.key, index)
+                    keyed = KeyedTask(keyed_line, at, rank_of(priority), task.key, index)
+                    if is_begin and not lines:  # nothing that came before it waits
+                        stream.insert_keyed(keyed)
+                        continue
+                    stream.keyed = keyed
                     break
                 if priority is not None or given is not None:
                     if priority is None or given is None or at != when:
                         if lines:
                             yield Run(when, lines, size, given)
+                            is_begin = False
                         when, lines, size, given = at, [], 0, None if priority is None else []
                     if priority is not None and given is not None:
                         given.append(priority)
@@ -185,11 +192,13 @@ def _runs(
             if at is not when and at != when:
                 if lines:
                     yield Run(when, lines, size, None)
+                    is_begin = False
                 when, lines, size = at, [], 0
             lines.append(line)
             size += len(line)
             if len(lines) >= most or size >= RUN_BYTES_MAX:
                 yield Run(when, lines, size, given)
+                is_begin = False
                 lines, size, now = [], 0, monotonic()
                 given = None if given is None else []
                 most = min(2 * most, RUN_TASKS_MAX, tasks_max) if now - began < RUN_S else max(1, most // 2)

@@ -20,6 +20,7 @@ from fsqueue.protocol.encoding import (
     GROUP_BYTES_MAX,
     Encoded,
     InsertKeyed,
+    KeyedTask,
     TaskStream,
     When,
     batches_of,
@@ -60,8 +61,16 @@ def insert_many(
     After an error, the tasks inserted before it stay. An FsqueueError tells how many, in its text, in `inserted` and in
     `new`, and how to go on.
     """
-    stream, done = TaskStream(tasks, insert_keyed is not None), _Done()
-    default = default_when(delay_s)
+    done, default = _Done(), default_when(delay_s)
+
+    def insert_next(task: KeyedTask) -> None:
+        assert insert_keyed is not None
+        done.begin_stretch()
+        done.step = _KEYED
+        done.count_keyed(insert_keyed(*task))
+        done.step = _GROUP
+
+    stream = TaskStream(tasks, None if insert_keyed is None else insert_next)
     try:
         while True:
             for group in groups_of(batches_of(stream, store, default, batch_tasks, total)):
@@ -76,11 +85,7 @@ def insert_many(
                 done.in_stretch += sum(encoded.tasks for encoded in group)
             if stream.keyed is None:
                 return done.new
-            assert insert_keyed is not None
-            done.begin_stretch()
-            done.step = _KEYED
-            done.count_keyed(insert_keyed(*stream.keyed))
-            done.step = _GROUP
+            insert_next(stream.keyed)
     except InvalidTask as error:  # all tasks before the invalid one are inserted
         error.inserted, error.new = done.handled, done.new
         raise
@@ -157,7 +162,7 @@ def _broken_off(store: Store, stream: TaskStream, done: _Done, error: FsqueueErr
     else:
         is_exact = isinstance(error, (OSError, LockTimeout))
     is_first = stream.is_in_order or not done.in_stretch
-    then = advice(done, is_first, is_exact, bool(done.keyed) or stream.keyed is not None)
+    then = advice(done, is_first, is_exact, bool(done.keyed) or stream.keyed is not None or done.step == _KEYED)
     if done.step == _SINGLE and isinstance(error, FsqueueError):  # it says itself whether that task is in the queue
         then = then if done.handled else ""
         failure: FsqueueError = error
