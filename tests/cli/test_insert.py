@@ -201,6 +201,39 @@ def test_a_full_disk_exits_with_7_and_says_how_many_were_inserted(
     assert "no room left" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("inserted", "is_exact", "says"),
+    [
+        (2, True, "2 tasks were inserted from the beginning of the input, then this happened:"),
+        (
+            2,
+            False,
+            "from the beginning of the input, and some that came next may be in the queue, too, then this happened:",
+        ),
+        (
+            None,
+            True,
+            "do not repeat the command: it would insert them again. The error says more\nfsqueue: 2 tasks were",
+        ),
+    ],
+)
+def test_what_is_said_of_an_insert_that_broke_off(
+    fsqueue_cli: Run, queue: Queue, monkeypatch: pytest.MonkeyPatch, inserted: int | None, is_exact: bool, says: str
+) -> None:
+    def fail(self: Queue, payloads: Iterable[object], **options: object) -> int:
+        assert len(list(payloads)) == 5
+        error = StorageFull("No room. This call did something.")
+        error.inserted, error.new, error.is_exact, error.advice = inserted, 2, is_exact, "This call did something."
+        raise error
+
+    monkeypatch.setattr(Queue, "insert_many", fail)
+    result = fsqueue_cli("insert", queue.path, input="1\n\n2\n\n\n3\n4\n5\n", code=7)
+    assert result.stdout == "2\n"
+    assert says in result.stderr
+    assert ("This call did something" in result.stderr) == (inserted is None)
+    assert ("through 'tail -n +6'" in result.stderr) == (inserted is not None)
+
+
 def test_bytes_that_are_no_text_are_no_plain_line(fsqueue_cli: Run, queue: Queue) -> None:
     assert "line 2 is not UTF-8" in fsqueue_cli("insert", queue.path, "--lines", input=b"a\n\xff\n", code=2).stderr
 
