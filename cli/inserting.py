@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
 import io
 import math
+import operator
 import os
 import re
 import select
@@ -39,6 +41,8 @@ PUBLISH_S = 1.0
 
 EACH_ELEMENT = "For a task of each element, insert what \"jq -c '.[]'\" makes of it."
 CHUNK_BYTES = 1 << 16
+PLACES_MAX = 100_000
+"""So many gaps between lines with tasks are remembered: more than stand in what is read ahead, but for odd inputs."""
 PAUSE = object()
 
 _LONG_NUMBER = re.compile(rb"[0-9]{19}")
@@ -106,8 +110,15 @@ def insert(
     With --commit, the command inserts nothing if NAME was committed before: it reads no input and prints 0.
 
     With --key, it prints how many tasks are new. Lines without the field, or with null in it, have no key. Each key
-    makes a small file: for more than 100,000 tasks --commit is the better choice.
+    makes a small file: for more than 100,000 tasks --commit is the better choice. If all lines have keys, a command
+    that ended early may be repeated: a line is not inserted again while its task waits or is leased.
     """
+    for option, field in (("--priority", priority), ("--key", key)):
+        if field == "":
+            raise fsqueue.InvalidArgument(
+                f"{option} names a field of JSON objects, and is empty. Is a variable of the shell not set? "
+                "Nothing was inserted."
+            )
     if lines and (priority is not None or key is not None):
         field = "--priority" if key is None else "--key"
         raise fsqueue.InvalidArgument(
@@ -118,41 +129,64 @@ def insert(
             "A commit takes no keys: its name makes the whole insert happen once. Leave --key or --commit out. "
             "Nothing was inserted."
         )
+    if key is not None and batch_tasks is not None:
+        raise fsqueue.InvalidArgument(
+            "Tasks with keys are inserted one at a time. Leave --batch-tasks or --key out. Nothing was inserted."
+        )
     with fsqueue.Queue(queue) as q:
+        if key is not None and not q.takes_keys:
+            raise fsqueue.InvalidArgument(
+                f"The queue {q.path} has a format of an older fsqueue, which has no keys. Raise it with 'fsqueue "
+                "upgrade', or leave --key out. Nothing was inserted."
+            )
         source = Source(files or ("-",), lines, skip_bad, q.settings.task_bytes_max, priority, key)
         if commit is not None:
             _insert_once(q.commit(commit), source, batch_tasks, delay_s, as_json)
             return
         source.check_files()
-        count = 0
+        count, handled = 0, 0
         failure: fsqueue.FsqueueError | None = None
         with source.interruptible():
             while not source.ended and failure is None:
                 try:
                     count += q.insert_many(source.until_pause(), batch_tasks=batch_tasks, delay_s=delay_s)
+                    handled = source.tasks
                 except fsqueue.InvalidTask as error:  # the line read last; those before it are in
-                    count += (error.inserted if error.new is None else error.new) or 0
-                    source.refuse(f"is no task for this queue: {error}")
+                    count += _new_of(error)
+                    source.refuse_task(error)
+                    handled = source.tasks
                 except fsqueue.FsqueueError as error:
-                    count += (error.inserted if error.new is None else error.new) or 0
+                    count += _new_of(error)
                     failure = error
-    known = {} if key is None else {"tasks": source.tasks}
+    known = {} if key is None else {"tasks": _handled_at(failure, handled) if failure is not None else source.tasks}
     if as_json:
         print_json({"inserted": count, "skipped": source.skipped, **known})
     else:
         say(count)
         if source.tasks > count and key is not None and failure is None and not source.broken_off:
             hint(f"{count:,} of {wording.counted(source.tasks, 'task')} were new: the keys of the others were taken")
+    source.hint_at_fields()
     if failure is not None:
-        if count:
-            complain(
-                "do not repeat the command: it would insert them again. Leave the first tasks out, as many as are in"
-            )
-            complain(f"{_were_inserted(count)} from the beginning of the input, then this happened:")
+        source.conclude_failure(failure, count, _handled_at(failure, handled))
         raise failure
     source.conclude(count)
     if source.is_one_array and count == 1:
         hint(f"hint: the input is one JSON array, and became one task. {EACH_ELEMENT}")
+
+
+def _new_of(error: fsqueue.FsqueueError) -> int:
+    """Return how many tasks a call has inserted that ended with an error."""
+    return (error.inserted if error.new is None else error.new) or 0
+
+
+def _handled_at(error: fsqueue.FsqueueError, before: int) -> int | None:
+    """Return how many tasks from the beginning of the input are in the queue, or had a key that was taken.
+
+    `before`: that number before the call that ended with the error. None if it cannot be told.
+    """
+    if error.inserted is not None:
+        return before + error.inserted
+    return before if error.new is None else None
 
 
 def _insert_once(
@@ -170,7 +204,7 @@ def _insert_once(
                         parts.append(commit.stage(source.until_end(), batch_tasks=batch_tasks, delay_s=delay_s))
                     except fsqueue.InvalidTask as error:
                         parts.append(error.part)
-                        source.refuse(f"is no task for this queue: {error}")
+                        source.refuse_task(error)
             except fsqueue.FsqueueError:
                 commit.discard()
                 raise
@@ -191,6 +225,7 @@ def _insert_once(
         )
     else:
         say(count)
+    source.hint_at_fields()
     if report is not None and report.repeated:
         tasks = wording.counted(report.tasks, "task")
         complain(f"{commit.name} was committed on {moment(report.at)}, with {tasks}: nothing was added")
@@ -227,14 +262,19 @@ class Source:
         self._priority, self._key = priority, key
         """Name the fields of a payload that hold its priority and its key."""
         self.tasks = 0
-        """Count the lines that were read as tasks."""
+        """Count the lines that were read as tasks. Those that the queue refuses do not count."""
+        self._had_priority = self._had_key = False
+        """Whether a task had one."""
+        self._first_plain: int | None = None
+        """How many tasks came before the first one that has no key; None if there is none."""
+        self._places = Places()
         self._files, self._skip_bad, self._line_bytes_max = files, skip_bad, line_bytes_max
         self._decode = _decode_plain if plain else _decode_json
         self._stream = self._payloads()
         self._progress = InsertBar(files)
         self._file, self._line = "", 0
-        self._name, self._later = "", files
-        """The file being read, as the user named it, and the files after it."""
+        self._number = 0
+        """The number of the file being read, among the files."""
         self._rest_from = 0
         """The line to go on from after a read error; 0 if there was none."""
         self._publish_at = math.inf
@@ -286,11 +326,18 @@ class Source:
         if self.skipped <= SKIPPED_SHOWN_MAX:
             complain(f"skipped: {self.place} {why}")
 
+    def refuse_task(self, error: fsqueue.InvalidTask) -> None:
+        """Skip the line that was read last, or end: the queue does not take it as a task."""
+        self.tasks -= 1
+        if self._first_plain == self.tasks:
+            self._first_plain = None
+        self.refuse(f"is no task for this queue: {error}")
+
     def _payloads(self) -> Iterator[Any]:
         try:
-            for number, name in enumerate(self._files, 1):
+            for number, name in enumerate(self._files):
                 self._file, self._line = "standard input" if name == "-" else name, 0
-                self._name, self._later = name, self._files[number:]
+                self._number = number
                 with _open(name) as file:
                     yield from self._of_file(file)
                 if self._bad or self._signal:
@@ -326,9 +373,15 @@ class Source:
             self._publish_at = min(self._publish_at, time.monotonic() + PUBLISH_S)
             if self._line == 1 and type(payload) is list and len(payload) > 1:
                 self.is_one_array = True
+            self._places.note(self.tasks, self._number, self._line)
+            if key is not None:
+                self._had_key = True
+            elif self._first_plain is None:
+                self._first_plain = self.tasks
             self.tasks += 1
             if type(payload) is dict and (self._priority is not None or self._key is not None):
                 urgency = None if self._priority is None else payload.get(self._priority)
+                self._had_priority |= urgency is not None
                 payload = fsqueue.Task(payload, key=key, priority=urgency)
             yield payload
 
@@ -394,18 +447,60 @@ class Source:
         complain(f"interrupted: nothing was inserted as {name}; repeat the command")
         raise click.exceptions.Exit(128 + (self._signal or 0))
 
-    def _how_to_go_on(self, count: int, line: int) -> str:
-        """Say what to insert next: the present file from `line` on, and those that were not read."""
-        if not count:
+    def hint_at_fields(self) -> None:
+        """Hint at a field that no line had. Most often its name is mistyped."""
+        for option, field, was_found in (
+            ("--priority", self._priority, self._had_priority),
+            ("--key", self._key, self._had_key),
+        ):
+            if field is not None and self.tasks and not was_found:
+                what = option.strip("-")
+                hint(f"hint: no line has a value in the field {field!r} ({option}), so no task has a {what}")
+
+    def _may_be_repeated(self, handled: int) -> bool:
+        """Tell whether each of the first tasks had a key, so that to insert them again does no harm."""
+        return self._first_plain is None or handled <= self._first_plain
+
+    def _how_to_go_on(self, handled: int, place: tuple[int, int] | None) -> str:
+        """Say what to insert next if the first tasks were handled. `place`: a file's number, and its first line."""
+        if not handled:
             return "repeat the command"
-        later = f", and after it {' '.join(map(shlex.quote, self._later))}" if self._later else ""
-        if line <= 1:
-            rest = shlex.quote(self._name)
-        elif self._name == "-":
-            rest = f"the rest (a pipe cannot be read again: make its input once more, through 'tail -n +{line}')"
+        later: tuple[str, ...] = ()
+        if place is None:
+            rest = (
+                f"all but the first {wording.counted(handled, 'task')} (lines that are blank or were skipped are none)"
+            )
         else:
-            rest = f"the rest, which 'tail -n +{line} {shlex.quote(self._name)}' prints"
-        return f"insert {rest}{later}; to repeat the command would insert the first {count:,} again"
+            number, line = place
+            name, later = self._files[number], self._files[number + 1 :]
+            if line <= 1:
+                rest = shlex.quote(name)
+            elif name == "-":
+                rest = f"the rest (a pipe cannot be read again: make its input once more, through 'tail -n +{line}')"
+            else:
+                rest = f"the rest, which 'tail -n +{line} {shlex.quote(name)}' prints"
+        then = f", and after it {' '.join(map(shlex.quote, later))}" if later else ""
+        if self._may_be_repeated(handled):
+            return f"insert {rest}{then}; or repeat the command: it inserts no line whose key is taken"
+        again = f"the first {handled:,}" if self._key is None else "the lines without a key"
+        return f"insert {rest}{then}; to repeat the command would insert {again} again"
+
+    def conclude_failure(self, failure: fsqueue.FsqueueError, count: int, handled: int | None) -> None:
+        """Say what is in the queue after an error of the queue, and how to go on, unless the error says it all.
+
+        `count`: how many tasks are new. `handled`: see `_handled_at`.
+        """
+        if not count and not handled:
+            return
+        if handled is None:
+            them = "them" if self._key is None else "those without a key"
+            complain(f"do not repeat the command: it would insert {them} again. The error says more")
+            complain(f"{_were_inserted(count)}, then this happened:")
+            return
+        more = "" if failure.is_exact else ", and some that came next may be in the queue, too"
+        complain(self._how_to_go_on(handled, self._places.find(handled)))
+        complain(f"{_were_inserted(count)} from the beginning of the input{more}, then this happened:")
+        failure.args = (str(failure).removesuffix(failure.advice).rstrip(), *failure.args[1:])
 
     def conclude(self, count: int) -> None:
         """Say what was left out, if anything was, and exit accordingly."""
@@ -415,15 +510,41 @@ class Source:
         if self._bad is not None:
             complain(f"{self.place} {self._bad}")
             complain(f"{so_far}, from all the lines before this one and none after it")
-            complain(f"correct it and {self._how_to_go_on(count, self._rest_from or self._line)}")
+            complain(f"correct it and {self._how_to_go_on(self.tasks, (self._number, self._rest_from or self._line))}")
             raise click.exceptions.Exit(2)
         if self._signal is not None:
             complain(f"interrupted: {so_far}, up to {self.place}")
-            complain(self._how_to_go_on(count, self._line + 1))
+            complain(self._how_to_go_on(self.tasks, (self._number, self._line + 1)))
             raise click.exceptions.Exit(128 + self._signal)
         if self.skipped:
             complain(f"{so_far}; {wording.counted(self.skipped, 'bad line')} skipped")
             raise click.exceptions.Exit(1)
+
+
+class Places:
+    """Know the lines of the tasks that were read last, in bounded memory."""
+
+    def __init__(self) -> None:
+        self._steps: list[tuple[int, int, int]] = []
+        """(the number of a task, that of its file, its line), wherever not the next line has the next task."""
+
+    def note(self, task: int, file: int, line: int) -> None:
+        """Take in the place of a task. Of two with one number the later one counts."""
+        if self._steps:
+            first, known, begin = self._steps[-1]
+            if known == file and line - begin == task - first:
+                return
+        if len(self._steps) >= PLACES_MAX:
+            del self._steps[: PLACES_MAX // 2]
+        self._steps.append((task, file, line))
+
+    def find(self, task: int) -> tuple[int, int] | None:
+        """Return the number of a task's file, and its line. None if they were forgotten."""
+        after = bisect.bisect_right(self._steps, task, key=operator.itemgetter(0))
+        if not after:
+            return None
+        first, file, begin = self._steps[after - 1]
+        return file, begin + task - first
 
 
 def _is_ready(file: IO[bytes], until: float) -> bool:

@@ -59,7 +59,7 @@ class Commit:
         size = batch_tasks or self.store.settings.batch_tasks_max
         given, when = payloads_of(tasks, "stage"), encoding.default_when(delay_s)
         given = unchanged(given) if strict else given
-        return self._stage(encoding.batches_of(given, self.store, when, size, None, set()))
+        return self._stage(encoding.batches_of(encoding.TaskStream(given), self.store, when, size, None))
 
     @verb("staging")
     def stage_encoded(self, batches: Iterable[encoding.Encoded]) -> CommitPart:
@@ -271,9 +271,9 @@ def insert_once(store: Store, tasks: Iterable[Any], name: str, delay_s: float, b
         report = commit.publish([commit.stage(tasks, batch_tasks=batch_tasks, delay_s=delay_s)])
     except BaseException as error:
         if isinstance(error, InvalidTask):
-            error.inserted, error.part = 0, None
+            error.inserted, error.new, error.part = 0, 0, None
         elif isinstance(error, UserCodeError):
-            error.count(0)
+            error.count(0, 0)
         if isinstance(error, Exception):
             with suppress(FsqueueError):  # otherwise `gc` does it
                 commit.discard()

@@ -38,12 +38,15 @@ class FsqueueError(Exception):
 
     exit_code = 1
     inserted: int | None = None
-    """Set by `insert_many`: so many tasks from the beginning of its stream are in the queue all the same. Repeating the
-    whole call would insert them again: go on after them. None if that cannot be said: tasks with different delays are
-    not inserted in the order of the stream."""
+    """Set by `insert_many`: so many tasks from the beginning of its stream are in the queue all the same. Go on after
+    them: repeating the whole call would insert those without a key again. Those whose keys were taken count, too. None
+    if this cannot be said: tasks with priorities or different delays are not inserted in the order of the stream."""
     new: int | None = None
-    """Set with `inserted`, where tasks had keys: so many of those are new. Of the others a task with the key was there.
-    """
+    """Set by `insert_many`: so many tasks it has inserted. Tasks whose keys were taken do not count."""
+    is_exact: bool = True
+    """Set by `insert_many`: False if some of the tasks that came next may be in the queue, too."""
+    advice: str = ""
+    """Set by `insert_many`: how to go on, as the text says at its end."""
 
 
 class QueueNotFound(FsqueueError):
@@ -149,7 +152,7 @@ class CommitLost(FsqueueError):
 class StorageFull(FsqueueError):
     """No space, inodes or quota is left. What was reported done is kept; make room and repeat.
 
-    Of `insert_many` without a commit's name, repeat only what is not `inserted`.
+    Of `insert_many` without a commit's name, repeat only what is not `inserted`. Tasks with keys may be repeated.
     """
 
     exit_code = 7
@@ -158,7 +161,8 @@ class StorageFull(FsqueueError):
 class StorageError(FsqueueError):
     """The filesystem failed. Whether the last operation happened is unknown.
 
-    Repeating is safe, but for an insert without a commit's name: what happened of it would be inserted again.
+    Repeating is safe, but for an insert with neither a key nor a commit's name: what happened of it would be inserted
+    again.
     """
 
 

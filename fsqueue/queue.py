@@ -31,7 +31,7 @@ from fsqueue.commit import Commit, insert_once
 from fsqueue.errors import InvalidArgument, LeaseLost, from_os_error, said, text_of
 from fsqueue.filesystem import Filesystem, resources
 from fsqueue.format import names, task_file
-from fsqueue.format.layout import DEFAULTS, Durability, Settings
+from fsqueue.format.layout import DEFAULTS, OPEN_BATCHES, Durability, Settings
 from fsqueue.format.priority import Rank, rank_of
 from fsqueue.leased_task import LeasedTask
 from fsqueue.maintenance import Maintenance
@@ -152,6 +152,11 @@ class Queue(Maintenance):
         return self.store.queue_state.generation
 
     @property
+    def takes_keys(self) -> bool:
+        """Return whether tasks may have keys here, as last read. If not, `upgrade` the queue."""
+        return self.store.queue_state.format >= OPEN_BATCHES
+
+    @property
     def has_priorities(self) -> bool:
         """Return whether tasks with priorities were ever inserted, as last read."""
         return self.store.queue_state.is_ordered
@@ -256,14 +261,15 @@ class Queue(Maintenance):
         """Insert a stream of payloads or Tasks in bounded memory; returns how many are new.
 
         A stream of one task costs what `insert` costs. Tasks with keys are inserted one at a time, in the order of the
-        stream. Those whose key is taken are neither inserted nor counted. For more than 100,000 keys, a
-        `commit` is the better choice.
+        stream, each after all that came before it. Those whose key is taken are neither inserted nor counted. For more
+        than 100,000 keys, a `commit` is the better choice.
 
         `batch_tasks`: tasks a file, instead of batches that grow with the stream; `total`: how many
         there will be about, if known, so that batches are large from the start; `delay_s`: seconds before tasks
         become available that do not say so themselves. They are durable
         when this returns. An InvalidTask names the position of the bad one; the tasks before it are
-        in the queue, and the error's `inserted` says how many that are. Under the name `commit` all
+        in the queue. An error's `inserted` says up to where the stream was handled, and `new` how many tasks were
+        inserted. Under the name `commit` all
         appear together or not at all, once: what was committed before is not inserted again, nor read.
         `strict` refuses payloads that would come back changed: see `insert`.
         """

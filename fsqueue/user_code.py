@@ -26,16 +26,16 @@ class UserCodeError(Exception):
         super().__init__(error)
         self.error = error
 
-    def count(self, inserted: int) -> None:
-        """Set how many tasks this call has inserted, if the error is an FsqueueError.
+    def count(self, inserted: int, new: int) -> None:
+        """Set how many tasks this call has inserted, if the error is an FsqueueError: `inserted` and `new`.
 
-        User code may have got the error from another queue. That queue's number would be taken for this call's.
+        User code may have got the error from another queue. That queue's numbers would be taken for this call's.
         """
         error = self.error
         if isinstance(error, UserCodeError):
-            error.count(inserted)
+            error.count(inserted, new)
         elif isinstance(error, FsqueueError):
-            error.inserted = inserted
+            error.inserted, error.new, error.is_exact, error.advice = inserted, new, True, ""
 
 
 _MISTAKEN = (OSError, FsqueueError, UserCodeError)

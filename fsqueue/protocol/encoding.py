@@ -97,10 +97,38 @@ def with_key(line: bytes, key: object, bytes_max: int, index: int | None = None)
     return line
 
 
+class KeyedTask(NamedTuple):
+    """A task of a stream that has a key: its line, with the key in it, the rank of its priority, and its place."""
+
+    line: bytes
+    when: When
+    rank: Rank
+    key: str
+    place: int
+
+
 InsertKeyed = Callable[[bytes, When, Rank, str, int], bool]
-"""Insert a task of a stream that has a key: its line with the key in it, when, the rank of its priority, the key, and
-its place in the stream. Return whether it is new.
-"""
+"""Insert a KeyedTask, given as its fields. Return whether it is new."""
+
+
+class TaskStream:
+    """A caller's tasks, read in stretches. A stretch ends before a task with a key that follows others."""
+
+    def __init__(self, tasks: Iterable[Any], insert_keyed: Callable[[KeyedTask], None] | None = None) -> None:
+        self.tasks: Iterator[tuple[int, Any]] = enumerate(tasks)
+        self.insert_keyed = insert_keyed
+        """Insert a task with a key: called for those at the beginning of a stretch. None: tasks may have no keys."""
+        self.keyed: KeyedTask | None = None
+        """The task before which the latest stretch ended; None if the stream has ended. Insert it next."""
+        self.number = 0
+        """How many tasks the stretches before this one had."""
+        self.kinds: set[tuple[When, bool]] = set()
+        """What went into batches in this stretch: available when, and whether with a priority."""
+
+    @property
+    def is_in_order(self) -> bool:
+        """Tell whether the batches of this stretch, as far as it was read, came in the order of its tasks."""
+        return len(self.kinds) <= 1 and not any(is_urgent for _, is_urgent in self.kinds)
 
 
 def _share(tasks: int) -> int:
@@ -123,25 +151,18 @@ class Run(NamedTuple):  # so that what costs is done once for many tasks
 
 
 def _runs(
-    tasks: Iterable[Any],
-    bytes_max: int,
-    default: When,
-    tasks_max: int,
-    monotonic: Callable[[], float],
-    insert_keyed: InsertKeyed | None,
+    stream: TaskStream, bytes_max: int, default: When, tasks_max: int, monotonic: Callable[[], float]
 ) -> Iterator[Run]:
-    """Yield the stream's lines, handed on by the hundred, or as they come where it is slow; InvalidTask ends it.
-
-    Tasks with keys are not among them: they are inserted as they come.
-    """
+    """Yield the lines of a stretch, handed on by the hundred, or as they come where it is slow; InvalidTask ends it."""
     encode = task_file.encode_task
     when, size = default, 0
     lines: list[bytes] = []
     given: list[Priority] | None = None
     most, began = 1, monotonic()
+    is_begin = True  # no task of this stretch was handed on
     broken: Exception | None = None
     try:
-        for index, item in enumerate(tasks):
+        for index, item in stream.tasks:
             if given is not None or isinstance(item, Task):
                 task = item if isinstance(item, Task) else Task(item)
                 at, priority = available_from(task, index, default), task.priority
@@ -149,14 +170,20 @@ def _runs(
                     check_urgency(task, index)
                 line = encode(task.payload, bytes_max, index, priority)
                 if task.key is not None:
-                    if insert_keyed is None:
+                    if stream.insert_keyed is None:
                         raise InvalidTask(NO_KEYS.format(_where(index)), index)
-                    insert_keyed(with_key(line, task.key, bytes_max, index), at, rank_of(priority), task.key, index)
-                    continue
+                    keyed_line = with_key(line, task.key, bytes_max, index)
+                    keyed = KeyedTask(keyed_line, at, rank_of(priority), task.key, index)
+                    if is_begin and not lines:  # nothing that came before it waits
+                        stream.insert_keyed(keyed)
+                        continue
+                    stream.keyed = keyed
+                    break
                 if priority is not None or given is not None:
                     if priority is None or given is None or at != when:
                         if lines:
                             yield Run(when, lines, size, given)
+                            is_begin = False
                         when, lines, size, given = at, [], 0, None if priority is None else []
                     if priority is not None and given is not None:
                         given.append(priority)
@@ -165,11 +192,13 @@ def _runs(
             if at is not when and at != when:
                 if lines:
                     yield Run(when, lines, size, None)
+                    is_begin = False
                 when, lines, size = at, [], 0
             lines.append(line)
             size += len(line)
             if len(lines) >= most or size >= RUN_BYTES_MAX:
                 yield Run(when, lines, size, given)
+                is_begin = False
                 lines, size, now = [], 0, monotonic()
                 given = None if given is None else []
                 most = min(2 * most, RUN_TASKS_MAX, tasks_max) if now - began < RUN_S else max(1, most // 2)
@@ -250,34 +279,35 @@ def _hold(runs: Iterator[Run], held: list[Run], monotonic: Callable[[], float]) 
 
 
 def batches_of(
-    tasks: Iterable[Any],
+    stream: TaskStream,
     store: Store,
     default: When,
     batch_tasks: int | None,
     total: int | None,
-    times: set[When],
-    insert_keyed: InsertKeyed | None = None,
 ) -> Iterator[Encoded]:
-    """Encode tasks into batches of the size asked for, or of one that suits the job, noting their `times`.
+    """Encode a stretch of a stream into batches of the size asked for, or of one that suits the job.
 
     Tasks with priorities get batches of their own. They are sorted within windows of at most a group, so that a batch
     holds a narrow range of priorities, in order.
 
-    Tasks with keys go to `insert_keyed`. InvalidTask for the first of them if there is none, as for a named commit.
+    InvalidTask for a task with a key if the stream takes none, as for a named commit.
 
     When the stream breaks off with an error, the tasks before it come out first, then the error.
     """
     settings, monotonic = store.settings, store.clock.monotonic
     tasks_max = min(batch_tasks or settings.batch_tasks_max, settings.batch_tasks_max)
-    runs = _runs(tasks, settings.task_bytes_max, default, tasks_max, monotonic, insert_keyed)
+    stream.keyed = None
+    stream.kinds.clear()
+    runs = _runs(stream, settings.task_bytes_max, default, tasks_max, monotonic)
     held: list[Run] = []
-    known, number = total or 0, 0
+    number = stream.number
+    known = number if total is None else total
     filling: dict[When, Encoded] = {}
     window = SortWindow()
     broken: Exception | None = None
     try:
         if batch_tasks is None and total is None:
-            known = _hold(runs, held, monotonic)
+            known += _hold(runs, held, monotonic)
     except Exception as error:
         broken = error
     per_batch = tasks_max if batch_tasks is not None else min(tasks_max, _share(known))
@@ -287,7 +317,7 @@ def batches_of(
                 if not window.has_room(len(lines), size, per_batch):
                     yield from window.drain(per_batch)
                 window.add(when, priorities, lines, size)
-                times.add(when)
+                stream.kinds.add((when, True))
                 number += len(lines)
                 if window.is_full(per_batch):
                     yield from window.drain(per_batch)
@@ -304,7 +334,7 @@ def batches_of(
                     if len(filling) == OPEN_BATCHES_MAX:
                         yield filling.pop(max(filling, key=lambda key: filling[key].tasks))
                     target = filling[when] = Encoded(when)
-                    times.add(when)
+                    stream.kinds.add((when, False))
                 more = lines[first : first + per_batch - target.tasks]
                 target.take(b"".join(more), len(more))
                 first += len(more)
@@ -316,6 +346,7 @@ def batches_of(
             number += len(lines)
     except Exception as error:
         broken = error
+    stream.number = number
     yield from window.drain(per_batch)
     yield from filling.values()
     if broken is not None:

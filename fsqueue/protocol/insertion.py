@@ -12,11 +12,21 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from fsqueue.clock import MS_MAX
-from fsqueue.errors import FULL, FsqueueError, InvalidTask, QueueNotFound, StorageError, from_os_error
+from fsqueue.errors import FULL, FsqueueError, InvalidTask, LockTimeout, QueueNotFound, StorageError, from_os_error
 from fsqueue.format.layout import Layout
 from fsqueue.format.names import TaskFileName
 from fsqueue.format.priority import Rank
-from fsqueue.protocol.encoding import GROUP_BYTES_MAX, Encoded, InsertKeyed, When, batches_of, default_when, groups_of
+from fsqueue.protocol.encoding import (
+    GROUP_BYTES_MAX,
+    Encoded,
+    InsertKeyed,
+    KeyedTask,
+    TaskStream,
+    When,
+    batches_of,
+    default_when,
+    groups_of,
+)
 from fsqueue.storage import ordering, staging
 from fsqueue.storage.store import Store
 from fsqueue.user_code import UserCodeError
@@ -45,74 +55,89 @@ def insert_many(
 ) -> int:
     """Insert a stream of payloads or Tasks. Return how many are new.
 
-    The only task of a stream goes to `insert_one`, where that is given. Tasks with keys go to `insert_keyed` one at a
-    time, as they come.
+    A task that is alone in its stretch of the stream goes to `insert_one`, where that is given. A task with a key goes
+    to `insert_keyed`, after all that came before it in the stream are in the queue.
 
-    After an error, the tasks inserted before it stay. An FsqueueError tells how many, in its text and in `inserted`. It
-    warns that a repeat of the whole call would insert them again.
+    After an error, the tasks inserted before it stay. An FsqueueError tells how many, in its text, in `inserted` and in
+    `new`, and how to go on.
     """
-    count, default = 0, default_when(delay_s)
-    times: set[When] = set()
-    is_one = False
-    keyed = _Keyed(insert_keyed)
-    with_key = keyed.insert if insert_keyed is not None else None
+    done, default = _Done(), default_when(delay_s)
+
+    def insert_next(task: KeyedTask) -> None:
+        assert insert_keyed is not None
+        done.begin_stretch()
+        done.step = _KEYED
+        done.count_keyed(insert_keyed(*task))
+        done.step = _GROUP
+
+    stream = TaskStream(tasks, None if insert_keyed is None else insert_next)
     try:
-        for group in groups_of(batches_of(tasks, store, default, batch_tasks, total, times, with_key)):
-            is_in = False
-            if insert_one is not None and not count and _is_one_task(group):
-                is_one = True
-                is_in = insert_one(bytes(group[0].content()), group[0].when, group[0].rank) is not None
-                is_one = False
-            if not is_in:
-                publish(store, group)
-            count += sum(encoded.tasks for encoded in group)
+        while True:
+            for group in groups_of(batches_of(stream, store, default, batch_tasks, total)):
+                if insert_one is None or done.in_stretch or not _is_one_task(group):
+                    publish(store, group)
+                else:
+                    done.step = _SINGLE
+                    is_in = insert_one(bytes(group[0].content()), group[0].when, group[0].rank) is not None
+                    done.step = _GROUP
+                    if not is_in:
+                        publish(store, group)
+                done.in_stretch += sum(encoded.tasks for encoded in group)
+            if stream.keyed is None:
+                return done.new
+            insert_next(stream.keyed)
     except InvalidTask as error:  # all tasks before the invalid one are inserted
-        error.inserted, error.new = count + keyed.handled, count + keyed.new
+        error.inserted, error.new = done.handled, done.new
         raise
     except UserCodeError as foreign:  # likewise: the stream itself has failed
-        foreign.count(count + keyed.handled)
+        foreign.count(done.handled, done.new)
         raise
     except (FsqueueError, OSError) as error:
-        if is_one and isinstance(error, FsqueueError):
-            raise  # the error itself says whether the task is in the queue
-        if error is keyed.error:
-            inserted: int | None = count + keyed.handled  # the tasks before this one were published first
-        elif keyed.handled or len(times) > 1:
-            inserted = None  # unknown: tasks with keys, or for different times, are not inserted in the stream's order
-        else:
-            inserted = count + (getattr(error, "inserted", None) or 0)
-        cause = error if isinstance(error, OSError) else error.__cause__
-        failure = _explained(store, error, cause, advice(inserted, cause))
-        failure.inserted = inserted
-        failure.new = None if inserted is None else inserted - keyed.handled + keyed.new
-        raise failure from cause
-    return count + keyed.new
+        done.in_stretch += getattr(error, "inserted", None) or 0
+        raise _broken_off(store, stream, done, error) from error if isinstance(error, OSError) else error.__cause__
 
 
-class _Keyed:
-    """Insert the tasks of a stream that have keys, and count them. `insert` is what `batches_of` calls for each."""
+_GROUP, _SINGLE, _KEYED = range(3)
+"""What an insert of a stream is at: a group of batches, a task that is appended alone, or a task with a key."""
 
-    def __init__(self, insert_keyed: InsertKeyed | None) -> None:
-        self._insert = insert_keyed
-        self.handled = 0
-        """How many tasks with keys were inserted, or were in the queue already."""
-        self.new = 0
-        self.error: Exception | None = None
-        """The error that ended the stream, if it came from the insert of a task with a key."""
 
-    def insert(self, line: bytes, when: When, rank: Rank, key: str, index: int) -> bool:
-        """Insert a task with a key. Return whether it is new."""
-        assert self._insert is not None
-        try:
-            is_new = self._insert(line, when, rank, key, index)
-        except Exception as error:
-            self.error = error
-            raise
-        self.new += is_new
-        self.handled += 1
-        if self.handled == KEYS_ADVISED + 1:
+class _Done:
+    """Count what of a stream is in the queue."""
+
+    def __init__(self) -> None:
+        self.step = _GROUP
+        self.in_stretch = 0
+        """How many tasks of the present stretch are in the queue. All of the earlier ones are."""
+        self._before = 0
+        self.keyed = self.keyed_new = 0
+        """How many tasks with keys were dealt with, and how many of these are new."""
+
+    def begin_stretch(self) -> None:
+        """Take in that all of the present stretch is in the queue."""
+        self._before += self.in_stretch
+        self.in_stretch = 0
+
+    def count_keyed(self, is_new: bool) -> None:
+        """Count a task with a key."""
+        self.keyed += 1
+        self.keyed_new += is_new
+        if self.keyed == KEYS_ADVISED + 1:
             advise_commit()
-        return is_new
+
+    @property
+    def plain(self) -> int:
+        """Return how many tasks without keys are in the queue."""
+        return self._before + self.in_stretch
+
+    @property
+    def handled(self) -> int:
+        """Return how many tasks are in the queue, or had a key that was taken."""
+        return self.plain + self.keyed
+
+    @property
+    def new(self) -> int:
+        """Return how many tasks are new in the queue."""
+        return self.plain + self.keyed_new
 
 
 def advise_commit() -> None:
@@ -129,33 +154,67 @@ def _is_one_task(group: list[Encoded]) -> bool:
     return len(group) == 1 and group[0].tasks == 1 and group[0].size < GROUP_BYTES_MAX
 
 
-def advice(inserted: int | None, cause: BaseException | None) -> str:
+def _broken_off(store: Store, stream: TaskStream, done: _Done, error: FsqueueError | OSError) -> FsqueueError:
+    """Return the error for the user. It says what of the stream is in the queue, and how to go on."""
+    cause = error if isinstance(error, OSError) else error.__cause__
+    if done.step == _GROUP:
+        is_exact = isinstance(cause, OSError) and cause.errno in FULL
+    else:
+        is_exact = isinstance(error, (OSError, LockTimeout))
+    is_first = stream.is_in_order or not done.in_stretch
+    then = advice(done, is_first, is_exact, bool(done.keyed) or stream.keyed is not None or done.step == _KEYED)
+    if done.step == _SINGLE and isinstance(error, FsqueueError):  # it says itself whether that task is in the queue
+        then = then if done.handled else ""
+        failure: FsqueueError = error
+        error.args = (f"{error} {then}".rstrip(), *error.args[1:])
+    else:
+        failure = _explained(store, error, cause, then)
+    failure.inserted, failure.new, failure.is_exact = done.handled if is_first else None, done.new, is_exact
+    failure.advice = then if str(failure).endswith(then) else ""
+    return failure
+
+
+def advice(done: _Done, is_first: bool, is_exact: bool, has_keys: bool) -> str:
     """Return sentences about a stream after an error: how much of it is in the queue, and how to go on.
 
-    `inserted` is the number of tasks that are in the queue for certain; None if no number can be told.
+    `is_first`: what is in the queue is what came first. `is_exact`: no more than was counted is in the queue.
     """
-    sure = isinstance(cause, OSError) and cause.errno in FULL
-    again = "Under a name (commit=NAME, --commit NAME) a whole insert may be repeated."
-    if inserted == 0 and sure:
+    count = done.handled
+    maybe = "" if is_exact else ", and some of those that came next may be"
+    again = "" if has_keys else " Under a name (commit=NAME, --commit NAME) a whole insert may be repeated."
+    first = f"The first {count:,} tasks of this call are" if count != 1 else "The first task of this call is"
+    if done.keyed > done.keyed_new:
+        maybe = f" (the keys of {done.keyed - done.keyed_new:,} were taken){maybe}"
+    if has_keys and not done.plain and (is_exact or done.step == _KEYED):
+        begun = f"{first} in the queue{maybe}. " if count else ""
+        return f"{begun}The call may be repeated: it inserts no task whose key is taken."
+    if not count and is_exact:
         return "None of the tasks is in the queue: repeat the call."
-    if not inserted:
-        return f"Some of the tasks may be in the queue; repeating the call would insert those again. {again}"
-    first = f"first {inserted:,} tasks of this call are" if inserted != 1 else "first task of this call is"
-    maybe = "" if sure else ", and some of those that came next may be"
+    if not count:
+        return f"Some of the tasks may be in the queue; repeating the call would insert those again.{again}"
+    them = "those without a key" if has_keys else "them"
+    if not is_first:
+        return (
+            f"{done.new:,} of the tasks of this call are new in the queue{maybe}. They need not be its first ones: "
+            "tasks with priorities or different delays are not inserted in the order of the call. Repeating the whole "
+            f"call would insert {them} again.{again}"
+        )
     return (
-        f"The {first} in the queue{maybe}. Repeating the whole call would insert them again: insert the rest only. "
-        f"{again}"
+        f"{first} in the queue{maybe}. Repeating the whole call would insert {them} again: insert the rest only.{again}"
     )
 
 
-def _explained(store: Store, error: Exception, cause: BaseException | None, then: str) -> FsqueueError:
+def _explained(store: Store, error: FsqueueError | OSError, cause: BaseException | None, then: str) -> FsqueueError:
     """Return the error for the user, which ends with `then`: how to go on."""
     if isinstance(error, QueueNotFound):
         return error
     if isinstance(cause, OSError):
         if isinstance(error, OSError) and isinstance(gone := store.explain(error, "inserting"), QueueNotFound):
             return gone
-        return from_os_error(cause, f"inserting into {store.path}", then)
+        failure = from_os_error(cause, f"inserting into {store.path}", then)
+        if then not in str(failure):
+            failure.args = (f"{failure} {then}", *failure.args[1:])
+        return failure
     assert isinstance(error, FsqueueError)
     error.args = (f"{error} {then}", *error.args[1:])
     return error

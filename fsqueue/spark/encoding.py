@@ -6,11 +6,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+from pyspark import TaskContext
 from pyspark.sql import types
 
 from fsqueue.clock import duration_ms
-from fsqueue.errors import InvalidArgument
+from fsqueue.errors import InvalidArgument, InvalidTask
 from fsqueue.format.nesting import NESTING_MAX
 from fsqueue.spark.options import WriteOptions
 
@@ -106,6 +109,19 @@ def _check_type(kind: types.DataType, where: str, level: int = 2) -> None:
         else:
             advice = "cast it to string"
         raise InvalidArgument(f"The column {where!r} is {kind.simpleString()}, which JSON does not have: {advice}.")
+
+
+@contextmanager
+def counted_in_part() -> Iterator[None]:
+    """Let an InvalidTask that is raised here say that its number counts the rows of one Spark task."""
+    try:
+        yield
+    except InvalidTask as error:
+        if error.index is not None:
+            context = TaskContext.get()
+            part = "one partition" if context is None else f"partition {context.partitionId()}"
+            error.args = (f"{error} The number counts the rows of {part} of the DataFrame.", *error.args[1:])
+        raise
 
 
 class Encoder:

@@ -15,10 +15,11 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from fsqueue.errors import InvalidArgument, InvalidTask
+from fsqueue.format import keys
 from fsqueue.models import Task
 from fsqueue.protocol.insertion import KEYS_ADVISED, advise_commit
 from fsqueue.queue import Queue
-from fsqueue.spark.encoding import Encoder
+from fsqueue.spark.encoding import Encoder, counted_in_part
 from fsqueue.spark.options import WriteOptions
 from fsqueue.spark.writing import open_queue
 
@@ -49,7 +50,7 @@ def total(parts: Iterable[Any]) -> KeyedRows:
 
 
 def insert(encoder: Encoder, rows: Iterable[pa.RecordBatch]) -> KeyedRows:
-    """Insert the rows of a partition, durably. After an error those before it are in the queue."""
+    """Insert the rows of a partition, durably. After an error those inserted before it stay."""
     seen = 0
 
     def counted() -> Iterator[pa.RecordBatch]:
@@ -58,7 +59,7 @@ def insert(encoder: Encoder, rows: Iterable[pa.RecordBatch]) -> KeyedRows:
             yield some
             seen += some.num_rows
 
-    with Queue(encoder.options.path) as queue:
+    with Queue(encoder.options.path) as queue, counted_in_part():
         inserted = queue.insert_many(_tasks(encoder, counted()))
     return KeyedRows(inserted, seen - inserted)
 
@@ -70,7 +71,7 @@ def _tasks(encoder: Encoder, rows: Iterable[pa.RecordBatch]) -> Iterator[Task]:
     options, index = encoder.options, 0
     values = values_of(encoder)
     for some in rows:
-        keys = _keys(some.column(str(options.key)), index)
+        found = _keys(some.column(str(options.key)), index)
         priorities: Iterable[Any] = repeat(None)
         if options.priority is not None:
             texts_of(some.column(options.priority), index)
@@ -79,13 +80,15 @@ def _tasks(encoder: Encoder, rows: Iterable[pa.RecordBatch]) -> Iterator[Task]:
         if encoder.delay_ms is None:
             name = str(options.delay_s)
             delays = delays_ms(some.column(name), name)
-        for value, key, urgency, delay in zip(values(some, index), keys, priorities, delays, strict=False):
+        for value, key, urgency, delay in zip(values(some, index), found, priorities, delays, strict=False):
             yield Task(value, key, urgency, delay / 1000)
         index += some.num_rows
 
 
 def _keys(column: pa.Array, first: int) -> list[str]:
-    """Return the keys of rows; InvalidTask for one without."""
+    """Return the keys of rows; InvalidTask for one without, and for one that is too long."""
+    from fsqueue.spark.priorities import SHOWN_CHARS
+
     if column.null_count:
         index = first + column.is_null().to_pylist().index(True)
         raise InvalidTask(
@@ -94,9 +97,13 @@ def _keys(column: pa.Array, first: int) -> list[str]:
             index,
         )
     try:
-        return [str(key) for key in column.to_pylist()]
+        found = [str(key) for key in column.to_pylist()]
     except UnicodeDecodeError:
         raise InvalidTask("The column of keys has a value that is no UTF-8.") from None
+    for index, key in enumerate(found, first):
+        if len(key) > SHOWN_CHARS and (why := keys.fault(key)) is not None:
+            raise InvalidTask(f"Task number {index + 1}: {why}. It begins with {key[:SHOWN_CHARS]!r}.", index)
+    return found
 
 
 class CountedInsert:

@@ -24,7 +24,7 @@ from fsqueue.format import task_file
 from fsqueue.format.layout import Settings
 from fsqueue.protocol.encoding import NOW, Encoded, When
 from fsqueue.spark.cutting import Cutter, buffers
-from fsqueue.spark.encoding import Encoder, contains, payload_fields
+from fsqueue.spark.encoding import Encoder, contains, counted_in_part, payload_fields
 from fsqueue.spark.gc_pause import paused_collector
 from fsqueue.spark.priorities import Sorter, texts_of, with_priorities
 
@@ -53,6 +53,10 @@ class Lines:
 
     def batches(self, rows: Iterable[pa.RecordBatch]) -> Iterator[Encoded]:
         """Yield all rows as encoded batches, in bounded memory. InvalidTask names the row that cannot be stored."""
+        with counted_in_part():
+            yield from self._batches(rows)
+
+    def _batches(self, rows: Iterable[pa.RecordBatch]) -> Iterator[Encoded]:
         index = 0
         for some in rows:
             columns = [self._lines(some, index)]

@@ -71,7 +71,7 @@ class KeyFile:
         if store.fs.shared and store.fs.pread(self._fd, len(line) + 1, self.size - len(line)) != line:
             raise StorageError(
                 f"What was appended to {self.path} is not what is there: the lock was lost. The task was not inserted; "
-                "repeat the call."
+                "its insert may be repeated."
             )
 
     def remove(self) -> bool:
@@ -161,5 +161,5 @@ def _timeout(store: Store, path: str, key: str, wait_s: float) -> LockTimeout:
     who = f" The file last saw {describe(last.holder)}." if last is not None and last.holder else ""
     return LockTimeout(
         f"The key {key!r} of {store.path} has been locked for {wait_s:g} s: a process that inserts a task with it is "
-        f"stopped or cut off.{who} The task was not inserted; repeat the call."
+        f"stopped or cut off.{who} The task was not inserted; its insert may be repeated."
     )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
 from fsqueue import Queue
@@ -87,3 +89,42 @@ def test_every_command_on_a_full_disk(fsqueue_cli: Run, tmp_path: Path, kind: st
         said((0, FULL), "purge", path, "--yes")
         said(0, "delete", path, "--yes", "--wait")
         assert not path.exists()
+
+
+LINES = {
+    "mixed": [line for n in range(400) for line in (f'{{"k":{n}}}', f'{{"u":{n}}}')],
+    "in blocks": [
+        f'{{"{field}":{n}}}' for begin in range(0, 400, 40) for field in "ku" for n in range(begin, begin + 40)
+    ],
+    "all with keys": [f'{{"k":{n // 2}}}' for n in range(1000)],
+}
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("lines", LINES.values(), ids=LINES)
+def test_after_a_full_disk_the_command_tells_how_many_lines_with_keys_are_in_and_where_to_go_on(
+    fsqueue_cli: Run, tmp_path: Path, lines: list[str]
+) -> None:
+    file = tmp_path / "tasks.jsonl"
+    file.write_text("\n" + "\n".join(lines) + "\n")  # a blank line shifts the numbers
+    with small_disk(tmp_path / "disk", megabytes=6, inodes=20_000) as disk:
+        queue = Queue.create(disk / "q", shards=2)
+        queue.insert("x", key="7")
+        ballast = disk / "ballast"
+        ballast.write_bytes(b"x" * (5 << 20))
+        said = fsqueue_cli("insert", queue.path, file, "--key", "k", "--json", code=FULL)
+        found = json.loads(said.stdout)
+        there = [info.payload for info in queue.tasks() if info.payload != "x"]
+        assert 0 < found["inserted"] == len(there) <= found["tasks"] < len(lines)
+        first = {orjson.dumps(payload).decode() for payload in there}
+        assert first <= set(lines[: found["tasks"]]) <= first | {'{"k":7}'}
+        assert f"insert the rest, which 'tail -n +{found['tasks'] + 2} {file}' prints" in said.stderr
+        assert "--commit" not in said.stderr
+        may_be_repeated = "or repeat the command: it inserts no line whose key is taken" in said.stderr
+        assert may_be_repeated == ("would insert the lines without a key again" not in said.stderr)
+        assert may_be_repeated == (not any("u" in line for line in lines[: found["tasks"]]))
+        ballast.unlink()
+        rest = file.read_text().splitlines(keepends=True)[found["tasks"] + 1 :]
+        fsqueue_cli("insert", queue.path, "--key", "k", input="".join(rest))
+        there = [info.payload for info in queue.tasks() if info.payload != "x"]
+        assert sorted(orjson.dumps(payload).decode() for payload in there) == sorted({*lines} - {'{"k":7}'})

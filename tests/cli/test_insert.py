@@ -14,12 +14,15 @@ import termios
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from click.testing import CliRunner
+from fsqueue_cli import inserting
 from fsqueue_cli.main import cli
 
 from fsqueue import Queue, StorageFull
+from fsqueue.storage import keys
 from tests.cli.conftest import Run, Spawn
 from tests.concurrency.processes import Child
 from tests.conftest import QueueFactory
@@ -196,6 +199,39 @@ def test_a_full_disk_exits_with_7_and_says_how_many_were_inserted(
     assert result.stdout == "3\n"
     assert "3 tasks were inserted from the beginning of the input" in result.stderr
     assert "no room left" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("inserted", "is_exact", "says"),
+    [
+        (2, True, "2 tasks were inserted from the beginning of the input, then this happened:"),
+        (
+            2,
+            False,
+            "from the beginning of the input, and some that came next may be in the queue, too, then this happened:",
+        ),
+        (
+            None,
+            True,
+            "do not repeat the command: it would insert them again. The error says more\nfsqueue: 2 tasks were",
+        ),
+    ],
+)
+def test_what_is_said_of_an_insert_that_broke_off(
+    fsqueue_cli: Run, queue: Queue, monkeypatch: pytest.MonkeyPatch, inserted: int | None, is_exact: bool, says: str
+) -> None:
+    def fail(self: Queue, payloads: Iterable[object], **options: object) -> int:
+        assert len(list(payloads)) == 5
+        error = StorageFull("No room. This call did something.")
+        error.inserted, error.new, error.is_exact, error.advice = inserted, 2, is_exact, "This call did something."
+        raise error
+
+    monkeypatch.setattr(Queue, "insert_many", fail)
+    result = fsqueue_cli("insert", queue.path, input="1\n\n2\n\n\n3\n4\n5\n", code=7)
+    assert result.stdout == "2\n"
+    assert says in result.stderr
+    assert ("This call did something" in result.stderr) == (inserted is None)
+    assert ("through 'tail -n +6'" in result.stderr) == (inserted is not None)
 
 
 def test_bytes_that_are_no_text_are_no_plain_line(fsqueue_cli: Run, queue: Queue) -> None:
@@ -426,3 +462,96 @@ def test_what_cannot_be_a_key_is_a_bad_line(fsqueue_cli: Run, queue: Queue) -> N
     for other, why in (("--lines", "leave --lines out"), ("--commit=x", "takes no keys")):
         result = fsqueue_cli("insert", queue.path, "--key", "k", other, input=lines, code=2)
         assert why in result.stderr
+
+
+def test_a_line_that_is_refused_is_no_task_whose_key_was_taken(fsqueue_cli: Run, queue: Queue) -> None:
+    lines = '{"k":"1"}\nbad\n{"k":["x"]}\n'
+    result = fsqueue_cli("insert", queue.path, "--key", "k", "--skip-bad", input=lines, code=1)
+    assert "keys of the others" not in result.stderr
+    result = fsqueue_cli("insert", queue.path, "--key", "k", "--skip-bad", "--json", input=lines, code=1)
+    assert json.loads(result.stdout) == {"inserted": 0, "skipped": 2, "tasks": 1}
+
+
+@pytest.mark.parametrize("option", ["--key", "--priority"])
+def test_a_mistyped_field_gets_a_hint(fsqueue_cli: Run, queue: Queue, option: str) -> None:
+    lines = '{"a":1}\n{"a":null,"b":2}\n'
+    hint = f"hint: no line has a value in the field 'typo' ({option}), so no task has a {option[2:]}\n"
+    assert fsqueue_cli("insert", queue.path, option, "typo", input=lines).stderr == hint
+    for field in ("a", "b"):
+        assert fsqueue_cli("insert", queue.path, option, field, input=lines).stderr == ""
+    assert "hint" not in fsqueue_cli("insert", queue.path, option, "typo", input="").stderr
+    assert "is empty" in fsqueue_cli("insert", queue.path, option, "", input=lines, code=2).stderr
+
+
+def test_a_mistyped_field_of_a_commit_gets_a_hint(fsqueue_cli: Run, queue: Queue) -> None:
+    result = fsqueue_cli("insert", queue.path, "--priority", "typo", "--commit", "c", input='{"a":1}\n')
+    assert "no line has a value in the field 'typo'" in result.stderr
+
+
+def test_what_does_not_go_with_keys_is_refused(fsqueue_cli: Run, queue_factory: QueueFactory) -> None:
+    queue = queue_factory()
+    result = fsqueue_cli("insert", queue.path, "--key", "k", "--batch-tasks", "3", input='{"k":1}\n', code=2)
+    assert "one at a time. Leave --batch-tasks or --key out" in result.stderr
+    with mock.patch("fsqueue.format.layout.FORMAT_OF_NEW_QUEUES", 1):
+        queue = queue_factory("old")
+    result = fsqueue_cli("insert", queue.path, "--key", "k", input='{"k":1}\n', code=2)
+    assert "which has no keys. Raise it with 'fsqueue upgrade'" in result.stderr
+    assert "correct it" not in result.stderr
+    assert queue.status().inserted == 0
+
+
+def test_after_a_bad_line_only_lines_with_keys_may_be_repeated(fsqueue_cli: Run, queue: Queue) -> None:
+    result = fsqueue_cli("insert", queue.path, "--key", "k", input='{"k":1}\n{"k":1}\n\nbad\n', code=2)
+    assert result.stdout == "1\n"
+    last = result.stderr.splitlines()[-1]
+    assert "'tail -n +4'); or repeat the command: it inserts no line whose key is taken" in last
+    result = fsqueue_cli("insert", queue.path, "--key", "k", input='{"k":1}\n{"u":1}\nbad\n', code=2)
+    assert result.stderr.splitlines()[-1].endswith("to repeat the command would insert the lines without a key again")
+
+
+@pytest.mark.once
+def test_when_interrupted_lines_with_keys_may_be_repeated(spawn: Spawn, queue: Queue) -> None:
+    process = spawn("insert", queue.path, "--key", "k", stdin=subprocess.PIPE)
+    assert process.stdin is not None
+    process.stdin.write('{"k":1}\n{"k":2}\n')
+    process.stdin.flush()
+    deadline = time.monotonic() + 30
+    while queue.status().waiting < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (130, "2\n")
+    assert "or repeat the command: it inserts no line whose key is taken" in err
+
+
+def test_a_line_whose_key_is_locked_by_a_stopped_process_may_be_repeated(
+    fsqueue_cli: Run, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keys.locked.__wrapped__, "__defaults__", (0.01,))  # type: ignore[attr-defined]
+    queue.insert(0, key="held")
+    with keys.locked(queue.store, queue.store.layout, "held"):
+        alone = fsqueue_cli("insert", queue.path, "--key", "k", input='{"k":"held"}\n', code=1)
+        mixed = fsqueue_cli("insert", queue.path, "--key", "k", input='{"u":1}\n\n{"k":"held"}\n', code=1)
+    assert (alone.stdout, mixed.stdout) == ("0\n", "1\n")
+    assert "may be in the queue" not in alone.stderr + mixed.stderr
+    assert alone.stderr.endswith("The call may be repeated: it inserts no task whose key is taken.\n")
+    assert "through 'tail -n +3'); to repeat the command would insert the lines without a key again" in mixed.stderr
+    assert "repeat the call" not in mixed.stderr
+    assert "1 task was inserted from the beginning of the input, then this happened:" in mixed.stderr
+
+
+def test_the_places_of_many_tasks_are_known_in_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inserting, "PLACES_MAX", 10)
+    places = inserting.Places()
+    assert places.find(0) is None
+    for task in range(1000):
+        places.note(task, 0, task + 1)
+    places.note(1000, 0, 1002)  # after a blank line
+    places.note(1000, 0, 1003)  # the one before was refused
+    places.note(1001, 1, 1)
+    assert [places.find(task) for task in (0, 999, 1000, 1001)] == [(0, 1), (0, 1000), (0, 1003), (1, 1)]
+    for task in range(1002, 1102):
+        places.note(task, 1, 2 * task)
+        assert places.find(task) == (1, 2 * task)
+        assert len(places._steps) <= 10
+    assert places.find(999) is None

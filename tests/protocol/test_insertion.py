@@ -520,7 +520,19 @@ def test_a_full_disk_says_how_many_are_in_and_that_a_repeat_would_insert_them_ag
         (range(9), 0, errno.ENOSPC, "None of the tasks is in the queue: repeat the call"),
         (range(300), 128, errno.EIO, "The first 128 tasks of this call are in the queue, and some of those that came"),
         (range(9), 0, errno.EIO, "Some of the tasks may be in the queue; repeating the call would insert those again"),
-        ([Task(n, delay_s=n) for n in range(200)], 150, errno.ENOSPC, "Some of the tasks may be in the queue"),
+        (
+            [Task(n, delay_s=n) for n in range(200)],
+            150,
+            errno.ENOSPC,
+            r"128 of the tasks .* need not be its first ones",
+        ),
+        (
+            [Task(n, priority=-n) for n in range(200)],
+            70,
+            errno.ENOSPC,
+            r"64 of the tasks .* need not be its first ones",
+        ),
+        ([Task(n, priority=-n) for n in range(200)], 0, errno.ENOSPC, "None of the tasks is in the queue"),
     ],
 )
 def test_what_an_error_in_a_stream_says(queue: Queue, tasks: Iterable[object], at: int, code: int, says: str) -> None:
@@ -528,6 +540,10 @@ def test_what_an_error_in_a_stream_says(queue: Queue, tasks: Iterable[object], a
     with pytest.raises((StorageFull, StorageError), match=says) as caught:
         full.insert_many(tasks, batch_tasks=1)
     assert str(caught.value).count("epeat") == 1 + ("may be repeated" in str(caught.value))
+    there = sorted(info.payload for info in queue.tasks())
+    assert caught.value.new == len(there)
+    assert caught.value.inserted == (None if "need not be" in says else len(there))
+    assert caught.value.inserted is None or there == list(range(len(there)))
 
 
 def test_a_wrong_argument_is_not_told_as_an_insert_that_broke_off(queue: Queue) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import errno
 import glob
 import logging
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -16,7 +17,7 @@ from unittest import mock
 import orjson
 import pytest
 
-from fsqueue import FsqueueError, InvalidArgument, InvalidTask, LockTimeout, Queue, Task, TaskTooLarge
+from fsqueue import FsqueueError, InvalidArgument, InvalidTask, LockTimeout, Queue, StorageFull, Task, TaskTooLarge
 from fsqueue.filesystem import Filesystem
 from fsqueue.format import names
 from fsqueue.protocol import insertion, single_inserts
@@ -187,7 +188,9 @@ def test_a_queue_of_format_1_refuses_keys(queue_factory: QueueFactory) -> None:
     assert queue.insert_many(["a", "b"]) == 2
     with pytest.raises(InvalidTask, match="fsqueue upgrade"):
         queue.insert_many([Task("x", key="k")])
+    assert not queue.takes_keys
     queue.upgrade()
+    assert queue.takes_keys
     assert queue.insert("x", key="k").inserted
 
 
@@ -220,6 +223,97 @@ def test_an_error_in_a_stream_says_how_many_tasks_are_in_the_queue(queue_factory
             queue.insert_many([0, Task(1, key="c"), Task(2, key="held"), 3])
     assert busy.value.inserted == 2
     assert "The first 2 tasks of this call are in the queue" in str(busy.value)
+
+
+MIXED = [0, Task(1, key="taken"), 2, 3, 4, Task(5, key="a"), Task(6, key="b"), 7, Task(8, key="a"), Task(9, key="c")]
+
+
+@pytest.mark.parametrize("step", ["create", "write", "rename"])
+@pytest.mark.parametrize("skip", range(8))
+def test_what_is_in_the_queue_after_a_full_disk_is_what_came_first_of_the_stream(
+    queue_factory: QueueFactory, step: str, skip: int
+) -> None:
+    path = queue_factory().path
+    fs = Filesystem(str(path), shared=False)
+    queue, full = Queue(path), Queue(path, filesystem=fs)
+    queue.insert("x", key="taken")
+    full.insert("y")
+    real, left = getattr(fs, step), [skip]
+
+    def failing(*args: Any, **kwargs: Any) -> Any:
+        if left[0] == 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        left[0] -= 1
+        return real(*args, **kwargs)
+
+    setattr(fs, step, failing)
+    try:
+        full.insert_many(MIXED)
+        done, new, text = len(MIXED), 8, ""
+    except StorageFull as error:
+        assert error.inserted is not None  # noqa: PT017 - with room for all there is no error
+        assert error.is_exact  # noqa: PT017
+        done, new, text = error.inserted, error.new, str(error)
+    there = [n for n in range(done) if n not in (1, 8)]
+    assert new == len(there)
+    assert sorted(info.payload for info in queue.tasks() if isinstance(info.payload, int)) == there
+    assert "commit" not in text
+    setattr(fs, step, real)
+    full.insert_many(MIXED[done:])  # as it says
+    assert sorted(info.payload for info in queue.tasks() if isinstance(info.payload, int)) == [0, *range(2, 8), 9]
+
+
+def test_a_stream_that_is_cut_off_may_be_repeated_if_all_its_tasks_have_keys(queue_factory: QueueFactory) -> None:
+    queue = queue_factory()
+    queue.insert("x", key="a")
+    tasks = [Task(n, key=key) for n, key in enumerate(("a", "b", "held", "c"))]
+    with keys.locked(queue.store, queue.store.layout, "held"):
+        locked = mock.patch.object(keys.locked.__wrapped__, "__defaults__", (0.01,))  # type: ignore[attr-defined]
+        with locked, pytest.raises(LockTimeout) as busy:
+            queue.insert_many(tasks)
+        with locked, pytest.raises(LockTimeout) as first:
+            queue.insert_many([Task(1, key="held")])
+        with locked, pytest.raises(LockTimeout) as mixed:
+            queue.insert_many([1, Task(1, key="held")])
+    assert (busy.value.inserted, busy.value.new) == (2, 1)
+    assert "The first 2 tasks of this call are in the queue (the keys of 1 were taken). The call may" in str(busy.value)
+    assert (first.value.inserted, first.value.new) == (0, 0)
+    assert (mixed.value.inserted, mixed.value.new) == (1, 1)
+    for error in (busy.value, first.value):
+        assert str(error).endswith("The call may be repeated: it inserts no task whose key is taken.")
+    for error in (busy.value, first.value, mixed.value):
+        assert "repeat the call" not in str(error)
+        assert "commit" not in str(error)
+        assert "Some of the tasks may be" not in str(error)
+    assert "would insert those without a key again: insert the rest only" in str(mixed.value)
+    assert queue.insert_many(tasks) == 2
+
+
+def test_a_task_without_a_key_does_not_wait_for_those_with_keys_that_come_after_it(queue_factory: QueueFactory) -> None:
+    queue = queue_factory()
+    waiting = []
+
+    def stream() -> Iterator[Any]:
+        yield from range(3)
+        for n in range(3, 6):
+            yield Task(n, key=str(n))
+            waiting.append(queue.status().waiting)
+
+    assert queue.insert_many(stream()) == 6
+    assert waiting == [4, 5, 6]
+
+
+def test_an_error_of_the_callers_own_gets_the_numbers_of_this_call(queue_factory: QueueFactory) -> None:
+    queue, other = queue_factory(), queue_factory("other")
+
+    def stream() -> Iterator[Any]:
+        yield Task(1, key="a")
+        yield Task(2, key="a")
+        other.insert_many([1, 2, 3, Task(4, key="")])
+
+    with pytest.raises(InvalidTask) as caught:
+        queue.insert_many(stream())
+    assert (caught.value.inserted, caught.value.new) == (2, 1)
 
 
 def test_many_keys_in_one_call_are_advised_against(

@@ -276,7 +276,7 @@ def test_batches_are_sorted_and_named_by_their_most_urgent_task(
 ) -> None:
     queue = Queue.create(tmp_path_factory.mktemp("many") / "q", shards=1, durability="none")
     tasks = [Task(n, priority=value, delay_s=delay) for n, (value, delay) in enumerate(given_tasks)]
-    batches = list(encoding.batches_of(tasks, queue.store, encoding.NOW, size, None, set()))
+    batches = list(encoding.batches_of(encoding.TaskStream(tasks), queue.store, encoding.NOW, size, None))
     found = []
     for batch in batches:
         lines = [orjson.loads(line) for line in bytes(batch.content()).splitlines()]
@@ -296,7 +296,7 @@ def test_a_stream_is_sorted_within_windows_of_a_group(queue: Queue) -> None:
     """So memory is bounded, and a batch holds a narrow range."""
     batches = list(
         encoding.batches_of(
-            (Task(n, priority=-n) for n in range(2 * 64 * 10)), queue.store, encoding.NOW, 10, None, set()
+            encoding.TaskStream(Task(n, priority=-n) for n in range(2 * 64 * 10)), queue.store, encoding.NOW, 10, None
         )
     )
     ranks = [batch.rank for batch in batches]
@@ -306,7 +306,7 @@ def test_a_stream_is_sorted_within_windows_of_a_group(queue: Queue) -> None:
 
 def test_large_tasks_with_priorities_are_cut_into_bounded_batches(queue: Queue) -> None:
     large = [Task("x" * 300_000, priority=n % 3) for n in range(40)]
-    batches = list(encoding.batches_of(large, queue.store, encoding.NOW, 100, None, set()))
+    batches = list(encoding.batches_of(encoding.TaskStream(large), queue.store, encoding.NOW, 100, None))
     assert sum(batch.tasks for batch in batches) == 40
     assert max(batch.size for batch in batches) <= encoding.BATCH_BYTES_MAX
     assert sum(batch.size for batch in batches[:9]) <= encoding.GROUP_BYTES_MAX

@@ -136,13 +136,13 @@ MUTATIONS = [
         "of a stream the tasks with keys are inserted without their priorities",
         "the file's name promises what no task in it has: they come after all others",
         "keyed-order",
-        (("protocol.encoding:_runs", "insert_keyed(with_key(line, ", "insert_keyed(with_key(encode(task.payload, bytes_max, index), "),),
+        (("protocol.encoding:_runs", "keyed_line = with_key(line, ", "keyed_line = with_key(encode(task.payload, bytes_max, index), "),),
     ),
     Mutation(
         "a stream counts the tasks whose keys are taken as new",
         "its caller believes that they are in the queue",
         "keyed-order",
-        (("protocol.insertion:_Keyed.insert", "self.new += is_new", "self.new += 1"),),
+        (("protocol.insertion:_Done.count_keyed", "self.keyed_new += is_new", "self.keyed_new += 1"),),
     ),
     Mutation(
         "a new task is told not to be new",

@@ -37,6 +37,7 @@ def make(path: Path, durability: fsqueue.Durability) -> Queue:
     assert queue == Queue(path, worker="me")
     assert queue.generation >= 1
     both: list[fsqueue.LeasedTask] = fsqueue.lease([queue], 2, lease_s=60, wait_s=1.5, up_to="m")
+    assert queue.takes_keys
     assert not queue.has_priorities or queue.lease(2, up_to=5, order="random") or both
     return queue
 
