@@ -36,7 +36,7 @@ BUSY_AGAIN_MS = 50
 LOOKS_ANEW = 3
 """Look from the beginning so often because a decided commit was still to be published."""
 
-LATER_MAX = 32
+OVERPROMISED_MAX = 32
 """After so many batches in a row that had less urgent tasks than they promised, as others take them meanwhile, the next
 one is taken from whatever it has. A strict look counts those only that it has looked into before.
 """
@@ -81,11 +81,11 @@ class Leaser:
         """Nothing less urgent was asked for."""
         self._limit: Rank | None = None
         """Nothing less urgent is taken from the batch at hand; None: ranks do not matter."""
-        self._later = 0
+        self._overpromised = 0
         """How many batches in a row had less urgent tasks than they promised."""
         self._corrected: set[Batch] | None = None
-        """In a strict look the batches that have promised too much by their names: none counts in `_later` for that."""
-        self._left: tuple[TaskFileName, Rank] | None = None
+        """In a strict look, the batches that have promised too much by their names. They do not count among these."""
+        self._next_head: tuple[TaskFileName, Rank] | None = None
         """The batch that was looked into last, and the rank of the next task that it has."""
         self.selection, self._ranked = self._new_selection()
         self._damaged: list[LeasedTask] = []
@@ -114,7 +114,7 @@ class Leaser:
 
     def _new_selection(self) -> tuple[Selection, RankedSelection | None]:
         """Return a selection that has seen nothing; twice, if it knows ranks."""
-        self._limit = self._left = None
+        self._limit = self._next_head = None
         if self.at_random or self.store.queue_state.is_ordered:
             ranked = RandomSelection(self.store) if self.at_random else OrderedSelection(self.store)
             return ranked, ranked
@@ -154,7 +154,7 @@ class Leaser:
                     return got
                 held = got
         try:
-            self._further(held, n, lease_ms, strict)
+            self._lease_from_heads(held, n, lease_ms, strict)
         except BaseException as error:
             self.generation = -1  # the look was broken off: the next one begins anew
             if not held or not isinstance(error, OSError) or isinstance(error, FileNotFoundError):
@@ -203,7 +203,7 @@ class Leaser:
                 got = self._from_batch(self.current, None, n, n, lease_ms)
                 held += got if isinstance(got, list) else []
             if not (held and held[0].solo):
-                self._further(held, n, lease_ms, strict=False, is_sure=False)
+                self._lease_from_heads(held, n, lease_ms, strict=False, is_sure=False)
         except BaseException as error:
             self.generation = -1
             if not held or not isinstance(error, OSError) or isinstance(error, FileNotFoundError):
@@ -224,7 +224,9 @@ class Leaser:
                     "%d leased tasks could not be put back (%s); they come back when their leases end", len(held), error
                 )
 
-    def _further(self, held: list[LeasedTask], n: int, lease_ms: int, strict: bool, is_sure: bool = True) -> None:
+    def _lease_from_heads(
+        self, held: list[LeasedTask], n: int, lease_ms: int, strict: bool, is_sure: bool = True
+    ) -> None:
         """Add tasks of other batches to `held` until there are `n` or none is left.
 
         Two sweeps over all shards in a row that find nothing prove that there is nothing. Unless `is_sure` no proof is
@@ -232,7 +234,7 @@ class Leaser:
         """
         store, selection = self.store, self.selection
         busy: dict[Batch, TaskFileName] = {}
-        fruitless, anew, self._later = 0, LOOKS_ANEW, 0
+        fruitless, anew, self._overpromised = 0, LOOKS_ANEW, 0
         self._corrected = set() if strict else None
         if self._ranked is not None and not strict:
             self._ranked.keep_up(store.clock.now_ms())
@@ -300,13 +302,13 @@ class Leaser:
         batch, selection = name.batch, self._ranked
         if selection is None:
             return self._from_batch(batch, name, most, asked, lease_ms, solo)
-        self._limit = self._bound if self._later >= LATER_MAX else selection.limit(self._bound)
+        self._limit = self._bound if self._overpromised >= OVERPROMISED_MAX else selection.limit(self._bound)
         is_open = batch == self.current and self.store.logs.get(batch) is not None
         got = self._from_batch(batch, None if is_open else name, most, asked, lease_ms, solo)
         if got is not LATER:
-            self._later = 0
+            self._overpromised = 0
         elif self._corrected is None or batch in self._corrected:
-            self._later += 1
+            self._overpromised += 1
         else:
             self._corrected.add(batch)
         if got is BUSY:
@@ -317,7 +319,7 @@ class Leaser:
 
     def _tell(self, selection: RankedSelection, batch: Batch, got: Got) -> None:
         """Tell the selection what a batch has left that was looked into."""
-        left, self._left = self._left, None
+        left, self._next_head = self._next_head, None
         if left is None or got is NOTHING:
             selection.take_off(batch)
         elif got is LATER:
@@ -453,7 +455,7 @@ class Leaser:
                 finishing.try_finish(locked)
                 return NOTHING
         if not tasks:
-            is_later = self._limit is not None and self._left is not None and self._left[1] > self._limit
+            is_later = self._limit is not None and self._next_head is not None and self._next_head[1] > self._limit
             if opening:  # replayed, but not written: the file's name was in the future after all, or too urgent
                 locked.drop()
             elif not is_later:
@@ -477,7 +479,7 @@ class Leaser:
         else:
             choice = replay_state.choose(at, most, margin, attempts_max, solo, limit)
         head, name = replay_state.head(at, margin), locked.log.name
-        self._left = None if head is None or name is None else (name, head)
+        self._next_head = None if head is None or name is None else (name, head)
         return choice
 
     def _end_if_empty(self, locked: LockedBatch, opening: bytes) -> None:
@@ -604,7 +606,7 @@ class Leaser:
             return [], [], False
         margin, attempts_max = self.store.clock.margin_ms(), self.store.settings.max_attempts
         choice = self._choose_by_rank(locked, at, 1, margin, attempts_max, True, self._limit)
-        left, self._left = self._left, None
+        left, self._next_head = self._next_head, None
         tasks, spent, _ = choice
         if spent and locked.log.name is not None:
             left = locked.log.name, min(locked.replay_state.rank(index) for index in (*tasks, *spent))
@@ -656,7 +658,7 @@ class Leaser:
         An error makes the next look begin anew, since the known times are forgotten.
         """
         self.begin()
-        self._bound, self._later, self._corrected = LAST if up_to is None else up_to, 0, None
+        self._bound, self._overpromised, self._corrected = LAST if up_to is None else up_to, 0, None
         self.selection.sweep(shards)
         try:
             while (name := self.selection.next(self.store.clock.now_ms(), True, self._bound)) is not None:

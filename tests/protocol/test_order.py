@@ -309,7 +309,7 @@ def test_more_heads_than_are_kept(q: Queue, clock: ManualClock, monkeypatch: pyt
 
 def test_many_batches_that_promise_too_much(q: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
     """Others take what names promise; after a while the next task will do, and none is lost."""
-    monkeypatch.setattr(leasing, "LATER_MAX", 2)
+    monkeypatch.setattr(leasing, "OVERPROMISED_MAX", 2)
     for number in range(9):
         clock.advance(0.01)
         put_ranked(q, [(number, 1), (100 + number, 50 - number)])
@@ -322,7 +322,7 @@ def test_a_strict_lease_looks_into_all_batches_that_promise_too_much(
     q: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many: each of its leases knows nothing from before, and would give up at the same ones again."""
-    monkeypatch.setattr(leasing, "LATER_MAX", 2)
+    monkeypatch.setattr(leasing, "OVERPROMISED_MAX", 2)
     for number in range(9):
         clock.advance(0.01)
         put_ranked(q, [(number, 1), (100 + number, 50 - number)])

@@ -32,7 +32,7 @@ MUTATIONS = [
         "nobody looks for what is pending",
         "after a crash a queue with committed tasks is called empty",
         "commits-crash",
-        (("protocol.leasing:Leaser._further", "if commits.apply_pending(store) and anew:", "if False:"),),
+        (("protocol.leasing:Leaser._lease_from_heads", "if commits.apply_pending(store) and anew:", "if False:"),),
     ),
     Mutation(
         "nobody looks for what is pending before he goes home",

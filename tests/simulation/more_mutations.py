@@ -11,7 +11,7 @@ MUTATIONS = [
         "a queue is called empty while somebody has the log of a batch with waiting tasks locked for a moment",
         "stop",
         (
-            ("protocol.leasing:Leaser._further", "    if not held and busy:\n", "    if False:\n"),
+            ("protocol.leasing:Leaser._lease_from_heads", "    if not held and busy:\n", "    if False:\n"),
         ),
     ),
     Mutation(

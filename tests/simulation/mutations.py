@@ -162,7 +162,7 @@ MUTATIONS = [
         "one listing before empty",
         "a listing can miss a name that is being renamed",
         "stale",
-        (("protocol.leasing:Leaser._further", "if fruitless == 2 or (held and fruitless):", "if fruitless == 1:"),),
+        (("protocol.leasing:Leaser._lease_from_heads", "if fruitless == 2 or (held and fruitless):", "if fruitless == 1:"),),
     ),
     Mutation(
         "one listing before drained",

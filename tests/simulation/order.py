@@ -160,7 +160,7 @@ def is_exact(story: Story) -> bool:
 
 def drain(story: Story, last: Actor, idle_s: float) -> list[str]:
     """Lease one task after the other where nobody else works: each is the most urgent one that there is."""
-    is_strict = story.settings.shards > 1 or leasing.LATER_MAX < BATCHES_MOST
+    is_strict = story.settings.shards > 1 or leasing.OVERPROMISED_MAX < BATCHES_MOST
     way = "strict" if is_strict else story.rng.choice(("strict", "leases", "loop"))
     wrong: list[str] = []
     before = ""

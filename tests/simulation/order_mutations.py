@@ -110,7 +110,7 @@ MUTATIONS = [
         "only names are compared with the bound",
         "a task is leased that is less urgent than was asked for",
         "order-calm",
-        ((f"{LEASER}._from_head", "self._limit = self._bound if self._later >= LATER_MAX else selection.limit(self._bound)", "self._limit = LAST if self._later >= LATER_MAX else selection.limit()"),),
+        ((f"{LEASER}._from_head", "self._limit = self._bound if self._overpromised >= OVERPROMISED_MAX else selection.limit(self._bound)", "self._limit = LAST if self._overpromised >= OVERPROMISED_MAX else selection.limit()"),),
     ),
     Mutation(
         "names that promise just the bound are left out",

@@ -50,7 +50,7 @@ RANKED = {
 }  # fmt: skip
 """Tasks with priorities and without."""
 SMALL_BATCHES = {"batch_tasks_max": 4}
-ORDER_SMALL = (*OPEN, *SMALL, ("protocol.ordered_selection:HEADS_MAX", 1), ("protocol.leasing:LATER_MAX", 2))
+ORDER_SMALL = (*OPEN, *SMALL, ("protocol.ordered_selection:HEADS_MAX", 1), ("protocol.leasing:OVERPROMISED_MAX", 2))
 
 LETTERS = {
     "insert": 2.0,
@@ -131,7 +131,7 @@ SCENARIOS = {
         Scenario("order-purge", actions=PURGES | {"insert_ranked": 6.0, "consume_ranked": 3.0}, faults=("delay", "kill"), stale=0.4, limits=OPEN, settings=SMALL_BATCHES),
         Scenario("order-full", shared=False, hosts=1, actions=RANKED, faults=("full", "full", "kill"), limits=OPEN, settings=SMALL_BATCHES),
         Scenario("order-small", shared=False, hosts=1, actions=RANKED, faults=("kill", "error"), limits=ORDER_SMALL, settings=SMALL_BATCHES),
-        Scenario("order-later", shared=False, hosts=1, actions=RANKED, faults=("kill", "delay"), limits=(*OPEN, ("protocol.leasing:LATER_MAX", 1)), settings=SMALL_BATCHES),
+        Scenario("order-later", shared=False, hosts=1, actions=RANKED, faults=("kill", "delay"), limits=(*OPEN, ("protocol.leasing:OVERPROMISED_MAX", 1)), settings=SMALL_BATCHES),
         Scenario("order-spent", shared=False, hosts=1, actions={"insert_many_ranked": 3.0, "insert_ranked": 1.0, "consume_ranked": 4.0}, faults=("kill",), settings=MANY | {"max_attempts": 1}),
         Scenario("order-files", shared=False, hosts=1, actions=RANKED, faults=("kill", "delay"), settings=SMALL_BATCHES),
         Scenario("order-files-restated", shared=False, hosts=1, actions=RANKED, faults=("kill", "delay"), limits=RESTATED, settings=MANY, workers=4),
