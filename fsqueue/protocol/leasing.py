@@ -33,6 +33,8 @@ BUSY_WAIT_S = 2.0
 """Wait so long for batches that others have locked, before "empty" is reported."""
 BUSY_AGAIN_MS = 50
 """Look again after so long into a batch that was locked when one of its tasks came due."""
+MISSING_TRIES = 4
+"""Try so often to make a log. An NFS client can say "no such file" of one that it was asked to make."""
 LOOKS_ANEW = 3
 """Look from the beginning so often because a decided commit was still to be published."""
 
@@ -400,7 +402,7 @@ class Leaser:
 
         Return BUSY if another process has the lock, NOTHING if the batch has ended or has no task to lease now.
         """
-        store, listed = self.store, name is not None
+        store, listed, tries = self.store, name is not None, 0
         while listed or store.logs.get(batch) is not None:  # else it has finished, or a listing will show it again
             try:
                 with LockedBatch(store, batch, 0, create=listed) as locked:
@@ -413,9 +415,12 @@ class Leaser:
                 continue  # if its file was listed: make a new log, in which it turns out whether the file is there
             except FileNotFoundError:
                 store.refresh(now=True)
-                if listed and store.queue_state.generation == self.generation:
+                if not listed or store.queue_state.generation != self.generation:
+                    break  # another thread has closed the log, or the queue was purged meanwhile
+                tries += 1
+                if not store.fs.shared or tries == MISSING_TRIES:
                     raise
-                break  # another thread has closed the log, or the queue was purged meanwhile
+                store.clock.sleep(store.fs.pauses_s[1])  # another client may be removing the log at this moment
         return NOTHING
 
     def _claim(

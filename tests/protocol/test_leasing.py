@@ -306,6 +306,30 @@ def test_a_lease_of_one_within_a_larger_call_is_not_charged_either(q: Queue, clo
     assert [(task.attempt, task.solo) for task in q.lease(2)] == [(1, True)]
 
 
+@pytest.mark.parametrize("times", [1, 3, 4])
+def test_a_log_that_an_nfs_client_calls_missing_is_asked_for_again(
+    q: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """An open that may make the file says so if another client removes it at that moment."""
+    insert_in_file(q, "x")
+    fs, left = q.store.fs, [times]
+    open_append = fs.open_append
+
+    def missing(path: str) -> int:
+        if left[0]:
+            left[0] -= 1
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        return open_append(path)
+
+    monkeypatch.setattr(fs, "shared", True)
+    monkeypatch.setattr(fs, "open_append", missing)
+    if times < 4:
+        assert [task.payload for task in q.lease()] == ["x"]
+    else:
+        with pytest.raises(StorageError, match="No such file"):
+            q.lease()
+
+
 def test_a_task_that_comes_back_does_not_wait_for_others_of_its_batch(q: Queue, q2: Queue, clock: ManualClock) -> None:
     together(q, "a", "b")
     [first] = q.lease(lease_s=1000)
