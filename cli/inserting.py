@@ -264,9 +264,9 @@ class Source:
         self.tasks = 0
         """Count the lines that were read as tasks. Those that the queue refuses do not count."""
         self._had_priority = self._had_key = False
-        """Whether a task had one."""
+        """Say whether any task so far had a priority, or a key."""
         self._first_plain: int | None = None
-        """How many tasks came before the first one that has no key; None if there is none."""
+        """Count the tasks before the first one without a key. None if every task so far has one."""
         self._places = Places()
         self._files, self._skip_bad, self._line_bytes_max = files, skip_bad, line_bytes_max
         self._decode = _decode_plain if plain else _decode_json
@@ -274,7 +274,7 @@ class Source:
         self._progress = InsertBar(files)
         self._file, self._line = "", 0
         self._number = 0
-        """The number of the file being read, among the files."""
+        """Give the index in `_files` of the file that is being read."""
         self._rest_from = 0
         """The line to go on from after a read error; 0 if there was none."""
         self._publish_at = math.inf

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fsqueue.format.movements import Range
 
 MARK = b'{"op":"checkpoint",'
-"""The beginning of every checkpoint's line."""
+"""Mark a line as a checkpoint: each one begins so."""
 LEAST_BYTES = 8 << 10
 """Write at least this much between two checkpoints."""
 SHARE = 4
@@ -45,7 +45,7 @@ class Stretch:
     def __init__(self, since: int = 0, size: int = 0) -> None:
         self.since = since
         self.due = since + max(LEAST_BYTES, SHARE * size)
-        """The next checkpoint is written at this offset or later. Each append compares its end with it, once."""
+        """Give the offset from which on an append writes a checkpoint. Each append compares its end with it once."""
         self._sum = 0
         self._appended: list[bytes] = []
         self.append: Callable[[bytes], None] = self._appended.append
@@ -94,7 +94,7 @@ class _Group(NamedTuple):
     is_solo: bool
     error: str | None
     replaced: int | None
-    """The index of a task whose payload was replaced. It is alone in its group."""
+    """Give the index of a task whose payload was replaced. No other task is in its group."""
 
 
 def restated(states: States) -> dict[str, Any]:

@@ -24,13 +24,13 @@ BATCH_BYTES_MAX = 1 << 20
 """A batch of more than one task is not larger than this."""
 GENERATION_MAX = 10**18 - 1
 COUNTERS = 16
-"""The completion counter is spread over this many files."""
+"""Spread the completion counter over this many files, so that processes seldom wait for each other."""
 
 SETTINGS_FILE = "queue.jsonl"
 RESULTS = ".results"
 """Where commands on other nodes leave their results, in a private directory for each worker."""
 DOCTOR = ".fsqueue-doctor"
-"""The directory in which two `fsqueue doctor --join` meet. With `-` and 16 digits: a directory in which one works."""
+"""Name the directory in which two `fsqueue doctor --join` meet. A doctor by itself adds `-` and 16 digits."""
 
 
 @dataclass(frozen=True, slots=True)
