@@ -230,9 +230,20 @@ def _told(story: Story, truth: Truth, call: Call) -> Iterator[str]:
             if acted and task.id in lost and not (went_with_it or renewed_in_vain or _repeated(story, call, task)):
                 yield f"{call}: it was reported lost, but the log says it was done"
             in_time = isinstance(call.error, LeaseLost) and "ran out" not in call.error.reason
-            ended_later = min(ends, default=0) > (call.ended + story.skew_s) * 1000 + 1000
-            if task.id in lost and in_time and ended_later and not story.world.disk.ends:
+            ended_later = _ended_later(story, truth, call, task)
+            # The error names tasks, not leases. A worker that was given one task twice hands in both leases. The error
+            # may then mean the one that had ended, if the log says that the verb was done for the other.
+            means_another = acted and any(
+                one.id == task.id and not _ended_later(story, truth, call, one) for one in call.args["tasks"]
+            )
+            if task.id in lost and in_time and ended_later and not (means_another or story.world.disk.ends):
                 yield f"{call}: it was reported lost, but nobody had taken it"
+
+
+def _ended_later(story: Story, truth: Truth, call: Call, task: LeasedTask) -> bool:
+    """Whether the logs of a task, if there are any, say that its lease held until the call had ended."""
+    ends = [one.ends.get((task.index, task.lease), NEVER) for one in truth.of(task)]
+    return min(ends, default=0) > (call.ended + story.skew_s) * 1000 + 1000
 
 
 def _given_twice(story: Story) -> Iterator[str]:
