@@ -228,7 +228,7 @@ def completions(locked: LockedBatch, lease: str, held: list[int], at: int, took:
 def renew(store: Store, tasks: Sequence[LeasedTask], lease_ms: int) -> None:
     """Extend leases that have not run out."""
     losses = Losses()
-    ends: dict[tuple[str, int], int] = {}
+    ends: dict[tuple[Batch, int, str], int] = {}
 
     def act(locked: LockedBatch, lease: str, held: list[int], at: int) -> None:
         replay_state = locked.replay_state
@@ -237,7 +237,7 @@ def renew(store: Store, tasks: Sequence[LeasedTask], lease_ms: int) -> None:
             until = at + lease_ms
             name_earlier(locked, at, until)
             locked.append_record("renew", at, lease=lease, tasks=to_ranges(in_time), until=until)
-            ends.update({(locked.batch, index): until for index in in_time})
+            ends.update({(locked.batch, index, lease): until for index in in_time})
         if len(in_time) < len(held):
             late = [index for index in held if index not in in_time]
             losses.add(locked.batch, late, EXPIRED)
@@ -246,7 +246,7 @@ def renew(store: Store, tasks: Sequence[LeasedTask], lease_ms: int) -> None:
         each(store, tasks, losses, act)
     finally:  # of those in other batches, too, when one batch stayed locked
         for task in tasks:
-            task.until_ms = ends.get((task.batch, task.index), task.until_ms)
+            task.until_ms = ends.get((task.batch, task.index, task.lease), task.until_ms)
     losses.check()
 
 

@@ -263,6 +263,16 @@ def test_of_those_renewed_together_what_is_in_time_is_renewed(q: Queue, q2: Queu
     assert "Nobody has taken" not in str(caught.value), "the log says that somebody has"
 
 
+def test_a_lost_lease_does_not_get_the_end_of_a_later_one_of_its_task(q: Queue, q2: Queue, clock: ManualClock) -> None:
+    old, new = taken_over(q, q2, clock)
+    ended = old.lease_until
+    with pytest.raises(LeaseLost, match="taken over") as caught:
+        q.renew([old, new], 500)
+    assert caught.value.tasks == [old.id]
+    assert old.lease_until == ended
+    assert new.lease_until == pytest.approx(clock.now_s + 500)
+
+
 def test_of_leases_that_ran_out_it_is_said_which_were_taken_over(q: Queue, q2: Queue, clock: ManualClock) -> None:
     mine = leased(q, "one", "two", lease_s=10)
     clock.advance(20)
