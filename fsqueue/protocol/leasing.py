@@ -168,7 +168,7 @@ class Leaser:
         if not held and self.begin(now=True):
             # The queue was purged during the look: the new generation may have tasks.
             return self.lease(n, lease_ms, strict, up_to)
-        return held
+        return latest(held)
 
     def _may_stay(self, selection: RankedSelection, batch: Batch) -> bool:
         """Return whether the batch at hand is better than all heads; then set the limit up to which it is."""
@@ -213,7 +213,7 @@ class Leaser:
                 raise
         finally:
             self._warn()
-        return held
+        return latest(held)
 
     def _put_back(self, held: list[LeasedTask]) -> None:
         """Release tasks that no caller will know of, rather than let their leases run out."""
@@ -680,6 +680,13 @@ class Leaser:
             raise
         finally:
             self._warn()
+
+
+def latest(tasks: list[LeasedTask]) -> list[LeasedTask]:
+    """Return the last lease of each task: a lease may end (released, or run out) while a look goes on, which finds the
+    task again. With both leases the caller would do the task twice, and a LeaseLost names tasks: it would seem lost.
+    """
+    return list({(task.batch, task.index): task for task in tasks}.values())
 
 
 def _learn_ranks(locked: LockedBatch, at: int) -> bool:

@@ -88,6 +88,25 @@ def test_nothing_is_handed_out_twice(q: Queue, q2: Queue) -> None:
     assert len({task.token for task in got}) == 40
 
 
+def test_a_task_whose_lease_ends_while_the_call_goes_on_is_handed_out_once(
+    q: Queue, q2: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q.insert_many(["a", "b"], batch_tasks=1)
+    sweep, released = Selection.sweep, list[int]()
+
+    def released_meanwhile(self: Selection, *shards: Any) -> None:
+        if not released and (count := q2.release_all()):
+            released.append(count)
+        sweep(self, *shards)
+
+    monkeypatch.setattr(Selection, "sweep", released_meanwhile)
+    tasks = q.lease(5)
+    assert released == [2]
+    assert payloads(tasks) == ["a", "b"]
+    q.complete(tasks)
+    assert q.status().completed == 2
+
+
 @pytest.mark.parametrize("n", [1, 2, 7, 39, 40, 41, 1000])
 def test_up_to_n_over_as_many_batches_as_it_takes(q: Queue, n: int) -> None:
     q.insert_many(range(10))

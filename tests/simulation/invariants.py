@@ -207,7 +207,10 @@ def _told(story: Story, truth: Truth, call: Call) -> Iterator[str]:
         return
     if call.verb in ("lease", "next") and call.outcome == DONE and call.result:
         yield from order.told(call, story.history.priorities)
-        for task in call.result if call.verb == "lease" else [call.result]:
+        given = call.result if call.verb == "lease" else [call.result]
+        if len({task.id for task in given}) < len(given):
+            yield f"{call}: it gave one task twice"
+        for task in given:
             if not any(replay.acted(task.index, "lease", task.lease) for replay in truth.of(task)):
                 yield f"{call}: no log knows of the lease of {task.id}"
     if call.verb == "attach" and isinstance(call.error, TaskNotFound) and _is_held_after(story, truth, call):

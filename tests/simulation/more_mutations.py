@@ -7,6 +7,14 @@ from tests.simulation.mutations import BELIEVES, ELSEWHERE, Mutation
 
 MUTATIONS = [
     Mutation(
+        "a task may be handed out twice by one call",
+        "its caller does it twice, and cannot tell which of both leases a LeaseLost means",
+        "crash",
+        (
+            ("protocol.leasing:latest", "return list({(task.batch, task.index): task for task in tasks}.values())", "return tasks"),
+        ),
+    ),
+    Mutation(
         "busy batches are not waited for",
         "a queue is called empty while somebody has the log of a batch with waiting tasks locked for a moment",
         "stop",
