@@ -54,7 +54,8 @@ def insert_twice(story: Story, actor: Actor) -> None:
 def _insert(story: Story, actor: Actor, key: str, delay_s: float = 0) -> bool | None:
     """Insert; whether the task is new; None if that was refused."""
     [payload] = story.fresh(1)
-    ended = set(_ended(story)).difference(*living(story).values())  # a power loss may have taken an outcome
+    # A power loss may have taken an outcome.
+    ended = set(_ended(story)).difference(*living(story).values(), _staged_again(story))
     task = Task(payload, key=key, delay_s=delay_s, priority=story.priority(payload))
     ref = actor.do(ACT, lambda q: q.insert(task), payloads=[payload], key=key)
     call = actor.last
@@ -85,6 +86,19 @@ def _logs(story: Story) -> Iterator[tuple[str, File, Replay]]:
 def _ended(story: Story) -> Iterator[str]:
     for batch, _, replay in _logs(story):
         yield from (f"{batch}.{index}" for index, task in enumerate(replay.tasks) if task.state in OUTCOMES)
+
+
+def _staged_again(story: Story) -> Iterator[str]:
+    """Tasks that ended, whose logs a power loss took, and whose files it put back into staging: keys lead to them.
+
+    Their inserter died before it synced the shard. Where each movement is synced, the process that opens a log first
+    syncs the shard instead, so that a power loss takes no renaming back.
+    """
+    if story.power_lost and not story.durable:
+        logs = {batch for batch, file, _ in _logs(story) if file.links}
+        files = invariants.files(story, f"{invariants.generation(story)}/staging")
+        staged = {path.rpartition("/")[2][14:46] for path, _ in files}
+        yield from (one for one in _ended(story) if one.rpartition(".")[0] in staged - logs)
 
 
 def _was_ever(story: Story, task_id: str) -> bool:
