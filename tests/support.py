@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import threading
@@ -266,6 +267,23 @@ def insert_in_file(queue: Queue, payload: Any, *, delay_s: float = 0, available_
 def log_files(queue: Queue) -> list[Path]:
     """The movement logs."""
     return sorted((base_of(queue) / "movements").glob("*/*"))
+
+
+@contextmanager
+def failing(fs: Filesystem, step: str, code: int = errno.ENOSPC, after: int = 0) -> Iterator[None]:
+    """Let a step of a filesystem fail while this lasts, after `after` successes. By default there is no room left."""
+    real, left = getattr(fs, step), after
+
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        nonlocal left
+        if not left:
+            raise OSError(code, os.strerror(code))
+        done = real(*args, **kwargs)
+        left -= 1
+        return done
+
+    with mock.patch.object(fs, step, fail):
+        yield
 
 
 @contextmanager
