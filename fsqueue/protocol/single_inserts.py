@@ -404,10 +404,10 @@ class SingleInserter:
             return None if index is None else (index, 0)
 
     def _unknown(self, error: OSError | StorageError) -> FsqueueError:
-        then = "It is unknown whether the task is in the queue. Look for it before you insert it again"
+        then = "It is unknown whether the task is in the queue. Look for it before you insert it again."
         if isinstance(error, OSError):
-            return from_os_error(error, f"inserting into {self.store.path}", f"{then}.")
-        return StorageError(f"{error} {then}.")
+            return from_os_error(error, f"inserting into {self.store.path}", then)
+        return StorageError(f"{error} {then}")
 
 
 def _index_of(records: list[tuple[int, dict[str, object] | None]] | history.Records, identity: str) -> int | None:

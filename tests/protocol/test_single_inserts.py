@@ -422,6 +422,7 @@ def all_payloads(queue: Queue) -> list[Any]:
         ("fsync", fail(errno.EIO), 1),
         ("fsync", fail(errno.EIO, after=True), 1),
         ("fsync", fail(errno.ENOSPC), 1),
+        ("fsync", fail(errno.EROFS), 1),
         ("write", fail(errno.EIO), 9),
         ("write", half, 9),
         ("write", overwritten, 9),
