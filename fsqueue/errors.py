@@ -46,7 +46,7 @@ class FsqueueError(Exception):
     is_exact: bool = True
     """Set by `insert_many`: False if some of the tasks that came next may be in the queue, too."""
     advice: str = ""
-    """Set by `insert_many`: how to go on, as the text says at its end."""
+    """Set by `insert` and `insert_many`: how to go on, as the text says at its end."""
 
 
 class QueueNotFound(FsqueueError):

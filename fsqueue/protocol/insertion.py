@@ -213,7 +213,7 @@ def _explained(store: Store, error: FsqueueError | OSError, cause: BaseException
             return gone
         return from_os_error(cause, f"inserting into {store.path}", then)
     assert isinstance(error, FsqueueError)
-    error.args = (f"{error} {then}", *error.args[1:])
+    error.args = (f"{str(error).removesuffix(error.advice).rstrip()} {then}", *error.args[1:])
     return error
 
 
