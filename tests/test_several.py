@@ -21,7 +21,7 @@ from fsqueue.storage import listening
 from fsqueue.worker import Worker
 from tests.support import QueueFactory, leasing, put_open, put_ranked
 
-pytestmark = [pytest.mark.batched, pytest.mark.once]
+pytestmark = pytest.mark.once
 
 
 @pytest.fixture

@@ -77,7 +77,6 @@ def test_batches_grow_with_a_stream_whose_end_is_not_known(q: Queue) -> None:
     assert sum(sizes) == 340
 
 
-@pytest.mark.batched
 def test_what_comes_slowly_is_not_held_back(q: Queue, clock: ManualClock) -> None:
     """Workers have something to do before the last of a slow stream has come."""
     seen = []
