@@ -46,7 +46,7 @@ class FsqueueError(Exception):
     is_exact: bool = True
     """Set by `insert_many`: False if some of the tasks that came next may be in the queue, too."""
     advice: str = ""
-    """Set by `insert_many`: how to go on, as the text says at its end."""
+    """Set by `insert` and `insert_many`: how to go on, as the text says at its end."""
 
 
 class QueueNotFound(FsqueueError):
@@ -244,41 +244,42 @@ class SecondName(OSError):
 def from_os_error(error: OSError, doing: str, then: str = "") -> FsqueueError:
     """Return the fsqueue error that says what `error`, met while `doing` something, means to the user.
 
-    `then`: what to do when the cause is mended, if that is not to repeat what was done.
+    `then`: sentences for the end: what to do when the cause is mended, if that is not to repeat what was done.
     """
     where = f" ({error.filename})" if error.filename else ""
     what = f"{error.strerror or error}{where}"
+    after = f" {then}" if then else ""
     if error.errno in FULL:
         return StorageFull(
             f"There is no room left while {doing}: {what}. Free space or inodes, or raise the quota"
-            + (f". {then}" if then else ", and repeat.")
+            + (f".{after}" if then else ", and repeat.")
         )
     if error.errno in NO_DESCRIPTORS:
         return StorageError(
             f"Too many files are open while {doing}: {what}. The filesystem is not to blame: raise the limit of open "
-            "files ('ulimit -n'), or run less at a time. " + (then or "Then repeat; nothing reported done is lost.")
+            "files ('ulimit -n'), or run less at a time." + (after or " Then repeat; nothing reported done is lost.")
         )
     if error.errno == errno.EROFS:
-        return StorageError(f"The filesystem is mounted read-only: {what}, while {doing}. Use a writable mount.")
+        return StorageError(f"The filesystem is mounted read-only: {what}, while {doing}. Use a writable mount.{after}")
     if error.errno in (errno.EACCES, errno.EPERM):
         return StorageError(
-            f"Permission denied while {doing}: {what}. Ask the queue's owner for read and write access."
+            f"Permission denied while {doing}: {what}. Ask the queue's owner for read and write access.{after}"
         )
     if isinstance(error, SecondName):
         return StorageError(
             f"A file of the queue was not written to while {doing}, since it has a second name and may be another "
-            f"user's private file: {error.filename}. {LINKED_REMEDY}. 'fsqueue fsck' lists all such files."
+            f"user's private file: {error.filename}. {LINKED_REMEDY}. 'fsqueue fsck' lists all such files.{after}"
         )
     if error.errno in (errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EISDIR):
         return StorageError(
-            f"Something is in the way while {doing}: {what}. 'fsqueue fsck --repair' moves it into quarantine."
+            f"Something is in the way while {doing}: {what}. 'fsqueue fsck --repair' moves it into quarantine.{after}"
         )
     if error.errno in NO_LOCKS:
         return UnsafeFilesystem(
             f"The filesystem has no file locks: {what}, while {doing}. "
-            "On Lustre ask for the mount option 'flock', on NFS for a running lock service."
+            f"On Lustre ask for the mount option 'flock', on NFS for a running lock service.{after}"
         )
     return StorageError(
-        f"The filesystem failed while {doing}: {what}. "
-        + (then or "Repeat when it works again; nothing reported done is lost.")
+        f"The filesystem failed while {doing}: {what}."
+        + (after or " Repeat when it works again; nothing reported done is lost.")
     )

@@ -264,13 +264,12 @@ class Queue(Maintenance):
         stream, each after all that came before it. Those whose key is taken are neither inserted nor counted. For more
         than 100,000 keys, a `commit` is the better choice.
 
-        `batch_tasks`: tasks a file, instead of batches that grow with the stream; `total`: how many
-        there will be about, if known, so that batches are large from the start; `delay_s`: seconds before tasks
-        become available that do not say so themselves. They are durable
-        when this returns. An InvalidTask names the position of the bad one; the tasks before it are
-        in the queue. An error's `inserted` says up to where the stream was handled, and `new` how many tasks were
-        inserted. Under the name `commit` all
-        appear together or not at all, once: what was committed before is not inserted again, nor read.
+        `batch_tasks`: tasks a file, instead of batches that grow with the stream. It applies only to tasks without
+        keys. `total`: how many tasks there will be about, if known, so that batches are large from the start.
+        `delay_s`: seconds before tasks become available that do not say so themselves. They are durable when this
+        returns. An InvalidTask names the position of the bad one; the tasks before it are in the queue. An error's
+        `inserted` says up to where the stream was handled, and `new` how many tasks were inserted. Under the name
+        `commit` all appear together or not at all, once: what was committed before is not inserted again, nor read.
         `strict` refuses payloads that would come back changed: see `insert`.
         """
         if batch_tasks is not None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -264,6 +267,39 @@ def insert_in_file(queue: Queue, payload: Any, *, delay_s: float = 0, available_
 def log_files(queue: Queue) -> list[Path]:
     """The movement logs."""
     return sorted((base_of(queue) / "movements").glob("*/*"))
+
+
+@contextmanager
+def failing(fs: Filesystem, step: str, code: int = errno.ENOSPC, after: int = 0) -> Iterator[None]:
+    """Let a step of a filesystem fail while this lasts, after `after` successes. By default there is no room left."""
+    real, left = getattr(fs, step), after
+
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        nonlocal left
+        if not left:
+            raise OSError(code, os.strerror(code))
+        done = real(*args, **kwargs)
+        left -= 1
+        return done
+
+    with mock.patch.object(fs, step, fail):
+        yield
+
+
+@contextmanager
+def leasing(lease: Callable[[], list[LeasedTask]]) -> Iterator[list[tuple[float, Any]]]:
+    """Wait for a lease in another thread while this lasts. Yield a list that gets when each task came, and its payload.
+
+    `lease` is called in that thread. What happens within finds it waiting.
+    """
+    found: list[tuple[float, Any]] = []
+    thread = threading.Thread(target=lambda: found.extend((time.monotonic(), task.payload) for task in lease()))
+    thread.start()
+    try:
+        time.sleep(0.5)
+        yield found
+    finally:
+        thread.join()
 
 
 def raised(kind: type[E], action: Callable[[], object]) -> E | None:

@@ -80,6 +80,7 @@ def test_an_error_carries_what_the_caller_needs() -> None:
         (errno.ENOLCK, errors.UnsafeFilesystem, "lock service"),
         (errno.EMFILE, errors.StorageError, "ulimit -n"),
         (errno.ENFILE, errors.StorageError, "ulimit -n"),
+        (errno.EISDIR, errors.StorageError, "into quarantine"),
         (errno.EIO, errors.StorageError, "Repeat when it works again"),
     ],
 )
@@ -88,6 +89,9 @@ def test_the_system_s_errors_are_translated_with_a_remedy(code: int, kind: type[
     assert type(error) is kind
     for part in (remedy, "testing", "what it says", "/q/f"):
         assert part in str(error)
+    advised = str(from_os_error(OSError(code, "what it says", "/q/f"), "testing", "Look first."))
+    assert advised.endswith(" Look first.")
+    assert "epeat" not in advised
 
 
 def test_an_error_without_a_number_is_translated_too() -> None:

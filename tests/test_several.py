@@ -5,11 +5,10 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,9 +19,9 @@ from fsqueue.clock import ManualClock
 from fsqueue.protocol import waiting
 from fsqueue.storage import listening
 from fsqueue.worker import Worker
-from tests.support import QueueFactory, put_open, put_ranked
+from tests.support import QueueFactory, leasing, put_open, put_ranked
 
-pytestmark = [pytest.mark.batched, pytest.mark.once]
+pytestmark = pytest.mark.once
 
 
 @pytest.fixture
@@ -165,25 +164,10 @@ SOON_S = 5.0
 """A wake-up takes milliseconds; this is for a busy machine."""
 
 
-@contextmanager
-def waits(queues: list[Queue], wait_s: float = 30, **how: Any) -> Iterator[list[tuple[float, object]]]:
-    """Wait for a task of several queues in another thread, which opens its own; yields when it came and which."""
-    found: list[tuple[float, object]] = []
-
-    def wait_for_it() -> None:
-        mine = [Queue(queue.path) for queue in queues]
-        for task in fsqueue.lease(mine, wait_s=wait_s, **how):
-            found.append((time.monotonic(), task.payload))
-        for queue in mine:
-            queue.close()
-
-    thread = threading.Thread(target=wait_for_it)
-    thread.start()
-    try:
-        time.sleep(0.5)
-        yield found
-    finally:
-        thread.join()
+def waits(queues: list[Queue], up_to: int | None = None) -> list[LeasedTask]:
+    """Wait for a task of several queues, with a `Queue` of its own for each."""
+    with ExitStack() as stack:
+        return fsqueue.lease([stack.enter_context(Queue(queue.path)) for queue in queues], wait_s=30, up_to=up_to)
 
 
 def soon_told(found: list[tuple[float, object]], begin: float) -> list[object]:
@@ -200,7 +184,7 @@ def test_a_task_inserted_on_this_host_ends_the_wait(
         queues[number].insert("before")
         queues[number].complete(queues[number].lease())
     monkeypatch.setattr(waiting, "BELL_S", NEVER_S)
-    with waits(queues) as found:
+    with leasing(partial(waits, queues)) as found:
         begin = time.monotonic()
         queues[number].insert("x")
     assert soon_told(found, begin) == ["x"]
@@ -211,7 +195,7 @@ def test_only_a_task_within_the_bound_ends_the_wait(
 ) -> None:
     queues = [queue_factory(name) for name in "abc"]
     monkeypatch.setattr(waiting, "BELL_S", NEVER_S)
-    with waits(queues, up_to=5) as found:
+    with leasing(partial(waits, queues, up_to=5)) as found:
         queues[0].insert("not urgent", priority=6)
         queues[1].insert("none")
         time.sleep(0.3)
@@ -226,7 +210,7 @@ def test_a_task_inserted_without_a_notification_of_its_own_is_found_soon(
     """An inserter notifies at most every 50 ms: whoever was notified without success looks again when they are over."""
     queues = [queue_factory(name) for name in "abc"]
     monkeypatch.setattr(waiting, "BELL_S", NEVER_S)
-    with waits(queues) as one, waits(queues) as another:
+    with leasing(partial(waits, queues)) as one, leasing(partial(waits, queues)) as another:
         begin = time.monotonic()
         queues[1].insert("a")
         queues[1].insert("b")
@@ -244,19 +228,11 @@ def test_a_queue_that_is_gone_does_not_keep_others_from_ending_the_wait(
     if deleted == "before":
         queues[gone].delete()
     for number, other in enumerate(queue for queue in queues if queue is not queues[gone]):
-        found: list[tuple[float, object]] = []
-
-        def wait_for_it(found: list[tuple[float, object]] = found) -> None:
-            found += [(time.monotonic(), task.payload) for task in fsqueue.lease(mine, wait_s=30)]
-
-        thread = threading.Thread(target=wait_for_it)
-        thread.start()
-        time.sleep(0.5)
-        if deleted == "meanwhile" and not number:
-            queues[gone].delete()
-        begin = time.monotonic()
-        other.insert("x")
-        thread.join()
+        with leasing(partial(fsqueue.lease, mine, wait_s=30)) as found:
+            if deleted == "meanwhile" and not number:
+                queues[gone].delete()
+            begin = time.monotonic()
+            other.insert("x")
         assert soon_told(found, begin) == ["x"]
 
 
@@ -268,7 +244,7 @@ def test_without_inotify_it_looks_after_each_pause(
 
     queues = [queue_factory(name) for name in "abc"]
     monkeypatch.setattr(listening, "Changes", fail)
-    with waits(queues) as found:
+    with leasing(partial(waits, queues)) as found:
         queues[2].insert("x")
     assert [payload for _, payload in found] == ["x"]
 

@@ -211,12 +211,9 @@ def _explained(store: Store, error: FsqueueError | OSError, cause: BaseException
     if isinstance(cause, OSError):
         if isinstance(error, OSError) and isinstance(gone := store.explain(error, "inserting"), QueueNotFound):
             return gone
-        failure = from_os_error(cause, f"inserting into {store.path}", then)
-        if then not in str(failure):
-            failure.args = (f"{failure} {then}", *failure.args[1:])
-        return failure
+        return from_os_error(cause, f"inserting into {store.path}", then)
     assert isinstance(error, FsqueueError)
-    error.args = (f"{error} {then}", *error.args[1:])
+    error.args = (f"{str(error).removesuffix(error.advice).rstrip()} {then}", *error.args[1:])
     return error
 
 

@@ -23,7 +23,7 @@ from fsqueue.format.priority import Rank
 from fsqueue.models import TaskRef
 from fsqueue.protocol import finishing, insertion, sealing, transitions
 from fsqueue.protocol.encoding import When
-from fsqueue.protocol.single_inserts import SingleInserter
+from fsqueue.protocol.single_inserts import LOOK_FIRST, SingleInserter
 from fsqueue.storage import insert_ids, jsonl, keys, logs, ordering, published, record_times, staging
 from fsqueue.storage.insert_ids import LIVING
 from fsqueue.storage.keys import KeyFile
@@ -36,6 +36,8 @@ LOOKS = 10
 """Look at most so often for a task with a file of its own, which workers may rename meanwhile."""
 KNOWN_MAX = 64
 """Remember of at most so many batches up to which offset their logs are known to be durable."""
+REPEAT = "Repeat the insert: the key keeps it from being inserted twice while it waits or is leased."
+"""What to do with a task of which it is unknown whether it is in the queue."""
 
 
 class _Purged(Exception):
@@ -74,6 +76,11 @@ class KeyedInserter:
                 store.refresh(now=True)
                 store.make_generation()
                 continue
+            except FsqueueError as error:
+                if error.advice == LOOK_FIRST:
+                    error.args = (str(error).removesuffix(LOOK_FIRST) + REPEAT, *error.args[1:])
+                    error.advice = REPEAT
+                raise
             if ref is not None:
                 return ref
         raise StorageError(

@@ -38,7 +38,8 @@ SPREAD = 16
 """Over so many shards a process spreads its open batches: workers share the work, and few directories are made."""
 TRIES = 20
 """So often an insert is begun anew: the batch was full, sealed, finished or locked, or the queue was purged."""
-
+LOOK_FIRST = "Look for it before you insert it again."
+"""What to do with a task of which it is unknown whether it is in the queue. One with a key need not be looked for."""
 
 Announce = Callable[[Layout, Batch, str], None]
 """Called before a record is appended to a batch: with the generation, the batch, and the id of the record."""
@@ -404,10 +405,13 @@ class SingleInserter:
             return None if index is None else (index, 0)
 
     def _unknown(self, error: OSError | StorageError) -> FsqueueError:
-        then = "It is unknown whether the task is in the queue. Look for it before you insert it again"
+        then = f"It is unknown whether the task is in the queue. {LOOK_FIRST}"
         if isinstance(error, OSError):
-            return from_os_error(error, f"inserting into {self.store.path}", f"{then}.")
-        return StorageError(f"{error} {then}.")
+            failure = from_os_error(error, f"inserting into {self.store.path}", then)
+        else:
+            failure = StorageError(f"{error} {then}")
+        failure.advice = LOOK_FIRST
+        return failure
 
 
 def _index_of(records: list[tuple[int, dict[str, object] | None]] | history.Records, identity: str) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -12,7 +13,7 @@ import struct
 import subprocess
 import termios
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from unittest import mock
 
@@ -21,7 +22,8 @@ from click.testing import CliRunner
 from fsqueue_cli import inserting
 from fsqueue_cli.main import cli
 
-from fsqueue import Queue, StorageFull
+from fsqueue import Queue, StorageError, StorageFull
+from fsqueue.protocol.single_inserts import SingleInserter
 from fsqueue.storage import keys
 from tests.cli.conftest import Run, Spawn
 from tests.concurrency.processes import Child
@@ -538,6 +540,34 @@ def test_a_line_whose_key_is_locked_by_a_stopped_process_may_be_repeated(
     assert "through 'tail -n +3'); to repeat the command would insert the lines without a key again" in mixed.stderr
     assert "repeat the call" not in mixed.stderr
     assert "1 task was inserted from the beginning of the input, then this happened:" in mixed.stderr
+
+
+def cannot_be_synced(self: SingleInserter, *_: object) -> None:
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def cannot_be_looked_for(self: SingleInserter, *_: object) -> None:
+    raise self._unknown(StorageError("The lock was lost."))
+
+
+@pytest.mark.batched  # the tasks are in the log of an open batch
+@pytest.mark.parametrize(
+    ("step", "instead"), [("_make_durable", cannot_be_synced), ("_appended", cannot_be_looked_for)]
+)
+def test_a_line_with_a_key_that_may_be_in_the_queue_may_be_repeated(
+    fsqueue_cli: Run, queue: Queue, monkeypatch: pytest.MonkeyPatch, step: str, instead: Callable[..., None]
+) -> None:
+    queue.insert(0, key="taken")
+    with monkeypatch.context() as patch:
+        patch.setattr(SingleInserter, step, instead)
+        alone = fsqueue_cli("insert", queue.path, "--key", "k", input='{"k":"a"}\n', code=1).stderr
+        later = fsqueue_cli("insert", queue.path, "--key", "k", input='{"k":"taken"}\n{"k":"b"}\n', code=1).stderr
+    assert alone.endswith("The call may be repeated: it inserts no task whose key is taken.\n")
+    assert "or repeat the command: it inserts no line whose key is taken" in later
+    assert "Look for it" not in alone + later
+    for key in ("a", "b"):
+        fsqueue_cli("insert", queue.path, "--key", "k", input=f'{{"k":"{key}"}}\n')
+    assert sorted(str(task.key) for task in queue.tasks()) == ["a", "b", "taken"]
 
 
 def test_the_places_of_many_tasks_are_known_in_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -892,7 +892,6 @@ def test_zeros_behind_a_file_cost_neither_memory_nor_what_is_in_it(queue_factory
 MAY_CUT = ("the letters", "the settings")
 
 
-@pytest.mark.once
 @pytest.mark.batched
 @pytest.mark.usefixtures("open_batches")
 @pytest.mark.parametrize(("field", "garbled"), [(b'"payload"', b'"paxload"'), (b'"first"', b'"f\xc3\xa4st"')])

@@ -15,7 +15,7 @@ from fsqueue.filesystem import Filesystem
 from fsqueue.format.layout import BATCH_BYTES_MAX
 from fsqueue.protocol import encoding, single_inserts
 from fsqueue.storage import staging
-from tests.support import QueueFactory, base_of, files_below, insert_in_file, task_file_names
+from tests.support import QueueFactory, base_of, failing, files_below, insert_in_file, task_file_names
 
 
 @pytest.fixture
@@ -77,7 +77,6 @@ def test_batches_grow_with_a_stream_whose_end_is_not_known(q: Queue) -> None:
     assert sum(sizes) == 340
 
 
-@pytest.mark.batched
 def test_what_comes_slowly_is_not_held_back(q: Queue, clock: ManualClock) -> None:
     """Workers have something to do before the last of a slow stream has come."""
     seen = []
@@ -450,20 +449,10 @@ def test_what_a_try_that_breaks_off_has_published_is_told(q: Queue, monkeypatch:
 @pytest.mark.parametrize("skip", [0, 1])
 def test_a_full_disk_is_reported_with_what_was_inserted(queue: Queue, clock: ManualClock, step: str, skip: int) -> None:
     fs = Filesystem(str(queue.path), shared=False)
-    real, left = getattr(fs, step), [skip]
-
-    def failing(*args: Any, **kwargs: Any) -> Any:
-        if left[0] == 0:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        left[0] -= 1
-        return real(*args, **kwargs)
-
     q = Queue(queue.path, filesystem=fs, clock=clock)
     q.insert("before")
-    setattr(fs, step, failing)
-    with pytest.raises(StorageFull, match="Free space") as caught:
+    with failing(fs, step, after=skip), pytest.raises(StorageFull, match="Free space") as caught:
         q.insert_many(range(5), batch_tasks=1)
-    setattr(fs, step, real)
     there = [payload for payload in payloads(q) if payload != "before"]
     assert caught.value.inserted == len(there)
     assert there == list(range(len(there)))
@@ -486,24 +475,10 @@ def test_purged_again_and_again_an_insert_gives_up_with_an_error(queue: Queue, c
     assert Queue(queue.path).status().inserted == 0
 
 
-class Full(Filesystem):
-    """A disk that is full from the `at`-th new file on."""
-
-    def __init__(self, root: str, at: int, code: int) -> None:
-        super().__init__(root, shared=False)
-        self.at, self.code = at, code
-
-    def create(self, path: str, sync: bool = False) -> int:
-        if not self.at:
-            raise OSError(self.code, os.strerror(self.code), path)
-        fd = super().create(path, sync)
-        self.at -= 1
-        return fd
-
-
 def test_a_full_disk_says_how_many_are_in_and_that_a_repeat_would_insert_them_again(queue: Queue) -> None:
-    full = Queue(queue.path, filesystem=Full(str(queue.path), 128, errno.ENOSPC))
-    with pytest.raises(StorageFull) as caught:
+    fs = Filesystem(str(queue.path), shared=False)
+    full = Queue(queue.path, filesystem=fs)
+    with failing(fs, "create", after=128), pytest.raises(StorageFull) as caught:
         full.insert_many(range(300), batch_tasks=1)
     assert caught.value.inserted == 128 == queue.status().inserted
     text = str(caught.value)
@@ -536,8 +511,9 @@ def test_a_full_disk_says_how_many_are_in_and_that_a_repeat_would_insert_them_ag
     ],
 )
 def test_what_an_error_in_a_stream_says(queue: Queue, tasks: Iterable[object], at: int, code: int, says: str) -> None:
-    full = Queue(queue.path, filesystem=Full(str(queue.path), at, code))
-    with pytest.raises((StorageFull, StorageError), match=says) as caught:
+    fs = Filesystem(str(queue.path), shared=False)
+    full = Queue(queue.path, filesystem=fs)
+    with failing(fs, "create", code, at), pytest.raises((StorageFull, StorageError), match=says) as caught:
         full.insert_many(tasks, batch_tasks=1)
     assert str(caught.value).count("epeat") == 1 + ("may be repeated" in str(caught.value))
     there = sorted(info.payload for info in queue.tasks())
@@ -603,7 +579,7 @@ def test_one_task_of_a_stream_that_breaks_off_is_inserted_and_counted(queue: Que
 @pytest.mark.parametrize(
     ("step", "code", "says"),
     [
-        ("pwrite", errno.ENOSPC, "None of the tasks is in the queue: repeat the call"),
+        ("write", errno.ENOSPC, "None of the tasks is in the queue: repeat the call"),
         ("fsync", errno.ENOSPC, "It is unknown whether the task is in the queue"),
         ("fsync", errno.EIO, "It is unknown whether the task is in the queue"),
     ],
@@ -612,10 +588,5 @@ def test_what_an_error_says_of_a_stream_of_one_task(queue: Queue, step: str, cod
     fs = Filesystem(str(queue.path), shared=False)
     q = Queue(queue.path, filesystem=fs)
     q.insert_many([0])
-
-    def failing(*args: object) -> int:
-        raise OSError(code, os.strerror(code))
-
-    setattr(fs, {"pwrite": "write"}.get(step, step), failing)
-    with pytest.raises((StorageFull, StorageError), match=says):
+    with failing(fs, step, code), pytest.raises((StorageFull, StorageError), match=says):
         q.insert_many([1])

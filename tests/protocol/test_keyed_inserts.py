@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import errno
 import glob
 import logging
 import os
@@ -25,6 +24,7 @@ from fsqueue.storage import jsonl, keys
 from tests.concurrency.books import clock_of_later
 from tests.concurrency.processes import children
 from tests.concurrency.trapped import DieAt, trapped
+from tests.support import failing
 
 QueueFactory = Callable[..., Queue]
 
@@ -238,17 +238,9 @@ def test_what_is_in_the_queue_after_a_full_disk_is_what_came_first_of_the_stream
     queue, full = Queue(path), Queue(path, filesystem=fs)
     queue.insert("x", key="taken")
     full.insert("y")
-    real, left = getattr(fs, step), [skip]
-
-    def failing(*args: Any, **kwargs: Any) -> Any:
-        if left[0] == 0:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        left[0] -= 1
-        return real(*args, **kwargs)
-
-    setattr(fs, step, failing)
     try:
-        full.insert_many(MIXED)
+        with failing(fs, step, after=skip):
+            full.insert_many(MIXED)
         done, new, text = len(MIXED), 8, ""
     except StorageFull as error:
         assert error.inserted is not None  # noqa: PT017 - with room for all there is no error
@@ -258,7 +250,6 @@ def test_what_is_in_the_queue_after_a_full_disk_is_what_came_first_of_the_stream
     assert new == len(there)
     assert sorted(info.payload for info in queue.tasks() if isinstance(info.payload, int)) == there
     assert "commit" not in text
-    setattr(fs, step, real)
     full.insert_many(MIXED[done:])  # as it says
     assert sorted(info.payload for info in queue.tasks() if isinstance(info.payload, int)) == [0, *range(2, 8), 9]
 

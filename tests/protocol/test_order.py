@@ -20,7 +20,7 @@ from fsqueue.protocol.selection import LISTING_S
 from fsqueue.storage.locked_batch import LockedBatch
 from tests.support import QueueFactory, insert_in_file, insert_into, put_open, put_ranked
 
-pytestmark = [pytest.mark.batched, pytest.mark.once]
+pytestmark = pytest.mark.once
 
 
 @pytest.fixture
@@ -487,6 +487,7 @@ def test_the_heap_holds_no_more_than_there_is(q: Queue, clock: ManualClock) -> N
 # -- inserted and leased by one process -------------------------------------------------------------
 
 
+@pytest.mark.batched  # batches of one have no checkpoints
 @pytest.mark.parametrize("seed", range(4))
 def test_who_inserts_one_by_one_and_leases_gets_the_exact_order(
     queue_factory: QueueFactory, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, seed: int

@@ -23,6 +23,8 @@ from fsqueue.format.names import Batch
 from fsqueue.format.priority import LAST, Rank
 from fsqueue.protocol import finishing, single_inserts, transitions
 from fsqueue.protocol.finishing import LINGER_MS
+from fsqueue.protocol.keyed_inserts import REPEAT
+from fsqueue.protocol.single_inserts import LOOK_FIRST, SingleInserter
 from fsqueue.storage import jsonl
 from fsqueue.storage.doorbell import QUIET_S
 from fsqueue.storage.locked_batch import LockedBatch
@@ -404,9 +406,7 @@ def all_payloads(queue: Queue) -> list[Any]:
     return work(Queue(queue.path))
 
 
-@pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("is_first", [False, True])
-@pytest.mark.parametrize(
+ODD_STEPS = pytest.mark.parametrize(
     ("step", "instead", "times"),
     [
         ("write", fail(errno.EIO), 1),
@@ -422,11 +422,17 @@ def all_payloads(queue: Queue) -> list[Any]:
         ("fsync", fail(errno.EIO), 1),
         ("fsync", fail(errno.EIO, after=True), 1),
         ("fsync", fail(errno.ENOSPC), 1),
+        ("fsync", fail(errno.EROFS), 1),
         ("write", fail(errno.EIO), 9),
         ("write", half, 9),
         ("write", overwritten, 9),
     ],
 )  # fmt: skip
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("is_first", [False, True])
+@ODD_STEPS
 def test_what_is_raised_says_whether_the_task_is_in_the_queue(
     make: Make, step: str, instead: Callable[..., Any], times: int, is_first: bool, shared: bool
 ) -> None:
@@ -452,6 +458,53 @@ def test_what_is_raised_says_whether_the_task_is_in_the_queue(
     assert "repeat" in text.lower(), text
     inserter.insert("task")
     assert all_payloads(queue) == ["task"]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("is_first", [False, True])
+@ODD_STEPS
+def test_an_insert_with_a_key_that_ends_with_an_error_may_be_repeated(
+    make: Make, step: str, instead: Callable[..., Any], times: int, is_first: bool, shared: bool
+) -> None:
+    queue = make()
+    trap = FailOnLogs(step, instead, times)
+    inserter = trapped(queue, trap, shared=shared)
+    if not is_first:
+        inserter.insert("before", key="before")
+    trap.armed = True
+    error = raised(FsqueueError, lambda: inserter.insert("task", key="k"))
+    trap.armed = False
+    if error is not None:
+        assert trap.met
+        assert "Look for it" not in str(error)
+        assert "epeat" in str(error)
+        if "unknown" in str(error):
+            assert str(error).endswith(f"It is unknown whether the task is in the queue. {REPEAT}")
+            assert error.advice == REPEAT
+    inserter.insert("task", key="k")
+    assert all_payloads(queue).count("task") == 1
+
+
+def unknown(self: SingleInserter, *_: object) -> None:
+    """What becomes of the record in a batch that is gone, if the history does not tell."""
+    raise single_inserts._Unknown
+
+
+def test_a_stream_with_keys_that_ends_with_an_error_is_told_once_how_to_go_on(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trap = FailOnLogs("write", overwritten, 9)
+    inserter = trapped(queue, trap, shared=True)
+    inserter.insert("x", key="taken")
+    monkeypatch.setattr(SingleInserter, "_look_for", unknown)
+    trap.armed = True
+    error = raised(FsqueueError, lambda: inserter.insert_many([Task("y", key="taken"), Task("task", key="k")]))
+    assert error is not None
+    assert str(error).endswith(
+        "It is unknown whether the task is in the queue. The first task of this call is in the queue (the keys of 1 "
+        "were taken), and some of those that came next may be. The call may be repeated: it inserts no task whose key "
+        "is taken."
+    )
 
 
 @pytest.mark.parametrize(("step", "instead"), [("write", half), ("fsync", fail(errno.EIO))])
@@ -601,8 +654,11 @@ def test_an_uncertain_insert_into_a_batch_that_is_gone_is_looked_up_in_the_histo
         assert work(inserter) == ([] if is_in else ["second"])
 
 
+@pytest.mark.parametrize(("key", "says"), [(None, LOOK_FIRST), ("k", REPEAT)])
 @pytest.mark.parametrize("step", ["look", "pread", "fsync"])
-def test_an_error_after_the_append_does_not_invite_to_insert_it_twice(queue: Queue, step: str) -> None:
+def test_an_error_after_the_append_does_not_invite_to_insert_it_twice(
+    queue: Queue, step: str, key: str | None, says: str
+) -> None:
     """Whether the queue was purged meanwhile, or whether its format is durable, could not be found out."""
     upgraded = queue.path / "queue.jsonl"
     is_appended = False
@@ -619,9 +675,8 @@ def test_an_error_after_the_append_does_not_invite_to_insert_it_twice(queue: Que
         return call(*args)
 
     inserter = trapped(queue, trap)
-    error = raised(FsqueueError, lambda: inserter.insert("task"))
-    assert error is not None
-    assert "unknown whether the task is in the queue" in str(error)
+    error = raised(FsqueueError, lambda: inserter.insert("task", key=key))
+    assert str(error).endswith(f"It is unknown whether the task is in the queue. {says}")
 
 
 def test_after_a_sync_that_failed_the_process_takes_another_batch(queue: Queue) -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import errno
 import itertools
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ from fsqueue.protocol import waiting
 from fsqueue.protocol.waiting import BELL_S, IdlePoller
 from fsqueue.storage import listening
 from tests.concurrency.trapped import Call, Count, Trapped
-from tests.support import QueueFactory
+from tests.support import QueueFactory, leasing
 
 LEASE_MS = 5_000
 
@@ -108,24 +107,10 @@ NEVER_S = (60.0, 60.0)
 """Pauses after which a test would have failed: what it finds in time, it was told of."""
 
 
-@contextmanager
-def leasing(queue: Queue, **how: Any) -> Iterator[list[tuple[float, Any]]]:
-    """Wait for a task in another thread that has its own `Queue`; yields when it came and which."""
-    found: list[tuple[float, Any]] = []
-
-    def wait_for_it() -> None:
-        mine = Queue(queue.path)
-        for task in mine.lease(wait_s=30, **how):
-            found.append((time.monotonic(), task.payload))
-        mine.close()
-
-    thread = threading.Thread(target=wait_for_it)
-    thread.start()
-    try:
-        time.sleep(0.3)
-        yield found
-    finally:
-        thread.join()
+def waits(queue: Queue) -> list[LeasedTask]:
+    """Wait for a task, with a `Queue` of its own."""
+    with Queue(queue.path) as mine:
+        return mine.lease(wait_s=30)
 
 
 @pytest.mark.once
@@ -137,7 +122,7 @@ def test_a_task_inserted_on_this_host_wakes_an_idle_worker(
     if not is_first:
         queue.insert("before")
         queue.complete(queue.lease(1))
-    with leasing(queue) as found:
+    with leasing(partial(waits, queue)) as found:
         begin = time.monotonic()
         queue.insert("x")
     [(at, payload)] = found
@@ -151,7 +136,7 @@ def test_a_task_inserted_without_a_notification_of_its_own_is_found_soon(
 ) -> None:
     """A process notifies at most every 50 ms: the worker that got nothing looks again when they are over."""
     monkeypatch.setattr(waiting, "BELL_S", NEVER_S)
-    with leasing(queue) as one, leasing(queue) as another:
+    with leasing(partial(waits, queue)) as one, leasing(partial(waits, queue)) as another:
         begin = time.monotonic()
         rings = []
         real = queue.store.doorbell.ring
@@ -187,7 +172,7 @@ def test_without_inotify_workers_look_as_before(queue: Queue, monkeypatch: pytes
         raise OSError(errno.EMFILE, "no instance left")
 
     monkeypatch.setattr(listening, "Changes", fail)
-    with leasing(queue) as found:
+    with leasing(partial(waits, queue)) as found:
         queue.insert("x")
     assert [payload for _, payload in found] == ["x"]
 

@@ -60,7 +60,6 @@ def test_an_asynchronous_loop_that_leases_ahead_does_so_too(q: Queue, clock: Man
     assert [move.took_s for move in endings(q)] == [None, 2.0, 2.0]
 
 
-@pytest.mark.batched
 def test_a_task_leased_alone_writes_nothing_more(q: Queue, clock: ManualClock) -> None:
     q.insert_many(range(5), batch_tasks=5)
     for task in q.poll():

@@ -69,7 +69,6 @@ def dying(*args: object) -> None:
     raise Crash
 
 
-@pytest.mark.batched
 @pytest.mark.parametrize("before", [lease_and_leave, leave_the_end_to_others, lambda queue: None])
 @pytest.mark.parametrize("after", [Queue.gc, lease_and_complete])
 def test_each_task_is_done_once(

@@ -382,7 +382,6 @@ def test_of_a_single_shard_with_many_logs_a_part_is_read(
     assert found.leased.per_s * found.leased.over_s == pytest.approx(300)
 
 
-@pytest.mark.batched
 def test_a_history_that_is_too_long_shortens_the_window(
     queue_factory: QueueFactory, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

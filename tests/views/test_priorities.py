@@ -15,7 +15,7 @@ from fsqueue.views import priorities
 from fsqueue.views.priorities import Ranges
 from tests.support import QueueFactory, put_open, put_ranked
 
-pytestmark = [pytest.mark.batched, pytest.mark.once]
+pytestmark = pytest.mark.once
 
 
 @pytest.fixture

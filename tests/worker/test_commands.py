@@ -107,7 +107,6 @@ def test_a_field_is_missed_in_any_of_several_queues(queue_factory: QueueFactory)
     assert [queue.status().waiting for queue in queues] == [1, 1]
 
 
-@pytest.mark.batched
 def test_a_task_that_lacks_a_field_fails_among_others(queue_factory: QueueFactory, runner: Make) -> None:
     queue = queue_factory(max_attempts=1)
     queue.insert_many([{"x": 1}, {"y": 2}, {"x": 3}], batch_tasks=3)
