@@ -269,7 +269,7 @@ def purge(store: Store) -> None:
             overwriting.clear(store, names.generation(begun, queue_state.id))
             jsonl.append(fs, fd, layout.generation_record(begun, store.clock.now_ms()), True)
     try:
-        collect.to_trash(store, store.path, old.directory)
+        trash.discard(store, store.path, old.directory)
     except OSError as error:  # it is purged all the same
         collect.logger.warning("what was purged from %s is still there (%s); 'fsqueue gc' moves it", store.path, error)
     store.refresh(now=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import orjson
 
@@ -88,6 +88,17 @@ DEFAULTS = Settings()
 """The settings of a queue whose creator gives none."""
 
 
+class KeyEpochs(NamedTuple):
+    """Hold the numbers of the key epochs whose files count: one, or two (docs/format.md, "Keys"; decision 32)."""
+
+    first: int = 0
+    """The epoch before the present one, as long as its files count; then the present one."""
+    last: int = 0
+    """The present one: claims are written into its directory only."""
+    begun_at: int = 0
+    """When the present epoch began, in Unix milliseconds; 0 for the first one."""
+
+
 @dataclass(frozen=True, slots=True)
 class QueueState:
     """Hold the content of `queue.jsonl`: settings, the queue's id, the current generation, and whether it is closed."""
@@ -104,6 +115,8 @@ class QueueState:
     """Whether `format` comes from an upgrade, and not from the line that created the queue."""
     is_ordered: bool = field(default=False, compare=False)
     """Whether a task with a priority was ever inserted. If so, workers compare priorities."""
+    key_epochs: KeyEpochs = field(default=KeyEpochs(), compare=False)
+    """Those of the current generation."""
 
     @property
     def directory(self) -> names.Generation:
@@ -150,6 +163,11 @@ def ordered_record(at: int) -> bytes:
     return _line({"op": "ordered", "at": at})
 
 
+def key_epochs_record(generation: int, first: int, last: int, at: int) -> bytes:
+    """Return the line that begins a key epoch, if `last` is greater than before, or ends the ones before `first`."""
+    return _line({"op": "keys", "at": at, "generation": generation, "first": first, "last": last})
+
+
 def closed_record(at: int) -> bytes:
     """Return the line that ends a queue."""
     return _line({"op": "closed", "at": at})
@@ -194,7 +212,7 @@ def read_queue_state(content: bytes, path: str) -> QueueState:
                             wrong = str(error).rstrip(".")
                 case {"op": "generation", "generation": int(number)} if queue_state is not None:
                     if queue_state.generation < number <= GENERATION_MAX:
-                        queue_state = replace(queue_state, generation=number)
+                        queue_state = replace(queue_state, generation=number, key_epochs=KeyEpochs())
                 case {"op": "format"} if queue_state is not None:
                     if queue_state.format < wanted:
                         queue_state = replace(queue_state, format=wanted, is_raised=True)
@@ -202,6 +220,9 @@ def read_queue_state(content: bytes, path: str) -> QueueState:
                     queue_state = replace(queue_state, allows_unsafe=True)
                 case {"op": "ordered"} if queue_state is not None:
                     queue_state = replace(queue_state, is_ordered=True)
+                case {"op": "keys", "generation": int(number)} if queue_state is not None:
+                    if queue_state.generation == number:
+                        queue_state = replace(queue_state, key_epochs=_later(queue_state.key_epochs, record))
                 case {"op": "closed"} if queue_state is not None:
                     queue_state = replace(queue_state, closed=True)
         except (orjson.JSONDecodeError, InvalidArgument, TypeError, RecursionError):
@@ -219,6 +240,16 @@ def read_queue_state(content: bytes, path: str) -> QueueState:
     return queue_state
 
 
+def _later(epochs: KeyEpochs, record: dict[str, object]) -> KeyEpochs:
+    """Return the key epochs after a line of `queue.jsonl`. Neither number goes back: the line may have come late."""
+    match record:
+        case {"at": int(at), "first": int(first), "last": int(last)} if 0 <= first <= last <= GENERATION_MAX:
+            if last - first <= 1:
+                begun_at = at if last > epochs.last else epochs.begun_at
+                return KeyEpochs(int(max(first, epochs.first)), int(max(last, epochs.last)), begun_at)
+    return epochs
+
+
 class Layout:
     """Build the paths of one generation of a queue. Cheap; no input or output.
 
@@ -234,7 +265,6 @@ class Layout:
         "doorbell",
         "generation",
         "history_days",
-        "keys",
         "logs",
         "nodes",
         "pending",
@@ -264,7 +294,6 @@ class Layout:
         self.pending = f"{base}/commits/pending"
         self.tasks = f"{base}/queue"
         self.logs = f"{base}/movements"
-        self.keys = f"{base}/keys"
         self.nodes = f"{base}/nodes"
         self.completions = f"{base}/completions"
         self.dead_letters = f"{base}/dead"
@@ -294,9 +323,13 @@ class Layout:
         """Return the path of the file that lists a node's failures in a row."""
         return f"{self.nodes}/{names.node_file(node)}"
 
-    def key(self, digest: names.KeyDigest) -> str:
-        """Return the path of the file that says which task has a key."""
-        return f"{self.keys}/{names.shard_of(digest, self.shards)}/{names.key_file(digest)}"
+    def keys(self, epoch: int) -> str:
+        """Return the directory of a key epoch."""
+        return f"{self.base}/{names.key_epoch(epoch)}"
+
+    def key(self, digest: names.KeyDigest, epoch: int) -> str:
+        """Return the path of the file that says which task has a key, in a key epoch."""
+        return f"{self.keys(epoch)}/{names.shard_of(digest, self.shards)}/{names.key_file(digest)}"
 
     def dead(self, shard: names.Shard) -> str:
         """Return the path of a shard's dead letters."""

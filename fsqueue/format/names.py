@@ -32,6 +32,8 @@ Day = NewType("Day", str)
 """A day of the history, as 2026-11-21."""
 KeyDigest = NewType("KeyDigest", str)
 """The digest of a task's key: 32 hexadecimal digits."""
+KeyEpoch = NewType("KeyEpoch", str)
+"""The name of the directory of a key epoch: `keys`, and from the second one on `keys-N`."""
 CounterName = NewType("CounterName", str)
 """The name of one of the completion counters: two hexadecimal digits."""
 
@@ -60,6 +62,7 @@ _NODE_FILE = re.compile(r"[0-9a-f]{32}\.jsonl")
 _QUEUE_ID = re.compile(r"[0-9a-f]{16}")
 _GENERATION = re.compile(r"([1-9][0-9]{0,17})-([0-9a-f]{16})")
 _DELETED = re.compile(r"\.fsqueue-deleted-([0-9a-f]{16})-[0-9a-f]{16}")
+_KEY_EPOCH = re.compile(r"keys(?:-([1-9][0-9]{0,17}))?")
 _TRASHED = re.compile(r"(.+)-[0-9a-f]{16}", re.DOTALL)
 _GONE = re.compile(r"\.gone-[0-9a-f]{16}")
 _PROBE = re.compile(r"[0-9a-f]{16}\.probe")
@@ -231,8 +234,10 @@ def parse_deleted_formerly(name: str) -> str | None:
     return match[1] if match else None
 
 
-def trashed(tree: Generation | Day, hex16: str) -> str:
-    """Return the name of a tree in the queue's own trash: an earlier generation, or a day of the history."""
+def trashed(tree: Generation | Day | KeyEpoch, hex16: str) -> str:
+    """Return the name of a tree in the queue's own trash: an earlier generation, a day of the history, or files of
+    keys.
+    """
     return f"{tree}-{hex16}"
 
 
@@ -246,6 +251,12 @@ def parse_trashed_day(name: str) -> Day | None:
     """Return the day of a part of the history in the trash; None for anything else."""
     match = _TRASHED.fullmatch(name)
     return parse_day(match[1]) if match else None
+
+
+def is_trashed_key_epoch(name: str) -> bool:
+    """Return whether a name in the trash is that of a key epoch's directory."""
+    match = _TRASHED.fullmatch(name)
+    return match is not None and parse_key_epoch(match[1]) is not None
 
 
 def gone(hex16: str) -> str:
@@ -292,6 +303,17 @@ def is_node_file(name: str) -> bool:
 def key_digest(key: str) -> KeyDigest:
     """Return the digest of a task's key, under which its file is found: 32 hexadecimal digits."""
     return KeyDigest(hashlib.blake2b(key.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest())
+
+
+def key_epoch(number: int) -> KeyEpoch:
+    """Return the name of the directory that holds the files of keys in an epoch; the first has the number 0."""
+    return KeyEpoch(f"keys-{number}" if number else "keys")
+
+
+def parse_key_epoch(name: str) -> int | None:
+    """Return the number of a key epoch, given the name of its directory; None for anything else."""
+    match = _KEY_EPOCH.fullmatch(name)
+    return int(match[1] or 0) if match else None
 
 
 def key_file(digest: KeyDigest) -> str:

@@ -305,8 +305,10 @@ class ShardCheck:
     # -- keys ---------------------------------------------------------------------------------------
 
     def _keys(self) -> Iterator[Suspect]:
-        for path in keys.files_of(self.store, self.store.layout, self.shard):
-            yield from self._lines(path, keyed.is_claim, may_cut=True)
+        store, epochs = self.store, self.store.queue_state.key_epochs
+        for epoch in {epochs.first, epochs.last}:
+            for path in keys.files_of(store, store.layout, epoch, self.shard):
+                yield from self._lines(path, keyed.is_claim, may_cut=True)
         yield from keyed.check(self.store, self.shard)
 
     # -- lines --------------------------------------------------------------------------------------

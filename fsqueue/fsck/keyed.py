@@ -7,7 +7,7 @@ memory.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -47,7 +47,7 @@ def is_claim(line: bytes) -> bool:
 def check(store: Store, shard: Shard) -> Iterator[Suspect]:
     """Yield the tasks of a shard's batches that have a key, live, and are not named by the key's file."""
     layout = store.layout
-    if not store.fs.names(layout.keys):
+    if all(names.parse_key_epoch(name) is None for name in store.fs.names(layout.base)):
         return
     batches = {
         name.batch
@@ -56,8 +56,8 @@ def check(store: Store, shard: Shard) -> Iterator[Suspect]:
     }
     for batch in sorted(batches):
         for task in living(store, batch):
-            path = layout.key(names.key_digest(task.key))
-            claim = keys.read(store, path, task.key)
+            path = _path(store, task.key)
+            claim = _claim(store, task.key)
             if not task.is_named_by(claim):
                 kind = "shared-key" if _lives(store, claim) else "unnamed-key"
                 note = f"task {names.task_id(batch, task.place)}"
@@ -97,14 +97,24 @@ def _lives(store: Store, claim: KeyClaim | None) -> bool:
 
 def _again(store: Store, task: Keyed) -> bool:
     """Look once more, under the key's lock: no process inserts with the key meanwhile."""
-    path = store.layout.key(names.key_digest(task.key))
-    try:
-        with keys.held(store, store.layout, path, WAIT_S) as held:
-            return not task.is_named_by(held.last(task.key)) and _is_there(store, task)
-    except FileNotFoundError:
-        return _is_there(store, task)
-    except PermissionError:  # this user may only look
-        return not task.is_named_by(keys.read(store, path, task.key)) and _is_there(store, task)
+    with ExitStack() as stack:
+        with suppress(FileNotFoundError, PermissionError):  # there is no file, or this user may only look
+            stack.enter_context(keys.held(store, store.layout, _path(store, task.key), WAIT_S))
+        return not task.is_named_by(_claim(store, task.key)) and _is_there(store, task)
+
+
+def _path(store: Store, key: str) -> str:
+    """Return the path of a key's file in the present epoch."""
+    return store.layout.key(names.key_digest(key), store.queue_state.key_epochs.last)
+
+
+def _claim(store: Store, key: str) -> KeyClaim | None:
+    """Return the last claim of a key in the epochs that count."""
+    layout, digest, epochs = store.layout, names.key_digest(key), store.queue_state.key_epochs
+    claim = keys.read(store, layout.key(digest, epochs.last), key)
+    if claim is None and epochs.first < epochs.last:
+        claim = keys.read(store, layout.key(digest, epochs.first), key)
+    return claim
 
 
 def _is_there(store: Store, task: Keyed) -> bool:
@@ -115,6 +125,6 @@ def _name(store: Store, task: Keyed) -> None:
     """Name a task in its key's file, unless another task lives that the file names."""
     layout = store.layout
     with keys.locked(store, layout, task.key, WAIT_S) as held:
-        claim = held.last(task.key)
+        claim = held.last(task.key) or keys.earlier(store, held, task.key, WAIT_S)
         if not task.is_named_by(claim) and _is_there(store, task) and not _lives(store, claim):
             held.append(KeyClaim(task.key, store.clock.now_ms(), task.batch, task.insert, task.file))

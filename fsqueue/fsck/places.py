@@ -23,7 +23,7 @@ SETTLE_S = 2.0
 """How long a file that no process has locked gets to settle before it counts as left behind."""
 TREE_LEVELS = 3
 """A generation, its parts, their shards."""
-PARTS = ("queue", "movements", "completions", "dead", "history", "commits", "staging", "nodes", "keys")
+PARTS = ("queue", "movements", "completions", "dead", "history", "commits", "staging", "nodes")
 
 
 def check(store: Store, repair: Repair) -> Iterator[Suspect]:
@@ -39,8 +39,9 @@ class _Places:
         self.linked: list[str] = []
         """Files to which the queue appends, if they have a second name."""
         base, days = self.layout.base, self.layout.history_days
-        parts = (self.layout.logs, f"{base}/completions", f"{base}/dead", days, f"{base}/nodes", self.layout.keys)
-        self.appended = tuple(f"{part}/" for part in parts)
+        parts = (self.layout.logs, f"{base}/completions", f"{base}/dead", days, f"{base}/nodes")
+        self.epochs = {*store.queue_state.key_epochs[:2]}
+        self.appended = tuple(f"{part}/" for part in (*parts, *map(self.layout.keys, self.epochs)))
         """How the paths of files begin to which the queue appends."""
         self.shards = set(names.all_shards(self.layout.shards))
 
@@ -48,7 +49,7 @@ class _Places:
         layout = self.layout
         parts = {
             self.store.path: self._top(),
-            layout.base: self._walk(layout.base, dict.fromkeys(PARTS, "directory").get),
+            layout.base: self._walk(layout.base, _part),
             # Logs before task files: to put a file in its place makes a log, where the batch's own would then not fit.
             layout.logs: self._shards(layout.logs, self._log),
             layout.tasks: self._shards(layout.tasks, self._task_file),
@@ -57,7 +58,7 @@ class _Places:
             layout.history_days: self._history(),
             layout.staging: self._staging(),
             layout.nodes: self._walk(layout.nodes, lambda name: "file" if names.is_node_file(name) else None),
-            layout.keys: self._keys(),
+            f"{layout.base}/keys": self._keys(),
             layout.commits: self._commits(),
         }
         for place, suspects in parts.items():
@@ -97,9 +98,10 @@ class _Places:
                 yield from self._kind(path, kind, self._shard_file(name))
 
     def _keys(self) -> Iterator[Suspect]:
-        yield from self._walk(self.layout.keys, lambda name: "directory" if name in self.shards else None)
-        for shard in names.all_shards(self.layout.shards):
-            yield from self._walk(f"{self.layout.keys}/{shard}", partial(self._key_file, shard))
+        for directory in map(self.layout.keys, self.epochs):
+            yield from self._walk(directory, lambda name: "directory" if name in self.shards else None)
+            for shard in names.all_shards(self.layout.shards):
+                yield from self._walk(f"{directory}/{shard}", partial(self._key_file, shard))
 
     def _key_file(self, shard: names.Shard, name: str) -> str | None:
         digest = names.parse_key_file(name)
@@ -348,6 +350,10 @@ class _Places:
 _SETTINGS = (SETTINGS_FILE, "file")
 """What makes another queue of a directory, also of one that this queue needs."""
 _WORDS = {"link": "symbolic link", "directory": "directory", "other": "pipe, socket or device"}
+
+
+def _part(name: str) -> str | None:
+    return "directory" if name in PARTS or names.parse_key_epoch(name) is not None else None
 
 
 def _record(name: str) -> str | None:

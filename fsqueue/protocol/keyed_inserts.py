@@ -40,8 +40,8 @@ REPEAT = "Repeat the insert: the key keeps it from being inserted twice while it
 """What to do with a task of which it is unknown whether it is in the queue."""
 
 
-class _Purged(Exception):
-    """The queue was purged while the key's file of the generation before was locked."""
+class _Moved(Exception):
+    """The queue was purged, or a key epoch began, while the key's file in the directory of before was locked."""
 
 
 class KeyedInserter:
@@ -70,7 +70,7 @@ class KeyedInserter:
             layout = store.layout
             try:
                 ref = self._insert(layout, line, when, rank, key)
-            except _Purged:
+            except _Moved:
                 continue
             except FileNotFoundError:
                 store.refresh(now=True)
@@ -91,12 +91,12 @@ class KeyedInserter:
         """Insert into a generation. None: begin anew."""
         store = self.store
         with keys.locked(store, layout, key) as held:
-            claim = held.last(key)
+            claim = held.last(key) or keys.earlier(store, held, key)
             if claim is not None:
                 living = self._claims.living(layout, claim)
                 if living is not None:
                     return TaskRef(living, inserted=False) if self._single._is_in_present(layout) else None
-                if held.size > keys.BYTES_MAX:
+                if held.size > keys.BYTES_MAX and not store.fs.shared:
                     held.remove()
                     return None
             if self._single.takes(line):
@@ -106,10 +106,10 @@ class KeyedInserter:
     def _announcing(self, held: KeyFile, key: str) -> Callable[[Layout, Batch, str], None]:
         """Return a function that appends a claim to the key's file. Call it before the `insert` record is appended."""
 
-        def announce(layout: Layout, batch: Batch, identity: str) -> None:
-            if layout.generation != held.layout.generation:
-                raise _Purged
+        def announce(_: Layout, batch: Batch, identity: str) -> None:
             held.append(self._claim(key, batch, insert=identity))
+            if not held.is_in_present():
+                raise _Moved
 
         return announce
 
@@ -127,11 +127,24 @@ class KeyedInserter:
         ordering.mark(store, rank)
         staged = staging.stage(store, layout, [line], 1, insertion.moment(store, when), rank)
         claim = self._claim(key, staged.name.batch, staged=staged.name)
-        staging.publish_one(store, staged, lambda: held.append(claim))
+
+        def announce() -> None:
+            held.append(claim)
+            if not held.is_in_present() and staging.withdraw(store, staged):
+                raise _Moved  # else who has found the claim has published the file
+
+        staging.publish_one(store, staged, announce)
         if not self._single._is_in_present(layout):
             return None
         store.doorbell.ring()
         return TaskRef(names.task_id(staged.name.batch, 0))
+
+
+def _announce(held: KeyFile, claim: KeyClaim) -> None:
+    """Append a claim, before its task is inserted. _Moved: it stands where no other process may look for it."""
+    held.append(claim)
+    if not held.is_in_present():
+        raise _Moved
 
 
 class Claims:

@@ -1,20 +1,20 @@
-"""The files of keys (docs/format.md, "Keys"): which task has a key. Only inserters and upkeep read them.
+"""The files of keys (docs/format.md, "Keys"): which task has a key. Only inserters, upkeep and fsck read them.
 
-A file is read and appended to under its lock, by a process that has looked whether the path still names it: upkeep
-removes the files of free keys.
+A file is appended to under its lock, by a process that has looked whether the path still names it: on a disk of this
+host the files of free keys are removed. On a network mount they go with the directory of their key epoch.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from fsqueue.cluster.identity import describe
 from fsqueue.errors import LockTimeout, SecondName, StorageError
 from fsqueue.format import keys, names
 from fsqueue.format.keys import KeyClaim
-from fsqueue.format.layout import Layout
+from fsqueue.format.layout import KeyEpochs, Layout
 from fsqueue.storage import jsonl
 from fsqueue.storage.store import Store
 
@@ -23,20 +23,25 @@ LOOKS = 10
 LOOK_BYTES_MAX = 1 << 20
 """The last line that can be read is looked for within so many bytes from the end."""
 BYTES_MAX = 64 << 10
-"""A longer file of a free key is begun anew by the next process that inserts with the key."""
+"""A longer file of a free key is begun anew: on a disk of this host by the next process that inserts with the key, on
+a network mount with the next key epoch.
+"""
 
 
 class KeyFile:
     """The file of a key, open and locked, and named so by its path when it was locked."""
 
-    __slots__ = ("_fd", "_size", "_store", "layout", "path")
+    __slots__ = ("_fd", "_size", "_store", "epochs", "layout", "path")
 
-    def __init__(self, store: Store, layout: Layout, fd: int, path: str, size: int | None = None) -> None:
+    def __init__(
+        self, store: Store, layout: Layout, epochs: KeyEpochs, fd: int, path: str, size: int | None = None
+    ) -> None:
         self._store = store
         self._fd = fd
         self._size = size
         """How long the file is. None where a lock can be lost, and other processes may append: ask for it there."""
         self.layout = layout
+        self.epochs = epochs
         self.path = path
 
     def last(self, key: str | None = None) -> KeyClaim | None:
@@ -75,8 +80,18 @@ class KeyFile:
             )
 
     def remove(self) -> bool:
-        """Unlink the file. Return False if it is gone. Only for a key that is free."""
+        """Unlink the file. Return False if it is gone. Only for a key that is free, and not on a network mount.
+
+        There the lock can be lost, and the removal be late: it would remove a file that another process has begun.
+        """
         return self._store.fs.unlink(self.path)
+
+    def is_in_present(self) -> bool:
+        """Return whether the file is where claims are written still: no purge, and no key epoch, has begun since."""
+        store = self._store
+        store.verify()
+        state = store.queue_state
+        return state.generation == self.layout.generation and state.key_epochs == self.epochs
 
 
 @contextmanager
@@ -85,8 +100,8 @@ def locked(store: Store, layout: Layout, key: str, wait_s: float = jsonl.LOCK_TI
 
     LockTimeout names the process that was the last to write to it. FileNotFoundError: the generation has gone.
     """
-    path = layout.key(names.key_digest(key))
-    fs = store.fs
+    epochs, fs = store.queue_state.key_epochs, store.fs
+    path = layout.key(names.key_digest(key), epochs.last)
     for _ in range(LOOKS):
         fd = fs.open_append(path)
         try:
@@ -94,9 +109,12 @@ def locked(store: Store, layout: Layout, key: str, wait_s: float = jsonl.LOCK_TI
                 jsonl.must_have_one_name(fs, fd, path)  # first: the lock of a file from elsewhere is not waited for
                 if not fs.lock(fd, store.clock, store.entropy, wait_s):
                     raise _timeout(store, path, key, wait_s)
-            held = _named(store, layout, fd, path)
-            if held is not None:
-                yield held
+            if fs.shared:
+                size, is_named = None, fs.same_file(fd, path)
+            else:
+                size, is_named = _names_of(store, fd, path)
+            if is_named:
+                yield KeyFile(store, layout, epochs, fd, path, size)
                 return
         finally:
             try:
@@ -106,27 +124,50 @@ def locked(store: Store, layout: Layout, key: str, wait_s: float = jsonl.LOCK_TI
     raise StorageError(f"The file of the key {key!r}, {path}, was removed again and again. The task was not inserted.")
 
 
-def _named(store: Store, layout: Layout, fd: int, path: str) -> KeyFile | None:
-    """Return the file of a key that was just locked; None if its path does not name it any more. SecondName.
+def _names_of(store: Store, fd: int, path: str) -> tuple[int, bool]:
+    """Return how long the locked file of a key on a local disk is, and whether it has a name. SecondName.
 
-    On a local disk only its lock's holder unlinks it, and so a file that has a name has this one. A purge renames a
-    directory above it: whoever inserts asks for that later. On a network mount a process of this host that has an
-    unlinked file open keeps it under another name.
+    Only its lock's holder unlinks it, and so a file that has a name has the one by which it was opened. A purge, or the
+    end of a key epoch, renames a directory above it: whoever inserts asks for that later. On a network mount this would
+    not do: a process of this host that has an unlinked file open keeps it under another name.
     """
-    fs = store.fs
-    if fs.shared:
-        return KeyFile(store, layout, fd, path) if fs.same_file(fd, path) else None
-    found = fs.fstat(fd)
+    found = store.fs.fstat(fd)
     if found.st_nlink > 1:
         raise SecondName(path)
-    return KeyFile(store, layout, fd, path, found.st_size) if found.st_nlink else None
+    return found.st_size, found.st_nlink == 1
 
 
 @contextmanager
 def held(store: Store, layout: Layout, path: str, wait_s: float) -> Iterator[KeyFile]:
     """Open an existing file of a key, and lock it. FileNotFoundError if it is gone; LockTimeout."""
+    epochs = store.queue_state.key_epochs
     with jsonl.held(store.fs, store.clock, store.entropy, path, wait_s, os.O_APPEND) as fd:
-        yield KeyFile(store, layout, fd, path)
+        yield KeyFile(store, layout, epochs, fd, path)
+
+
+def earlier(store: Store, file: KeyFile, key: str, wait_s: float = jsonl.LOCK_TIMEOUT_S) -> KeyClaim | None:
+    """Return the last claim of a key in the epoch before the present one, if that counts still. None if there is none.
+
+    `file`: the key's file in the present epoch, which has no claim of this key. LockTimeout: an inserter that began
+    before this epoch did is at work, or stopped.
+    """
+    epochs, layout = file.epochs, file.layout
+    if epochs.first == epochs.last:
+        return None
+    path = layout.key(names.key_digest(key), epochs.first)
+    ask_for_directory(store, os.path.dirname(path))
+    with suppress(FileNotFoundError), held(store, layout, path, wait_s) as before:
+        return before.last(key)
+    return None
+
+
+def ask_for_directory(store: Store, path: str) -> None:
+    """Ask the file server whether a directory is there, by making it.
+
+    An NFS client may believe for a minute that it is not, where another host has made it.
+    """
+    if store.fs.shared:
+        store.fs.make_directory(path)
 
 
 def read(store: Store, path: str, key: str | None = None) -> KeyClaim | None:
@@ -136,24 +177,24 @@ def read(store: Store, path: str, key: str | None = None) -> KeyClaim | None:
     except OSError:
         return None
     try:
-        return KeyFile(store, store.layout, fd, path).last(key)
+        return KeyFile(store, store.layout, store.queue_state.key_epochs, fd, path).last(key)
     except OSError:
         return None
     finally:
         store.fs.close(fd)
 
 
-def files(store: Store, layout: Layout) -> Iterator[str]:
-    """Yield the paths of all files of keys, as listings show them."""
+def files(store: Store, layout: Layout, epoch: int) -> Iterator[str]:
+    """Yield the paths of all files of keys of an epoch, as listings show them."""
     for shard in names.all_shards(layout.shards):
-        yield from files_of(store, layout, shard)
+        yield from files_of(store, layout, epoch, shard)
 
 
-def files_of(store: Store, layout: Layout, shard: names.Shard) -> Iterator[str]:
+def files_of(store: Store, layout: Layout, epoch: int, shard: names.Shard) -> Iterator[str]:
     """Yield those of one shard."""
-    for name in store.fs.names(f"{layout.keys}/{shard}"):
+    for name in store.fs.names(f"{layout.keys(epoch)}/{shard}"):
         if (digest := names.parse_key_file(name)) is not None and layout.shard(digest) == shard:
-            yield layout.key(digest)
+            yield layout.key(digest, epoch)
 
 
 def _timeout(store: Store, path: str, key: str, wait_s: float) -> LockTimeout:

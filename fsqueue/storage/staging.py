@@ -129,6 +129,18 @@ def publish_one(store: Store, staged: Staged, announce: Callable[[], None] | Non
         staged.close(store)
 
 
+def withdraw(store: Store, staged: Staged) -> bool:
+    """Take back a staged file that a key's line names. Return False if it is gone: another process has published it.
+
+    It is renamed first: of a removal whose reply got lost, the repeat would say that it is gone.
+    """
+    fs, aside = store.fs, f"{staged.layout.staging}/{names.probe(store.entropy.hex16())}"
+    if not fs.rename(staged.path, aside) and not fs.same_file(staged.fd, aside):
+        return False
+    fs.unlink(aside)
+    return True
+
+
 def sync_shards(store: Store, layout: Layout, published: Sequence[TaskFileName]) -> None:
     """Make the names of published files durable."""
     for directory in sorted({shard_directory(layout, name) for name in published}):

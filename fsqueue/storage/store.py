@@ -18,7 +18,7 @@ from fsqueue.filesystem import Filesystem, mount_of, mountadvice, resources
 from fsqueue.filesystem.holders import boot_id
 from fsqueue.format import sparse, task_file
 from fsqueue.format.layout import COUNTERS, Layout, QueueState, read_queue_state
-from fsqueue.format.names import Day, Generation, counters, probe, trashed
+from fsqueue.format.names import Day, Generation, KeyEpoch, counters, probe, trashed
 from fsqueue.storage import jsonl
 from fsqueue.storage.doorbell import Doorbell
 from fsqueue.storage.durable import DurableNames
@@ -225,7 +225,7 @@ class Store:
             self.make_generation()
             return action()
 
-    def discard(self, holder: str, tree: Generation | Day) -> bool:
+    def discard(self, holder: str, tree: Generation | Day | KeyEpoch) -> bool:
         """Rename a tree in `holder` into the queue's trash, whatever its size. Return False if it is gone already.
 
         The tree goes beside the trash in three cases: the disk has no room for a trash; something else is in its

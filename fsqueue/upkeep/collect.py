@@ -5,33 +5,28 @@ All of it may run at any time, while others work, and may be stopped at any mome
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import time
-from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
 from fsqueue.errors import FULL, LockTimeout, StorageError
-from fsqueue.filesystem import NOT_FILES, Filesystem, freed, results
+from fsqueue.filesystem import Filesystem, freed, results
 from fsqueue.filesystem.open_directories import OpenDirectory
 from fsqueue.format import names
 from fsqueue.format.layout import is_doctor_directory
-from fsqueue.format.names import Batch, Day, Generation, TaskFileName
+from fsqueue.format.names import Batch, Generation, TaskFileName
 from fsqueue.format.replay import DEAD, ReplayState
 from fsqueue.models import GcReport
 from fsqueue.protocol import finishing, transitions
-from fsqueue.protocol.keyed_inserts import Claims
 from fsqueue.storage import (
     commits,
     deadletters,
     history,
-    keys,
     letter_files,
     listing,
-    nested,
     nodes,
     published,
     record_times,
@@ -39,7 +34,8 @@ from fsqueue.storage import (
 )
 from fsqueue.storage.locked_batch import LockedBatch
 from fsqueue.storage.store import Store
-from fsqueue.upkeep import doctorplaces, trash
+from fsqueue.upkeep import doctorplaces, key_files, trash
+from fsqueue.upkeep.refusals import PASSED_OVER, Refusals
 from fsqueue.wording import counted
 
 logger = logging.getLogger("fsqueue")
@@ -50,29 +46,6 @@ ATTEMPT_AGE_S = 7 * STAGED_AGE_S
 """What was staged for a commit is reaped a week after its last file: its other parts may take days."""
 NODE_AGE_S = 7 * STAGED_AGE_S
 """The failures in a row on a node are forgotten a week after the last: they say nothing of today."""
-KEY_AGE_S = STAGED_AGE_S
-"""The file of a free key is removed a day after its last change: a key that is used again soon keeps its file."""
-PASSED_OVER = (*NOT_FILES, errno.EACCES, errno.EPERM, errno.EIO)
-"""Errors of a file that upkeep passes over: one of another user, a stray, or one that the disk cannot read."""
-
-
-class Refusals:
-    """Sum up the system's refusals, so that a user who may only read gets a line for each kind, not for each file."""
-
-    def __init__(self) -> None:
-        self.first: dict[int, OSError] = {}
-        self.count: Counter[int] = Counter()
-
-    def add(self, error: OSError) -> None:
-        """Remember an error."""
-        code = error.errno or 0
-        self.first.setdefault(code, error)
-        self.count[code] += 1
-
-    def warn(self, what: Callable[[int], str]) -> None:
-        """Log a warning for each kind. `what` says what was refused so many times."""
-        for code, error in self.first.items():
-            logger.warning("%s; the first because of %s", what(self.count[code]), error)
 
 
 def gc(store: Store, touch: bool = False, history_days: int | None = None) -> GcReport:
@@ -105,7 +78,7 @@ def _collect(store: Store, report: GcReport, history_days: int | None) -> list[O
     refused = Refusals()
     no_room = _give_back_letters(store, report, refused)
     nodes.forget(store, NODE_AGE_S)
-    _keys(store, report, refused)
+    key_files.KeyCollector(store, report, refused).collect()
     full = _apply_decided(store, report)
     missed = bool(full)
     full += no_room
@@ -116,35 +89,6 @@ def _collect(store: Store, report: GcReport, history_days: int | None) -> list[O
     if missed:  # the shards may have made room
         full += _apply_decided(store, report)
     return full
-
-
-def _keys(store: Store, report: GcReport, refused: Refusals) -> None:
-    """Remove the files of keys that are free, a day after their last change."""
-    claims = Claims(store)
-    for path in keys.files(store, store.layout):
-        try:
-            report.keys_removed += is_abandoned(store, path, KEY_AGE_S) and reap_key(store, claims, path)
-        except (LockTimeout, FileNotFoundError, StorageError) as error:
-            logger.debug("%s is left for the next upkeep: %s", path, error)
-        except OSError as error:
-            if error.errno not in (*PASSED_OVER, *FULL):
-                raise
-            refused.add(error)
-
-
-def reap_key(store: Store, claims: Claims, path: str) -> bool:
-    """Remove the file of a key under its lock, if that is a day old still, and no task lives that it names.
-
-    A file in which no line can be read is left to fsck, but for one that has no whole line: its author died before he
-    inserted anything.
-    """
-    with keys.held(store, store.layout, path, finishing.WAIT_S) as held:
-        if not is_abandoned(store, path, KEY_AGE_S):
-            return False
-        claim = held.last()
-        if claim is None:
-            return held.has_no_line() and held.remove()
-        return claims.living(store.layout, claim) is None and held.remove()
 
 
 def _apply_decided(store: Store, report: GcReport) -> list[OSError]:
@@ -445,7 +389,7 @@ def generations(store: Store, report: GcReport) -> None:
     store.refresh(now=True)
     for text in found:
         if (generation := over(store, text)) is not None:
-            report.generations_trashed += to_trash(store, store.path, generation)
+            report.generations_trashed += trash.discard(store, store.path, generation)
 
 
 def over(store: Store, name: str) -> Generation | None:
@@ -454,11 +398,6 @@ def over(store: Store, name: str) -> Generation | None:
     if generation is None or generation[1] != store.queue_state.id or generation[0] >= store.queue_state.generation:
         return None
     return names.generation(*generation)
-
-
-def to_trash(store: Store, holder: str, tree: Generation | Day) -> bool:
-    """Move a tree in the directory `holder` into the queue's trash; False if it is gone, or a queue stands in it."""
-    return not nested.spared(store.fs, f"{holder}/{tree}") and store.discard(holder, tree)
 
 
 def reap_doctors(fs: Filesystem, directory: str, now_s: float) -> int:
@@ -489,7 +428,7 @@ def reap_results(store: Store) -> int:
 def _history(store: Store, keep_days: int, report: GcReport) -> None:
     oldest = time.strftime("%Y-%m-%d", time.gmtime(store.clock.now_ms() / 1000 - keep_days * 86_400))
     for day in history.days(store):
-        if day < oldest and to_trash(store, store.layout.history_days, day):
+        if day < oldest and trash.discard(store, store.layout.history_days, day):
             report.history_days_removed += 1
 
 

@@ -1,4 +1,5 @@
-"""The trash, and the proof that it is fsqueue's own: deleted queues, earlier generations, old days of the history.
+"""The trash, and the proof that it is fsqueue's own: deleted queues, earlier generations, old days of the history,
+files of keys from an ended epoch.
 
 Nothing is removed because of where it is. A deleted queue's directory bears the queue's id in its name, and holds the
 `queue.jsonl` of that queue, which says that it is deleted (docs/design.md, section 5). In a queue's own trash
@@ -17,9 +18,10 @@ from fsqueue.errors import FormatTooNew, NotAQueue
 from fsqueue.filesystem import Filesystem, OpenTree, mount_of
 from fsqueue.format import names, sparse
 from fsqueue.format.layout import SETTINGS_FILE, QueueState, read_queue_state, settings_file
-from fsqueue.format.names import QueueId
+from fsqueue.format.names import Day, Generation, KeyEpoch, QueueId
 from fsqueue.storage import nested
 from fsqueue.storage.paths import queue_path
+from fsqueue.storage.store import Store
 
 logger = logging.getLogger("fsqueue")
 
@@ -48,7 +50,9 @@ class Reaping:
 def is_ours(name: str, queue_id: QueueId) -> bool:
     """Return whether the queue with this id gives such a name to a tree in its trash."""
     tree = names.parse_trashed_generation(name)
-    return (tree is not None and tree[1] == queue_id) or names.parse_trashed_day(name) is not None
+    if tree is not None:
+        return tree[1] == queue_id
+    return names.parse_trashed_day(name) is not None or names.is_trashed_key_epoch(name)
 
 
 def own_trees(fs: Filesystem, queue: str, queue_id: QueueId) -> list[str]:
@@ -75,6 +79,11 @@ def reap_own(fs: Filesystem, queue: str, queue_id: QueueId) -> int:
     except OSError as error:
         logger.warning("the trash of %s could not be reaped (%s); 'fsqueue gc' will try again", queue, error)
     return removed
+
+
+def discard(store: Store, holder: str, tree: Generation | Day | KeyEpoch) -> bool:
+    """Move a tree in the directory `holder` into the queue's trash; False if it is gone, or a queue stands in it."""
+    return not nested.spared(store.fs, f"{holder}/{tree}") and store.discard(holder, tree)
 
 
 # -- deleted queues ----------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import stat
 from dataclasses import dataclass
 
+from fsqueue.format import names
 from fsqueue.models import AsDict
 from fsqueue.storage.store import Store
 
@@ -16,12 +17,13 @@ PARTS = {
     "completions": "counters",
     "dead": "dead",
     "history": "history",
-    "keys": "keys",
     "nodes": "nodes",
     "commits": "commits",
     "staging": "staging",
 }
 """The directories of a generation, and what their files are called here."""
+KEYS = "keys"
+"""What the files of keys are called, in whichever directory."""
 OUTSIDE = {".quarantine": "quarantine", ".results": "results"}
 
 
@@ -51,7 +53,8 @@ def of_store(store: Store) -> dict[str, Usage]:
     It asks for each file: some 10 µs each on a local disk, a request each on a shared one. Links are not followed.
     """
     store.refresh(now=True)
-    found = {name: Usage() for name in ("settings", *PARTS.values(), "trash", *OUTSIDE.values(), "other", "all")}
+    kinds = ("settings", *PARTS.values(), KEYS, "trash", *OUTSIDE.values(), "other", "all")
+    found = {name: Usage() for name in kinds}
     base = store.layout.base.rpartition("/")[2]
     _add(store, store.path, found["settings"])
     for name, kind in store.fs.entries(store.path):
@@ -59,7 +62,7 @@ def of_store(store: Store) -> dict[str, Usage]:
         if name == base:
             _add(store, path, found["settings"])
             for part, inner in store.fs.entries(path):
-                _add_tree(store, f"{path}/{part}", inner, found[PARTS.get(part, "other")])
+                _add_tree(store, f"{path}/{part}", inner, found[_called(part)])
         elif kind == "file" and path in (store.layout.settings_file, store.layout.doorbell):
             _add(store, path, found["settings"])
         else:
@@ -68,6 +71,11 @@ def of_store(store: Store) -> dict[str, Usage]:
     for usage in [*found.values()][:-1]:
         found["all"].add(usage)
     return found
+
+
+def _called(part: str) -> str:
+    """Return what the files in a directory of a generation are called here."""
+    return KEYS if names.parse_key_epoch(part) is not None else PARTS.get(part, "other")
 
 
 def _add_tree(store: Store, path: str, kind: str, usage: Usage) -> None:

@@ -43,8 +43,8 @@ def test_what_is_no_claim(line: bytes) -> None:
 
 @given(st.text(max_size=40))
 def test_a_keys_file_lies_in_its_shard_whatever_the_key(key: str) -> None:
-    path = LAYOUT.key(names.key_digest(key))
-    shard, name = path.removeprefix(f"{LAYOUT.keys}/").split("/")
+    path = LAYOUT.key(names.key_digest(key), 0)
+    shard, name = path.removeprefix(f"{LAYOUT.keys(0)}/").split("/")
     digest = names.parse_key_file(name)
     assert digest == names.key_digest(key)
     assert LAYOUT.shard(digest or "") == shard

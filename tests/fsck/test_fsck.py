@@ -24,7 +24,7 @@ from fsqueue.format.replay import ReplayState
 from fsqueue.fsck.findings import KINDS
 from fsqueue.protocol import finishing
 from fsqueue.storage import commits, counters, staging
-from fsqueue.upkeep import collect
+from fsqueue.upkeep import trash as own_trash
 from tests.concurrency.processes import Child
 from tests.concurrency.trapped import trapped
 from tests.support import (
@@ -330,7 +330,7 @@ def a_damaged_record(queue: Queue, clock: ManualClock) -> set[str]:
 
 @damage("old-generation")
 def a_purge_that_died(queue: Queue, clock: ManualClock) -> set[str]:
-    dying(pytest.MonkeyPatch(), collect, "to_trash", queue.purge)
+    dying(pytest.MonkeyPatch(), own_trash, "discard", queue.purge)
     queue.insert("afterwards")
     return {"all", "+afterwards"}
 

@@ -17,7 +17,7 @@ PAYLOADS = pytest.mark.parametrize("payload", ["x", "x" * (single_inserts.TASK_B
 
 
 def path_of(queue: Queue, key: str) -> Path:
-    return Path(queue.store.layout.key(key_digest(key)))
+    return Path(queue.store.layout.key(key_digest(key), 0))
 
 
 def kinds(queue: Queue, repair: bool = False) -> list[tuple[str, bool]]:

@@ -73,7 +73,7 @@ RECEIVERS = {"fs", "outside", "directory", "meeting", "holder", "outer", "inner"
 WRAPPERS = {
     DELETES: ("commits.drop", "commits.reap", "collect.reap_trash", "collect.reap_doctors", "doctorplaces.remove_place",
               "doctorplaces.clear_away", "doctorplaces.reap", "results.reap", "trees.remove"),
-    MOVES: ("store.discard", "self.discard", "collect.to_trash", "quarantine.move"),
+    MOVES: ("store.discard", "self.discard", "trash.discard", "quarantine.move"),
     WRITES: ("jsonl.held", "store.held", "repair.held", "kept_output.append_to", "filesystem.append_to",
              "fs.compare_clock", "filesystem.write_all"),
 }  # fmt: skip

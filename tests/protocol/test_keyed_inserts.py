@@ -30,7 +30,7 @@ QueueFactory = Callable[..., Queue]
 
 
 def files_of(queue: Queue) -> list[str]:
-    return glob.glob(f"{queue.store.layout.keys}/*/*")
+    return glob.glob(f"{queue.store.layout.keys(0)}/*/*")
 
 
 def lines_of(queue: Queue) -> list[dict[str, object]]:
@@ -386,7 +386,7 @@ def test_an_empty_file_of_a_key_goes_and_a_damaged_one_stays(queue_factory: Queu
     queue = queue_factory()
     for key, content in (("empty", b""), ("torn", b"{"), ("damaged", b"{}\n")):
         queue.insert("x", key=key)
-        path = queue.store.layout.key(names.key_digest(key))
+        path = queue.store.layout.key(names.key_digest(key), 0)
         Path(path).write_bytes(content)
         os.utime(path, (1, 1))
     assert queue.gc().keys_removed == 2

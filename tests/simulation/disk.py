@@ -333,4 +333,6 @@ def _remains(data: bytes, durable: bytes, chance: float, rng: Random) -> bytes:
 def _is_of_keys(directory: Directory) -> bool:
     """Whether files of keys are in a directory, whose names look like those of logs."""
     part = directory.above
-    return part is not None and part.above is not None and part.above.entries.get("keys") is part
+    if part is None or part.above is None:
+        return False
+    return any(node is part and name.startswith("keys") for name, node in part.above.entries.items())

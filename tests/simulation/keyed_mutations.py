@@ -47,13 +47,13 @@ MUTATIONS = [
         "upkeep removes the file of a key without its lock",
         "an inserter that has it open goes on, another begins a new file: two tasks live",
         "keyed-gc",
-        (("upkeep.collect:reap_key", "with keys.held(store, store.layout, path, finishing.WAIT_S) as held:", "with __import__('contextlib').nullcontext(keys.KeyFile(store, store.layout, store.fs.look(path), path)) as held:"),),
+        (("upkeep.key_files:KeyCollector._reap", "with keys.held(self.store, self.layout, path, finishing.WAIT_S) as held:", "with __import__('contextlib').nullcontext(keys.KeyFile(self.store, self.layout, self.epochs, self.store.fs.look(path), path)) as held:"),),
     ),
     Mutation(
         "an inserter does not look whether the path still names the key's file",
         "it writes into a file that upkeep has removed",
         "keyed-gc",
-        (("storage.keys:_named", " if found.st_nlink else None", ""),),
+        (("storage.keys:_names_of", "found.st_nlink == 1", "True"),),
     ),
     Mutation(
         "a key is taken whose task has ended, and that is not synced",
@@ -77,7 +77,7 @@ MUTATIONS = [
         "an inserter goes on after a purge with the key of the generation before",
         "another inserts with the key in the new generation: two tasks live",
         "keyed-purge",
-        (("protocol.keyed_inserts:KeyedInserter._announcing", "if layout.generation != held.layout.generation:", "if False:"),),
+        (("storage.keys:KeyFile.is_in_present", "state.generation == self.layout.generation and ", ""),),
     ),
     Mutation(
         "a listing proves that a task with a file of its own lives",
@@ -99,6 +99,32 @@ MUTATIONS = [
             ("storage.staging:publish_one", "        if announce is not None:\n            announce()\n", ""),
             ("storage.staging:publish_one", "is_published = True\n", "is_published = True\n            if announce is not None:\n                announce()\n"),
         ),
+    ),
+    # -- key epochs --------------------------------------------------------------------------------------
+    Mutation(
+        "an inserter goes on that has written its claim where nobody looks any more",
+        "another finds no claim in the present epoch: two tasks live",
+        "keyed-epochs",
+        (("storage.keys:KeyFile.is_in_present", " and state.key_epochs == self.epochs", ""),),
+    ),
+    Mutation(
+        "an inserter does not look into the epoch before the present one",
+        "the task with its key is named there only: two tasks live",
+        "keyed-epochs",
+        ((f"{INSERTER}._insert", "held.last(key) or keys.earlier(store, held, key)", "held.last(key)"),),
+    ),
+    Mutation(
+        "an epoch ends without its claims being carried over",
+        "no file names the tasks that live: second ones are inserted",
+        "keyed-epochs",
+        (("upkeep.key_files:KeyCollector._carry", "held.append(claim)", "pass"),),
+    ),
+    Mutation(
+        "upkeep removes the files of keys on a network mount one by one",
+        "it is cut off between the look and the removal, and removes a file that another has begun: two tasks live",
+        "keyed-gc-nfs",
+        (("upkeep.key_files:KeyCollector.collect", "elif store.fs.shared:", "elif False:"),),
+        first=1000,
     ),
     # -- keys and priorities together ----------------------------------------------------------------
     Mutation(
@@ -155,5 +181,6 @@ MUTATIONS = [
         "workers pass it over while others in the queue have priorities",
         "keyed-order-restated",
         (("format.task_states:States.head", "        self._gather(at, margin)\n", "        self.ranks is None or self._gather(at, margin)\n"),),
+        first=4600,
     ),
 ]  # fmt: skip

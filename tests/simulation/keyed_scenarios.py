@@ -21,8 +21,10 @@ RESTATED = (
 FEW_LINES = (("storage.keys:BYTES_MAX", 200),)
 """Files of keys are begun anew behind the first line."""
 
-AT_ONCE = (("upkeep.collect:KEY_AGE_S", 0),)
+AT_ONCE = (("upkeep.key_files:KEY_AGE_S", 0),)
 """Upkeep removes the files of free keys at once."""
+EPOCHS = (*AT_ONCE, ("upkeep.key_files:FREE_MIN", 1), ("upkeep.key_files:EPOCH_AGE_S", 61))
+"""On a network mount it begins a key epoch for one file, and ends the one before when no listing is from that time."""
 
 NFS = {"stale": 0.4, "stale_listings": 0.3}
 
@@ -52,7 +54,9 @@ SCENARIOS = {
         Scenario("keyed-away", actions=AWAY, faults=("away", "away", "nap", "kill"), limits=SHORTLY, settings=MANY, tasks_before=0),
         Scenario("keyed-files-away", actions=AWAY, faults=("away", "away", "nap", "kill"), settings=ONE, tasks_before=0),
         Scenario("keyed-gc", shared=False, hosts=1, actions=AWAY, faults=("kill", "delay", "error"), limits=(*SHORTLY, *AT_ONCE), settings=MANY, tasks_before=0),
-        Scenario("keyed-gc-nfs", actions=AWAY, faults=("kill", "delay", "cut", "cut"), limits=(*SHORTLY, *AT_ONCE), settings=MANY, tasks_before=0, **NFS),
+        Scenario("keyed-gc-nfs", actions=AWAY, faults=("kill", "delay", "cut", "cut"), limits=(*SHORTLY, *EPOCHS), settings=MANY, tasks_before=0, faults_most=6, **NFS),
+        Scenario("keyed-epochs", actions=AWAY, faults=("cut", "kill", "delay", "delay", "stop"), limits=(*SHORTLY, *EPOCHS), settings=MANY, tasks_before=0, faults_most=8),
+        Scenario("keyed-files-epochs", actions=AWAY, faults=("cut", "kill", "delay", "delay"), limits=EPOCHS, settings=ONE, tasks_before=0, faults_most=8),
         Scenario("keyed-full", shared=False, hosts=1, actions=WORK, faults=("full", "full", "kill"), settings=MANY, tasks_before=0),
         Scenario("keyed-order", shared=False, hosts=1, actions=RANKED, faults=("kill", "delay", "error", "after"), limits=SHORTLY, settings=MANY, priorities=PRIORITIES),
         Scenario("keyed-order-calm", actions=RANKED, workers=4, limits=LARGE, settings=MANY, priorities=PRIORITIES, torn_listings=0.2),

@@ -24,7 +24,7 @@ Edit = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class Mutation:
-    """Caught by stories of a `scenario`, within `stories` from seed 0 on; or by a small case, at some call of its first verb."""
+    """Caught by stories of a `scenario`, within `stories` from seed `first` on; or by a small case, at some call of its first verb."""
 
     name: str
     why: str
@@ -32,6 +32,7 @@ class Mutation:
     """The name of a scenario; or of a filesystem, two verbs (or one and nothing) and a fate."""
     edits: tuple[Edit, ...]
     stories: int = 2000
+    first: int = 0
 
 
 @contextmanager

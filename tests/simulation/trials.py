@@ -35,7 +35,10 @@ Case = Callable[[], list[str]]
 def cases(mutation: Mutation) -> list[Case]:
     """What is tried, one after the other; each tells what went wrong."""
     if isinstance(mutation.found_by, str):
-        return [partial(_story, mutation.found_by, seed) for seed in range(mutation.stories)]
+        return [
+            partial(_story, mutation.found_by, seed)
+            for seed in range(mutation.first, mutation.first + mutation.stories)
+        ]
     kind, first, second, fate = mutation.found_by
     calls = len(calls_of(kind, first, second))
     return [partial(_small, Schedule(kind, first, second, fate, at)) for at in range(1, calls + 1)]

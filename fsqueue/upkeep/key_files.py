@@ -1,0 +1,175 @@
+"""Remove the files of free keys (docs/design.md, section 4.18; decision 32).
+
+On a disk of this host each file goes by itself, under its lock. On a network mount no file is removed by its name: the
+lock can be lost, and a removal that was decided under it arrive when another process has taken the key. There a key
+epoch begins, with a directory of its own, once most of the files are those of free keys. A day later the claims of
+living tasks are carried over from the directory of before, and that goes as a whole. No later epoch has its name.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from typing import ParamSpec
+
+from fsqueue.errors import FULL, LockTimeout, StorageError
+from fsqueue.format import names, sparse
+from fsqueue.format.layout import key_epochs_record, read_queue_state
+from fsqueue.models import GcReport
+from fsqueue.protocol import finishing
+from fsqueue.protocol.keyed_inserts import Claims
+from fsqueue.storage import jsonl, keys
+from fsqueue.storage.keys import KeyFile
+from fsqueue.storage.store import Store
+from fsqueue.upkeep import trash
+from fsqueue.upkeep.refusals import PASSED_OVER, Refusals
+
+logger = logging.getLogger("fsqueue")
+
+P = ParamSpec("P")
+
+KEY_AGE_S = 86_400
+"""The file of a free key is removed a day after its last change: a key that is used again soon keeps its file."""
+EPOCH_AGE_S = 86_400
+"""An epoch is a day old when the one before it ends: by then every client's listings are younger than that."""
+FREE_MIN = 100
+"""An epoch begins when there are at least so many files to remove, and not fewer than there are to keep."""
+
+
+class KeyCollector:
+    """Collect the files of free keys in one queue, for one upkeep."""
+
+    def __init__(self, store: Store, report: GcReport, refused: Refusals) -> None:
+        self.store = store
+        self.layout = store.layout
+        self.epochs = store.queue_state.key_epochs
+        self.report = report
+        self.refused = refused
+        self._claims = Claims(store)
+        self._passed_over = 0
+        """How many files could not be looked into: they are for the next upkeep."""
+
+    def collect(self) -> None:
+        """Remove what can be removed now, or take the next step towards it."""
+        store, last = self.store, self.epochs.last
+        if self.epochs.first < last:
+            self._end_epoch_before()
+        elif store.fs.shared:
+            if self._is_worth_an_epoch():
+                self._tried(self._declare, last, last + 1)
+        else:
+            self._remove_each()
+        self._discard_ended()
+
+    def _discard_ended(self) -> None:
+        """Remove the directories of key epochs whose files do not count, through the trash."""
+        store, base, state = self.store, self.layout.base, self.store.queue_state
+        if state.generation != self.layout.generation:
+            return
+        numbers = map(names.parse_key_epoch, store.fs.names(base))
+        ended = [names.key_epoch(each) for each in numbers if each is not None and each < state.key_epochs.first]
+        if sum(self._tried(trash.discard, store, base, epoch) for epoch in ended):
+            self.report.trash_reaped += trash.reap_own(store.fs, store.path, state.id)
+
+    # -- on a disk of this host ------------------------------------------------------------------------
+
+    def _remove_each(self) -> None:
+        for path in keys.files(self.store, self.layout, self.epochs.last):
+            self.report.keys_removed += self._is_old(path) and self._tried(self._reap, path)
+
+    def _reap(self, path: str) -> bool:
+        with keys.held(self.store, self.layout, path, finishing.WAIT_S) as held:
+            return self._is_old(path) and self._is_free(held) and held.remove()
+
+    # -- on a network mount ----------------------------------------------------------------------------
+
+    def _is_worth_an_epoch(self) -> bool:
+        """Return whether most files of the present epoch are those of free keys, or one has grown too long."""
+        free = kept = 0
+        for path in keys.files(self.store, self.layout, self.epochs.last):
+            with suppress(OSError):
+                if self.store.fs.stat(path).st_size > keys.BYTES_MAX:
+                    return True
+            if self._is_old(path) and self._tried(self._is_free_now, path):
+                free += 1
+            else:
+                kept += 1
+        return free >= max(kept, FREE_MIN)
+
+    def _is_free_now(self, path: str) -> bool:
+        with keys.held(self.store, self.layout, path, finishing.WAIT_S) as held:
+            return self._is_free(held)
+
+    def _end_epoch_before(self) -> None:
+        """Carry over what counts of the epoch before the present one, and end it. It must be known in full by now."""
+        store, epochs = self.store, self.epochs
+        if store.clock.now_ms() - epochs.begun_at < EPOCH_AGE_S * 1000:
+            return
+        found = carried = 0
+        for shard in names.all_shards(self.layout.shards):
+            keys.ask_for_directory(store, f"{self.layout.keys(epochs.first)}/{shard}")
+            for path in keys.files_of(store, self.layout, epochs.first, shard):
+                found += 1
+                carried += self._tried(self._carry, path)
+        if not self._passed_over and self._tried(self._declare, epochs.last, epochs.last):
+            self.report.keys_removed += found - carried
+
+    def _carry(self, path: str) -> bool:
+        """Write the last claim of an earlier file into the key's file of the present epoch, if its task lives and
+        nothing is there.
+        """
+        store = self.store
+        with keys.held(store, self.layout, path, finishing.WAIT_S) as before:
+            claim = before.last()
+        if claim is None or self._claims.living(self.layout, claim) is None:
+            return False
+        with keys.locked(store, self.layout, claim.key, finishing.WAIT_S) as held:
+            if held.last(claim.key) is None and self._claims.living(self.layout, claim) is not None:
+                held.append(claim)
+        return True
+
+    def _declare(self, first: int, last: int) -> bool:
+        """Append to `queue.jsonl` which epochs count now, unless another process was faster. Return whether it did."""
+        store, known = self.store, self.store.queue_state
+        with jsonl.held(store.fs, store.clock, store.entropy, self.layout.settings_file, flags=os.O_APPEND) as fd:
+            state = read_queue_state(sparse.joined(store.fs.all_pieces(fd)), store.path)
+            is_as_before = state == known and state.key_epochs == self.epochs
+            if is_as_before:
+                record = key_epochs_record(state.generation, first, last, store.clock.now_ms())
+                jsonl.append(store.fs, fd, record, True)
+        store.refresh(now=True)
+        return is_as_before
+
+    # -- each file -------------------------------------------------------------------------------------
+
+    def _tried(self, step: Callable[P, bool], *args: P.args, **kwargs: P.kwargs) -> bool:
+        """Return whether a step has done something; False if it has to wait for the next upkeep."""
+        try:
+            return step(*args, **kwargs)
+        except FileNotFoundError:
+            return False
+        except (LockTimeout, StorageError) as error:
+            logger.debug("a file of keys in %s is left for the next upkeep: %s", self.layout.base, error)
+        except OSError as error:
+            if error.errno not in (*PASSED_OVER, *FULL):
+                raise
+            self.refused.add(error)
+        self._passed_over += 1
+        return False
+
+    def _is_old(self, path: str) -> bool:
+        try:
+            return self.store.fs.stat(path).st_mtime <= self.store.clock.now_ms() / 1000 - KEY_AGE_S
+        except OSError:
+            return False
+
+    def _is_free(self, held: KeyFile) -> bool:
+        """Return whether no task lives that a locked file names.
+
+        A file in which no line can be read is left to fsck, but for one that has no whole line: its author died before
+        he inserted anything.
+        """
+        claim = held.last()
+        return held.has_no_line() if claim is None else self._claims.living(self.layout, claim) is None

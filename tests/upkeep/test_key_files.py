@@ -1,0 +1,238 @@
+"""Files of free keys on a network mount go with the directory of their key epoch (decision 32)."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from fsqueue import Queue
+from fsqueue.filesystem import Filesystem
+from fsqueue.format import names
+from fsqueue.format.keys import KeyClaim
+from fsqueue.format.layout import KeyEpochs
+from fsqueue.models import GcReport
+from fsqueue.protocol import single_inserts
+from fsqueue.storage import keys
+from fsqueue.upkeep import key_files
+from fsqueue.upkeep.refusals import Refusals
+from tests.concurrency.processes import children
+from tests.concurrency.trapped import DieAt, trapped
+
+
+@contextmanager
+def a_day_later() -> Iterator[None]:
+    """Meanwhile all files and epochs that there are count as old."""
+    with mock.patch.multiple(key_files, KEY_AGE_S=-1, EPOCH_AGE_S=-1):
+        yield
+
+
+class Mounted:
+    """A queue as hosts see it that have it on a network mount."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        Queue.create(path, shards=1).close()
+        self.queue = self.host()
+
+    def host(self) -> Queue:
+        """One more process, of another host."""
+        return Queue(self.path, filesystem=Filesystem(str(self.path), shared=True))
+
+    def files(self) -> dict[str, int]:
+        """How many files of keys each directory has."""
+        base = Path(self.queue.store.layout.base)
+        found = {path.name: len([*path.glob("*/*")]) for path in base.glob("keys*")}
+        return {name: count for name, count in found.items() if count}
+
+    def gc_a_day_later(self) -> int:
+        """Upkeep, when all that there is now is a day old; how many files of keys it has removed."""
+        with a_day_later():
+            return self.queue.gc().keys_removed
+
+    def epochs(self) -> tuple[int, int]:
+        self.queue.store.refresh(now=True)
+        return self.queue.store.queue_state.key_epochs[:2]
+
+    def begin_epoch(self) -> None:
+        assert key_files.KeyCollector(self.queue.store, GcReport(), Refusals())._declare(0, 1)
+
+    def insert_and_complete(self, key: str) -> None:
+        self.queue.insert("x", key=key)
+        self.queue.complete(self.queue.lease())
+
+
+@pytest.fixture
+def mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mounted:
+    monkeypatch.setattr(key_files, "FREE_MIN", 2)
+    return Mounted(tmp_path / "q")
+
+
+def begun(mounted: Mounted) -> str:
+    """Have an epoch begun; the id of the living task that only the directory of before names."""
+    kept = mounted.queue.insert("y", key="kept", delay_s=3600)
+    for key in ("a", "b", "c"):
+        mounted.insert_and_complete(key)
+    assert mounted.gc_a_day_later() == 0
+    assert mounted.epochs() == (0, 1)
+    return kept.id
+
+
+def test_files_go_with_their_epoch(mounted: Mounted) -> None:
+    kept = begun(mounted)
+    assert mounted.files() == {"keys": 4}
+    assert mounted.queue.gc().keys_removed == 0  # a listing may be from before
+    assert mounted.gc_a_day_later() == 3
+    assert mounted.epochs() == (1, 1)
+    assert mounted.files() == {"keys-1": 1}
+    again = mounted.host().insert("z", key="kept")
+    assert (again.inserted, again.id) == (False, kept)
+    assert mounted.host().insert("z", key="a").inserted
+    assert not mounted.queue.insert("z", key="a").inserted
+    assert [*mounted.queue.fsck()] == []
+
+
+def test_both_directories_count_until_the_claims_are_carried_over(mounted: Mounted) -> None:
+    kept = begun(mounted)
+    other = mounted.host()
+    assert other.insert("z", key="kept").id == kept
+    first = other.insert("z", key="a")
+    assert first.inserted
+    assert mounted.files() == {"keys": 4, "keys-1": 2}
+    assert mounted.queue.insert("z", key="a").id == first.id
+    assert [*mounted.queue.fsck()] == []
+    mounted.gc_a_day_later()
+    assert mounted.queue.insert("z", key="a").id == first.id
+
+
+def test_few_files_stay(mounted: Mounted, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    mounted.insert_and_complete("a")
+    mounted.gc_a_day_later()
+    assert mounted.epochs() == (0, 0)
+
+
+def test_a_long_file_is_begun_anew_with_the_next_epoch(mounted: Mounted, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keys, "BYTES_MAX", 300)
+    for _ in range(4):
+        mounted.insert_and_complete("a")
+    assert mounted.files() == {"keys": 1}  # not by the inserter, who may have lost the lock
+    mounted.gc_a_day_later()
+    assert mounted.epochs() == (0, 1)
+
+
+@contextmanager
+def after_the_next_claim(step: Callable[[], object]) -> Iterator[None]:
+    """Do a step right after the next claim is written, before its inserter goes on."""
+    append = keys.KeyFile.append
+
+    def appended(file: keys.KeyFile, claim: KeyClaim) -> None:
+        append(file, claim)
+        keys.KeyFile.append = append  # type: ignore[method-assign]
+        step()
+
+    with mock.patch.object(keys.KeyFile, "append", appended):
+        yield
+
+
+def test_an_inserter_that_has_not_seen_the_epoch_begins_anew(mounted: Mounted) -> None:
+    """Its claim stands where nobody will look. It is void, and the task is inserted once."""
+    late = mounted.host()
+    late.insert("x", key="a")
+    late.complete(late.lease())
+    with after_the_next_claim(mounted.begin_epoch):
+        ref = late.insert("x", key="a")
+    assert ref.inserted
+    assert mounted.files() == {"keys": 1, "keys-1": 1}
+    assert mounted.queue.insert("x", key="a").id == ref.id
+    assert mounted.queue.status().waiting == 1
+
+
+def lock_all(step: str, call: Callable[..., Any], *args: Any) -> Any:
+    """The server has given the locks of a host away that is cut off."""
+    if step in ("try_lock", "unlock"):
+        return True
+    return call(*args)
+
+
+@pytest.mark.parametrize("is_found", [False, True])
+def test_a_large_task_whose_claim_is_void_is_inserted_once(mounted: Mounted, is_found: bool) -> None:
+    """Another may have found the claim while its inserter was cut off, and have published the staged file."""
+    late, large = mounted.host(), "x" * (single_inserts.TASK_BYTES_MAX + 1)
+    found = []
+
+    def step() -> None:
+        if is_found:
+            found.append(trapped(late, lock_all, shared=True).insert("y", key="a"))
+        mounted.begin_epoch()
+
+    with after_the_next_claim(step):
+        ref = late.insert(large, key="a")
+    assert ref.inserted
+    assert [(each.inserted, each.id) for each in found] == [(False, ref.id)] * is_found
+    assert mounted.queue.insert("z", key="a").id == ref.id
+    assert [task.payload for task in mounted.queue.lease(5)] == [large]
+
+
+def test_an_upkeep_killed_at_every_step_loses_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_files, "FREE_MIN", 2)
+    step, status = 0, -1
+    while status:
+        step += 1
+        mounted = Mounted(tmp_path / str(step))
+        kept = begun(mounted)
+
+        def live(mounted: Mounted = mounted, step: int = step) -> None:
+            store = trapped(mounted.queue, trap := DieAt(step), shared=True).store
+            trap.armed = True
+            with a_day_later():
+                key_files.KeyCollector(store, GcReport(), Refusals()).collect()
+
+        with children((live,)) as [child]:
+            status = child.wait()
+        assert status in (0, -signal.SIGKILL), child.report()
+        assert mounted.host().insert("z", key="kept").id == kept, f"step {step}"
+        mounted.gc_a_day_later()
+        assert mounted.host().insert("z", key="kept").id == kept, f"step {step}"
+        mounted.queue.gc()
+        assert mounted.files() == {"keys-1": 1}, f"step {step}"
+    assert step > 20
+
+
+def test_a_purge_begins_with_the_first_epoch(mounted: Mounted) -> None:
+    begun(mounted)
+    mounted.queue.purge()
+    assert mounted.epochs() == (0, 0)
+    assert mounted.queue.insert("x", key="a").inserted
+    assert mounted.files() == {"keys": 1}
+
+
+def test_a_directory_that_a_late_process_has_made_again_goes(mounted: Mounted) -> None:
+    begun(mounted)
+    mounted.gc_a_day_later()
+    path = mounted.queue.store.layout.key(names.key_digest("a"), 0)
+    os.makedirs(os.path.dirname(path))
+    Path(path).write_bytes(b"")
+    mounted.queue.gc()
+    assert mounted.files() == {"keys-1": 1}
+
+
+def test_the_files_are_counted_as_those_of_keys(mounted: Mounted) -> None:
+    begun(mounted)
+    mounted.queue.insert("z", key="a")
+    assert mounted.queue.usage()["keys"].files == 5
+    assert mounted.queue.usage()["other"].files == 0
+
+
+def test_nothing_begins_that_another_process_has_begun(mounted: Mounted) -> None:
+    store = mounted.host().store
+    collector = key_files.KeyCollector(store, GcReport(), Refusals())
+    assert collector._declare(0, 1)
+    assert not collector._declare(0, 1)
+    assert store.queue_state.key_epochs == KeyEpochs(0, 1, store.queue_state.key_epochs.begun_at)
