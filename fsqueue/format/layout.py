@@ -91,9 +91,9 @@ DEFAULTS = Settings()
 class KeyEpochs(NamedTuple):
     """Hold the numbers of the key epochs whose files count: one, or two (docs/format.md, "Keys"; decision 32)."""
 
-    first: int = 0
+    earlier: int = 0
     """The epoch before the present one, as long as its files count; then the present one."""
-    last: int = 0
+    present: int = 0
     """The present one: claims are written into its directory only."""
     begun_at: int = 0
     """When the present epoch began, in Unix milliseconds; 0 for the first one."""
@@ -163,9 +163,9 @@ def ordered_record(at: int) -> bytes:
     return _line({"op": "ordered", "at": at})
 
 
-def key_epochs_record(generation: int, first: int, last: int, at: int) -> bytes:
-    """Return the line that begins a key epoch, if `last` is greater than before, or ends the ones before `first`."""
-    return _line({"op": "keys", "at": at, "generation": generation, "first": first, "last": last})
+def key_epochs_record(generation: int, earlier: int, present: int, at: int) -> bytes:
+    """Return the line that says whose files of keys count: it begins an epoch, or ends the earlier one."""
+    return _line({"op": "keys", "at": at, "generation": generation, "earlier": earlier, "present": present})
 
 
 def closed_record(at: int) -> bytes:
@@ -243,10 +243,9 @@ def read_queue_state(content: bytes, path: str) -> QueueState:
 def _later(epochs: KeyEpochs, record: dict[str, object]) -> KeyEpochs:
     """Return the key epochs after a line of `queue.jsonl`. Neither number goes back: the line may have come late."""
     match record:
-        case {"at": int(at), "first": int(first), "last": int(last)} if 0 <= first <= last <= GENERATION_MAX:
-            if last - first <= 1:
-                begun_at = at if last > epochs.last else epochs.begun_at
-                return KeyEpochs(int(max(first, epochs.first)), int(max(last, epochs.last)), begun_at)
+        case {"at": int(at), "earlier": int(first), "present": int(last)} if 0 <= first <= last <= GENERATION_MAX:
+            begun_at = at if last > epochs.present else epochs.begun_at
+            return KeyEpochs(int(max(first, epochs.earlier)), int(max(last, epochs.present)), begun_at)
     return epochs
 
 

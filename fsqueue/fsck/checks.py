@@ -306,7 +306,7 @@ class ShardCheck:
 
     def _keys(self) -> Iterator[Suspect]:
         store, epochs = self.store, self.store.queue_state.key_epochs
-        for epoch in {epochs.first, epochs.last}:
+        for epoch in {epochs.earlier, epochs.present}:
             for path in keys.files_of(store, store.layout, epoch, self.shard):
                 yield from self._lines(path, keyed.is_claim, may_cut=True)
         yield from keyed.check(self.store, self.shard)

@@ -97,6 +97,7 @@ def _lives(store: Store, claim: KeyClaim | None) -> bool:
 
 def _again(store: Store, task: Keyed) -> bool:
     """Look once more, under the key's lock: no process inserts with the key meanwhile."""
+    store.refresh(now=True)  # a key epoch may have begun
     with ExitStack() as stack:
         with suppress(FileNotFoundError, PermissionError):  # there is no file, or this user may only look
             stack.enter_context(keys.held(store, store.layout, _path(store, task.key), WAIT_S))
@@ -105,15 +106,16 @@ def _again(store: Store, task: Keyed) -> bool:
 
 def _path(store: Store, key: str) -> str:
     """Return the path of a key's file in the present epoch."""
-    return store.layout.key(names.key_digest(key), store.queue_state.key_epochs.last)
+    return store.layout.key(names.key_digest(key), store.queue_state.key_epochs.present)
 
 
 def _claim(store: Store, key: str) -> KeyClaim | None:
     """Return the last claim of a key in the epochs that count."""
     layout, digest, epochs = store.layout, names.key_digest(key), store.queue_state.key_epochs
-    claim = keys.read(store, layout.key(digest, epochs.last), key)
-    if claim is None and epochs.first < epochs.last:
-        claim = keys.read(store, layout.key(digest, epochs.first), key)
+    claim = keys.read(store, layout.key(digest, epochs.present), key)
+    if claim is None and epochs.earlier < epochs.present:
+        claim = keys.read(store, layout.key(digest, epochs.earlier), key)
+        return claim or keys.read(store, layout.key(digest, epochs.present), key)  # carried over meanwhile
     return claim
 
 

@@ -31,7 +31,7 @@ from fsqueue.storage.locked_batch import LockedBatch
 from fsqueue.storage.store import Store
 
 TRIES = 20
-"""Begin an insert anew at most so often: the queue was purged, or the key's file was removed or begun anew."""
+"""Begin an insert anew at most so often: the queue was purged, a key epoch began, or the key's file was removed."""
 LOOKS = 10
 """Look at most so often for a task with a file of its own, which workers may rename meanwhile."""
 KNOWN_MAX = 64
@@ -84,7 +84,8 @@ class KeyedInserter:
             if ref is not None:
                 return ref
         raise StorageError(
-            f"The queue {store.path} was purged again and again while a task was being inserted. The task is not in it."
+            f"The queue {store.path} was purged, or its files of keys were moved, again and again while a task was "
+            "being inserted. The task is not in it."
         )
 
     def _insert(self, layout: Layout, line: bytes, when: When, rank: Rank, key: str) -> TaskRef | None:
@@ -106,7 +107,9 @@ class KeyedInserter:
     def _announcing(self, held: KeyFile, key: str) -> Callable[[Layout, Batch, str], None]:
         """Return a function that appends a claim to the key's file. Call it before the `insert` record is appended."""
 
-        def announce(_: Layout, batch: Batch, identity: str) -> None:
+        def announce(layout: Layout, batch: Batch, identity: str) -> None:
+            if layout.generation != held.layout.generation:
+                raise _Moved
             held.append(self._claim(key, batch, insert=identity))
             if not held.is_in_present():
                 raise _Moved
@@ -138,13 +141,6 @@ class KeyedInserter:
             return None
         store.doorbell.ring()
         return TaskRef(names.task_id(staged.name.batch, 0))
-
-
-def _announce(held: KeyFile, claim: KeyClaim) -> None:
-    """Append a claim, before its task is inserted. _Moved: it stands where no other process may look for it."""
-    held.append(claim)
-    if not held.is_in_present():
-        raise _Moved
 
 
 class Claims:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 from fsqueue.cluster.identity import describe
 from fsqueue.errors import LockTimeout, SecondName, StorageError
@@ -45,14 +45,17 @@ class KeyFile:
         self.path = path
 
     def last(self, key: str | None = None) -> KeyClaim | None:
-        """Return the last claim; None if there is none. With `key`, a line of any other key does not count."""
+        """Return the last claim; None if there is none. A line of any other key than the file's does not count."""
         if self._size == 0:
             return None
         for _, line in jsonl.lines_from_end(self._store.fs, self._fd, LOOK_BYTES_MAX):
             claim = keys.parse(line)
-            if claim is not None and (key is None or claim.key == key):
+            if claim is not None and (self._is_named_by(claim) if key is None else claim.key == key):
                 return claim
         return None
+
+    def _is_named_by(self, claim: KeyClaim) -> bool:
+        return self.path.endswith(f"/{names.key_file(names.key_digest(claim.key))}")
 
     def has_no_line(self) -> bool:
         """Return whether not even one whole line is in the file."""
@@ -101,7 +104,7 @@ def locked(store: Store, layout: Layout, key: str, wait_s: float = jsonl.LOCK_TI
     LockTimeout names the process that was the last to write to it. FileNotFoundError: the generation has gone.
     """
     epochs, fs = store.queue_state.key_epochs, store.fs
-    path = layout.key(names.key_digest(key), epochs.last)
+    path = layout.key(names.key_digest(key), epochs.present)
     for _ in range(LOOKS):
         fd = fs.open_append(path)
         try:
@@ -152,19 +155,23 @@ def earlier(store: Store, file: KeyFile, key: str, wait_s: float = jsonl.LOCK_TI
     before this epoch did is at work, or stopped.
     """
     epochs, layout = file.epochs, file.layout
-    if epochs.first == epochs.last:
+    if epochs.earlier == epochs.present:
         return None
-    path = layout.key(names.key_digest(key), epochs.first)
-    ask_for_directory(store, os.path.dirname(path))
-    with suppress(FileNotFoundError), held(store, layout, path, wait_s) as before:
-        return before.last(key)
-    return None
+    path = layout.key(names.key_digest(key), epochs.earlier)
+    make_directory(store, os.path.dirname(path))
+    try:
+        with held(store, layout, path, wait_s) as before:
+            return before.last(key)
+    except FileNotFoundError:
+        return None
+    except LockTimeout:
+        raise _timeout(store, path, key, wait_s) from None
 
 
-def ask_for_directory(store: Store, path: str) -> None:
-    """Ask the file server whether a directory is there, by making it.
+def make_directory(store: Store, path: str) -> None:
+    """Make a directory of an earlier epoch on a network mount, so that its client learns whether it is there.
 
-    An NFS client may believe for a minute that it is not, where another host has made it.
+    It may believe for a minute that it is not, where another host has made it.
     """
     if store.fs.shared:
         store.fs.make_directory(path)

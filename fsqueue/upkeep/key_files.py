@@ -1,20 +1,21 @@
 """Remove the files of free keys (docs/design.md, section 4.18; decision 32).
 
 On a disk of this host each file goes by itself, under its lock. On a network mount no file is removed by its name: the
-lock can be lost, and a removal that was decided under it arrive when another process has taken the key. There a key
+lock can be lost, and a removal that was sent under it may arrive when another process has taken the key. There a key
 epoch begins, with a directory of its own, once most of the files are those of free keys. A day later the claims of
-living tasks are carried over from the directory of before, and that goes as a whole. No later epoch has its name.
+living tasks are copied from the earlier directory, and that goes as a whole. No later epoch has its name.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import ParamSpec
 
 from fsqueue.errors import FULL, LockTimeout, StorageError
+from fsqueue.filesystem import LOST, NOT_FILES
 from fsqueue.format import names, sparse
 from fsqueue.format.layout import key_epochs_record, read_queue_state
 from fsqueue.models import GcReport
@@ -32,10 +33,15 @@ P = ParamSpec("P")
 
 KEY_AGE_S = 86_400
 """The file of a free key is removed a day after its last change: a key that is used again soon keeps its file."""
-EPOCH_AGE_S = 86_400
-"""An epoch is a day old when the one before it ends: by then every client's listings are younger than that."""
+EPOCH_AGE_S = 72_000
+"""An epoch is so old when the earlier one ends. By then every client's listing shows all files of the earlier one.
+
+Less than a day, so that an upkeep that runs daily does not come too early.
+"""
 FREE_MIN = 100
 """An epoch begins when there are at least so many files to remove, and not fewer than there are to keep."""
+CLAIM_BYTES = 200
+"""About what a claim takes. An epoch does not begin for one long file if all others have more to carry over."""
 
 
 class KeyCollector:
@@ -53,12 +59,11 @@ class KeyCollector:
 
     def collect(self) -> None:
         """Remove what can be removed now, or take the next step towards it."""
-        store, last = self.store, self.epochs.last
-        if self.epochs.first < last:
-            self._end_epoch_before()
-        elif store.fs.shared:
+        if self.epochs.earlier < self.epochs.present:
+            self._end_earlier()
+        elif self.store.fs.shared:
             if self._is_worth_an_epoch():
-                self._tried(self._declare, last, last + 1)
+                self._tried(self._begin_next)
         else:
             self._remove_each()
         self._discard_ended()
@@ -69,14 +74,14 @@ class KeyCollector:
         if state.generation != self.layout.generation:
             return
         numbers = map(names.parse_key_epoch, store.fs.names(base))
-        ended = [names.key_epoch(each) for each in numbers if each is not None and each < state.key_epochs.first]
+        ended = [names.key_epoch(each) for each in numbers if each is not None and each < state.key_epochs.earlier]
         if sum(self._tried(trash.discard, store, base, epoch) for epoch in ended):
             self.report.trash_reaped += trash.reap_own(store.fs, store.path, state.id)
 
     # -- on a disk of this host ------------------------------------------------------------------------
 
     def _remove_each(self) -> None:
-        for path in keys.files(self.store, self.layout, self.epochs.last):
+        for path in self._present_files():
             self.report.keys_removed += self._is_old(path) and self._tried(self._reap, path)
 
     def _reap(self, path: str) -> bool:
@@ -87,38 +92,56 @@ class KeyCollector:
 
     def _is_worth_an_epoch(self) -> bool:
         """Return whether most files of the present epoch are those of free keys, or one has grown too long."""
-        free = kept = 0
-        for path in keys.files(self.store, self.layout, self.epochs.last):
+        total = old = longest = 0
+        for path in self._present_files():
+            total += 1
+            old += self._is_old(path)
             with suppress(OSError):
-                if self.store.fs.stat(path).st_size > keys.BYTES_MAX:
-                    return True
-            if self._is_old(path) and self._tried(self._is_free_now, path):
-                free += 1
-            else:
-                kept += 1
-        return free >= max(kept, FREE_MIN)
+                longest = max(longest, self.store.fs.stat(path).st_size)
+        if longest > max(keys.BYTES_MAX, CLAIM_BYTES * total):
+            return True
+        if old < max(total - old, FREE_MIN):
+            return False
+        free = sum(self._is_old(path) and self._tried(self._is_free_now, path) for path in self._present_files())
+        return free >= max(total - free, FREE_MIN)
 
     def _is_free_now(self, path: str) -> bool:
         with keys.held(self.store, self.layout, path, finishing.WAIT_S) as held:
             return self._is_free(held)
 
-    def _end_epoch_before(self) -> None:
-        """Carry over what counts of the epoch before the present one, and end it. It must be known in full by now."""
+    def _begin_next(self) -> bool:
+        """Begin the next epoch, with a number that no directory has: `queue.jsonl` may be an old copy."""
+        there = map(names.parse_key_epoch, self.store.fs.names(self.layout.base))
+        present = self.epochs.present
+        return self._append(present, 1 + max(present, *(number or 0 for number in there)))
+
+    def _end_earlier(self) -> None:
+        """Carry over what counts of the earlier epoch, and end it. By now every client's listing shows all its files.
+
+        If one cannot be looked into, the epoch does not end, and the next upkeep goes through all files again.
+        """
         store, epochs = self.store, self.epochs
-        if store.clock.now_ms() - epochs.begun_at < EPOCH_AGE_S * 1000:
+        age_ms = store.clock.now_ms() - epochs.begun_at
+        if abs(age_ms) < EPOCH_AGE_S * 1000:  # a time of the future was written by a wrong clock
             return
         found = carried = 0
         for shard in names.all_shards(self.layout.shards):
-            keys.ask_for_directory(store, f"{self.layout.keys(epochs.first)}/{shard}")
-            for path in keys.files_of(store, self.layout, epochs.first, shard):
+            self._tried(keys.make_directory, store, f"{self.layout.keys(epochs.earlier)}/{shard}")
+            for path in keys.files_of(store, self.layout, epochs.earlier, shard):
                 found += 1
                 carried += self._tried(self._carry, path)
-        if not self._passed_over and self._tried(self._declare, epochs.last, epochs.last):
+        if self._passed_over:
+            logger.warning(
+                "%s is kept: of its files of keys %d could not be looked into; the next upkeep tries again",
+                self.layout.keys(epochs.earlier),
+                self._passed_over,
+            )
+        elif self._tried(self._append, epochs.present, epochs.present):
             self.report.keys_removed += found - carried
 
     def _carry(self, path: str) -> bool:
-        """Write the last claim of an earlier file into the key's file of the present epoch, if its task lives and
-        nothing is there.
+        """Copy the last claim of an earlier file into the key's file of the present epoch, if its task lives, unless
+        that file has a claim. Return whether the task lives.
         """
         store = self.store
         with keys.held(store, self.layout, path, finishing.WAIT_S) as before:
@@ -130,34 +153,37 @@ class KeyCollector:
                 held.append(claim)
         return True
 
-    def _declare(self, first: int, last: int) -> bool:
+    def _append(self, earlier: int, present: int) -> bool:
         """Append to `queue.jsonl` which epochs count now, unless another process was faster. Return whether it did."""
         store, known = self.store, self.store.queue_state
         with jsonl.held(store.fs, store.clock, store.entropy, self.layout.settings_file, flags=os.O_APPEND) as fd:
             state = read_queue_state(sparse.joined(store.fs.all_pieces(fd)), store.path)
             is_as_before = state == known and state.key_epochs == self.epochs
             if is_as_before:
-                record = key_epochs_record(state.generation, first, last, store.clock.now_ms())
+                record = key_epochs_record(state.generation, earlier, present, store.clock.now_ms())
                 jsonl.append(store.fs, fd, record, True)
         store.refresh(now=True)
         return is_as_before
 
     # -- each file -------------------------------------------------------------------------------------
 
-    def _tried(self, step: Callable[P, bool], *args: P.args, **kwargs: P.kwargs) -> bool:
+    def _tried(self, step: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> bool:
         """Return whether a step has done something; False if it has to wait for the next upkeep."""
         try:
-            return step(*args, **kwargs)
-        except FileNotFoundError:
-            return False
-        except (LockTimeout, StorageError) as error:
+            return bool(step(*args, **kwargs))
+        except (FileNotFoundError, LockTimeout, StorageError) as error:
             logger.debug("a file of keys in %s is left for the next upkeep: %s", self.layout.base, error)
         except OSError as error:
-            if error.errno not in (*PASSED_OVER, *FULL):
+            if error.errno not in (*PASSED_OVER, *LOST, *FULL):
                 raise
             self.refused.add(error)
+            if error.errno in NOT_FILES:  # a stray has no claim
+                return False
         self._passed_over += 1
         return False
+
+    def _present_files(self) -> Iterator[str]:
+        return keys.files(self.store, self.layout, self.epochs.present)
 
     def _is_old(self, path: str) -> bool:
         try:
@@ -168,8 +194,8 @@ class KeyCollector:
     def _is_free(self, held: KeyFile) -> bool:
         """Return whether no task lives that a locked file names.
 
-        A file in which no line can be read is left to fsck, but for one that has no whole line: its author died before
-        he inserted anything.
+        A file in which no line can be read is left to fsck, but for one that has no whole line: its writer died before
+        it inserted anything.
         """
         claim = held.last()
         return held.has_no_line() if claim is None else self._claims.living(self.layout, claim) is None

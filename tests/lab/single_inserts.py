@@ -220,7 +220,8 @@ def finish(name: str, notes: Path) -> None:
     assert queue.lease(1) == []
     queue.gc()
     truth = Queue(SERVER / name)
-    assert list(truth.fsck()) == []
+    found = list(truth.fsck())
+    assert not found, found
     left = [path for path in leftovers(truth) if not path.startswith("staging/")]
     assert left == [], left
 

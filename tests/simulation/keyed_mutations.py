@@ -77,7 +77,8 @@ MUTATIONS = [
         "an inserter goes on after a purge with the key of the generation before",
         "another inserts with the key in the new generation: two tasks live",
         "keyed-purge",
-        (("storage.keys:KeyFile.is_in_present", "state.generation == self.layout.generation and ", ""),),
+        (("storage.keys:KeyFile.is_in_present", "state.generation == self.layout.generation and ", ""),
+         (f"{INSERTER}._announcing", "if layout.generation != held.layout.generation:", "if False:")),
     ),
     Mutation(
         "a listing proves that a task with a file of its own lives",
@@ -123,7 +124,7 @@ MUTATIONS = [
         "upkeep removes the files of keys on a network mount one by one",
         "it is cut off between the look and the removal, and removes a file that another has begun: two tasks live",
         "keyed-gc-nfs",
-        (("upkeep.key_files:KeyCollector.collect", "elif store.fs.shared:", "elif False:"),),
+        (("upkeep.key_files:KeyCollector.collect", "elif self.store.fs.shared:", "elif False:"),),
         first=1000,
     ),
     # -- keys and priorities together ----------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from fsqueue import Queue
 from fsqueue.filesystem import Filesystem
 from fsqueue.format import names
 from fsqueue.format.keys import KeyClaim
-from fsqueue.format.layout import KeyEpochs
+from fsqueue.format.layout import KeyEpochs, key_epochs_record
 from fsqueue.models import GcReport
 from fsqueue.protocol import single_inserts
 from fsqueue.storage import keys
@@ -61,7 +62,7 @@ class Mounted:
         return self.queue.store.queue_state.key_epochs[:2]
 
     def begin_epoch(self) -> None:
-        assert key_files.KeyCollector(self.queue.store, GcReport(), Refusals())._declare(0, 1)
+        assert key_files.KeyCollector(self.queue.store, GcReport(), Refusals())._begin_next()
 
     def insert_and_complete(self, key: str) -> None:
         self.queue.insert("x", key=key)
@@ -233,6 +234,58 @@ def test_the_files_are_counted_as_those_of_keys(mounted: Mounted) -> None:
 def test_nothing_begins_that_another_process_has_begun(mounted: Mounted) -> None:
     store = mounted.host().store
     collector = key_files.KeyCollector(store, GcReport(), Refusals())
-    assert collector._declare(0, 1)
-    assert not collector._declare(0, 1)
+    assert collector._begin_next()
+    assert not collector._begin_next()
     assert store.queue_state.key_epochs == KeyEpochs(0, 1, store.queue_state.key_epochs.begun_at)
+
+
+def test_an_epoch_has_a_number_that_no_directory_has(mounted: Mounted) -> None:
+    """An old copy of `queue.jsonl` may have been put back: what is in a later directory must not count again."""
+    path = mounted.path / "queue.jsonl"
+    old = path.read_bytes()
+    begun(mounted)
+    mounted.gc_a_day_later()
+    path.write_bytes(old)
+    assert mounted.epochs() == (0, 0)
+    mounted.begin_epoch()
+    assert mounted.epochs() == (0, 2)
+
+
+def test_a_stray_does_not_keep_an_epoch_and_a_file_of_another_user_does(
+    mounted: Mounted, caplog: pytest.LogCaptureFixture
+) -> None:
+    begun(mounted)
+    stray = Path(mounted.queue.store.layout.key(names.key_digest("stray"), 0))
+    stray.mkdir()
+    with mock.patch.object(keys, "held", side_effect=PermissionError(errno.EACCES, "not yours")):
+        mounted.gc_a_day_later()
+    assert mounted.epochs() == (0, 1)
+    assert "could not be looked into" in caplog.text
+    mounted.gc_a_day_later()
+    assert mounted.epochs() == (1, 1)
+
+
+def test_a_full_disk_leaves_the_rest_of_upkeep_alone(mounted: Mounted) -> None:
+    begun(mounted)
+    with mock.patch.object(keys, "make_directory", side_effect=OSError(errno.ENOSPC, "full")):
+        mounted.gc_a_day_later()
+    assert mounted.epochs() == (0, 1)
+    assert mounted.gc_a_day_later() == 3
+
+
+def test_a_line_of_another_key_is_not_carried_over_in_place_of_the_files_own(mounted: Mounted) -> None:
+    kept = begun(mounted)
+    path = Path(mounted.queue.store.layout.key(names.key_digest("kept"), 0))
+    path.write_bytes(path.read_bytes() + path.read_bytes().replace(b'"kept"', b'"other"'))
+    mounted.gc_a_day_later()
+    assert mounted.queue.insert("z", key="kept").id == kept
+
+
+def test_a_time_of_the_future_keeps_no_epoch_for_ever(mounted: Mounted) -> None:
+    begun(mounted)
+    state = mounted.queue.store.queue_state
+    with (mounted.path / "queue.jsonl").open("ab") as file:
+        file.write(key_epochs_record(state.generation, 1, 2, 9 * 10**12))
+    assert mounted.epochs() == (1, 2)
+    mounted.queue.gc()
+    assert mounted.epochs() == (2, 2)
