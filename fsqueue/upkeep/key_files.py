@@ -113,7 +113,7 @@ class KeyCollector:
         """Begin the next epoch, with a number that no directory has: `queue.jsonl` may be an old copy."""
         there = map(names.parse_key_epoch, self.store.fs.names(self.layout.base))
         present = self.epochs.present
-        return self._append(present, 1 + max(present, *(number or 0 for number in there)))
+        return self._append(present, 1 + max([present, *(number or 0 for number in there)]))
 
     def _end_earlier(self) -> None:
         """Carry over what counts of the earlier epoch, and end it. By now every client's listing shows all its files.
