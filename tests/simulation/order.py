@@ -94,7 +94,11 @@ def staged(story: Story) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     for path, file in invariants.files(story, f"{invariants.generation(story)}/staging"):
         name = path.rpartition("/")[2]
         if name[:13].isdigit() and name.endswith(".jsonl"):
-            yield name, in_file(file)
+            try:
+                tasks = in_file(file)
+            except orjson.JSONDecodeError:
+                continue  # not synced: a power loss has torn it
+            yield name, tasks
 
 
 # -- what is promised ------------------------------------------------------------------------------------------
