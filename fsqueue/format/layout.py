@@ -92,9 +92,9 @@ class KeyEpochs(NamedTuple):
     """Hold the numbers of the key epochs whose files count: one, or two (docs/format.md, "Keys"; decision 32)."""
 
     earlier: int = 0
-    """The epoch before the present one, as long as its files count; then the present one."""
+    """The epoch whose files count beside those of the present one; the present one itself if there is none."""
     present: int = 0
-    """The present one: claims are written into its directory only."""
+    """The epoch into whose directory inserters write claims."""
     begun_at: int = 0
     """When the present epoch began, in Unix milliseconds; 0 for the first one."""
 

@@ -33,7 +33,7 @@ Day = NewType("Day", str)
 KeyDigest = NewType("KeyDigest", str)
 """The digest of a task's key: 32 hexadecimal digits."""
 KeyEpoch = NewType("KeyEpoch", str)
-"""The name of the directory of a key epoch: `keys`, and from the second one on `keys-N`."""
+"""The name of a key epoch's directory: `keys` for the first epoch, `keys-N` for a later one."""
 CounterName = NewType("CounterName", str)
 """The name of one of the completion counters: two hexadecimal digits."""
 

@@ -37,11 +37,11 @@ LOOKS = 10
 KNOWN_MAX = 64
 """Remember of at most so many batches up to which offset their logs are known to be durable."""
 REPEAT = "Repeat the insert: the key keeps it from being inserted twice while it waits or is leased."
-"""What to do with a task of which it is unknown whether it is in the queue."""
+"""Advise how to go on when nobody knows whether a task with a key is in the queue: a repeat is safe."""
 
 
 class _Moved(Exception):
-    """The queue was purged, or a key epoch began, while the key's file in the directory of before was locked."""
+    """A purge or a key epoch has begun since this process locked the key's file: insert anew."""
 
 
 class KeyedInserter:

@@ -39,7 +39,7 @@ SPREAD = 16
 TRIES = 20
 """So often an insert is begun anew: the batch was full, sealed, finished or locked, or the queue was purged."""
 LOOK_FIRST = "Look for it before you insert it again."
-"""What to do with a task of which it is unknown whether it is in the queue. One with a key need not be looked for."""
+"""Advise how to go on when nobody knows whether a task without a key is in the queue."""
 
 Announce = Callable[[Layout, Batch, str], None]
 """Called before a record is appended to a batch: with the generation, the batch, and the id of the record."""

@@ -1,7 +1,8 @@
-"""The files of keys (docs/format.md, "Keys"): which task has a key. Only inserters, upkeep and fsck read them.
+"""Read and append to the files of keys, which say which task has a key (docs/format.md, "Keys").
 
-A file is appended to under its lock, by a process that has looked whether the path still names it: on a disk of this
-host the files of free keys are removed. On a network mount they go with the directory of their key epoch.
+Only inserters, upkeep and fsck read them. A process appends under the file's lock, after it has looked whether the path
+still names the file. On a disk of this host upkeep removes the files of free keys one by one; on a network mount it
+removes them with the directory of their key epoch.
 """
 
 from __future__ import annotations
