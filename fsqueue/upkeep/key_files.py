@@ -125,11 +125,9 @@ class KeyCollector:
         if abs(age_ms) < EPOCH_AGE_S * 1000:  # a time of the future was written by a wrong clock
             return
         found = carried = 0
-        for shard in names.all_shards(self.layout.shards):
-            self._tried(keys.make_directory, store, f"{self.layout.keys(epochs.earlier)}/{shard}")
-            for path in keys.files_of(store, self.layout, epochs.earlier, shard):
-                found += 1
-                carried += self._tried(self._carry, path)
+        for path in keys.files(store, self.layout, epochs.earlier):
+            found += 1
+            carried += self._tried(self._carry, path)
         if self._passed_over:
             logger.warning(
                 "%s is kept: of its files of keys %d could not be looked into; the next upkeep tries again",

@@ -267,7 +267,7 @@ def test_a_stray_does_not_keep_an_epoch_and_a_file_of_another_user_does(
 
 def test_a_full_disk_leaves_the_rest_of_upkeep_alone(mounted: Mounted) -> None:
     begun(mounted)
-    with mock.patch.object(keys, "make_directory", side_effect=OSError(errno.ENOSPC, "full")):
+    with mock.patch.object(keys.KeyFile, "append", side_effect=OSError(errno.ENOSPC, "full")):
         mounted.gc_a_day_later()
     assert mounted.epochs() == (0, 1)
     assert mounted.gc_a_day_later() == 3
