@@ -430,20 +430,27 @@ ODD_STEPS = pytest.mark.parametrize(
 )  # fmt: skip
 
 
+def met_while_inserting(
+    inserter: Queue, trap: FailOnLogs, is_first: bool, key: str | None = None
+) -> FsqueueError | None:
+    """Insert a task while the trap is armed; return the error, if there is one."""
+    if not is_first:
+        inserter.insert("before", key=key and "before")
+    trap.armed = True
+    error = raised(FsqueueError, lambda: inserter.insert("task", key=key))
+    trap.armed = False
+    return error
+
+
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("is_first", [False, True])
 @ODD_STEPS
 def test_what_is_raised_says_whether_the_task_is_in_the_queue(
     make: Make, step: str, instead: Callable[..., Any], times: int, is_first: bool, shared: bool
 ) -> None:
-    queue = make()
-    trap = FailOnLogs(step, instead, times)
+    queue, trap = make(), FailOnLogs(step, instead, times)
     inserter = trapped(queue, trap, shared=shared)
-    if not is_first:
-        inserter.insert("before")
-    trap.armed = True
-    error = raised(FsqueueError, lambda: inserter.insert("task"))
-    trap.armed = False
+    error = met_while_inserting(inserter, trap, is_first)
     found = all_payloads(queue).count("task")
     if error is None:
         assert found == 1
@@ -466,14 +473,9 @@ def test_what_is_raised_says_whether_the_task_is_in_the_queue(
 def test_an_insert_with_a_key_that_ends_with_an_error_may_be_repeated(
     make: Make, step: str, instead: Callable[..., Any], times: int, is_first: bool, shared: bool
 ) -> None:
-    queue = make()
-    trap = FailOnLogs(step, instead, times)
+    queue, trap = make(), FailOnLogs(step, instead, times)
     inserter = trapped(queue, trap, shared=shared)
-    if not is_first:
-        inserter.insert("before", key="before")
-    trap.armed = True
-    error = raised(FsqueueError, lambda: inserter.insert("task", key="k"))
-    trap.armed = False
+    error = met_while_inserting(inserter, trap, is_first, "k")
     if error is not None:
         assert trap.met
         assert "Look for it" not in str(error)
