@@ -1,0 +1,26 @@
+"""Wait for a condition, never for a time: the only place in the tests where a process sleeps until something is so."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+PATIENCE_S = 60.0
+"""How long a condition may take on a machine that is busy with other work."""
+PAUSE_S = 0.01
+"""Between two looks."""
+
+T = TypeVar("T")
+
+
+def until(condition: Callable[[], T], what: str, timeout_s: float = PATIENCE_S) -> T:
+    """Return the first true answer of `condition`. AssertionError, with `what` was waited for, after `timeout_s`."""
+    end = time.monotonic() + timeout_s
+    while True:
+        found = condition()
+        if found:
+            return found
+        if time.monotonic() > end:
+            raise AssertionError(f"waited {timeout_s:g} s for {what}; the last answer was {found!r}")
+        time.sleep(PAUSE_S)
