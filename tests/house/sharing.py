@@ -1,0 +1,64 @@
+"""How tests are shared between processes: how many there are, and what stays together in one of them.
+
+This is the one place that decides how many processes run. No test starts more by looking at the machine's processors.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
+
+TOGETHER = ("tests/lab/", "tests/spark/")
+"""Directories whose tests share what is dear to start: guests, a cluster, a Spark session. The longest comes first."""
+APART = ("tests/simulation/",)
+"""Directories whose tests share nothing, and compute long: each may run anywhere."""
+EARLY = ("tests/concurrency/", "tests/worker/", "tests/cli/", "tests/bench/", "tests/house/")
+"""Directories with long modules. What is short comes last, so that all processes end at about the same time."""
+
+
+def processes() -> int:
+    """Return the number of processes that run tests: one more than there are processors, since many tests wait."""
+    given = os.environ.get("FSQUEUE_TEST_PROCESSES")
+    return int(given) if given else len(os.sched_getaffinity(0)) + 1
+
+
+@pytest.hookimpl
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    return processes()
+
+
+def unit_of(nodeid: str) -> str:
+    """Return the name of a test's unit. The tests of a unit run one after the other, in one process."""
+    for directory in TOGETHER:
+        if nodeid.startswith(directory):
+            return directory
+    return nodeid if nodeid.startswith(APART) else nodeid.partition("::")[0]
+
+
+def rank_of(unit: str) -> int:
+    """Return the place of a unit in the order in which units begin."""
+    order = (*TOGETHER, *APART, *EARLY)
+    return next((place for place, start in enumerate(order) if unit.startswith(start)), len(order))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """In each process: the long units first. All processes must agree on the order."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=lambda item: rank_of(unit_of(item.nodeid)))
+
+
+@pytest.hookimpl
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> UnitScheduling:
+    config.option.loadscopereorder = False
+    return UnitScheduling(config, log)
+
+
+class UnitScheduling(LoadScopeScheduling):
+    """Hand out units to processes, in the order of collection."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return unit_of(nodeid)
