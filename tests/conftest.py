@@ -37,24 +37,24 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Make two tests of each that asks for `tasks_a_batch`, itself or by a fixture such as `queue`."""
     if "tasks_a_batch" in metafunc.fixturenames:
         sizes = [pytest.param(1024, id=pytest.HIDDEN_PARAM), pytest.param(1, id=AGAIN)]
-        metafunc.parametrize("tasks_a_batch", sizes[: 1 + runs_again(metafunc.definition)], indirect=True)
+        metafunc.parametrize("tasks_a_batch", sizes[: 1 + _runs_again(metafunc.definition)], indirect=True)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what was marked since: by a parameter, or by a directory's hook."""
-    late = [item for item in items if is_again(item) and not runs_again(item)]
+    late = [item for item in items if _is_again(item) and not _runs_again(item)]
     if late:
         config.hook.pytest_deselected(items=late)
         items[:] = [item for item in items if item not in late]
 
 
-def is_again(item: pytest.Item) -> bool:
+def _is_again(item: pytest.Item) -> bool:
     """Return whether this is a test with batches of one, which runs with large ones, too."""
     return isinstance(item, pytest.Function) and AGAIN in item.name
 
 
-def runs_again(item: pytest.Item) -> bool:
+def _runs_again(item: pytest.Item) -> bool:
     """Return whether a test runs with batches of one, too, if it makes queues."""
     if item.get_closest_marker("once") or item.get_closest_marker("batched"):
         return False
