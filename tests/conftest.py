@@ -1,4 +1,4 @@
-"""Fixtures of all tests. FSQUEUE_TEST_BATCH_TASKS_MAX=1 runs the suite with the plain FileQueue: one task a file."""
+"""Fixtures of all tests, and which tests run again with batches of one task."""
 
 from __future__ import annotations
 
@@ -19,12 +19,54 @@ from fsqueue.format import layout
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 
-BATCH_TASKS_MAX = int(os.environ.get("FSQUEUE_TEST_BATCH_TASKS_MAX", "1024"))
+TESTS = Path(__file__).parent
+
+BATCHING_BRANCHES_IN = ("protocol", "storage", "views", "upkeep", "fsck")
+"""The directories whose tests run again with batches of one task in the gate. With FSQUEUE_TEST_LEVEL=all, all do."""
+
+AGAIN = "one_task_a_batch"
+"""What the name of a test that runs again ends with; `-k` with it, or such a name, selects it at every level."""
 
 QueueFactory = Callable[..., Queue]
 
 LEFT_OPEN_MOST = 100
 """Descriptors that a module may leave open: what pytest keeps of the last test, and what caches keep."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Make two tests of each that asks for `tasks_a_batch`, itself or by a fixture such as `queue`."""
+    if "tasks_a_batch" in metafunc.fixturenames:
+        sizes = [pytest.param(1024, id=pytest.HIDDEN_PARAM), pytest.param(1, id=AGAIN)]
+        metafunc.parametrize("tasks_a_batch", sizes[: 1 + _runs_again(metafunc.definition)], indirect=True)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what was marked since: by a parameter, or by a directory's hook."""
+    late = [item for item in items if _is_again(item) and not _runs_again(item)]
+    if late:
+        config.hook.pytest_deselected(items=late)
+        items[:] = [item for item in items if item not in late]
+
+
+def _is_again(item: pytest.Item) -> bool:
+    """Return whether this is a test with batches of one, which runs with large ones, too."""
+    return isinstance(item, pytest.Function) and AGAIN in item.name
+
+
+def _runs_again(item: pytest.Item) -> bool:
+    """Return whether a test runs with batches of one, too, if it makes queues."""
+    if item.get_closest_marker("once") or item.get_closest_marker("batched"):
+        return False
+    if item.path.relative_to(TESTS).parts[0] in BATCHING_BRANCHES_IN or os.environ.get("FSQUEUE_TEST_LEVEL") == "all":
+        return True
+    return any(AGAIN in given for given in (item.config.option.keyword, *item.config.args))
+
+
+@pytest.fixture(scope="module")
+def tasks_a_batch(request: pytest.FixtureRequest) -> int:
+    """How many tasks a batch may have: 1024, and then 1. Tests that make queues without `queue_factory` ask for it."""
+    return int(request.param)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -64,11 +106,11 @@ def open_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def queue_factory(tmp_path: Path) -> QueueFactory:
+def queue_factory(tmp_path: Path, tasks_a_batch: int) -> QueueFactory:
     """Makes queues in a temporary directory: `queue_factory(name="q", **settings)`."""
 
     def make(name: str = "q", **settings: Any) -> Queue:
-        settings["batch_tasks_max"] = min(BATCH_TASKS_MAX, settings.get("batch_tasks_max", 1024))
+        settings["batch_tasks_max"] = min(tasks_a_batch, settings.get("batch_tasks_max", 1024))
         return Queue.create(tmp_path / name, **settings)
 
     return make

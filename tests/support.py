@@ -31,8 +31,6 @@ from fsqueue.protocol.encoding import Encoded, available_from
 from fsqueue.storage import logs, published
 from fsqueue.storage.locked_batch import LockedBatch
 
-BATCH_TASKS_MAX = int(os.environ.get("FSQUEUE_TEST_BATCH_TASKS_MAX", "1024"))
-
 E = TypeVar("E", bound=BaseException)
 QueueFactory = Callable[..., Queue]
 

@@ -655,7 +655,6 @@ def test_a_batch_that_is_purged_while_it_finishes_is_nothing_to_warn_of(
     assert [record.getMessage() for record in caplog.records if "gc" in record.getMessage()] == []
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(("existing", "torn"), [(False, False), (True, True)])
 def test_a_crash_at_any_step_of_create_leaves_a_queue_or_what_creating_again_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, existing: bool, torn: bool

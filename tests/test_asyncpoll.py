@@ -199,7 +199,6 @@ def test_errors_of_the_filesystem_are_ours(queue: Queue, tmp_path: Path) -> None
         asyncio.run(main())
 
 
-@pytest.mark.once
 def test_a_cancellation_waits_for_the_thread_and_keeps_its_error_quiet(caplog: pytest.LogCaptureFixture) -> None:
     inside, go_on, ended = threading.Event(), threading.Event(), threading.Event()
 

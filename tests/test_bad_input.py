@@ -309,7 +309,6 @@ def test_a_lease_of_another_queue(queue_factory: QueueFactory) -> None:
 # -- paths ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.once
 def test_paths_that_are_no_queues(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     (tmp_path / "empty").mkdir()
@@ -338,7 +337,6 @@ def test_paths_that_are_no_queues(tmp_path: Path) -> None:
     assert Queue.create(tmp_path / "empty", exist_ok=True).status().inserted == 1
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     "name", ["with space", "ünï", "-n", "a'b\"c$d;e", "new\nline", "x" * 200, "fq:", "%20", "[x]*?"]
 )

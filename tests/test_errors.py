@@ -11,8 +11,6 @@ import fsqueue
 from fsqueue import errors
 from fsqueue.errors import FsqueueError, from_os_error
 
-pytestmark = pytest.mark.once
-
 EXIT_CODES = {
     "FsqueueError": 1,
     "QueueNotFound": 5,

@@ -76,7 +76,6 @@ def use(path: Path) -> list[int]:
 
 
 @needs_root
-@pytest.mark.once
 def test_members_work_on_each_others_files(shared: Path) -> None:
     path = shared / "q"
     as_user(OWNER, 0o002, lambda: create(path))
@@ -91,7 +90,6 @@ def test_members_work_on_each_others_files(shared: Path) -> None:
 
 
 @needs_root
-@pytest.mark.once
 def test_members_share_keys_whatever_the_umask_of_the_one_who_inserts_first(shared: Path) -> None:
     path = shared / "q"
 
@@ -117,7 +115,6 @@ def test_members_share_keys_whatever_the_umask_of_the_one_who_inserts_first(shar
 
 
 @needs_root
-@pytest.mark.once
 def test_without_that_umask_nothing_becomes_writable_and_a_member_is_told(shared: Path) -> None:
     path = shared / "q"
     as_user(OWNER, 0o022, lambda: create(path))
@@ -163,7 +160,6 @@ def contents(path: Path) -> dict[Path, bytes]:
 
 
 @needs_root
-@pytest.mark.once
 def test_a_default_acl_does_it_whatever_the_umask(shared: Path) -> None:
     """As `setfacl -d -m g::rwx,m::rwx` sets it: user, group, mask and others, each with its permissions."""
     entries = [(0x01, 7), (0x04, 7), (0x10, 7), (0x20, 0)]
@@ -179,7 +175,6 @@ def test_a_default_acl_does_it_whatever_the_umask(shared: Path) -> None:
 
 
 @needs_root
-@pytest.mark.once
 def test_a_member_can_take_away_anothers_lease(shared: Path) -> None:
     path = shared / "q"
 
@@ -201,7 +196,6 @@ def test_a_member_can_take_away_anothers_lease(shared: Path) -> None:
 
 
 @needs_root
-@pytest.mark.once
 @pytest.mark.parametrize("mode", [0o2755, 0o3775], ids=["not writable", "sticky"])
 def test_who_may_not_write_beside_the_queue_cannot_delete_it(shared: Path, mode: int) -> None:
     path = shared / "q"
@@ -216,7 +210,6 @@ def test_who_may_not_write_beside_the_queue_cannot_delete_it(shared: Path, mode:
 
 
 @needs_root
-@pytest.mark.once
 def test_a_reader_can_take_no_exclusive_lock(shared: Path) -> None:
     path = shared / "q"
     as_user(OWNER, 0o022, lambda: create(path))
@@ -254,7 +247,6 @@ def work(path: Path) -> list[object]:
 
 
 @needs_root
-@pytest.mark.once
 @pytest.mark.parametrize("umask", [0o022, 0o027, 0o077])
 def test_a_members_umask_keeps_nobody_out(shared: Path, umask: int) -> None:
     """What a member makes in a queue that a group shares the group may read and write, whatever his umask."""
@@ -291,7 +283,6 @@ def test_a_members_umask_keeps_nobody_out(shared: Path, umask: int) -> None:
 
 
 @needs_root
-@pytest.mark.once
 def test_a_file_that_only_one_member_may_read_is_worked_around_and_mended(shared: Path) -> None:
     """As older versions made them for a member with a tight umask."""
     path = shared / "q"
@@ -315,7 +306,6 @@ def test_a_file_that_only_one_member_may_read_is_worked_around_and_mended(shared
 
 
 @needs_root
-@pytest.mark.once
 def test_a_sticky_bit_keeps_members_from_clearing_away_what_another_made(shared: Path) -> None:
     """No harm is done, but the batches stay until their maker, or gc, clears them away."""
     path = shared / "q"
@@ -338,7 +328,6 @@ def test_a_sticky_bit_keeps_members_from_clearing_away_what_another_made(shared:
 
 
 @needs_root
-@pytest.mark.once
 def test_a_member_can_do_everything_to_everybodys_tasks(shared: Path) -> None:
     path = shared / "q"
     as_user(OWNER, 0o002, lambda: create(path))

@@ -38,8 +38,6 @@ SECTIONS = {"resources.py", "locks.py", "logs.py", "open_logs.py", "locked_batch
 EVERYWHERE = os.environ.get("FSQUEUE_TEST_INTERRUPT") == "everywhere"
 """Set it to interrupt all other modules, too, which takes minutes."""
 
-pytestmark = pytest.mark.once
-
 
 @cache
 def within_a_call(code: CodeType) -> frozenset[int]:

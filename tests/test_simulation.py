@@ -18,8 +18,6 @@ from hypothesis import strategies as st
 from fsqueue import InvalidArgument
 from fsqueue.simulation import ELEMENTS_MAX, NODES_MAX, Distribution, Ranks, simulate
 
-pytestmark = pytest.mark.once
-
 
 def by_sorting(
     nodes: int, peeks: int, lag: int, pops: int, strategy: str, policy: str, concurrent: int, seed: int

@@ -11,8 +11,6 @@ from fsqueue import InvalidArgument
 from fsqueue.simulation import Distribution, simulate
 from fsqueue.simulation_figures import CASES, TITLES, Case, Claim, Figure, Point, claims, reproduce
 
-pytestmark = pytest.mark.once
-
 
 @pytest.mark.slow
 def test_the_paper_s_claims_hold() -> None:

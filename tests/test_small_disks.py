@@ -18,7 +18,6 @@ from tests.verbs import NEED_BYTES, NEED_FILES, VERBS, Verb, assert_nothing_lost
 # -- full --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.once
 def test_a_fresh_queue_needs_little_room_or_says_so(tmp_path: Path) -> None:
     """Create on a disk without inodes, and again when there are some."""
     with small_disk(tmp_path / "disk", megabytes=1, inodes=64) as disk:
@@ -31,7 +30,6 @@ def test_a_fresh_queue_needs_little_room_or_says_so(tmp_path: Path) -> None:
         assert Queue(disk / "q").lease()[0].payload == "task"
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("kind", DISKS)
 @pytest.mark.parametrize("what", ["bytes", "inodes"])
 @pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.__name__)
@@ -51,7 +49,6 @@ def test_each_verb_on_a_full_disk(tmp_path: Path, kind: str, what: str, verb: Ve
         assert_nothing_lost(Queue(queue.path), queue, verb, error, "")
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("kind", DISKS)
 @pytest.mark.parametrize("what", ["bytes", "inodes"])
 def test_a_disk_that_fills_up_while_eight_work(tmp_path: Path, kind: str, what: str) -> None:
@@ -114,7 +111,6 @@ def test_a_disk_that_fills_up_while_eight_work(tmp_path: Path, kind: str, what: 
         assert len(completed) == len(set(done) | set(rest)), "counted twice, or not at all"
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("kind", DISKS)
 @pytest.mark.parametrize("what", ["bytes", "inodes"])
 def test_what_is_left_can_be_worked_off_and_deleted_on_a_full_disk(tmp_path: Path, kind: str, what: str) -> None:
@@ -139,7 +135,6 @@ def test_what_is_left_can_be_worked_off_and_deleted_on_a_full_disk(tmp_path: Pat
         Queue.create(disk / "q").insert("again")
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("kind", DISKS)
 def test_gc_makes_room_for_itself(tmp_path: Path, kind: str) -> None:
     """Without inodes a batch cannot be cleared away for want of a counter; with those of the trash it can."""
@@ -162,7 +157,6 @@ def test_gc_makes_room_for_itself(tmp_path: Path, kind: str) -> None:
         check_drained(queue)
 
 
-@pytest.mark.once
 def test_purging_on_a_full_disk(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", megabytes=1, inodes=64) as disk:
         queue = Queue.create(disk / "q", shards=2)
@@ -221,7 +215,6 @@ def check_refusals(seen: dict[str, Any], words: str) -> None:
         assert words in said.lower(), f"{verb}: {said}"
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("kind", DISKS)
 def test_a_read_only_mount(tmp_path: Path, kind: str) -> None:
     with small_disk(tmp_path / "disk", megabytes=1, inodes=64, kind=kind) as disk:

@@ -7,17 +7,25 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from fsqueue import LeasedTask, LeaseExpired, LeaseLost, Queue, Task, TaskNotFound, administration
 from fsqueue.clock import Entropy, ManualClock
 from fsqueue.format.replay import ReplayState
-from tests.support import BATCH_TASKS_MAX, counted, drain, full_state, leftovers, task_file_names
+from tests.support import counted, drain, full_state, leftovers, task_file_names
 
 MARGIN_MS = 50
 MAX_ATTEMPTS = 3
@@ -93,8 +101,9 @@ which = st.integers(0, 1)
 
 
 class QueueMachine(RuleBasedStateMachine):
-    def __init__(self) -> None:
+    def __init__(self, tasks_a_batch: int) -> None:
         super().__init__()
+        self.tasks_a_batch = tasks_a_batch
         self.directory = tempfile.mkdtemp(prefix="fsqueue-")
         self.clock = ManualClock()
         self.tasks: dict[str, Model] = {}
@@ -112,7 +121,7 @@ class QueueMachine(RuleBasedStateMachine):
             Queue.create(
                 f"{self.directory}/q",
                 shards=shards,
-                batch_tasks_max=min(batch, BATCH_TASKS_MAX),
+                batch_tasks_max=min(batch, self.tasks_a_batch),
                 max_attempts=MAX_ATTEMPTS,
                 durability="none",
                 backoff_s=(2, 30),
@@ -491,10 +500,13 @@ class QueueMachine(RuleBasedStateMachine):
                 assert full_state(log.replay_state) == full_state(replay_state)
 
 
-QueueMachine.TestCase.settings = settings(
+SETTINGS = settings(
     max_examples=100,
     stateful_step_count=50,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-TestQueueMachine = QueueMachine.TestCase
+
+
+def test_a_queue_does_what_the_model_does(tasks_a_batch: int) -> None:
+    run_state_machine_as_test(partial(QueueMachine, tasks_a_batch), settings=SETTINGS)

@@ -10,8 +10,6 @@ import pytest
 from fsqueue import DeadLetter, GcReport, Movement, Status, Task, TaskInfo, TaskRef
 from fsqueue.models import STATES
 
-pytestmark = pytest.mark.once
-
 
 def test_the_sum_of_the_states_is_what_was_inserted() -> None:
     status = Status(waiting=1, delayed=2, leased=4, completed=8, dead=16)

@@ -14,8 +14,6 @@ from fsqueue.format import layout
 from fsqueue.format.names import TaskFileName
 from tests.support import log_files, raised, task_file_names
 
-pytestmark = pytest.mark.once
-
 ID = "00112233445566aa"
 BATCH = "0193f0c2a4b97c31a2d5e8f001234567"
 AT = 1_765_000_000_000

@@ -17,7 +17,6 @@ from tests.adversary.arena import COMMANDS, Arena, duel, interpreter
 SECONDS = float(os.environ.get("FSQUEUE_TEST_ADVERSARY_S", "4"))
 
 pytestmark = [
-    pytest.mark.once,
     pytest.mark.slow,
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can become several users"),
 ]

@@ -19,8 +19,6 @@ from benchmarks.summary import Summary
 from benchmarks.systems import BY_NAME, encode
 from benchmarks.systems.floor import Floor, Sizes, Stop
 
-pytestmark = pytest.mark.once
-
 Row = dict[str, Any]
 FACTS: dict[str, Any] = {
     "date": "2000-01-01",

@@ -17,8 +17,6 @@ from benchmarks.alive import CASES
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 BENCH = SCRIPTS / "benchmarks"
 
-pytestmark = pytest.mark.once
-
 
 def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(

@@ -16,8 +16,6 @@ from benchmarks import growth
 
 from fsqueue.clock import Clock
 
-pytestmark = pytest.mark.once
-
 
 def made_up(**costs: list[float]) -> list[dict[str, Any]]:
     """Return tenths whose `status` takes `cpu_s` and `memory_mb`, with so many inodes, and verbs of so many µs."""

@@ -25,8 +25,6 @@ from fsqueue import Queue
 from fsqueue.format import names
 from fsqueue.protocol import single_inserts
 
-pytestmark = pytest.mark.once
-
 Row = dict[str, Any]
 
 

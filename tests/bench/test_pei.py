@@ -18,8 +18,6 @@ from fsqueue import simulation_figures
 
 TOP = Path(__file__).resolve().parents[2]
 
-pytestmark = pytest.mark.once
-
 
 def test_it_writes_tables_claims_and_plots(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

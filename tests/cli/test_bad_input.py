@@ -57,7 +57,6 @@ def contents(path: Path) -> dict[str, bytes]:
     return {str(file): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
 
 
-@pytest.mark.once
 def test_a_path_that_is_a_file(fsqueue_cli: Run, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     fails_on_every_command(fsqueue_cli, tmp_path / "file", 5)
@@ -65,7 +64,6 @@ def test_a_path_that_is_a_file(fsqueue_cli: Run, tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text() == "mine"
 
 
-@pytest.mark.once
 def test_a_directory_that_is_no_queue(fsqueue_cli: Run, tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("mine")
     fails_on_every_command(fsqueue_cli, tmp_path, 5)
@@ -92,7 +90,6 @@ def test_a_queue_of_a_newer_format(fsqueue_cli: Run, queue: Queue) -> None:
     fails_on_every_command(fsqueue_cli, queue.path, 1)
 
 
-@pytest.mark.once
 def test_odd_paths(fsqueue_cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for path in ("", "fq://", "a\0b", "x" * 300, "/dev/null/q", "fq:///dev/null/q"):

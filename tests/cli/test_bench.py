@@ -5,11 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from tests.cli.conftest import Run
-
-pytestmark = pytest.mark.once
 
 
 def test_bench_prints_rates_and_leaves_nothing(fsqueue_cli: Run, tmp_path: Path) -> None:

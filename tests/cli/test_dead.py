@@ -104,7 +104,6 @@ def test_a_condition_that_is_none_is_a_usage_error(fsqueue_cli: Run, buried: Que
         ("payload.name~=x", False),
     ],
 )
-@pytest.mark.once
 def test_conditions(text: str, holds: bool) -> None:
     payload = {"name": "x y", "n": 3, "deep": {"er": True}}
     letter = DeadLetter("a.0", payload, "KeyError: 'x'\nmore", 99.5, 5, {"host": "node1", "pid": 7})

@@ -18,7 +18,6 @@ from tests.verbs import LONG
 FULL = 7
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("kind", DISKS)
 @pytest.mark.parametrize("what", ["bytes", "inodes"])
 def test_every_command_on_a_full_disk(fsqueue_cli: Run, tmp_path: Path, kind: str, what: str) -> None:
@@ -100,7 +99,6 @@ LINES = {
 }
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("lines", LINES.values(), ids=LINES)
 def test_after_a_full_disk_the_command_tells_how_many_lines_with_keys_are_in_and_where_to_go_on(
     fsqueue_cli: Run, tmp_path: Path, lines: list[str]

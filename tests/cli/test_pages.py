@@ -31,7 +31,6 @@ from tests.house.source import TOP
 from tests.pages import Block, Typed, blocks, is_shown, prose, text_of
 
 PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (TOP / "docs").glob("*.md"))]
-pytestmark = pytest.mark.once
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory to another group")
 Hook = Callable[[Typed, Block], None]

@@ -21,8 +21,6 @@ __all__ = [
     "watching", "workers",
 ]  # fmt: skip  # loaded before the change of users: a Python may lie in root's home
 
-pytestmark = pytest.mark.once
-
 
 def said_by(*arguments: str) -> list[object]:
     """In a process of its own: the exit code, and the lines on standard error. Logs go there, as without pytest."""

@@ -13,8 +13,6 @@ from fsqueue_cli import silence
 
 from tests.cli.conftest import Spawn
 
-pytestmark = pytest.mark.once
-
 MNT_FORCE, MNT_DETACH = 1, 2
 
 

@@ -16,8 +16,6 @@ from fsqueue.simulation_figures import Claim, Figure
 from tests.cli.conftest import Run
 from tests.cli.terminal import Terminal
 
-pytestmark = pytest.mark.once
-
 SMALL = ("--lag", 100, "--pops", 500)
 
 

@@ -390,7 +390,6 @@ def drawn(looks: Sequence[Look], columns: int, rows: int, encoding: str = "utf-8
     return [line.rstrip() for line in file.buffer.getvalue().decode(encoding).split("\n")]
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii", "latin-1", "cp932"])
 @pytest.mark.parametrize("queues", [1, 2, 30])
 def test_nothing_is_wider_or_longer_than_the_screen(encoding: str, queues: int) -> None:
@@ -406,7 +405,6 @@ def test_nothing_is_wider_or_longer_than_the_screen(encoding: str, queues: int) 
             assert not any("\x1b" in line or "\u202e" in line for line in lines)
 
 
-@pytest.mark.once
 def test_what_a_screen_says() -> None:
     lines = drawn([Look("q", "/s/q", Status(612_000, 0, 96, 387_500, 12), ACTIVITY)], 100, 24)
     assert "per second  leased 103 ± 4.1, completed 102 ± 3.9 over 1 min, sampled (50%)" in lines
@@ -415,7 +413,6 @@ def test_what_a_screen_says() -> None:
     assert "failures by reason (of the latest dead letters)" in lines
 
 
-@pytest.mark.once
 def test_each_rate_is_told_with_the_time_that_it_is_an_average_over() -> None:
     found = replace(ACTIVITY, inserted=Rate(106 / 3600, 0.02, 3600), leased=Rate(5.9, 0.5, 18),
                     completed=Rate(5.8, 0.4, 18), share=1.0, holders=frozenset({b"a"}))  # fmt: skip
@@ -424,7 +421,6 @@ def test_each_rate_is_told_with_the_time_that_it_is_an_average_over() -> None:
     assert lines[1] == "per second  inserted 0.029 over 1 h 0 min; leased 5.9 ± 0.5, completed 5.8 ± 0.4 over 18 s"
 
 
-@pytest.mark.once
 def test_rates_of_nothing_and_the_time_left_without_workers_are_not_shown() -> None:
     nothing = Rate(0.0, 1 / 60, 60)
     idle = Activity(0, nothing, nothing, nothing, nothing, None, None, 0, 1.0, is_worked=False, holders=frozenset())
@@ -439,7 +435,6 @@ def test_rates_of_nothing_and_the_time_left_without_workers_are_not_shown() -> N
     assert row.split()[-4:] == ["0.0%", "50", "0", "0"], "neither a rate nor a time left"
 
 
-@pytest.mark.once
 def test_several_queues_are_done_when_the_last_is() -> None:
     slow = Activity(0, None, None, None, Rate(1, 0.1, 60), None, None, 0, 1.0)
     fast = Activity(0, None, None, None, Rate(100, 1, 60), None, None, 0, 1.0)

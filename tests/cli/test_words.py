@@ -59,7 +59,6 @@ def test_create_in_memory_says_what_is_lost(fsqueue_cli: Run, tmp_path: Path, mo
     assert fsqueue_cli("create", tmp_path / "q", "--exist-ok").stderr == "", "its owner was told"
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("command", [["status", "q"], ["create", "new"], ["run", "./q", "--", "true"]])
 def test_a_working_directory_that_was_removed_gets_a_sentence(tmp_path: Path, command: list[str]) -> None:
     gone = tmp_path / "gone"

@@ -11,8 +11,6 @@ import pytest
 
 from fsqueue.cluster import slurm
 
-pytestmark = pytest.mark.once
-
 Commands = Callable[[str, str], None]
 
 

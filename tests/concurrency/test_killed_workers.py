@@ -11,18 +11,17 @@ from pathlib import Path
 
 from tests import tally
 from tests.concurrency.rounds import play_side_by_side
-from tests.support import BATCH_TASKS_MAX
 
-ROUNDS = int(os.environ.get("FSQUEUE_TEST_ROUNDS", "200" if BATCH_TASKS_MAX > 1 else "100"))
 SEED = int(os.environ.get("FSQUEUE_TEST_SEED", "1"))
 
 
-def test_nothing_is_lost_and_nothing_done_twice_when_workers_are_killed(tmp_path: Path) -> None:
-    total = play_side_by_side(tmp_path, range(SEED, SEED + ROUNDS), BATCH_TASKS_MAX, timeout_s=60 + 5 * ROUNDS)
+def test_nothing_is_lost_and_nothing_done_twice_when_workers_are_killed(tmp_path: Path, tasks_a_batch: int) -> None:
+    rounds = int(os.environ.get("FSQUEUE_TEST_ROUNDS", "200" if tasks_a_batch > 1 else "100"))
+    total = play_side_by_side(tmp_path, range(SEED, SEED + rounds), tasks_a_batch, timeout_s=60 + 5 * rounds)
     print(dict(total))
     tally.note("local disk", total)
-    assert total["rounds"] == ROUNDS
-    assert total["killed"] > 4 * ROUNDS
-    assert total["stopped"] > ROUNDS / 2
-    assert total["interrupted"] > ROUNDS / 2
-    assert total["completed"] > 20 * ROUNDS
+    assert total["rounds"] == rounds
+    assert total["killed"] > 4 * rounds
+    assert total["stopped"] > rounds / 2
+    assert total["interrupted"] > rounds / 2
+    assert total["completed"] > 20 * rounds

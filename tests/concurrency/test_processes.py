@@ -9,8 +9,6 @@ import pytest
 
 from tests.concurrency.processes import children
 
-pytestmark = pytest.mark.once
-
 
 def test_who_waits_in_vain_for_a_child_is_told_what_all_children_do() -> None:
     listen, tell = os.pipe()

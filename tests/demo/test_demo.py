@@ -12,7 +12,6 @@ from tests.house.source import TOP
 
 
 @pytest.mark.slow
-@pytest.mark.once
 def test_demo_on_some_files(tmp_path: Path) -> None:
     finished = subprocess.run(
         [TOP / "scripts" / "demo", "--limit", "300", "--workers", "3", "--dir", tmp_path],

@@ -28,7 +28,6 @@ from fsqueue.filesystem.open_directories import OpenDirectory
 from fsqueue.upkeep import doctorplaces
 from tests.concurrency.processes import Child
 
-pytestmark = pytest.mark.once
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become several users")
 
 OWNER, STRANGER = 64_012, 64_013

@@ -18,8 +18,6 @@ from fsqueue.doctor.probes import Bench
 from fsqueue.doctor.verdicts import OK, UNFIT, WARNING, ProbeResult, worst
 from fsqueue.filesystem import Filesystem
 
-pytestmark = pytest.mark.once
-
 
 @pytest.fixture
 def fs(tmp_path: Path) -> Filesystem:

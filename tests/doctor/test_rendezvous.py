@@ -20,8 +20,6 @@ from fsqueue.doctor.rendezvous import PartnerLost, Rendezvous
 from fsqueue.doctor.verdicts import OK, UNFIT, WARNING, ProbeResult
 from fsqueue.filesystem import Filesystem
 
-pytestmark = pytest.mark.once
-
 Make = Callable[[], Filesystem]
 
 

@@ -23,8 +23,6 @@ from fsqueue.format.layout import Settings
 if TYPE_CHECKING:
     from pyfakefs.fake_filesystem import FakeFilesystem
 
-pytestmark = pytest.mark.once
-
 ROOT = "/project/tiles"
 
 

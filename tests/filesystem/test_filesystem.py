@@ -18,8 +18,6 @@ from fsqueue.filesystem import Filesystem, mount_of, operations
 from fsqueue.filesystem.mounts import Mount
 from tests.support import files_below
 
-pytestmark = pytest.mark.once
-
 
 @pytest.fixture
 def fs(tmp_path: Path) -> Filesystem:

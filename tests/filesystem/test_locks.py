@@ -19,8 +19,6 @@ from fsqueue.clock import Entropy, ManualClock
 from fsqueue.filesystem import Filesystem, resources, rooted
 from fsqueue.filesystem.locks import DescriptionLocks, ProcessLocks, description_locks_work
 
-pytestmark = pytest.mark.once
-
 Locks = DescriptionLocks | ProcessLocks
 
 TRY = """

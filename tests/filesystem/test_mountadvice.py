@@ -16,8 +16,6 @@ from fsqueue.storage import store
 from tests.house.source import TOP
 from tests.support import files_below
 
-pytestmark = pytest.mark.once
-
 NFS = "rw,vers=4.2,rsize=1048576,namlen=255,hard,proto=tcp,timeo=600,sec=sys,clientaddr=10.0.0.2,{},addr=10.0.0.1"
 SAMPLES = [
     # kind, source, super options, verdict, what is asked for or said

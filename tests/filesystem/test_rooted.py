@@ -16,8 +16,6 @@ from hypothesis import strategies as st
 from fsqueue.filesystem import Filesystem, beneath, rooted
 from tests.support import files_below
 
-pytestmark = pytest.mark.once
-
 WAYS: dict[str, Callable[..., int]] = {"openat2": beneath.openat2, "walk": beneath.walk}
 
 

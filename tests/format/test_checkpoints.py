@@ -119,7 +119,6 @@ def chosen(state: ReplayState, at: int) -> list[Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.once
 @given(logs(), st.data())
 def test_who_begins_at_a_checkpoint_agrees_with_who_reads_all(data: bytes, draw: st.DataObject) -> None:
     log, prefixes = Log(), []

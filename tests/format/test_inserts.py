@@ -16,8 +16,6 @@ from tests.format import test_checkpoints as brief_readers
 from tests.format.test_replay_properties import folded, json_or_none, lines_of, loose, noise, parts
 from tests.support import full_state
 
-pytestmark = pytest.mark.once
-
 BATCH = names.Batch("0193f0c2a4b97c31a2d5e8f001234567")
 OPEN_NAME = str(names.open_batch(BATCH))
 LINE = b'{"payload":"x"}\n'

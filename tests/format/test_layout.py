@@ -14,8 +14,6 @@ from fsqueue.format import layout
 from fsqueue.format.layout import Layout, QueueState, Settings, read_queue_state
 from fsqueue.format.names import TaskFileName
 
-pytestmark = pytest.mark.once
-
 BATCH = "0193f0c2a4b97c31a2d5e8f001234567"
 ID = "0123456789abcdef"
 BIRTH = layout.birth_record(Settings(), ID, 1)

@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 from fsqueue.format import movements
 from fsqueue.format.names import TaskFileName
 
-pytestmark = pytest.mark.once
-
 indices = st.lists(st.integers(0, 40), min_size=1, max_size=30, unique=True)
 
 

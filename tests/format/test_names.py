@@ -17,8 +17,6 @@ from fsqueue.format.priority import LAST, rank_of
 from tests.house import source
 from tests.house.source import PACKAGE, TOP, code
 
-pytestmark = pytest.mark.once
-
 BATCH = "0193f0c2a4b97c31a2d5e8f001234567"
 KEY = "aa93f0c2a4b97c31a2d5e8f0012345ff"
 

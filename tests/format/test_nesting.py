@@ -67,7 +67,6 @@ values = st.recursive(
 )
 
 
-@pytest.mark.once
 @settings(max_examples=500, deadline=None)
 @given(values, st.integers(0, 12), st.integers(2, 16), st.booleans())
 def test_the_scanner_agrees_with_counting_by_recursion(value: Any, more: int, levels: int, indented: bool) -> None:
@@ -77,7 +76,6 @@ def test_the_scanner_agrees_with_counting_by_recursion(value: Any, more: int, le
     assert is_deeper(data, levels) == is_value_deeper(value, levels) == (levels_of(value) > levels)
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_scanner_at_the_bound(shape: Callable[[int], Any]) -> None:
     for levels in range(NESTING_MAX - 3, NESTING_MAX + 4):
@@ -87,7 +85,6 @@ def test_the_scanner_at_the_bound(shape: Callable[[int], Any]) -> None:
         assert is_deeper(orjson.dumps([value] * 50)) == (levels + 1 > NESTING_MAX)
 
 
-@pytest.mark.once
 def test_scanning_takes_time_in_proportion_to_the_length() -> None:
     began = time.process_time()
     for data in (text(1 << 20), b"[]" * (1 << 20), b'"[' * (1 << 20), b'["\\\\\\""' * (1 << 18), b"{" * (1 << 20)):
@@ -231,7 +228,6 @@ def test_bad_results_and_lost_leases_are_both_told(queue: Queue) -> None:
     assert queue.task(good.id).state == "completed"
 
 
-@pytest.mark.once
 def test_what_a_command_wrote_as_its_result() -> None:
     assert task_file.decode_result(b'{"a":1}\n') == {"a": 1}
     assert task_file.decode_result(b"no JSON\n") == "no JSON"
@@ -400,7 +396,6 @@ def test_a_history_of_others_with_deep_fields(queue_factory: QueueFactory, level
     use(queue)
 
 
-@pytest.mark.once
 def test_every_line_that_can_be_read_can_be_written_wrapped() -> None:
     """The room that the bounds leave, against what orjson writes."""
     deepest = b'{"op":"complete","at":1,"x":' + text(nesting.RECORD_NESTING_MAX) + b"}"
@@ -413,7 +408,6 @@ def test_every_line_that_can_be_read_can_be_written_wrapped() -> None:
     assert found[1][0][1] == {"op": "x", "at": 1}
 
 
-@pytest.mark.once
 def test_settings_that_nest_deep(tmp_path: Path) -> None:
     queue = Queue.create(tmp_path / "q")
     file = queue.path / "queue.jsonl"

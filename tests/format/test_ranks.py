@@ -18,8 +18,6 @@ from fsqueue.format.priority import LAST, Priority, rank_of
 from fsqueue.format.replay import AVAILABLE, ReplayState
 from fsqueue.format.task_states import LEASED
 
-pytestmark = pytest.mark.once
-
 BATCH = "ab" * 16
 MARGIN = 5
 PRIORITIES: list[Priority | None] = [None, 1, 2, 10, -3, "a", "b", ""]

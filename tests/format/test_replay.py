@@ -11,8 +11,6 @@ import pytest
 from fsqueue.format import movements, replay
 from fsqueue.format.replay import AVAILABLE, CANCELLED, COMPLETED, DEAD, LEASED, ReplayState, is_well_formed
 
-pytestmark = pytest.mark.once
-
 NAME = "0000000000000-0193f0c2a4b97c31a2d5e8f001234567-3.jsonl"
 LATER = "0000000000900-0193f0c2a4b97c31a2d5e8f001234567-3.jsonl"
 

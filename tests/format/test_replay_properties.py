@@ -14,7 +14,7 @@ from fsqueue.format import movements
 from fsqueue.format.replay import AVAILABLE, CANCELLED, COMPLETED, DEAD, LEASED, ReplayState
 from tests.support import full_state
 
-pytestmark = [pytest.mark.once, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 OUTCOMES = (COMPLETED, CANCELLED, DEAD)
 NAMES = [f"{time:013d}-{'ab' * 16}-3.jsonl" for time in (0, 50, 90)]

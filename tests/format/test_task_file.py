@@ -15,8 +15,6 @@ from hypothesis import strategies as st
 from fsqueue.errors import InvalidTask, TaskTooLarge
 from fsqueue.format import task_file
 
-pytestmark = pytest.mark.once
-
 json_values = st.recursive(
     st.none()
     | st.booleans()

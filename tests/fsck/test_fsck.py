@@ -28,7 +28,6 @@ from fsqueue.upkeep import trash as own_trash
 from tests.concurrency.processes import Child
 from tests.concurrency.trapped import trapped
 from tests.support import (
-    BATCH_TASKS_MAX,
     Crash,
     QueueFactory,
     age_staging,
@@ -150,7 +149,7 @@ def dying(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, action: Cal
 
 def die_while_completing(queue: Queue, owner: object, name: str) -> set[str]:
     mine = Queue(queue.path, clock=queue.store.clock)
-    held = mine.lease(min(2, BATCH_TASKS_MAX))
+    held = mine.lease(min(2, mine.settings.batch_tasks_max))
     with pytest.MonkeyPatch.context() as patch:
         dying(patch, owner, name, lambda: mine.complete(held))
     mine.close()

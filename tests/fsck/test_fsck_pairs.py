@@ -17,8 +17,6 @@ from fsqueue import LeaseLost, Queue, Status, TaskNotFound
 from fsqueue.clock import ManualClock
 from tests.support import base_of, drain
 
-pytestmark = pytest.mark.once
-
 TASKS = 4
 DONE_WHEN_BEGUN = {0}
 NOW_S = time.time()

@@ -65,31 +65,26 @@ def arrows() -> list[tuple[str, str, str]]:
     ]
 
 
-@pytest.mark.once
 def test_every_package_has_its_place() -> None:
     assert {unit(path) for path in files()} == set(LAYERS), "give it a place, here and in docs/design.md"
 
 
-@pytest.mark.once
 def test_the_design_shows_the_same_layers() -> None:
     table = (TOP / "docs/design.md").read_text().partition("| layer | what it is for |")[2]
     shown = [name for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)]
     assert shown == list(LAYERS)
 
 
-@pytest.mark.once
 def test_imports_go_down_only() -> None:
     place = {name: number for number, name in enumerate(LAYERS)}
     climbs = [f"{where}: {name} imports {target}" for name, target, where in arrows() if place[target] > place[name]]
     assert climbs == []
 
 
-@pytest.mark.once
 def test_the_lowest_packages_use_what_they_may() -> None:
     assert [one for one in arrows() if one[0] in MAY_USE and one[1] not in MAY_USE[one[0]]] == []
 
 
-@pytest.mark.once
 def test_no_layer_uses_the_simulation() -> None:
     """It is a model to compare with. `import fsqueue` stays without it."""
     model = {"simulation", "simulation_figures"}
@@ -98,7 +93,6 @@ def test_no_layer_uses_the_simulation() -> None:
     assert [full for full in whole if "simulation" in full] == []
 
 
-@pytest.mark.once
 def test_no_module_imports_one_that_imports_it() -> None:
     named = {".".join(path.relative_to(TOP).with_suffix("").parts).removesuffix(".__init__"): path for path in files()}
     graph: dict[str, set[str]] = {}
@@ -111,7 +105,6 @@ def test_no_module_imports_one_that_imports_it() -> None:
         pytest.fail(f"modules that import each other: {' -> '.join(error.args[1])}")
 
 
-@pytest.mark.once
 def test_nobody_below_imports_the_package_as_a_whole() -> None:
     """`from fsqueue import Queue` inside the package would hide which layer is meant."""
     whole_package = [
@@ -123,7 +116,6 @@ def test_nobody_below_imports_the_package_as_a_whole() -> None:
     assert whole_package == []
 
 
-@pytest.mark.once
 def test_the_command_line_uses_public_modules_only() -> None:
     """cli/ calls what users can call: names of the package, or of its public modules."""
     public = {
@@ -156,7 +148,6 @@ def test_the_command_line_uses_public_modules_only() -> None:
     assert reaching_in == []
 
 
-@pytest.mark.once
 def test_no_module_imports_a_private_name_of_another() -> None:
     """What begins with an underscore may change with the module that it is in."""
     private = [
@@ -168,20 +159,17 @@ def test_no_module_imports_a_private_name_of_another() -> None:
     assert private == []
 
 
-@pytest.mark.once
 def test_tests_mirror_the_packages() -> None:
     packages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
     assert {name for name in packages if not list((TOP / "tests" / name).glob("test_*.py"))} == set()
 
 
-@pytest.mark.once
 def test_every_module_says_what_it_is_for() -> None:
     files = [*PACKAGE.rglob("*.py"), *(TOP / "cli").rglob("*.py")]
     silent = [str(path.relative_to(TOP)) for path in files if not ast.get_docstring(ast.parse(path.read_bytes()))]
     assert silent == []
 
 
-@pytest.mark.once
 def test_a_batch_is_locked_in_one_place() -> None:
     """Only `LockedBatch` locks a movement log and catches up with it; what changes a batch takes one."""
     inside = {"storage/locked_batch.py", "storage/logs.py", "storage/open_logs.py"}
@@ -196,7 +184,6 @@ def test_a_batch_is_locked_in_one_place() -> None:
     assert ".catch_up()" in (PACKAGE / "storage/locked_batch.py").read_text()
 
 
-@pytest.mark.once
 def test_no_two_public_classes_share_a_name() -> None:
     """A reader who meets `Finding` in an error or an import must know which one is meant."""
     places: dict[str, list[str]] = {}
@@ -207,7 +194,6 @@ def test_no_two_public_classes_share_a_name() -> None:
     assert {name: paths for name, paths in places.items() if len(paths) > 1} == {}
 
 
-@pytest.mark.once
 def test_no_package_hands_out_a_name_that_one_of_its_modules_has() -> None:
     """`fsqueue.task` would be the module or the function, by what was imported first."""
     clashes = []

@@ -8,11 +8,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
-import pytest
-
 from tests.house.source import TOP
-
-pytestmark = pytest.mark.once
 
 PLACES = ("fsqueue", "cli", "scripts", "tests", "examples", "docs", "README.md", "CONTRIBUTING.md")
 PAGE = re.compile(r"\bdocs/[\w/-]+\.md")

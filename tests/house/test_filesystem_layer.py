@@ -87,13 +87,11 @@ def offences(path: Path) -> Iterator[str]:
             yield f"{node.lineno}: open()"
 
 
-@pytest.mark.once
 def test_only_the_filesystem_layer_touches_files() -> None:
     found = [f"{path.relative_to(TOP)}:{offence}" for path in outside() for offence in offences(path)]
     assert found == [], "go through fsqueue.filesystem"
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     "line",
     [

@@ -14,8 +14,6 @@ PAGE, *OTHERS = (
 )
 NAMED = sorted(set(re.findall(r"`((?:tests|scripts)/[\w./-]+(?:::\w+)?)`", "".join([PAGE, *OTHERS]))))
 
-pytestmark = pytest.mark.once
-
 
 def test_every_promise_names_a_test() -> None:
     promises = re.findall(r"^\| \d+ \|.*", PAGE, re.MULTILINE)

@@ -28,13 +28,11 @@ print(json.dumps(sorted({{name.split(".")[0] for name in set(sys.modules) - befo
     return set(json.loads(finished.stdout))
 
 
-@pytest.mark.once
 def test_import_fsqueue_pulls_in_orjson_and_filelock_alone() -> None:
     # typing_extensions may come with filelock, by its own choice
     assert loaded_by("import fsqueue") - {"typing_extensions"} <= ALLOWED
 
 
-@pytest.mark.once
 def test_a_queue_at_work_pulls_in_nothing_more(tmp_path: Path) -> None:
     work = f"""
 from fsqueue import Queue
@@ -47,7 +45,6 @@ with Queue.create({str(tmp_path / "queue")!r}) as queue:
     assert loaded_by(work) - {"typing_extensions"} <= ALLOWED
 
 
-@pytest.mark.once
 def test_the_first_sleep_of_an_idle_worker_pulls_in_inotify_alone(tmp_path: Path) -> None:
     work = f"""
 from fsqueue import Queue
@@ -63,7 +60,6 @@ def seconds(*command: str) -> float:
     return time.perf_counter() - started
 
 
-@pytest.mark.once
 def test_help_starts_quickly() -> None:
     """The best of several runs of each, taken in turns: other load slows both, and can only add."""
     fsqueue = str(Path(sys.executable).with_name("fsqueue"))

@@ -23,12 +23,10 @@ def offences(path: Path) -> list[str]:
     return found
 
 
-@pytest.mark.once
 def test_nothing_turns_data_into_code() -> None:
     assert {str(path.relative_to(TOP)): found for path in FILES if (found := offences(path))} == {}
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("line", ["import pickle", "from marshal import loads", "eval(a)", "exec(a)"])
 def test_what_does_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
     monkeypatch.setattr("tests.house.source.TOP", tmp_path)
@@ -36,7 +34,6 @@ def test_what_does_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, l
     assert offences(tmp_path / "module.py")
 
 
-@pytest.mark.once
 def test_every_kind_of_finding_is_documented() -> None:
     text = (TOP / "docs/fsck.md").read_text()
     assert [kind for kind, what in KINDS.items() if f"| `{kind}` | {what.meaning} | {what.repair} |" not in text] == []

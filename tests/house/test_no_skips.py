@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.house.source import TOP
 
 SUITE = """
@@ -42,14 +40,12 @@ def run(directory: Path, no_skips: str) -> str:
     return finished.stdout.splitlines()[-1]
 
 
-@pytest.mark.once
 def test_skips_fail_where_they_must_not_be(tmp_path: Path) -> None:
     (tmp_path / "test_suite.py").write_text(SUITE)
     assert "1 passed, 2 skipped, 1 xfailed" in run(tmp_path, "0")
     assert "1 failed, 1 passed, 1 xfailed, 1 error" in run(tmp_path, "1")
 
 
-@pytest.mark.once
 def test_a_module_that_skips_itself_fails_too(tmp_path: Path) -> None:
     (tmp_path / "test_suite.py").write_text("import pytest\npytest.importorskip('no_such_module')\n")
     assert "1 skipped" in run(tmp_path, "0")

@@ -75,7 +75,6 @@ NUMBERS = [
 ]
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(("page", "words", "holds"), NUMBERS, ids=[f"{page}: {words}" for page, words, _ in NUMBERS])
 def test_a_number_on_a_page_is_the_code_s(page: str, words: str, holds: bool) -> None:
     assert words in re.sub(r"\s+", " ", text_of(page)), "the page says something else now: bring this table up to date"
@@ -91,7 +90,6 @@ RANGES: list[tuple[str, float, float]] = [
 ]
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(("name", "least", "most"), RANGES)
 def test_a_setting_s_range_is_the_format_s(name: str, least: float, most: float) -> None:
     written = {2**30: "2^30", 10**6: "10^6", 10**9: "10^9"}

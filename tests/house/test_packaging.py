@@ -49,7 +49,6 @@ def wheel(clone: Path) -> zipfile.ZipFile:
     return zipfile.ZipFile(file)
 
 
-@pytest.mark.once
 def test_wheel_holds_every_module_and_nothing_generic(wheel: zipfile.ZipFile) -> None:
     expected = {
         f"{installed}/{path.relative_to(TOP / tree)}".replace("fsqueue/spark/pyspark_fsqueue/", "pyspark_fsqueue/")
@@ -62,7 +61,6 @@ def test_wheel_holds_every_module_and_nothing_generic(wheel: zipfile.ZipFile) ->
     assert {name for name in wheel.namelist() if ".dist-info/" not in name} == expected
 
 
-@pytest.mark.once
 def test_wheel_metadata(wheel: zipfile.ZipFile) -> None:
     info = next(name for name in wheel.namelist() if name.endswith("/METADATA"))
     text = wheel.read(info).decode()
@@ -73,7 +71,6 @@ def test_wheel_metadata(wheel: zipfile.ZipFile) -> None:
     assert dict(scripts["console_scripts"]) == {"fsqueue": "fsqueue_cli.entry:main"}
 
 
-@pytest.mark.once
 def test_the_installed_version_is_the_tree_s() -> None:
     import fsqueue
 
@@ -81,14 +78,12 @@ def test_the_installed_version_is_the_tree_s() -> None:
     assert Path(fsqueue.__file__).parent == TOP / "fsqueue", "the tests run against another fsqueue than this tree's"
 
 
-@pytest.mark.once
 def test_an_extra_is_had_by_the_name_that_errors_give() -> None:
     """pip takes the installed distribution, and asks an index only for what the extra adds (of `bench`: nothing)."""
     command = [sys.executable, "-m", "pip", "install", "--dry-run", "--no-index", "--no-deps", f"{NAME}[bench]"]
     assert subprocess.run(command, capture_output=True).returncode == 0
 
 
-@pytest.mark.once
 def test_nothing_tells_a_user_to_install_a_stranger_s_distribution() -> None:
     """Texts name this distribution, a clone, or a wheel; README alone names the stranger's, and warns of it."""
     suffixes = {".py", ".md", ".cfg", ".toml", ""}

@@ -41,7 +41,6 @@ def offences(path: Path) -> Iterator[str]:
             yield f"{node.value.lineno}: {node.arg}={ast.unparse(node.value)}"
 
 
-@pytest.mark.once
 def test_the_command_line_prints_in_one_module() -> None:
     found = {
         str(path.relative_to(TOP)): said
@@ -51,7 +50,6 @@ def test_the_command_line_prints_in_one_module() -> None:
     assert found == {}, "say it with cli/printing.py"
 
 
-@pytest.mark.once
 def test_the_library_prints_nothing() -> None:
     found = {
         str(path.relative_to(PACKAGE))
@@ -62,7 +60,6 @@ def test_the_library_prints_nothing() -> None:
     assert found == STREAMING.keys()
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     "line",
     [

@@ -16,8 +16,6 @@ FOLLOWS = "follows"
 """A name from a file becomes part of a path: no scan can see that, so people keep these."""
 _ROW = re.compile(r"^\| (`[^|]*`) \| ([^|]*) \| ([^|]*) \| ([^|]*) \|$", re.MULTILINE)
 
-pytestmark = pytest.mark.once
-
 
 def rows(text: str) -> dict[str, set[str]]:
     """What the table says that each place does."""

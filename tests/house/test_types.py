@@ -18,8 +18,6 @@ import pytest
 import fsqueue
 from tests.house.source import TOP
 
-pytestmark = pytest.mark.once
-
 TYPED = TOP / "tests/house/typed"
 PROGRAM, MISTAKES = TYPED / "program.py", TYPED / "mistakes.py"
 NOT_FOR_USERS = {"stage_encoded"}

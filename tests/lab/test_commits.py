@@ -7,7 +7,7 @@ import pytest
 from tests.lab.conftest import SEED
 from tests.lab.guests import Guest
 
-pytestmark = [pytest.mark.once, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 def test_two_clients_commit_the_same_names_at_once(nfs: Guest) -> None:

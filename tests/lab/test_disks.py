@@ -15,7 +15,7 @@ from tests.house.source import TOP
 from tests.lab.disks import SCENARIOS
 from tests.lab.guests import DIES_WITH_US, LAB, why_not
 
-pytestmark = [pytest.mark.once, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 PATIENCE_S = 300.0
 
 

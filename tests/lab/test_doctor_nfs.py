@@ -6,7 +6,7 @@ import pytest
 
 from tests.lab.guests import Guest
 
-pytestmark = [pytest.mark.once, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 def test_two_clients_of_one_server_are_found_fit(nfs: Guest) -> None:

@@ -26,8 +26,6 @@ TASKS = 400
 OUTSIDE = ("Install",)
 """The sections that need a package index, which is not within the lab's reach."""
 
-pytestmark = pytest.mark.once
-
 
 RULES = {"python": r'shell: "(.*)"', "groovy": r'"""(.*?)"""'}
 """Workflow rules: what their shell gets, for the same names in braces as a shell has in its variables."""

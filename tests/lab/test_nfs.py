@@ -13,7 +13,7 @@ from tests.lab.conftest import NFS, SEED
 from tests.lab.guests import Guest
 from tests.lab.nfs import COMMANDS, POINTS, TASKS
 
-pytestmark = [pytest.mark.once, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 SCENARIOS = "tests.lab.nfs"
 KIND = f"NFS {NFS}"
 

@@ -8,7 +8,7 @@ from tests import tally
 from tests.lab.conftest import NFS, SEED
 from tests.lab.guests import Guest
 
-pytestmark = [pytest.mark.once, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.skipif(NFS == "3", reason="NFS 3 fails an insert whose directory goes: here after 2 s, in use after 20 h")

@@ -9,7 +9,7 @@ from tests.lab.conftest import NFS, SEED
 from tests.lab.guests import Guest
 from tests.lab.single_inserts import PURGES, TASKS
 
-pytestmark = [pytest.mark.once, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 SCENARIOS = "tests.lab.single_inserts"
 CALLS_MAX = {"insert one": 5, "lease 1 + complete": 12}
 """Calls to an NFS 4.2 server for a task that is inserted alone, and for its lease and completion. Those for a

@@ -9,7 +9,7 @@ import pytest
 from tests import tally
 from tests.lab.conftest import CUTS, POWER_CASES
 
-pytestmark = [pytest.mark.once, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("case", POWER_CASES, ids=" ".join)

@@ -19,7 +19,7 @@ from fsqueue import Queue
 from fsqueue.models import Movement, TaskInfo
 from tests.lab.cluster import FSQUEUE, Cluster, why_no_cluster
 
-pytestmark = [pytest.mark.once, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 SOON_S = 30.0
 """How long anything may take that happens at once."""

@@ -534,7 +534,6 @@ def test_21_idle_workers_list_next_to_nothing(queue: Queue) -> None:
 # -- 22 to 26 ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.once
 def test_22_looking_at_a_mistyped_path_makes_nothing(tmp_path: Path) -> None:
     """FileQueue: a mistyped path in `status` creates a queue."""
     with pytest.raises(QueueNotFound):

@@ -26,7 +26,7 @@ from fsqueue.clock import ManualClock
 from fsqueue.filesystem import Filesystem
 from fsqueue.protocol import selection, transitions
 from fsqueue.protocol.selection import Selection
-from tests.support import BATCH_TASKS_MAX, QueueFactory, base_of, calls, insert_in_file, log_files, task_file_names
+from tests.support import QueueFactory, base_of, calls, insert_in_file, log_files, task_file_names
 
 
 @pytest.fixture
@@ -596,7 +596,7 @@ def test_a_truncated_task_file_loses_only_what_was_cut_off(q: Queue) -> None:
     assert len(task_file_names(q)) == (before if before == 1 else 2)
 
 
-def test_a_task_file_that_somebody_removed_is_reported(q: Queue, clock: ManualClock) -> None:
+def test_a_task_file_that_somebody_removed_is_reported(q: Queue, clock: ManualClock, tasks_a_batch: int) -> None:
     together(q, "a", "b")
     [task] = q.lease(lease_s=10)
     q.close()
@@ -606,7 +606,7 @@ def test_a_task_file_that_somebody_removed_is_reported(q: Queue, clock: ManualCl
     clock.advance(20)
     q.gc()
     assert {letter.reason for letter in q.dead()} == {"task file gone: it was removed by something else than fsqueue"}
-    assert q.status().dead == (2 if BATCH_TASKS_MAX > 1 else 1)
+    assert q.status().dead == min(2, tasks_a_batch)
 
 
 def test_a_file_that_was_renamed_since_it_was_listed_is_found(q: Queue, q2: Queue, clock: ManualClock) -> None:

@@ -23,7 +23,7 @@ from tests.concurrency.processes import children
 from tests.concurrency.trapped import DieAt, trapped
 from tests.support import base_of, task_file_names
 
-pytestmark = pytest.mark.once
+pytestmark = pytest.mark.once  # each test chooses how its tasks are batched
 
 priorities = st.one_of(st.none(), st.text(max_size=3), st.integers(-3, 3))
 

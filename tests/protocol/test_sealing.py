@@ -20,7 +20,7 @@ from fsqueue.storage.locked_batch import LockedBatch
 from tests.concurrency.trapped import Trapped
 from tests.support import base_of, crashes, drain, files_below, leftovers, log_files, task_file_names
 
-pytestmark = pytest.mark.once
+pytestmark = pytest.mark.once  # of open batches
 
 LINGER_S = LINGER_MS / 1000
 

@@ -33,7 +33,7 @@ from tests.concurrency.processes import children
 from tests.concurrency.trapped import Trapped, trapped
 from tests.support import base_of, files_below, log_files, raised, task_file_names
 
-pytestmark = pytest.mark.once
+pytestmark = pytest.mark.once  # of open batches, and one queue without them
 
 LINGER_S = LINGER_MS / 1000
 

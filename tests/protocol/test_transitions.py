@@ -759,7 +759,6 @@ def test_completions_with_results_are_replayed_as_any_reader_does(queue: Queue) 
     assert log.replay_state.left == 1
 
 
-@pytest.mark.once
 @pytest.mark.usefixtures("open_batches")
 @pytest.mark.parametrize("keep_history", [True, False])
 @pytest.mark.parametrize("kind", ["bulk", "single"])

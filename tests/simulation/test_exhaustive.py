@@ -14,7 +14,7 @@ from tests.simulation.fates import DEATHS
 from tests.simulation.verbs import FIRST_CLASS, VERBS
 from tests.simulation.wiring import undisturbed
 
-pytestmark = [pytest.mark.once, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 LONG = os.environ.get("FSQUEUE_SIMULATION_EXHAUSTIVE") == "long"
 """All verbs, more fates, and the second verb killed at each of its calls: for hours when there is time."""

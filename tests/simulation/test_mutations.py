@@ -12,7 +12,7 @@ import pytest
 from tests.simulation.mutations import DRAFTS, ISSUE
 from tests.simulation.trials import ALL, BY_NAME, caught
 
-pytestmark = [pytest.mark.once, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

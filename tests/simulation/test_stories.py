@@ -12,8 +12,6 @@ import pytest
 from tests.simulation.runner import Told, pooled, replay_command
 from tests.simulation.scenarios import SCENARIOS
 
-pytestmark = pytest.mark.once
-
 SCHEDULES = int(os.environ.get("FSQUEUE_SIMULATION_SCHEDULES", "100000"))
 EACH = -(-SCHEDULES // len(SCENARIOS))
 """Stories of one scenario."""

@@ -22,8 +22,6 @@ from fsqueue.spark.jobs import charts
 from fsqueue.spark.jobs.page import QueueReport, QueueSummary, page
 from tests.browser import Browser, why_not
 
-pytestmark = pytest.mark.once
-
 T = 1_795_384_800.0
 HOSTILE = '<img src=x onerror=alert(1)>"&\u202e' + "x" * 300
 SETTINGS = {name: getattr(Settings(), name) for name in Settings.__dataclass_fields__}

@@ -18,7 +18,6 @@ from fsqueue.clock import ManualClock
 from fsqueue.storage import deadletters, staging
 from tests.concurrency.trapped import trapped
 from tests.support import (
-    BATCH_TASKS_MAX,
     Crash,
     CrashingFilesystem,
     QueueFactory,
@@ -265,7 +264,7 @@ def test_a_retry_that_died_before_publishing_is_not_lost_and_never_empty(q: Queu
 
 @pytest.mark.parametrize("step", ["write", "fsync"])
 def test_an_error_that_leaves_open_whether_a_retry_was_recorded_loses_nothing(
-    q: Queue, clock: ManualClock, step: str
+    q: Queue, clock: ManualClock, tasks_a_batch: int, step: str
 ) -> None:
     """The line is there, though the system reported an error: then the tasks must be, too."""
     bury(q, "x", "y")
@@ -281,7 +280,7 @@ def test_an_error_that_leaves_open_whether_a_retry_was_recorded_loses_nothing(
     assert b'"retried"' in letter_file(q).read_bytes()
     other = Queue(q.path, clock=clock)
     status = other.status()
-    assert status.waiting == min(2, BATCH_TASKS_MAX)  # what was to be retried in a batch of its own has not begun
+    assert status.waiting == min(2, tasks_a_batch)  # what was to be retried in a batch of its own has not begun
     assert status.waiting + status.dead == 2
     assert sum(drain(other, clock).values()) == status.waiting
 

@@ -18,7 +18,7 @@ from tests.format.test_inserts import OpenTape, open_logs
 from tests.format.test_replay_properties import lines_of
 from tests.support import base_of, log_files
 
-pytestmark = pytest.mark.once
+pytestmark = pytest.mark.once  # of open batches
 
 
 @pytest.fixture

@@ -13,8 +13,6 @@ from fsqueue.format.replay import ReplayState
 from fsqueue.storage import insert_ids
 from fsqueue.storage.logs import Log
 
-pytestmark = pytest.mark.once
-
 BATCH = names.Batch("0193f0c2a4b97c31a2d5e8f001234567")
 A, B, C, D = (letter * 16 for letter in "abcd")
 OPEN = movements.record("open", 100, count=0, inserts="shared")

@@ -14,8 +14,6 @@ from fsqueue.clock import Entropy, ManualClock
 from fsqueue.filesystem import Filesystem
 from fsqueue.storage import jsonl
 
-pytestmark = pytest.mark.once
-
 
 @pytest.fixture
 def fs(tmp_path: Path) -> Filesystem:

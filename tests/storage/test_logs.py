@@ -23,8 +23,6 @@ from fsqueue.format.replay import AVAILABLE, LEASED, ReplayState
 from fsqueue.storage.logs import TAIL_BYTES, Log
 from tests.support import full_state
 
-pytestmark = pytest.mark.once
-
 BATCH = "0193f0c2a4b97c31a2d5e8f001234567"
 NAMES = [f"{time:013d}-{BATCH}-3.jsonl" for time in (0, 900)]
 OPEN = movements.record("open", 100, count=3, name=NAMES[0])

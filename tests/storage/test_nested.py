@@ -17,7 +17,7 @@ from fsqueue.upkeep import collect
 from tests.concurrency.processes import Child
 from tests.support import age_staging, base_of, files_below
 
-pytestmark = pytest.mark.once
+pytestmark = pytest.mark.once  # of directories, whatever the queues hold
 
 
 @pytest.fixture

@@ -10,8 +10,6 @@ import pytest
 from fsqueue import InvalidArgument
 from fsqueue.storage.paths import queue_path
 
-pytestmark = pytest.mark.once
-
 
 def test_queue_path_takes_paths_and_urls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -16,8 +16,6 @@ from fsqueue.format.replay import ReplayState
 from fsqueue.storage import record_times
 from tests.support import crashes, full_state, log_files, task_file_names
 
-pytestmark = pytest.mark.once
-
 DAY = 86_400.0
 
 

@@ -190,7 +190,6 @@ def test_what_finished_just_before_midnight_is_in_the_window(q: Queue, clock: Ma
 # -- time left -------------------------------------------------------------------------------
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("length", ["random", "constant", "mixed"])
 def test_the_interval_of_the_time_left_holds_the_truth_about_nineteen_times_of_twenty(length: str) -> None:
     """Four workers, many times over: how often the end comes within what was foretold after a minute."""

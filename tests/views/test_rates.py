@@ -10,8 +10,6 @@ from fsqueue import Activity, Rate, Status, TimeLeft
 from fsqueue.clock import ManualClock
 from fsqueue.views.rates import SURE_S, StatusRates, WorkerProgress, better_rates, last_left, total
 
-pytestmark = pytest.mark.once
-
 IDLE = Activity(0.0, None, None, None, None, None, None, 0, 1.0)
 
 

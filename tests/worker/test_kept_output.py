@@ -170,7 +170,6 @@ def test_each_attempt_has_a_file_and_no_descriptor_is_left(queue_factory: QueueF
     assert all(lines(path) == ["err", "out"] for path in kept.iterdir())
 
 
-@pytest.mark.once
 def test_so_many_files_are_open_at_a_time_and_what_comes_later_goes_into_new_ones(tmp_path: Path) -> None:
     kept = KeptOutput(str(tmp_path), open_max=2)
     kept.open()
@@ -187,7 +186,6 @@ def test_so_many_files_are_open_at_a_time_and_what_comes_later_goes_into_new_one
 
 
 @needs_root
-@pytest.mark.once
 def test_a_member_who_knows_the_name_gets_nothing_into_the_workers_own_files(shared: Path, tmp_path: Path) -> None:
     path, out, private = shared / "q", shared / "out", shared / "home"
     out.mkdir()
@@ -213,7 +211,6 @@ def test_a_member_who_knows_the_name_gets_nothing_into_the_workers_own_files(sha
 
 
 @needs_root
-@pytest.mark.once
 def test_a_directory_in_which_one_may_not_write_is_refused(shared: Path) -> None:
     path, out = shared / "q", shared / "out"
     out.mkdir(mode=0o755)

@@ -231,7 +231,6 @@ def test_a_stopped_worker_leaves_no_directory(queue: Queue, run: Make, place: Pa
     assert list(place.iterdir()) == []
 
 
-@pytest.mark.once
 def test_directories_are_made_for_tasks_at_a_time_and_not_for_each(tmp_path: Path) -> None:
     """On some disks that takes a millisecond, half of what a command does."""
     files = ResultFiles(str(tmp_path))
@@ -248,7 +247,6 @@ def test_directories_are_made_for_tasks_at_a_time_and_not_for_each(tmp_path: Pat
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.once
 def test_a_spare_directory_that_a_cleaner_removes_costs_nothing_at_work(tmp_path: Path) -> None:
     files = ResultFiles(str(tmp_path))
     files.open()
@@ -290,7 +288,6 @@ class Failing:
         monkeypatch.setattr(os, "listdir", listed)
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ESTALE])
 @pytest.mark.parametrize("where", ["directory", "listing", "file"])
 def test_an_error_of_the_workers_own_is_not_taken_for_no_result(
@@ -367,7 +364,6 @@ def test_a_worker_whose_results_are_on_a_broken_disk_ends_and_blames_no_task(
     assert task.attempt == 1
 
 
-@pytest.mark.once
 def test_a_directory_that_would_not_be_private_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on mounts that show every file with one mode or owner."""
     files, real = ResultFiles(str(tmp_path)), os.fstat
