@@ -19,6 +19,7 @@ of machines are the simulator's (`wiring`). One seed decides everything, and rep
 | `order` | the judgement of priorities: what names promise, and which task comes next |
 | `verbs`, `fates`, `exhaustive` | small cases, all of them: every fault at every call of a verb, every verb at every call of another |
 | `mutations`, `trials` | the protocol, broken on purpose: each must be caught |
+| `patterns`, `places` | how mutations find what they change, whatever its module and the names of its locals |
 
 **Modelled.** Cached names that are a minute old, in both directions; listings that are old (never twice in a row), or
 torn by changes meanwhile; close-to-open pages, buffered writes, locks that are lost and writes that then go nowhere;

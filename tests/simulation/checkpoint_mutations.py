@@ -11,9 +11,12 @@ MUTATIONS = [
         "restated",
         (
             (
-                "storage.logs:Log.write",
-                "    self.replay_state.replay_own(data, self.next_offset())\n    self.append(data)\n",
-                "    self.replay_state.replay_own(data, self.append(data))\n",
+                "Log.write",
+                """
+                self.replay_state.replay_own(data, self.next_offset())
+                self.append(data)
+                """,
+                "self.replay_state.replay_own(data, self.append(data))",
             ),
         ),
     ),
@@ -23,9 +26,19 @@ MUTATIONS = [
         "restated-full",
         (
             (
-                "storage.logs:Log.append",
-                "self.end, self.torn = end, written - size",
-                "self.end, self.torn = base + written, 0",
+                "Log.append",
+                """
+                self.end, self.torn = end, written - size
+                if ...:
+                    self.end, self.torn = base + written, 0
+                    ...
+                """,
+                """
+                self.end, self.torn = base + written, 0
+                if ...:
+                    self.end, self.torn = base + written, 0
+                    ...
+                """,
             ),
         ),
     ),
@@ -33,19 +46,19 @@ MUTATIONS = [
         "a checkpoint leaves out attempts",
         "a task is tried more often than it may be",
         "restated",
-        (("format.checkpoints:_entry", "    if group.attempts:", "    if False:"),),
+        (("_entry", "if group.attempts: ...", "if False: ..."),),
     ),
     Mutation(
         "a checkpoint leaves out that a lease was alone",
         "a lease that runs out charges no attempt",
         "restated",
-        (("format.checkpoints:restore", 'each["alone"] is True', "False"),),
+        (("restore", 'each["alone"] is True', "False"),),
     ),
     Mutation(
         "a checkpoint stands behind the last record",
         "records are written behind the one that ends the log",
         "restated",
-        (("format.replay:ReplayState.checkpoint", "    if not self.left:", "    if False:"),),
+        (("ReplayState.checkpoint", "if not self.left: ...", "if False: ..."),),
     ),
     Mutation(
         "a checkpoint does not say when leases end",
@@ -53,7 +66,7 @@ MUTATIONS = [
         "restated",
         (
             (
-                "format.checkpoints:_restore_group",
+                "_restore_group",
                 'state, since = _CODES[group["state"]], number(group["since"], movements.TIME_MAX)',
                 'state, since = _CODES[group["state"]], 0',
             ),
@@ -68,24 +81,30 @@ OF_THE_FORMAT = [
         "a checkpoint is trusted wherever it stands",
         "a client without a lock has written it behind the records of others, which are lost to new readers",
         BY_UNIT_TESTS,
-        (("format.checkpoints:_trusted", "    if here != start + place:", "    if False:"),),
+        (("_trusted", "if here != start + place: ...", "if False: ..."),),
     ),
     Mutation(
         "a checkpoint is trusted whatever stands before it",
         "a client without a lock has overwritten what it restates: new readers see what nobody else sees",
         BY_UNIT_TESTS,
-        (("format.checkpoints:_trusted", ' or _checksum(before) != record.get("sum")', ""),),
+        (
+            (
+                "_trusted",
+                'len(before) != here - since or _checksum(before) != line.get("sum")',
+                "len(before) != here - since",
+            ),
+        ),
     ),
     Mutation(
         "a checkpoint leaves out which tasks go alone",
         "a task that kills its workers takes others with it again",
         BY_UNIT_TESTS,
-        (("format.checkpoints:_entry", "    if group.is_solo:", "    if False:"),),
+        (("_entry", "if group.is_solo: ...", "if False: ..."),),
     ),
     Mutation(
         "a checkpoint leaves out what was cancelled",
         "what was taken out is handed out again",
         BY_UNIT_TESTS,
-        (("format.checkpoints:restated", '"cancelled": _runs_of(CANCELLED, states)', '"cancelled": []'),),
+        (("restated", "_runs_of(CANCELLED, states)", "[]"),),
     ),
 ]

@@ -1,88 +1,121 @@
-# ruff: noqa: E501
 """Open batches, broken on purpose: what an inserter proves before it appends, and what it makes durable."""
 
 from __future__ import annotations
 
 from tests.simulation.mutations import Mutation
 
-INTO = "protocol.single_inserts:SingleInserter"
-
 MUTATIONS = [
     Mutation(
         "an inserter does not look whether the queue was purged",
         "a task is reported inserted that went with the purge",
         "open-purge",
-        ((f"{INTO}._is_in_present", "if not store.queue_file.is_unchanged(layout.generation):", "if False:"),),
+        (
+            (
+                "SingleInserter._is_in_present",
+                "if not store.queue_file.is_unchanged(layout.generation): ...",
+                "if False: ...",
+            ),
+        ),
     ),
     Mutation(
         "a task is inserted into a batch that is sealed",
         "its file may have a later name: nobody looks for the task",
         "open-ending",
-        (("format.task_states:States.insert", "if not self.takes_inserts or", "if self.inserts is None or self.finished or"),
-         (f"{INTO}._prepare", "takes = replay_state.takes_inserts", "takes = not replay_state.finished")),
+        (
+            ("States.insert", "not self.takes_inserts or ...", "self.inserts is None or self.finished or ..."),
+            ("SingleInserter._prepare", "takes = replay_state.takes_inserts", "takes = not replay_state.finished"),
+        ),
     ),
     Mutation(
         "the file of an open batch gets a later name",
         "nobody looks for what is inserted into it from then on",
         "open-calm",
-        (("protocol.leasing:Leaser._take", " and not replay_state.takes_inserts", ""),),
+        (
+            (
+                "Leaser._take",
+                "replay_state.exhausted(at) and log.name is not None and not replay_state.takes_inserts",
+                "replay_state.exhausted(at) and log.name is not None",
+            ),
+        ),
     ),
     Mutation(
         "an inserter goes on with a batch of before the power loss",
         "records that others had acted upon may be lost: their tasks' ids are given again",
         "open-power-ending",
-        ((f"{INTO}._prepare", " and replay_state.inserts == store.domain", ""),),
+        (
+            (
+                "SingleInserter._prepare",
+                "takes and not is_full and replay_state.inserts == store.domain",
+                "takes and not is_full",
+            ),
+        ),
     ),
     Mutation(
         "an inserter does not sync the names of its batch",
         "a power loss takes the log, or the task file that leads to it",
         "open-power",
-        ((f"{INTO}._make_durable", "if batch != self._named:", "if False:"),),
+        (("SingleInserter._make_durable", "if batch != self._named: ...", "if False: ..."),),
     ),
     Mutation(
         "an inserter does not sync its log",
         "a power loss takes a task that was reported inserted",
         "open-power",
-        ((f"{INTO}._make_durable", "self._synced.up_to(batch, end)", "pass"),),
+        (("SingleInserter._make_durable", "self._synced.up_to(batch, end)", ""),),
     ),
     Mutation(
         "after an error an inserter takes the task for not inserted",
         "it inserts the task again: there are two",
         ("open", "insert", "", "eio-after"),
-        ((f"{INTO}._appended", "found = self._found(batch, identity, error, closing=is_last and not is_full)", "found = None"),),
+        (
+            (
+                "SingleInserter._appended",
+                "found = self._found(batch, identity, error, closing=is_last and not is_full)",
+                "found = None",
+            ),
+        ),
     ),
     Mutation(
         "an inserter does not prove that the task file is there",
         "it has made the log of a batch anew that has finished: nothing leads to what it inserts",
         "open-ending",
         (
-            (f"{INTO}._prepare", "if published.read(locked) is None or log.name is None:", "if False:"),
-            (f"{INTO}._prepare", "if not is_known and published.read(locked) is None:", "if False:"),
-            (f"{INTO}._prepare", "transitions.opening(locked, log.name)", "transitions.opening(locked, log.name or names.open_batch(locked.batch))"),
+            ("SingleInserter._prepare", "if published.read(locked) is None or log.name is None: ...", "if False: ..."),
+            ("SingleInserter._prepare", "if not is_known and published.read(locked) is None: ...", "if False: ..."),
+            (
+                "SingleInserter._prepare",
+                "transitions.opening(locked, log.name)",
+                "transitions.opening(locked, log.name or names.open_batch(locked.batch))",
+            ),
         ),
     ),
     Mutation(
         "an open batch is finished under an inserter's eyes, and its log is not locked",
         "a look at the names alone says that a batch is drained whose log has tasks",
         "open",
-        (("views.inspection:DrainCheck._has_work", "replay_state.left > 0 if replay_state is not None else not name.is_open", "not name.is_open"),),
+        (
+            (
+                "DrainCheck._has_work",
+                "replay_state.left > 0 if replay_state is not None else not name.is_open",
+                "not name.is_open",
+            ),
+        ),
     ),
     Mutation(
         "a worker that was notified does not look once more",
         "an idle worker overlooks what was inserted without a notification of its own",
         "open-idle",
-        (("protocol.waiting:IdlePoller.look", "elif now >= self._again_at:", "elif False:"),),
+        (("IdlePoller.look", "if now >= self._again_at: ...", "if False: ..."),),
     ),
     Mutation(
         "a checkpoint leaves out where tasks are in the log",
         "those tasks are not there for new readers",
         "open-restated",
-        (("format.checkpoints:_inserted", "offsets = list(states.places.values())", "offsets: list[int] = []"),),
+        (("_inserted", "offsets = list(states.places.values())", "offsets: list[int] = []"),),
     ),
     Mutation(
         "a checkpoint leaves out that the batch is sealed",
         "tasks are inserted into it again",
         "open-restated",
-        (("format.checkpoints:_inserted", '"sealed": states.sealed', '"sealed": False'),),
+        (("_inserted", "states.sealed", "False"),),
     ),
-]  # fmt: skip
+]

@@ -1,157 +1,252 @@
-# ruff: noqa: E501
 """Order, broken on purpose: what names promise, what workers know of ranks, and what they take."""
 
 from __future__ import annotations
 
 from tests.simulation.mutations import Mutation
 
-INTO = "protocol.single_inserts:SingleInserter"
-LEASER = "protocol.leasing:Leaser"
-
 MUTATIONS = [
     Mutation(
         "a task is appended before its batch's file has the name",
         "a crash between the two leaves a task that is more urgent than the name says",
         ("open", "insert-urgent", "", "killed"),
-        ((f"{INTO}._appended", "                    if rank != LAST:\n                        opening = self._promised_in(locked, opening, rank)\n", ""),
-         (f"{INTO}._appended", "self._synced.wrote(locked)", "rank == LAST or self._promised_in(locked, b'', rank)\n                    self._synced.wrote(locked)")),
+        (
+            (
+                "SingleInserter._appended",
+                """
+                if rank != LAST:
+                    opening = self._promised_in(locked, opening, rank)
+                """,
+                "",
+            ),
+            (
+                "SingleInserter._appended",
+                "self._synced.wrote(locked)",
+                """
+                rank == LAST or self._promised_in(locked, b"", rank)
+                self._synced.wrote(locked)
+                """,
+            ),
+        ),
     ),
     Mutation(
         "a renaming is recorded, and not proven",
         "it fails, and the task is inserted all the same",
         ("open", "insert-urgent", "", "eio"),
-        ((f"{INTO}._promised_in", "name = target if published.rename_surely(locked, target) else None", "published.rename(locked, target)\n        name = target"),),
+        (
+            (
+                "SingleInserter._promised_in",
+                "name = target if published.rename_surely(locked, target) else None",
+                """
+                published.rename(locked, target)
+                name = target
+                """,
+            ),
+        ),
     ),
     Mutation(
         "an open batch keeps the name of its first task",
         "nobody looks for the urgent task in it",
         "order-calm",
-        ((f"{INTO}._promised_in", "rank < name.rank", "False"),),
+        (("SingleInserter._promised_in", "rank < name.rank", "False"),),
     ),
     Mutation(
         "an inserter does not sync the name that its task needs",
         "a power loss keeps the task, and takes the name",
         "order-power",
-        ((f"{INTO}._make_durable", "if batch != self._named or is_promise_new:", "if batch != self._named:"),),
+        (
+            (
+                "SingleInserter._make_durable",
+                "if batch != self._named or is_promise_new: ...",
+                "if batch != self._named: ...",
+            ),
+        ),
     ),
     Mutation(
         "an inserter does not tell its own state of the priority",
         "a worker in the same process takes tasks as they came, and its checkpoints leave the priority out",
         "order-restated",
-        ((f"{INTO}._append", "+ len(opening), given)", "+ len(opening))"),),
+        (("SingleInserter._append", "replay_state.insert(..., given)", "replay_state.insert(...)"),),
     ),
     Mutation(
         "it is told after the insert that there are priorities",
         "a worker with a bound believes that there are none",
         "order",
-        ((f"{INTO}.insert", "    ordering.mark(store, rank)\n", ""),
-         (f"{INTO}.insert", "        store.doorbell.ring_now_and_then(", "        ordering.mark(store, rank)\n        store.doorbell.ring_now_and_then(")),
+        (
+            ("SingleInserter.insert", "ordering.mark(store, rank)", ""),
+            (
+                "SingleInserter.insert",
+                "store.doorbell.ring_now_and_then(...)",
+                """
+                ordering.mark(store, rank)
+                store.doorbell.ring_now_and_then(...)
+                """,
+            ),
+        ),
     ),
     Mutation(
         "it is told after a bulk insert that there are priorities",
         "a worker with a bound believes that there are none",
         "order-files",
-        (("protocol.insertion:publish", "    ordering.mark(store, min(encoded.rank for encoded in group))\n", ""),
-         ("protocol.insertion:publish", "            store.doorbell.ring()\n", "            ordering.mark(store, min(encoded.rank for encoded in group))\n            store.doorbell.ring()\n")),
+        (
+            ("publish", "ordering.mark(store, min(encoded.rank for encoded in group))", ""),
+            (
+                "publish",
+                "store.doorbell.ring()",
+                """
+                ordering.mark(store, min(encoded.rank for encoded in group))
+                store.doorbell.ring()
+                """,
+            ),
+        ),
     ),
     Mutation(
         "a checkpoint leaves out priorities",
         "new readers take the tasks for ones without",
         "order-restated",
-        (("format.checkpoints:_inserted", "if states.priorities else {}", "if False else {}"),),
+        (("_inserted", "... if states.priorities else {}", "... if False else {}"),),
     ),
     Mutation(
         "a batch's tasks are chosen as they came",
         "a less urgent one comes first",
         "order-calm",
-        (("format.task_states:States._choose_best", "while most == 1 and best:", "while False:"),
-         ("format.task_states:States._choose_best", "self._sift(ranked(),", "self._sift(found := sorted(ranked()),"),
-         ("format.task_states:States._choose_best", "for index in aside:", "for index in found:")),
+        (
+            ("States._choose_best", "while most == 1 and best: ...", "while False: ..."),
+            ("States._choose_best", "self._sift(ranked(), ...)", "self._sift(found := sorted(ranked()), ...)"),
+            ("States._choose_best", "for index in aside: ...", "for index in found: ..."),
+        ),
     ),
     Mutation(
         "a batch goes back with a rank that is less urgent than what it has",
         "workers take less urgent tasks of others",
         "order-calm",
-        ((f"{LEASER}._choose_by_rank", "(name, head)", "(name, LAST)"),),
+        (
+            (
+                "Leaser._choose_by_rank",
+                "None if head is None or name is None else (name, head)",
+                "None if head is None or name is None else (name, LAST)",
+            ),
+        ),
     ),
     Mutation(
         "a batch that promised too much is not put back",
         "workers take less urgent tasks of others until they list anew",
         "order-calm",
-        ((f"{LEASER}._tell", "        selection.put_back(*left)\n", "        pass\n"),),
+        (("Leaser._tell", "selection.put_back(*left)", ""),),
     ),
     Mutation(
         "a completion leases whatever its batch has next",
         "a worker that stays with a batch overlooks what is more urgent elsewhere",
         "order-calm",
-        ((f"{LEASER}.exchange", "selection.limit_in_hand(task.batch)", "LAST"),),
+        (("Leaser.exchange", "selection.limit_in_hand(task.batch)", "LAST"),),
     ),
     Mutation(
         "a worker that stays with a batch compares it with nothing",
         "it takes less urgent tasks than other batches have",
         "order-calm",
-        (("protocol.ordered_selection:OrderedSelection.limit_in_hand", " or in_hand[1] > self._limit:", ":"),
-         ("protocol.ordered_selection:OrderedSelection.limit_in_hand", "return self._limit", "return LAST")),
+        (
+            (
+                "OrderedSelection.limit_in_hand",
+                "in_hand is None or in_hand[0].batch != batch or in_hand[1] > self._limit",
+                "in_hand is None or in_hand[0].batch != batch",
+            ),
+            ("OrderedSelection.limit_in_hand", "return self._limit", "return LAST"),
+        ),
     ),
     Mutation(
         "a strict lease gives up at batches that promise too much",
         "it knows nothing from before, and takes what the next one has each time",
         "order-later",
-        ((f"{LEASER}._from_head", "elif self._corrected is None or batch in self._corrected:", "elif True:"),),
+        (
+            (
+                "Leaser._from_head",
+                """
+                if self._corrected is None or batch in self._corrected: ...
+                else: ...
+                """,
+                """
+                if True: ...
+                else: ...
+                """,
+            ),
+        ),
     ),
     Mutation(
         "a completion forgets what it has chosen beside a task that is out of attempts",
         "it takes nothing then, and looks for the next task elsewhere",
         "order-spent",
-        ((f"{LEASER}._choose_next", "if spent and", "if False and"),),
+        (("Leaser._choose_next", "spent and locked.log.name is not None", "False and locked.log.name is not None"),),
         stories=6000,
     ),
     Mutation(
         "only names are compared with the bound",
         "a task is leased that is less urgent than was asked for",
         "order-calm",
-        ((f"{LEASER}._from_head", "self._limit = self._bound if self._overpromised >= OVERPROMISED_MAX else selection.limit(self._bound)", "self._limit = LAST if self._overpromised >= OVERPROMISED_MAX else selection.limit()"),),
+        (
+            (
+                "Leaser._from_head",
+                "self._limit = self._bound if self._overpromised >= OVERPROMISED_MAX else selection.limit(self._bound)",
+                "self._limit = LAST if self._overpromised >= OVERPROMISED_MAX else selection.limit()",
+            ),
+        ),
     ),
     Mutation(
         "names that promise just the bound are left out",
         "nothing is said to be there that is urgent enough, and there is",
         "order-calm",
-        (("protocol.ordered_selection:OrderedSelection.glance", "or rank > bound:", "or rank > bound or rank == bound < LAST:"),),
+        (
+            (
+                "OrderedSelection.glance",
+                "(rank := self.best()) is None or rank > bound",
+                "(rank := self.best()) is None or rank > bound or rank == bound < LAST",
+            ),
+        ),
     ),
     Mutation(
         "a worker keeps to the selection that knows no ranks",
         "with a bound it believes that no task has a priority",
         "order-calm",
-        ((f"{LEASER}.begin", "if self.is_ordered != is_ordered:", "if False:"),),
+        (("Leaser.begin", "if self.is_ordered != is_ordered: ...", "if False: ..."),),
     ),
     Mutation(
         "urgent heads that are not kept are forgotten",
         "there is more in a shard than a worker keeps in mind, and it says that there is nothing",
         "order-small",
-        (("protocol.ordered_selection:OrderedSelection._list", 'self._further[shard] = ""', "pass"),),
+        (("OrderedSelection._list", 'self._further[shard] = ""', ""),),
     ),
     Mutation(
         "the name of a bulk insert's batch promises its last task",
         "nobody looks for the more urgent ones in it",
         "order-files",
-        (("protocol.encoding:SortWindow.drain", "rank_of(priorities[places[first]])", "rank_of(priorities[places[first + len(chosen) - 1]])"),),
+        (
+            (
+                "SortWindow.drain",
+                """
+                batch = Encoded(when, rank_of(priorities[places[first]]))
+                batch.take(content, len(chosen))
+                """,
+                """
+                batch = Encoded(when, rank_of(priorities[places[first + len(chosen) - 1]]))
+                batch.take(content, len(chosen))
+                """,
+            ),
+        ),
     ),
     Mutation(
         "a bulk insert is not sorted",
         "its batches' names promise whatever came first",
         "order-files",
-        (("protocol.encoding:SortWindow.drain", "sorted(range(len(lines)), key=comparable.__getitem__)", "list(range(len(lines)))"),),
+        (("SortWindow.drain", "sorted(range(len(lines)), key=comparable.__getitem__)", "list(range(len(lines)))"),),
     ),
     Mutation(
         "the name of a sealed batch loses its priority",
         "nobody looks for the urgent tasks that come back in it",
         "order",
-        (("format.names:TaskFileName.sealed", "self._replace(inserted=tasks)", "self._replace(inserted=tasks, priority=None)"),),
+        (("TaskFileName.sealed", "self._replace(inserted=tasks)", "self._replace(inserted=tasks, priority=None)"),),
     ),
     Mutation(
         "a dead letter that is given back has no priority any more",
         "it comes after all others",
         "order",
-        (("storage.deadletters:retry", ", priority=letter.priority)", ")"),),
+        (("retry", "task_file.encode_task(..., priority=letter.priority)", "task_file.encode_task(...)"),),
     ),
-]  # fmt: skip
+]
