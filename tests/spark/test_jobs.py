@@ -47,7 +47,6 @@ def test_audit_of_a_sound_queue(spark: SparkSession, queue: Queue) -> None:
     assert found.findings == []
 
 
-@pytest.mark.thorough
 def test_audit_finds_what_fsck_finds_in_all_queues(
     spark: SparkSession, queue_factory: QueueFactory, tmp_path: Path
 ) -> None:
@@ -172,7 +171,6 @@ def test_drain_with_an_expression(spark: SparkSession, queue: Queue, tmp_path: P
     ]
 
 
-@pytest.mark.thorough
 def test_an_expression_that_fails_gives_the_tasks_back(spark: SparkSession, queue: Queue, tmp_path: Path) -> None:
     queue.insert_many(range(10))
     with pytest.raises(PySparkException, match="CAST_INVALID_INPUT"):
@@ -208,7 +206,6 @@ def test_a_drain_that_died_before_it_completed_is_gone_on_with(
     assert sum(written(spark, out).values()) == done.completed == queue.status().completed
 
 
-@pytest.mark.thorough
 def test_results_of_tasks_that_were_taken_over_do_not_count(spark: SparkSession, queue: Queue, tmp_path: Path) -> None:
     queue.insert_many(range(10))
     job = _Drain(spark, str(queue.path), Place(str(tmp_path / "out")), square, None, 3600, 10)

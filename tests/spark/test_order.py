@@ -131,7 +131,6 @@ def test_a_priority_that_is_no_utf8_is_refused(spark: SparkSession, queue: Queue
     assert queue.status().inserted == 0
 
 
-@pytest.mark.thorough
 def test_a_line_that_its_priority_makes_too_long_is_refused(spark: SparkSession, queue_factory: QueueFactory) -> None:
     queue = queue_factory(task_bytes_max=100)
     df = spark.createDataFrame([("x" * 70, "p"), ("x" * 70, "p" * 20)], "a STRING, p STRING").coalesce(1)
@@ -264,7 +263,6 @@ def test_a_spark_task_that_is_repeated_inserts_what_is_missing(
     assert queue.status().completed == (2 if completes else 0)
 
 
-@pytest.mark.thorough
 def test_many_keys_are_advised_against(
     spark: SparkSession, queue: Queue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

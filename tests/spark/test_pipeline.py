@@ -30,7 +30,6 @@ def pipeline() -> ModuleType:
 
 
 @pytest.mark.slow
-@pytest.mark.thorough
 def test_lines_of_the_standard_library(spark: SparkSession, pipeline: ModuleType, tmp_path: Path) -> None:
     library = Path(sysconfig.get_path("stdlib"))
     sources = tmp_path / "sources"

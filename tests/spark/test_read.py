@@ -252,7 +252,6 @@ def test_commits(spark: SparkSession, queue: Queue) -> None:
     assert (other["name"], other["tasks"]) == ("b", 0)
 
 
-@pytest.mark.thorough
 def test_all_of_a_drained_queue(spark: SparkSession, queue: Queue) -> None:
     queue.insert_many(range(3000))
     while tasks := queue.lease(500):
@@ -274,7 +273,6 @@ def test_a_group_has_a_column_with_the_queue(spark: SparkSession, queue_factory:
     assert read(spark, tmp_path, "counters").count() == 0
 
 
-@pytest.mark.thorough
 def test_a_group_of_many_queues(spark: SparkSession, queue_factory: QueueFactory, tmp_path: Path) -> None:
     for number in range(70):
         queue_factory(f"q{number}", shards=1).insert(number)
@@ -283,7 +281,6 @@ def test_a_group_of_many_queues(spark: SparkSession, queue_factory: QueueFactory
     assert {tuple(row) for row in df.collect()} == {(f"q{number}", number) for number in range(70)}
 
 
-@pytest.mark.thorough
 def test_shards_and_partitions_by_option(spark: SparkSession, busy: Queue) -> None:
     everything = {row["id"] for row in as_rows(read(spark, busy))}
     for partitions, found in (("1", {1}), ("5", {3, 4, 5}), ("1000", set(range(6, 65)))):
@@ -348,7 +345,6 @@ def test_a_batch_with_what_is_no_text_is_read_but_for_that(spark: SparkSession, 
     assert sorted(str(row["payload"]) for row in as_rows(read(spark, queue))) == ["None", '{"n":0}', '{"n":2}']
 
 
-@pytest.mark.thorough
 def test_tasks_are_read_while_workers_work(spark: SparkSession, queue: Queue) -> None:
     """What is read at any time are tasks that are there, each once."""
     queue.insert_many(range(20_000))
