@@ -11,9 +11,8 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,12 +20,26 @@ from typing import Any
 import pytest
 
 from tests.lab.guests import DIES_WITH_US
+from tests.waiting import until
 
 TOP = Path(__file__).resolve().parents[2]
 JAVA_LEAST = 17
 FAST_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xss4m"
 """Starts quickly; runs slower, which does not matter here."""
+JVM_S = 600.0
+"""How long what starts a JVM may take on a machine that is busy with other work."""
+PATIENT = {
+    # How long anything waits for an answer: an executor's heartbeats, remote calls, connections, blocks.
+    "spark.network.timeout": "3600s",
+    "spark.executor.heartbeat.maxFailures": "10000",
+    "spark.files.fetchTimeout": "3600s",
+    "spark.sql.broadcastTimeout": "3600s",
+    # How long the JVM waits until Python connects to a socket that it has opened for it, and the other way round.
+    "spark.python.authenticate.socketTimeout": "3600s",
+}
+"""Spark's own time limits, which would otherwise fire on a busy machine."""
 CONF = {
+    **PATIENT,
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.driver.host": "127.0.0.1",
@@ -38,6 +51,28 @@ CONF = {
     "spark.executor.extraJavaOptions": FAST_JVM,
     "spark.python.daemon.module": "tests.spark.daemon",
 }
+
+
+def thorough(*values: Any) -> Any:
+    """Make a case of `parametrize` that is left to scripts/test --all."""
+    return pytest.param(*values, marks=pytest.mark.thorough)
+
+
+def each_once(ones: tuple[str, Sequence[Any]], others: tuple[str, Sequence[Any]]) -> pytest.MarkDecorator:
+    """Parametrize by all pairs of two lists, each given as `names, values`.
+
+    The gate has each value of either list in one pair at least. The other pairs are left to scripts/test --all.
+    """
+    (names, first), (more, second) = ones, others
+    in_gate = {(number % len(first), number % len(second)) for number in range(max(len(first), len(second)))}
+    return pytest.mark.parametrize(
+        f"{names}, {more}",
+        [
+            (pytest.param if (i, j) in in_gate else thorough)(*(one if "," in names else (one,)), other)
+            for i, one in enumerate(first)
+            for j, other in enumerate(second)
+        ],
+    )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -86,6 +121,7 @@ def environment(installed: Path) -> dict[str, str]:
         "PYSPARK_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": "127.0.0.1",
         "PYTHONDONTWRITEBYTECODE": "1",
+        "SPARK_AUTH_SOCKET_TIMEOUT": "3600",  # what Python makes of the setting spark.python.authenticate.socketTimeout
     }
 
 
@@ -104,12 +140,36 @@ def spark(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     os.environ.clear()
     os.environ.update(before)
     session.sparkContext.setLogLevel("OFF")
-    yield session
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPARK_AUTH_SOCKET_TIMEOUT", environment(installed)["SPARK_AUTH_SOCKET_TIMEOUT"])
+        yield session
     session.stop()
     gateway = session.sparkContext._gateway
     gateway.shutdown()
     gateway.proc.stdin.close()
-    gateway.proc.wait(60)
+    gateway.proc.wait(JVM_S)
+
+
+def run_to_end(start: Callable[[], Any]) -> None:
+    """Start a streaming query that ends by itself, and wait for its end.
+
+    Spark gives the Python process of a streaming source ten seconds to connect back, and no setting changes that
+    (PythonWorkerFactory.createSimpleWorker). On a busy machine the process may need longer. Then the query is started
+    again from its checkpoint, as a user would do.
+    """
+    from pyspark.errors import StreamingQueryException
+
+    def has_ended() -> bool:
+        query = start()
+        try:
+            assert query.awaitTermination(int(JVM_S)), query.status
+            return True
+        except StreamingQueryException as error:
+            if "connect back" not in str(error):
+                raise
+            return False
+
+    until(has_ended, "Spark to start the Python process of a streaming source in time", JVM_S)
 
 
 Driver = Callable[..., subprocess.Popen[str]]
@@ -167,7 +227,7 @@ def cluster(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
             "SPARK_HOME": home,
             "SPARK_LOCAL_IP": address,
             "SPARK_DAEMON_MEMORY": "256m",
-            "SPARK_DAEMON_JAVA_OPTS": FAST_JVM,
+            "SPARK_DAEMON_JAVA_OPTS": f"{FAST_JVM} -Dspark.network.timeout=3600s -Dspark.worker.timeout=3600",
         }
         java = f"org.apache.spark.deploy.{name}"
         command = [*DIES_WITH_US, f"{home}/bin/spark-class", java, "--host", address, *arguments]
@@ -180,13 +240,13 @@ def cluster(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     start("master.Master", "127.0.0.1", "--port", str(port), "--webui-port", str(web))
     master = f"spark://127.0.0.1:{port}"
     try:
-        wait_for(lambda: status(web) is not None, logs)
+        wait_for(lambda: status(web) is not None, "the cluster's master", logs)
         for number, address in enumerate(("127.0.0.1", "127.0.0.2")):
             start(
                 "worker.Worker", address, "--port", "0", "--webui-port", "0", "--cores", "1", "--memory", "1g",
                 "--work-dir", str(logs / f"work{number}"), master,
             )  # fmt: skip
-        wait_for(lambda: (status(web) or {}).get("aliveworkers") == 2, logs)
+        wait_for(lambda: (status(web) or {}).get("aliveworkers") == 2, "the cluster's workers", logs)
         yield Cluster(master)
     finally:
         for process in processes:
@@ -195,19 +255,18 @@ def cluster(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 def status(port: int) -> dict[str, Any] | None:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/", timeout=60) as answer:
             found: dict[str, Any] = json.load(answer)
             return found
     except (OSError, ValueError):
         return None
 
 
-def wait_for(condition: Callable[[], bool], logs: Path, timeout_s: float = 180) -> None:
-    until = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > until:
-            pytest.fail("the cluster did not start:\n" + "\n".join(log.read_text() for log in logs.glob("*.log")))
-        time.sleep(0.2)
+def wait_for(condition: Callable[[], bool], what: str, logs: Path) -> None:
+    try:
+        until(condition, what, JVM_S)
+    except AssertionError as error:
+        pytest.fail(f"{error}\n" + "\n".join(log.read_text() for log in logs.glob("*.log")))
 
 
 def free_port() -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,8 @@ from pyspark.sql import functions as F
 
 from fsqueue import spark as jobs
 from fsqueue.spark import seed
-from tests.spark.conftest import CONF
-
-SLOW_S_MAX = 120.0
-"""How long the first attempt of a slow task waits for its copy: on a busy machine Spark starts it late."""
+from tests.spark.conftest import CONF, JVM_S
+from tests.waiting import until
 
 
 def session(master: str, directory: str, **conf: str) -> SparkSession:
@@ -65,9 +63,9 @@ def troubled(df: DataFrame, directory: str, trouble: str) -> DataFrame:
                 if trouble == "fails" and attempt == 0:
                     raise RuntimeError("on purpose")
                 if attempt == 0 and trouble == "is slow" and partition == 0:
-                    until = time.monotonic() + SLOW_S_MAX
-                    while not Path(directory, "0-1").exists() and time.monotonic() < until:
-                        time.sleep(0.1)
+                    # An error here would have Spark try again, which would look like the copy.
+                    with suppress(AssertionError):
+                        until(Path(directory, "0-1").exists, "the copy of a slow task", JVM_S)
 
     return df.mapInArrow(work, df.schema)
 

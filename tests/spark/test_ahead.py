@@ -21,8 +21,7 @@ from fsqueue.spark import ahead as module  # noqa: E402
 from fsqueue.spark import options, reading, writing  # noqa: E402
 from fsqueue.spark.ahead import ahead  # noqa: E402
 from fsqueue.spark.memory_pool import system_pool  # noqa: E402
-
-WAIT_S = 30.0
+from tests.waiting import PATIENCE_S, until  # noqa: E402
 
 
 def batch(number: int) -> pa.RecordBatch:
@@ -38,9 +37,7 @@ def threads() -> list[threading.Thread]:
 
 
 def ended() -> None:
-    for one in threads():
-        one.join(WAIT_S)
-    assert not threads()
+    until(lambda: not threads(), "the thread to end")
 
 
 def test_all_batches_come_in_order() -> None:
@@ -58,7 +55,7 @@ def test_batches_are_taken_while_the_one_before_is_in_use() -> None:
             yield batch(number)
 
     for one in ahead(given()):
-        assert all(event.wait(WAIT_S) for event in taken), number_of(one)
+        assert all(event.wait(PATIENCE_S) for event in taken), number_of(one)
 
 
 def test_no_more_is_taken_than_there_is_memory_for(monkeypatch: pytest.MonkeyPatch) -> None:

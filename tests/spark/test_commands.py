@@ -127,6 +127,7 @@ def test_the_workers_python_is_the_one_that_conf_names(
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_as_a_process_of_its_own_it_prints_nothing_else(
     spark: SparkSession, installed: Path, queue: Queue, tmp_path: Path
 ) -> None:

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from fsqueue import Queue
-from tests.spark.conftest import Driver
+from tests.spark.conftest import JVM_S, Driver
 
 pytest.importorskip("pyspark", reason="PySpark is not installed: pip install 'fsqueue-tasks[spark]'")
 
@@ -17,10 +17,11 @@ LACKING = [name for name in ("grpc", "grpc_status", "zstandard") if importlib.ut
 
 @pytest.mark.slow
 @pytest.mark.skipif(bool(LACKING), reason=f"Spark Connect needs {', '.join(LACKING)}: pip install 'pyspark[connect]'")
+@pytest.mark.thorough
 def test_drain_on_spark_connect(driver: Driver, queue: Queue) -> None:
     queue.insert_many(range(10))
     process = driver("connect", queue.path, master="connect")
-    out, err = process.communicate(timeout=400)
+    out, err = process.communicate(timeout=JVM_S)
     assert process.returncode == 0, err[-3000:]
     told = json.loads(out.splitlines()[-1])
     assert told["drained"]["completed"] == 10

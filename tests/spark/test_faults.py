@@ -18,11 +18,10 @@ pytest.importorskip("pyspark", reason="PySpark is not installed: pip install 'fs
 from pyspark.sql import SparkSession
 
 from fsqueue.spark import seed
-from tests.spark.conftest import Cluster, Driver, environment
+from tests.spark.conftest import JVM_S, Cluster, Driver, environment
 from tests.spark.drivers import rows, troubled
 
 ROWS = 40_000
-DRIVER_S = 400
 MORTAL = Path(__file__).parent / "mortal"
 
 
@@ -31,7 +30,7 @@ def numbers(queue: Queue) -> list[int]:
 
 
 def output(process: subprocess.Popen[str]) -> list[dict[str, Any]]:
-    out, err = process.communicate(timeout=DRIVER_S)
+    out, err = process.communicate(timeout=JVM_S)
     assert process.returncode == 0, err
     return [json.loads(line) for line in out.splitlines() if line.startswith("{")]
 
@@ -47,6 +46,7 @@ def test_failing_tasks_are_tried_again_and_insert_once(spark: SparkSession, queu
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_on_a_cluster_with_dead_executors_and_copies(
     cluster: Cluster, driver: Driver, queue_factory: QueueFactory
 ) -> None:
@@ -77,13 +77,14 @@ def test_on_a_cluster_with_dead_executors_and_copies(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("where", "visible"), [("before", 0), ("half-way", ROWS), ("after", ROWS)])
+@pytest.mark.thorough
 def test_a_driver_that_dies_at_its_commit(
     spark: SparkSession, driver: Driver, installed: Path, queue: Queue, where: str, visible: int
 ) -> None:
     """All or nothing is there, whoever looks; the same commit again adds what is missing, once."""
     path = f"{MORTAL}:{environment(installed)['PYTHONPATH']}"
     dying = driver("seeds", queue.path, str(ROWS), "c", DIE_AT=where, PYTHONPATH=path)
-    dying.communicate(timeout=DRIVER_S)
+    dying.communicate(timeout=JVM_S)
     assert dying.returncode == -9
     assert Queue(queue.path).status().waiting == visible
     again = seed(rows(spark, ROWS, 4), str(queue.path), commit="c")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from fsqueue import InvalidArgument, Queue
+from tests.spark.conftest import run_to_end
 from tests.support import QueueFactory
 
 pytest.importorskip("pyspark", reason="PySpark is not installed: pip install 'fsqueue-tasks[spark]'")
@@ -112,8 +113,7 @@ def test_a_query_that_is_started_again_reads_each_task_once(spark: SparkSession,
     for _ in range(2):
         stream = spark.readStream.format("fsqueue").option("view", "history").load(str(queue.path))
         writer = stream.select("id", "state").writeStream.format("parquet").option("path", str(tmp_path / "out"))
-        query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
-        assert query.awaitTermination(300)
+        run_to_end(writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start)
         found = [row.id for row in spark.read.parquet(str(tmp_path / "out")).collect()]
         assert sorted(found) == sorted(ids)
         ids |= finish(queue, range(10))

@@ -67,6 +67,7 @@ def test_audit_finds_what_fsck_finds_in_all_queues(
 
 @pytest.mark.oldest
 def test_report_tells_what_a_queue_went_through(spark: SparkSession, queue: Queue, tmp_path: Path) -> None:
+    began = time.time()
     queue.insert_many(range(500))
     for _ in range(2):
         for number, task in enumerate(queue.lease(100)):
@@ -95,14 +96,17 @@ def test_report_tells_what_a_queue_went_through(spark: SparkSession, queue: Queu
     [state] = made.queues
     assert (state.path, state.states) == (str(queue.path), queue.status().as_dict())
     assert state.settings["lease_s"] == queue.settings.lease_s
-    assert time.time() - 300 < made.looked_at < time.time()
+    assert began <= made.looked_at <= time.time()
     assert len(made.slowest) == 20
     took = [row["duration_s"] for row in made.slowest]
     assert took == sorted(took, reverse=True)
     assert all(row["attempts"] in (1, 2) and row["outcome"] in ("complete", "fail") for row in made.slowest)
     assert len({row["id"] for row in made.slowest}) == 20
     assert f"(process {os.getpid()})" in made.slowest[0]["worker"]
-    assert abs(made.slowest[0]["ended_at"] - made.looked_at) < 300
+    ended = {task.id: task.since for task in queue.tasks("completed")}
+    completed = [row for row in made.slowest if row["outcome"] == "complete"]
+    assert completed
+    assert [row["ended_at"] for row in completed] == pytest.approx([ended[row["id"]] for row in completed], abs=0.002)
     assert all(row["id"] in page for row in made.slowest)
     assert spark.read.parquet(str(tmp_path / "out" / "attempts")).count() == 201
     with pytest.raises(InvalidArgument, match="is not empty"):
@@ -124,6 +128,7 @@ def test_the_states_of_a_directory_of_queues(
     assert (len(found), count) == (2, 3)
 
 
+@pytest.mark.thorough
 def test_report_of_nothing(spark: SparkSession, queue: Queue, tmp_path: Path) -> None:
     made = jobs.report(spark, str(queue.path), str(tmp_path / "out"))
     assert (made.attempts, made.throughput, made.duration_s) == ({}, [], [])
@@ -138,14 +143,18 @@ def test_report_of_nothing(spark: SparkSession, queue: Queue, tmp_path: Path) ->
 def test_drain_with_a_function(spark: SparkSession, queue_factory: QueueFactory, tmp_path: Path) -> None:
     queue = queue_factory(backoff_s=(1000, 1000))
     queue.insert_many(range(100))
+    began = time.monotonic()
     done = jobs.drain(spark, str(queue.path), str(tmp_path / "out"), square, partition_tasks=20)
+    whole_s = time.monotonic() - began
     assert (done.completed, done.failed, done.lost) == (99, 1, 0)
     assert done.rounds >= 2
     assert written(spark, tmp_path / "out") == Counter((1, f'{{"square":{n * n}}}') for n in range(100) if n != 13)
     status = queue.status()
     assert (status.completed, status.remaining) == (99, 1)
     took = [queue.history(task.id)[-1].took_s for task in queue.tasks("completed")]
-    assert {one is not None and one < 0.5 for one in took} == {True}, "the function's time, and not the round's"
+    assert None not in took
+    # Two threads work, each on one task after another. If each task had its round's time, the sum would be far larger.
+    assert sum(filter(None, took)) <= 2 * whole_s, "the function's time, and not the round's"
     (failed,) = queue.tasks()
     assert (failed.payload, failed.error, failed.attempt) == (13, "ValueError: 13 brings bad luck", 1)
 

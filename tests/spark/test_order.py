@@ -26,6 +26,7 @@ from pyspark.sql import functions as F
 
 from fsqueue.spark import keyed, schemas, seed, tables
 from fsqueue.spark.options import WriteOptions
+from tests.spark.conftest import each_once
 from tests.spark.test_stream import Stream, stream  # noqa: F401 - a fixture
 
 Way = Callable[..., None]
@@ -40,7 +41,8 @@ def by_seed(df: DataFrame, queue: Queue, **options: str) -> None:
 
 
 PART = r"The number counts the rows of partition 0 of the DataFrame\."
-BOTH = pytest.mark.parametrize("way", [by_write, by_seed])
+WAYS = [by_write, by_seed]
+BOTH = pytest.mark.parametrize("way", WAYS)
 
 
 def leased(queue: Queue) -> list[Any]:
@@ -55,16 +57,18 @@ def view(spark: SparkSession, queue: Queue, **options: str) -> list[Row]:
 # -- priorities -----------------------------------------------------------------------------------------------
 
 
-@BOTH
-@pytest.mark.parametrize(
-    ("kind", "given"),
-    [
-        ("STRING", ["b", "", None, 'a"\\\n', "é", "2026-11-30", "5"]),
-        ("BIGINT", [2**63 - 1, 10, None, -(2**63), 9, 0]),
-        ("INT", [10, None, -9, 9]),
-        ("SMALLINT", [10, None, -9, 9]),
-        ("TINYINT", [10, None, -9, 9]),
-    ],
+@each_once(
+    (
+        "kind, given",
+        [
+            ("STRING", ["b", "", None, 'a"\\\n', "é", "2026-11-30", "5"]),
+            ("BIGINT", [2**63 - 1, 10, None, -(2**63), 9, 0]),
+            ("INT", [10, None, -9, 9]),
+            ("SMALLINT", [10, None, -9, 9]),
+            ("TINYINT", [10, None, -9, 9]),
+        ],
+    ),
+    ("way", WAYS),
 )
 def test_tasks_come_in_the_order_of_their_priorities(
     spark: SparkSession, queue: Queue, way: Way, kind: str, given: list[Any]
@@ -108,8 +112,7 @@ def contents(queue: Queue) -> Iterator[tuple[TaskFileName, list[Any]]]:
         yield name, [(line["payload"]["n"], line.get("priority")) for line in lines]
 
 
-@BOTH
-@pytest.mark.parametrize("text", ["x" * 1025, "é" * 513])
+@each_once(("text", ["x" * 1025, "é" * 513]), ("way", WAYS))
 def test_a_priority_that_is_too_long_is_named_and_nothing_is_inserted(
     spark: SparkSession, queue: Queue, way: Way, text: str
 ) -> None:
@@ -157,6 +160,7 @@ def test_overwriting_with_priorities(spark: SparkSession, queue: Queue) -> None:
     assert leased(Queue(queue.path)) == [({"p": 1}, 1), ({"p": 2}, 2)]
 
 
+@pytest.mark.thorough
 def test_a_stream_with_priorities(stream: Stream, queue: Queue) -> None:  # noqa: F811
     stream.feed(5)
     stream.run(priority="n", payload="n")
@@ -201,14 +205,16 @@ def test_keys_with_priorities_delays_and_json(spark: SparkSession, queue: Queue)
     assert [(task.key, task.priority) for task in queue.tasks("delayed")] == [("d", 0)]
 
 
-@BOTH
-@pytest.mark.parametrize(
-    ("rows", "said"),
-    [
-        ([("a",), (None,), ("c",)], "Task number 2: its key is null"),
-        ([("a",), ("",)], "Task number 2: the key is empty"),
-        ([("a",), ("k" * 1025,)], r"Task number 2: the key takes 1,025 bytes; .* It begins with 'kkkkkkkkkk"),
-    ],
+@each_once(
+    (
+        "rows, said",
+        [
+            ([("a",), (None,), ("c",)], "Task number 2: its key is null"),
+            ([("a",), ("",)], "Task number 2: the key is empty"),
+            ([("a",), ("k" * 1025,)], r"Task number 2: the key takes 1,025 bytes; .* It begins with 'kkkkkkkkkk"),
+        ],
+    ),
+    ("way", WAYS),
 )
 def test_what_is_no_key_is_refused(spark: SparkSession, queue: Queue, way: Way, rows: Any, said: str) -> None:
     with pytest.raises(Exception, match=rf"{said}.*{PART}"):
@@ -242,8 +248,7 @@ def interrupted(path: str, completes: bool) -> Callable[[Iterator[Any]], Iterato
     return rows_of
 
 
-@BOTH
-@pytest.mark.parametrize("completes", [False, True])
+@each_once(("completes", [False, True]), ("way", WAYS))
 def test_a_spark_task_that_is_repeated_inserts_what_is_missing(
     spark: SparkSession, queue: Queue, way: Way, completes: bool
 ) -> None:

@@ -30,17 +30,17 @@ def read(spark: SparkSession, queue: Queue | Path, view: str = "tasks", schema: 
 def used(queue: Queue) -> Queue:
     """A queue in which everything has happened: waiting, delayed, leased, failed, completed, buried, cancelled."""
     queue.insert_many([{"n": n, "text": f"ü {n}"} for n in range(40)], batch_tasks=8)
-    queue.insert_many([{"n": 100 + n} for n in range(5)], delay_s=1000)
+    queue.insert_many([{"n": 100 + n} for n in range(5)], delay_s=9000)
     queue.insert(b"\x00\xff")
     queue.insert("plain")
-    tasks = queue.lease(12, lease_s=500)
+    tasks = queue.lease(12, lease_s=5000)
     queue.complete(tasks[:4])
     tasks[4].complete({"size": 1.5})
     tasks[5].fail(ValueError("no"), delay_s=0)
     tasks[6].bury("hopeless")
     tasks[7].release()
     queue.release_all()  # the leases of 8 to 11
-    queue.lease(3, lease_s=500)
+    queue.lease(3, lease_s=5000)
     queue.lease(1, lease_s=0.001)
     waiting = next(task.id for task in queue.tasks("waiting") if task.version == 0)
     assert queue.cancel([waiting]) == 1
@@ -116,12 +116,12 @@ def test_tasks_of_batches_that_take_inserts(spark: SparkSession, queue_factory: 
     payloads: list[Any] = [{"n": 0, "text": "ü"}, {"n": 1}, {"n": 2}, {"n": 3}, {"n": 4}, b"\x00\xff", {"n": 6}]
     ids, born = [], []
     for payload in payloads:
-        ids.append(queue.insert(payload, delay_s=1000 if payload == {"n": 6} else 0).id)
+        ids.append(queue.insert(payload, delay_s=9000 if payload == {"n": 6} else 0).id)
         born.append(clock.now_s)
         clock.advance(10)
     queue._inserter._made(LAST)  # one that no task is in yet
     assert sorted(name.inserted or 0 for name in task_file_names(queue)) == [TAKES_INSERTS, TAKES_INSERTS, 4]
-    [done, dead], [held] = queue.lease(2), queue.lease(1, lease_s=1000)
+    [done, dead], [held] = queue.lease(2), queue.lease(1, lease_s=5000)
     assert [done.id, dead.id, held.id] == ids[:3]
     done.complete()
     dead.bury("no")
@@ -162,7 +162,7 @@ def test_tasks_of_batches_that_take_inserts(spark: SparkSession, queue_factory: 
 def test_tasks_are_counted_by_the_names_of_their_files(spark: SparkSession, queue: Queue) -> None:
     """No file is opened where no column needs more: so what they hold may be anything."""
     queue.insert_many(range(40), batch_tasks=8)
-    queue.insert_many(range(5), delay_s=1000)
+    queue.insert_many(range(5), delay_s=9000)
     for path in queue.path.rglob("queue/*/*.jsonl"):
         path.write_bytes(b"")
     df = read(spark, queue, schema="state STRING, id STRING")

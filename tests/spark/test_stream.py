@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from fsqueue import Queue
+from tests.spark.conftest import run_to_end, thorough
 
 pytest.importorskip("pyspark", reason="PySpark is not installed: pip install 'fsqueue-tasks[spark]'")
 
@@ -33,8 +34,8 @@ class Stream:
     def run(self, **options: str) -> None:
         source = self.spark.readStream.schema("n INT").option("maxFilesPerTrigger", "1").json(str(self.place / "in"))
         writer = source.writeStream.format("fsqueue").option("checkpointLocation", str(self.place / "checkpoint"))
-        query = writer.options(**options).trigger(availableNow=True).start(str(self.queue.path))
-        assert query.awaitTermination(300)
+        writer = writer.options(**options).trigger(availableNow=True)
+        run_to_end(lambda: writer.start(str(self.queue.path)))
 
     def forget_last_batch(self) -> None:
         """What Spark's checkpoint looks like if the driver died after the sink's commit, before its own."""
@@ -85,7 +86,8 @@ def test_a_batch_that_spark_repeats_adds_nothing(stream: Stream, queue: Queue) -
 
 
 @pytest.mark.parametrize(
-    ("options", "said"), [({"commit": "c"}, "names its commits itself"), ({"ifExists": "error"}, "append or create")]
+    ("options", "said"),
+    [({"commit": "c"}, "names its commits itself"), thorough({"ifExists": "error"}, "append or create")],
 )
 def test_what_a_stream_cannot_do(stream: Stream, options: dict[str, str], said: str) -> None:
     stream.feed(1)

@@ -15,7 +15,7 @@ import pytest
 
 from fsqueue import Queue
 from tests.pages import blocks, text_of
-from tests.spark.conftest import CONF, TOP, Cluster
+from tests.spark.conftest import CONF, JVM_S, TOP, Cluster
 
 pytest.importorskip("pyspark", reason="PySpark is not installed: pip install 'fsqueue-tasks[spark]'")
 
@@ -25,7 +25,8 @@ from pyspark.sql import SparkSession
 from fsqueue.errors import FsqueueError
 from fsqueue.spark import audit, register
 
-SUBMIT_S = 300
+pytestmark = pytest.mark.thorough  # each needs a virtualenv with a wheel of its own, most a cluster
+
 HERE = [path for path in sys.path if path.endswith("site-packages")]
 """Where this Python has Spark and what else fsqueue needs."""
 
@@ -50,7 +51,7 @@ class Shared:
             "SPARK_LOCAL_IP": "127.0.0.1",
         }
         return subprocess.run(
-            ["bash", "-euc", command], cwd=cwd, env=env, capture_output=True, text=True, timeout=SUBMIT_S
+            ["bash", "-euc", command], cwd=cwd, env=env, capture_output=True, text=True, timeout=JVM_S
         )
 
 
