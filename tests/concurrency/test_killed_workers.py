@@ -1,5 +1,5 @@
 """Eight processes drain a queue while some are killed with SIGKILL at random moments and replaced, and others
-stopped with SIGSTOP for a while, or interrupted with SIGINT: hundreds of rounds.
+stopped with SIGSTOP for a while, or interrupted with SIGINT: twenty rounds, and hundreds in `scripts/test --all`.
 
 `FSQUEUE_TEST_ROUNDS` and `FSQUEUE_TEST_SEED` play more, or others: see scripts/soak.
 """
@@ -10,15 +10,16 @@ import os
 from pathlib import Path
 
 from tests import tally
+from tests.concurrency.level import rounds
 from tests.concurrency.rounds import play_side_by_side
 from tests.support import BATCH_TASKS_MAX
 
-ROUNDS = int(os.environ.get("FSQUEUE_TEST_ROUNDS", "200" if BATCH_TASKS_MAX > 1 else "100"))
+ROUNDS = int(os.environ.get("FSQUEUE_TEST_ROUNDS", rounds(20, 200 if BATCH_TASKS_MAX > 1 else 100)))
 SEED = int(os.environ.get("FSQUEUE_TEST_SEED", "1"))
 
 
 def test_nothing_is_lost_and_nothing_done_twice_when_workers_are_killed(tmp_path: Path) -> None:
-    total = play_side_by_side(tmp_path, range(SEED, SEED + ROUNDS), BATCH_TASKS_MAX, timeout_s=60 + 5 * ROUNDS)
+    total = play_side_by_side(tmp_path, range(SEED, SEED + ROUNDS), BATCH_TASKS_MAX, timeout_s=300 + 10 * ROUNDS)
     print(dict(total))
     tally.note("local disk", total)
     assert total["rounds"] == ROUNDS
