@@ -5,19 +5,20 @@ of these tests has ended.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import pytest
 
-from tests.lab.guests import BOOT_S, PATIENCE_S, Guest, why_not
+from tests.concurrency.level import rounds
+from tests.lab.guests import BOOT_S, PATIENCE_S, Guest, running, why_not
 
 SEED = int(os.environ.get("FSQUEUE_TEST_SEED", "1"))
 NFS = os.environ.get("FSQUEUE_TEST_NFS", "4.2")
 """The version of NFS; scripts/soak has 3, too."""
 FILESYSTEM = os.environ.get("FSQUEUE_TEST_POWER_FS", "ext4")
 """What loses its power; scripts/soak has xfs and btrfs, too."""
-CUTS = int(os.environ.get("FSQUEUE_TEST_CUTS", "2"))
+CUTS = int(os.environ.get("FSQUEUE_TEST_CUTS", rounds(1, 2)))
 """Power cuts of each case."""
 POWER_CASES = [
     (style, durability, batches, FILESYSTEM)
@@ -38,8 +39,16 @@ POWER_CASES = [
 Inserts one at a time rely most on the order in which a disk keeps things: they have every filesystem in every run.
 """
 
+GATE_POWER_CASES = [
+    ("everything", "default", "batched", "ext4"),
+    ("singly", "default", "batched", "xfs"),
+    ("keyed", "default", "batched", "btrfs"),
+]
+"""Those of the gate: one for each filesystem, and not the same work."""
+
 POWER_GUESTS = 2
-"""How many lose their power: they wait for the disk more than they compute."""
+"""How many lose their power: they wait for the disk more than they compute. One is enough for a few cases."""
+FEW = 4
 
 
 def _guest(tmp_path_factory: pytest.TempPathFactory, lab: str, **environment: str) -> Guest:
@@ -47,6 +56,15 @@ def _guest(tmp_path_factory: pytest.TempPathFactory, lab: str, **environment: st
     if lacking:
         pytest.skip(lacking)
     return Guest(tmp_path_factory.mktemp(lab) / "guest", lab, **environment)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    """Print what the guests and the cluster have said, with each test here that fails."""
+    report = yield
+    if report.failed:
+        report.sections += [(f"said in the lab of {lab.directory}", lab.said()) for lab in running]
+    return report
 
 
 @pytest.fixture(scope="package")
@@ -76,12 +94,20 @@ def nfs(request: pytest.FixtureRequest, nfs_guest: Guest) -> Guest:
 
 
 @pytest.fixture(scope="package")
-def cut_off(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], dict[str, dict[str, Any]]]]:
-    """What became of each point at which a client was cut off; in a guest apart, because there is much waiting."""
-    guest = _guest(tmp_path_factory, "nfs", NFS=NFS)
-    begun = guest.begin("tests.lab.nfs", "cut")
+def cut_off(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[], dict[str, dict[str, Any]]]]:
+    """What became of each point at which a client was cut off: those of the tests that are to run.
+
+    Many of them in a guest apart, because there is much waiting.
+    """
+    points = [item.callspec.params["point"] for item in _wanted(request, "cut_off")]
+    apart = len(points) > FEW
+    guest = _guest(tmp_path_factory, "nfs", NFS=NFS) if apart else request.getfixturevalue("nfs_guest")
+    begun = guest.begin("tests.lab.nfs", "cut", points=points)
     yield lambda: guest.result(begun, BOOT_S + PATIENCE_S)
-    guest.close()
+    if apart:
+        guest.close()
 
 
 @pytest.fixture(scope="package")
@@ -98,17 +124,17 @@ def power(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[[tuple[str, str, str, str]], dict[str, int]]]:
     """What became of the power cuts of a case; those of all tests that are to run begin at once."""
-    guests = [_guest(tmp_path_factory, "power") for _ in range(POWER_GUESTS)]
     wanted = [item.callspec.params["case"] for item in _wanted(request, "power")]
+    guests = [_guest(tmp_path_factory, "power") for _ in range(1 if len(wanted) <= FEW else POWER_GUESTS)]
     begun = {}
     for number, (style, durability, batches, filesystem) in enumerate(wanted):
-        guest = guests[number % POWER_GUESTS]
+        guest = guests[number % len(guests)]
         begun[style, durability, batches, filesystem] = (
             guest,
             guest.begin(
                 "tests.lab.power",
                 "cuts",
-                timeout_s=180.0 * CUTS,
+                timeout_s=PATIENCE_S * CUTS,
                 seed=SEED,
                 count=CUTS,
                 style=style,
@@ -120,7 +146,7 @@ def power(
 
     def result(case: tuple[str, str, str, str]) -> dict[str, int]:
         guest, number = begun[case]
-        return guest.result(number, BOOT_S + 180.0 * CUTS * len(wanted))
+        return guest.result(number, BOOT_S + PATIENCE_S * CUTS * len(wanted))
 
     yield result
     for guest in guests:

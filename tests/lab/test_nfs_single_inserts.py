@@ -29,7 +29,7 @@ def test_a_task_inserted_alone_costs_few_calls_to_the_server(nfs: Guest) -> None
         assert found[what]["all"] - opened * NOTIFICATION <= most + 0.05, found[what]
 
 
-@pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize("restart", [pytest.param(False, marks=pytest.mark.thorough), True])
 def test_two_clients_insert_singly_and_work_while_processes_are_killed(nfs: Guest, restart: bool) -> None:
     found = nfs.call(SCENARIOS, "play", seed=SEED, restart=restart)
     tally.note(f"NFS {NFS}", found | ({"server restarts": 1} if restart else {}))
