@@ -29,11 +29,11 @@ def perform(request: dict[str, Any]) -> Any:
 
 
 def serve(directory: Path) -> None:
-    """Answer one call after the other, until there is a file `end`."""
+    """Answer one call after the other, until there is none more and a file `end`."""
     for module in MODULES:
         importlib.import_module(module)
     number = 0
-    while not (directory / "end").exists():
+    while True:
         call = directory / f"{number}.call"
         until(lambda call=call: call.exists() or (directory / "end").exists(), "a call", math.inf)
         if not call.exists():

@@ -105,6 +105,8 @@ def cut_off(
     apart = len(points) > FEW
     guest = _guest(tmp_path_factory, "nfs", NFS=NFS) if apart else request.getfixturevalue("nfs_guest")
     begun = guest.begin("tests.lab.nfs", "cut", points=points)
+    if apart:
+        guest.ends_then()
     yield lambda: guest.result(begun, BOOT_S + PATIENCE_S)
     if apart:
         guest.close()
@@ -115,6 +117,7 @@ def nolock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], li
     """What the doctor reports from two clients that mount NFS 3 with `nolock`."""
     guest = _guest(tmp_path_factory, "nfs", NFS="3", NFS_OPTIONS="nolock")
     begun = guest.begin("tests.lab.doctors", "two_join")
+    guest.ends_then()
     yield lambda: guest.result(begun, BOOT_S + PATIENCE_S)
     guest.close()
 
@@ -143,6 +146,9 @@ def power(
                 batch_tasks_max=1 if batches == "single" else 1024,
             ),
         )
+
+    for guest in guests:
+        guest.ends_then()
 
     def result(case: tuple[str, str, str, str]) -> dict[str, int]:
         guest, number = begun[case]

@@ -111,7 +111,7 @@ def play(seed: int, restart: bool = False) -> dict[str, int]:
         for fault in range(KILLS):
             at_a_random_moment(dice, 0.2)
             if restart and fault == KILLS // 2:
-                restart_server([child for _, _, child in crew])
+                restart_server(name)
             action, client, victim = dice.choice(crew)
             if victim.running:
                 victim.kill()
