@@ -36,7 +36,7 @@ POWER_CASES = [
 ]
 """What is done, its durability, how tasks are batched, and the filesystem that loses its power.
 
-Inserts one at a time rely most on the order in which a disk keeps things: they have every filesystem in every run.
+Inserts one at a time rely most on the order in which a disk keeps things: they have every filesystem here.
 """
 
 GATE_POWER_CASES = [
