@@ -78,16 +78,29 @@ def nfs_guest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guest]:
 @pytest.fixture(scope="package")
 def calls(nfs_guest: Guest) -> Callable[[], dict[str, dict[str, float]]]:
     """The calls to a server that nobody has contended on: first of all, since files that clients have contended for
-    are not delegated for a while.
+    are not delegated for a while, and none to a client that was cut off.
     """
     begun = nfs_guest.begin("tests.lab.nfs", "calls_per_task")
     return lambda: nfs_guest.result(begun, BOOT_S + PATIENCE_S)
 
 
 @pytest.fixture(scope="package")
+def single_calls(nfs_guest: Guest) -> Callable[[], dict[str, dict[str, float]]]:
+    """The same of tasks that are inserted alone."""
+    begun = nfs_guest.begin("tests.lab.single_inserts", "calls_per_task")
+    return lambda: nfs_guest.result(begun, BOOT_S + PATIENCE_S)
+
+
+@pytest.fixture(scope="package")
 def nfs(request: pytest.FixtureRequest, nfs_guest: Guest) -> Guest:
     """Two NFS clients, with default mount options."""
-    for other in ("calls", "cut_off", "power", "nolock"):  # what comes first, and what other guests do meanwhile
+    for other in (
+        "calls",
+        "single_calls",
+        "cut_off",
+        "power",
+        "nolock",
+    ):  # what comes first, and what other guests do meanwhile
         if _wanted(request, other) and (NFS != "3" or other in ("power", "nolock")):
             request.getfixturevalue(other)
     return nfs_guest

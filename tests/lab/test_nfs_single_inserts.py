@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from tests import tally
@@ -20,8 +22,10 @@ NOTIFICATION = 4
 
 
 @pytest.mark.skipif(NFS == "3", reason="the lock calls of NFS 3 are not counted by the mount")
-def test_a_task_inserted_alone_costs_few_calls_to_the_server(nfs: Guest) -> None:
-    found = nfs.call(SCENARIOS, "calls_per_task")
+def test_a_task_inserted_alone_costs_few_calls_to_the_server(
+    nfs: Guest, single_calls: Callable[[], dict[str, dict[str, float]]]
+) -> None:
+    found = single_calls()
     for what, each in found.items():
         print(f"{what}: {each['all']:.3f} calls a task: {each}")
     for what, most in CALLS_MAX.items():
