@@ -101,8 +101,8 @@ def accounts(queue: Queue) -> str:
     return "\n".join(told)
 
 
-def drain(queue: Queue, *, lease_s: float = 30, patience_s: float = 15, n: int = 50) -> list[Any]:
-    """Complete all that is there or comes back within `patience_s`; the payloads."""
+def drain(queue: Queue, *, lease_s: float = 30, patience_s: float = 60, n: int = 50) -> list[Any]:
+    """Complete all that is there or comes back, for which `patience_s` are enough; the payloads."""
     payloads = []
     while tasks := queue.lease(n, lease_s=lease_s) or (
         [] if queue.status().drained else queue.lease(n, lease_s=lease_s, wait_s=patience_s)

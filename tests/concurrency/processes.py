@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import fcntl
 import json
 import os
+import random
 import select
 import signal
 import sys
@@ -17,9 +19,11 @@ import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+from tests.waiting import until
 
 _libc = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
@@ -27,7 +31,8 @@ PATIENCE_S = 180.0
 """No child of these tests has a reason to live longer."""
 _TELL = signal.SIGUSR2
 """What a child answers with its Python stacks."""
-_TELLING_S = 0.3
+_TELLING_S = 5.0
+"""How long a child that runs may take for that; this is for the message of a failure only."""
 
 
 class Child:
@@ -86,14 +91,15 @@ class Child:
 
     def wait_stopped(self, timeout_s: float = PATIENCE_S) -> None:
         """Return when it has stopped itself (SIGSTOP)."""
-        pause_s = 0.001
-        for _ in range(int(timeout_s / pause_s)):
-            found = os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            if found is not None:
-                assert found.si_code == os.CLD_STOPPED, f"process {self.pid} ended instead of stopping: {self.report()}"
-                return
-            time.sleep(pause_s)
-        raise TimeoutError(f"process {self.pid} did not stop within {timeout_s:g} s")
+
+        def changed() -> Any:
+            return os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT)
+
+        try:
+            found = until(changed, f"process {self.pid}, which is to stop itself", timeout_s)
+        except AssertionError as error:
+            raise TimeoutError(f"{error}\n{what_they_do()}") from error
+        assert found.si_code == os.CLD_STOPPED, f"process {self.pid} ended instead of stopping: {self.report()}"
 
     def stacks(self) -> str:
         """Where it is just now, in Python and in the kernel. (Who waits in the kernel may not answer for Python.)"""
@@ -101,8 +107,15 @@ class Child:
             return f"process {self.pid} has ended with {self.status}"
         before = os.fstat(self._stacks).st_size
         self.signal(_TELL)
-        time.sleep(_TELLING_S)
-        told = os.pread(self._stacks, 1 << 16, before).decode("utf-8", "replace")
+
+        def told_all() -> str:
+            told = os.pread(self._stacks, 1 << 16, before).decode("utf-8", "replace")
+            return told if "in <module>\n" in told or "\n  ...\n" in told else ""
+
+        told = ""
+        if in_the_kernel(self.pid)[:1] in ("R", "S"):  # one that is stopped, or waits for a server, does not answer
+            with suppress(AssertionError):
+                told = until(told_all, "its stacks", _TELLING_S)
         return f"process {self.pid} ({in_the_kernel(self.pid)}):\n{told or 'no answer'}"
 
     def report(self) -> str:
@@ -155,6 +168,27 @@ def in_the_kernel(pid: int) -> str:
             continue
         told.append(found.rpartition(") ")[2][:1] if part == "stat" else " < ".join(found.split("\n")).strip(" <"))
     return ", ".join(told)
+
+
+def at_a_random_moment(dice: random.Random, most_s: float) -> None:
+    """Return after a random time: so a fault that comes next meets others anywhere. Nothing must depend on when."""
+    time.sleep(most_s * dice.random())
+
+
+class Count:
+    """How often something has happened in all forked processes together. A SIGKILL takes nothing back."""
+
+    def __init__(self) -> None:
+        self._fd = os.memfd_create("count")
+        fcntl.fcntl(self._fd, fcntl.F_SETFL, os.O_APPEND)
+        weakref.finalize(self, os.close, self._fd)
+
+    def add(self, times: int = 1) -> None:
+        """It has happened."""
+        os.write(self._fd, b"." * times)
+
+    def __int__(self) -> int:
+        return os.fstat(self._fd).st_size
 
 
 @contextmanager

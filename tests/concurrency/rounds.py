@@ -10,7 +10,6 @@ from __future__ import annotations
 import random
 import shutil
 import signal
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -19,7 +18,7 @@ from pathlib import Path
 
 from fsqueue import FsqueueError, LeaseLost, Queue
 from tests.concurrency.books import Diary, check_drained, check_sound, diaries
-from tests.concurrency.processes import Child, children
+from tests.concurrency.processes import Child, at_a_random_moment, children
 
 SIDE_BY_SIDE = 5
 
@@ -183,7 +182,7 @@ def produce(path: Path, diary: Path, plan: Plan, number: int) -> None:
             queue.insert_many(payloads, batch_tasks=plan.batch_tasks, delay_s=dice.choice([0, 0, 0.05]))
         for payload in payloads:
             notes.note("inserted", payload)
-        time.sleep(dice.random() * 0.02)
+        at_a_random_moment(dice, 0.02)
 
 
 def prepare(path: Path, notes: Path, plan: Plan) -> Queue:
@@ -211,7 +210,7 @@ def stop_for_a_while(crew: list[Child], dice: random.Random) -> bool:
     if not victim.running:
         return False
     victim.signal(signal.SIGSTOP)
-    time.sleep(dice.choice([0.005, 0.05, 0.5]) * dice.random())
+    at_a_random_moment(dice, dice.choice([0.005, 0.05, 0.5]))
     victim.signal(signal.SIGCONT)
     return True
 
@@ -244,7 +243,7 @@ def _play(directory: Path, plan: Plan, workers: int) -> dict[str, int]:
             crew = [hire() for _ in range(workers)]
             killed = stopped = 0
             for fault in plan.faults(dice):
-                time.sleep(dice.choice([0.0002, 0.001, 0.003, 0.01]) * dice.random())
+                at_a_random_moment(dice, dice.choice([0.0002, 0.001, 0.003, 0.01]))
                 if fault == "stop":
                     stopped += stop_for_a_while(crew, dice)
                     continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import time
 from multiprocessing.synchronize import Barrier
 from typing import Any
@@ -11,49 +12,59 @@ import pytest
 
 from fsqueue import Queue
 from tests.concurrency.books import check_drained
-from tests.concurrency.processes import together
+from tests.concurrency.level import rounds
+from tests.concurrency.processes import PATIENCE_S, together
 
-WORKERS, TASKS = 8, 1000
+WORKERS, TASKS = 8, rounds(400, 1000)
 
 
-def work(queue: Queue, work_s: float, n: int, all_are_there: Barrier) -> dict[str, Any]:
+def work(queue: Queue, n: int, all_are_there: Barrier) -> dict[str, Any]:
     """Lease and complete until told "empty"; how many tasks, and when which lease call began and came back empty."""
     mine = Queue(queue.path)
-    all_are_there.wait(60)
-    start_at = time.monotonic()
+    all_are_there.wait(PATIENCE_S)
     done, began, empty = 0, [], []
     while True:
         start = time.monotonic()
         tasks = mine.lease(n, lease_s=100)
         if not tasks:
             empty.append(time.monotonic())
-            return {"done": done, "began": began, "empty": empty, "took": empty[-1] - start_at}
+            return {"done": done, "began": began, "empty": empty}
         began.append(start)
-        if work_s:
-            time.sleep(work_s * len(tasks))
         mine.complete(tasks)
         done += len(tasks)
+        os.sched_yield()
 
 
-def drain_together(queue: Queue, work_s: float, n: int = 1) -> list[dict[str, Any]]:
+def drain_together(queue: Queue, n: int = 1) -> list[dict[str, Any]]:
     all_are_there = multiprocessing.get_context("fork").Barrier(WORKERS)
-    return together(*((work, queue, work_s, n, all_are_there) for _ in range(WORKERS)))
+    return together(*((work, queue, n, all_are_there) for _ in range(WORKERS)))
 
 
-def false_empties(found: list[dict[str, Any]]) -> list[float]:
-    """Empty answers that came back before the call began in which another worker still got a task."""
+def are_false_empties(found: list[dict[str, Any]]) -> bool:
+    """Whether an empty answer came back before the call began in which another worker still got a task."""
     last = max(began for one in found for began in one["began"])
-    return [last - at for one in found for at in one["empty"] if at < last]
+    return any(at < last for one in found for at in one["empty"])
+
+
+def in_step(queue: Queue, all_are_there: Barrier) -> list[int]:
+    """Lease one task whenever all others do, at the same moment, until nobody can get one; how many each time."""
+    mine, got = Queue(queue.path), []
+    for _ in range(TASKS // WORKERS + 1):
+        all_are_there.wait(PATIENCE_S)
+        tasks = mine.lease(lease_s=100)
+        all_are_there.wait(PATIENCE_S)  # what one gives back, no other gets in the same round
+        mine.complete(tasks)
+        got.append(len(tasks))
+    return got
 
 
 @pytest.mark.parametrize("bulk", [True, False])
 def test_no_worker_starves(queue: Queue, bulk: bool) -> None:
+    """All ask at the same moment, again and again, and each gets a task each time: nobody is passed by."""
     queue.insert_many(range(TASKS), batch_tasks=None if bulk else 1)
-    found = drain_together(queue, work_s=0.002)
-    done = sorted(one["done"] for one in found)
-    assert sum(done) == TASKS
-    assert done[-1] <= 4 * done[0], done
-    assert not false_empties(found)
+    all_are_there = multiprocessing.get_context("fork").Barrier(WORKERS)
+    found = together(*((in_step, queue, all_are_there) for _ in range(WORKERS)))
+    assert found == [[1] * (TASKS // WORKERS) + [0]] * WORKERS
     assert len(check_drained(queue)[0]) == TASKS
 
 
@@ -61,19 +72,19 @@ def test_no_worker_starves(queue: Queue, bulk: bool) -> None:
 def test_nobody_is_told_empty_while_there_are_tasks(queue: Queue, n: int) -> None:
     """At full speed, where the workers meet in the same batches all the time."""
     queue.insert_many(range(TASKS))
-    found = drain_together(queue, work_s=0, n=n)
+    found = drain_together(queue, n=n)
     assert sum(one["done"] for one in found) == TASKS
-    assert not false_empties(found)
+    assert not are_false_empties(found)
 
 
 @pytest.mark.batched
 def test_nobody_is_told_empty_when_all_meet_in_one_batch(queue: Queue) -> None:
     rounds = []
-    for _ in range(3):  # a busy machine may keep a worker from running; a queue that keeps it out does so every time
+    for _ in range(5):  # a busy machine may keep a worker from running; a queue that keeps it out does so every time
         queue.insert_many(range(TASKS), batch_tasks=TASKS)
-        found = drain_together(queue, work_s=0.0005)
+        found = drain_together(queue)
         assert sum(one["done"] for one in found) == TASKS
-        assert not false_empties(found)
+        assert not are_false_empties(found)
         done = sorted(one["done"] for one in found)
         if done[-1] <= 4 * done[0]:
             return

@@ -12,17 +12,20 @@ import pytest
 from fsqueue import LeaseLost, Queue
 from fsqueue.clock import ManualClock
 from tests.concurrency.books import check_drained, clock_of_later, drain
+from tests.concurrency.level import rounds
 from tests.concurrency.processes import Child, children, together
 from tests.fsck.test_fsck import EACH, WORK, Damage, build
 from tests.support import counted
 
 QueueFactory = Callable[..., Queue]
+LOOKS = rounds(6, 30)
+"""How often fsck looks while others work, and are killed."""
 
 
 def work(path: Path, number: int) -> int:
-    """Complete, fail, release and bury, now and then insert and retry, until told to stop."""
+    """Complete, fail, release and bury, now and then insert and retry, until told to stop, and one is completed."""
     queue, dice, done = Queue(path, worker=f"w{number}"), random.Random(number), 0
-    while not (path.parent / "over").exists():
+    while not done or not (path.parent / "over").exists():
         for task in queue.lease(dice.choice([1, 1, 5]), lease_s=2, wait_s=0.02):
             try:
                 chance = dice.random()
@@ -54,8 +57,7 @@ def test_while_eight_work(queue_factory: QueueFactory, killing: bool) -> None:
     dice, number, looks = random.Random(7), 8, 0
     with children(*((work, queue.path, number) for number in range(8))) as crew:
         try:
-            until = time.monotonic() + 4
-            while time.monotonic() < until or looks < 2:
+            while looks < LOOKS:
                 if killing:
                     victim = dice.randrange(8)
                     crew[victim].close()
@@ -75,7 +77,7 @@ def test_while_eight_work(queue_factory: QueueFactory, killing: bool) -> None:
             child.close()
     assert all(finding.repaired for finding in queue.fsck(repair=True))
     assert list(queue.fsck()) == []
-    drain(queue, patience_s=4)
+    drain(queue)
     check_drained(queue, staged_leftovers=64)
     assert list(queue.fsck()) == []
 
@@ -108,7 +110,7 @@ def test_two_repairs_at_once_while_others_work(queue_factory: QueueFactory, kind
     queue = Queue(path, clock=clock_of_later())
     assert all(finding.repaired for finding in queue.fsck(repair=True))
     assert list(queue.fsck()) == []
-    done = one + two + drain(queue, patience_s=4)
+    done = one + two + drain(queue)
     extra = {payload.removeprefix("+") for payload in lost if payload.startswith("+")}
     wanted = (set(WORK) if "all" not in lost else set()) - lost
     assert wanted <= set(done)  # not the extra ones, if a worker came before the repair and finished what the name said

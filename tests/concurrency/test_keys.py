@@ -15,13 +15,18 @@ import pytest
 
 from fsqueue import LockTimeout, Queue
 from fsqueue.format import names
+from fsqueue.protocol import finishing
 from fsqueue.storage import history, keys
-from tests.concurrency.processes import children
+from tests.concurrency.level import rounds
+from tests.concurrency.processes import Count, children
+from tests.waiting import until
 
 pytestmark = pytest.mark.batched  # what is looked at is in the logs of open batches
 
 QueueFactory = Callable[..., Queue]
 KEYS = 5
+NEW = rounds(40, 120)
+"""An inserter goes on until so many of its tasks were new."""
 SLACK_MS = 2
 """Times are cut to milliseconds."""
 
@@ -44,19 +49,20 @@ def lives(queue: Queue) -> dict[str, tuple[str, int, int]]:
 @pytest.mark.parametrize("killed", [False, True])
 def test_many_inserters_and_workers(queue_factory: QueueFactory, killed: bool) -> None:
     queue = queue_factory(shards=2, durability="none", batch_tasks_max=16)
-    until = time.time() + 3
+    over, begun = queue.path.with_name("over"), Count()
 
     def insert(seed: int) -> list[tuple[str, str, bool, float, float]]:
-        mine, rng, told = Queue(queue.path), random.Random(seed), []
-        while time.time() < until:
+        mine, rng, told, new = Queue(queue.path), random.Random(seed), [], 0
+        while new < NEW:
             key, began = f"k{rng.randrange(KEYS)}", time.time() * 1000
             ref = mine.insert(seed, key=key)
             told.append((key, ref.id, ref.inserted, began, time.time() * 1000))
+            new += ref.inserted
         return told
 
     def work() -> dict[str, float]:
         mine, done = Queue(queue.path), dict[str, float]()
-        while time.time() < until:
+        while not over.exists():
             for task in mine.lease(2):
                 task.bury(task.key) if len(done) % 7 == 0 else task.complete(task.key)
                 done[task.id] = time.time() * 1000
@@ -64,22 +70,23 @@ def test_many_inserters_and_workers(queue_factory: QueueFactory, killed: bool) -
 
     def insert_and_die() -> None:
         mine = Queue(queue.path)
-        for number in range(1_000_000):
+        for number in itertools.count():
             mine.insert(-1, key=f"k{number % KEYS}")
+            begun.add()
 
     with children(*((insert, seed) for seed in range(3)), (work,), (work,), (insert_and_die,)) as processes:
         if killed:
-            time.sleep(0.5)
-            processes[-1].signal(signal.SIGKILL)
+            until(lambda: int(begun) > 3 * KEYS, "the one that dies to be in the middle of its inserts")
+            processes[-1].kill()
         told = [answer for child in processes[:3] for answer in child.result()]
+        over.touch()
         reported = processes[3].result() | processes[4].result()
         assert len(reported) > 20
-        processes[-1].signal(signal.SIGKILL)
-        processes[-1].wait()
+        processes[-1].kill()
     for task in queue.lease(1000):
         task.complete(task.key)
-    time.sleep(2.1)
-    queue.gc()
+    with mock.patch.object(finishing, "LINGER_MS", 0):  # else open batches end some seconds after the last insert
+        queue.gc()
     assert queue.status().drained
     known = lives(queue)
     for key in {key for key, *_ in known.values()}:

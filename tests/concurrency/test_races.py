@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
+import multiprocessing
 import os
 import random
 import time
 from collections import Counter
 from collections.abc import Callable
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fsqueue import FsqueueError, LeaseExpired, LeaseLost, Queue, QueueNotFound, StorageError, TaskNotFound
-from fsqueue.clock import ManualClock
+from fsqueue.clock import Clock, ManualClock
+from fsqueue.leased_task import LeasedTask
 from tests.concurrency.books import check_drained, counted, drain, leftovers
-from tests.concurrency.processes import children, together
-from tests.concurrency.trapped import trapped
+from tests.concurrency.clocks import SharedClock
+from tests.concurrency.level import rounds
+from tests.concurrency.processes import PATIENCE_S, Count, children, together
+from tests.concurrency.trapped import Trapped, trapped
 from tests.support import base_of, generations_of, insert_in_file
+from tests.waiting import until
 
 QueueFactory = Callable[..., Queue]
 
@@ -25,45 +32,83 @@ QueueFactory = Callable[..., Queue]
 # -- fencing -------------------------------------------------------------------------------------------
 
 
-LEASE_S, TAKEN_S = 0.1, 0.11
-"""Long enough to fork a process meanwhile; and when others may take such a task over: a tenth later."""
+LEASE_S = 3600.0
+"""A lease ends when the test lets the time pass (`SharedClock`), not because the machine is busy."""
 
 
-def test_an_expired_lease_is_completed_by_exactly_one(queue: Queue) -> None:
-    """The old holder completes a little late, just when another takes the task over: one of the two succeeds."""
-    dice = random.Random(7)
-    outcomes: Counter[str] = Counter()
-    late_s = 0.0  # how late the other comes on this machine, as the laps before tell
-    for lap in range(60):
+def take_over(path: Path, clock: Clock) -> str:
+    """Lease what another one held, and complete it: what became of that."""
+    tasks = Queue(path, clock=clock).lease(lease_s=LEASE_S)
+    if not tasks:
+        return "not free"
+    try:
+        tasks[0].complete()
+    except LeaseLost:
+        return "lost"
+    return "completed"
+
+
+def complete_late(task: LeasedTask) -> str:
+    try:
+        task.complete()
+    except LeaseLost:
+        return "lost"
+    return "completed"
+
+
+@pytest.mark.parametrize("batch_tasks", [1, 3])
+def test_an_expired_lease_is_completed_by_exactly_one(queue_factory: QueueFactory, batch_tasks: int) -> None:
+    """The old holder completes late. At each of its steps in turn another process takes the task over: one succeeds."""
+    outcomes: Counter[tuple[str, str]] = Counter()
+    for step in itertools.count(1):
+        queue = queue_factory(f"q{step}")
+        queue.insert_many(range(batch_tasks), batch_tasks=batch_tasks)
+        steps, theirs = -1, ""
+
+        def other_comes(kind: str, call: Callable[..., Any], *args: Any, step: int = step, queue: Queue = queue) -> Any:
+            nonlocal steps, theirs
+            steps += steps >= 0
+            if steps == step:  # for a lock that the old holder has, the other waits in no time
+                [theirs] = together((take_over, queue.path, ManualClock(time.time() + 2 * LEASE_S)))
+            return call(*args)
+
+        clock = SharedClock()
+        mine = Queue(queue.path, filesystem=Trapped(str(queue.path), other_comes), clock=clock)
+        [old] = mine.lease(lease_s=LEASE_S)
+        for _ in range(batch_tasks - 1):  # by others, who have them for longer
+            Queue(queue.path).lease(lease_s=10 * LEASE_S)
+        clock.advance(2 * LEASE_S)
+        steps = 0
+        outcome = complete_late(old)
+        if not theirs:
+            assert outcome == "completed"
+            break
+        assert [outcome, theirs].count("completed") == 1, f"step {step}: {outcome}, {theirs}"
+        assert Queue(queue.path).status().completed == 1
+        outcomes[outcome, theirs] += 1
+    assert outcomes.keys() == {("lost", "completed"), ("completed", "not free")}, outcomes
+
+
+def test_an_expired_lease_is_completed_by_one_of_two_at_once(queue: Queue) -> None:
+    """The old holder and the new one begin at the same moment, whoever comes first."""
+    clock, laps = SharedClock(), rounds(20, 60)
+    mine = Queue(queue.path, clock=clock)
+    for lap in range(laps):
         queue.insert(lap)
-        [old] = queue.lease(lease_s=LEASE_S)
-        leased = time.monotonic()
+        [old] = mine.lease(lease_s=LEASE_S)
+        both_are_there = multiprocessing.get_context("fork").Barrier(2)
 
-        def take_over(after_s: float, leased: float = leased) -> str:
-            time.sleep(max(0.0, leased + after_s - time.monotonic()))
-            tasks = Queue(queue.path).lease(lease_s=30)
-            if not tasks:
-                return "not free"
-            try:
-                tasks[0].complete()
-            except LeaseLost:
-                return "lost"
-            return "completed"
+        def take_over_at_once(both_are_there: Barrier = both_are_there) -> str:
+            both_are_there.wait(PATIENCE_S)
+            return take_over(queue.path, clock)
 
-        with children((take_over, TAKEN_S - 0.003 + dice.random() * 0.006)) as [child]:
-            time.sleep(max(0.0, leased + TAKEN_S + late_s + dice.random() * 0.006 - time.monotonic()))
-            try:
-                old.complete()
-                mine = "completed"
-            except LeaseLost:
-                mine = "lost"
-            theirs = child.result()
-        assert [mine, theirs].count("completed") == 1, f"lap {lap}: {mine}, {theirs}"
-        outcomes[mine] += 1
-        late_s = late_s * 1.3 + 0.002 if mine == "completed" else late_s * 0.7
+        with children((take_over_at_once,)) as [child]:
+            clock.advance(2 * LEASE_S)
+            both_are_there.wait(PATIENCE_S)
+            outcomes = [complete_late(old), child.result()]
+        assert outcomes.count("completed") == 1, f"lap {lap}: {outcomes}"
         assert queue.status().completed == lap + 1
-    assert len(outcomes) == 2, f"not a race: {outcomes}"
-    assert len(check_drained(queue)[0]) == 60
+    assert len(check_drained(queue)[0]) == laps
 
 
 def test_of_many_copies_of_one_token_one_completes(queue: Queue) -> None:
@@ -83,83 +128,94 @@ def test_of_many_copies_of_one_token_one_completes(queue: Queue) -> None:
 
 
 def test_renewing_a_lease_that_ran_out(queue: Queue) -> None:
+    clock = SharedClock()
+    mine, other = Queue(queue.path, clock=clock), Queue(queue.path, clock=clock)
     queue.insert_many(["a", "b"], batch_tasks=2)
-    one, two = queue.lease(2, lease_s=0.03)
-    time.sleep(0.05)
+    one, two = mine.lease(2, lease_s=LEASE_S)
+    clock.advance(2 * LEASE_S)
     with pytest.raises(LeaseExpired):
         one.renew()
     one.complete()  # late, but nobody took it
-    [taken] = Queue(queue.path).lease(lease_s=30, wait_s=5)
+    [taken] = other.lease(lease_s=LEASE_S, wait_s=60)
     assert taken.id == two.id
     with pytest.raises(LeaseLost) as error:
         two.renew()
     assert not isinstance(error.value, LeaseExpired)
     with pytest.raises(LeaseLost) as error:
-        queue.complete([one, two])
+        mine.complete([one, two])
     assert two.id in error.value.tasks
     taken.complete()
 
 
-def test_a_renewed_lease_is_not_taken_over(queue_factory: QueueFactory) -> None:
-    """A heartbeat at a quarter of the lease keeps hungry workers away. On a busy machine it comes late: once more then,
-    with a longer lease.
-    """
-    for number in range(5):
-        if renewed_in_time(queue_factory(str(number)), 0.4 * 2**number):
-            return
-    pytest.fail("the heartbeat was late each time")
-
-
-def renewed_in_time(queue: Queue, lease_s: float) -> bool:
-    """Renew leases for five times their length beside those who wait for them; False if a renewal came late."""
+def test_a_renewed_lease_is_not_taken_over(queue: Queue) -> None:
+    """A heartbeat at half of the lease keeps hungry workers away, who look again and again between the beats."""
+    clock, over = SharedClock(), queue.path.with_name("over")
     queue.insert_many(range(4), batch_tasks=2)
-    length_s = 5 * lease_s
+    mine = Queue(queue.path, clock=clock)
+    tasks = mine.lease(4, lease_s=LEASE_S)
+    assert len(tasks) == 4
+    looks = [Count() for _ in range(4)]
 
-    def lurk() -> int:
-        mine, until = Queue(queue.path), time.monotonic() + length_s
-        got = 0
-        while time.monotonic() < until:
-            got += len(mine.lease(wait_s=0.1))
+    def lurk(number: int) -> int:
+        other, got = Queue(queue.path, clock=clock), 0
+        while not over.exists():
+            got += len(other.lease(wait_s=0.01))
+            looks[number].add()
         return got
 
-    last = begun = time.monotonic()
-    tasks = queue.lease(4, lease_s=lease_s)
-    assert len(tasks) == 4
-    with children(*((lurk,) for _ in range(4))) as lurkers:
-        until, latest = begun + length_s + 0.2, 0.0
-        while last < until:
-            begun = time.monotonic()
-            try:
-                queue.renew(tasks, lease_s)
-            except LeaseLost:
-                latest = max(latest, time.monotonic() - last)
-                break
-            latest, last = max(latest, time.monotonic() - last), begun
-            time.sleep(lease_s / 4)
-        got = [child.result() for child in lurkers]
-    if latest >= lease_s:
-        return False
-    assert got == [0] * 4
-    queue.complete(tasks)
+    def all_have_looked() -> None:
+        before = [int(count) for count in looks]
+        until(  # of two looks one has begun since
+            lambda: all(int(count) >= had + 2 for count, had in zip(looks, before, strict=True)),
+            "all to look for tasks",
+        )
+
+    with children(*((lurk, number) for number in range(4))) as lurkers:
+        for _ in range(10):
+            all_have_looked()
+            clock.advance(LEASE_S / 2)
+            all_have_looked()
+            mine.renew(tasks, LEASE_S)
+        over.touch()
+        assert [child.result() for child in lurkers] == [0] * 4
+    mine.complete(tasks)
     assert queue.status().completed == 4
-    return True
 
 
 def test_an_idle_worker_wakes_when_a_renewed_lease_runs_out(queue: Queue) -> None:
     """It comes when the lease would have ended, finds it renewed, and must come again."""
-    queue.insert("task")
-    [task] = queue.lease(lease_s=0.3)
 
-    def idle() -> float:
-        begin = time.monotonic()
-        [mine] = Queue(queue.path).lease(wait_s=8)
+    class Watched(SharedClock):
+        def monotonic(self) -> float:
+            asked.add()
+            return super().monotonic()
+
+    asked = Count()
+    clock, idle_clock = SharedClock(), Watched()
+    idle_clock._passed = clock._passed
+    queue.insert("task")
+    [task] = Queue(queue.path, clock=clock).lease(lease_s=LEASE_S)
+
+    def idle() -> str:
+        [mine] = Queue(queue.path, clock=idle_clock).lease(wait_s=10 * LEASE_S)
         mine.complete()
-        return time.monotonic() - begin
+        return mine.id
+
+    def it_looks_again() -> None:
+        before = int(asked)
+        until(lambda: int(asked) > before + 10, "the idle worker to look again")
 
     with children((idle,)) as [child]:
-        time.sleep(0.15)
-        task.renew(0.6)
-        assert 0.4 < child.result() < 3
+        it_looks_again()
+        clock.advance(0.5 * LEASE_S)
+        task.renew(LEASE_S)
+        clock.advance(0.7 * LEASE_S)  # the lease would have ended
+        it_looks_again()
+        assert child.running
+        clock.advance(0.7 * LEASE_S)
+        assert child.result() == task.id
+    lease, again = [move for move in queue.history(task.id) if move.op == "lease"]
+    assert again.at >= lease.at + 1.5 * LEASE_S
 
 
 def test_completing_many_reports_exactly_those_that_were_lost(queue: Queue) -> None:
@@ -217,8 +273,7 @@ def test_cancelling_while_others_lease(queue: Queue) -> None:
 
     def work() -> list[str]:
         mine, done = Queue(queue.path), []
-        while not begun.exists():
-            time.sleep(0.001)
+        until(begun.exists, "the first one to be cancelled")
         while tasks := mine.lease(3):
             mine.complete(tasks)
             done += [task.id for task in tasks]
@@ -286,40 +341,36 @@ def test_what_is_reported_inserted_after_a_purge_is_there(queue: Queue) -> None:
     """Inserters and purgers side by side: nothing that was inserted after the last purge began is missing, nothing
     is doubled.
     """
-    over = queue.path.parent / "over"
+    over, purges = queue.path.parent / "over", Count()
 
-    def insert(number: int) -> list[tuple[float, str, bool]]:
-        mine, done = Queue(queue.path), []
-        for step in range(10_000):
-            if over.exists():
-                break
+    def insert(number: int) -> list[tuple[int, str, bool]]:
+        mine, done, step = Queue(queue.path), [], 0
+        while not over.exists():
+            step += 1
             payloads = [f"{number}.{step}.{index}" for index in range(5)]
-            begin = time.monotonic()
+            purges_before = int(purges)
             try:
                 mine.insert_many(payloads, batch_tasks=2)
                 reported = True
             except StorageError:  # a busy machine: it was purged again at each of its tries
                 reported = False
-            done += [(begin, payload, reported) for payload in payloads]
+            done += [(purges_before, payload, reported) for payload in payloads]
         return done
 
     with children(*((insert, number) for number in range(3))) as inserters:
-        purged = 0.0
         for _ in range(25):
-            time.sleep(0.02)
+            until(lambda: Queue(queue.path).status().inserted, "something to purge")
             Queue(queue.path).purge()
-            purged = time.monotonic()
-        deadline = time.monotonic() + 60
+            purges.add()
         enough = Queue(queue.path).status().inserted + 15  # of each inserter one call may have begun before
-        while Queue(queue.path).status().inserted <= enough and time.monotonic() < deadline:
-            time.sleep(0.02)
+        until(lambda: Queue(queue.path).status().inserted > enough, "inserts that began after the last purge")
         over.touch()
         found = [tuple(pair) for child in inserters for pair in child.result()]
     fresh = Queue(queue.path)
     assert fresh.generation == 26
     there = Counter(info.payload for info in fresh.tasks())
     assert max(there.values()) == 1
-    after = {payload for begin, payload, reported in found if reported and begin > purged}
+    after = {payload for purges_before, payload, reported in found if reported and purges_before == 25}
     assert after
     assert after <= set(there)
     assert set(there) <= {payload for _, payload, _ in found}
@@ -379,16 +430,15 @@ def test_workers_in_the_middle_of_a_purge(queue: Queue) -> None:
     with children(*((work,) for _ in range(4))) as workers:
         for lap in range(12):
             queue.insert_many(range(200), batch_tasks=10)
-            time.sleep(0.03)
+            until(lambda: queue.status().completed, "one to be in the middle of its work")
             queue.purge()
             status = Queue(queue.path).status()
             assert status.inserted == 0, f"lap {lap}: {status}"
         queue.insert_many(range(100), batch_tasks=10)
-        assert queue.wait(20).drained
+        assert queue.wait(60).drained
         over.touch()
         for child in workers:
             child.result()
-    time.sleep(0.1)
     status = queue.status()
     assert (status.inserted, status.completed, status.dead) == (100, 100, 0)
     queue.gc()
@@ -396,48 +446,47 @@ def test_workers_in_the_middle_of_a_purge(queue: Queue) -> None:
     assert len(check_drained(queue)[0]) == 100
 
 
-def test_deleting_while_others_work_and_insert(queue_factory: QueueFactory, tmp_path: Path) -> None:
-    """Everybody gets a clear error within about a second, and the queue does not come back to life."""
+def test_deleting_while_others_work_and_insert(queue_factory: QueueFactory) -> None:
+    """Everybody gets a clear error at the first call that begins afterwards, and the queue does not come back to life.
 
-    def begin(queue: Queue) -> Queue:
-        mine = Queue(queue.path)
-        (tmp_path / f"{queue.path.name}.{os.getpid()}").touch()
-        return mine
+    A worker that waits for tasks hears of it while it waits.
+    """
+    deleted = Count()
 
-    def work(queue: Queue) -> str:
-        mine = begin(queue)
-        deadline = time.monotonic() + 20
-        try:
-            while time.monotonic() < deadline:
-                for task in mine.lease(3, wait_s=0.05):
+    def work(queue: Queue, done: Count, wait_s: float) -> int:
+        """How many calls began after the queue was deleted."""
+        mine, late = Queue(queue.path), 0
+        while True:
+            late += int(deleted) > lap
+            try:
+                for task in mine.lease(3, wait_s=wait_s):
                     try:
                         task.complete()
                     except LeaseLost:
                         pass
-        except QueueNotFound:
-            return "not found"
-        return "never noticed"
+                    done.add()
+            except QueueNotFound:
+                return late
 
-    def insert(queue: Queue) -> str:
-        mine = begin(queue)
-        try:
-            for step in range(100_000):
-                mine.insert(step)
-        except QueueNotFound:
-            return "not found"
-        return "never noticed"
+    def insert(queue: Queue, done: Count) -> int:
+        mine, late = Queue(queue.path), 0
+        while True:
+            late += int(deleted) > lap
+            try:
+                mine.insert("more")
+            except QueueNotFound:
+                return late
+            done.add()
 
     for lap in range(4):
-        queue = queue_factory(f"q{lap}")
+        queue, counts = queue_factory(f"q{lap}"), [Count() for _ in range(3)]
         queue.insert_many(range(500), batch_tasks=10)
-        with children((work, queue), (work, queue), (insert, queue)) as others:
-            while len(list(tmp_path.glob(f"q{lap}.*"))) < len(others):
-                time.sleep(0.001)
-            time.sleep(0.02 * lap)
-            deleted = time.monotonic()
+        actions = [(work, queue, counts[0], 0.05), (work, queue, counts[1], 600), (insert, queue, counts[2])]
+        with children(*actions) as others:
+            until(lambda counts=counts, lap=lap: all(int(count) > 10 * lap for count in counts), "all to be at work")
             queue.delete(wait=True)
-            assert [child.result() for child in others] == ["not found"] * 3
-            assert time.monotonic() - deleted < 8
+            deleted.add()
+            assert max(child.result() for child in others) <= 1
         assert not os.path.exists(queue.path)
         with pytest.raises(QueueNotFound):
             Queue(queue.path)

@@ -11,15 +11,16 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 from tests.concurrency.processes import Child
+from tests.lab import evidence
+from tests.waiting import until
 
 MODULES = ("tests.lab.nfs", "tests.lab.commits", "tests.lab.power")
-PAUSE_S = 0.02
 
 
 def perform(request: dict[str, Any]) -> Any:
@@ -28,24 +29,26 @@ def perform(request: dict[str, Any]) -> Any:
 
 
 def serve(directory: Path) -> None:
-    """Answer one call after the other, until there is a file `end`."""
+    """Answer one call after the other, until there is none more and a file `end`."""
     for module in MODULES:
         importlib.import_module(module)
     number = 0
-    while not (directory / "end").exists():
+    while True:
         call = directory / f"{number}.call"
+        until(lambda call=call: call.exists() or (directory / "end").exists(), "a call", math.inf)
         if not call.exists():
-            time.sleep(PAUSE_S)
-            continue
+            return
         request = json.loads(call.read_text())
         child = Child(perform, request)
         try:
             status = child.wait(request["timeout_s"])
             answer = {"status": status, "result": json.loads(child.report()) if status == 0 else child.report()}
         except TimeoutError as error:
-            answer = {"status": 1, "result": str(error)}
+            answer = {"status": 1, "result": f"{error}\n{child.report()}"}
         finally:
             child.close()
+        if answer["status"] != 0:
+            answer["result"] += f"\n{evidence.of_guest()}"
         temporary = directory / f"{number}.answer-unfinished"
         temporary.write_text(json.dumps(answer))
         temporary.rename(directory / f"{number}.answer")

@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.lab.guests import DIES_WITH_US, LAB, why_not
+from tests.lab.guests import DIES_WITH_US, LAB, running, why_not
+from tests.waiting import until
 
-START_S = 90.0
+START_S = 120.0
 """How long a cluster may take until it is ready, on a busy machine."""
-PATIENCE_S = 120.0
+PATIENCE_S = 180.0
 """How long anything may take in it: time limits are looked at every 30 s."""
 FSQUEUE = (sys.executable, "-m", "fsqueue_cli")
 
@@ -41,6 +41,7 @@ class Cluster:
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )
+        running.append(self)
         try:
             self.until("the cluster is ready", (directory / "logs" / "ready").exists, START_S)
             namespaces = _only_child(self._process.pid)
@@ -83,26 +84,27 @@ class Cluster:
 
     def until(self, what: str, is_so: Callable[[], Any], timeout_s: float = PATIENCE_S) -> Any:
         """Wait for something, and return it."""
-        until = time.monotonic() + timeout_s
-        while not (found := is_so()):
-            assert self._process.poll() is None, f"the cluster has ended: {self.said()}"
-            assert time.monotonic() < until, f"not within {timeout_s:g} s: {what}\n{self.said()}"
-            time.sleep(0.1)
-        return found
+
+        def look() -> Any:
+            assert self._process.poll() is None, "the cluster has ended"
+            return is_so()
+
+        return until(look, f"{what} (in the cluster)", timeout_s)
 
     def said(self) -> str:
-        """The end of what its parts have written."""
+        """The end of what its parts have written: the controller, each node's daemon, and each job."""
         files = [self.directory / "output", *sorted(self.directory.glob("logs/*.log"))]
         files += sorted([*self.directory.glob("*.out"), *self.directory.glob("fsqueue-logs/*.out")])
         return "\n".join(
-            f"-- {file.name}\n{file.read_text(errors='replace')[-1500:]}" for file in files if file.exists()
+            f"-- {file.name}\n{file.read_text(errors='replace')[-3000:]}" for file in files if file.exists()
         )
 
     def close(self) -> None:
         """End it, and everything in it."""
+        running.remove(self)
         self._process.terminate()
         try:
-            self._process.wait(15)
+            self._process.wait(60)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import random
 import signal
-import time
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
 from fsqueue import Commit, CommitLost, CommitPart, FsqueueError, Queue
 from tests.concurrency.books import Diary, check_drained, diaries
-from tests.concurrency.processes import PATIENCE_S, Child, children
+from tests.concurrency.processes import PATIENCE_S, Child, at_a_random_moment, children
+from tests.lab.evidence import explained
+from tests.waiting import until
 
 TASKS = 40
 
@@ -45,14 +46,16 @@ def check_after_cut(queue: Queue, lines: list[list[str]]) -> dict[str, int]:
     assert queue.status().inserted == TASKS * len(known), f"{queue.status()}, but {len(known)} commits of {TASKS} tasks"
     there: dict[str, Counter[str]] = defaultdict(Counter)
     authors: dict[str, set[str]] = defaultdict(set)
-    until = time.monotonic() + PATIENCE_S
-    while not queue.status().drained:
+
+    def is_drained() -> bool:
         for task in queue.lease(100, wait_s=1):
             name, _, rest = task.payload.partition("/")
             there[name][rest] += 1
             authors[name].add(rest.partition(".")[0])
             task.complete()
-        assert time.monotonic() < until, f"still {queue.status()}"
+        return queue.status().drained
+
+    until(is_drained, "all to be drained", PATIENCE_S)
     assert there.keys() == known, f"{sorted(there.keys() ^ known)[:5]} is not what was decided"
     for name, found in there.items():
         assert len(authors[name]) == 1, f"{name} has tasks of {authors[name]}"
@@ -85,11 +88,17 @@ def commit_all(path: Path, notes: Path, names: list[str], seed: int) -> int:
 
 def race(seed: int, commits: int = 12, kills: int = 6) -> dict[str, int]:
     """Processes at two clients commit the same names at once, and some are killed; then everything is repeated."""
-    queue_name, dice = f"commits-{seed}", random.Random(seed)
+    queue_name = f"commits-{seed}"
     notes = Path("/tmp") / queue_name
     notes.mkdir()
     here, there = Path("/c1") / queue_name, Path("/c2") / queue_name
     Queue.create(here, shards=4)
+    with explained(Path("/export") / queue_name, notes):
+        return _race(here, there, notes, seed, commits, kills)
+
+
+def _race(here: Path, there: Path, notes: Path, seed: int, commits: int, kills: int) -> dict[str, int]:
+    queue_name, dice = here.name, random.Random(seed)
     names = [f"n{number}" for number in range(commits)]
     killed = number = 0
     with children() as crew:
@@ -98,7 +107,7 @@ def race(seed: int, commits: int = 12, kills: int = 6) -> dict[str, int]:
                 number += 1
                 crew.append(Child(commit_all, client, notes / f"w{number}", names, seed * 1000 + number))
             if kill < kills:
-                time.sleep(0.05 + dice.random() * 0.5)
+                at_a_random_moment(dice, 0.5)
                 victim = dice.choice(crew[-2:])
                 killed += victim.running
                 victim.kill()

@@ -26,8 +26,9 @@ from fsqueue.doctor.examination import space
 from fsqueue.filesystem import Filesystem, mount_of
 from fsqueue.filesystem.quota import GRPQUOTA, USRQUOTA, Quota, QuotaLimits, quota_of
 from tests.concurrency.books import check_drained, drain
-from tests.concurrency.processes import Child, together
+from tests.concurrency.processes import PATIENCE_S, Child, Count, together
 from tests.disks import Ballast, run
+from tests.lab import evidence
 from tests.support import raised
 from tests.verbs import (
     LONG,
@@ -41,6 +42,7 @@ from tests.verbs import (
     retry_dead,
     set_up,
 )
+from tests.waiting import until
 
 USER = 4242
 KILOBYTES, FILES = 1000, 150
@@ -195,8 +197,7 @@ def told(kind: str) -> None:
 def read_only() -> None:
     """As the kernel does it when a disk fails, whatever files are open."""
     Path("/proc/sysrq-trigger").write_text("u")
-    while mount_of("/disk").option("ro") is None:
-        time.sleep(0.01)
+    until(lambda: mount_of("/disk").option("ro") is not None, "the disk to be read-only")
 
 
 def writable() -> None:
@@ -229,6 +230,11 @@ def read_only_verbs(kind: str) -> None:
 def read_only_under_workers(kind: str) -> None:
     """Producers and workers go on through it, again and again: nothing is lost, nothing done twice."""
     queue, over = Queue.create("/disk/busy", shards=4, backoff_s=(0, 0)), Path("/tmp/over")
+    inserted, completed_so_far, refused = Count(), Count(), Count()
+
+    def is_refused() -> None:
+        refused.add()
+        until(lambda: mount_of("/disk").option("ro") is None, "the disk to be writable")
 
     def produce(number: int) -> list[str]:
         mine, done, step = Queue(queue.path), [], 0
@@ -238,9 +244,10 @@ def read_only_under_workers(kind: str) -> None:
             try:
                 mine.insert_many(payloads, batch_tasks=3)
                 done += payloads
+                inserted.add()
             except StorageError as error:
                 done += payloads[: error.inserted or 0]
-                time.sleep(0.02)
+                is_refused()
         return done
 
     def work() -> list[str]:
@@ -250,17 +257,20 @@ def read_only_under_workers(kind: str) -> None:
                 for task in mine.lease(2, lease_s=2, wait_s=0.02):
                     task.complete()
                     done.append(task.payload)
+                    completed_so_far.add()
             except StorageError:
-                time.sleep(0.02)
+                is_refused()
             except LeaseLost:
                 pass
         return done
 
     def toggle() -> int:
-        for _ in range(6):
-            time.sleep(0.3)
+        for turn in range(1, 7):
+            until(lambda turn=turn: int(inserted) >= 4 * turn, "inserts", PATIENCE_S)
+            until(lambda turn=turn: int(completed_so_far) >= 4 * turn, "completed tasks", PATIENCE_S)
+            before = int(refused)
             read_only()
-            time.sleep(0.1)
+            until(lambda before=before: int(refused) > before, "an error, since the disk is read-only", PATIENCE_S)
             writable()
         over.touch()
         return 0
@@ -268,7 +278,7 @@ def read_only_under_workers(kind: str) -> None:
     one, two, *done, _ = together((produce, 1), (produce, 2), (work,), (work,), (toggle,))
     fresh = Queue(queue.path)
     fresh.release_all()
-    rest = drain(fresh, patience_s=4)
+    rest = drain(fresh)
     assert len(one + two) > 20
     assert len(done[0] + done[1]) > 10
     assert set(one + two) <= set(done[0] + done[1] + rest)
@@ -309,7 +319,7 @@ def main(directory: Path) -> None:
                 mounted = kind
             action(kind, *rest)
         except BaseException:
-            said = traceback.format_exc()
+            said = f"{traceback.format_exc()}\n{evidence.of_guest()}"
         (directory / "unfinished").write_text(said)
         (directory / "unfinished").rename(directory / f"{name}.answer")
         print(f"{name}: {time.monotonic() - begin:.1f} s", flush=True)

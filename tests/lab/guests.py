@@ -6,11 +6,11 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from tests.house.source import TOP
+from tests.waiting import until
 
 LAB = TOP / "scripts" / "lab"
 DIES_WITH_US = ("setpriv", "--pdeathsig", "KILL")
@@ -18,6 +18,19 @@ BOOT_S = 120.0
 """How long a guest may take until it answers, on a busy machine."""
 PATIENCE_S = 500.0
 """How long a call may take: longer than what it waits for itself, so that it can tell what it waited for."""
+
+
+class Lab(Protocol):
+    """A guest or a cluster: some directory, and what its parts have written."""
+
+    directory: Path
+
+    def said(self) -> str:
+        """Return the end of what its parts have written."""
+
+
+running: list[Lab] = []
+"""The labs of this process: a test that fails prints what they have said (tests/lab/conftest.py)."""
 
 
 def why_not() -> str:
@@ -44,6 +57,7 @@ class Guest:
                 stderr=subprocess.STDOUT,
             )
         self._calls = 0
+        running.append(self)
 
     def begin(self, module: str, function: str, timeout_s: float = PATIENCE_S, **arguments: Any) -> int:
         """Ask for `module.function(**arguments)`, after what was asked for before; the number for `result`."""
@@ -57,13 +71,14 @@ class Guest:
     def result(self, number: int, timeout_s: float = BOOT_S) -> Any:
         """What a call returned; AssertionError with its traceback if it failed, or if the guest did."""
         answer = self.directory / f"{number}.answer"
-        until = time.monotonic() + timeout_s
-        while not answer.exists():
-            assert self._process.poll() is None, f"the guest has ended: {self.said()}"
-            assert time.monotonic() < until, f"no answer within {timeout_s:g} s: {self.said()}"
-            time.sleep(0.02)
+
+        def is_answered() -> bool:
+            assert answer.exists() or self._process.poll() is None, "the guest has ended"
+            return answer.exists()
+
+        until(is_answered, f"an answer of the guest in {self.directory}", timeout_s)
         found = json.loads(answer.read_text())
-        assert found["status"] == 0, f"in the guest: {found['result']}\n{self.said()}"
+        assert found["status"] == 0, f"in the guest: {found['result']}"
         return found["result"]
 
     def call(self, module: str, function: str, timeout_s: float = PATIENCE_S, **arguments: Any) -> Any:
@@ -71,14 +86,19 @@ class Guest:
         return self.result(self.begin(module, function, timeout_s, **arguments), BOOT_S + timeout_s)
 
     def said(self) -> str:
-        """The end of what the guest has written."""
+        """The end of what the guest has written, its kernel included."""
         return self._output.read_text(errors="replace")[-4000:]
+
+    def ends_then(self) -> None:
+        """Let it shut itself down once it has answered what it was asked for."""
+        (self.directory / "end").touch()
 
     def close(self) -> None:
         """Shut it down."""
-        (self.directory / "end").touch()
+        running.remove(self)
+        self.ends_then()
         try:
-            self._process.wait(15)
+            self._process.wait(60)
         except subprocess.TimeoutExpired:
             self._process.terminate()
             self._process.wait()

@@ -6,24 +6,27 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import random
 import select
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from fsqueue import FsqueueError, LeaseLost, Queue, QueueNotFound
 from fsqueue.filesystem import Filesystem
+from fsqueue.storage import listening
 from tests.concurrency.books import Diary
-from tests.concurrency.processes import PATIENCE_S, Child, children
+from tests.concurrency.clocks import SharedClock
+from tests.concurrency.processes import PATIENCE_S, Child, Count, at_a_random_moment, children, in_the_kernel
 from tests.concurrency.rounds import (
     Plan,
     check,
@@ -35,10 +38,11 @@ from tests.concurrency.rounds import (
     work,
 )
 from tests.concurrency.trapped import Trapped
-from tests.support import base_of
+from tests.lab import evidence
+from tests.lab.evidence import of_queue
+from tests.waiting import until
 
 SERVER = Path("/export")
-PARTS = ("queue", "movements", "staging", "dead", "history", "completions")
 FSQUEUE = str(Path(sys.executable).with_name("fsqueue"))
 REMOVALS = 60
 """How often a directory is removed for each question. One removal in twenty falls into the tick of its making."""
@@ -65,54 +69,53 @@ def run_on(client: int, *command: object) -> subprocess.Popen[str]:
     )
 
 
-@contextmanager
-def explained(name: str) -> Iterator[None]:
-    """Adds what the server, its clients and a queue say to the message of a failure."""
-    try:
-        yield
-    except (AssertionError, TimeoutError) as error:
-        raise AssertionError(f"{as_seen(name)}\n{error}\n{situation(name)}") from error
+def explained(name: str, notes: Path | None = None) -> AbstractContextManager[None]:
+    """Adds what the processes, the server, its clients and a queue say to the message of a failure."""
+
+    def more() -> str:
+        seen = [of_queue(at(client, name), f"as client {client} sees it") for client in (1, 2)]
+        return "\n".join([*seen, "== the server", lab("state")])
+
+    return evidence.explained(SERVER / name, notes, more)
 
 
-def as_seen(name: str) -> str:
-    """What a queue looks like on the server's disk and from each client."""
-    queues = [Queue(place) for place in (SERVER / name, at(1, name), at(2, name))]
-    return "\n".join(f"{queue.path}: {queue.status()}; {queue.stuck()=}" for queue in queues)
-
-
-def situation(name: str) -> str:
-    """What there is of a queue on the server's disk and as each client sees it, and which locks the server knows."""
-    told = []
-    for place in (SERVER / name, at(1, name), at(2, name)):
-        base = base_of(Queue(place))
-        told += [str(place), *(str(path.relative_to(base)) for part in PARTS for path in (base / part).rglob("*"))]
-        if place.is_relative_to(SERVER):
-            told += [f"{path.name}: {path.read_text()[-1500:]}" for path in (base / "movements").rglob("*.jsonl")][:5]
-    return "\n".join([*told, lab("state")])
+def restart_server(name: str) -> None:
+    """Stop the server until a process at each client waits for it, beside those that work, and start it again."""
+    lab("stop")
+    with children(*((at(client, f"{name}-waits").touch,) for client in (1, 2))) as waiting:
+        try:
+            until(
+                lambda: all(in_the_kernel(child.pid)[:1] == "D" for child in waiting),
+                "a process at each client to wait for the server",
+            )
+        finally:
+            lab("start")
+        for child in waiting:
+            child.result()
 
 
 def complete_all(queue: Queue, diary: Diary) -> None:
     """Complete all there is and all that comes back."""
-    until = time.monotonic() + PATIENCE_S
-    while not queue.status().drained:
-        for task in queue.lease(50, lease_s=30, wait_s=5):
+
+    def is_drained() -> bool:
+        for task in queue.lease(50, lease_s=60, wait_s=5):
             diary.note("try", task.id, task.payload)
             task.complete()
             diary.note("done", task.id, task.payload)
-        assert time.monotonic() < until, f"still {queue.status()}"
+        return queue.status().drained
+
+    until(is_drained, f"{queue.path} to be drained", PATIENCE_S)
 
 
 def settle(name: str, notes: Path, cut_short: int = 0) -> dict[str, int]:
     """Drain what is left, compare what both clients say, and check the books on the server's disk."""
-    with explained(name):
+    with explained(name, notes):
         with Diary(notes / "rest") as diary:
             complete_all(Queue(at(2, name)), diary)
         found, truth = check(Queue(SERVER / name), notes, cut_short), str(Queue(SERVER / name).status())
         for client in (1, 2):
-            until = time.monotonic() + 60
-            while (seen := str(Queue(at(client, name)).status())) != truth:  # a client's news may be seconds old
-                assert time.monotonic() < until, f"client {client} sees {seen}, not {truth}"
-                time.sleep(0.1)
+            mine = Queue(at(client, name))  # whose news may be seconds old
+            until(lambda mine=mine: str(mine.status()) == truth, f"client {client} to see {truth}")
         return found
 
 
@@ -146,16 +149,14 @@ def play(seed: int, batch_tasks_max: int, restart: bool = False) -> dict[str, in
         heeding_interrupts(),
         children(*((produce, at(client, name), notes / f"p{client}", plan, client) for client in (1, 2))) as producers,
         ExitStack() as hired,
-        explained(name),
+        explained(name, notes),
     ):
         crew = [(client, hire(client)) for client in (1, 2, 1, 2)]
         hired.callback(lambda: [worker.close() for _, worker in crew])
         for number_of_fault, fault in enumerate(plan.faults(dice)):
-            time.sleep(dice.choice([0.01, 0.05, 0.1]) * dice.random())
-            if restart and number_of_fault == plan.kills // 2:
-                lab("stop")
-                time.sleep(1)
-                lab("start")
+            at_a_random_moment(dice, dice.choice([0.01, 0.05, 0.1]))
+            if restart and number_of_fault == 3:  # most of the work is still to be done
+                restart_server(name)
             client, victim = dice.choice(crew)
             if fault == "stop":
                 stopped += stop_for_a_while([victim], dice)
@@ -194,9 +195,7 @@ def drain_with_commands(seed: int) -> dict[str, int]:
         for number, client in enumerate((1, 2, 1, 2))
     ]
     try:
-        until = time.monotonic() + PATIENCE_S
-        while sum(path.stat().st_size > 0 for path in output.iterdir()) < 2 and time.monotonic() < until:
-            time.sleep(0.02)
+        until(lambda: sum(path.stat().st_size > 0 for path in output.iterdir()) >= 2, "two workers to work", PATIENCE_S)
         os.killpg(runners[0].pid, signal.SIGKILL)
         os.killpg(runners[1].pid, signal.SIGINT)
         for runner, codes in zip(runners[1:], ((0, 128 + signal.SIGINT), (0,), (0,)), strict=True):
@@ -221,23 +220,20 @@ def drain_with_commands(seed: int) -> dict[str, int]:
 
 def lease_of_a_killed_worker() -> dict[str, Any]:
     """A worker at one client is killed; the other client gets its task when the lease ends, and not before."""
-    queue = Queue.create(at(1, "killed"), lease_s=2)
+    queue = Queue.create(at(1, "killed"))
     queue.insert("payload")
+    lease_s = 2.0
 
     def lease_and_die() -> None:
-        Queue(at(1, "killed")).lease()
+        Queue(at(1, "killed")).lease(lease_s=lease_s)
         os.kill(os.getpid(), signal.SIGKILL)
 
     with children((lease_and_die,)) as [child]:
         assert child.wait() == -signal.SIGKILL
-    other = Queue(at(2, "killed"))
-    [info] = other.tasks("leased")
-    assert info.lease_until is not None
-    early = other.lease()
-    [task] = other.lease(wait_s=20)
-    after_s = time.time() - info.lease_until
+    [task] = until(Queue(at(2, "killed")).lease, "the other client to get the task", PATIENCE_S)
     task.complete()
-    return {"early": len(early), "after_s": after_s, "attempt": task.attempt, **other.status().as_dict()}
+    first, second = [move for move in queue.history(task.id) if move.op == "lease"]
+    return {"too_early": second.at < first.at + lease_s, "attempt": task.attempt, **queue.status().as_dict()}
 
 
 def lease_taken_over() -> dict[str, Any]:
@@ -245,7 +241,7 @@ def lease_taken_over() -> dict[str, Any]:
     mine, other = Queue.create(at(1, "outlived"), lease_s=0.3), Queue(at(2, "outlived"))
     mine.insert("payload")
     [task] = mine.lease()
-    [again] = other.lease(wait_s=20, lease_s=60)
+    [again] = other.lease(wait_s=60, lease_s=600)
     refused = []
     for act in (task.complete, task.renew, task.release, lambda: task.fail("late"), lambda: task.bury("late")):
         try:
@@ -276,12 +272,10 @@ def seen_beside_one_who_stands_still() -> dict[str, Any]:
     def lease_and_stand_still() -> None:
         Queue(at(1, name)).lease(3, lease_s=600)
         ready.touch()
-        time.sleep(600)
+        signal.pause()
 
     with children((lease_and_stand_still,)) as [child]:
-        until = time.monotonic() + PATIENCE_S
-        while not ready.exists() and time.monotonic() < until:
-            time.sleep(0.05)
+        until(ready.exists, "the first one to have leased")
         before = queue.status().as_dict()  # the log is in this client's cache now
         tasks = other.lease(5, lease_s=600)
         other.complete(tasks[:4])
@@ -333,52 +327,61 @@ def asked_of_a_directory_that_is_gone() -> dict[str, list[str]]:
 
 def one_waits_for_the_other() -> dict[str, Any]:
     """An idle worker at one client hears of what the other inserts."""
-    queue = Queue.create(at(1, "bell"))
+    queue, pauses = Queue.create(at(1, "bell")), Count()
+
+    def pause(*arguments: Any) -> None:
+        pauses.add()
+        sleep(*arguments)
+
+    sleep = listening.sleep
 
     def wait() -> Any:
-        return [task.payload for task in Queue(at(2, "bell")).lease(wait_s=40)]
+        with mock.patch.object(listening, "sleep", pause):
+            return [task.payload for task in Queue(at(2, "bell")).lease(wait_s=PATIENCE_S)]
 
     with children((wait,)) as [child]:
-        time.sleep(3)
+        until(lambda: int(pauses) > 2, "the other client to be idle")
         queue.insert("ring")
         return {"got": child.result()}
 
 
 def purged_and_deleted_elsewhere() -> dict[str, Any]:
     """One client inserts all the time, the other purges: what was inserted after the purge is there."""
-    queue = Queue.create(at(1, "purged"))
-    notes = Path("/tmp/purged")
+    clock = SharedClock()
+    Queue.create(at(1, "purged"))
+    queue = Queue(at(1, "purged"), clock=clock)
+    notes, purges = Path("/tmp/purged"), Count()
 
     def insert() -> None:
         mine = Queue(at(1, "purged"))
         with Diary(notes) as diary:
-            for number in range(10_000):
-                begun = time.monotonic()
+            for number in itertools.count():
+                purges_before = int(purges)
                 try:
                     mine.insert(number)
                 except QueueNotFound:
                     return
-                diary.note(begun, number)
+                diary.note(purges_before, number)
+
+    def lines() -> list[str]:
+        return notes.read_text().splitlines() if notes.exists() else []
 
     other = Queue(at(2, "purged"))
     with children((insert,)) as [child]:
-        while not notes.exists() or len(notes.read_text().splitlines()) < 30:
-            time.sleep(0.05)
+        until(lambda: len(lines()) >= 30, "inserts", PATIENCE_S)
         [held, *_] = queue.lease(5)
         other.purge()
-        purged = time.monotonic()
+        purges.add()
         lost = False
-        time.sleep(1.2)  # a second's news may be old
+        clock.advance(1.2)  # a second's news may be old
         try:
             held.complete()
         except LeaseLost:
             lost = True
-        have = len(notes.read_text().splitlines())
-        while len(notes.read_text().splitlines()) < have + 30:
-            time.sleep(0.05)
+        have = len(lines())
+        until(lambda: len(lines()) >= have + 30, "inserts after the purge", PATIENCE_S)
         child.kill()
-    lines = [line.split() for line in notes.read_text().splitlines()]
-    after = {int(number) for begun, number in lines if float(begun) > purged}
+    after = {int(number) for purges_before, number in map(str.split, lines()) if int(purges_before)}
     found = {info.payload for info in Queue(SERVER / "purged").tasks()}
     other.delete()
     try:
@@ -501,20 +504,19 @@ def stopped_at(point: Point, path: Path, notes: Path) -> str:
     return "done"
 
 
-def take_over(path: Path, notes: Path) -> float:
-    """A process at the other client: complete all, and clear away what the one cut off left; after how many seconds."""
-    queue, begun = Queue(path), time.monotonic()
+def take_over(path: Path, notes: Path) -> None:
+    """A process at the other client: complete all, and clear away what the one cut off left."""
+    queue = Queue(path)
     with Diary(notes) as diary:
         complete_all(queue, diary)
     queue.gc()
-    return time.monotonic() - begun
 
 
-def cut() -> dict[str, dict[str, Any]]:
+def cut(points: list[str]) -> dict[str, dict[str, Any]]:
     """At each point a process is stopped, with a queue of its own; then its client is cut off, and the other client
     does the work; then the client comes back, and the processes go on.
     """
-    names = {what: f"cut-{number}" for number, what in enumerate(POINTS)}
+    names = {what: f"cut-{number}" for number, what in enumerate(points)}
     payloads = [f"t.{number}" for number in range(TASKS)]
     diaries = {}
     for what, name in names.items():
@@ -524,11 +526,11 @@ def cut() -> dict[str, dict[str, Any]]:
         with Diary(diaries[what] / "before") as diary:
             for payload in payloads:
                 diary.note("inserted", payload)
-    found: dict[str, dict[str, Any]] = {what: {} for what in POINTS}
+    found: dict[str, dict[str, Any]] = {what: {} for what in points}
     with ExitStack() as stack:
         stopped = {
-            what: stack.enter_context(children((stopped_at, point, at(1, names[what]), diaries[what] / "cut")))[0]
-            for what, point in POINTS.items()
+            what: stack.enter_context(children((stopped_at, POINTS[what], at(1, name), diaries[what] / "cut")))[0]
+            for what, name in names.items()
         }
         for what, child in stopped.items():
             try:
@@ -541,8 +543,8 @@ def cut() -> dict[str, dict[str, Any]]:
                 what: stack.enter_context(children((take_over, at(2, name), diaries[what] / "other")))[0]
                 for what, name in names.items()
             }
-            for what, child in others.items():
-                found[what]["after_s"] = child.result()
+            for child in others.values():
+                child.result()
         finally:
             lab("join", 1)
         for child in stopped.values():
@@ -565,7 +567,7 @@ COMMANDS = {
 
 
 def silent() -> dict[str, Any]:
-    """Commands of a client that is cut off: what each says, and when; most get Ctrl-C then, one goes on afterwards."""
+    """Commands of a client that is cut off: what each says; most get Ctrl-C then, one goes on afterwards."""
     path = at(1, "silent")
     Queue.create(path).insert_many(range(5))
 
@@ -588,12 +590,11 @@ def silent() -> dict[str, Any]:
     with ExitStack() as stack:
         lab("cut", 1)
         try:
-            begun = time.monotonic()
             processes = {name: stack.enter_context(begin(words)) for name, words in COMMANDS.items()}
             patient = stack.enter_context(begin(COMMANDS["status"]))
             stack.callback(lambda: [process.kill() for process in (*processes.values(), patient)])
             for name, process in processes.items():
-                found[name] = {"said": line_of(process), "after_s": time.monotonic() - begun}
+                found[name] = {"said": line_of(process)}
             found["patient"] = {"said": line_of(patient)}
             for process in processes.values():
                 process.send_signal(signal.SIGINT)

@@ -7,7 +7,6 @@ import random
 import shutil
 import subprocess
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,10 @@ from fsqueue.format import layout
 from fsqueue.protocol import finishing
 from fsqueue.storage.store import _stores
 from tests.concurrency.books import Diary, accounts, base_of, check_sound, counted, diaries, leftovers
-from tests.concurrency.processes import PATIENCE_S, Child, children, what_they_do
+from tests.concurrency.processes import PATIENCE_S, Child, at_a_random_moment, children, what_they_do
 from tests.lab import commits
+from tests.lab.evidence import explained
+from tests.waiting import until
 
 QUEUE = Path("/disk/q")
 FSQUEUE = str(Path(sys.executable).with_name("fsqueue"))
@@ -152,7 +153,7 @@ def keep_house(notes: Path, seed: int) -> None:
     while True:
         life.queue.status()
         life.queue.gc()
-        time.sleep(0.05 * life.dice.random())
+        at_a_random_moment(life.dice, 0.05)
 
 
 def purge(notes: Path, seed: int) -> None:
@@ -224,49 +225,56 @@ def cut(seed: int, style: str, durability: str, batch_tasks_max: int, filesystem
     shutil.rmtree(notes, ignore_errors=True)
     notes.mkdir()
     lab("disk", filesystem)
+    try:
+        with explained(QUEUE, notes):
+            return _cut(dice, notes, seed, style, durability, batch_tasks_max)
+    finally:
+        lab("remove")
+
+
+def _cut(
+    dice: random.Random, notes: Path, seed: int, style: str, durability: str, batch_tasks_max: int
+) -> dict[str, int]:
     is_single = style in ("singly", "keyed")
     if is_single:
         layout.FORMAT_OF_NEW_QUEUES = layout.OPEN_BATCHES
         batch_tasks_max = dice.choice([32, 1024])  # of 32: so that batches are sealed, too
-    try:
-        queue = Queue.create(
-            QUEUE,
-            shards=4,
-            durability=durability,
-            batch_tasks_max=batch_tasks_max,
-            max_attempts=None,
-            backoff_s=(0, 0),
-            lease_s=LEASE_S,
-        )
-        if style in ("working", "looping", "everything", "commands"):
-            payloads = [f"first.0.{index}" for index in range(400 if batch_tasks_max > 1 else 60)]
-            queue.insert_many(payloads, batch_tasks=dice.choice([7, 50]))
-            with Diary(notes / "first") as diary:
-                diary.note("inserted", *payloads)
-        if is_single:
-            queue.insert("first.0.0")  # the batch that all inserters begin with
-            with Diary(notes / "first") as diary:
-                diary.note("inserted", "first.0.0")
-        queue.close()
-        with children(
-            *((life, notes / f"{number}", seed * 100 + number) for number, life in enumerate(STYLES[style]))
-        ) as crew:
-            ready_and_at_work(crew, notes)
-            time.sleep(dice.random() * (2.5 if style == "commands" else 0.6))  # a command begins slowly
-            lab("cut")
-        lab("restore")
-        if style == "purging":
-            return check_purged(diaries(notes))
-        if style == "committing":
-            return commits.check_after_cut(Queue(QUEUE), diaries(notes))
-        if style != "keyed":
-            return check(diaries(notes), strict=durability == "strict")
-        check_keys()
-        found = check(diaries(notes), strict=durability == "strict")
-        check_found(diaries(notes))
-        return found
-    finally:
-        lab("remove")
+    queue = Queue.create(
+        QUEUE,
+        shards=4,
+        durability=durability,
+        batch_tasks_max=batch_tasks_max,
+        max_attempts=None,
+        backoff_s=(0, 0),
+        lease_s=LEASE_S,
+    )
+    if style in ("working", "looping", "everything", "commands"):
+        payloads = [f"first.0.{index}" for index in range(400 if batch_tasks_max > 1 else 60)]
+        queue.insert_many(payloads, batch_tasks=dice.choice([7, 50]))
+        with Diary(notes / "first") as diary:
+            diary.note("inserted", *payloads)
+    if is_single:
+        queue.insert("first.0.0")  # the batch that all inserters begin with
+        with Diary(notes / "first") as diary:
+            diary.note("inserted", "first.0.0")
+    queue.close()
+    with children(
+        *((life, notes / f"{number}", seed * 100 + number) for number, life in enumerate(STYLES[style]))
+    ) as crew:
+        ready_and_at_work(crew, notes)
+        at_a_random_moment(dice, 2.5 if style == "commands" else 0.6)  # a command begins slowly
+        lab("cut")
+    lab("restore")
+    if style == "purging":
+        return check_purged(diaries(notes))
+    if style == "committing":
+        return commits.check_after_cut(Queue(QUEUE), diaries(notes))
+    if style != "keyed":
+        return check(diaries(notes), strict=durability == "strict")
+    check_keys()
+    found = check(diaries(notes), strict=durability == "strict")
+    check_found(diaries(notes))
+    return found
 
 
 def ready_and_at_work(crew: list[Child], notes: Path) -> None:
@@ -274,24 +282,27 @@ def ready_and_at_work(crew: list[Child], notes: Path) -> None:
 
     Who joined later would be frozen for good, or go on on a disk that keeps nothing.
     """
-    until = time.monotonic() + PATIENCE_S
-    while {child.pid for child in crew} - set(map(int, GROUP.read_text().split())) or not any(
-        line[0] in ("inserted", "done") for line in diaries(notes) if line[1:2] != ["first.0.0"]
-    ):
+
+    def are_at_work() -> bool:
         assert all(child.running for child in crew), [child.report() for child in crew if not child.running]
-        assert time.monotonic() < until, f"nobody gets anything done\n{what_they_do()}"
-        time.sleep(0.02)
+        if {child.pid for child in crew} - set(map(int, GROUP.read_text().split())):
+            return False
+        return any(line[0] in ("inserted", "done") for line in diaries(notes) if line[1:2] != ["first.0.0"])
+
+    until(are_at_work, "all to have joined, and somebody to get something done", PATIENCE_S)
 
 
 def drain(queue: Queue) -> Counter[str]:
     """Complete all that is there; how often each payload was."""
     found: Counter[str] = Counter()
-    until = time.monotonic() + PATIENCE_S
-    while not queue.status().drained:
+
+    def is_drained() -> bool:
         tasks = queue.lease(1000, wait_s=1)
         found.update(task.payload for task in tasks)
         queue.complete(tasks)
-        assert time.monotonic() < until, f"still {queue.status()}"
+        return queue.status().drained
+
+    until(is_drained, f"{queue.path} to be drained", PATIENCE_S)
     return found
 
 

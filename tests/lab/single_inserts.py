@@ -5,18 +5,21 @@ from __future__ import annotations
 import ctypes
 import os
 import random
+import signal
 import socket
-import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from unittest import mock
 
 from fsqueue import LeaseLost, LockTimeout, Queue
 from fsqueue.format import layout, names
-from tests.concurrency.processes import PATIENCE_S, Child
-from tests.lab.nfs import SERVER, at, calls_of, explained, lab
+from fsqueue.protocol import finishing
+from tests.concurrency.processes import PATIENCE_S, Child, Count, at_a_random_moment
+from tests.lab.nfs import SERVER, at, calls_of, explained, restart_server
 from tests.support import leftovers
+from tests.waiting import until
 
 TASKS = 150
 """An inserter inserts so many tasks, unless it is killed."""
@@ -45,13 +48,20 @@ def fill_as_another_host(path: Path, notes: Path, number: int) -> int:
     return fill(path, notes, number)
 
 
+purges = Count()
+"""All processes of this guest share it."""
+
+
 def fill_until_over(path: Path, notes: Path, number: int) -> int:
-    """Insert tasks one at a time until the file `over` is there. Note each that was reported, and when it was begun."""
+    """Insert tasks one at a time until the file `over` is there.
+
+    Note each that was reported, and after how many purges it was begun.
+    """
     fd = os.open(notes / f"begun-{number}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     task = 0
     with Queue(path) as queue:
         while not (notes / "over").exists():
-            payload, begun = f"{number}-{task}", time.monotonic()
+            payload, begun = f"{number}-{task}", int(purges)
             queue.insert(payload)
             os.write(fd, f"{payload} {begun}\n".encode())
             task += 1
@@ -95,15 +105,13 @@ def play(seed: int, restart: bool = False) -> dict[str, int]:
         number += 1
         return action, client, Child(action, at(client, name), notes, number)
 
-    with ExitStack() as hired, explained(name):
+    with ExitStack() as hired, explained(name, notes):
         crew = [hire(action, client) for action in (fill, drain) for client in (1, 2, 1, 2)]
         hired.callback(lambda: [child.close() for _, _, child in crew])
         for fault in range(KILLS):
-            time.sleep(0.02 + 0.2 * dice.random())
+            at_a_random_moment(dice, 0.2)
             if restart and fault == KILLS // 2:
-                lab("stop")
-                time.sleep(1)
-                lab("start")
+                restart_server(name)
             action, client, victim = dice.choice(crew)
             if victim.running:
                 victim.kill()
@@ -120,7 +128,7 @@ def play(seed: int, restart: bool = False) -> dict[str, int]:
         for action, _, child in crew:
             if action is drain:
                 child.result()
-    return settle(name, notes) | {"killed": killed}
+        return settle(name, notes) | {"killed": killed}
 
 
 def adopt() -> dict[str, int]:
@@ -132,23 +140,19 @@ def adopt() -> dict[str, int]:
     notes = Path("/tmp") / name
     notes.mkdir()
     Queue.create(at(1, name), shards=1, lease_s=LEASE_S, max_attempts=None, backoff_s=(0, 0))
-    with explained(name):
+    with explained(name, notes):
         for number, client in enumerate((1, 2, 1)):
             child = Child(fill_as_another_host, at(client, name), notes, number)
             try:
                 if number == 0:
-                    until = time.monotonic() + PATIENCE_S
-                    while len(noted(notes, "inserted")) < TASKS // 3:
-                        assert child.running, child.report()
-                        assert time.monotonic() < until
-                        time.sleep(0.005)
-                    child.kill()
+                    wait_for_notes(notes, "inserted", TASKS // 3)
+                    assert child.kill() == -signal.SIGKILL, child.report()
                 else:
                     child.result()
             finally:
                 child.close()
         batches = {names.parse_task_id(task_id)[0] for _, task_id in noted(notes, "inserted")}
-    return settle(name, notes) | {"batches": len(batches)}
+        return settle(name, notes) | {"batches": len(batches)}
 
 
 def purge(seed: int) -> dict[str, int]:
@@ -160,21 +164,22 @@ def purge(seed: int) -> dict[str, int]:
     notes = Path("/tmp") / name
     notes.mkdir()
     Queue.create(at(1, name), shards=4, batch_tasks_max=64, lease_s=LEASE_S, max_attempts=None, backoff_s=(0, 0))
-    with ExitStack() as hired, explained(name):
+    with ExitStack() as hired, explained(name, notes):
+        before = int(purges)
         actions = [(action, client) for action in (fill_until_over, drain) for client in (1, 2)]
         crew = [Child(action, at(client, name), notes, number) for number, (action, client) in enumerate(actions)]
         hired.callback(lambda: [child.close() for child in crew])
         wait_for_notes(notes, "begun", 40)
         for turn in range(PURGES):
-            time.sleep(0.5 * dice.random())
+            at_a_random_moment(dice, 0.5)
             Queue(at(1 + turn % 2, name)).purge()
-        purged = time.monotonic()
+            purges.add()
         since = len(noted(notes, "begun"))
         wait_for_notes(notes, "begun", since + 80)
         (notes / "over").touch()
         inserted = sum(child.result() or 0 for child in crew)
         finish(name, notes)
-        after = {payload for payload, begun in noted(notes, "begun") if float(begun) > purged}
+        after = {payload for payload, begun in noted(notes, "begun") if int(begun) == before + PURGES}
         executed = set(noted(notes, "executed"))
         ids = Counter(payload for payload, _ in executed)
         assert after <= set(ids), f"inserted after the purge, and never executed: {sorted(after - set(ids))[:9]}"
@@ -187,10 +192,7 @@ def purge(seed: int) -> dict[str, int]:
 
 def wait_for_notes(notes: Path, kind: str, least: int) -> None:
     """Return when there are so many notes of a kind."""
-    until = time.monotonic() + PATIENCE_S
-    while len(noted(notes, kind)) < least:
-        assert time.monotonic() < until, f"still {len(noted(notes, kind))} of {least} notes"
-        time.sleep(0.02)
+    until(lambda: len(noted(notes, kind)) >= least, f"{least} notes of what was {kind}", PATIENCE_S)
 
 
 def settle(name: str, notes: Path) -> dict[str, int]:
@@ -209,16 +211,19 @@ def settle(name: str, notes: Path) -> dict[str, int]:
 
 def finish(name: str, notes: Path) -> None:
     """Drain what is left. Nothing of it stays on disk, and fsck finds nothing."""
-    queue, until = Queue(at(2, name)), time.monotonic() + PATIENCE_S
+    queue = Queue(at(2, name))
     fd = os.open(notes / "executed-last", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    while not queue.status().drained:
-        for task in queue.lease(9, lease_s=30, wait_s=LEASE_S):
+
+    def is_drained() -> bool:
+        for task in queue.lease(9, lease_s=60, wait_s=LEASE_S):
             os.write(fd, f"{task.payload} {task.id}\n".encode())
             task.complete()
-        assert time.monotonic() < until, queue.status()
-    time.sleep(2.5)  # open batches linger
-    assert queue.lease(1) == []
-    queue.gc()
+        return queue.status().drained
+
+    until(is_drained, f"{name} to be drained", PATIENCE_S)
+    with mock.patch.object(finishing, "LINGER_MS", 0):  # else open batches end some seconds after the last insert
+        assert queue.lease(1) == []
+        queue.gc()
     truth = Queue(SERVER / name)
     found = list(truth.fsck())
     assert not found, found

@@ -9,6 +9,7 @@ from tests.lab.guests import Guest
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.thorough
 def test_two_clients_of_one_server_are_found_fit(nfs: Guest) -> None:
     """Locks exclude between them, nothing appended is lost, no name is won twice."""
     reports = nfs.call("tests.lab.doctors", "two_join")

@@ -70,7 +70,7 @@ def session(wanted: list[Block], home: Path, *wrapper: str) -> subprocess.Comple
     environment |= {"HOME": str(home), "SCRATCH": str(home / "scratch"), "N": str(TASKS), "PATH": ":".join(path)}
     environment |= {"TZ": "UTC", "LC_ALL": "C.UTF-8", "USER": "me", "input": "tasks.jsonl"}
     return subprocess.run(
-        [*wrapper, "bash", str(script)], cwd=home, env=environment, capture_output=True, text=True, timeout=600
+        [*wrapper, "bash", str(script)], cwd=home, env=environment, capture_output=True, text=True, timeout=1800
     )
 
 
@@ -78,7 +78,11 @@ def check(ran: subprocess.CompletedProcess[str], wanted: list[Block], home: Path
     """Everything went well, and what the guide shows of it is what came."""
     if ran.returncode:
         at = (home / "at").read_text().strip() if (home / "at").exists() else "script.sh"
-        pytest.fail(f"{PAGE}, line {at}: exit {ran.returncode}\n{(home / at).read_text()}{ran.stderr}")
+        logs = "\n".join(
+            f"-- {log.name}\n{log.read_text(errors='replace')[-3000:]}"
+            for log in sorted((home / "slurm").glob("*.log"))
+        )
+        pytest.fail(f"{PAGE}, line {at}: exit {ran.returncode}\n{(home / at).read_text()}{ran.stderr}\n{logs}")
     typed = {block.line for block in wanted}
     for block, after in pairwise(BLOCKS):
         if after.language == "text" and block.line in typed:
@@ -100,6 +104,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_the_guide(home: Path) -> None:
     if lacking := why_not():
         pytest.skip(lacking)

@@ -18,10 +18,13 @@ SCENARIOS = "tests.lab.nfs"
 KIND = f"NFS {NFS}"
 
 
+GATE_POINTS = ("holding a lease", "completing, appended and not synced", "inserting, before unlocking")
+
 CALLS_MAX = {"insert": 0.05, "single": 12, "loop": 6, "hundreds": 0.3}
 """Calls to an NFS 4.2 server for a task inserted in bulk; leased and completed singly, in the loop, by hundreds."""
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(NFS == "3", reason="the lock calls of NFS 3 are not counted by the mount")
 def test_a_task_costs_few_calls_to_the_server(nfs: Guest, calls: Callable[[], dict[str, dict[str, float]]]) -> None:
     found = calls()
@@ -30,6 +33,7 @@ def test_a_task_costs_few_calls_to_the_server(nfs: Guest, calls: Callable[[], di
         assert found[what]["all"] <= most, found[what]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("batch_tasks_max", [1024, 1])
 def test_two_clients_drain_a_queue_while_workers_are_killed(nfs: Guest, batch_tasks_max: int) -> None:
     found = nfs.call(SCENARIOS, "play", seed=SEED, batch_tasks_max=batch_tasks_max)
@@ -38,7 +42,7 @@ def test_two_clients_drain_a_queue_while_workers_are_killed(nfs: Guest, batch_ta
     assert found["completed"] + found["dead"] >= 120
 
 
-@pytest.mark.parametrize("batch_tasks_max", [1024, 1])
+@pytest.mark.parametrize("batch_tasks_max", [1024, pytest.param(1, marks=pytest.mark.thorough)])
 def test_the_server_restarts_while_two_clients_drain_a_queue(nfs: Guest, batch_tasks_max: int) -> None:
     found = nfs.call(SCENARIOS, "play", seed=SEED + 1, batch_tasks_max=batch_tasks_max, restart=True)
     tally.note(KIND, found | {"server restarts": 1})
@@ -78,8 +82,7 @@ def test_what_was_in_a_directory_that_another_client_removed_is_missing(nfs: Gue
 
 def test_a_killed_worker_s_task_is_had_by_the_other_client_when_its_lease_ends(nfs: Guest) -> None:
     found = nfs.call(SCENARIOS, "lease_of_a_killed_worker")
-    assert found["early"] == 0
-    assert found["after_s"] > 0
+    assert not found["too_early"]
     assert found["attempt"] == 2
     assert found["completed"] == 1
 
@@ -114,7 +117,6 @@ def test_commands_say_that_the_server_does_not_answer_and_ctrl_c_ends_them(nfs: 
     for name in COMMANDS:
         one = found[name]
         assert one["said"].startswith("fsqueue: the file server (or a disk) does not answer, for 5 s now"), name
-        assert 5 <= one["after_s"] < 60, name
         assert one["code"] == 130, name
         assert one["rest"].startswith("fsqueue: interrupted while the file server did not answer."), name
         assert len(one["rest"].splitlines()) == 1, name
@@ -135,7 +137,9 @@ def after_the_cut(cut_off: Callable[[], dict[str, dict[str, Any]]]) -> dict[str,
 
 
 @pytest.mark.skipif(NFS == "3", reason="a lock of a client cut off stays for good with NFS 3")
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize(
+    "point", [pytest.param(point, marks=[] if point in GATE_POINTS else pytest.mark.thorough) for point in POINTS]
+)
 def test_a_client_is_cut_off_and_comes_back(after_the_cut: dict[str, dict[str, Any]], point: str) -> None:
     found = after_the_cut[point]
     assert "wrong" not in found, found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from tests import tally
@@ -20,8 +22,10 @@ NOTIFICATION = 4
 
 
 @pytest.mark.skipif(NFS == "3", reason="the lock calls of NFS 3 are not counted by the mount")
-def test_a_task_inserted_alone_costs_few_calls_to_the_server(nfs: Guest) -> None:
-    found = nfs.call(SCENARIOS, "calls_per_task")
+def test_a_task_inserted_alone_costs_few_calls_to_the_server(
+    nfs: Guest, single_calls: Callable[[], dict[str, dict[str, float]]]
+) -> None:
+    found = single_calls()
     for what, each in found.items():
         print(f"{what}: {each['all']:.3f} calls a task: {each}")
     for what, most in CALLS_MAX.items():
@@ -29,7 +33,7 @@ def test_a_task_inserted_alone_costs_few_calls_to_the_server(nfs: Guest) -> None
         assert found[what]["all"] - opened * NOTIFICATION <= most + 0.05, found[what]
 
 
-@pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize("restart", [pytest.param(False, marks=pytest.mark.thorough), True])
 def test_two_clients_insert_singly_and_work_while_processes_are_killed(nfs: Guest, restart: bool) -> None:
     found = nfs.call(SCENARIOS, "play", seed=SEED, restart=restart)
     tally.note(f"NFS {NFS}", found | ({"server restarts": 1} if restart else {}))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
 
 def test_the_doctor_finds_it_unfit_by_its_options_and_by_trying(nolock: Callable[[], list[dict[str, Any]]]) -> None:

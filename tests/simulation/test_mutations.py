@@ -9,6 +9,7 @@ import pytest
 from tests.simulation.mutations import DRAFTS, ISSUE
 from tests.simulation.trials import ALL, BY_NAME, SAMPLE, caught
 
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in SAMPLE else pytest.mark.thorough) for name in BY_NAME]
