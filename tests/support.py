@@ -6,11 +6,11 @@ import errno
 import itertools
 import os
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
 from unittest import mock
 
@@ -28,8 +28,9 @@ from fsqueue.format.task_file import encode_open_batch, encode_task
 from fsqueue.format.task_states import Lease
 from fsqueue.protocol import insertion, transitions
 from fsqueue.protocol.encoding import Encoded, available_from
-from fsqueue.storage import logs, published
+from fsqueue.storage import listening, logs, published
 from fsqueue.storage.locked_batch import LockedBatch
+from tests.waiting import PATIENCE_S, until
 
 E = TypeVar("E", bound=BaseException)
 QueueFactory = Callable[..., Queue]
@@ -284,20 +285,74 @@ def failing(fs: Filesystem, step: str, code: int = errno.ENOSPC, after: int = 0)
         yield
 
 
-@contextmanager
-def leasing(lease: Callable[[], list[LeasedTask]]) -> Iterator[list[tuple[float, Any]]]:
-    """Wait for a lease in another thread while this lasts. Yield a list that gets when each task came, and its payload.
+class Sleeps:
+    """What idle workers of this process have slept: see `watched_sleeps`."""
 
-    `lease` is called in that thread. What happens within finds it waiting.
+    def __init__(self) -> None:
+        self.begun: list[int] = []
+        """The thread that began each sleep, in their order; it is set before the thread stands still."""
+        self.ended: list[bool] = []
+        """Of each sleep that has ended, whether something else than the time ended it."""
+
+
+@contextmanager
+def watched_sleeps() -> Iterator[Sleeps]:
+    """Take note of each sleep of an idle worker in this process, with or without inotify, while this lasts."""
+    sleeps, make, sleep = Sleeps(), listening.select.poll, Clock.sleep
+
+    class Poller:
+        def __init__(self) -> None:
+            self._real = make()
+            self.register = self._real.register
+
+        def poll(self, timeout_ms: float) -> list[tuple[int, int]]:
+            sleeps.begun.append(threading.get_ident())
+            found = self._real.poll(timeout_ms)
+            sleeps.ended.append(bool(found))
+            return found
+
+    def slept(clock: Clock, seconds: float) -> None:
+        sleeps.begun.append(threading.get_ident())
+        sleep(clock, seconds)
+        sleeps.ended.append(False)
+
+    select = SimpleNamespace(poll=Poller, POLLIN=listening.select.POLLIN)
+    with mock.patch.object(listening, "select", select), mock.patch.object(Clock, "sleep", slept):
+        yield sleeps
+
+
+@contextmanager
+def leasing(lease: Callable[[], list[LeasedTask]]) -> Iterator[list[Any]]:
+    """Wait for a lease in another thread while this lasts. Yield a list that gets the payloads of the tasks.
+
+    `lease` is called in that thread. What happens within finds it asleep. It is an error if nothing wakes it.
     """
-    found: list[tuple[float, Any]] = []
-    thread = threading.Thread(target=lambda: found.extend((time.monotonic(), task.payload) for task in lease()))
-    thread.start()
-    try:
-        time.sleep(0.5)
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.extend(task.payload for task in lease()), daemon=True)
+    with watched_sleeps() as sleeps:
+        thread.start()
+        until(lambda: thread.ident in sleeps.begun, "a worker that sleeps")
         yield found
-    finally:
-        thread.join()
+        thread.join(PATIENCE_S)
+    assert not thread.is_alive(), "nothing has woken it"
+
+
+def in_time(act: Callable[[], object]) -> None:
+    """Do something in another thread. AssertionError if that hangs; what it raises, otherwise."""
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            act()
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive(), "it hangs"
+    if failed:
+        raise failed[0]
 
 
 def raised(kind: type[E], action: Callable[[], object]) -> E | None:

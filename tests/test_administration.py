@@ -47,6 +47,7 @@ from tests.support import (
     raised,
     task_file_names,
 )
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -61,11 +62,7 @@ def q(queue: Queue, clock: ManualClock) -> Queue:
 
 def wait_until_gone(directory: Path) -> None:
     """A reaper works in the background."""
-    for _ in range(500):
-        if not directory.exists() or not os.listdir(directory):
-            return
-        time.sleep(0.01)
-    raise AssertionError(f"{directory} was not reaped")
+    until(lambda: not directory.exists() or not os.listdir(directory), f"{directory} to be reaped")
 
 
 # -- create ---------------------------------------------------------------------
@@ -337,9 +334,8 @@ def test_a_deleted_queue_is_gone(q: Queue, wait: bool) -> None:
     q.lease()
     q.delete(wait=wait)
     assert not q.path.exists()
-    deadline = time.monotonic() + 30
-    while not wait and os.listdir(q.path.parent) and time.monotonic() < deadline:
-        time.sleep(0.01)
+    if not wait:
+        until(lambda: not os.listdir(q.path.parent), "the queue to be reaped")
     assert os.listdir(q.path.parent) == []
     for verb in (q.lease, q.status, lambda: q.insert(1), q.purge, q.gc, q.delete, lambda: Queue(q.path)):
         q.store.queue_file.forget()
@@ -458,7 +454,7 @@ def test_who_is_late_does_nothing_to_the_queue_in_place_of_a_deleted_one(tmp_pat
             before.insert_many(range(4), batch_tasks=2)
             before.lease()[0].bury("dead")
         fs = Successor(str(before.path))
-        with Queue(before.path, filesystem=fs) as mine:
+        with Queue(before.path, filesystem=fs, clock=ManualClock(time.time())) as mine:
             fs.left = number
             refused = raised(FsqueueError, lambda: LATE[late](mine))
         assert fs.made or refused is None

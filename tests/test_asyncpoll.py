@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,14 +14,30 @@ from fsqueue import Queue, StorageError, asyncpoll
 from fsqueue.async_thread import in_thread
 from fsqueue.filesystem import Filesystem
 from fsqueue.storage import listening
+from fsqueue.storage.listening import Listener
+from tests.waiting import until_async
 
 TIMEOUT_S = 60.0
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(TIMEOUT_S):
-        while not condition():
-            await asyncio.sleep(0.002)
+async def turn() -> None:
+    """Let every coroutine that can go on do so: a cancellation takes a few turns of the loop until it has arrived."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+def naps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The pauses that idle loops have begun."""
+    begun: list[float] = []
+    nap = fsqueue.AsyncPoll._nap
+
+    async def noted(self: fsqueue.AsyncPoll, seconds: float, listener: Listener | None) -> None:
+        begun.append(seconds)
+        await nap(self, seconds, listener)
+
+    monkeypatch.setattr(fsqueue.AsyncPoll, "_nap", noted)
+    return begun
 
 
 def test_everything_is_handed_out_once_until_the_queue_is_drained(queue: Queue) -> None:
@@ -101,7 +116,7 @@ def test_a_cancellation_releases_the_task_of_the_block_and_what_was_leased_ahead
 
     async def main() -> None:
         running = asyncio.create_task(work())
-        await until(begun.is_set)
+        await until_async(begun.is_set, "the task")
         assert queue.status().leased == 4
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -129,10 +144,10 @@ def test_a_cancellation_during_a_look_releases_what_it_finds(queue: Queue, monke
     async def main() -> None:
         loop = queue.poll_async(prefetch=2)
         running = asyncio.create_task(anext(loop))
-        await until(inside.is_set)
+        await until_async(inside.is_set, "the thread")
         assert queue.status().leased == 2
         running.cancel()
-        await asyncio.sleep(0.01)
+        await turn()
         running.cancel()  # twice, as by a timeout around a timeout
         go_on.set()
         with pytest.raises(asyncio.CancelledError):
@@ -147,12 +162,11 @@ def test_a_cancellation_during_a_look_releases_what_it_finds(queue: Queue, monke
 
 
 @pytest.mark.once
-def test_an_idle_loop_sleeps_outside_of_threads_and_ends_at_once(queue: Queue) -> None:
+def test_an_idle_loop_sleeps_outside_of_threads_and_ends_at_once(queue: Queue, naps: list[float]) -> None:
     async def main() -> None:
         loop = queue.poll_async(until="forever")
         waiting = asyncio.create_task(anext(loop, None))
-        await until(lambda: loop._turn.locked())
-        await asyncio.sleep(0.3)
+        await until_async(lambda: loop._turn.locked() and naps, "an idle loop")
         cancelled = asyncio.create_task(anext(loop, None))
         await asyncio.sleep(0)
         cancelled.cancel()
@@ -168,11 +182,11 @@ def test_an_idle_loop_sleeps_outside_of_threads_and_ends_at_once(queue: Queue) -
 
 
 @pytest.mark.once
-def test_what_comes_later_is_found(queue: Queue) -> None:
+def test_what_comes_later_is_found(queue: Queue, naps: list[float]) -> None:
     async def main() -> object:
         async with asyncio.timeout(TIMEOUT_S), queue.poll_async(until="forever") as loop:
             waiting = asyncio.create_task(anext(loop))
-            await asyncio.sleep(0.2)
+            await until_async(lambda: naps, "an idle loop")
             await asyncio.to_thread(queue.insert, "late")
             async with await waiting as task:
                 return task.payload
@@ -210,9 +224,9 @@ def test_a_cancellation_waits_for_the_thread_and_keeps_its_error_quiet(caplog: p
 
     async def main() -> None:
         running = asyncio.create_task(in_thread(act))
-        await until(inside.is_set)
+        await until_async(inside.is_set, "the thread")
         running.cancel()
-        await asyncio.sleep(0.01)
+        await turn()
         assert not running.done()
         go_on.set()
         with pytest.raises(asyncio.CancelledError):
@@ -228,10 +242,10 @@ def test_a_cancellation_waits_for_the_thread_and_keeps_its_error_quiet(caplog: p
 @pytest.mark.once
 @pytest.mark.parametrize("kind", ["listens", "loop without readers", "no inotify"])
 def test_a_task_inserted_on_this_host_wakes_an_idle_loop(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch, kind: str
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, naps: list[float], kind: str
 ) -> None:
     if kind == "listens":
-        monkeypatch.setattr(asyncpoll, "BELL_S", (60.0, 60.0))  # looking again would come too late
+        monkeypatch.setattr(asyncpoll, "BELL_S", (600.0, 600.0))  # looking again would come too late
     if kind == "no inotify":
         monkeypatch.setattr(listening, "Changes", fail_to_listen)
 
@@ -242,10 +256,11 @@ def test_a_task_inserted_on_this_host_wakes_an_idle_loop(
         found: list[object] = []
         async with queue.poll_async(until="forever") as poll:
             for number in range(3):
+                naps.clear()
                 waiting = asyncio.ensure_future(anext(poll))
-                await asyncio.sleep(0.2)
+                await until_async(lambda: naps, "an idle loop")
                 await in_thread(lambda: queue.insert(number))  # noqa: B023 - called at once
-                async with asyncio.timeout(30):
+                async with asyncio.timeout(TIMEOUT_S):
                     task = await waiting
                 found.append(task.payload)
                 await in_thread(task.complete)

@@ -6,8 +6,6 @@ import gc
 import os
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,8 @@ from fsqueue import InvalidArgument, LeasedTask, LeaseLost, Queue, StorageError,
 from fsqueue.clock import ManualClock
 from fsqueue.filesystem import Filesystem
 from fsqueue.storage import queue_file
-from tests.support import QueueFactory, base_of, full_state, leftovers, log_files
+from tests.support import QueueFactory, base_of, full_state, in_time, leftovers, log_files
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -471,10 +470,7 @@ def test_the_collector_may_drop_a_loop_under_a_lock_of_the_queue(q: Queue, monke
         leave_in_a_cycle()
         monkeypatch.setattr(queue_file, "read_queue_state", collecting)
         q.store.queue_file.forget()  # as after a second
-        thread = threading.Thread(target=q.lease, daemon=True)
-        thread.start()
-        thread.join(20)
-        assert not thread.is_alive(), "it waits for itself"
+        in_time(q.lease)
     finally:
         gc.enable()
     assert collected
@@ -488,10 +484,8 @@ def test_what_a_dropped_loop_had_leased_comes_back_by_itself(q: Queue) -> None:
     next(loop)
     del loop
     gc.collect()
-    other, until = Queue(q.path, clock=q.store.clock), time.monotonic() + 20
-    while other.status().leased > 1 and time.monotonic() < until:
-        time.sleep(0.001)
-    assert other.status().leased == 1
+    other = Queue(q.path, clock=q.store.clock)
+    until(lambda: other.status().leased == 1, "the tasks that were leased ahead")
 
 
 def test_what_a_dropped_loop_had_leased_comes_back_at_the_exit(queue: Queue) -> None:
@@ -516,9 +510,11 @@ def leaving(loop: Callable[[], object]) -> None:
     finally:
         if os.getpid() != me:
             gc.collect()
-            time.sleep(0.05)  # for a thread that would put back
-            poll.put_back()
-            os._exit(0)
+            try:  # wait for a thread that would put back
+                until(lambda: len(os.listdir("/proc/self/task")) == 1, "other threads to end")
+                poll.put_back()
+            finally:
+                os._exit(0)
 
 
 @pytest.mark.batched

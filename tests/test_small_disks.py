@@ -103,7 +103,7 @@ def test_a_disk_that_fills_up_while_eight_work(tmp_path: Path, kind: str, what: 
         fresh = Queue(queue.path)
         fresh.insert("afterwards")
         fresh.release_all()
-        rest = [payload.split()[0] for payload in drain(fresh, patience_s=4)]
+        rest = [payload.split()[0] for payload in drain(fresh, patience_s=60)]
         assert len(rest) == len(set(rest))
         completed, dead = check_drained(fresh)
         assert not dead

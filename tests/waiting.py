@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 PATIENCE_S = 60.0
@@ -16,11 +17,26 @@ T = TypeVar("T")
 
 def until(condition: Callable[[], T], what: str, timeout_s: float = PATIENCE_S) -> T:
     """Return the first true answer of `condition`. AssertionError, with `what` was waited for, after `timeout_s`."""
+    for found in _answers(condition, what, timeout_s):
+        if found:
+            return found
+        time.sleep(PAUSE_S)
+    raise AssertionError  # not reached
+
+
+async def until_async(condition: Callable[[], T], what: str, timeout_s: float = PATIENCE_S) -> T:
+    """Do the same in a coroutine: others go on meanwhile."""
+    for found in _answers(condition, what, timeout_s):
+        if found:
+            return found
+        await asyncio.sleep(PAUSE_S)
+    raise AssertionError  # not reached
+
+
+def _answers(condition: Callable[[], T], what: str, timeout_s: float) -> Iterator[T]:
     end = time.monotonic() + timeout_s
     while True:
         found = condition()
-        if found:
-            return found
+        yield found
         if time.monotonic() > end:
             raise AssertionError(f"waited {timeout_s:g} s for {what}; the last answer was {found!r}")
-        time.sleep(PAUSE_S)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -84,12 +83,10 @@ def test_without_slurm_s_commands_nothing_is_known(monkeypatch: pytest.MonkeyPat
 def test_a_controller_that_does_not_answer_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch, command: Commands
 ) -> None:
-    command("squeue", "exec sleep 600")
+    command("squeue", "exec sleep 86400")  # if it were waited for, the run of pytest would end with that
     monkeypatch.setattr(slurm, "ASK_S", 0.2)
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    begun = time.monotonic()
     assert slurm.job_end() is None
-    assert time.monotonic() - begun < 60
 
 
 NODE = {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n2"}

@@ -9,7 +9,6 @@ import os
 import resource
 import signal
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ import pytest
 from fsqueue.filesystem import Filesystem, mount_of, operations
 from fsqueue.filesystem.mounts import Mount
 from tests.support import files_below
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -128,9 +128,8 @@ def test_a_file_that_is_delegated_to_an_nfs_client_is_called_back(fs: Filesystem
         opened: list[int] = []
         opener = threading.Thread(target=lambda: opened.append(fs.look(path, os.O_RDWR)))
         opener.start()
-        until = time.monotonic() + 30
-        while opener.is_alive() and time.monotonic() < until:
-            opener.join(0.05)  # the kernel may choose another thread for the signal, which does not end a wait here
+        # The kernel may choose another thread for the signal, which does not end a wait here.
+        until(lambda: not opener.is_alive(), "the file to be opened")
         assert called.is_set()
         fs.close(opened[0])
     finally:

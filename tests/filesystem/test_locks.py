@@ -18,6 +18,7 @@ from fsqueue import Queue
 from fsqueue.clock import Entropy, ManualClock
 from fsqueue.filesystem import Filesystem, resources, rooted
 from fsqueue.filesystem.locks import DescriptionLocks, ProcessLocks, description_locks_work
+from tests.support import in_time
 
 Locks = DescriptionLocks | ProcessLocks
 
@@ -237,10 +238,7 @@ def test_a_log_that_is_closed_while_a_classic_lock_is_taken_stops_nobody(
         second.close(b)
 
     monkeypatch.setattr(fcntl, "lockf", collecting)
-    thread = threading.Thread(target=first.try_lock, args=(a,), daemon=True)
-    thread.start()
-    thread.join(10)
-    assert not thread.is_alive()
+    in_time(lambda: first.try_lock(a))
     assert not free_for_another_process(ProcessLocks(), f"{tmp_path}/f")
     first.close(a)
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -54,10 +54,13 @@ with Queue.create({str(tmp_path / "queue")!r}) as queue:
     assert loaded_by(work) - {"typing_extensions"} <= ALLOWED | {"inotify_simple"}
 
 
-def seconds(*command: str) -> float:
-    started = time.perf_counter()
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
-    return time.perf_counter() - started
+def computed_s(*command: str) -> float:
+    """Return for how long a command has computed. However long it waits for a processor, that does not count."""
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0
+    return usage.ru_utime + usage.ru_stime
 
 
 def test_help_starts_quickly() -> None:
@@ -66,8 +69,8 @@ def test_help_starts_quickly() -> None:
     best_click = best_help = float("inf")
     for _ in range(4):  # up to four rounds: noise can only spoil a round, not pass one
         for _ in range(5):
-            best_click = min(best_click, seconds(sys.executable, "-c", "import click"))
-            best_help = min(best_help, seconds(fsqueue, "--help"))
+            best_click = min(best_click, computed_s(sys.executable, "-c", "import click"))
+            best_help = min(best_help, computed_s(fsqueue, "--help"))
         if best_help < STARTUP_RATIO_MAX * best_click:
             return
-    pytest.fail(f"fsqueue --help takes {best_help * 1000:.0f} ms, import click {best_click * 1000:.0f} ms")
+    pytest.fail(f"fsqueue --help computes for {best_help * 1000:.0f} ms, import click {best_click * 1000:.0f} ms")

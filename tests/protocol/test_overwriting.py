@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from fsqueue import CommitLost, CommitReport, FsqueueError, LeaseLost, Queue, StorageFull
-from fsqueue.clock import ManualClock
+from fsqueue.clock import Clock, ManualClock
 from tests.concurrency.trapped import needs_room, trapped
 from tests.support import QueueFactory, base_of, crashes, drain, files_below, generations_of, leftovers, raised
+from tests.waiting import PATIENCE_S
 
 OLD, NEW = ["old", "older"], [f"new {number}" for number in range(5)]
 
@@ -121,15 +122,27 @@ def test_an_insert_that_is_overtaken_is_made_in_the_new_generation(q: Queue, clo
 def test_an_overwriting_under_way_is_no_finding(q: Queue, clock: ManualClock) -> None:
     """Its generation's directory is there before the generation: fsck waits a moment for its end."""
     found, checking = list[object](), list[threading.Thread]()
+    has_looked, is_over = threading.Event(), threading.Event()
+
+    class Settling(Clock):
+        """What fsck waits for a moment for happens meanwhile."""
+
+        def sleep(self, seconds: float) -> None:
+            has_looked.set()
+            assert is_over.wait(PATIENCE_S)
 
     def trap(step: str, call: Any, *args: Any) -> Any:
         if step == "create" and "/pending/" in args[0] and not checking:
-            checking.append(threading.Thread(target=lambda: found.extend(Queue(q.path).fsck())))
+            other = Queue(q.path, clock=Settling())
+            checking.append(threading.Thread(target=lambda: found.extend(other.fsck())))
             checking[0].start()
-            time.sleep(0.3)
+            assert has_looked.wait(PATIENCE_S)
         return call(*args)
 
-    overwrite(trapped(q, trap))
+    try:
+        overwrite(trapped(q, trap))
+    finally:
+        is_over.set()
     checking[0].join()
     assert not [finding for finding in found if "does not exist" in str(finding)]
 

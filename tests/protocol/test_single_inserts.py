@@ -31,7 +31,8 @@ from fsqueue.storage.locked_batch import LockedBatch
 from fsqueue.storage.store import Store
 from tests.concurrency.processes import children
 from tests.concurrency.trapped import Trapped, trapped
-from tests.support import base_of, files_below, log_files, raised, task_file_names
+from tests.support import base_of, files_below, in_time, log_files, raised, task_file_names
+from tests.waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.once  # of open batches, and one queue without them
 
@@ -336,10 +337,12 @@ def test_a_holder_that_is_stopped_delays_nobody(queue: Queue) -> None:
 
     with children((hold,)) as [child]:
         child.wait_stopped()
-        for inserter in (queue, Queue(queue.path)):
-            began = time.monotonic()
+        clock = ManualClock(time.time())
+        queue.store.clock = clock
+        for inserter in (queue, Queue(queue.path, clock=clock)):
+            began = clock.monotonic()
             elsewhere = inserter.insert("elsewhere")
-            assert time.monotonic() - began < 1
+            assert clock.monotonic() - began < 1
             assert elsewhere.id[:32] != batch
         assert not ready.is_set()
     assert sorted(work(Queue(queue.path))) == ["elsewhere", "elsewhere", "first"]
@@ -722,7 +725,9 @@ def test_threads_that_insert_at_once_share_syncs(queue: Queue) -> None:
             if self.armed and step == "fsync" and is_log(args[0]):
                 syncs.append("log")
                 begun.set()
-                time.sleep(0.1)
+                if len(syncs) == 1:
+                    log = Path(os.readlink(f"/proc/self/fd/{args[0]}"))
+                    until(lambda: log.read_bytes().count(b'"op":"insert"') == 17, "the inserts of all threads")
             return call(*args)
 
     trap = Slow()
@@ -731,12 +736,12 @@ def test_threads_that_insert_at_once_share_syncs(queue: Queue) -> None:
     trap.armed = True
     workers = [threading.Thread(target=inserter.insert, args=(number,)) for number in range(16)]
     workers[0].start()
-    begun.wait(10)
+    assert begun.wait(PATIENCE_S)
     for thread in workers[1:]:
         thread.start()
     for thread in workers:
-        thread.join(30)
-    assert len(syncs) <= 4, "one for the first, one for those that came meanwhile, and for late ones"
+        thread.join()
+    assert len(syncs) == 2, "one for the first, and one for those that came meanwhile"
     assert sorted(map(str, all_payloads(queue))) == sorted(map(str, ["first", *range(16)]))
 
 
@@ -788,7 +793,7 @@ class HeldSync:
         if self.armed and step == "fsync" and is_log(args[0]):
             self.armed = False
             self.inside.set()
-            self.go_on.wait(30)
+            self.go_on.wait(PATIENCE_S)
         return call(*args)
 
 
@@ -800,13 +805,13 @@ def test_a_fork_while_a_thread_syncs_does_not_block_the_child(queue: Queue) -> N
     trap.armed = True
     thread = threading.Thread(target=inserter.insert, args=("parent",))
     thread.start()
-    assert trap.inside.wait(10)
+    assert trap.inside.wait(PATIENCE_S)
     try:
         with children((lambda: inserter.insert("child").id,)) as [child]:
-            assert child.result(timeout_s=20)
+            assert child.result()
     finally:
         trap.go_on.set()
-        thread.join(30)
+        thread.join()
     assert sorted(all_payloads(queue)) == ["before", "child", "parent"]
 
 
@@ -819,19 +824,19 @@ def test_a_fork_while_a_thread_makes_a_batch_does_not_block_the_child(
     def wait(rank: Rank) -> Batch:
         inside.set()
         if threading.current_thread() is thread:
-            go_on.wait(30)
+            go_on.wait(PATIENCE_S)
         return made(rank)
 
     monkeypatch.setattr(queue._inserter, "_made", wait)
     thread = threading.Thread(target=queue.insert, args=("parent",))
     thread.start()
-    assert inside.wait(10)
+    assert inside.wait(PATIENCE_S)
     try:
         with children((lambda: queue.insert("child").id,)) as [child]:
-            assert child.result(timeout_s=20)
+            assert child.result()
     finally:
         go_on.set()
-        thread.join(30)
+        thread.join()
     assert sorted(all_payloads(queue)) == ["child", "parent"]
 
 
@@ -897,13 +902,12 @@ def test_a_close_by_another_thread_does_not_disturb_a_sync(queue: Queue) -> None
     results: list[Any] = []
     thread = threading.Thread(target=lambda: results.append(raised(FsqueueError, lambda: inserter.insert("task"))))
     thread.start()
-    assert trap.inside.wait(10)
-    closer = threading.Thread(target=inserter.close)
-    closer.start()
-    closer.join(0.2)
-    trap.go_on.set()
-    thread.join(30)
-    closer.join(30)
+    assert trap.inside.wait(PATIENCE_S)
+    try:
+        in_time(inserter.close)
+    finally:
+        trap.go_on.set()
+    thread.join()
     assert results == [None]
     assert sorted(all_payloads(queue)) == ["before", "task"]
 

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,13 @@ from fsqueue import Queue
 from fsqueue.clock import Clock, ManualClock
 from fsqueue.filesystem import changes
 from fsqueue.storage.listening import RETRY_S, Listener
+from tests.support import watched_sleeps
+from tests.waiting import until
 
-LONG_S = 20.0
+LONG_S = 60.0
 """A sleep that nothing but a wake-up ends in time."""
-SHORT_S = 5.0
-"""A wake-up takes milliseconds; this is for a busy machine."""
+SHORT_S = 0.05
+"""A sleep that ends by itself."""
 
 pytestmark = pytest.mark.once
 
@@ -54,21 +56,26 @@ def ring_from_another_process(queue: Queue) -> None:
     subprocess.run([sys.executable, "-c", code, queue.path], check=True, cwd=Path(__file__).parents[2])
 
 
-@contextmanager
-def soon(act: Callable[[], object]) -> Iterator[None]:
-    """Do something in a moment, in another thread."""
-    timer = threading.Timer(0.1, act)
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.join()
+def ends_early(listener: Listener, seconds: float = LONG_S, deaf: bool = False) -> bool:
+    """Sleep. Return whether something else than the time ended it, or it did not begin."""
+    with watched_sleeps() as sleeps:
+        listener.sleep(seconds, deaf)
+    return sleeps.ended != [False]
 
 
-def slept_s(listener: Listener, seconds: float = LONG_S, deaf: bool = False) -> float:
-    begin = time.monotonic()
-    listener.sleep(seconds, deaf)
-    return time.monotonic() - begin
+def wakes(listener: Listener, act: Callable[[], object]) -> bool:
+    """Sleep, and do something in another thread meanwhile. Return whether that ended the sleep."""
+    with watched_sleeps() as sleeps:
+
+        def meanwhile() -> None:
+            until(lambda: sleeps.begun, "the sleep")
+            act()
+
+        thread = threading.Thread(target=meanwhile)
+        thread.start()
+        listener.sleep(LONG_S)
+        thread.join()
+    return sleeps.ended == [True]
 
 
 def instances() -> list[str]:
@@ -86,25 +93,24 @@ def watched_inodes(listener: Listener) -> set[int]:
 
 
 def test_another_process_ends_the_sleep(queue: Queue, listener: Listener) -> None:
-    with soon(lambda: ring_from_another_process(queue)):
-        assert slept_s(listener) < SHORT_S + 5  # the other process has to start
+    assert wakes(listener, lambda: ring_from_another_process(queue))
 
 
 def test_the_next_sleep_does_not_end_by_an_old_ring(queue: Queue, listener: Listener) -> None:
     for _ in range(3):
         queue.store.doorbell.ring()
-        assert slept_s(listener) < SHORT_S
-        assert slept_s(listener, 0.05) >= 0.05
+        assert ends_early(listener)
+        assert not ends_early(listener, SHORT_S)
 
 
 def test_a_ring_before_the_sleep_ends_it(queue: Queue, listener: Listener) -> None:
     queue.store.doorbell.ring()
-    assert slept_s(listener) < SHORT_S
+    assert ends_early(listener)
 
 
 def test_a_deaf_sleep_lasts(queue: Queue, listener: Listener) -> None:
     queue.store.doorbell.ring()
-    assert slept_s(listener, 0.1, deaf=True) >= 0.1
+    assert not ends_early(listener, SHORT_S, deaf=True)
 
 
 def test_a_doorbell_that_no_process_has_rung_yet_is_waited_for(queue: Queue) -> None:
@@ -112,13 +118,11 @@ def test_a_doorbell_that_no_process_has_rung_yet_is_waited_for(queue: Queue) -> 
     assert not (Path(queue.path) / "doorbell").exists()
     assert listener.listen()
     assert not listener.listen(), "nothing more is possible"
-    with soon(queue.store.doorbell.ring):
-        assert slept_s(listener) < SHORT_S
+    assert wakes(listener, queue.store.doorbell.ring)
     listener.listen()
     assert watched_inodes(listener) == {(Path(queue.path) / "doorbell").stat().st_ino}
     listener.take_in()
-    with soon(queue.store.doorbell.ring):
-        assert slept_s(listener) < SHORT_S
+    assert wakes(listener, queue.store.doorbell.ring)
     listener.close()
 
 
@@ -126,14 +130,13 @@ def test_a_doorbell_that_was_replaced_is_heard_again(queue: Queue, listener: Lis
     bell = Path(queue.path) / "doorbell"
     (tmp_path / "new").write_bytes(bytes(16))
     os.replace(tmp_path / "new", bell)
-    assert slept_s(listener) < SHORT_S, "the end of the watch is told"
+    assert ends_early(listener), "the end of the watch is told"
     assert listener.listen()
     assert watched_inodes(listener) == {bell.stat().st_ino}
     os.rename(bell, tmp_path / "away")
-    assert slept_s(listener) < SHORT_S
-    assert slept_s(listener) < 0.05, "it waits for a new one now, and looks before"
-    with soon(queue.store.doorbell.ring):
-        assert slept_s(listener) < SHORT_S
+    assert ends_early(listener)
+    assert ends_early(listener), "it waits for a new one now, and looks before"
+    assert wakes(listener, queue.store.doorbell.ring)
 
 
 @pytest.mark.parametrize("planted", ["link", "pipe", "linked directory"])
@@ -151,7 +154,7 @@ def test_nothing_outside_the_queue_is_watched(queue: Queue, tmp_path: Path, plan
     listener = Listener([queue.store.doorbell], Clock())
     assert not listener.listen()
     assert watched_inodes(listener) == set()
-    assert slept_s(listener, 0.05) >= 0.05
+    assert not ends_early(listener, SHORT_S)
     listener.close()
 
 
@@ -195,15 +198,14 @@ def test_without_inotify_a_sleep_lasts_and_it_is_tried_again_later(
         else:
             patch.setattr(changes._library(), "INotify", failing(OSError(errno.EMFILE, "no instances left")))
         for _ in range(3):
-            assert slept_s(listener, 0.02) >= 0.02
+            assert not ends_early(listener, SHORT_S)
         assert len(tries) == 1
     assert [record.levelname for record in caplog.records] == ["DEBUG"]
-    assert slept_s(listener, 0.02) >= 0.02
+    assert not ends_early(listener, SHORT_S)
     assert listener.is_complete, "it is not tried again at once"
     clock.ahead_s += RETRY_S + 1
-    with soon(queue.store.doorbell.ring):
-        listener.sleep(0)
-        assert slept_s(listener) < SHORT_S
+    listener.sleep(0)
+    assert wakes(listener, queue.store.doorbell.ring)
     listener.close()
 
 
@@ -232,10 +234,9 @@ def test_a_descriptor_ends_every_sleep(queue: Queue, listening: bool) -> None:
     end = os.eventfd(0, os.EFD_CLOEXEC)
     listener = Listener([queue.store.doorbell] if listening else [], Clock(), end)
     listener.listen()
-    with soon(lambda: os.eventfd_write(end, 1)):
-        assert slept_s(listener) < SHORT_S
-    assert slept_s(listener) < SHORT_S
-    assert slept_s(listener, deaf=True) < SHORT_S
+    assert wakes(listener, lambda: os.eventfd_write(end, 1))
+    assert ends_early(listener)
+    assert ends_early(listener, deaf=True)
     listener.close()
     os.close(end)
 
@@ -247,8 +248,7 @@ def test_several_queues_are_heard(queue_factory: Callable[..., Queue]) -> None:
     assert listener.listen()
     assert len(instances()) == 1
     for queue in queues:
-        with soon(queue.store.doorbell.ring):
-            assert slept_s(listener) < SHORT_S
+        assert wakes(listener, queue.store.doorbell.ring)
         while listener.listen():
             pass
         listener.take_in()
@@ -258,17 +258,16 @@ def test_several_queues_are_heard(queue_factory: Callable[..., Queue]) -> None:
 def test_threads_of_a_process_all_wake(queue: Queue) -> None:
     queue.insert("x")
     listeners = [Listener([queue.store.doorbell], Clock()) for _ in range(4)]
-    slept: list[float] = []
-    threads = []
-    for listener in listeners:
-        listener.listen()
-        threads.append(threading.Thread(target=lambda mine=listener: slept.append(slept_s(mine))))  # type: ignore[misc]
-    for thread in threads:
-        thread.start()
-    with soon(queue.store.doorbell.ring):
+    threads = [threading.Thread(target=listener.sleep, args=(LONG_S,)) for listener in listeners]
+    with watched_sleeps() as sleeps:
+        for listener, thread in zip(listeners, threads, strict=True):
+            listener.listen()
+            thread.start()
+        until(lambda: len(sleeps.begun) == len(threads), "threads that sleep")
+        queue.store.doorbell.ring()
         for thread in threads:
             thread.join()
-    assert max(slept) < SHORT_S
+    assert sleeps.ended == [True] * len(threads)
     for listener in listeners:
         listener.close()
 
@@ -280,7 +279,7 @@ def test_a_forked_child_listens_anew_and_takes_no_ring_from_its_parent(queue: Qu
         try:
             fine = listener.fd == -1 and not instances() and listener.listen()
             queue.store.doorbell.ring()
-            fine = fine and slept_s(listener) < SHORT_S
+            fine = fine and ends_early(listener)
             os.write(write, b"fine" if fine else b"no")
         finally:
             os._exit(0)
@@ -288,7 +287,7 @@ def test_a_forked_child_listens_anew_and_takes_no_ring_from_its_parent(queue: Qu
     try:
         os.waitpid(child, 0)
         assert os.read(read, 100) == b"fine"
-        assert slept_s(listener) < SHORT_S, "the child has read its own ring only"
+        assert ends_early(listener), "the child has read its own ring only"
     finally:
         os.close(read)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 from fsqueue import LeaseLost, Queue, StorageError
 from tests.concurrency.trapped import trapped
 from tests.support import checkpoints_everywhere, insert_in_file
+from tests.waiting import until
 
 QueueFactory = Callable[..., Queue]
 
@@ -210,9 +210,12 @@ def test_a_task_that_others_buried_is_a_lost_lease(queue_factory: QueueFactory, 
     trap = Failing(1, errno.ESTALE, done=False)
     mine = trapped(queue, trap, shared=True)
     [task] = mine.lease(lease_s=0.1)
-    until = time.monotonic() + 60
-    while not queue.status().dead and time.monotonic() < until:
+
+    def is_buried() -> bool:
         queue.lease(2)
+        return bool(queue.status().dead)
+
+    until(is_buried, "the end of the lease")
     trap.armed = True
     with pytest.raises(LeaseLost):
         VERBS[verb](mine, task)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from fsqueue.filesystem import processes
 from fsqueue.storage import jsonl
 from fsqueue.views.lease_holders import LeaseHolder, release_dead, workers
 from tests.support import QueueFactory, crashes, drain, leftovers, log_files
+from tests.waiting import until
 
 Commands = Callable[[str, str], None]
 
@@ -133,10 +133,7 @@ def test_the_tasks_of_a_killed_process_are_available_at_once(queue: Queue, other
     dead, released = release_dead(queue.store)
     assert ([worker.worker["pid"] for worker in dead], released) == ([other.pid], 2)
     assert release_dead(queue.store)[1] == 0
-    until = time.monotonic() + 30
-    while queue.status().leased < 4:
-        queue.lease(4)
-        assert time.monotonic() < until
+    until(lambda: queue.lease(4) and queue.status().leased == 4, "the tasks of the killed process")
 
 
 def test_a_zombie_is_dead(queue: Queue, other: subprocess.Popen[str]) -> None:
