@@ -6,6 +6,7 @@ import gc
 import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,19 @@ from fsqueue.format import layout
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 
+# The first seed of the simulator's stories when there is time: another each day, the same in all processes of a run.
+os.environ.setdefault("FSQUEUE_SIMULATION_FIRST", f"{datetime.now(UTC):%Y%m%d}0000")
+
 BATCH_TASKS_MAX = int(os.environ.get("FSQUEUE_TEST_BATCH_TASKS_MAX", "1024"))
 
 QueueFactory = Callable[..., Queue]
 
 LEFT_OPEN_MOST = 100
 """Descriptors that a module may leave open: what pytest keeps of the last test, and what caches keep."""
+
+
+def pytest_report_header() -> str:
+    return f"the simulator's first seed: FSQUEUE_SIMULATION_FIRST={os.environ['FSQUEUE_SIMULATION_FIRST']}"
 
 
 @pytest.fixture(scope="module", autouse=True)
