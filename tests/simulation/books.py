@@ -132,9 +132,9 @@ class Book(Random):
             doing.counts[call] += 1
 
     def place(self, actor: str) -> str:
-        """Return the place of a worker, which is at a system call."""
-        doing = self._workers[actor]
-        return doing.at(doing.call)
+        """Return the place of a worker, which is at a system call; of others, the name."""
+        doing = self._workers.get(actor)
+        return actor if doing is None else doing.at(doing.call)
 
     def sleep(self, actor: str) -> str:
         """Return the place of a worker, which begins to sleep."""

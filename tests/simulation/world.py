@@ -90,10 +90,10 @@ class World:
     def alert(self, process: Process, name: str, args: tuple[Any, ...]) -> None:
         """Before a call: tell of it, and ask whether something is to happen first."""
         self._not_in_circles()
-        if self.trace is not None:
-            self.note(process, name, args)
         if self.book is not None:
             self.book.count(process.name, name)
+        if self.trace is not None:
+            self.note(process, name, args)
         if self.disk.step >= self._pause_at:
             self.pause(process, name, args)
             if process.dead:
@@ -119,7 +119,8 @@ class World:
 
     def note(self, process: Process, name: str, args: tuple[Any, ...]) -> None:
         shown = ", ".join(self._show(process, arg) for arg in args)
-        self.say(f"{self.disk.step:5d} {self.now - START_S:9.3f} {process.name}: {name}({shown})")
+        who = process.name if self.book is None else self.book.place(process.name)
+        self.say(f"{self.disk.step:5d} {self.now - START_S:9.3f} {who}: {name}({shown})")
 
     @staticmethod
     def _show(process: Process, arg: Any) -> str:
