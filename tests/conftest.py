@@ -6,6 +6,7 @@ import gc
 import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,18 @@ BATCHING_BRANCHES_IN = ("protocol", "storage", "views", "upkeep", "fsck")
 AGAIN = "one_task_a_batch"
 """What the name of a test that runs again ends with; `-k` with it, or such a name, selects it at every level."""
 
+# The first seed of the simulator's stories when there is time: another each day, the same in all processes of a run.
+os.environ.setdefault("FSQUEUE_SIMULATION_FIRST", f"{datetime.now(UTC):%Y%m%d}0000")
+
+
 QueueFactory = Callable[..., Queue]
 
 LEFT_OPEN_MOST = 100
 """Descriptors that a module may leave open: what pytest keeps of the last test, and what caches keep."""
+
+
+def pytest_report_header() -> str:
+    return f"the simulator's first seed: FSQUEUE_SIMULATION_FIRST={os.environ['FSQUEUE_SIMULATION_FIRST']}"
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -3,6 +3,7 @@
 
     python -m tests.simulation --schedules 100000 --jobs 2    # tell many stories
     python -m tests.simulation 4711 --scenario cut -v         # one again, call by call
+    python -m tests.simulation --kept FILE -v                 # one of the corpus, which went wrong once
     python -m tests.simulation.exhaustive complete lease      # one verb at every call of another
 
 What runs is `fsqueue` itself, from `Queue` down to the filesystem layer; only `os` below it, the clock, randomness and the names
@@ -16,6 +17,7 @@ of machines are the simulator's (`wiring`). One seed decides everything, and rep
 | `faults` | what goes wrong: death, power loss, lost replies, errors, a full disk, delays, stopped holders, clients cut off |
 | `stories`, `acts`, `scenarios` | random scripts of verbs, how they begin and end, and the kinds there are |
 | `history`, `replay`, `invariants` | what was called and answered; a second reading of the logs; the judgement |
+| `books`, `retelling`, `corpus` | stories written down as calls and faults, told again, and kept as files |
 | `order` | the judgement of priorities: what names promise, and which task comes next |
 | `verbs`, `fates`, `exhaustive` | small cases, all of them: every fault at every call of a verb, every verb at every call of another |
 | `mutations`, `trials` | the protocol, broken on purpose: each must be caught |

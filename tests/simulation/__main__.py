@@ -3,7 +3,10 @@
     python -m tests.simulation --schedules 100000 --jobs 2      # many, of all scenarios, from seed 0 on
     python -m tests.simulation --minutes 30 --first 1000000     # as many as there is time for
     python -m tests.simulation 4711 --scenario cut -v           # one again, call by call
+    python -m tests.simulation 4711 --scenario cut --keep "a task is lost"   # keep it: as calls and faults, in a file
+    python -m tests.simulation --kept tests/simulation/kept/cut-4711.json -v # one that was kept, call by call
 
+A story that goes wrong is written to a file in `.kept/`; the line that moves it into the corpus is printed, too.
 Exits with 0 if nothing was found, with 1 otherwise; each finding comes with the command that replays it.
 """
 
@@ -13,10 +16,13 @@ import argparse
 import sys
 import time
 from collections import Counter
+from pathlib import Path
 
+from tests.simulation.corpus import CORPUS, keep, tell_kept
+from tests.simulation.retelling import Retold
 from tests.simulation.runner import Told, replay_command, tell_many
 from tests.simulation.scenarios import SCENARIOS
-from tests.simulation.stories import tell
+from tests.simulation.stories import Story, tell
 from tests.simulation.wiring import simulated_machine
 
 
@@ -35,9 +41,19 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the first seed (default: %(default)s)")
     parser.add_argument("--jobs", type=int, default=2, help="processes (default: %(default)s)")
     parser.add_argument("--keep-going", action="store_true", help="do not stop at the tenth finding")
-    parser.add_argument("-v", "--verbose", action="store_true", help="with a seed: every call")
+    parser.add_argument("--keep", metavar="TEXT", help="with a seed: keep the story in the corpus; it showed this")
+    parser.add_argument("--kept", type=Path, metavar="FILE", help="tell this story of the corpus")
+    parser.add_argument("-v", "--verbose", action="store_true", help="with a seed or a file: every call")
     arguments = parser.parse_args()
+    if arguments.keep is not None and (arguments.seed is None or len(arguments.scenario or ()) != 1):
+        parser.error("--keep needs a seed and one --scenario")
+    if arguments.kept is not None:
+        return again_from(arguments.kept, arguments.verbose)
     names = arguments.scenario or list(SCENARIOS)
+    if arguments.keep is not None:
+        [name] = names
+        with simulated_machine():
+            print(keep(name, arguments.seed, arguments.keep, CORPUS / f"{name}-{arguments.seed}.json"))
     if arguments.seed is not None:
         return again(names, arguments.seed, arguments.verbose)
     begun = time.monotonic()
@@ -67,15 +83,30 @@ def again(names: list[str], seed: int, verbose: bool) -> int:
     with simulated_machine():
         for name in names:
             story = tell(SCENARIOS[name], seed, trace=verbose)
-            if verbose:
-                print("\n".join(story.world.trace or ()))
-            print(f"{name} {seed}: {len(story.history.calls)} calls of verbs, {story.world.disk.step} of the system")
-            for fault in story.world.faults:
-                print(f"    fault at {fault}")
-            for text in story.wrong:
-                print(f"    WRONG {text}")
+            show(f"{name} {seed}", story)
             bad |= bool(story.wrong)
     return 1 if bad else 0
+
+
+def again_from(path: Path, verbose: bool) -> int:
+    """One story of the corpus, told to the reader."""
+    with simulated_machine():
+        story = tell_kept(path, trace=verbose)
+        show(path.stem, story)
+    print(f"It showed: {story.kept.showed}")
+    return 1 if story.wrong else 0
+
+
+def show(title: str, story: Story) -> None:
+    if story.world.trace is not None:
+        print("\n".join(story.world.trace))
+    print(f"{title}: {len(story.history.calls)} calls of verbs, {story.world.disk.step} of the system")
+    for fault in story.world.faults:
+        print(f"    fault at {fault}")
+    for kept in story.not_reached if isinstance(story, Retold) else ():
+        print(f"    not reached: {kept.kind} at {kept.place}")
+    for text in story.wrong:
+        print(f"    WRONG {text}")
 
 
 if __name__ == "__main__":

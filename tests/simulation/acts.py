@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fsqueue import LeasedTask, Queue
 from fsqueue.protocol.waiting import IdlePoller
 from tests.simulation import commit_acts, invariants, keyed_acts, order
+from tests.simulation.books import APART, BEFORE
 from tests.simulation.history import DONE, Actor
 from tests.simulation.order import PRIORITIES
 
@@ -255,15 +256,18 @@ ACTS: dict[str, Act] = {
 def cast(story: Story) -> list[Act]:
     """Who does what in a story: a few tasks are there already, then each worker has a list of acts."""
     rng, scenario = story.rng, story.scenario
+    story.purpose(BEFORE)
     before = story.actor("before", story.hosts[0])
     before.insert_many(story.fresh(rng.randint(0, scenario.tasks_before)), rng.choice((1, 2, 4)))
     before.exit()
     if story.world.disk.lossy:
         story.world.disk.sync_all()
+    story.purpose(APART)
     names, weights = list(scenario.actions), list(scenario.actions.values())
 
     def worker(_: Story, actor: Actor) -> None:
-        for name in chosen.pop(0):
+        for number, name in enumerate(story.script(actor, chosen.pop(0)), 1):
+            story.begin_act(actor, number)
             ACTS[name](story, actor)
 
     chosen = [rng.choices(names, weights, k=rng.randint(1, 4)) for _ in range(scenario.workers + 2)]

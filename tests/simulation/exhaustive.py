@@ -122,6 +122,13 @@ WITH_PRIORITIES = frozenset(("insert-keyed", "commit-anew", "publish-staged", "o
 """The verbs that are tried with priorities, too."""
 ONLY = {"open": IN_THE_LOG, "order": WITH_PRIORITIES}
 """The verbs that are tried on the filesystems whose names begin so."""
+ALONE_ON = [
+    (verb, kind)
+    for verb in VERBS
+    for kind in ALONE
+    if all(verb in verbs for prefix, verbs in ONLY.items() if kind.startswith(prefix))
+]
+"""Each verb that is tried alone, and a filesystem: a test each, so that processes share the work evenly."""
 TOGETHER = {"local": ("killed",), "nfs": ("on",)}
 """What becomes of the first of two verbs in each run of the tests."""
 SPARSE = {"fsck": 3, "gc": 2, "idle-looks": 10, "lease-up-to": 3}
@@ -406,17 +413,18 @@ def report(wanted: Iterator[Schedule]) -> Report:
     return found
 
 
+def alone(verb: str, kind: str, long: bool) -> Iterator[Schedule]:
+    """What the tests tell of one verb on one filesystem: in each run, or when there is time for `long`."""
+    wanted = schedules(verb, "", {kind: ALONE[kind]}, 1 if long else SPARSE.get(verb, 1), long)
+    return wanted if long else without_repeats(wanted)
+
+
 def explore(first: str, second: str, long: bool) -> Report:
-    """What the tests tell of one verb, or of two: in each run, or when there is time for `long`."""
+    """What the tests tell of two verbs: in each run, or when there is time for `long`."""
     step = 1 if long else SPARSE.get(first, 1)
-    if not second:
-        left_out = [prefix for prefix, verbs in ONLY.items() if first not in verbs]
-        fates = {kind: names for kind, names in ALONE.items() if not kind.startswith(tuple(left_out))}
-        wanted = schedules(first, "", fates, step, long)
-    else:
-        wanted = schedules(first, second, TOGETHER_LONG if long else TOGETHER, step, long)
+    wanted = schedules(first, second, TOGETHER_LONG if long else TOGETHER, step, long)
     found = report(wanted if long else without_repeats(wanted))
-    if second and long:
+    if long:
         found.add(report(death for one in schedules(first, second, {"nfs": ("on",)}) for death in with_deaths(one)))
     return found
 

@@ -118,6 +118,8 @@ class Actor:
         world = self.world
         call = Call(self.name, verb, args, world)
         self.history.calls.append(call)
+        if world.book is not None:
+            world.book.verb(self.name)
         self.last = call
         if world.trace is not None:
             world.say(f"----- {self.name}: {verb} {', '.join(f'{k}={_brief(v)}' for k, v in args.items())}")
@@ -144,6 +146,8 @@ class Actor:
             return None
         finally:
             take_stage(before)
+            if world.book is not None:
+                world.book.verb_ended(self.name)
             call.end, call.ended = world.disk.step, world.now
             if world.trace is not None:
                 world.say(f"----- {call}")

@@ -6,21 +6,23 @@ import multiprocessing
 import multiprocessing.pool
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from tests.simulation.corpus import keep_found
 from tests.simulation.scenarios import SCENARIOS
 from tests.simulation.stories import tell
 from tests.simulation.wiring import collect, undisturbed
 
 SHARE = 100
 """So many stories are told between two reports."""
+FOUND_MOST = 3
+"""So many of them are written down if they go wrong: each is told some times more for that."""
 
 
 @dataclass
 class Told:
-    """What became of some stories. `wrong`: scenario, seed and findings."""
+    """What became of some stories. `wrong`: scenario, seed and findings; the last one says how to keep the story."""
 
     stories: int = 0
     steps: int = 0
@@ -54,7 +56,10 @@ def tell_share(job: tuple[str, int, int]) -> Told:
             told.calls += len(story.history.calls)
             told.faults.update(story.fault_kinds)
             if story.wrong:
-                told.wrong.append((name, seed, story.wrong))
+                found = story.wrong
+                if len(told.wrong) < FOUND_MOST:
+                    found = [*found[:3], keep_found(name, seed, found)]
+                told.wrong.append((name, seed, found))
             story.forget()
             collect(told.stories)
     return told
@@ -71,27 +76,6 @@ def shares(names: list[str], first: int, count: int) -> Iterator[tuple[str, int,
             yield name, seeds, size
             count -= size
         seeds += SHARE
-
-
-@contextmanager
-def pooled(names: list[str], first: int, each: int, jobs: int) -> Iterator[Callable[[str], Told]]:
-    """So many stories of each scenario, told by several processes: gives what waits for those of one scenario."""
-    with multiprocessing.get_context("forkserver").Pool(jobs) as pool:
-        under_way = {
-            name: [
-                pool.apply_async(tell_share, ((name, seed, min(SHARE, first + each - seed)),))
-                for seed in range(first, first + each, SHARE)
-            ]
-            for name in names
-        }
-
-        def told_of(name: str) -> Told:
-            total = Told()
-            for result in under_way[name]:
-                total.add(result.get())
-            return total
-
-        yield told_of
 
 
 def tell_many(names: list[str], first: int, count: int, jobs: int, minutes: float | None = None) -> Iterator[Told]:

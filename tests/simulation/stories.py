@@ -11,13 +11,14 @@ import importlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 from unittest import mock
 
 from fsqueue import FsqueueError, QueueNotFound, Task
 from fsqueue.filesystem import resources
 from fsqueue.format.layout import Settings, birth_record
 from tests.simulation import commit_acts, invariants, keyed_acts, order
+from tests.simulation.books import END, Book
 from tests.simulation.disk import Disk
 from tests.simulation.faults import DAY_S, LONG_S, Fault, draw
 from tests.simulation.handles import Host
@@ -59,12 +60,15 @@ class Scenario:
     """Constants of the package that are small here, so that they are reached: "module:NAME" and value."""
 
 
+AStory = TypeVar("AStory", bound="Story")
+
+
 class Story:
     """A world with a queue in it, and what happens there."""
 
-    def __init__(self, scenario: Scenario, seed: int | str, trace: bool = False) -> None:
+    def __init__(self, scenario: Scenario, seed: int | str, trace: bool = False, book: Book | None = None) -> None:
         self.scenario, self.seed = scenario, seed
-        self.world = World(f"{scenario.name}/{seed}", lossy=scenario.lossy, trace=trace)
+        self.world = World(f"{scenario.name}/{seed}", lossy=scenario.lossy, trace=trace, book=book)
         self.world.disk.names_sync = scenario.shared
         self.world.disk.keeps_both_names = scenario.both_names
         self.rng = self.world.rng
@@ -87,8 +91,7 @@ class Story:
         self.settings = self._settings()
         self._make_queue()
         for number in range(scenario.hosts):
-            skew = (self.rng.random() * 2 - 1) * scenario.skew_s
-            self.hosts.append(self._host(f"host{number}", skew, scenario.stale))
+            self.hosts.append(self._host(f"host{number}", self._skew_s(number), scenario.stale))
         self.world.cut_write = self._cut_write  # type: ignore[method-assign]
 
     # -- how it begins ----------------------------------------------------------------------------
@@ -106,6 +109,10 @@ class Story:
         if not self.scenario.shared:
             given["durability"] = rng.choice(("default", "strict"))
         return Settings(**{**given, **self.scenario.settings})
+
+    def _skew_s(self, number: int) -> float:
+        """By how much the clock of a host is wrong."""
+        return (self.rng.random() * 2 - 1) * self.scenario.skew_s
 
     @property
     def takes_inserts(self) -> bool:
@@ -132,7 +139,7 @@ class Story:
 
     def actor(self, name: str, host: Host | None = None) -> Actor:
         """A new process on a host."""
-        host = host or self.rng.choice(self.hosts)
+        host = host or self._host_of(name)
         process: Process
         if isinstance(host, Client):
             process = NfsProcess(self.world, name, host)
@@ -146,6 +153,10 @@ class Story:
         self.processes.append(process)
         self.actors.append(actor)
         return actor
+
+    def _host_of(self, name: str) -> Host:
+        """Where a worker runs."""
+        return self.rng.choice(self.hosts)
 
     def fresh(self, count: int) -> list[str]:
         """Payloads that nobody used before."""
@@ -199,32 +210,59 @@ class Story:
         while self.faults and self.faults[0].step <= step:
             fault = self.faults.pop(0)
             self.fault_kinds.append(fault.kind)
-            if not fault.act(self, process, name, args):
+            if not self._strike(fault, process, name, args):
                 self.fault_kinds.pop()
                 self.faults.insert(0, fault)
                 break
         if step >= self.switch_at:
-            self.switch_at = step + 1 + int(self.rng.expovariate(1.0) * self.gap)
-            self.scheduler.switch(process)
+            self.switch_at = step + 1 + self._gap()
+            self._switch(process)
         world.pause_at = min(self.switch_at, max(self.faults[0].step, world.disk.step + 1) if self.faults else NEVER)
+
+    def _strike(self, fault: Fault, process: Process, name: str, args: tuple[Any, ...]) -> bool:
+        return fault.act(self, process, name, args)
+
+    def _gap(self) -> int:
+        """For how many calls nobody else has a turn."""
+        return int(self.rng.expovariate(1.0) * self.gap)
+
+    def _switch(self, process: Process) -> None:
+        self.scheduler.switch(process)
+
+    # -- where it is written down, or read from ----------------------------------------------------------
+
+    def purpose(self, purpose: str) -> None:
+        """For what numbers are drawn from here on, outside of acts."""
+
+    def script(self, actor: Actor, drawn: list[str]) -> list[str]:
+        """Return the names of a worker's acts: those that were drawn."""
+        return drawn
+
+    def begin_act(self, actor: Actor, number: int) -> None:
+        """A worker begins its act of this number, counted from one on."""
 
     # -- how it goes on --------------------------------------------------------------------------------
 
     def run(self, acts: list[Callable[[Story, Actor], None]]) -> None:
         """The given acts at the same time, each by a process of its own."""
-        rng, world = self.rng, self.world
-        self.gap = rng.choice((1, 4, 15, 60, 400))
+        world = self.world
+        self.gap = self.rng.choice((1, 4, 15, 60, 400))
         self.scheduler = Scheduler(world)
         for number, act in enumerate(acts):
             self._employ(f"w{number}", act)
-        kinds = list(self.scenario.faults)
-        self.faults = draw(rng, kinds, self.scenario.faults_most, rng.choice((60, 250, 800)))
-        self.switch_at = 1 + int(rng.expovariate(1.0) * self.gap)
+        self._plan()
         world.torn_listings = self.scenario.torn_listings
         world.stale_listings = self.scenario.stale_listings
         world.pause, world.pause_at = self.pause, 0
         self.scheduler.run()
         self.quiet()
+
+    def _plan(self) -> None:
+        """Draw what will go wrong, and when the first one stops for another."""
+        rng = self.rng
+        kinds = list(self.scenario.faults)
+        self.faults = draw(rng, kinds, self.scenario.faults_most, rng.choice((60, 250, 800)))
+        self.switch_at = 1 + int(rng.expovariate(1.0) * self.gap)
 
     def _employ(self, name: str, act: Callable[[Story, Actor], None]) -> None:
         actor = self.actor(name)
@@ -265,6 +303,7 @@ class Story:
     def end(self) -> list[str]:
         """Time passes, a fresh worker drains the queue, upkeep clears up: what is wrong then?"""
         world, wrong = self.world, list[str]()
+        self.purpose(END)
         if not world.faults:
             wrong += invariants.late_hints(self)
         wrong += order.late_promises(self)
@@ -377,12 +416,17 @@ class Story:
 
 def tell(scenario: Scenario, seed: int | str, trace: bool = False) -> Story:
     """One story, from its beginning to the judgement, which is in `story.wrong`."""
+    return told(scenario, lambda: Story(scenario, seed, trace))
+
+
+def told(scenario: Scenario, make: Callable[[], AStory]) -> AStory:
+    """The story that is made, from its beginning to the judgement."""
     from tests.simulation.acts import cast
 
     resources.this_thread.owned.fds.clear()  # those of another world
     resources.this_thread.owned.held.clear()
     with limited(scenario):
-        story = Story(scenario, seed, trace)
+        story = make()
         try:
             acts = cast(story)
             story.run(acts)

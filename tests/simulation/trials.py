@@ -13,6 +13,7 @@ from tests.simulation import (
     open_mutations,
     order_mutations,
 )
+from tests.simulation.corpus import kept_for, tell_kept
 from tests.simulation.exhaustive import Schedule, calls_of, play
 from tests.simulation.mutations import MUTATIONS, Mutation, applied
 from tests.simulation.scenarios import SCENARIOS
@@ -67,13 +68,14 @@ SAMPLE = (
 
 
 def cases(mutation: Mutation) -> list[Case]:
-    """Return what is tried, one after the other; each case tells what went wrong."""
-    return _kept(mutation) or _searched(mutation)
+    """Return what is tried, one after the other; each case tells what went wrong. A kept story comes first."""
+    return _kept(mutation) + _searched(mutation)
 
 
 def _kept(mutation: Mutation) -> list[Case]:
-    """Return the stories that are kept because they show this mutation. No story is kept yet."""
-    return []
+    """Return the story that is kept because this mutation made it go wrong, if there is one."""
+    path = kept_for(mutation.name)
+    return [] if path is None else [lambda: tell_kept(path).wrong]
 
 
 def _searched(mutation: Mutation) -> list[Case]:

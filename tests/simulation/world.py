@@ -16,6 +16,7 @@ from typing import Any
 
 from fsqueue.clock import Clock, Entropy
 from fsqueue.filesystem import resources
+from tests.simulation.books import BEGIN, Book
 from tests.simulation.disk import Directory, Disk, File, Node
 from tests.simulation.handles import FIRST_FD, Crash
 from tests.simulation.kernel import Process
@@ -47,8 +48,10 @@ class Circles(BaseException):
 class World:
     """Time, a disk, and who is in it."""
 
-    def __init__(self, seed: int | str, lossy: bool = False, trace: bool = False) -> None:
-        self.rng = Random(seed)
+    def __init__(self, seed: int | str, lossy: bool = False, trace: bool = False, book: Book | None = None) -> None:
+        self.book = book
+        """Where the story is written down, or read from, if it is."""
+        self.rng = Random(seed) if book is None else book
         self.now = START_S
         self.disk = Disk(self, lossy)
         self.trace: list[str] | None = [] if trace else None
@@ -82,11 +85,13 @@ class World:
     @pause_at.setter
     def pause_at(self, step: int) -> None:
         self._pause_at = step
-        self.alert_at = 0 if self.trace is not None else min(step, STEPS_MAX + 1)
+        self.alert_at = 0 if self.trace is not None or self.book is not None else min(step, STEPS_MAX + 1)
 
     def alert(self, process: Process, name: str, args: tuple[Any, ...]) -> None:
         """Before a call: tell of it, and ask whether something is to happen first."""
         self._not_in_circles()
+        if self.book is not None:
+            self.book.count(process.name, name)
         if self.trace is not None:
             self.note(process, name, args)
         if self.disk.step >= self._pause_at:
@@ -114,7 +119,8 @@ class World:
 
     def note(self, process: Process, name: str, args: tuple[Any, ...]) -> None:
         shown = ", ".join(self._show(process, arg) for arg in args)
-        self.say(f"{self.disk.step:5d} {self.now - START_S:9.3f} {process.name}: {name}({shown})")
+        who = process.name if self.book is None else self.book.place(process.name)
+        self.say(f"{self.disk.step:5d} {self.now - START_S:9.3f} {who}: {name}({shown})")
 
     @staticmethod
     def _show(process: Process, arg: Any) -> str:
@@ -274,13 +280,22 @@ class Scheduler:
                 raise turn.failure
 
     def _go_on(self) -> None:
-        first = self.next()
+        first = self.next(BEGIN)
         if first is not None:
             self._hand_to(first)
             self._main.acquire()
 
-    def next(self) -> Turn | None:
-        """Whose turn it is now, by lot; time passes if all sleep. None: nobody's."""
+    def next(self, place: str = "", mine: Turn | None = None) -> Turn | None:
+        """Whose turn it is now, by lot; time passes if all sleep. None: nobody's.
+
+        Where a story is written down: `place` is where the last one stopped. `mine` is its turn if it need not have.
+        """
+        following = self._next(place)
+        if self.world.book is not None and following is not None:
+            self.world.book.turned(place, following.process.name, is_choice=mine is None)
+        return following
+
+    def _next(self, place: str) -> Turn | None:
         world = self.world
         able = []
         for turn in self.turns:
@@ -296,7 +311,11 @@ class Scheduler:
             first = min(waiting, key=lambda turn: turn.awake_at)
             world.now = max(world.now, first.awake_at)
             return first
-        return able[0] if len(able) == 1 else able[int(world.rng.random() * len(able))]
+        if len(able) == 1:
+            return able[0]
+        if world.book is not None:
+            return able[world.book.choose([turn.process.name for turn in able], place)]
+        return able[int(world.rng.random() * len(able))]
 
     def _hand_to(self, turn: Turn) -> None:
         if not turn.started:
@@ -312,7 +331,7 @@ class Scheduler:
         except BaseException as failure:
             turn.failure = failure
         turn.finished = True
-        following = self.next() if turn.failure is None else None
+        following = self.next(f"{turn.process.name} ends") if turn.failure is None else None
         if following is None or self._ending:
             self._main.release()
         else:
@@ -322,10 +341,10 @@ class Scheduler:
     def _ending(self) -> bool:
         return any(turn.failure is not None for turn in self.turns)
 
-    def switch(self, process: Process) -> None:
+    def switch(self, process: Process, place: str = "", is_choice: bool = False) -> None:
         """Let somebody go on, perhaps the same."""
         mine = self.by_process[process]
-        following = self.next()
+        following = self.next(place, None if is_choice else mine)
         if following is mine:
             return
         persona = on_stage()
@@ -348,7 +367,7 @@ class Scheduler:
             world.now += max(seconds, 0.0)
             return
         turn.awake_at = world.now + max(seconds, 0.0)
-        self.switch(process)
+        self.switch(process, world.book.sleep(process.name) if world.book is not None else "", is_choice=True)
         turn.awake_at = -math.inf
 
 
