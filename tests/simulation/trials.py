@@ -67,8 +67,8 @@ SAMPLE = (
 
 
 def cases(mutation: Mutation) -> list[Case]:
-    """Return what is tried, one after the other; each case tells what went wrong."""
-    return _kept(mutation) or _searched(mutation)
+    """Return what is tried, one after the other, and the kept stories first; each case tells what went wrong."""
+    return [*_kept(mutation), *_searched(mutation)]
 
 
 def _kept(mutation: Mutation) -> list[Case]:
