@@ -68,8 +68,8 @@ SAMPLE = (
 
 
 def cases(mutation: Mutation) -> list[Case]:
-    """Return what is tried, one after the other; each case tells what went wrong. A kept story comes first."""
-    return _kept(mutation) + _searched(mutation)
+    """Return what is tried, one after the other, and the kept stories first; each case tells what went wrong."""
+    return [*_kept(mutation), *_searched(mutation)]
 
 
 def _kept(mutation: Mutation) -> list[Case]:
