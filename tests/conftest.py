@@ -26,7 +26,7 @@ BATCHING_BRANCHES_IN = ("protocol", "storage", "views", "upkeep", "fsck")
 """The directories whose tests run again with batches of one task in the gate. With FSQUEUE_TEST_LEVEL=all, all do."""
 
 AGAIN = "one_task_a_batch"
-"""What the name of a test that runs again ends with; `-k` with it, or such a name, selects it at every level."""
+"""Stands in brackets in the name of a test that runs again. Such a name, or `-k` with this, selects it at any level."""
 
 # The first seed of the simulator's stories when there is time: another each day, the same in all processes of a run.
 os.environ.setdefault("FSQUEUE_SIMULATION_FIRST", f"{datetime.now(UTC):%Y%m%d}0000")
@@ -52,9 +52,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what was marked since: by a parameter, or by a directory's hook."""
-    late = [item for item in items if _is_again(item) and not _runs_again(item)]
+    late = {item for item in items if _is_again(item) and not _runs_again(item)}
     if late:
-        config.hook.pytest_deselected(items=late)
+        config.hook.pytest_deselected(items=list(late))
         items[:] = [item for item in items if item not in late]
 
 
