@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from fsqueue import LeasedTask, LeaseExpired, LeaseLost, Queue, Task, TaskNotFound, administration
 from fsqueue.clock import Entropy, ManualClock
 from fsqueue.format.replay import ReplayState
+from tests.levels import examples
 from tests.support import BATCH_TASKS_MAX, counted, drain, full_state, leftovers, task_file_names
 
 MARGIN_MS = 50
@@ -492,7 +493,7 @@ class QueueMachine(RuleBasedStateMachine):
 
 
 QueueMachine.TestCase.settings = settings(
-    max_examples=100,
+    max_examples=examples(30, 100),
     stateful_step_count=50,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
