@@ -14,7 +14,7 @@ IS_ALL = os.environ.get("FSQUEUE_TEST_LEVEL", "gate") == "all"
 
 
 def examples(gate: int, everything: int) -> int:
-    """Return how many examples Hypothesis tries on this level."""
+    """Return how many examples are tried on this level (or one of how many)."""
     return everything if IS_ALL else gate
 
 
