@@ -11,14 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
 
 from fsqueue import Queue
 from fsqueue.format import layout
+from tests import levels
 
-# How long an example takes says how busy the machine is, and nothing of the code.
-settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("any machine")
+levels.load_profile()
 
 TESTS = Path(__file__).parent
 

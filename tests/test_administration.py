@@ -453,15 +453,15 @@ def test_who_is_late_does_nothing_to_the_queue_in_place_of_a_deleted_one(tmp_pat
         with Queue.create(tmp_path / f"{number}" / "q") as before:
             before.insert_many(range(4), batch_tasks=2)
             before.lease()[0].bury("dead")
-        fs = Successor(str(before.path))
-        with Queue(before.path, filesystem=fs, clock=ManualClock(time.time())) as mine:
+        fs, clock = Successor(str(before.path)), ManualClock(time.time())
+        with Queue(before.path, filesystem=fs, clock=clock) as mine:
             fs.left = number
             refused = raised(FsqueueError, lambda: LATE[late](mine))
         assert fs.made or refused is None
         if not fs.made:
             assert number > (2 if late == 6 else 5)  # what `delete` does under the lock nobody can come between
             return
-        after = Queue(before.path)
+        after = Queue(before.path, clock=clock)
         assert (after.status().inserted, after.status().waiting) == (2, 2)
         assert sorted(task.payload for task in after.lease(9)) == ["new", "newer"]
         assert generations_of(after) == [base_of(after)]
