@@ -230,7 +230,7 @@ def read_only_verbs(kind: str) -> None:
 def read_only_under_workers(kind: str) -> None:
     """Producers and workers go on through it, again and again: nothing is lost, nothing done twice."""
     queue, over = Queue.create("/disk/busy", shards=4, backoff_s=(0, 0)), Path("/tmp/over")
-    inserted, completed_so_far, refused = Count(), Count(), Count()
+    inserted, ended, refused = Count(), Count(), Count()
 
     def is_refused() -> None:
         refused.add()
@@ -257,7 +257,7 @@ def read_only_under_workers(kind: str) -> None:
                 for task in mine.lease(2, lease_s=2, wait_s=0.02):
                     task.complete()
                     done.append(task.payload)
-                    completed_so_far.add()
+                    ended.add()
             except StorageError:
                 is_refused()
             except LeaseLost:
@@ -265,12 +265,13 @@ def read_only_under_workers(kind: str) -> None:
         return done
 
     def toggle() -> int:
-        for turn in range(1, 7):
-            until(lambda turn=turn: int(inserted) >= 4 * turn, "inserts", PATIENCE_S)
-            until(lambda turn=turn: int(completed_so_far) >= 4 * turn, "completed tasks", PATIENCE_S)
-            before = int(refused)
+        for _ in range(6):
+            before = int(inserted), int(ended)  # so that a producer does not wait any more since the last turn
+            until(lambda before=before: int(inserted) >= before[0] + 4, "inserts", PATIENCE_S)
+            until(lambda before=before: int(ended) >= before[1] + 4, "completed tasks", PATIENCE_S)
+            errors = int(refused)
             read_only()
-            until(lambda before=before: int(refused) > before, "an error, since the disk is read-only", PATIENCE_S)
+            until(lambda errors=errors: int(refused) > errors, "an error, since the disk is read-only", PATIENCE_S)
             writable()
         over.touch()
         return 0

@@ -16,6 +16,7 @@ from unittest import mock
 from fsqueue import LeaseLost, LockTimeout, Queue
 from fsqueue.format import layout, names
 from fsqueue.protocol import finishing
+from tests.concurrency.books import check_sound
 from tests.concurrency.processes import PATIENCE_S, Child, Count, at_a_random_moment
 from tests.lab.nfs import SERVER, at, calls_of, explained, restart_server
 from tests.support import leftovers
@@ -210,7 +211,7 @@ def settle(name: str, notes: Path) -> dict[str, int]:
 
 
 def finish(name: str, notes: Path) -> None:
-    """Drain what is left. Nothing of it stays on disk, and fsck finds nothing."""
+    """Drain what is left. Nothing of it stays on disk, and fsck finds nothing but what a kill may leave."""
     queue = Queue(at(2, name))
     fd = os.open(notes / "executed-last", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
@@ -225,8 +226,7 @@ def finish(name: str, notes: Path) -> None:
         assert queue.lease(1) == []
         queue.gc()
     truth = Queue(SERVER / name)
-    found = list(truth.fsck())
-    assert not found, found
+    check_sound(truth)  # a kill may tear a line of the history, or repeat one
     left = [path for path in leftovers(truth) if not path.startswith("staging/")]
     assert left == [], left
 
