@@ -9,9 +9,10 @@ import os
 import select
 import shutil
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
+
+from tests.waiting import until
 
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
@@ -53,7 +54,7 @@ class Browser:
         for fd in (self._out, self._in):
             os.close(fd)
         try:
-            self._process.wait(10)
+            self._process.wait(60)
         except subprocess.TimeoutExpired:
             os.killpg(self._process.pid, 9)
             self._process.wait()
@@ -78,10 +79,8 @@ class Browser:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.ask("Emulation.setEmulatedMedia", features=[scheme])
         self.ask("Page.navigate", url=page.as_uri())
-        until = time.monotonic() + ANSWER_S
-        while self.run("[document.readyState, location.href]") != ["complete", page.as_uri()]:
-            assert time.monotonic() < until, "the page did not load"
-            time.sleep(0.02)
+        wanted = ["complete", page.as_uri()]
+        until(lambda: self.run("[document.readyState, location.href]") == wanted, f"{page} to be loaded")
 
     def run(self, expression: str) -> Any:
         """Return the value of an expression in the page."""

@@ -11,6 +11,7 @@ import sys
 import time
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,10 +21,12 @@ from fsqueue.clock import ManualClock
 from fsqueue.cluster import schedulers
 from fsqueue.cluster.identity import describe, is_in_job, job_of, worker_of_this_process
 from fsqueue.filesystem import job_files
+from fsqueue.filesystem.processes import fields_of
 from fsqueue.worker.limits import KILL_S, Limits, stop_time
 from fsqueue.worker.pending_failures import PendingFailures
 from fsqueue.worker.settling import Outcome
 from tests.pages import blocks, text_of
+from tests.waiting import until
 
 pytestmark = pytest.mark.once
 
@@ -189,12 +192,12 @@ def test_the_time_limit_counts_from_the_begin_of_the_job(
     set_all(monkeypatch, TORQUE | {"PBS_WALLTIME": walltime})
     asked = []
     monkeypatch.setattr(job_files, "age_with", lambda *sign: asked.append(sign) or 100.0)
-    before, end = time.time(), schedulers.job_end()
+    monkeypatch.setattr(schedulers, "time", SimpleNamespace(time=lambda: 1e9))
+    end = schedulers.job_end()
     if limit_s is None:
         assert end is None
     else:
-        assert end is not None
-        assert before + limit_s - 100 <= end <= time.time() + limit_s - 100
+        assert end == 1e9 + limit_s - 100
         assert asked == [("PBS_JOBID", "4711[3].mgr")]
 
 
@@ -215,11 +218,23 @@ def test_a_worker_stops_before_the_limit(monkeypatch: pytest.MonkeyPatch, ad: Pa
 AGE = "from fsqueue.filesystem.job_files import age_with as a; print(a('J', '7'), a('J', '8'))"
 
 
+def begin_s(pid: int) -> float:
+    """When a process began, in seconds since the boot."""
+    return int(fields_of(pid)[19]) / os.sysconf("SC_CLK_TCK")
+
+
+def begin_of_one_that_begins_now() -> float:
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
+        return begin_s(process.pid)
+
+
 def test_the_first_process_with_the_variable_gives_the_age() -> None:
     """A script that copies its input first: that time belongs to the job. Its worker is in a session of its own."""
-    program = ["sh", "-c", f'sleep 0.5; setsid --wait {sys.executable} -c "$1"; exit', "sh", AGE]
-    said = subprocess.run(program, env=os.environ | {"J": "7"}, capture_output=True, text=True, check=True).stdout
-    job, own = map(float, said.split())
+    program = ["sh", "-c", f'read go; setsid --wait {sys.executable} -c "$1"; exit', "sh", AGE]
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(program, env=os.environ | {"J": "7"}, **pipes) as script:
+        until(lambda: begin_of_one_that_begins_now() - begin_s(script.pid) >= 0.5, "the script to be older")
+        job, own = map(float, script.communicate("go\n")[0].split())
     assert job >= own + 0.45
 
 

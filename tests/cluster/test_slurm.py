@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -89,9 +88,7 @@ def test_a_controller_that_does_not_answer_is_not_waited_for(
     command("squeue", "exec sleep 600")
     monkeypatch.setattr(slurm, "ASK_S", 0.2)
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    begun = time.monotonic()
-    assert slurm.job_end() is None
-    assert time.monotonic() - begun < 60
+    assert slurm.job_end() is None  # else in ten minutes
 
 
 NODE = {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n2"}
