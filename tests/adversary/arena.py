@@ -19,12 +19,14 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from fsqueue import Queue
 from tests.adversary.acts import OLD, Adversary, Tree
 from tests.concurrency.processes import Child
 from tests.house.source import TOP
+from tests.waiting import until
 
 GROUP, VICTIM, ADVERSARY = 64_020, 64_021, 64_022
 PATIENCE_S = 60.0
@@ -167,9 +169,8 @@ class Arena:
         likely = [str(path) for path in self.likely(command)]
         adversary = Child(self._live, seed, likely, log, begun)
         try:
-            while not os.pread(log, 1, 0):  # it says that it is ready
-                assert adversary.running, adversary.report()
-                time.sleep(0.001)
+            until(lambda: os.pread(log, 1, 0) or not adversary.running, "the adversary to be ready")
+            assert os.pread(log, 1, 0), adversary.report()
             found = self._run(self.arguments(command, seed), begin)
         finally:
             adversary.close()
@@ -223,10 +224,7 @@ class Arena:
 
     def _clean(self) -> None:
         for place in (self.project, self.scratch):
-            for _ in range(20):
-                if not subprocess.run(["rm", "-rf", str(place)], stderr=subprocess.DEVNULL, check=False).returncode:
-                    break
-                time.sleep(0.1)
+            until(partial(_is_removed, place), f"{place} to be removed")
             place.mkdir()
         os.chown(self.project, VICTIM, GROUP)
         self.project.chmod(0o2775)
@@ -306,19 +304,24 @@ class Arena:
 
     def _wait_for_what_it_left(self) -> list[str]:
         """Wait for processes that a command leaves in the background, to reap; [] if they end in time."""
-        until = time.monotonic() + PATIENCE_S
-        while left := [pid for pid in os.listdir("/proc") if pid.isdigit() and _is_victims(pid)]:
-            if time.monotonic() > until:
-                for pid in left:
-                    with suppress(OSError):
-                        os.kill(int(pid), signal.SIGKILL)
-                return [f"{len(left)} of the processes that it left behind hung for {PATIENCE_S:g} s"]
-            time.sleep(0.02)
+        left: list[str] = []
+
+        def are_gone() -> bool:
+            left[:] = [pid for pid in os.listdir("/proc") if pid.isdigit() and _is_victims(pid)]
+            return not left
+
+        try:
+            until(are_gone, "the processes that it left behind", PATIENCE_S)
+        except AssertionError:
+            for pid in left:
+                with suppress(OSError):
+                    os.kill(int(pid), signal.SIGKILL)
+            return [f"{len(left)} of the processes that it left behind hung for {PATIENCE_S:g} s"]
         return []
 
     def _end(self, process: subprocess.Popen[str]) -> tuple[str, str]:
         try:
-            return process.communicate(timeout=5)
+            return process.communicate(timeout=60)
         except subprocess.TimeoutExpired:
             process.kill()
             return process.communicate()
@@ -329,6 +332,10 @@ class Arena:
         if not hasattr(self, "_known"):
             self._known: Tree = self.canary()
         return self._known
+
+
+def _is_removed(place: Path) -> bool:
+    return not subprocess.run(["rm", "-rf", str(place)], stderr=subprocess.DEVNULL, check=False).returncode
 
 
 def _is_victims(pid: str) -> bool:

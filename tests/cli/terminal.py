@@ -13,13 +13,17 @@ import struct
 import subprocess
 import sys
 import termios
-import time
 import unicodedata
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.waiting import until
+
 _TOKEN = re.compile(r"\x1b\[(\d*)([A-Za-z])|([\r\n])|([^\x00-\x1f\x7f-\x9f])|([\x00-\x1f\x7f-\x9f])")
+
+LAST = b"\x00last\x00"
+"""Written after the end of a command."""
 
 
 class Terminal:
@@ -76,30 +80,50 @@ class Terminal:
     def text(self) -> str:
         return "\n".join("".join(row).rstrip() for row in self.cells).rstrip()
 
-    def read(self, until: Callable[[str], bool], timeout_s: float = 60) -> str:
+    def read(self, wanted: Callable[[str], bool]) -> str:
         """Follow until the screen is as wanted, or the command has ended; AssertionError with the screen if neither."""
-        deadline = time.monotonic() + timeout_s
-        while not until(self.text):
-            assert time.monotonic() < deadline, self.text
-            if select.select([self.main], [], [], 0.1)[0]:
-                if not self._take():
-                    break
-            elif self.process.poll() is not None:
-                break
+
+        def is_over() -> bool:
+            has_ended = self.process.poll() is not None
+            if wanted(self.text):
+                return True
+            return not self._take() if self._has_more() else has_ended
+
+        self._until(is_over, "the screen to be as wanted")
         return self.text
 
-    def end(self, number: int | None = None, timeout_s: float = 60) -> tuple[int, str]:
+    def end(self, number: int | None = None) -> tuple[int, str]:
         """Wait for the end, after a signal if one is given: exit code and last screen."""
         if number is not None:
             self.process.send_signal(number)
-        deadline = time.monotonic() + timeout_s
-        while self.process.poll() is None:
-            assert time.monotonic() < deadline, self.text
-            if select.select([self.main], [], [], 0.1)[0]:
-                self._take()
-        while select.select([self.main], [], [], 0.1)[0] and self._take():
-            pass
+
+        def has_ended() -> bool:
+            ended = self.process.poll() is not None
+            while self._has_more() and self._take():
+                pass
+            return ended
+
+        self._until(has_ended, "the command to end")
+        os.write(self.side, LAST)  # what comes before it was written by the command
+        rest = b""
+
+        def is_whole() -> bool:
+            nonlocal rest
+            rest += os.read(self.main, 1 << 16) if self._has_more() else b""
+            return rest.endswith(LAST)
+
+        self._until(is_whole, "the rest of its output")
+        self._show(rest.removesuffix(LAST))
         return self.process.returncode, self.text
+
+    def _until(self, condition: Callable[[], bool], what: str) -> None:
+        try:
+            until(condition, what)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; the screen:\n{self.text}") from None
+
+    def _has_more(self) -> bool:
+        return bool(select.select([self.main], [], [], 0)[0])
 
     def close(self) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -116,6 +140,10 @@ class Terminal:
             data = os.read(self.main, 1 << 16)
         except OSError:
             return False
+        self._show(data)
+        return True
+
+    def _show(self, data: bytes) -> None:
         self.raw += data
         for match in _TOKEN.finditer(data.decode(self.encoding, "replace")):
             number, letter, motion, character, control = match.groups()
@@ -141,7 +169,6 @@ class Terminal:
                 self.row = self.column = 0
             else:
                 self.strange.append(control or match[0])
-        return True
 
     def _put(self, character: str) -> None:
         width = 2 if unicodedata.east_asian_width(character) in "FW" else 1

@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from fsqueue.doctor import examination as doctor
 from fsqueue.filesystem import Mount
 from tests.cli.conftest import Run, Spawn
 from tests.pages import text_of
+from tests.waiting import until
 
 pytestmark = [pytest.mark.once, pytest.mark.slow]
 
@@ -76,10 +76,7 @@ def waiting(process: subprocess.Popen[str]) -> None:
 
 def at_work(directory: Path) -> None:
     """Return when two have met and begun with their tests, which take some seconds."""
-    until = time.monotonic() + 30
-    while not list(directory.glob(".fsqueue-doctor/join/*.place/ledger")):
-        assert time.monotonic() < until
-        time.sleep(0.002)
+    until(lambda: list(directory.glob(".fsqueue-doctor/join/*.place/ledger")), "the two to meet")
 
 
 def test_two_join(spawn: Spawn, tmp_path: Path) -> None:
@@ -107,7 +104,7 @@ def test_who_is_ended_while_waiting_leaves_nothing(spawn: Spawn, tmp_path: Path,
     process = spawn("doctor", tmp_path, "--join")
     waiting(process)
     process.send_signal(number)
-    said, _ = process.communicate(timeout=30)
+    said, _ = process.communicate(timeout=60)
     assert process.returncode == 128 + number
     assert "Traceback" not in said
     assert os.listdir(tmp_path) == []
@@ -144,7 +141,7 @@ def test_a_partner_that_is_interrupted_says_so(spawn: Spawn, tmp_path: Path) -> 
     second = spawn("doctor", tmp_path, "--join")
     at_work(tmp_path)
     second.send_signal(signal.SIGINT)
-    assert second.wait(30) == 130
+    assert second.wait(60) == 130
     said, _ = first.communicate(timeout=60)
     assert first.returncode == 124
     assert "was ended" in said

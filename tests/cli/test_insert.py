@@ -12,7 +12,6 @@ import signal
 import struct
 import subprocess
 import termios
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from unittest import mock
@@ -29,6 +28,7 @@ from tests.cli.conftest import Run, Spawn
 from tests.concurrency.processes import Child
 from tests.conftest import QueueFactory
 from tests.support import task_file_names
+from tests.waiting import until
 
 SPARE = 3
 """Loops that meet at a batch's lock begin another one; so many for each loop is plenty."""
@@ -334,11 +334,9 @@ def test_a_slow_producer_does_not_keep_its_tasks_from_the_queue(spawn: Spawn, qu
     assert process.stdin is not None
     process.stdin.write("1\n2\n3")
     process.stdin.flush()
-    deadline = time.monotonic() + 30
-    while queue.status().waiting < 2 and time.monotonic() < deadline:
-        time.sleep(0.05)
+    until(lambda: queue.status().waiting == 2, "two tasks")
     assert queue.status().waiting == 2
-    assert process.communicate("4\n5\n", timeout=30) == ("4\n", "")
+    assert process.communicate("4\n5\n", timeout=60) == ("4\n", "")
     assert payloads(queue) == [1, 2, 34, 5]
 
 
@@ -351,11 +349,9 @@ def test_interrupted_while_reading_what_was_read_is_inserted_and_counted(
     assert process.stdin is not None
     process.stdin.write("1\n2\n3\nhalf a li")
     process.stdin.flush()
-    deadline = time.monotonic() + 30
-    while queue.status().waiting < 3 and time.monotonic() < deadline:
-        time.sleep(0.05)
+    until(lambda: queue.status().waiting == 3, "three tasks")
     process.send_signal(number)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (code, "3\n")
     first, second = err.splitlines()
     assert first == "fsqueue: interrupted: 3 tasks were inserted, up to standard input, line 3"
@@ -368,9 +364,7 @@ def test_interrupted_while_reading_what_was_read_is_inserted_and_counted(
 def test_interrupted_while_busy_the_count_is_exact(spawn: Spawn, queue: Queue, tmp_path: Path) -> None:
     (tmp_path / "many").write_text('{"payload": "0123456789"}\n' * 2_000_000)
     process = spawn("insert", queue.path, tmp_path / "many")
-    deadline = time.monotonic() + 60
-    while not queue.status(exact=False).inserted and time.monotonic() < deadline:
-        time.sleep(0.01)
+    until(lambda: queue.status(exact=False).inserted, "the first tasks")
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130
@@ -401,9 +395,7 @@ def test_on_a_terminal_progress_is_shown_when_it_takes_long(spawn: Spawn, queue:
     assert process.stdin is not None
     process.stdin.write("1\n" * 300)
     process.stdin.flush()
-    deadline = time.monotonic() + 30
-    while queue.status().waiting < 300 and time.monotonic() < deadline:
-        time.sleep(0.05)
+    until(lambda: queue.status().waiting == 300, "three hundred tasks")
     assert process.communicate("1\n" * 300, timeout=60)[0] == "600\n"
     shown = os.read(terminal, 100_000).decode()
     os.close(terminal)
@@ -517,11 +509,9 @@ def test_when_interrupted_lines_with_keys_may_be_repeated(spawn: Spawn, queue: Q
     assert process.stdin is not None
     process.stdin.write('{"k":1}\n{"k":2}\n')
     process.stdin.flush()
-    deadline = time.monotonic() + 30
-    while queue.status().waiting < 2 and time.monotonic() < deadline:
-        time.sleep(0.05)
+    until(lambda: queue.status().waiting == 2, "two tasks")
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (130, "2\n")
     assert "or repeat the command: it inserts no line whose key is taken" in err
 

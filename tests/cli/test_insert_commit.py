@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import array
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
-import time
+import termios
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import IO
 
 import pytest
 
 from fsqueue import Queue
 from tests.cli.conftest import Run, Spawn
 from tests.support import base_of, files_below
+from tests.waiting import until
 
 
 def staged(queue: Queue) -> list[str]:
@@ -89,18 +94,41 @@ def test_a_missing_file_inserts_nothing(fsqueue_cli: Run, queue: Queue, tmp_path
     assert staged(queue) == []
 
 
-def test_slow_input_appears_together(spawn: Spawn, queue: Queue) -> None:
-    """A pause of the input publishes nothing."""
-    child = spawn("insert", queue.path, "--commit", "a", stdin=subprocess.PIPE)
-    assert child.stdin is not None
-    child.stdin.write("1\n2\n")
-    child.stdin.flush()
-    time.sleep(1.5)
-    assert queue.status().inserted == 0
-    child.stdin.write("3\n")
-    stdout, _ = child.communicate()
-    assert (child.returncode, stdout) == (0, "3\n")
-    assert payloads(queue) == [1, 2, 3]
+IMPATIENT = """
+import sys
+from fsqueue_cli import inserting
+from fsqueue_cli.main import main
+inserting.PUBLISH_S = 0.0
+sys.argv[:] = ["fsqueue", *sys.argv[1:]]
+main()
+"""
+"""Publishes at once, at each pause of the input, what may be published."""
+
+
+def is_read(pipe: IO[str]) -> bool:
+    """Whether the reader has taken what was written."""
+    left = array.array("i", [0])
+    fcntl.ioctl(pipe.fileno(), termios.FIONREAD, left)
+    return not left[0]
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_slow_input_appears_together(queue: Queue, commit: bool) -> None:
+    """A pause of the input publishes nothing; without --commit it does."""
+    command = [sys.executable, "-c", IMPATIENT, "insert", str(queue.path), *["--commit", "a"][: 2 * commit]]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdin is not None
+        for number in range(30):
+            child.stdin.write(f"{number}\n")
+            child.stdin.flush()
+            until(partial(is_read, child.stdin), "the line to be read")
+        if commit:
+            assert queue.status().inserted == 0
+        else:
+            until(lambda: queue.status().inserted == 30, "the tasks to be published")
+        stdout, _ = child.communicate()
+    assert (child.returncode, stdout) == (0, "30\n")
+    assert payloads(queue) == [*range(30)]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -109,8 +137,7 @@ def test_an_interruption_inserts_nothing(spawn: Spawn, queue: Queue, number: sig
     assert child.stdin is not None
     child.stdin.write("1\n2\n")
     child.stdin.flush()
-    while child.poll() is None and not (base_of(queue) / "staging").exists():
-        time.sleep(0.01)
+    until(lambda: child.poll() is not None or (base_of(queue) / "staging").exists(), "the staging directory")
     child.send_signal(number)
     _, stderr = child.communicate()
     assert child.returncode == 128 + number

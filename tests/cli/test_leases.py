@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fsqueue_cli import leases
 
 from fsqueue import Queue, Task
+from fsqueue.clock import ManualClock
 from tests.cli.conftest import Run, Spawn, catches
 from tests.conftest import QueueFactory
 from tests.support import put_ranked
-from tests.worker.support import wait_for
+from tests.waiting import until
 
 
 def leased(run: Run, queue: Queue, *options: Any) -> list[dict[str, Any]]:
@@ -26,7 +28,9 @@ def test_lease_prints_tasks_and_the_others_take_their_tokens(fsqueue_cli: Run, q
     tasks = leased(fsqueue_cli, queue, "-n", 5, "--lease-s", 300)
     assert sorted(task["payload"]["n"] for task in tasks) == [0, 1, 2, 3, 4]
     assert all(task["token"].startswith(task["id"] + "@") and task["attempt"] == 1 for task in tasks)
-    assert all(0 < task["lease_until"] - time.time() <= 301 for task in tasks)
+    moves = [queue.history(task["id"])[-1] for task in tasks]
+    assert [move.until for move in moves] == pytest.approx([move.at + 300 for move in moves], abs=1)
+    assert [task["lease_until"] for task in tasks] == pytest.approx([move.until for move in moves], abs=1)
     one, two, three, four, five = (task["token"] for task in tasks)
     assert fsqueue_cli("complete", queue.path, one, two).output == ""
     fsqueue_cli("release", queue.path, three, "--delay", "3600")
@@ -63,9 +67,20 @@ def test_standard_input_that_is_no_text_is_refused(fsqueue_cli: Run, queue: Queu
 def test_nothing_available_exits_with_3(fsqueue_cli: Run, queue: Queue) -> None:
     result = fsqueue_cli("lease", queue.path, code=3)
     assert (result.stdout, result.stderr) == ("", "fsqueue: nothing is available\n")
-    begin = time.monotonic()
-    fsqueue_cli("lease", queue.path, "--wait-s", "0.3", code=3)
-    assert time.monotonic() - begin >= 0.3
+
+
+def test_it_waits_as_long_as_it_was_told(fsqueue_cli: Run, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, waited = ManualClock(), []
+
+    def lease(self: Queue, *arguments: Any, wait_s: float, **options: Any) -> list[Any]:
+        waited.append(wait_s)
+        clock.advance(wait_s)
+        return []
+
+    monkeypatch.setattr(Queue, "lease", lease)
+    monkeypatch.setattr(leases, "time", SimpleNamespace(monotonic=clock.monotonic))
+    fsqueue_cli("lease", queue.path, "--wait-s", "20.3", code=3)
+    assert sum(waited) == pytest.approx(20.3)
 
 
 @pytest.mark.parametrize(
@@ -96,9 +111,9 @@ def test_renewing_extends(fsqueue_cli: Run, queue: Queue) -> None:
     queue.insert(1)
     task = leased(fsqueue_cli, queue, "--lease-s", 60)[0]
     fsqueue_cli("renew", queue.path, task["token"], "--lease-s", "5000")
-    until = queue.task(task["id"]).lease_until
-    assert until is not None
-    assert until - time.time() > 4000
+    renewed = queue.task(task["id"]).lease_until
+    assert renewed is not None
+    assert renewed - task["lease_until"] > 4000
 
 
 def test_a_result_is_kept(fsqueue_cli: Run, queue: Queue) -> None:
@@ -163,16 +178,16 @@ def test_a_task_whose_line_cannot_be_written_is_put_back(spawn: Spawn, queue: Qu
 @pytest.mark.once
 def test_a_waiting_lease_can_be_interrupted(spawn: Spawn, queue: Queue) -> None:
     process = spawn("lease", queue.path, "--wait-s", 300)
-    wait_for(lambda: catches(process.pid, signal.SIGTERM))
+    until(lambda: catches(process.pid, signal.SIGTERM), "the handler of SIGTERM")
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=20)
+    process.communicate(timeout=60)
     assert process.returncode == 143
 
 
 @pytest.mark.once
 def test_a_waiting_lease_gets_what_comes(spawn: Spawn, queue: Queue) -> None:
     process = spawn("lease", queue.path, "--wait-s", 60)
-    time.sleep(0.5)
+    until(lambda: catches(process.pid, signal.SIGTERM), "the handler of SIGTERM")
     queue.insert("here")
     out, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (0, "")

@@ -9,7 +9,6 @@ import pty
 import subprocess
 import sys
 import termios
-import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ import pytest
 from fsqueue import Queue
 from fsqueue.format import names
 from tests.cli.conftest import Run
+from tests.waiting import until
 
 
 def test_create_with_settings(fsqueue_cli: Run, tmp_path: Path) -> None:
@@ -107,10 +107,7 @@ def test_the_background_process_outlives_the_command(queue: Queue) -> None:
 
 
 def wait_until_empty(trash: Path) -> None:
-    deadline = time.monotonic() + 60
-    while trash.exists() and list(trash.iterdir()):
-        assert time.monotonic() < deadline, "the trash is not emptied"
-        time.sleep(0.05)
+    until(lambda: not trash.exists() or not list(trash.iterdir()), "the trash to be emptied")
 
 
 def test_gc(fsqueue_cli: Run, queue: Queue) -> None:
@@ -182,6 +179,6 @@ def test_on_a_terminal_it_asks(queue: Queue, answer: str, code: int, left: int) 
         written += os.read(main, 4096)
     assert b"Drop 3 unfinished tasks, 0 of them leased, and 0 dead letters" in written
     os.write(main, answer.encode())
-    assert process.wait(timeout=30) == code
+    assert process.wait(timeout=60) == code
     os.close(main)
     assert queue.status().waiting == left

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,8 @@ from fsqueue_cli.running import exposed_script
 from fsqueue import Queue
 from tests.cli.conftest import Run, Spawn, catches
 from tests.conftest import QueueFactory
-from tests.worker.support import wait_for
+from tests.waiting import until
+from tests.worker.support import shell_until, until_there
 
 pytestmark = pytest.mark.once
 
@@ -119,7 +119,7 @@ def test_a_task_that_its_command_gives_up_by_token_is_the_run_s_own(
 def test_as_many_at_a_time_as_the_job_has_processors(spawn: Spawn, queue: Queue) -> None:
     """One at a time, since the job has one processor, whatever the machine has: no two commands at once."""
     queue.insert_many(range(6))
-    command = 'mkdir "$0.d" || exit 1; sleep 0.05; rmdir "$0.d"'
+    command = f'mkdir "$0.d" || exit 1; {sys.executable} -c pass; rmdir "$0.d"'
     job = {"SLURM_JOB_ID": "1", "SLURMD_NODENAME": "n", "SLURM_CPUS_PER_TASK": "1", "SLURM_JOB_END_TIME": "x"}
     words = ["run", queue.path, "-j", "auto", "--", "sh", "-c", command, queue.path]
     assert spawn(*words, env=os.environ | job).wait(timeout=60) == 0
@@ -131,7 +131,7 @@ def test_as_many_at_a_time_as_the_job_has_processors(spawn: Spawn, queue: Queue)
 def test_jobs_run_side_by_side(spawn: Spawn, queue: Queue, tmp_path: Path) -> None:
     """Four commands that each wait for all four."""
     queue.insert_many(range(4))
-    command = f"touch {tmp_path}/seen{{}}; until [ $(ls {tmp_path} | grep -c seen) = 4 ]; do sleep 0.05; done"
+    command = f"touch {tmp_path}/seen{{}}; {shell_until(f'[ $(ls {tmp_path} | grep -c seen) = 4 ]')}"
     assert spawn("run", queue.path, "-j", 4, "--", "sh", "-c", command).wait(timeout=60) == 0
 
 
@@ -169,9 +169,9 @@ def test_stopped_by_a_signal_it_puts_back_what_it_holds(
 ) -> None:
     queue.insert_many(range(5))
     process = spawn("run", queue.path, "-j", 2, "--grace", "0.5", "--", "sh", "-c", f"touch {tmp_path}/$$; sleep 1000")
-    wait_for(lambda: len(pids(tmp_path)) == 2)
+    until(lambda: len(pids(tmp_path)) == 2, "the begin of two commands")
     process.send_signal(number)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == code
     assert "2 tasks at work may go on for 0.5 s" in err
     assert "2 released" in err
@@ -186,33 +186,34 @@ def test_stopped_while_idle(spawn: Spawn, queue: Queue, is_empty: bool) -> None:
     if not is_empty:
         queue.insert("later", delay_s=1000)
     process = spawn("run", queue.path, "--forever", "--", "true")
-    wait_for(lambda: catches(process.pid, signal.SIGTERM))
+    until(lambda: catches(process.pid, signal.SIGTERM), "the handler of SIGTERM")
     process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=30)[1] == "fsqueue: no task was begun\n"
+    assert process.communicate(timeout=60)[1] == "fsqueue: no task was begun\n"
     assert process.returncode == 130
 
 
 def test_commands_that_ignore_sigterm_are_killed_after_the_grace(spawn: Spawn, queue: Queue, tmp_path: Path) -> None:
     queue.insert(1)
-    command = f"trap '' TERM; touch {tmp_path}/$$; while :; do sleep 0.1; done"
+    command = f"trap '' TERM; touch {tmp_path}/$$; while :; do sleep 600; done"
     process = spawn("run", queue.path, "--grace", "0.5", "--", "sh", "-c", command)
-    wait_for(lambda: pids(tmp_path))
+    until(lambda: pids(tmp_path), "the begin of a command")
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=30) == 143
+    assert process.wait(timeout=60) == 143
     assert not any(map(is_alive, pids(tmp_path)))
     assert queue.status().waiting == 1
 
 
 def test_a_second_signal_kills_at_once(spawn: Spawn, queue: Queue, tmp_path: Path) -> None:
     queue.insert(1)
-    command = f"trap '' TERM; touch {tmp_path}/$$; while :; do sleep 0.1; done"
+    command = f"trap '' TERM; touch {tmp_path}/$$; while :; do sleep 600; done"
     process = spawn("run", queue.path, "--grace", "1000", "--", "sh", "-c", command)
-    wait_for(lambda: pids(tmp_path))
+    until(lambda: pids(tmp_path), "the begin of a command")
     process.send_signal(signal.SIGINT)
-    time.sleep(0.5)
+    assert process.stderr is not None
+    assert "a second signal puts them back now" in process.stderr.readline()
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=30) == 130
+    assert process.wait(timeout=60) == 130
     assert not any(map(is_alive, pids(tmp_path)))
     assert queue.status().waiting == 1
 
@@ -225,11 +226,11 @@ def test_ctrl_c_at_the_terminal_reaches_the_runner_only(queue: Queue, tmp_path: 
     queue.insert(1)
     pid, terminal = pty.fork()
     if pid == 0:
-        command = f"trap 'touch {tmp_path}/int' INT; trap 'touch {tmp_path}/term; exit' TERM; touch {tmp_path}/$$"
-        command += "; while :; do sleep 0.1; done"
-        arguments = ["run", str(queue.path), "--grace", "1", "--", "sh", "-c", command]
+        command = f"trap ': >{tmp_path}/int' INT; trap ': >{tmp_path}/term; exit' TERM; touch {tmp_path}/$$"
+        command += "; while :; do sleep 600; done"
+        arguments = ["run", str(queue.path), "--grace", "2", "--", "sh", "-c", command]
         os.execv(sys.executable, [sys.executable, "-m", "fsqueue_cli", *arguments])
-    wait_for(lambda: pids(tmp_path))
+    until(lambda: pids(tmp_path), "the begin of a command")
     os.write(terminal, b"\x03")
     written = b""
     while chunk := _read(terminal):
@@ -251,10 +252,11 @@ def _read(terminal: int) -> bytes:
 def test_of_a_killed_runner_the_tasks_come_back(spawn: Spawn, queue_factory: QueueFactory, tmp_path: Path) -> None:
     queue = queue_factory(lease_s=2)
     queue.insert_many(range(6))
-    command = f"echo {{}} >> {tmp_path}/started; sleep 0.2; echo {{}} >> {tmp_path}/ended"
+    command = f"echo {{}} >> {tmp_path}/started; {until_there(tmp_path / 'go')}; echo {{}} >> {tmp_path}/ended"
     first = spawn("run", queue.path, "-j", 2, "--", "sh", "-c", command)
-    wait_for(lambda: (tmp_path / "started").exists())
+    until(lambda: (tmp_path / "started").exists(), "the begin of a command")
     first.kill()
+    (tmp_path / "go").touch()
     second = spawn("run", queue.path, "-j", 2, "--", "sh", "-c", command)
     assert second.wait(timeout=60) == 0
     assert queue.status().completed == 6
@@ -275,10 +277,7 @@ def test_a_runner_whose_standard_error_is_stuck_completes_its_task(spawn: Spawn,
     """Nobody reads what the command prints, which is more than a pipe holds; the worker keeps it, and goes on."""
     queue.insert(1)
     process = spawn("run", queue.path, "--", "sh", "-c", "head -c 300000 /dev/zero >&2", stderr=subprocess.PIPE)
-    deadline = time.monotonic() + 60
-    while not queue.status().completed:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    until(lambda: queue.status().completed, "a completed task")
     assert process.poll() is None, "it has yet to pass on what was printed"
     process.communicate(timeout=60)
     assert process.returncode == 0
@@ -295,7 +294,7 @@ def test_many_runners_share_a_queue(spawn: Spawn, queue: Queue, tmp_path: Path) 
 
 def test_a_deleted_queue_ends_the_run_with_5(spawn: Spawn, queue: Queue) -> None:
     process = spawn("run", queue.path, "--forever", "--", "true")
-    time.sleep(1)
+    until(lambda: catches(process.pid, signal.SIGTERM), "the handler of SIGTERM")
     queue.delete(wait=True)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 5
@@ -468,18 +467,23 @@ def test_a_job_that_is_all_but_over_says_so_and_not_that_there_is_nothing_to_do(
     queue.insert(1)
     process = spawn("run", queue.path, "--", "true")
     expected = "fsqueue: no time is left: nothing more is begun\nfsqueue: no task was begun\n"
-    assert process.communicate(timeout=30)[1] == expected
+    assert process.communicate(timeout=60)[1] == expected
     assert queue.status().waiting == 1
 
 
 def test_max_runtime_and_idle_timeout_are_no_failures(spawn: Spawn, queue: Queue) -> None:
     queue.insert_many([1] * 5)
-    process = spawn("run", queue.path, "--json", "--max-runtime", 3, "--grace", "0.2", "--", "sleep", "1000")
+    process = spawn("run", queue.path, "--json", "--max-runtime", 1, "--grace", "0.2", "--", "sleep", "1000")
     out, _ = process.communicate(timeout=60)
     assert (process.returncode, json.loads(out)["ended"]) == (0, "max-runtime")
-    process = spawn("run", queue.path, "--json", "--forever", "--idle-timeout", "0.3", "--", "true")
-    out, _ = process.communicate(timeout=60)
-    assert (process.returncode, json.loads(out)["ended"], json.loads(out)["completed"]) == (0, "idle", 5)
+
+    def are_done() -> bool:  # where all stands still for longer than that, it ends earlier
+        process = spawn("run", queue.path, "--json", "--forever", "--idle-timeout", "0.3", "--", "true")
+        out, _ = process.communicate(timeout=60)
+        assert (process.returncode, json.loads(out)["ended"]) == (0, "idle")
+        return queue.status().completed == 5
+
+    until(are_done, "a run that takes the tasks")
 
 
 def test_the_log_in_json(spawn: Spawn, queue_factory: QueueFactory) -> None:
@@ -496,10 +500,13 @@ def test_the_log_in_json(spawn: Spawn, queue_factory: QueueFactory) -> None:
 
 def test_sigusr1_stops_it_and_lets_finish(spawn: Spawn, queue: Queue, tmp_path: Path) -> None:
     queue.insert_many(range(5))
-    process = spawn("run", queue.path, "--", "sh", "-c", f"touch {tmp_path}/$$; sleep 1")
-    wait_for(lambda: pids(tmp_path))
+    process = spawn("run", queue.path, "--", "sh", "-c", f"touch {tmp_path}/$$; {until_there(tmp_path / 'go')}")
+    until(lambda: pids(tmp_path), "the begin of a command")
     process.send_signal(signal.SIGUSR1)
-    assert process.wait(timeout=30) == 128 + signal.SIGUSR1
+    assert process.stderr is not None
+    assert "stopping" in process.stderr.readline()
+    (tmp_path / "go").touch()
+    assert process.wait(timeout=60) == 128 + signal.SIGUSR1
     assert queue.status().as_dict() | {"inserted": 5} == queue.status().as_dict()
     assert (queue.status().completed, queue.status().waiting) == (1, 4)
 
@@ -514,7 +521,10 @@ def test_runners_that_are_killed_lose_nothing(spawn: Spawn, queue_factory: Queue
     for _ in range(3):
         lines = log.read_text().count("\n") if log.exists() else 0
         process = spawn(*arguments)
-        wait_for(lambda lines=lines: (log.exists() and log.read_text().count("\n") > lines) or queue.status().drained)
+        until(
+            lambda lines=lines: (log.exists() and log.read_text().count("\n") > lines) or queue.status().drained,
+            "another task to be executed",
+        )
         process.kill()
         process.wait()
     assert spawn(*arguments).wait(timeout=60) == 0
@@ -534,7 +544,7 @@ def test_runners_that_are_killed_lose_nothing(spawn: Spawn, queue_factory: Queue
         (["bash", "--norc", "-l", "-c", "echo {}"], "echo {}"),
         (["srun", "-n1", "sh", "-c", "echo {}"], "echo {}"),
         (["sh", "-c", "echo {x-y}"], "echo {x-y}"),
-        (["env", "A=b", "timeout", "5", "zsh", "-c", "{}"], "{}"),
+        (["env", "A=b", "timeout", "60", "zsh", "-c", "{}"], "{}"),
         (["sh", "-c", 'echo "$1"', "sh", "{}"], None),
         (["sh", "-c", "echo ${name}; { echo x; }; awk '{print $1}'; echo {a,b} {1..3}", "sh", "{}"], None),
         (["bash", "script.sh", "-c", "{}"], None),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +22,8 @@ from fsqueue.views.rates import WorkerProgress
 from tests.cli.conftest import Spawn
 from tests.cli.terminal import Terminal
 from tests.conftest import QueueFactory
-from tests.worker.support import wait_for
+from tests.waiting import until
+from tests.worker.support import shell_until, until_there
 
 pytestmark = pytest.mark.once
 
@@ -58,7 +60,7 @@ def clock() -> Clock:
 
 def test_the_bar_stays_below_the_output_and_goes_at_the_end(on_terminal: On, queue: Queue, tmp_path: Path) -> None:
     queue.insert_many(range(6))
-    command = f'echo "from $1"; until [ -e {tmp_path}/go.$1 ]; do sleep 0.05; done'
+    command = f'echo "from $1"; {until_there(f"{tmp_path}/go.$1")}'
     terminal = on_terminal("run", queue.path, "-j", 2, "--output", "line", "--", "sh", "-c", command, "sh", "{}")
     for number in range(5):
         (tmp_path / f"go.{number}").touch()
@@ -75,10 +77,19 @@ def test_the_bar_stays_below_the_output_and_goes_at_the_end(on_terminal: On, que
     assert terminal.settings_are_as_before()
 
 
-def test_lines_of_commands_side_by_side_stay_whole_above_the_bar(on_terminal: On, queue: Queue) -> None:
+def test_lines_of_commands_side_by_side_stay_whole_above_the_bar(on_terminal: On, queue: Queue, tmp_path: Path) -> None:
+    """Each command stops within its first line, until another has begun one and the bar is there."""
     queue.insert_many(range(12))
-    command = "for n in 1 2 3; do printf '<%s ' $1; sleep 0.1; printf '%s>' $1; [ $n = 3 ] || echo; done"
+    (tmp_path / "begun").mkdir()
+    others = "now=$(ls | wc -l); [ $now -ge $((before + 2)) ] || [ $now = 12 ]"
+    command = f"""cd {tmp_path}/begun; before=$(ls | wc -l)
+        for n in 1 2 3; do
+            printf '<%s ' $1; touch $1; {shell_until(others)}; {until_there(tmp_path / "go")}
+            printf '%s>' $1; [ $n = 3 ] || echo
+        done"""
     terminal = on_terminal("run", queue.path, "-j", 4, "--", "sh", "-c", command, "sh", "{}", rows=60)
+    terminal.read(lambda text: "%" in text)
+    (tmp_path / "go").touch()
     code, screen = terminal.end()
     lines = screen.splitlines()
     assert (code, lines[-1]) == (0, "fsqueue: 12 completed")
@@ -95,7 +106,7 @@ def test_what_others_have_leased_and_what_fails_is_shown(
     assert len(queue.lease(2)) == 2
     queue.insert_many([3, 4], batch_tasks=1)
     fails = "[ $1 = 3 ] || { echo '\x1b[31mno tile 17' >&2; exit 3; }"
-    command = f"{fails}; until [ -e {tmp_path}/go ]; do sleep 0.1; done"
+    command = f"{fails}; {until_there(tmp_path / 'go')}"
     arguments = ["-j", 2, "--max-tasks", 2, "--", "sh", "-c", command]
     terminal = on_terminal("run", queue.path, *arguments, "sh", "{}", columns=120)
     screen = terminal.read(lambda text: "1 failed, 2 leased elsewhere" in text.rpartition("\n")[2])
@@ -127,47 +138,62 @@ def test_a_second_signal_ends_it_where_nobody_reads(
             pass
     except BlockingIOError:
         os.set_blocking(writer, True)
-    command = ["sh", "-c", f"touch {tmp_path}/begun-$1; exec sleep 60", "sh", "{}"]
+    command = ["sh", "-c", f"touch {tmp_path}/begun-$1; exec sleep 600", "sh", "{}"]
     process = spawn("run", queue.path, "-j", 2, *options, "--", *command, stdout=subprocess.DEVNULL, stderr=writer)
     os.close(writer)
-    wait_for(lambda: len(list(tmp_path.glob("begun-*"))) == 2)  # those only leased would be put back at once
+    # Those only leased would be put back at once.
+    until(lambda: len(list(tmp_path.glob("begun-*"))) == 2, "the begin of two tasks")
     process.send_signal(signal.SIGTERM)
-    time.sleep(0.5)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=30) == 143
+    process.send_signal(signal.SIGINT)  # two of one kind could be taken for one
+    assert process.wait(timeout=60) in (143, 130)
     os.close(reader)
     assert queue.status() == Status(waiting=4)
 
 
-def test_a_terminal_that_is_narrow(on_terminal: On, queue: Queue) -> None:
+def test_a_terminal_that_is_narrow(on_terminal: On, queue: Queue, tmp_path: Path) -> None:
     queue.insert_many(range(2))
-    terminal = on_terminal("run", queue.path, "--", "sleep", "1", columns=20)
+    command = ["sh", "-c", f"[ $1 = 0 ] || {until_there(tmp_path / 'go')}", "sh", "{}"]
+    terminal = on_terminal("run", queue.path, "-j", "2", "--", *command, columns=20)
     terminal.read(lambda text: "50%" in text)
+    (tmp_path / "go").touch()
     assert terminal.broken == 0
     assert terminal.end()[0] == 0
+
+
+EAGER = """
+import sys
+from fsqueue_cli import progress
+from fsqueue_cli.main import main
+progress.DRAW_S = 0.001
+sys.argv[:] = ["fsqueue", *sys.argv[1:]]
+main()
+"""
+"""Draws whenever it may."""
 
 
 @pytest.mark.parametrize("env", [{"TERM": ""}, {"TERM": "dumb"}])
 def test_nothing_is_drawn_on_a_terminal_that_cannot(on_terminal: On, queue: Queue, env: dict[str, str]) -> None:
     queue.insert_many(range(2))
-    terminal = on_terminal("run", queue.path, "--", "sh", "-c", "sleep 0.7; echo x", env=env)
+    terminal = on_terminal("run", queue.path, "--", "echo", "x", env=env, program=["-c", EAGER])
     assert terminal.end() == (0, "x\nx\nfsqueue: 2 completed")
     assert b"\x1b" not in terminal.raw
 
 
-def test_nothing_is_drawn_without_a_terminal(spawn: Spawn, queue_factory: QueueFactory) -> None:
+def test_nothing_is_drawn_without_a_terminal(queue_factory: QueueFactory) -> None:
     queue = queue_factory(max_attempts=1)
     queue.insert_many(range(2))
-    process = spawn("run", queue.path, "--", "sh", "-c", "sleep 0.7; echo x; exit $1", "sh", "{}")
-    out, err = process.communicate(timeout=60)
-    assert (out, err.splitlines()[0]) == ("x\nx\n", "fsqueue: 1 completed, 1 failed")
+    command = [sys.executable, "-c", EAGER, "run", str(queue.path), "--", "sh", "-c", "echo x; exit $1", "sh", "{}"]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.stderr.splitlines()[0]) == ("x\nx\n", "fsqueue: 1 completed, 1 failed")
 
 
 def test_a_bar_on_standard_error_leaves_redirected_output_alone(on_terminal: On, queue: Queue, tmp_path: Path) -> None:
     queue.insert_many(range(2))
     file = tmp_path / "out"
-    command = ["sh", "-c", "sleep 0.7; printf x"]
+    command = ["sh", "-c", f"{until_there(tmp_path / 'go')}; printf x"]
     terminal = on_terminal("run", queue.path, "--", *command, stdout=file)
+    terminal.read(lambda text: "of 2 done" in text)
+    (tmp_path / "go").touch()
     assert terminal.end() == (0, "fsqueue: 2 completed")
     assert b"of 2 done" in terminal.raw
     assert file.read_bytes() == b"x\nx"
@@ -242,7 +268,7 @@ def test_nothing_is_counted_twice_after_the_terminal_stood_still(queue: Queue) -
     with ThreadPoolExecutor() as pool:
         running = pool.submit(worker.run)
         assert inside.wait(60)
-        wait_for(lambda: queue.status().completed == 20)
+        until(lambda: queue.status().completed == 20, "twenty completed tasks")
         numbers.look(queue.status(), held=0)
         goes_on.set()
         running.result(60)

@@ -7,7 +7,6 @@ import io
 import json
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -24,10 +23,12 @@ from rich.live_render import LiveRender
 
 from fsqueue import Activity, Failure, Held, NotAQueue, Queue, Rate, Status, StorageError
 from fsqueue.filesystem import Filesystem
+from fsqueue.views.inspection import DrainCheck
 from fsqueue.views.rates import StatusRates
 from tests.cli.conftest import Run, Spawn
 from tests.cli.terminal import Terminal
 from tests.conftest import QueueFactory
+from tests.waiting import until
 
 Terminals = Callable[..., Terminal]
 HOSTILE = "no \x1b[2J\x1b]0;title\x07 tile \u202e 日本語 " + "x" * 300
@@ -81,9 +82,13 @@ def test_a_fast_status_reads_names_only(fsqueue_cli: Run, mixed: Queue, monkeypa
 
 
 def test_a_window_can_be_given(fsqueue_cli: Run, mixed: Queue) -> None:
-    time.sleep(1.1)
-    found = json.loads(fsqueue_cli("status", mixed.path, "--json", "--window", "1000").stdout)
-    assert found["activity"]["inserted"]["over_s"] == 1000
+
+    def inserted() -> Any:  # nothing is known of it in the queue's first second
+        return json.loads(fsqueue_cli("status", mixed.path, "--json", "--window", "1000").stdout)["activity"][
+            "inserted"
+        ]
+
+    assert until(inserted, "a rate")["over_s"] == 1000
     fsqueue_cli("status", mixed.path, "--window", "0.1", code=2)
 
 
@@ -188,11 +193,16 @@ def test_watch_ends_when_drained(spawn: Spawn, queue: Queue) -> None:
     process = spawn("status", queue.path, "--watch", "--interval", "0.1", "--json")
     assert process.stdout is not None
     assert process.stderr is not None
-    looks = []
-    for task in queue.poll():
-        with task:
-            looks.append(json.loads(process.stdout.readline()))
-            time.sleep(0.5)
+    looks: list[dict[str, Any]] = []
+
+    def shows(of: Callable[[dict[str, Any]], object], what: str) -> None:
+        until(lambda: looks.append(json.loads(process.stdout.readline())) or of(looks[-1]), what)
+
+    for number, task in enumerate(queue.lease(4)):
+        shows(lambda look: look["completed"] == number, "the last completion")  # noqa: B023 - called at once
+        task.complete()
+        if number == 2:
+            shows(lambda look: look["rate"] and look["left_s"], "a rate, and the time left")
     looks += map(json.loads, process.stdout)
     assert (process.wait(60), process.stderr.read()) == (0, "")
     assert looks[-1]["completed"] == 4
@@ -490,23 +500,37 @@ def test_wait_says_whether_it_ended_well(fsqueue_cli: Run, queue: Queue) -> None
 
 
 @pytest.mark.parametrize(("end", "code", "says"), [("purge", 1, "purged or overwritten"), ("delete", 5, "queue at")])
-def test_what_was_purged_or_deleted_is_not_done(fsqueue_cli: Run, queue: Queue, end: str, code: int, says: str) -> None:
+def test_what_was_purged_or_deleted_is_not_done(
+    fsqueue_cli: Run, queue: Queue, monkeypatch: pytest.MonkeyPatch, end: str, code: int, says: str
+) -> None:
     queue.insert_many(range(2))
-    other = Queue(queue.path)
-    timer = threading.Timer(0.5, getattr(other, end))
-    timer.start()
-    result = fsqueue_cli("wait", queue.path, "--timeout", "30", code=code)
-    timer.join()
+    other, real, looks = Queue(queue.path), DrainCheck.__call__, []
+
+    def check(self: DrainCheck) -> bool:
+        looks.append(self)
+        if len(looks) == 2:  # it waits
+            getattr(other, end)()
+        return real(self)
+
+    monkeypatch.setattr(DrainCheck, "__call__", check)
+    result = fsqueue_cli("wait", queue.path, "--timeout", "60", code=code)
     assert says in result.stderr
     assert result.stdout == ""
 
 
 @pytest.mark.once
-def test_wait_ends_soon_after_the_last_task(spawn: Spawn, queue: Queue) -> None:
+def test_wait_ends_soon_after_the_last_task(fsqueue_cli: Run, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the next look, and it looks often at first."""
     queue.insert(1)
     [task] = queue.lease()
-    process = spawn("wait", queue.path)
-    time.sleep(1)
-    assert process.poll() is None
-    task.complete()
-    assert process.wait(timeout=20) == 0
+    real, answers = DrainCheck.__call__, []
+
+    def check(self: DrainCheck) -> bool:
+        if len(answers) == 2:
+            task.complete()
+        answers.append(real(self))
+        return answers[-1]
+
+    monkeypatch.setattr(DrainCheck, "__call__", check)
+    fsqueue_cli("wait", queue.path)
+    assert answers == [False, False, True]

@@ -11,6 +11,7 @@ import sys
 import time
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,10 +21,12 @@ from fsqueue.clock import ManualClock
 from fsqueue.cluster import schedulers
 from fsqueue.cluster.identity import describe, is_in_job, job_of, worker_of_this_process
 from fsqueue.filesystem import job_files
+from fsqueue.filesystem.processes import fields_of
 from fsqueue.worker.limits import KILL_S, Limits, stop_time
 from fsqueue.worker.pending_failures import PendingFailures
 from fsqueue.worker.settling import Outcome
 from tests.pages import blocks, text_of
+from tests.waiting import until
 
 pytestmark = pytest.mark.once
 
@@ -189,7 +192,7 @@ def test_the_time_limit_counts_from_the_begin_of_the_job(
     set_all(monkeypatch, TORQUE | {"PBS_WALLTIME": walltime})
     asked = []
     monkeypatch.setattr(job_files, "age_with", lambda *sign: asked.append(sign) or 100.0)
-    monkeypatch.setattr(time, "time", lambda: 1e9)
+    monkeypatch.setattr(schedulers, "time", SimpleNamespace(time=lambda: 1e9))
     end = schedulers.job_end()
     if limit_s is None:
         assert end is None
@@ -212,23 +215,27 @@ def test_a_worker_stops_before_the_limit(monkeypatch: pytest.MonkeyPatch, ad: Pa
     assert (at - time.monotonic(), why) == (pytest.approx(3000 - 10 - 2 * KILL_S, abs=60), "job-end")
 
 
-AGE = """
-import time
-from fsqueue.filesystem.job_files import age_with
-now = time.clock_gettime(time.CLOCK_BOOTTIME)
-time.clock_gettime = lambda clock: now
-print(age_with("J", "7"), age_with("J", "8"))
-"""
-A_TICK = 'read a b </proc/uptime; while read c d </proc/uptime && [ "$a" = "$c" ]; do :; done'
-"""The kernel notes when a process began in ticks."""
+AGE = "from fsqueue.filesystem.job_files import age_with as a; print(a('J', '7'), a('J', '8'))"
+
+
+def begin_s(pid: int) -> float:
+    """When a process began, in seconds since the boot."""
+    return int(fields_of(pid)[19]) / os.sysconf("SC_CLK_TCK")
+
+
+def begin_of_one_that_begins_now() -> float:
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
+        return begin_s(process.pid)
 
 
 def test_the_first_process_with_the_variable_gives_the_age() -> None:
     """A script that copies its input first: that time belongs to the job. Its worker is in a session of its own."""
-    program = ["sh", "-c", f'{A_TICK}; {A_TICK}; setsid --wait {sys.executable} -c "$1"; exit', "sh", AGE]
-    said = subprocess.run(program, env=os.environ | {"J": "7"}, capture_output=True, text=True, check=True).stdout
-    job, own = map(float, said.split())
-    assert job > own
+    program = ["sh", "-c", f'read go; setsid --wait {sys.executable} -c "$1"; exit', "sh", AGE]
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(program, env=os.environ | {"J": "7"}, **pipes) as script:
+        until(lambda: begin_of_one_that_begins_now() - begin_s(script.pid) >= 0.5, "the script to be older")
+        job, own = map(float, script.communicate("go\n")[0].split())
+    assert job >= own + 0.45
 
 
 # -- how it ends -----------------------------------------------------------------------------------------

@@ -10,6 +10,8 @@ import pytest
 
 from fsqueue.cluster import slurm
 
+pytestmark = pytest.mark.once
+
 Commands = Callable[[str, str], None]
 
 
@@ -83,10 +85,10 @@ def test_without_slurm_s_commands_nothing_is_known(monkeypatch: pytest.MonkeyPat
 def test_a_controller_that_does_not_answer_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch, command: Commands
 ) -> None:
-    command("squeue", "exec sleep 86400")  # if it were waited for, the run of pytest would end with that
+    command("squeue", "exec sleep 600")
     monkeypatch.setattr(slurm, "ASK_S", 0.2)
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    assert slurm.job_end() is None
+    assert slurm.job_end() is None  # else in ten minutes
 
 
 NODE = {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n2"}

@@ -37,7 +37,7 @@ def nothing() -> None:
     pass
 
 
-def meet(one: Rendezvous, name: str, timeout_s: float = 10) -> dict[str, Any]:
+def meet(one: Rendezvous, name: str, timeout_s: float = 60) -> dict[str, Any]:
     return one.meet({"name": name}, timeout_s, nothing)
 
 
@@ -60,7 +60,7 @@ def test_two_meet_one_leads_and_they_talk(place: str) -> None:
 def test_four_that_come_at_once_make_two_pairs(place: str) -> None:
     parties = [party(place) for _ in range(4)]
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda one: meet(one, one.me, 40), parties))
+        list(pool.map(lambda one: meet(one, one.me), parties))
     partners = {one.me: one.partner for one in parties}
     assert all(partners[partners[me]] == me for me in partners)
 

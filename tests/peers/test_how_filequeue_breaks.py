@@ -19,13 +19,14 @@ from typing import Any
 import pytest
 
 from fsqueue import LeaseLost, Queue, QueueNotFound, StorageFull, Task, TaskNotFound, UnsafeFilesystem
-from fsqueue.clock import Clock
+from fsqueue.clock import Clock, ManualClock
 from fsqueue.filesystem import Filesystem
 from fsqueue.format import checkpoints, names
 from tests.concurrency.books import check_drained, counted, drain, leftovers, resume_insert
 from tests.concurrency.processes import children, together
 from tests.concurrency.trapped import DieAt, FullFrom, trapped
 from tests.support import base_of, insert_in_file
+from tests.waiting import until
 
 QueueFactory = Callable[..., Queue]
 
@@ -52,7 +53,7 @@ def test_01_inserts_of_many_processes_are_all_counted(queue: Queue) -> None:
     assert len(drain(queue)) == 320
 
 
-def test_02_a_verb_that_waits_for_the_lock_leaves_the_log_alone(queue: Queue) -> None:
+def test_02_a_verb_that_waits_for_the_lock_leaves_the_log_alone(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     """FileQueue: renew and delete truncate the log before they hold its lock."""
     insert_in_file(queue, "task")
     [task] = queue.lease()
@@ -69,10 +70,17 @@ def test_02_a_verb_that_waits_for_the_lock_leaves_the_log_alone(queue: Queue) ->
         except LeaseLost as error:
             outcomes.append(error)
 
+    tries, real = [], Filesystem.lock
+
+    def lock(self: Filesystem, *arguments: Any) -> bool:
+        tries.append(threading.current_thread())
+        return real(self, *arguments)
+
+    monkeypatch.setattr(Filesystem, "lock", lock)
     threads = [threading.Thread(target=attempt, args=(act,)) for act in (task.renew, task.renew)]
     for thread in threads:
         thread.start()
-    time.sleep(0.2)
+    until(lambda: tries, "a thread to wait for the lock")
     assert log.read_bytes() == before
     assert not outcomes
     os.close(fd)
@@ -195,8 +203,9 @@ def test_08_a_task_file_is_never_seen_half_written(queue: Queue) -> None:
 
     def watch() -> int:
         seen: dict[str, int] = {}
-        deadline = time.monotonic() + 30
-        while time.monotonic() < deadline and not (queue.path / "over").exists():
+        is_over = False
+        while not is_over:
+            is_over = (queue.path / "over").exists()
             for path in files(queue, "queue"):
                 if path.name not in seen:
                     name = names.parse_task_file(path.name)
@@ -209,7 +218,6 @@ def test_08_a_task_file_is_never_seen_half_written(queue: Queue) -> None:
 
     with children((watch,), (watch,)) as watchers:
         together((insert, 0), (insert, 1))
-        time.sleep(0.05)
         (queue.path / "over").touch()
         assert max(watcher.result() for watcher in watchers) >= 50
     assert queue.status().waiting == 200
@@ -286,14 +294,16 @@ def test_11_a_mount_without_locks_is_not_an_empty_queue(queue: Queue) -> None:
 
 def test_12_a_fractional_delay(queue: Queue) -> None:
     """FileQueue: it poisons the queue."""
+    clock = ManualClock()
+    queue = Queue(queue.path, clock=clock)
     queue.insert("later", delay_s=0.35)
     queue.insert(Task("much later", delay_s=1e6 + 1 / 3))
     queue.insert("now")
-    begin = time.monotonic()
+    begin = clock.now_s
     assert [task.payload for task in queue.lease(5)] == ["now"]
     [later] = queue.lease(5, wait_s=5)
     assert later.payload == "later"
-    assert time.monotonic() - begin >= 0.3
+    assert 0.35 <= clock.now_s - begin < 5
     later.release(delay_s=0.123456)
     assert queue.lease(wait_s=5)[0].payload == "later"
     assert queue.status().delayed == 1
@@ -335,12 +345,14 @@ def test_13_stray_files_anywhere(queue_factory: QueueFactory) -> None:
 
 def test_14_a_short_lease_is_not_taken_early(queue: Queue) -> None:
     """FileQueue: whole-second timestamps, so a 1 s lease was re-leasable after 0.03 s."""
+    clock = ManualClock()
+    queue = Queue(queue.path, clock=clock)
     for lease_s in (0.3, 0.45, 1.05):
         queue.insert(lease_s)
-        begin = time.time()
+        begin = clock.now_s
         [task] = queue.lease(lease_s=lease_s)
-        [again] = Queue(queue.path).lease(wait_s=5)
-        passed = time.time() - begin
+        [again] = Queue(queue.path, clock=clock).lease(wait_s=5)
+        passed = clock.now_s - begin
         assert again.id == task.id
         assert lease_s <= passed < lease_s + 2
         again.complete()
@@ -506,7 +518,8 @@ def test_20_parallel_inserts_keep_their_delay(queue: Queue) -> None:
     assert queue.lease(5) == []
     for info in queue.tasks("delayed"):
         assert info.available_at is not None
-        assert 400 < info.available_at - time.time() <= 501
+        [move] = queue.history(info.id)
+        assert info.available_at - move.at == pytest.approx(500, abs=1)
 
 
 def test_21_idle_workers_list_next_to_nothing(queue: Queue) -> None:
@@ -566,9 +579,15 @@ def test_23_a_queue_can_be_moved_and_copied_with_everything_in_it(queue_factory:
         assert moved.release_all() == 1
         assert len(moved.lease(10)) == 4
         assert [info.payload for info in moved.tasks("delayed")] == [b"\0\1\2"]
-    time.sleep(1.1)  # what was read of queue.jsonl is believed for a second
-    with pytest.raises(QueueNotFound):
-        queue.status()
+
+    def is_missed() -> bool:
+        try:
+            queue.status()
+        except QueueNotFound:
+            return True
+        return False
+
+    until(is_missed, "the queue to be missed")  # what was read of queue.jsonl is believed for a second
 
 
 class Recorder:
@@ -649,13 +668,13 @@ def test_26_the_file_servers_clock_decides_when_a_lease_ends(queue: Queue, ahead
     queue.insert("task")
     shared = Filesystem(str(queue.path), shared=True)
     wrong = Queue(queue.path, filesystem=shared, clock=WrongClock(ahead_s))
-    assert abs(wrong.store.clock.now_ms() - time.time() * 1000) < 1000
+    assert abs(wrong.store.clock.now_ms() - queue.store.clock.now_ms()) < 60_000
     [task] = queue.lease(lease_s=20)
     assert wrong.lease() == []
     assert wrong.status().leased == 1
     task.release()
     [mine] = wrong.lease(lease_s=0.2, wait_s=2)  # its estimate of the time is some milliseconds off
-    assert abs(mine.lease_until - time.time()) < 2
+    assert abs(mine.lease_until * 1000 - queue.store.clock.now_ms()) < 60_000
     [again] = queue.lease(wait_s=3)
     assert again.id == task.id
     with pytest.raises(LeaseLost):

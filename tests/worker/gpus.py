@@ -7,13 +7,18 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests.waiting import until
+
 SHARE = os.environ.get("CUDA_VISIBLE_DEVICES")
 SLOT = os.environ.get("FSQUEUE_SLOT")
 
 
 def show(payload: Any) -> None:
-    began = time.time()
-    time.sleep(0.05)
-    Path(payload["path"]).write_text(f"{SHARE}|{SLOT}|{os.getpid()}|{began}|{time.time()}")
+    began = time.monotonic()
+    begun = Path(payload["begun"])
+    before = len(os.listdir(begun))
+    (begun / Path(payload["path"]).name).touch()
+    until(lambda: len(os.listdir(begun)) >= min(before + 2, payload["all"]), "the begin of another task", 600)
+    Path(payload["path"]).write_text(f"{SHARE}|{SLOT}|{os.getpid()}|{began}|{time.monotonic()}")
     if payload["dies"]:
         os._exit(1)

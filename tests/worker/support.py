@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
-import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from fsqueue import Worker, WorkerReport
+from fsqueue import Queue, Worker, WorkerReport
+from tests.waiting import until
 
 
 def drained(**counts: Any) -> WorkerReport:
@@ -23,11 +23,75 @@ def python(code: str) -> list[str]:
     return [sys.executable, "-c", code]
 
 
-def wait_for(condition: Callable[[], object], timeout_s: float = 30) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
+def shell_until(condition: str) -> str:
+    """A shell's way to wait for a condition."""
+    return f"until {condition}; do sleep 0.05; done"
+
+
+def until_there(path: object) -> str:
+    """A shell's way to wait for a file."""
+    return shell_until(f"[ -e {path} ]")
+
+
+def time_out(worker: Worker) -> None:
+    """As if all that a worker with `timeout_s=1000` has at work had been at work for longer."""
+
+    def age() -> None:
+        for job in worker._loop._executor.at_work():
+            job.began -= 2000
+
+    worker._loop.mailbox.post(age)
+
+
+def time_is_over(worker: Worker) -> None:
+    """As if the time of a worker that must end at some time were over."""
+
+    def stop_now() -> None:
+        assert worker._loop._stop_at < math.inf
+        worker._loop._stop_at = worker._loop._now()
+
+    worker._loop.mailbox.post(stop_now)
+
+
+class Resting:
+    """Tells whether a worker waits for tasks with nothing to do."""
+
+    def __init__(self, worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.is_so = False
+        listener = worker._loop._feeder._listener
+        real = listener.sleep
+
+        def sleep(*arguments: Any, **options: Any) -> Any:
+            self.is_so = True
+            try:
+                return real(*arguments, **options)
+            finally:
+                self.is_so = False
+
+        monkeypatch.setattr(listener, "sleep", sleep)
+
+    def until_so(self) -> None:
+        until(lambda: self.is_so, "the worker to have nothing to do")
+
+
+class Renewals:
+    """Counts how often leases were renewed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        real = Queue.renew
+
+        def renew(*arguments: Any, **options: Any) -> Any:
+            try:
+                return real(*arguments, **options)
+            finally:
+                self.count += 1
+
+        monkeypatch.setattr(Queue, "renew", renew)
+
+    def until_more(self, more: int) -> None:
+        enough = self.count + more
+        until(lambda: self.count >= enough, f"{more} renewals")
 
 
 def in_background(worker: Worker) -> tuple[threading.Thread, list[WorkerReport]]:

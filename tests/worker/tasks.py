@@ -13,8 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import fsqueue
+from tests.waiting import until
 
 NUMBER = 7
+LONG_S = 600.0
+"""A handler waits longer than its test does."""
+
+
+def until_there(path: str) -> None:
+    until(Path(path).exists, path, LONG_S)
 
 
 def nothing(payload: Any) -> None:
@@ -50,13 +57,18 @@ def obey(payload: Any) -> Any:
             ctypes.string_at(0)
         case "kill":
             os.kill(os.getpid(), signal.SIGKILL)
-        case "hold":  # the interpreter's lock, in C
-            ctypes.PyDLL(None).usleep(int(payload["s"] * 1e6))
+        case "hold":  # the interpreter's lock, in C, until another process opens this FIFO
+            ctypes.PyDLL(None).open(payload["fifo"].encode(), os.O_RDONLY)
         case "sleep":
             time.sleep(payload["s"])
+        case "last":
+            signal.pause()
         case "touch":
             Path(payload["path"]).write_text(str(os.getpid()))
-            time.sleep(payload.get("s", 0))
+            if "lasts" in payload:
+                signal.pause()
+            if "go" in payload:
+                until_there(payload["go"])
         case "retry":
             raise fsqueue.Retry(payload.get("delay_s"))
         case "bury":
@@ -75,8 +87,7 @@ def obey(payload: Any) -> Any:
             os.close(free)
             resource.setrlimit(resource.RLIMIT_NOFILE, (free, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
         case "until":
-            while not Path(payload["path"]).exists():
-                time.sleep(0.01)
+            until_there(payload["path"])
     return None
 
 
@@ -88,8 +99,7 @@ def note(payload: Any) -> None:
 
 def until_told(payload: Any, task: Any) -> None:
     Path(payload["began"]).touch()
-    while not task.should_stop():
-        time.sleep(0.01)
+    until(task.should_stop, "the word to stop", LONG_S)
     raise fsqueue.Retry(0)
 
 
@@ -117,8 +127,7 @@ def gated(payload: Any) -> Any:
     where, n = Path(payload["where"]), payload["n"]
     with open(where / "began", "a") as file:
         file.write(f"{n} {os.getpid()}\n")
-    while not (where / "go").exists() and not (where / f"go-{n}").exists():
-        time.sleep(0.002)
+    until(lambda: (where / "go").exists() or (where / f"go-{n}").exists(), "the gate", LONG_S)
     if payload.get("fails"):
         raise ValueError(n)
     return n

@@ -12,11 +12,12 @@ import pytest
 
 from fsqueue import Queue, Worker
 from fsqueue.leased_task import LeasedTask
-from fsqueue.worker import loop, settling
+from fsqueue.worker import feeding, loop, settling
 from fsqueue.worker.jobs import Job
 from fsqueue.worker.settling import Outcome, adopt, failure
 from tests.support import QueueFactory
-from tests.worker.support import in_background, wait_for
+from tests.waiting import until
+from tests.worker.support import in_background
 
 pytestmark = pytest.mark.once
 
@@ -40,9 +41,10 @@ def charged(queue: Queue) -> Counter[str]:
 
 @pytest.mark.parametrize("backoff_s", [(0, 0), (0.001, 0.001)])
 def test_every_attempt_is_executed_however_slow_syncs_are(
-    queue_factory: QueueFactory, backoff_s: tuple[float, float]
+    queue_factory: QueueFactory, monkeypatch: pytest.MonkeyPatch, backoff_s: tuple[float, float]
 ) -> None:
     """What fails is available again before the loop hears that its failure was told."""
+    monkeypatch.setattr(feeding, "DRAIN_CHECK_S", 0.1)
     queue = queue_factory(max_attempts=3, backoff_s=backoff_s, durability="strict")
     queue.insert_many(range(12))
     sync = queue.store.fs.fsync
@@ -107,7 +109,7 @@ def test_work_that_fails_under_a_lease_that_ran_out_charges_no_other(
     [job] = worker._loop._executor.at_work()
     first = job.task.token
     queue.release_all()  # as if the lease had run out
-    wait_for(lambda: job.task.token != first, 60)
+    until(lambda: job.task.token != first, "the second lease")
     go.set()
     thread.join(60)
     assert handler.executed["x"] == 2

@@ -19,8 +19,9 @@ import pytest
 from fsqueue import Queue, Worker
 from fsqueue.worker import loop, processes, wire
 from tests.support import QueueFactory
+from tests.waiting import until
 from tests.worker import tasks
-from tests.worker.support import drained, in_background, wait_for
+from tests.worker.support import drained, in_background
 
 pytestmark = pytest.mark.once
 
@@ -57,7 +58,7 @@ class Interleaved:
             before = begun(self.where)
             (self.where / f"go-{self._at}").touch()
             self._at = None
-            wait_for(lambda: len(begun(self.where)) > len(before))
+            until(lambda: len(begun(self.where)) > len(before), "the begin of another task")
             self.times += 1
         return message
 
@@ -119,12 +120,12 @@ def test_what_a_child_begins_while_the_parent_takes_back_keeps_its_own_result(
     payloads = {info.id: info.payload["n"] for info in queue.tasks()}
     worker = Worker(queue, tasks.gated, prefetch=8)
     thread, reports = in_background(worker)
-    wait_for(lambda: begun(tmp_path) and len(worker._loop._executor.held()) == 8)
+    until(lambda: begun(tmp_path) and len(worker._loop._executor.held()) == 8, "a task at work and seven sent ahead")
     cause(worker, tmp_path)
-    wait_for(lambda: interleaved.times)
+    until(lambda: interleaved.times, "the interleaving")
     assert len(begun(tmp_path)) == 2  # the second began in the middle of it
     (tmp_path / "go").touch()
-    thread.join(30)
+    thread.join(60)
     Worker(queue, tasks.gated).run()
     judge(queue, payloads, begun(tmp_path))
     assert sorted(info.result for info in queue.tasks("completed")) == list(range(9))
@@ -140,12 +141,12 @@ def test_a_task_that_ends_while_its_timeout_is_acted_upon_counts_and_the_next_is
     payloads = {info.id: info.payload["n"] for info in queue.tasks()}
     worker = Worker(queue, tasks.gated, prefetch=8, timeout_s=1000)
     thread, reports = in_background(worker)
-    wait_for(lambda: begun(tmp_path) and len(worker._loop._executor.held()) == 8)
+    until(lambda: begun(tmp_path) and len(worker._loop._executor.held()) == 8, "a task at work and seven sent ahead")
     [job] = worker._loop._executor.at_work()
     worker._loop.mailbox.post(lambda: setattr(job, "began", job.began - 2000))
-    wait_for(lambda: interleaved.times)
+    until(lambda: interleaved.times, "the interleaving")
     (tmp_path / "go").touch()
-    thread.join(30)
+    thread.join(60)
     assert reports == [drained(completed=9)]
     judge(queue, payloads, begun(tmp_path))
     assert sorted(begun(tmp_path)) == list(range(9))
@@ -160,12 +161,15 @@ def test_failures_in_a_row_take_back_by_name(
     payloads = {info.id: info.payload["n"] for info in queue.tasks()}
     worker = Worker(queue, tasks.gated, processes=2, prefetch=5, stop_after_failures=10)
     thread, reports = in_background(worker)
-    wait_for(lambda: len(begun(tmp_path)) == 2 and len(worker._loop._executor.held()) == 9)
+    until(
+        lambda: len(begun(tmp_path)) == 2 and len(worker._loop._executor.held()) == 9,
+        "two tasks at work and seven sent ahead",
+    )
     worker._loop.mailbox.post(lambda: setattr(worker._loop, "_failures", 9))
     (tmp_path / "go-0").touch()
-    wait_for(lambda: interleaved.times == 2)
+    until(lambda: interleaved.times == 2, "the interleaving in both children")
     (tmp_path / "go").touch()
-    thread.join(30)
+    thread.join(60)
     assert (reports[0].failed, reports[0].ended) == (1, "failures")
     Worker(queue, tasks.gated).run()
     judge(queue, payloads, begun(tmp_path))
@@ -180,13 +184,16 @@ def test_a_task_that_no_child_has_received_when_its_time_is_over_is_not_charged(
     queue.insert_many(gated(tmp_path, 1))
     worker = Worker(queue, tasks.gated, timeout_s=1000)
     thread, reports = in_background(worker)
-    wait_for(lambda: begun(tmp_path))
+    until(lambda: begun(tmp_path), "the begin of a task")
     [child] = worker._loop._executor._children  # type: ignore[attr-defined]
     pid, real = child.process.pid, child.give
 
     def give(job: Any, now: float) -> bool:
         os.kill(pid, signal.SIGSTOP)
-        wait_for(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+        until(
+            lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T",
+            "the child to stand still",
+        )
         given = real(job, now)
         job.began -= 2000  # its time is over
         child.give = real
@@ -197,7 +204,7 @@ def test_a_task_that_no_child_has_received_when_its_time_is_over_is_not_charged(
     child.give = give
     queue.insert_many([{"where": str(tmp_path), "n": 7}])
     (tmp_path / "go").touch()
-    thread.join(30)
+    thread.join(60)
     assert reports == [drained(completed=2)]
     assert sorted(begun(tmp_path)) == [0, 7]
 
@@ -274,6 +281,7 @@ def blow(worker: Worker, luck: random.Random, over: threading.Event) -> None:
             pass
 
 
+@pytest.mark.thorough
 def test_a_storm_of_stops_steals_timeouts_and_kills_mixes_up_nothing(
     queue_factory: QueueFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -300,7 +308,10 @@ def test_a_storm_of_stops_steals_timeouts_and_kills_mixes_up_nothing(
         wind = threading.Thread(target=blow, args=(worker, luck, over), daemon=True)
         wind.start()
         try:
-            wait_for(lambda enough=enough, reports=reports: weather.given >= enough or reports, 60)
+            until(
+                lambda enough=enough, reports=reports: weather.given >= enough or reports,
+                "enough tasks to be handed out",
+            )
             assert not reports, f"seed {seed}: it ended by itself: {reports}"
         finally:
             for _ in range(luck.choice([1, 1, 2])):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
 import subprocess
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,8 @@ from fsqueue import InvalidArgument, Queue, QueueNotFound, StorageError, Storage
 from fsqueue.protocol.waiting import IdlePoller
 from fsqueue.worker import settling
 from tests.support import QueueFactory
-from tests.worker.support import Failing, drained, in_background, python, wait_for
+from tests.waiting import until
+from tests.worker.support import Failing, Renewals, drained, in_background, python, time_out, until_there
 
 Make = Callable[..., Worker]
 
@@ -171,7 +172,10 @@ def test_a_payload_that_cannot_be_an_argument_fails_its_task(queue: Queue, runne
     queue.insert_many([payload, "good"])
     done = runner(queue, "true", "{}")
     thread, reports = in_background(done)
-    wait_for(lambda: queue.status().completed == 1 and queue.status().delayed + queue.status().leased == 1)
+    until(
+        lambda: queue.status().completed == 1 and queue.status().delayed + queue.status().leased == 1,
+        "one success and one failure",
+    )
     done.stop()
     thread.join()
     assert reports[0].failed >= 1
@@ -214,13 +218,18 @@ def test_death_by_signal_is_a_failure(runner: Make, once: Queue) -> None:
 
 
 def test_a_timeout_ends_the_command_and_all_it_started(runner: Make, once: Queue, tmp_path: Path) -> None:
-    command = f"sleep 1000 & echo $! > {tmp_path}/pid; trap '' TERM; wait; wait; sleep 1000"
-    begin = time.monotonic()
-    report = runner(once, "sh", "-c", command, timeout_s=0.5, grace_s=0.5).run()
-    assert report == drained(failed=1)
-    assert time.monotonic() - begin < 20
-    assert reasons(once) == ["timed out after 0.5 s"]
-    wait_for(lambda: not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists() or _is_zombie(tmp_path))
+    command = f"sleep 1000 & echo $! > {tmp_path}/pid; trap '' TERM; touch {tmp_path}/ready; wait; wait; sleep 1000"
+    worker = runner(once, "sh", "-c", command, timeout_s=1000, grace_s=0.5)
+    thread, reports = in_background(worker)
+    until(lambda: (tmp_path / "ready").exists(), "the begin of the command")
+    time_out(worker)
+    thread.join(60)
+    assert reports == [drained(failed=1)]
+    assert reasons(once) == ["timed out after 1000 s"]
+    until(
+        lambda: not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists() or _is_zombie(tmp_path),
+        "the end of the process that the command started",
+    )
 
 
 def _is_zombie(directory: Path) -> bool:
@@ -228,10 +237,10 @@ def _is_zombie(directory: Path) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
 
 
-def test_a_daemon_that_a_command_leaves_behind_holds_nothing_up(runner: Make, once: Queue) -> None:
-    begin = time.monotonic()
-    assert runner(once, "sh", "-c", "sleep 30 & echo started >&2; exit 1").run() == drained(failed=1)
-    assert time.monotonic() - begin < 20
+def test_a_daemon_that_a_command_leaves_behind_holds_nothing_up(runner: Make, once: Queue, tmp_path: Path) -> None:
+    command = f"sleep 600 & echo $! >{tmp_path}/pid; echo started >&2; exit 1"
+    assert runner(once, "sh", "-c", command).run() == drained(failed=1)
+    os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)  # it was still there
     assert reasons(once) == ["exit status 1: started\nstarted"]
 
 
@@ -283,28 +292,39 @@ def test_no_command_is_a_bad_argument(queue: Queue, runner: Make) -> None:
         ("task.release(3600)", drained(released=1), "delayed"),
     ],
 )
-@pytest.mark.parametrize("then", ["sys.exit(0)", "sys.exit(1)", "time.sleep(1.5)"])
+@pytest.mark.parametrize("then", ["sys.exit(0)", "sys.exit(1)", "open(os.environ['FIFO']).close()"])
 def test_a_command_may_settle_its_task_itself(
-    runner: Make, queue_factory: QueueFactory, told: list[str], verb: str, expected: WorkerReport, state: str, then: str
+    runner: Make,
+    queue_factory: QueueFactory,
+    told: list[str],
+    verb: str,
+    expected: WorkerReport,
+    state: str,
+    then: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     """Also when it goes on for longer than it takes to renew the lease that is gone."""
-    queue = queue_factory(lease_s=1.5)
+    monkeypatch.setenv("FIFO", str(tmp_path / "fifo"))
+    os.mkfifo(tmp_path / "fifo")
+    queue = queue_factory(lease_s=3)
     task_id = queue.insert(1).id
     code = (
-        "import os, sys, time, fsqueue\n"
+        "import os, sys, fsqueue\n"
         "task = fsqueue.Queue(os.environ['FSQUEUE_QUEUE']).attach(os.environ['FSQUEUE_TOKEN'])\n"
         f"{verb}\n{then}"
     )
     run = runner(queue, *python(code))
     thread, reports = in_background(run)
-    wait_for(lambda: queue.status().leased)
-    wait_for(lambda: queue.task(task_id).state == state)
-    time.sleep(0.3)
+    until(lambda: queue.task(task_id).state == state, "what the command settles")
+    if "FIFO" in then:
+        [job] = run._loop._executor.at_work()
+        until(lambda: job.settled, "the worker to find it when it renews")
+        (tmp_path / "fifo").write_bytes(b"")
     if state == "delayed":
+        until(lambda: not run._loop._executor.at_work(), "the end of the command")
         run.stop()
     thread.join()
-    if then == "time.sleep(1.5)" and state == "delayed":
-        return  # it was stopped before its end
     assert reports[0].completed + reports[0].failed + reports[0].released == 1
     assert [getattr(reports[0], name) for name in ("completed", "failed", "released", "lost")] == [
         expected.completed, expected.failed, expected.released, 0
@@ -315,15 +335,22 @@ def test_a_command_may_settle_its_task_itself(
 # -- leases
 
 
-def test_leases_are_renewed_while_commands_run(runner: Make, queue_factory: QueueFactory) -> None:
+def test_leases_are_renewed_while_commands_run(
+    runner: Make, queue_factory: QueueFactory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    renewals = Renewals(monkeypatch)
     queue = queue_factory(lease_s=600)
     queue.insert_many(range(3))
-    thread, reports = in_background(runner(queue, "sleep", "2.5", processes=3, lease_s=0.9))
-    wait_for(lambda: queue.status().leased == 3)
-    other = Queue(queue.path)
-    while thread.is_alive():
-        assert other.lease() == []
-        thread.join(0.2)
+    run = runner(queue, "sh", "-c", until_there(tmp_path / "go"), processes=3, lease_s=3)
+    thread, reports = in_background(run)
+    until(lambda: len(run._loop._executor.at_work()) == 3, "three tasks at work")
+    before = {task.id: task.lease_until or 0 for task in queue.tasks()}
+    renewals.until_more(2)
+    after = {task.id: task.lease_until or 0 for task in queue.tasks("leased")}
+    assert after.keys() == before.keys()
+    assert all(after[task] > before[task] for task in after)
+    (tmp_path / "go").touch()
+    thread.join(60)
     assert reports == [drained(completed=3)]
     assert queue.status().completed == 3
 
@@ -331,16 +358,20 @@ def test_leases_are_renewed_while_commands_run(runner: Make, queue_factory: Queu
 def test_of_a_lost_lease_the_command_is_ended_and_the_result_dropped(
     runner: Make, queue_factory: QueueFactory, told: list[str], tmp_path: Path
 ) -> None:
-    queue = queue_factory(lease_s=0.9)
+    queue = queue_factory(lease_s=3)
     queue.insert(1)
     run = runner(
-        queue, "sh", "-c", f"trap 'touch {tmp_path}/ended; exit 0' TERM; while :; do sleep 0.05; done", grace_s=0.5
+        queue,
+        "sh",
+        "-c",
+        f"trap 'touch {tmp_path}/ended; exit 0' TERM; touch {tmp_path}/began; while :; do sleep 600; done",
+        grace_s=60,
+        max_tasks=1,
     )
     thread, reports = in_background(run)
-    wait_for(lambda: queue.status().leased)
+    until(lambda: (tmp_path / "began").exists(), "the begin of the command")
     queue.release_all()
-    wait_for(lambda: (tmp_path / "ended").exists())
-    run.stop()
+    until(lambda: (tmp_path / "ended").exists(), "the end of the command")
     thread.join()
     assert reports[0].lost == 1
     assert reports[0].completed == 0
@@ -350,9 +381,9 @@ def test_of_a_lost_lease_the_command_is_ended_and_the_result_dropped(
 
 def test_a_result_that_comes_too_late_is_dropped(runner: Make, queue: Queue, told: list[str], tmp_path: Path) -> None:
     queue.insert(1)
-    run = runner(queue, "sh", "-c", f"until [ -e {tmp_path}/go ]; do sleep 0.05; done")
+    run = runner(queue, "sh", "-c", until_there(tmp_path / "go"))
     thread, reports = in_background(run)
-    wait_for(lambda: queue.status().leased)
+    until(lambda: queue.status().leased, "a leased task")
     queue.purge()
     (tmp_path / "go").touch()
     thread.join()
@@ -389,19 +420,24 @@ def test_reporting_is_given_up_when_patience_is_over(
 ) -> None:
     queue.insert(1)
     Failing(monkeypatch, settling, "_tell", [StorageError("The filesystem is away.")] * 10_000)
+    worker = runner(queue, "true", patience_s=1000)
+    worker._loop._reporter._now = itertools.count(0.0, 100.0).__next__
     with pytest.raises(StorageError, match="away"):
-        runner(queue, "true", patience_s=0.5).run()
+        worker.run()
 
 
 @pytest.mark.usefixtures("quick")
 def test_renewing_is_tried_again(
-    runner: Make, queue_factory: QueueFactory, told: list[str], monkeypatch: pytest.MonkeyPatch
+    runner: Make, queue_factory: QueueFactory, told: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    queue = queue_factory(lease_s=1.5)
+    queue = queue_factory(lease_s=3)
     queue.insert(1)
     failing = Failing(monkeypatch, Queue, "renew", [StorageError("The filesystem is away.")] * 3)
-    assert runner(queue, "sleep", "2.5").run() == drained(completed=1)
-    assert failing.calls > 3
+    thread, reports = in_background(runner(queue, "sh", "-c", until_there(tmp_path / "go")))
+    until(lambda: failing.calls > 3, "leases to be renewed")
+    (tmp_path / "go").touch()
+    thread.join(60)
+    assert reports == [drained(completed=1)]
     assert told == ["leases could not be renewed: The filesystem is away. Trying again."]
 
 
@@ -415,13 +451,21 @@ def test_leasing_is_tried_again_but_not_for_ever(
     if completed:
         assert runner(queue, "true").run() == drained(completed=1)
     else:
+        worker = runner(queue, "true", patience_s=1000)
+        worker._loop._feeder._now = itertools.count(0.0, 100.0).__next__
         with pytest.raises(StorageError, match="away"):
-            runner(queue, "true", patience_s=0.5).run()
+            worker.run()
 
 
 def test_an_error_ends_the_run_after_what_runs_has_ended(runner: Make, queue: Queue, tmp_path: Path) -> None:
     queue.insert(1)
-    run = runner(queue, "sh", "-c", f"touch {tmp_path}/began; sleep 1; touch {tmp_path}/ended", processes=2)
+    run = runner(
+        queue,
+        "sh",
+        "-c",
+        f"touch {tmp_path}/began; {until_there(tmp_path / 'go')}; touch {tmp_path}/ended",
+        processes=2,
+    )
     errors: list[Exception] = []
 
     def target() -> None:
@@ -432,9 +476,11 @@ def test_an_error_ends_the_run_after_what_runs_has_ended(runner: Make, queue: Qu
 
     thread = threading.Thread(target=target)
     thread.start()
-    wait_for(lambda: (tmp_path / "began").exists())
+    until(lambda: (tmp_path / "began").exists(), "the begin of a task")
     queue.delete(wait=True)
-    thread.join(30)
+    until(lambda: run._loop._error, "the worker to find that the queue is gone")
+    (tmp_path / "go").touch()
+    thread.join(60)
     assert not thread.is_alive()
     assert len(errors) == 1
     assert (tmp_path / "ended").exists()
@@ -480,12 +526,12 @@ def test_nothing_leaks(runner: Make, queue: Queue) -> None:
 
     queue.insert_many(range(5))
     with subprocess.Popen(["sleep", "0"]) as zombie:
-        wait_for(lambda: str(zombie.pid) in children())
+        until(lambda: str(zombie.pid) in children(), "the end of a child")
     others = children()
     runner(queue, "sh", "-c", "echo x >&2").run()
     before = descriptors(), threading.active_count()
     queue.insert_many(range(60))
     assert runner(queue, "sh", "-c", "echo x >&2", processes=4).run() == drained(completed=60)
-    wait_for(lambda: threading.active_count() <= before[1])
+    until(lambda: threading.active_count() <= before[1], "the end of the threads")
     assert descriptors() <= before[0] + 2
     assert children() <= others

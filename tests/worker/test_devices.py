@@ -12,8 +12,9 @@ import pytest
 from fsqueue import InvalidArgument, Queue, Worker
 from fsqueue.cluster import slurm
 from fsqueue.worker import devices
+from tests.support import QueueFactory
 from tests.worker import tasks
-from tests.worker.support import python
+from tests.worker.support import drained, python, shell_until
 
 SHOW = "import os, json; print(json.dumps([os.environ.get(n) for n in ('FSQUEUE_SLOT', 'CUDA_VISIBLE_DEVICES')]))"
 
@@ -145,30 +146,42 @@ def check(directory: Path, count: int) -> None:
             assert before[1] == after[1] or before[3] <= after[2]
 
 
+def others(directory: Path) -> Path:
+    """Where tasks note that they have begun. Each waits until one more has, so that no two of them come in turn."""
+    (directory / "begun").mkdir()
+    return directory / "begun"
+
+
 @pytest.mark.once
-def test_commands_at_work_share_no_device(queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_at_work_share_no_device(
+    queue_factory: QueueFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "a,b,c,d,e,f")
     (tmp_path / "seen").mkdir()
-    queue.insert_many([str(tmp_path / "seen" / str(n)) for n in range(12)])
-    script = """b=$(date +%s.%N); sleep 0.05
-        echo "$CUDA_VISIBLE_DEVICES|$FSQUEUE_SLOT|$$|$b|$(date +%s.%N)" >"$1"; exit $(($$ % 2))"""
-    worker = Worker(queue, command=["sh", "-c", script, "sh", "{}"], processes=3, gpus_per_task=2, max_tasks=12)
-    assert worker.run().ended in ("max-tasks", "failures")
-    check(tmp_path / "seen", len(list((tmp_path / "seen").iterdir())))
+    queue = queue_factory(max_attempts=1)
+    queue.insert_many(range(12))
+    script = f"""b=$(date +%s.%N); cd {others(tmp_path)}; before=$(ls | wc -l); touch "$1"
+        {shell_until("n=$(ls | wc -l); [ $n -ge $((before + 2)) ] || [ $n = 12 ]")}
+        echo "$CUDA_VISIBLE_DEVICES|$FSQUEUE_SLOT|$$|$b|$(date +%s.%N)" >{tmp_path}/seen/"$1"; exit $(($1 % 2))"""
+    worker = Worker(queue, command=["sh", "-c", script, "sh", "{}"], processes=3, gpus_per_task=2)
+    assert worker.run() == drained(completed=6, failed=6)
+    check(tmp_path / "seen", 12)
     assert len(seen(tmp_path / "seen")) == 3
 
 
 @pytest.mark.once
 def test_handlers_share_no_device_and_one_that_replaces_another_has_its_share(
-    queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    queue_factory: QueueFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every third task kills its process; the devices were known when the handler's module was imported."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "a,b,c,d,e,f")
     (tmp_path / "seen").mkdir()
-    queue.insert_many([{"path": str(tmp_path / "seen" / str(n)), "dies": n % 3 == 0} for n in range(12)])
-    worker = Worker(queue, "tests.worker.gpus:show", processes=3, gpus_per_task=2, max_tasks=12, stop_after_failures=99)
-    report = worker.run()
-    assert report.failed == 4
+    queue, begun = queue_factory(max_attempts=1), others(tmp_path)
+    queue.insert_many(
+        {"path": str(tmp_path / "seen" / str(n)), "begun": str(begun), "all": 12, "dies": n % 3 == 0} for n in range(12)
+    )
+    worker = Worker(queue, "tests.worker.gpus:show", processes=3, gpus_per_task=2, stop_after_failures=99)
+    assert worker.run() == drained(completed=8, failed=4)
     check(tmp_path / "seen", 12)
 
 

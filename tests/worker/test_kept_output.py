@@ -15,8 +15,9 @@ from fsqueue import InvalidArgument, Queue, StorageFull, Worker
 from fsqueue.filesystem import KeptOutput, kept_output
 from tests.support import QueueFactory
 from tests.test_group import MEMBER, OWNER, as_user, needs_root, shared
+from tests.waiting import until
 from tests.worker import tasks
-from tests.worker.support import drained, in_background, wait_for
+from tests.worker.support import drained, in_background, until_there
 
 Make = Callable[..., Worker]
 __all__ = ["shared"]
@@ -82,13 +83,13 @@ def test_what_is_put_in_a_files_place_while_it_is_written_gets_nothing(
     private = tmp_path / "private"
     private.write_text("# private\n")
     path = kept / f"{queue.insert(1).id}.1"
-    script = f"echo one; until [ -e {tmp_path}/go ]; do sleep 0.02; done; echo two; head -c 100000 /dev/zero"
+    script = f"echo one; {until_there(tmp_path / 'go')}; echo two; head -c 100000 /dev/zero"
     thread, reports = in_background(Worker(queue, command=["sh", "-c", script], keep_output=kept))
-    wait_for(lambda: path.exists() and path.read_bytes() == b"one\n")
+    until(lambda: path.exists() and path.read_bytes() == b"one\n", "the first line of the kept output")
     path.rename(kept / "away")
     path.symlink_to(private)
     (tmp_path / "go").touch()
-    thread.join(30)
+    thread.join(60)
     assert reports == [drained(completed=1)]
     assert private.read_text() == "# private\n"
     assert (kept / "away").read_bytes() == b"one\ntwo\n" + bytes(100_000)
@@ -165,7 +166,7 @@ def test_each_attempt_has_a_file_and_no_descriptor_is_left(queue_factory: QueueF
     before = len(os.listdir("/proc/self/fd"))
     queue.insert_many(range(40))
     assert run(queue, processes=3).run() == drained(completed=40)
-    wait_for(lambda: len(os.listdir("/proc/self/fd")) <= before + 2)
+    until(lambda: len(os.listdir("/proc/self/fd")) <= before + 2, "descriptors to be closed")
     assert len(list(kept.iterdir())) == 43
     assert all(lines(path) == ["err", "out"] for path in kept.iterdir())
 

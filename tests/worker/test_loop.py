@@ -10,30 +10,37 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from fsqueue import InvalidArgument, Queue, StorageError, Worker
+from fsqueue.clock import ManualClock
 from fsqueue.filesystem import Filesystem
-from fsqueue.worker import feeding, limits
+from fsqueue.worker import feeding, limits, settling, threads
 from tests.support import QueueFactory
+from tests.waiting import until
 from tests.worker import tasks
-from tests.worker.support import drained, in_background, wait_for
+from tests.worker.support import Renewals, Resting, drained, in_background, time_is_over, until_there
 
 # -- how it ends
 
 
 HEARS_LATE = """
-import signal, sys, threading, time
+import signal, sys, threading
 import fsqueue
+from tests.waiting import until
+
+def waits():
+    frame = sys._current_frames()[threading.main_thread().ident]
+    is_ready = signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL and worker._loop._feeder.is_busy
+    return is_ready and frame.f_code.co_name == "select"
 
 def kill_from_another_thread():
-    while signal.getsignal(signal.SIGTERM) is signal.SIG_DFL or not worker._loop._feeder.is_busy:
-        time.sleep(0.01)
-    time.sleep(1)  # nothing is to be done: the main thread waits
+    until(waits, "the main thread to wait")
     signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
-    time.sleep(60)
+    threading.Event().wait()
 
 worker = fsqueue.Worker(fsqueue.Queue(sys.argv[1]), command=["true"], until="forever")
 threading.Thread(target=kill_from_another_thread, daemon=True).start()
@@ -45,7 +52,7 @@ print(worker.run().signal)
 def test_a_signal_that_does_not_interrupt_the_wait_ends_an_idle_worker(queue: Queue) -> None:
     """As one that comes just before the wait begins: its handler is called when the main thread goes on, not before."""
     command = [sys.executable, "-c", HEARS_LATE, str(queue.path)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=40, check=True)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60, check=True)
     assert int(done.stdout) == signal.SIGTERM
 
 
@@ -53,26 +60,25 @@ def test_a_signal_that_does_not_interrupt_the_wait_ends_an_idle_worker(queue: Qu
 def test_an_idle_worker_wakes_for_a_task_of_this_host_and_ends_at_once(
     queue_factory: QueueFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a notification the next look would come after a minute."""
-    monkeypatch.setattr(feeding, "BELL_S", (60.0, 60.0))
+    """Without a notification the next look would come after ten minutes."""
+    monkeypatch.setattr(feeding, "BELL_S", (600.0, 600.0))
     queues = [queue_factory("a"), queue_factory("b")]
     worker = Worker(queues, tasks.nothing, until="forever")
+    resting = Resting(worker, monkeypatch)
     thread, reports = in_background(worker)
-    begin = time.monotonic()
     for number, queue in enumerate([*queues, *queues]):
-        time.sleep(0.3)
+        resting.until_so()
         queue.insert({"n": number})
-        wait_for(lambda: queue.status().remaining == 0, 20)  # noqa: B023 - called at once
-    time.sleep(0.3)
+        until(lambda: queue.status().remaining == 0, "the task to be done")  # noqa: B023 - called at once
+    resting.until_so()
     worker.stop()
-    thread.join(20)
+    thread.join(60)
     assert reports[0].completed == 4
-    assert time.monotonic() - begin < 40
 
 
 @pytest.mark.once
 def test_a_worker_that_waits_for_a_broken_queue_ends_at_once(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feeding, "RETRY_S", (60.0, 60.0))
+    monkeypatch.setattr(feeding, "RETRY_S", (600.0, 600.0))
     worker = Worker(queue, tasks.nothing, until="forever")
     feeder = worker._loop._feeder
     feeder._has_fed = True
@@ -81,10 +87,11 @@ def test_a_worker_that_waits_for_a_broken_queue_ends_at_once(queue: Queue, monke
         raise StorageError("the file server does not answer")
 
     monkeypatch.setattr(feeder, "_wait", fail)
+    resting = Resting(worker, monkeypatch)
     thread, _ = in_background(worker)
-    time.sleep(0.5)
+    resting.until_so()
     worker.stop()
-    thread.join(20)
+    thread.join(60)
     assert not thread.is_alive()
 
 
@@ -101,8 +108,13 @@ def test_max_tasks(queue: Queue, processes: int) -> None:
 
 
 def test_max_runtime_puts_back_what_does_not_end_in_time(queue: Queue) -> None:
-    queue.insert_many([{"do": "sleep", "s": 1000}] * 3)
-    report = Worker(queue, tasks.obey, max_runtime_s=4, grace_s=0.3).run()
+    queue.insert_many([{"do": "last"}] * 3)
+    worker = Worker(queue, tasks.obey, max_runtime_s=1000, grace_s=0.3)
+    thread, reports = in_background(worker)
+    until(worker._loop._executor.at_work, "the begin of a task")
+    time_is_over(worker)
+    thread.join(60)
+    [report] = reports
     assert (report.completed, report.released, report.ended) == (0, 1, "max-runtime")
     assert queue.status().waiting == 3
 
@@ -112,28 +124,49 @@ def test_a_time_that_is_years_away_is_waited_for(queue: Queue) -> None:
     assert Worker(queue, tasks.nothing, max_runtime_s=1e9, idle_timeout_s=1e9).run() == drained(completed=1)
 
 
-def test_nothing_is_begun_that_would_not_end_in_time(queue: Queue, told: list[str]) -> None:
-    queue.insert_many([{"do": "sleep", "s": 3}] * 20)
-    began = time.monotonic()
-    worker = Worker(queue, tasks.obey, max_runtime_s=8, grace_s=1, tell=lambda event: told.append(event.text))
+def test_nothing_is_begun_that_would_not_end_in_time(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, told: list[str]
+) -> None:
+    """Of three seconds each, after two; a third could take 3.75 s, and there are three left."""
+    clock = ManualClock()
+    queue.insert_many(range(20))
+    worker = Worker(
+        queue, lambda payload: clock.advance(3), threads=1, max_runtime_s=8, grace_s=1,
+        tell=lambda event: told.append(event.text),
+    )  # fmt: skip
+    monkeypatch.setattr(worker._loop, "_now", clock.monotonic)
+    monkeypatch.setattr(worker._loop._executor, "_now", clock.monotonic)
+    monkeypatch.setattr(threads, "time", SimpleNamespace(perf_counter=clock.monotonic))
     report = worker.run()
-    assert report.completed >= 1
-    assert (report.released, report.ended) == (0, "max-runtime")
-    assert time.monotonic() - began < 50
+    assert (report.completed, report.released, report.ended) == (2, 0, "max-runtime")
     assert any("nothing more is begun" in line for line in told)
 
 
 def test_the_end_of_the_slurm_job_is_kept(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    queue.insert_many([{"do": "sleep", "s": 1000}] * 3)
-    monkeypatch.setattr(limits.slurm, "job_end", lambda: time.time() + 15)
-    report = Worker(queue, tasks.obey, grace_s=1).run()
+    queue.insert_many([{"do": "last"}] * 3)
+    monkeypatch.setattr(limits.slurm, "job_end", lambda: time.time() + 1000)
+    worker = Worker(queue, tasks.obey, grace_s=1)
+    thread, reports = in_background(worker)
+    until(worker._loop._executor.at_work, "the begin of a task")
+    time_is_over(worker)
+    thread.join(60)
+    [report] = reports
     assert (report.released, report.ended) == (1, "job-end")
     assert queue.status().waiting == 3
 
 
 def test_idle_timeout(queue: Queue) -> None:
     queue.insert_many(range(3))
-    report = Worker(queue, tasks.nothing, until="forever", idle_timeout_s=0.5).run()
+    worker = Worker(queue, tasks.nothing, until="forever", idle_timeout_s=1000)
+    thread, reports = in_background(worker)
+    until(lambda: queue.status().completed == 3, "three completed tasks")
+
+    def much_later() -> bool:
+        worker._loop.mailbox.post(lambda: setattr(worker._loop, "_idle_since", worker._loop._idle_since - 2000))
+        return not thread.is_alive()
+
+    until(much_later, "the worker to end")
+    [report] = reports
     assert (report.completed, report.ended) == (3, "idle")
 
 
@@ -185,10 +218,10 @@ def test_quick_failures_beside_slow_work_end_nothing(queue_factory: QueueFactory
     """A long task that began first may well succeed: bad inputs beside it do not stop the worker."""
     queue = queue_factory(max_attempts=1)
     go = tmp_path / "go"
-    queue.insert_many([{"wait": f"until [ -e {go} ]; do sleep 0.05; done"}, *[{"wait": "false"}] * 20], batch_tasks=21)
+    queue.insert_many([{"wait": until_there(go)}, *[{"wait": "false"}] * 20], batch_tasks=21)
     worker = Worker(queue, command=["sh", "-c", 'eval "$1"', "sh", "{wait}"], processes=2, prefetch=1)
     thread, reports = in_background(worker)
-    wait_for(lambda: queue.status().dead == 20)
+    until(lambda: queue.status().dead == 20, "twenty dead letters")
     go.touch()
     thread.join()
     assert reports == [drained(completed=1, failed=20)]
@@ -270,14 +303,20 @@ def test_what_lies_behind_a_slow_task_is_put_back_for_others(queue: Queue, tmp_p
     thread, reports = in_background(Worker(queue, tasks.obey))
     others = Queue(queue.path)
     try:
-        wait_for(lambda: others.status().completed)
-        second = Worker(others, tasks.obey, until="forever", idle_timeout_s=6).run()
-        assert others.status().as_dict() | {"completed": 1000, "leased": 1, "waiting": 0} == others.status().as_dict()
+        until(lambda: others.status().completed, "a completed task")
+        second = Worker(others, tasks.obey, until="forever")
+        thread2, reports2 = in_background(second)
+        until(
+            lambda: (lambda it: (it.completed, it.leased, it.waiting))(others.status()) == (1000, 1, 0),
+            "the second worker to do all but the slow task",
+        )
+        second.stop()
+        thread2.join(60)
     finally:
         (tmp_path / "go").touch()
-        thread.join(30)
-    assert reports[0].completed + second.completed == 1001
-    assert reports[0].lost == reports[0].failed == reports[0].released == second.lost == 0
+        thread.join(60)
+    assert reports[0].completed + reports2[0].completed == 1001
+    assert reports[0].lost == reports[0].failed == reports[0].released == reports2[0].lost == 0
 
 
 # -- threads
@@ -301,9 +340,9 @@ def test_a_thread_that_does_not_return_is_left_behind(queue: Queue) -> None:
 
     worker = Worker(queue, handler, threads=1, grace_s=0.3)
     thread, reports = in_background(worker)
-    assert began.wait(30)
+    assert began.wait(60)
     worker.stop()
-    thread.join(30)
+    thread.join(60)
     go.set()
     assert (reports[0].released, reports[0].completed) == (1, 0)
     assert queue.status().waiting == 2
@@ -319,18 +358,28 @@ class Server:
         self.there = threading.Event()
         self.there.set()
         self.error: OSError | None = None
+        self.away_for: tuple[str, ...] = ("fsqueue-",)
+        """How the names of the threads begin that meet it."""
+        self.waiting = 0
         for name in ("look", "names", "rename"):
             monkeypatch.setattr(Filesystem, name, self._guarded(getattr(Filesystem, name)))
 
     def _guarded(self, real: Any) -> Any:
         def asking(fs: Filesystem, *arguments: Any, **options: Any) -> Any:
-            if threading.current_thread().name.startswith("fsqueue-"):
+            if threading.current_thread().name.startswith(self.away_for):
+                self.waiting += not self.there.is_set()
                 self.there.wait()
                 if self.error is not None:
                     raise self.error
             return real(fs, *arguments, **options)
 
         return asking
+
+
+def until_leases_end(queue: Queue) -> None:
+    """What a worker cannot renew can be leased again."""
+    with Queue(queue.path) as fresh:
+        until(lambda: fresh.status().leased == 0, "the leases to end")
 
 
 @pytest.fixture
@@ -347,19 +396,19 @@ def test_work_is_finished_and_kept_while_the_server_is_away_for_longer_than_a_le
     queue = queue_factory(lease_s=1)
     queue.insert_many([{"do": "until", "path": str(tmp_path / name)} for name in ("one", "two")])
     thread, reports = in_background(Worker(queue, tasks.obey, processes=2))
-    wait_for(lambda: queue.status().leased == 2)
+    until(lambda: queue.status().leased == 2, "two leased tasks")
     if how == "it hangs":
         server.there.clear()
     else:
         server.error = OSError(5, "Input/output error")
     queue.close()
     (tmp_path / "one").touch()
-    time.sleep(2.5)
+    until_leases_end(queue)
     assert thread.is_alive()
     server.error = None
     server.there.set()
     (tmp_path / "two").touch()
-    thread.join(30)
+    thread.join(60)
     assert reports == [drained(completed=2)]
 
 
@@ -367,28 +416,38 @@ def test_a_worker_that_takes_its_own_task_again_does_not_take_it_for_lost(
     queue_factory: QueueFactory, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: list[str]
 ) -> None:
     """Also when the loss is found, by telling an outcome or by renewing, before what was taken is known."""
-    monkeypatch.setattr("fsqueue.worker.settling.RETRY_S", (0.4, 0.4))
-    look = feeding.Watch.look
+    look, tell, renewals, told_to_queue = feeding.Watch.look, settling._tell, Renewals(monkeypatch), []
+
+    def tell_counted(*arguments: Any) -> Any:
+        answer = tell(*arguments)
+        told_to_queue.append(arguments)
+        return answer
 
     def look_slowly(watch: Any, n: int) -> Any:
         got = look(watch, n)
-        time.sleep(1 if got else 0)
+        if got and server.error is not None:
+            tells = len(told_to_queue)
+            server.error = None
+            renewals.until_more(1)
+            until(lambda: len(told_to_queue) > tells, "the reporter to try again")
         return got
 
+    monkeypatch.setattr(settling, "_tell", tell_counted)
     queue = queue_factory(lease_s=1.5)
     queue.insert_many([{"do": "until", "path": str(tmp_path / name)} for name in ("one", "two")])
     worker = Worker(queue, tasks.obey, processes=2, tell=lambda event: told.append(event.text))
     thread, reports = in_background(worker)
-    wait_for(lambda: queue.status().leased == 2)
+    until(lambda: queue.status().leased == 2, "two leased tasks")
     server.error = OSError(5, "Input/output error")
     queue.close()
     monkeypatch.setattr(feeding.Watch, "look", look_slowly)
     (tmp_path / "one").touch()
-    time.sleep(2.5)
-    server.error = None
-    time.sleep(2)
+    until_leases_end(queue)
+    server.away_for = ("fsqueue-renewer", "fsqueue-reporter")  # the feeder meets it again first
+    until(lambda: server.error is None, "the worker to take its tasks again")
+    renewals.until_more(2)
     (tmp_path / "two").touch()
-    thread.join(30)
+    thread.join(60)
     assert reports == [drained(completed=2)]
     assert not [text for text in told if "was lost" in text]
     leases = sum(move.op == "lease" for task in queue.tasks("completed") for move in queue.history(task.id))
@@ -399,15 +458,15 @@ def test_signals_are_heard_while_the_server_is_away(
     queue_factory: QueueFactory, server: Server, tmp_path: Path
 ) -> None:
     queue = queue_factory(lease_s=1)
-    queue.insert({"do": "touch", "path": str(tmp_path / "began"), "s": 1000})
+    queue.insert({"do": "touch", "path": str(tmp_path / "began"), "lasts": True})
     worker = Worker(queue, tasks.obey)
     thread, reports = in_background(worker)
-    wait_for(lambda: (tmp_path / "began").exists())
+    until(lambda: (tmp_path / "began").exists(), "the begin of a task")
     server.there.clear()
-    time.sleep(1)
+    until(lambda: server.waiting, "a thread to wait for the server")
     for _ in range(3):
         worker.stop()
-    thread.join(30)
+    thread.join(60)
     assert not thread.is_alive()
     server.there.set()
     assert reports[0].completed == 0
@@ -419,14 +478,14 @@ def test_what_the_signal_that_ends_the_worker_ends_too_is_put_back_without_blame
 ) -> None:
     """Slurm sends its signals to all processes of a job."""
     path = tmp_path / "began"
-    queue.insert({"do": "touch", "path": str(path), "s": 1000})
+    queue.insert({"do": "touch", "path": str(path), "lasts": True})
     command = ["sh", "-c", f"echo $$ >{path}; exec sleep 1000"]
     worker = Worker(queue, command=command) if kind == "command" else Worker(queue, tasks.obey)
     thread, reports = in_background(worker)
-    wait_for(lambda: path.exists() and path.stat().st_size)
+    until(lambda: path.exists() and path.stat().st_size, "the begin of a task")
     worker.stop()
     os.kill(int(path.read_text()), signal.SIGTERM)
-    thread.join(30)
+    thread.join(60)
     assert (reports[0].failed, reports[0].released) == (0, 1)
     [task] = queue.tasks()
     assert (task.state, task.attempt) == ("waiting", 0)
@@ -444,5 +503,5 @@ def test_nothing_is_left_behind(queue: Queue) -> None:
     for _ in range(3):
         queue.insert_many(range(20))
         Worker(queue, tasks.nothing, processes=3).run()
-    wait_for(lambda: threading.active_count() <= before[1])
-    wait_for(lambda: descriptors() <= before[0] + 2)
+    until(lambda: threading.active_count() <= before[1], "the end of the threads")
+    until(lambda: descriptors() <= before[0] + 2, "descriptors to be closed")

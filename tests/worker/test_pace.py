@@ -14,6 +14,8 @@ from fsqueue import Queue, Worker
 from fsqueue.cluster import slurm
 from fsqueue.worker import Event
 from fsqueue.worker.pace import RECENT, Pace, bound_s
+from tests.waiting import until
+from tests.worker.support import in_background
 
 Draw = Callable[[random.Random], float]
 
@@ -176,7 +178,17 @@ def test_a_worker_uses_the_time_of_its_slurm_job(sleeps: Queue, monkeypatch: pyt
 
 @pytest.mark.once
 def test_an_attempt_that_timed_out_tells_how_long_tasks_take(queue: Queue) -> None:
-    queue.insert_many([100] * 9)
-    observed = Observed()
-    report = Worker(queue, command=["sleep", "{}"], max_runtime_s=3.5, grace_s=0, timeout_s=2, tell=observed).run()
+    queue.insert_many([600] * 9)
+    worker = Worker(queue, command=["sleep", "{}"], max_runtime_s=1750, grace_s=0, timeout_s=1000)
+    thread, reports = in_background(worker)
+    until(worker._loop._executor.at_work, "the begin of a task")
+
+    def later() -> None:
+        [job] = worker._loop._executor.at_work()
+        job.began -= 1000
+        worker._loop._stop_at -= 1000
+
+    worker._loop.mailbox.post(later)
+    thread.join(60)
+    [report] = reports
     assert (report.ended, report.completed, report.released, report.failed) == ("max-runtime", 0, 0, 1)

@@ -18,7 +18,8 @@ from fsqueue.filesystem import Spool
 from fsqueue.worker import passing
 from fsqueue.worker.output import OutputWriter
 from fsqueue.worker.passing import Channel, Exits
-from tests.worker.support import drained, wait_for
+from tests.waiting import until
+from tests.worker.support import drained, in_background, shell_until, time_out, until_there
 
 pytestmark = pytest.mark.once
 
@@ -175,13 +176,24 @@ def test_a_spool_gives_back_what_it_was_given() -> None:
 
 # -- with workers
 
-NOISY = "for n in 1 2 3; do printf '%s-' $1; sleep 0.02; printf 'out\\n'; printf '%s-err\\n' $1 >&2; done"
+NOISY = f"""
+cd "$2"
+for n in 1 2 3; do
+    printf '%s-' $1; before=$(ls | wc -l); touch $1
+    [ $n != 1 ] || {shell_until("now=$(ls | wc -l); [ $now -ge $((before + 2)) ] || [ $now = 8 ]")}
+    printf 'out\\n'; printf '%s-err\\n' $1 >&2
+done
+"""
+"""Each command stops within its first line until another has begun one."""
 
 
 @pytest.mark.parametrize("output", [None, "group", "line"])
-def test_commands_side_by_side_never_mix_within_a_line(queue: Queue, printed: Printed, output: Any) -> None:
+def test_commands_side_by_side_never_mix_within_a_line(
+    queue: Queue, printed: Printed, tmp_path: Path, output: Any
+) -> None:
+    (tmp_path / "begun").mkdir()
     queue.insert_many(f"t{number}" for number in range(8))
-    command = ["sh", "-c", NOISY, "sh", "{}"]
+    command = ["sh", "-c", NOISY, "sh", "{}", str(tmp_path / "begun")]
     Worker(queue, command=command, processes=4, output=output, pass_on=printed).run()
     lines = printed.all.decode().splitlines()
     assert sorted(lines) == sorted(f"t{number}-{what}" for number in range(8) for what in ["out", "err"] * 3)
@@ -193,11 +205,11 @@ def test_commands_side_by_side_never_mix_within_a_line(queue: Queue, printed: Pr
 
 def test_a_command_alone_is_heard_at_once(queue: Queue, printed: Printed, tmp_path: Path) -> None:
     queue.insert(1)
-    command = ["sh", "-c", f"echo begun; until [ -e {tmp_path}/go ]; do sleep 0.05; done"]
+    command = ["sh", "-c", f"echo begun; {until_there(tmp_path / 'go')}"]
     worker = Worker(queue, command=command, pass_on=printed)
     thread = threading.Thread(target=worker.run)
     thread.start()
-    wait_for(lambda: printed.all == b"begun\n")
+    until(lambda: printed.all == b"begun\n", "the output of the command")
     (tmp_path / "go").touch()
     thread.join()
 
@@ -217,11 +229,15 @@ def test_commands_have_tags(queue: Queue, printed: Printed) -> None:
     assert printed.by == {1: f"{task_id}\ta\n{task_id}\tb\n".encode(), 2: f"{task_id}\tc\n".encode()}
 
 
-def test_a_group_is_shown_when_its_command_is_killed(queue: Queue, printed: Printed) -> None:
+def test_a_group_is_shown_when_its_command_is_killed(queue: Queue, printed: Printed, tmp_path: Path) -> None:
     queue.insert_many([1, 2])
-    command = ["sh", "-c", "echo heard; echo $$ >&2; sleep 1000"]
-    worker = Worker(queue, command=command, processes=2, timeout_s=0.5, max_tasks=2, pass_on=printed)
-    assert worker.run().failed == 2
+    command = ["sh", "-c", f"echo heard; echo $$ >&2; touch {tmp_path}/began-$$; sleep 1000"]
+    worker = Worker(queue, command=command, processes=2, timeout_s=1000, max_tasks=2, pass_on=printed)
+    thread, reports = in_background(worker)
+    until(lambda: len(list(tmp_path.glob("began-*"))) == 2, "the begin of two commands")
+    time_out(worker)
+    thread.join(60)
+    assert reports[0].failed == 2
     assert printed.by[1] == b"heard\n" * 2
 
 
@@ -232,20 +248,36 @@ def test_contradictions(queue: Queue, options: dict[str, Any]) -> None:
         Worker(queue, len, **options)
 
 
-def test_a_reader_that_pauses_gets_everything(queue: Queue) -> None:
+LOOKS = """
+from fsqueue.worker import output
+real, looks = output.OutputWriter.close, []
+def close(self, is_hurried):
+    def look():
+        looks.append(1)
+        if len(looks) == 20:
+            open(waits, "w").close()
+        return is_hurried()
+    real(self, look)
+output.OutputWriter.close, output.CLOSE_S, output.CLOSE_LOOK_S = close, 0.05, 0.01
+"""
+"""In a worker that ends with its output stuck: make a file after many more looks than it would wait for otherwise."""
+
+
+def test_a_reader_that_pauses_gets_everything(queue: Queue, tmp_path: Path) -> None:
     """A pager reads what it shows, and no more. The end waits for it, until somebody is in a hurry."""
     queue.insert(1)
     program = (
-        "import sys; from fsqueue import Queue, Worker\n"
+        f"waits = {str(tmp_path / 'waits')!r}\n{LOOKS}\n"
+        "from fsqueue import Queue, Worker\n"
         f"Worker(Queue({str(queue.path)!r}), command=['seq', '100000']).run()"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
-        wait_for(lambda: queue.status().completed == 1)
-        with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(2.5)
+        until(lambda: queue.status().completed == 1, "a completed task")
+        until((tmp_path / "waits").exists, "the worker to wait for the reader")
+        assert process.poll() is None
         assert process.stdout is not None
         assert re.findall(r"\d+", process.stdout.read()) == [str(n) for n in range(1, 100_001)]
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0
 
 
 def test_who_is_in_a_hurry_does_not_wait_for_a_stuck_output(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,15 +286,15 @@ def test_who_is_in_a_hurry_does_not_wait_for_a_stuck_output(monkeypatch: pytest.
 
     def stuck(ours: int, data: bytes) -> None:
         entered.set()
-        go.wait(30)
+        go.wait(60)
 
     output_writer = OutputWriter(lambda name, error: None, lambda text: None, stuck)
     output_writer.start()
     output_writer.do(lambda: output_writer.exits.write(1, b"x"))
-    entered.wait(30)
+    entered.wait(60)
     looks: list[None] = []
     output_writer.close(lambda: looks.append(None) or len(looks) > 5)
     assert len(looks) > 5
     assert output_writer.is_alive()
     go.set()
-    output_writer.join(30)
+    output_writer.join(60)

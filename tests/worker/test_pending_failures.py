@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from fsqueue import Queue, Worker
+from tests.waiting import until
 from tests.worker import tasks
-from tests.worker.support import in_background, python, wait_for
+from tests.worker.support import in_background, python
 
 pytestmark = pytest.mark.once
 
@@ -32,7 +33,7 @@ def test_a_command_that_slurm_ended_before_its_worker_heard_of_it_is_not_blamed(
     events = []
     worker = Worker(queue, command=DIES, processes=2, grace_s=1000, tell=lambda event: events.append(event.kind))
     thread, reports = in_background(worker)
-    wait_for(lambda: "failed" in events)
+    until(lambda: "failed" in events, "a failure")
     worker.stop()
     thread.join()
     assert (reports[0].failed, reports[0].ended, reports[0].signal) == (0, "signal", signal.SIGTERM)
@@ -54,7 +55,7 @@ def test_sigterm_in_a_job_puts_back_at_once_whatever_the_grace(queue: Queue, tmp
     command = ["sh", "-c", 'touch "$1"; exec sleep 1000', "sh", f"{tmp_path}/began-{{}}"]
     worker = Worker(queue, command=command, processes=2, grace_s=1000)
     thread, reports = in_background(worker)
-    wait_for(lambda: len(list(tmp_path.glob("began-*"))) == 2)
+    until(lambda: len(list(tmp_path.glob("began-*"))) == 2, "the begin of two tasks")
     worker.stop()
     thread.join(60)
     assert (reports[0].released, reports[0].failed) == (2, 0)
@@ -69,11 +70,14 @@ def test_another_signal_and_sigterm_elsewhere_leave_the_grace(
         monkeypatch.setenv("SLURMD_NODENAME", "n1")
         monkeypatch.setenv("SLURM_JOB_END_TIME", "none")
         began = tmp_path / f"began-{number}"
-        queue.insert({"do": "touch", "path": str(began), "s": 1.0})
+        go = tmp_path / f"go-{number}"
+        queue.insert({"do": "touch", "path": str(began), "go": str(go)})
         worker = Worker(queue, tasks.obey, grace_s=1000)
         thread, reports = in_background(worker)
-        wait_for(began.exists)
+        until(began.exists, "the begin of a task")
         worker._loop.stop(number)
+        until(lambda: worker._loop._signals, "the worker to hear it")  # noqa: B023 - called at once
+        go.touch()
         thread.join()
         assert reports[0].completed == 1
 

@@ -23,9 +23,10 @@ from fsqueue import InvalidArgument, Queue, StorageError, Worker
 from fsqueue.filesystem import ResultFiles, results
 from fsqueue.worker.leftovers import Leftovers
 from tests.support import QueueFactory
-from tests.worker.support import drained, in_background, wait_for
+from tests.waiting import until
+from tests.worker.support import drained, in_background, until_there
 
-PATIENTLY = "until [ -e {0} ]; do sleep 0.02; done"
+PATIENTLY = until_there("{0}")
 
 
 @pytest.fixture
@@ -198,10 +199,10 @@ def test_after_a_worker_was_killed_its_command_writes_into_no_other_programs_fil
     script += f"; echo done >$FSQUEUE_RESULT; touch {tmp_path}/ended"
     arguments = ["run", str(queue.path), "--result-dir", str(place), "--", "sh", "-c", script]
     with subprocess.Popen([sys.executable, "-m", "fsqueue_cli", *arguments]) as worker:
-        wait_for((tmp_path / "name").exists)
+        until((tmp_path / "name").exists, "the begin of the command")
         worker.kill()
     (tmp_path / "go").touch()
-    wait_for((tmp_path / "ended").exists)
+    until((tmp_path / "ended").exists, "the end of the command")
     path = Path((tmp_path / "name").read_text().strip())
     assert path.read_text() == "done\n"  # its own, to which nothing else will ever lead
     assert stat.S_ISREG(path.lstat().st_mode)
@@ -224,9 +225,9 @@ def test_a_stopped_worker_leaves_no_directory(queue: Queue, run: Make, place: Pa
     queue.insert(1)
     worker = run(queue, "echo 1 >$FSQUEUE_RESULT; sleep 1000", grace_s=0.1)
     thread, reports = in_background(worker)
-    wait_for(lambda: any(path.is_file() and path.name[0] != "." for path in place.rglob("*")))
+    until(lambda: any(path.is_file() and path.name[0] != "." for path in place.rglob("*")), "a result")
     worker.stop()
-    thread.join(30)
+    thread.join(60)
     assert reports[0].released == 1
     assert list(place.iterdir()) == []
 
@@ -310,11 +311,13 @@ def test_an_error_of_the_workers_own_is_not_taken_for_no_result(
 @pytest.mark.once
 @pytest.mark.parametrize("where", ["directory", "listing", "file"])
 def test_where_descriptors_run_out_a_result_is_read_after_outputs_were_closed(
-    queue: Queue, run: Make, monkeypatch: pytest.MonkeyPatch, where: str
+    queue: Queue, run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     """The first task leaves a process behind: closing its output makes room to read what the second has written."""
     queue.insert_many([1, 2])
-    script = "[ $FSQUEUE_PAYLOAD = 2 ] || { sleep 20 & }; echo $FSQUEUE_PAYLOAD >$FSQUEUE_RESULT"
+    script = (
+        f"[ $FSQUEUE_PAYLOAD = 2 ] || {{ {until_there(tmp_path / 'go')} & }}; echo $FSQUEUE_PAYLOAD >$FSQUEUE_RESULT"
+    )
     failing = Failing(where, errno.EMFILE, 0, monkeypatch)
     add, give_up = Leftovers.add, Leftovers.give_up
 
@@ -330,6 +333,7 @@ def test_where_descriptors_run_out_a_result_is_read_after_outputs_were_closed(
     monkeypatch.setattr(Leftovers, "give_up", given_up)
     told: list[str] = []
     report = run(queue, script, prefetch=1, tell=lambda event: told.append(event.text)).run()
+    (tmp_path / "go").touch()
     assert (report.completed, report.failed) == (2, 0)  # put back without blame, where nothing could be closed yet
     assert sorted(task.result for task in queue.tasks("completed")) == [1, 2]
     assert report.released or any("left many processes behind" in text for text in told)
