@@ -1,4 +1,4 @@
-"""The two levels of the tests: how many random examples each tries (docs/testing.md).
+"""The two levels of the tests: how many random examples and rounds each tries (docs/testing.md).
 
 FSQUEUE_TEST_LEVEL=all stands for `scripts/test --all`. Anything else is the gate, in which each run tries the same
 examples: what is red there is red again.
@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, settings
 IS_ALL = os.environ.get("FSQUEUE_TEST_LEVEL", "gate") == "all"
 
 
-def examples(gate: int, everything: int) -> int:
-    """Return how many examples are tried on this level (or one of how many)."""
+def how_many(gate: int, everything: int) -> int:
+    """Return how many examples or rounds are tried on this level (or one of how many)."""
     return everything if IS_ALL else gate
 
 

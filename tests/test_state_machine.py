@@ -25,7 +25,7 @@ from hypothesis.stateful import (
 from fsqueue import LeasedTask, LeaseExpired, LeaseLost, Queue, Task, TaskNotFound, administration
 from fsqueue.clock import Entropy, ManualClock
 from fsqueue.format.replay import ReplayState
-from tests.levels import examples
+from tests.levels import how_many
 from tests.support import counted, drain, full_state, leftovers, task_file_names
 
 MARGIN_MS = 50
@@ -502,7 +502,7 @@ class QueueMachine(RuleBasedStateMachine):
 
 
 SETTINGS = settings(
-    max_examples=examples(30, 100),
+    max_examples=how_many(30, 100),
     stateful_step_count=50,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

@@ -10,8 +10,6 @@ import pytest
 
 from fsqueue.cluster import slurm
 
-pytestmark = pytest.mark.once
-
 Commands = Callable[[str, str], None]
 
 

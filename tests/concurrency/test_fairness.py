@@ -12,10 +12,10 @@ import pytest
 
 from fsqueue import Queue
 from tests.concurrency.books import check_drained
-from tests.concurrency.level import rounds
 from tests.concurrency.processes import PATIENCE_S, together
+from tests.levels import how_many
 
-WORKERS, TASKS = 8, rounds(400, 1000)
+WORKERS, TASKS = 8, how_many(400, 1000)
 
 
 def work(queue: Queue, n: int, all_are_there: Barrier) -> dict[str, Any]:

@@ -12,13 +12,13 @@ import pytest
 from fsqueue import LeaseLost, Queue
 from fsqueue.clock import ManualClock
 from tests.concurrency.books import check_drained, clock_of_later, drain
-from tests.concurrency.level import rounds
 from tests.concurrency.processes import Child, children, together
 from tests.fsck.test_fsck import EACH, WORK, Damage, build
+from tests.levels import how_many
 from tests.support import counted
 
 QueueFactory = Callable[..., Queue]
-LOOKS = rounds(6, 30)
+LOOKS = how_many(6, 30)
 """How often fsck looks while others work, and are killed."""
 
 

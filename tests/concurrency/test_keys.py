@@ -17,15 +17,15 @@ from fsqueue import LockTimeout, Queue
 from fsqueue.format import names
 from fsqueue.protocol import finishing
 from fsqueue.storage import history, keys
-from tests.concurrency.level import rounds
 from tests.concurrency.processes import Count, children
+from tests.levels import how_many
 from tests.waiting import until
 
 pytestmark = pytest.mark.batched  # what is looked at is in the logs of open batches
 
 QueueFactory = Callable[..., Queue]
 KEYS = 5
-NEW = rounds(40, 120)
+NEW = how_many(40, 120)
 """An inserter goes on until so many of its tasks were new."""
 SLACK_MS = 2
 """Times are cut to milliseconds."""

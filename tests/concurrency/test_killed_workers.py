@@ -10,14 +10,14 @@ import os
 from pathlib import Path
 
 from tests import tally
-from tests.concurrency.level import rounds
 from tests.concurrency.rounds import play_side_by_side
+from tests.levels import how_many
 
 SEED = int(os.environ.get("FSQUEUE_TEST_SEED", "1"))
 
 
 def test_nothing_is_lost_and_nothing_done_twice_when_workers_are_killed(tmp_path: Path, tasks_a_batch: int) -> None:
-    number = int(os.environ.get("FSQUEUE_TEST_ROUNDS", rounds(20, 200 if tasks_a_batch > 1 else 100)))
+    number = int(os.environ.get("FSQUEUE_TEST_ROUNDS", how_many(20, 200 if tasks_a_batch > 1 else 100)))
     total = play_side_by_side(tmp_path, range(SEED, SEED + number), tasks_a_batch, timeout_s=300 + 10 * number)
     print(dict(total))
     tally.note("local disk", total)

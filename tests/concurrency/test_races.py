@@ -20,9 +20,9 @@ from fsqueue.clock import Clock, ManualClock
 from fsqueue.leased_task import LeasedTask
 from tests.concurrency.books import check_drained, counted, drain, leftovers
 from tests.concurrency.clocks import SharedClock
-from tests.concurrency.level import rounds
 from tests.concurrency.processes import PATIENCE_S, Count, children, together
 from tests.concurrency.trapped import Trapped, trapped
+from tests.levels import how_many
 from tests.support import base_of, generations_of, insert_in_file
 from tests.waiting import until
 
@@ -91,7 +91,7 @@ def test_an_expired_lease_is_completed_by_exactly_one(queue_factory: QueueFactor
 
 def test_an_expired_lease_is_completed_by_one_of_two_at_once(queue: Queue) -> None:
     """The old holder and the new one begin at the same moment, whoever comes first."""
-    clock, laps = SharedClock(), rounds(20, 60)
+    clock, laps = SharedClock(), how_many(20, 60)
     mine = Queue(queue.path, clock=clock)
     for lap in range(laps):
         queue.insert(lap)

@@ -16,7 +16,7 @@ from fsqueue import FsqueueError, InvalidResult, InvalidTask, LeaseLost, NotAQue
 from fsqueue.format import movements, nesting, task_file
 from fsqueue.format.nesting import NESTING_MAX, is_deeper, is_value_deeper
 from fsqueue.storage import history
-from tests.levels import examples
+from tests.levels import how_many
 from tests.support import QueueFactory, base_of, insert_in_file, log_files
 
 ORJSON_READS, ORJSON_WRITES = 1024, 254
@@ -68,7 +68,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=examples(150, 500), deadline=None)
+@settings(max_examples=how_many(150, 500), deadline=None)
 @given(values, st.integers(0, 12), st.integers(2, 16), st.booleans())
 def test_the_scanner_agrees_with_counting_by_recursion(value: Any, more: int, levels: int, indented: bool) -> None:
     for _ in range(more):

@@ -17,7 +17,7 @@ from fsqueue.format.names import TaskFileName
 from fsqueue.format.priority import LAST, Priority, rank_of
 from fsqueue.format.replay import AVAILABLE, ReplayState
 from fsqueue.format.task_states import LEASED
-from tests.levels import examples
+from tests.levels import how_many
 
 BATCH = "ab" * 16
 MARGIN = 5
@@ -133,7 +133,7 @@ WRITTEN = st.recursive(
     ),
     st.booleans(),
 )
-@settings(max_examples=examples(100, 300))
+@settings(max_examples=how_many(100, 300))
 def test_ranks_are_read_as_parsing_would_read_them(tasks: list[tuple[Any, Any, Any]], spaced: bool) -> None:
     lines = []
     for payload, given_priority, key in tasks:
@@ -160,7 +160,7 @@ def test_ranks_are_read_as_parsing_would_read_them(tasks: list[tuple[Any, Any, A
     ),
     st.booleans(),
 )
-@settings(max_examples=examples(100, 200))
+@settings(max_examples=how_many(100, 200))
 def test_choose_takes_the_most_urgent(
     priorities: list[Priority | None], in_log: bool, steps: list[tuple[str, int, Any]], solo: bool
 ) -> None:

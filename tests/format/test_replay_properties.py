@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fsqueue.format import movements
 from fsqueue.format.replay import AVAILABLE, CANCELLED, COMPLETED, DEAD, LEASED, ReplayState
-from tests.levels import examples
+from tests.levels import how_many
 from tests.support import full_state
 
 pytestmark = pytest.mark.slow
@@ -399,7 +399,7 @@ ORACLE_NAMES = {AVAILABLE: "available", LEASED: "leased", COMPLETED: "completed"
 
 
 @given(logs(40))
-@settings(max_examples=examples(100, 300))
+@settings(max_examples=how_many(100, 300))
 def test_a_naive_fold_agrees(data: bytes) -> None:
     replay_state, oracle = folded(data), Oracle().read(data)
     assert replay_state.at == oracle.at
@@ -454,7 +454,7 @@ def free_tasks(replay_state: ReplayState, at: int, margin: int) -> tuple[set[int
     st.sampled_from([None, 1, 2]),
     st.booleans(),
 )
-@settings(max_examples=examples(100, 300))
+@settings(max_examples=how_many(100, 300))
 def test_choose_offers_what_is_free_by_definition(
     data: bytes, later: int, most: int, margin: int, attempts_max: int | None, solo: bool
 ) -> None:
@@ -511,7 +511,7 @@ def test_looking_again_and_again_loses_no_task(data: bytes, looks: list[tuple[in
 
 
 @given(logs())
-@settings(max_examples=examples(100, 300))
+@settings(max_examples=how_many(100, 300))
 def test_next_time_is_the_earliest_by_definition(data: bytes) -> None:
     replay_state = folded(data)
     open_tasks = [index for index in range(replay_state.count) if replay_state.state[index] in (AVAILABLE, LEASED)]

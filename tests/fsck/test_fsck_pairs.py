@@ -15,7 +15,7 @@ import pytest
 
 from fsqueue import LeaseLost, Queue, Status, TaskNotFound
 from fsqueue.clock import ManualClock
-from tests.levels import examples
+from tests.levels import how_many
 from tests.support import base_of, drain
 
 TASKS = 4
@@ -215,7 +215,7 @@ def a_counter_that_was_cut(batch: Batch) -> None:
 
 
 PAIRS = list(itertools.permutations(DAMAGES, 2))
-EACH = 1 if int(os.environ.get("FSQUEUE_TEST_PAIRS", "0")) else examples(9, 3)
+EACH = 1 if int(os.environ.get("FSQUEUE_TEST_PAIRS", "0")) else how_many(9, 3)
 """In each state every ninth pair, and every third one in --all; FSQUEUE_TEST_PAIRS=1 for all of them."""
 
 

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from tests.concurrency.level import rounds
 from tests.lab.guests import BOOT_S, PATIENCE_S, Guest, running, why_not
+from tests.levels import how_many
 
 SEED = int(os.environ.get("FSQUEUE_TEST_SEED", "1"))
 NFS = os.environ.get("FSQUEUE_TEST_NFS", "4.2")
 """The version of NFS; scripts/soak has 3, too."""
 FILESYSTEM = os.environ.get("FSQUEUE_TEST_POWER_FS", "ext4")
 """What loses its power; scripts/soak has xfs and btrfs, too."""
-CUTS = int(os.environ.get("FSQUEUE_TEST_CUTS", rounds(1, 2)))
+CUTS = int(os.environ.get("FSQUEUE_TEST_CUTS", how_many(1, 2)))
 """Power cuts of each case."""
 POWER_CASES = [
     (style, durability, batches, FILESYSTEM)

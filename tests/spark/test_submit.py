@@ -68,7 +68,7 @@ def shared(has_spark: None, tmp_path_factory: pytest.TempPathFactory) -> Shared:
     pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", tree]
     subprocess.run(pip, check=True)
     # The cluster's workers have this clone on their PYTHONPATH: it must not stand in for the wheel.
-    is_other = f"path in {HERE} or not path.startswith({str(TOP)!r})"  # Python reads this file twice
+    is_other = f"path in {HERE} or not (path + '/').startswith('{TOP}/')"  # Python reads this file twice
     others = f"import sys; sys.path[:] = [path for path in sys.path if {is_other}]"
     (purelib,) = shared.place.glob("venv/lib/python*/site-packages")
     (purelib / "others.pth").write_text("\n".join([others, *HERE]) + "\n")
