@@ -25,7 +25,7 @@ def processes() -> int:
     return int(given) if given else len(os.sched_getaffinity(0)) + 1
 
 
-@pytest.hookimpl
+@pytest.hookimpl(tryfirst=True)  # else xdist answers
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return processes()
 
