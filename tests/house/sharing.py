@@ -20,9 +20,12 @@ EARLY = ("tests/concurrency/", "tests/worker/", "tests/cli/", "tests/bench/", "t
 
 
 def processes() -> int:
-    """Return the number of processes that run tests: one more than there are processors, since many tests wait."""
+    """Return the number of processes that run tests: one for each processor, and one for each directory in TOGETHER.
+
+    The tests in those directories wait for guests, and for Spark, more than they compute.
+    """
     given = os.environ.get("FSQUEUE_TEST_PROCESSES")
-    return int(given) if given else len(os.sched_getaffinity(0)) + 1
+    return int(given) if given else len(os.sched_getaffinity(0)) + len(TOGETHER)
 
 
 @pytest.hookimpl(tryfirst=True)  # else xdist answers
