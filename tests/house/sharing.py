@@ -13,10 +13,10 @@ from xdist.scheduler import LoadScopeScheduling
 
 TOGETHER = ("tests/lab/", "tests/spark/")
 """Directories whose tests share what is dear to start: guests, a cluster, a Spark session. The longest comes first."""
+EARLY = ("tests/concurrency/", "tests/test_", "tests/worker/", "tests/cli/")
+"""Directories whose tests fork often: that takes longer, the more their process has kept of other tests."""
 APART = ("tests/simulation/",)
-"""Directories whose tests share nothing, and compute long: each may run anywhere."""
-EARLY = ("tests/concurrency/", "tests/worker/", "tests/cli/", "tests/bench/", "tests/house/")
-"""Directories with long modules. What is short comes last, so that all processes end at about the same time."""
+"""Directories whose tests share nothing: each may run anywhere. They come last, so that all processes end together."""
 
 
 def processes() -> int:
@@ -43,13 +43,14 @@ def unit_of(nodeid: str) -> str:
 
 def rank_of(unit: str) -> int:
     """Return the place of a unit in the order in which units begin."""
-    order = (*TOGETHER, *APART, *EARLY)
-    return next((place for place, start in enumerate(order) if unit.startswith(start)), len(order))
+    early = (*TOGETHER, *EARLY)
+    last = len(early) + unit.startswith(APART)
+    return next((place for place, start in enumerate(early) if unit.startswith(start)), last)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """In each process: the long units first. All processes must agree on the order."""
+    """Sort the units. All processes must agree on the order."""
     if "PYTEST_XDIST_WORKER" in os.environ:
         items.sort(key=lambda item: rank_of(unit_of(item.nodeid)))
 
