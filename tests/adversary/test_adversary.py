@@ -18,6 +18,7 @@ SECONDS = float(os.environ.get("FSQUEUE_TEST_ADVERSARY_S", "4"))
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.thorough,
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can become several users"),
 ]
 

@@ -24,6 +24,7 @@ def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.thorough
 def test_a_quick_run_measures_fsqueue_and_the_floor_and_writes_json_markdown_and_plots(tmp_path: Path) -> None:
     file, docs, work = tmp_path / "run.json", tmp_path / "docs", tmp_path / "work"
     work.mkdir()

@@ -45,6 +45,7 @@ def test_what_rises_is_told_and_what_varies_is_not() -> None:
     assert rising(made_up(cpu_us=[30 + 2 * place for place in range(10)])) == ["lease 1"]
 
 
+@pytest.mark.thorough
 def test_a_small_soak_adds_up_and_writes_table_plot_and_json(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -268,6 +268,7 @@ def tiny(groups: list[str]) -> campaign.Plan:
     return plan
 
 
+@pytest.mark.thorough
 def test_a_run_measures_all_and_writes_json_page_and_plots(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -19,6 +19,7 @@ from fsqueue import simulation_figures
 TOP = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.thorough
 def test_it_writes_tables_claims_and_plots(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

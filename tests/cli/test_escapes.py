@@ -398,7 +398,7 @@ def test_on_a_terminal(hostile: Hostile, tmp_path: Path, monkeypatch: pytest.Mon
     words = [hostile._word(word) for word in arguments]
     terminal = Terminal(*map(os.fsdecode, words), columns=150, rows=40)
     try:
-        terminal.read(lambda text: "PWNED" in text or "Fit" in text or "y/N" in text, 60)
+        terminal.read(lambda text: "PWNED" in text or "Fit" in text or "y/N" in text)
         assert "PWNED" in terminal.text or arguments[0] == "wait"
         if arguments[0] == "purge":
             os.write(terminal.main, b"n\n")  # an answer comes through whenever it is given, a signal only once it waits
