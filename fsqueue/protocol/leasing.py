@@ -178,20 +178,26 @@ class Leaser:
         self._limit = limit
         return True
 
-    def promise(self, up_to: Rank | None = None) -> Rank | None:
-        """Return the rank of the best task that seems to be there; None if all shards seem to have nothing."""
+    def promise(self, up_to: Rank | None = None, is_anew: bool = True) -> Rank | None:
+        """Return the rank of the best task that seems to be there, in all shards; None if all seem to have nothing.
+
+        Unless `is_anew` nothing is listed again: what is known of batches counts, and not what their names promise.
+        """
         self.begin()
-        selection, now = self.selection, self.store.clock.now_ms()
-        if self._ranked is not None:
-            self._ranked.keep_up(now)
-        elif self.current is not None and up_to is None:
+        if self._ranked is None and self.current is not None and up_to is None:
             return LAST
         bound = LAST if up_to is None else up_to
-        rank = selection.glance(now, bound)
-        if rank is None:
-            selection.sweep()
-            rank = selection.glance(now, bound)
+        rank = self._glance(bound, is_anew)
+        if rank is None and is_anew:
+            self.selection.sweep()
+            rank = self._glance(bound, is_anew)
         return rank
+
+    def _glance(self, bound: Rank, is_anew: bool) -> Rank | None:
+        now = self.store.clock.now_ms()
+        if self._ranked is not None and is_anew:
+            self._ranked.keep_up(now, every=True)
+        return self.selection.glance(now, bound)
 
     def lease_seen(self, n: int, lease_ms: int, bound: Rank) -> list[LeasedTask]:
         """Return up to `n` tasks of what the selection has seen, none less urgent than `bound`. [] proves nothing."""

@@ -42,8 +42,8 @@ class _Head(NamedTuple):
 class RankedSelection(Selection):
     """A selection that knows ranks: what a lessee tells it of each batch that it has looked into."""
 
-    def keep_up(self, now: int) -> None:
-        """List what is due before the next choice."""
+    def keep_up(self, now: int, every: bool = False) -> None:
+        """List what is due before the next choice. `every`: list each shard that was not listed yet, not only two."""
 
     def is_behind(self) -> bool:
         """Return whether `keep_up` would list something."""
@@ -87,7 +87,7 @@ class RandomSelection(RankedSelection):
         super().__init__(store)
         self._bound = LAST
 
-    def keep_up(self, now: int) -> None:
+    def keep_up(self, now: int, every: bool = False) -> None:
         """Begin anew after a second, so that what was inserted meanwhile has its chance."""
         if self._listed_at + LISTING_S < self.store.clock.monotonic():
             self.sweep()
@@ -170,7 +170,7 @@ class OrderedSelection(RankedSelection):
             self._make_heap()
         self._unlisted = self.store.entropy.shuffled(shards)
 
-    def keep_up(self, now: int) -> None:
+    def keep_up(self, now: int, every: bool = False) -> None:
         """List two shards until all are listed; then all anew after a second."""
         self._let_go()
         clock = self.store.clock
@@ -179,7 +179,7 @@ class OrderedSelection(RankedSelection):
             _, rank, batch = heappop(self._passed_over)
             heappush(self._heap, (rank, batch))
         if self._unlisted:
-            self._list_some(now, SHARDS_LISTED)
+            self._list_some(now, len(self._unlisted) if every else SHARDS_LISTED)
         elif self._is_old(begin):
             shards = self.store.fs.names(self.store.layout.tasks)
             for shard in self._seen.keys() - set(shards):

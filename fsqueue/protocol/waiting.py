@@ -77,8 +77,10 @@ class IdlePoller:
         self.is_deaf = is_notified and not got
         return got
 
-    def promise(self) -> Rank | None:
+    def promise(self, is_anew: bool = True) -> Rank | None:
         """Return the rank of the best task that seems to be there, for a choice among queues; None if none does.
+
+        `is_anew`: see `Leaser.promise`.
 
         That costs the reading of the doorbell while nothing has changed since a look that found nothing.
         """
@@ -88,7 +90,7 @@ class IdlePoller:
             is_due = leaser.selection.earliest() <= store.clock.now_ms()
             if told == self._acted_on and not is_due and store.clock.monotonic() < self._again_at:
                 return None
-        return leaser.promise(self._up_to)
+        return leaser.promise(self._up_to, is_anew)
 
     def take(self, n: int, bound: Rank) -> list[LeasedTask]:
         """Return up to `n` tasks of those that seem to be there, none less urgent than `bound`. [] proves nothing."""
