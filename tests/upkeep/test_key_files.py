@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -110,6 +111,23 @@ def test_both_directories_count_until_the_claims_are_carried_over(mounted: Mount
     assert [*mounted.queue.fsck()] == []
     mounted.gc_a_day_later()
     assert mounted.queue.insert("z", key="a").id == first.id
+
+
+def test_upkeep_asks_once_for_the_status_of_each_file(mounted: Mounted, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is a request to the file server, and there may be millions."""
+    for key in ("a", "b", "c"):
+        mounted.insert_and_complete(key)
+    fs, asked = mounted.queue.store.fs, Counter[str]()
+    real = fs.stat
+
+    def stat(path: str) -> os.stat_result:
+        asked[path] += "/keys/" in path
+        return real(path)
+
+    monkeypatch.setattr(fs, "stat", stat)
+    mounted.gc_a_day_later()
+    assert mounted.epochs() == (0, 1)
+    assert sorted(number for number in asked.values() if number) == [1, 1, 1]
 
 
 def test_few_files_stay(mounted: Mounted, monkeypatch: pytest.MonkeyPatch) -> None:
