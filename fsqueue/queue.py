@@ -428,7 +428,7 @@ class Queue(Maintenance):
 
     @verb("completing")
     def complete(self, tasks: LeasedTask | Iterable[LeasedTask], results: Mapping[str, Any] | None = None) -> None:
-        """Report tasks as done, one or many, one write a batch. LeaseLost.tasks names those lost; the rest is done.
+        """Report tasks as done, one or many, one write a batch. LeaseLost.tokens names those lost; the rest is done.
 
         `results`: small JSON values to keep, by task id. InvalidResult.tasks names those whose results cannot be
         kept: they stay leased, and the rest is done.
