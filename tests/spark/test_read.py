@@ -374,7 +374,6 @@ def test_tasks_are_read_while_workers_work(spark: SparkSession, queue: Queue) ->
         ({"schema": "a INT"}, "has no column 'a'.*payload STRUCT"),
         ({"schema": "attempt STRING"}, "'attempt'.*is int"),
         ({"schema": "payload MAP<INT, INT>"}, "JSON has texts for keys: read them as STRING"),
-        ({"schema": "payload DECIMAL(10, 2)"}, "Read it as STRING, and cast it"),
         (
             {"schema": "worker STRUCT<host: STRING>"},
             "is string, not struct<host:string>: read it so, and use from_json",
