@@ -228,7 +228,9 @@ class _Thread:
             assert job is not None
             resources.this_thread.owned.fds.clear()  # those of a worker of another world
             resources.this_thread.owned.held.clear()
+            resources.this_thread.owned.fresh.clear()
             job()
+            job = None  # else the world that it was in would live until the next one: and close its files in that
 
 
 _idle: list[_Thread] = []

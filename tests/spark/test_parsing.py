@@ -156,7 +156,7 @@ def test_the_text_of_what_does_not_fit_stands_where_it_is_asked_for(spark: Spark
     ("schema", "options", "said"),
     [
         ("payload STRUCT<a: INTERVAL DAY TO SECOND>", {}, "'payload.a' cannot be read as interval day to second"),
-        ("payload MAP<INT, INT>", {}, "Read it as STRING"),
+        ("payload MAP<INT, INT>", {}, "JSON has texts for keys: read them as STRING"),
         ("payload STRUCT<_corrupt_record: INT>", {}, "it is string, not int"),
         ("payload STRUCT<a: INT>", {"mode": "STRICT"}, "`mode` is one of PERMISSIVE, DROPMALFORMED, FAILFAST"),
     ],
