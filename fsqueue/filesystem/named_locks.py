@@ -26,7 +26,7 @@ def held_by_name(path: str) -> Iterator[None]:
         lock.acquire()
     except Timeout:
         raise LockTimeout(f"Another process holds {path}. Nothing was done.") from None
-    except (OSError, NotImplementedError) as error:
+    except (OSError, NotImplementedError) as error:  # filelock raises the latter where a filesystem has no flock
         logger.debug("%s cannot be locked: %s", path, error)
     try:
         yield

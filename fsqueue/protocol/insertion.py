@@ -177,7 +177,7 @@ class _Done:
         self.in_stretch = 0
 
     def end_group(self, tasks: int) -> None:
-        """Take in that a group of so many tasks is in the queue."""
+        """Count the tasks of a group that is in the queue, and begin the next group."""
         self.in_stretch += tasks
         self.group = Published()
 

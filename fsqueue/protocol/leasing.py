@@ -30,7 +30,9 @@ from fsqueue.storage.store import Store
 logger = logging.getLogger("fsqueue")
 
 BUSY_WAIT_S = 2.0
-"""Wait so long for batches that others have locked, before "empty" is reported, or a strict look passes them by."""
+"""Maximum seconds that a lease waits for batches that other processes have locked, before it reports "empty".
+
+A strict look passes a batch by after that time."""
 BUSY_AGAIN_MS = 50
 """Look again after so long into a batch that was locked when one of its tasks came due."""
 MISSING_TRIES = 4

@@ -326,7 +326,7 @@ class OrderedSelection(RankedSelection):
     # -- listing ------------------------------------------------------------------------------------
 
     def _list_some(self, now: int, wanted: int, strict: bool = False) -> None:
-        """List shards that are to be listed still, until so many had something. `strict`: all of them."""
+        """List shards of this sweep until `wanted` of them had task files. `strict`: list all that are left."""
         while self._unlisted and wanted > 0:
             wanted -= self._list(self._unlisted.pop(), now, strict=strict) and not strict
 

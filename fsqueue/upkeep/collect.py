@@ -46,7 +46,7 @@ STAGED_AGE_S = 86_400
 ATTEMPT_AGE_S = 7 * STAGED_AGE_S
 """What was staged for a commit is reaped a week after its last file: its other parts may take days."""
 PURGES_MAX = 9
-"""So often an upkeep is begun anew because the queue was purged."""
+"""Maximum number of times that one upkeep begins anew because the queue was purged."""
 NODE_AGE_S = 7 * STAGED_AGE_S
 """The failures in a row on a node are forgotten a week after the last: they say nothing of today."""
 

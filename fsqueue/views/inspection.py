@@ -237,7 +237,7 @@ def _look(store: Store, exact: bool) -> _Seen:
 
 
 COLLECTS_MAX = 4
-"""So often, at most, everything is looked at in a row, until two looks have found the same."""
+"""Maximum number of looks at everything in a row, until two have found the same."""
 
 
 class _Nothing(NamedTuple):

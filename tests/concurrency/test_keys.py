@@ -26,7 +26,7 @@ pytestmark = pytest.mark.batched  # what is looked at is in the logs of open bat
 QueueFactory = Callable[..., Queue]
 KEYS = 5
 NEW = how_many(40, 120)
-"""An inserter goes on until so many of its tasks were new."""
+"""Number of new tasks after which an inserter ends."""
 SLACK_MS = 2
 """Times are cut to milliseconds."""
 

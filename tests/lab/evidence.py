@@ -15,11 +15,11 @@ from tests.concurrency.processes import in_the_kernel, what_they_do
 from tests.support import base_of
 
 LINES = 8
-"""Of each process's diary: the last ones."""
+"""Number of last lines that are shown of each process's diary."""
 BYTES = 4000
-"""Of each file that tells of a batch with a finding: the last ones."""
+"""Number of last bytes that are shown of each file that tells of a batch with a finding."""
 BATCHES = 5
-"""Of so many batches with findings."""
+"""Maximum number of batches with findings of which the logs are printed."""
 
 
 def _told(what: str, tell: Callable[[], str]) -> str:

@@ -18,7 +18,7 @@ KEYS = [f"key-{number}" for number in range(12)]
 EPOCH_AGE_S = 2
 """Mounts in the lab keep a listing for a second at most."""
 KILLS, EPOCHS, INSERTED = 6, 3, 100
-"""It goes on until so many upkeeps were killed, so many epochs have begun, and so many tasks were inserted."""
+"""Minimum numbers of upkeeps that were killed, of epochs that have begun, and of inserted tasks: then it ends."""
 
 
 def insert(path: Path, over: Path, inserted: Count, seed: int) -> int:

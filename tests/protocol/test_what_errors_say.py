@@ -146,7 +146,7 @@ class Told:
         return len(self.there)
 
     def first(self, count: int) -> bool:
-        """Whether the first so many tasks of the call are there, and no others if the error is exact."""
+        """Return whether the first `count` tasks of the call are there, and no others if the error is exact."""
         wanted = self.verb.payloads[:count]
         return set(map(str, wanted)) <= set(map(str, self.there)) and (not self.error.is_exact or self.count == count)
 

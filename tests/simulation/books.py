@@ -162,7 +162,7 @@ class Book(Random):
     # -- turns -------------------------------------------------------------------------------------
 
     def choose(self, able: list[str], place: str) -> int:
-        """Return which of several workers goes on."""
+        """Return which of several workers goes on. A writer draws it, and a reader takes what was written down."""
         raise NotImplementedError
 
     def turned(self, place: str, name: str, is_choice: bool) -> None:

@@ -27,9 +27,9 @@ EACH = -(-SCHEDULES // len(SCENARIOS))
 FIRST = int(os.environ["FSQUEUE_SIMULATION_FIRST"])
 """Their first seed, which tests/conftest.py takes from the date."""
 SLICE = 1000
-"""So many of them are one test."""
+"""Number of them that one test tells."""
 MANY = 300
-"""Among so many stories of one scenario are some with each of its faults."""
+"""Number of stories of one scenario among which are some with each of its faults."""
 KEPT = sorted(path.stem for path in CORPUS.glob("*.json"))
 
 
