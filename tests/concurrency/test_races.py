@@ -18,6 +18,7 @@ import pytest
 from fsqueue import FsqueueError, LeaseExpired, LeaseLost, Queue, QueueNotFound, StorageError, TaskNotFound
 from fsqueue.clock import Clock, ManualClock
 from fsqueue.leased_task import LeasedTask
+from fsqueue.storage.queue_file import FRESH_S
 from tests.concurrency.books import check_drained, counted, drain, leftovers
 from tests.concurrency.clocks import SharedClock
 from tests.concurrency.processes import PATIENCE_S, Count, children, together
@@ -447,15 +448,15 @@ def test_workers_in_the_middle_of_a_purge(queue: Queue) -> None:
 
 
 def test_deleting_while_others_work_and_insert(queue_factory: QueueFactory) -> None:
-    """Everybody gets a clear error at the first call that begins afterwards, and the queue does not come back to life.
+    """A second later, each call that begins gets a clear error, and the queue does not come back to life.
 
-    A worker that waits for tasks hears of it while it waits.
+    A worker that waits for tasks hears of it while it waits. For a second a process may believe what it has read.
     """
-    deleted = Count()
+    deleted, clock = Count(), SharedClock()
 
     def work(queue: Queue, done: Count, wait_s: float) -> int:
-        """How many calls began after the queue was deleted."""
-        mine, late = Queue(queue.path), 0
+        """Return how many calls began a second after the queue was deleted, or later."""
+        mine, late = Queue(queue.path, clock=clock), 0
         while True:
             late += int(deleted) > lap
             try:
@@ -469,7 +470,7 @@ def test_deleting_while_others_work_and_insert(queue_factory: QueueFactory) -> N
                 return late
 
     def insert(queue: Queue, done: Count) -> int:
-        mine, late = Queue(queue.path), 0
+        mine, late = Queue(queue.path, clock=clock), 0
         while True:
             late += int(deleted) > lap
             try:
@@ -485,6 +486,7 @@ def test_deleting_while_others_work_and_insert(queue_factory: QueueFactory) -> N
         with children(*actions) as others:
             until(lambda counts=counts, lap=lap: all(int(count) > 10 * lap for count in counts), "all to be at work")
             queue.delete(wait=True)
+            clock.advance(1.1 * FRESH_S)
             deleted.add()
             assert max(child.result() for child in others) <= 1
         assert not os.path.exists(queue.path)
