@@ -24,6 +24,7 @@ from fsqueue_cli import inserting
 from fsqueue_cli.main import cli
 
 from fsqueue import Queue, StorageError, StorageFull
+from fsqueue.protocol import insert_errors
 from fsqueue.protocol.single_inserts import SingleInserter
 from fsqueue.storage import keys, staging
 from tests.cli.conftest import Run, Spawn
@@ -586,7 +587,7 @@ def cannot_be_synced(self: SingleInserter, *_: object) -> None:
 
 
 def cannot_be_looked_for(self: SingleInserter, *_: object) -> None:
-    raise self._unknown(StorageError("The lock was lost."))
+    raise insert_errors.is_unknown(self.store, StorageError("The lock was lost."))
 
 
 @pytest.mark.batched  # the tasks are in the log of an open batch
