@@ -106,12 +106,12 @@ def words(arguments: tuple[str, ...]) -> Iterator[str]:
 def _word(line: str, number: int) -> str:
     if not line.startswith("{"):
         return line
-    import orjson
+    from fsqueue.format import user_json
 
     try:
-        value = orjson.loads(line)
-    except ValueError as error:
-        raise click.UsageError(f"Standard input, line {number}, is not JSON: {error}. Nothing was done.") from None
+        value = user_json.decode(line)
+    except user_json.NotExact as error:
+        raise click.UsageError(f"Standard input, line {number}, {error}. Nothing was done.") from None
     word = value.get("token") or value.get("id")
     if not isinstance(word, str):
         raise click.UsageError(f"Standard input, line {number}, has neither a token nor an id. Nothing was done.")

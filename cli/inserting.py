@@ -7,7 +7,6 @@ import io
 import math
 import operator
 import os
-import re
 import select
 import shlex
 import signal
@@ -15,15 +14,15 @@ import stat
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import IO, Any
 
 import click
-import orjson
 
 import fsqueue
 from fsqueue import wording
+from fsqueue.format import user_json
 
 from .common import example, json_option, moment, queue_argument
 from .options import DURATION
@@ -44,10 +43,6 @@ CHUNK_BYTES = 1 << 16
 PLACES_MAX = 100_000
 """So many gaps between lines with tasks are remembered: more than stand in what is read ahead, but for odd inputs."""
 PAUSE = object()
-
-_LONG_NUMBER = re.compile(rb"[0-9]{19}")
-_LONG_INTEGER = re.compile(rb"(?<![0-9.eE+-])-?[0-9]{19,}(?![0-9.eE])")
-_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
 
 
 @click.command(
@@ -102,10 +97,11 @@ def insert(
 
     Each line is a JSON value, or with --lines a string. Empty lines are skipped.
 
-    At a bad line (not JSON, NaN, an integer beyond 64 bits, larger than the queue allows) the command ends with
-    exit code 2. The lines before it are inserted; the bad line and those after it are not. The message says where to
-    go on: do not repeat the command, which would insert the first lines again. The same holds when it is interrupted,
-    with exit code 130, and on a full disk. With --commit nothing is inserted then, and the command may be repeated.
+    At a bad line (not JSON, NaN, an integer beyond 64 bits, a name twice in an object, larger than the queue allows)
+    the command ends with exit code 2. The lines before it are inserted; the bad line and those after it are not. The
+    message says where to go on: do not repeat the command, which would insert the first lines again. The same holds
+    when it is interrupted, with exit code 130, and on a full disk. With --commit nothing is inserted then, and the
+    command may be repeated.
 
     With --commit, the command inserts nothing if NAME was committed before: it reads no input and prints 0.
 
@@ -206,7 +202,8 @@ def _insert_once(
                         parts.append(error.part)
                         source.refuse_task(error)
             except fsqueue.FsqueueError:
-                commit.discard()
+                with suppress(fsqueue.FsqueueError):  # otherwise `gc` does it
+                    commit.discard()
                 raise
             if source.broken_off:
                 commit.discard()
@@ -623,14 +620,9 @@ def _decode_plain(line: bytes) -> str:
 
 def _decode_json(line: bytes) -> Any:
     try:
-        payload = orjson.loads(line)
-    except orjson.JSONDecodeError as error:
-        if "depth" in error.msg or "ecursion" in error.msg:
-            raise BadLine("nests too deep: flatten it, or store it in a file and give its path") from None
-        raise BadLine(f"is not JSON: {error}{_hint_at(line, error.pos)}") from None
-    if _LONG_NUMBER.search(line):
-        _refuse_rounding(line)
-    return payload
+        return user_json.decode(line)
+    except user_json.NotExact as error:
+        raise BadLine(f"{error}{'' if error.is_json else _hint_at(line, error.position)}") from None
 
 
 def _hint_at(line: bytes, position: int) -> str:
@@ -641,10 +633,3 @@ def _hint_at(line: bytes, position: int) -> str:
     if begin == b"{":
         return " (an object over several lines? 'jq -c .' makes a line of each)"
     return " (for plain lines use --lines)" if position == 0 else ""
-
-
-def _refuse_rounding(line: bytes) -> None:
-    """Refuse integers beyond 64 bits, which would silently become floats."""
-    for digits in _LONG_INTEGER.findall(_STRING.sub(b"", line)):
-        if not -(1 << 63) <= int(digits) < 1 << 64:
-            raise BadLine(f"has an integer beyond 64 bits, {digits[:40].decode()}: write it as a string")

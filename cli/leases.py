@@ -9,10 +9,10 @@ from contextlib import contextmanager, suppress
 from typing import Any, Literal
 
 import click
-import orjson
 
 import fsqueue
 from fsqueue import wording
+from fsqueue.format import user_json
 from fsqueue.views import outcomes
 
 from . import entry
@@ -224,9 +224,9 @@ def complete(queue: str, tokens: tuple[str, ...], result: str | None, as_json: b
         settling.together(lambda q, tasks: q.complete(tasks))
     else:
         try:
-            value = orjson.loads(result)
-        except orjson.JSONDecodeError as error:
-            raise click.UsageError(f"--result is not JSON: {error}.") from None
+            value = user_json.decode(result)
+        except user_json.NotExact as error:
+            raise click.UsageError(f"--result {error}.") from None
         settling.singly(lambda task: task.complete(value))
 
 

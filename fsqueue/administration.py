@@ -7,7 +7,7 @@ import os
 import stat
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from fsqueue.clock import Clock, Entropy
 from fsqueue.cluster.identity import is_in_job
@@ -21,6 +21,7 @@ from fsqueue.errors import (
     QueueNotFound,
     StorageError,
     UnsafeFilesystem,
+    from_os_error,
 )
 from fsqueue.filesystem import Filesystem, Mount, OpenTree, mount_of, mountadvice
 from fsqueue.format import layout, names, sparse
@@ -139,8 +140,13 @@ def _create(fs: Filesystem, mount: Mount, path: str, settings: Settings, exist_o
             ) from None
     finally:
         fs.close(fd)
-        fs.unlink(fresh)
-    _sync_name(fs, path)
+        with suppress(OSError):  # no process reads it
+            fs.unlink(fresh)
+    try:
+        _sync_name(fs, path)
+    except OSError as error:
+        then = "The queue was created, but a power loss may still take it. Use it, or create it again with 'exist_ok'."
+        raise from_os_error(error, f"creating the queue {path}", then) from error
 
 
 def _make_and_hold(fs: Filesystem) -> None:
@@ -254,6 +260,12 @@ def upgrade(store: Store) -> bool:
     return is_older
 
 
+_PERHAPS_PURGED = (
+    "The queue may be purged, and may be as it was: look at its status before you repeat the purge, which would drop "
+    "what was inserted since."
+)
+
+
 def purge(store: Store) -> None:
     """Begin the next generation in `queue.jsonl`, in place and synced. Then rename the old tree into the trash.
 
@@ -267,12 +279,21 @@ def purge(store: Store) -> None:
         if queue_state == old:  # else another process purged or deleted it just now
             begun = queue_state.generation + 1
             overwriting.clear(store, names.generation(begun, queue_state.id))
-            jsonl.append(fs, fd, layout.generation_record(begun, store.clock.now_ms()), True)
+            try:
+                jsonl.append(fs, fd, layout.generation_record(begun, store.clock.now_ms()), True)
+            except OSError as error:
+                if overwriting.may_have_begun(store, fd, queue_state):
+                    raise store.explain(error, "purging", _PERHAPS_PURGED) from error
+                raise
+    # It is purged from here on. No error may say something else: a second purge would drop what comes in meanwhile.
     try:
         trash.discard(store, store.path, old.directory)
-    except OSError as error:  # it is purged all the same
+    except (OSError, FsqueueError) as error:
         collect.logger.warning("what was purged from %s is still there (%s); 'fsqueue gc' moves it", store.path, error)
-    store.refresh(now=True)
+    try:
+        store.refresh(now=True)
+    except (OSError, FsqueueError):
+        store.queue_file.forget()  # the next verb reads it
     store.doorbell.ring()
     reap_later(store)
 
@@ -486,14 +507,21 @@ def release(store: Store, chosen: Callable[[ReplayState, int], bool], offline: b
     """End the chosen leases in every batch at work. What stays busy is named after the rest is done."""
     store.refresh(now=True)
     released, busy = 0, []
-    for batch, replay_state in listing.at_work(store, read=listing.read_present_state):
-        if not any(lease_holds(replay_state, index, chosen) for index in range(replay_state.count)):
-            continue
-        try:
-            released += revoking.revoke(store, batch, chosen, 0.0 if offline else jsonl.LOCK_TIMEOUT_S)
-        except LockTimeout:
-            busy.append(batch)
-    store.doorbell.ring()
+    try:
+        for batch, replay_state in listing.at_work(store, read=listing.read_present_state):
+            if not any(lease_holds(replay_state, index, chosen) for index in range(replay_state.count)):
+                continue
+            try:
+                released += revoking.revoke(store, batch, chosen, 0.0 if offline else jsonl.LOCK_TIMEOUT_S)
+            except LockTimeout:
+                busy.append(batch)
+    except (OSError, FsqueueError) as error:
+        failure = store.explain(
+            error, "releasing leases", f"Leases released: {released}. Repeat the call for the rest."
+        )
+        raise failure from error if isinstance(error, OSError) else error.__cause__
+    finally:
+        store.doorbell.ring()
     if busy:
         what = (
             "workers are at work on them. Repeat it without 'offline'"

@@ -15,7 +15,7 @@ from fsqueue.format import names
 from fsqueue.format.layout import Layout
 from fsqueue.format.names import CommitName, Generation, Uuid
 from fsqueue.models import CommitPart, CommitReport
-from fsqueue.protocol import encoding, insertion, overwriting
+from fsqueue.protocol import encoding, insert_errors, insertion, overwriting
 from fsqueue.storage import commits, ordering
 from fsqueue.storage.commits import Part, Record
 from fsqueue.storage.store import Store
@@ -68,7 +68,12 @@ class Commit:
         return self._stage(user_items(batches))
 
     def _stage(self, batches: Iterable[encoding.Encoded]) -> CommitPart:
-        return _Stager(self.store, self.name, self.attempt).stage(batches)
+        try:
+            return _Stager(self.store, self.name, self.attempt).stage(batches)
+        except OSError as error:
+            failure = self.store.explain(error, "staging", commits.NOTHING)
+            insert_errors.note_nothing(failure)
+            raise failure from error
 
     @verb("publishing a commit")
     def publish(self, parts: CommitPart | Iterable[CommitPart], *, overwrite: bool = False) -> CommitReport:
@@ -86,17 +91,23 @@ class Commit:
         parts = self._parts(parts)
         given = list(map(Part.of, parts))
         known = commits.find(store, layout, self.name)
-        repeated = known is not None
+        repeated, begun = known is not None, False
         if known is None:
             self._refuse_purged(parts)
             now = store.clock.now_ms()
             own = Record(names.new_uuid(store.entropy, now), self.name, now, tuple(given))
-            known = overwriting.begin(store, own) if overwrite else commits.decide(store, layout, own)
+            try:
+                known = overwriting.begin(store, own) if overwrite else commits.decide(store, layout, own)
+            except OSError as error:
+                failure = store.explain(error, commits.DOING, commits.NOTHING)
+                insert_errors.note_nothing(failure)
+                raise failure from error
+            except FsqueueError as error:
+                insert_errors.note_nothing(error)
+                raise
             repeated = known.id != own.id
-            if overwrite and not repeated:
-                self._trash(layout.directory)
-            layout = store.layout if overwrite else layout
-        return self._finish(layout, known, {part.attempt for part in given}, repeated)
+            begun = overwrite
+        return self._conclude(layout, known, {part.attempt for part in given}, repeated, begun)
 
     @verb("looking for a commit")
     def committed(self) -> CommitReport | None:
@@ -105,7 +116,7 @@ class Commit:
         store.refresh(now=True)
         layout = store.layout
         known = commits.find(store, layout, self.name)
-        return None if known is None else self._finish(layout, known, set(), True)
+        return None if known is None else self._conclude(layout, known, set(), True)
 
     @verb("forgetting a commit")
     def forget(self) -> bool:
@@ -153,6 +164,31 @@ class Commit:
                 f"The queue {self.store.path} was purged since the tasks were staged for the commit {self.name}. "
                 "Nothing of them is visible; stage them again, and publish that."
             )
+
+    def _conclude(
+        self, layout: Layout, record: Record, attempts: set[Uuid], repeated: bool, overwrote: bool = False
+    ) -> CommitReport:
+        """Do what is left to do of a decided commit, and report. An error says that it is decided.
+
+        `overwrote`: the generation of `layout` was overwritten, by this commit unless `repeated`.
+        """
+        try:
+            if overwrote:
+                layout = self._begun(layout, repeated)
+            return self._finish(layout, record, attempts, repeated)
+        except CommitLost:
+            raise
+        except (OSError, FsqueueError) as error:
+            failure = self.store.explain(error, commits.DOING, commits.DECIDED)
+            failure.inserted = failure.new = 0 if repeated else record.total("tasks")
+            raise failure from error if isinstance(error, OSError) else error.__cause__
+
+    def _begun(self, layout: Layout, repeated: bool) -> Layout:
+        """Return the layout of the generation that an overwriting has begun, and trash the one before it."""
+        self.store.refresh(now=True)
+        if not repeated:
+            self._trash(layout.directory)
+        return self.store.layout
 
     def _finish(self, layout: Layout, record: Record, attempts: set[Uuid], repeated: bool) -> CommitReport:
         """Apply what was decided, drop what was not, and report."""
@@ -253,7 +289,7 @@ class _Stager:
         with suppress(OSError):
             self._close(self.opened)
         part = Part(self.attempt, self.first, self.files, self.tasks, self.bytes)
-        with suppress(OSError):
+        with suppress(OSError, FsqueueError):
             for name in commits.staged(self.store, self.layout, self.attempt, self.name, [part]):
                 self.store.fs.unlink(f"{self.directory}/{name}")
 
@@ -265,13 +301,19 @@ def insert_once(store: Store, tasks: Iterable[Any], name: str, delay_s: float, b
     visible or everything is. Repeat the call to learn which.
     """
     commit = Commit(store, name)
-    if commit.committed() is not None:
-        return 0
+    try:
+        if commit.committed() is not None:
+            return 0
+    except FsqueueError as error:
+        insert_errors.note_nothing(error)
+        raise
     try:
         report = commit.publish([commit.stage(tasks, batch_tasks=batch_tasks, delay_s=delay_s)])
     except BaseException as error:
         if isinstance(error, InvalidTask):
             error.inserted, error.new, error.part = 0, 0, None
+        elif isinstance(error, FsqueueError):
+            insert_errors.note_nothing(error)
         elif isinstance(error, UserCodeError):
             error.count(0, 0)
         if isinstance(error, Exception):

@@ -38,13 +38,14 @@ class FsqueueError(Exception):
 
     exit_code = 1
     inserted: int | None = None
-    """Set by `insert_many`: so many tasks from the beginning of its stream are in the queue all the same. Go on after
-    them: repeating the whole call would insert those without a key again. Those whose keys were taken count, too. None
-    if this cannot be said: tasks with priorities or different delays are not inserted in the order of the stream."""
+    """Set by `insert` and `insert_many`: so many tasks from the beginning of its stream are in the queue all the same.
+    Go on after them: repeating the whole call would insert those without a key again. Those whose keys were taken
+    count, too. None if this cannot be said: tasks with priorities or different delays are not inserted in the order of
+    the stream."""
     new: int | None = None
-    """Set by `insert_many`: so many tasks it has inserted. Tasks whose keys were taken do not count."""
+    """Set by `insert` and `insert_many`: so many tasks it has inserted. Tasks whose keys were taken do not count."""
     is_exact: bool = True
-    """Set by `insert_many`: False if some of the tasks that came next may be in the queue, too."""
+    """Set by `insert` and `insert_many`: False if some of the tasks that came next may be in the queue, too."""
     advice: str = ""
     """Set by `insert` and `insert_many`: how to go on, as the text says at its end."""
 

@@ -28,7 +28,7 @@ from fsqueue.arguments import (
 )
 from fsqueue.clock import Clock, Entropy, duration_ms
 from fsqueue.commit import Commit, insert_once
-from fsqueue.errors import InvalidArgument, LeaseLost, from_os_error, said, text_of
+from fsqueue.errors import FsqueueError, InvalidArgument, LeaseLost, from_os_error, said, text_of
 from fsqueue.filesystem import Filesystem, resources
 from fsqueue.format import names, task_file
 from fsqueue.format.layout import DEFAULTS, OPEN_BATCHES, Durability, Settings
@@ -37,7 +37,7 @@ from fsqueue.leased_task import LeasedTask
 from fsqueue.maintenance import Maintenance
 from fsqueue.models import STATES, Movement, State, Status, Task, TaskInfo, TaskRef
 from fsqueue.poll import Errors, Poll, Prefetched, Until, left, put_back, wait
-from fsqueue.protocol import encoding, insertion, transitions, waiting
+from fsqueue.protocol import encoding, insert_errors, insertion, transitions, waiting
 from fsqueue.protocol.keyed_inserts import KeyedInserter
 from fsqueue.protocol.leasing import Leaser
 from fsqueue.protocol.single_inserts import SingleInserter
@@ -238,14 +238,18 @@ class Queue(Maintenance):
         when = encoding.available_from(item, None, default)
         line = task_file.encode_task(item.payload, self.settings.task_bytes_max, priority=item.priority)
         rank = rank_of(item.priority)
-        if item.key is not None:
-            line = encoding.with_key(line, item.key, self.settings.task_bytes_max)
-            return self._keyed.insert(line, when, rank, item.key)
-        if (id := self._inserter.insert_if_taken(line, when, rank)) is not None:
+        try:
+            if item.key is not None:
+                line = encoding.with_key(line, item.key, self.settings.task_bytes_max)
+                return self._keyed.insert(line, when, rank, item.key)
+            if (id := self._inserter.insert_if_taken(line, when, rank)) is None:
+                id = insertion.insert_in_file(self.store, line, when, rank)
             return TaskRef(id)
-        encoded = encoding.Encoded(when, rank)
-        encoded.take(line, 1)
-        return TaskRef(names.task_id(insertion.publish(self.store, [encoded])[0], 0))
+        except OSError as error:
+            raise insert_errors.is_out(self.store, error) from error
+        except FsqueueError as error:
+            insert_errors.note_nothing(error)
+            raise
 
     @verb("inserting")
     def insert_many(
@@ -478,7 +482,14 @@ class Queue(Maintenance):
             batch_id, index = names.parse_task_id(task_id)
             grouped.setdefault(batch_id, []).append(index)
         self.store.verify()
-        return sum(transitions.cancel(self.store, batch_id, indices) for batch_id, indices in sorted(grouped.items()))
+        cancelled = 0
+        try:
+            for batch_id, indices in sorted(grouped.items()):
+                cancelled += transitions.cancel(self.store, batch_id, indices)
+        except (OSError, FsqueueError) as error:
+            then = f"Tasks cancelled: {cancelled}. Repeat the call for the rest."
+            raise self.store.explain(error, "cancelling", then) from (error if isinstance(error, OSError) else None)
+        return cancelled
 
     # -- looking ------------------------------------------------------------------------------------------
 

@@ -468,6 +468,15 @@ class Filesystem(Rooted):
 
     # -- locks and time ------------------------------------------------------------------------
 
+    def end_lock(self, fd: int) -> None:
+        """Give a lock back at the end of a section, before the descriptor is closed.
+
+        Closing alone would not do: a child that was forked meanwhile has the file open, too. An error is not raised:
+        what was done under the lock is done, and an error that ended the section must not be hidden.
+        """
+        with suppress(OSError):  # the server has forgotten the lock, or the file
+            self.unlock(fd)
+
     def lock(self, fd: int, clock: Clock, entropy: Entropy, timeout_s: float) -> bool:
         """Lock exclusively, waiting for up to `timeout_s` seconds with growing, jittered pauses."""
         if self.try_lock(fd):

@@ -17,6 +17,7 @@ If a second exception interrupts the release, the release begins again.
 from __future__ import annotations
 
 import _thread
+import errno
 import os
 import threading
 import traceback
@@ -87,13 +88,21 @@ def opened(by: Closer | None, attempt: Iterator[int]) -> int:
 
 
 def close(fd: int) -> None:
-    """Close a descriptor, and remove it from this thread's record (if it is there) in the same C call."""
+    """Close a descriptor, and remove it from this thread's record (if it is there) in the same C call.
+
+    EBADF if it is not open. No other error is raised: the descriptor is closed all the same, and what was to be durable
+    was synced before. Raised from a `finally`, it would hide what was done, or the error that ended that.
+    """
     try:
         remove = this_thread.owned.fds.pop
     except AttributeError:  # a finalizer at the end of this thread: its record has gone before
         os.close(fd)
         return
-    any(map(os.close, compress((fd,), map(remove, (fd,), (True,)))))
+    try:
+        any(map(os.close, compress((fd,), map(remove, (fd,), (True,)))))
+    except OSError as error:
+        if error.errno == errno.EBADF:
+            raise
 
 
 def own(fd: int, by: Closer) -> None:
@@ -107,9 +116,15 @@ def disown(fd: int) -> None:
 
 
 def close_all(fds: list[int]) -> None:
-    """Close the descriptors in a list, and remove each from the list in the same C call."""
-    with suppress(IndexError):  # another thread has emptied the list at the same time
-        any(map(os.close, map(fds.pop, [-1] * len(fds))))
+    """Close the descriptors in a list, and remove each from the list in the same C call. Errors: as of `close`."""
+    while fds:
+        try:
+            any(map(os.close, map(fds.pop, [-1] * len(fds))))
+        except IndexError:
+            return  # another thread has emptied the list at the same time
+        except OSError as error:
+            if error.errno == errno.EBADF:
+                raise
 
 
 class OwnedLock(_thread.RLock):  # type: ignore[misc]  # final only to type checkers

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from fsqueue.errors import InvalidTask, TaskTooLarge
-from fsqueue.format import nesting
+from fsqueue.format import nesting, user_json
 from fsqueue.format.priority import Priority
 
 _OPTIONS = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
@@ -60,12 +60,15 @@ def too_deep(what: str, index: int | None) -> InvalidTask:
     )
 
 
-def encode_json(value: Any, what: str, index: int | None = None) -> bytes:
-    """Return strict JSON (no NaN, no silent conversions of dates and dataclasses), or raise InvalidTask."""
+def encode_json(value: Any, what: str, index: int | None = None, options: int = _OPTIONS) -> bytes:
+    """Return strict JSON (no NaN, no silent conversions of dates and dataclasses), or raise InvalidTask.
+
+    `options`: those of orjson, for the values of other libraries.
+    """
     try:
-        data = orjson.dumps(value, option=_OPTIONS)
+        data = orjson.dumps(value, option=options)
     except (orjson.JSONEncodeError, RecursionError) as error:
-        if isinstance(error, RecursionError) or is_about_depth(error):
+        if isinstance(error, RecursionError) or user_json.is_about_depth(error):
             raise too_deep(what, index) from None
         raise InvalidTask(
             f"{_where(index)}: the {what} is not JSON: {error}. {_INSTEAD.get(what, _INSTEAD['payload'])}", index
@@ -129,18 +132,13 @@ def encode_result(value: Any) -> bytes:
 def decode_result(data: bytes) -> Any:
     """Return the result that a command has written: JSON, or else text. InvalidTask says why it cannot be kept."""
     try:
-        value = orjson.loads(data)
-    except orjson.JSONDecodeError as error:
-        if is_about_depth(error):
-            raise too_deep("result", None) from None
+        value = user_json.decode(data)
+    except user_json.NotExact as error:
+        if error.is_json:
+            raise InvalidTask(f"The result {error}.") from None
         value = data.decode(errors="replace").rstrip("\n")
     encode_result(value)
     return value
-
-
-def is_about_depth(error: Exception) -> bool:
-    """Return whether orjson has refused something because it nests deeper than orjson goes, not for another reason."""
-    return "depth" in str(error) or "ecursion" in str(error)
 
 
 def _where(index: int | None) -> str:
@@ -159,6 +157,8 @@ def _not_finite(value: Any) -> float | None:
             pending.extend(item.values())
         elif isinstance(item, (list, tuple)):
             pending.extend(item)
+        elif hasattr(item, "tolist"):  # of NumPy
+            pending.append(item.tolist())
     return None
 
 

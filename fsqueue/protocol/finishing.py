@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 from contextlib import suppress
 
-from fsqueue.errors import LockTimeout
+from fsqueue.errors import FsqueueError
 from fsqueue.format import movements
 from fsqueue.format.replay import COMPLETED, DEAD
 from fsqueue.protocol import sealing
@@ -72,13 +72,13 @@ def retire(locked: LockedBatch) -> None:
 
 
 def try_finish(locked: LockedBatch) -> None:
-    """Finish the batch. After a full disk or a busy lock, leave the rest to the next process that meets the log.
+    """Finish the batch. After an error, leave the rest to the next process that meets the log.
 
     The outcomes are recorded already, so the caller's work is done either way.
     """
     try:
         finish(locked)
-    except (OSError, LockTimeout) as error:
+    except (OSError, FsqueueError) as error:
         if not is_over(locked):
             logger.warning(
                 "batch %s of %s is done, but clearing it away failed (%s); 'fsqueue gc' will do it",
@@ -121,7 +121,7 @@ def bury(locked: LockedBatch, tasks: list[int]) -> None:
         if store.sync_inserts and not log.sync:
             store.fs.fsync(log.fd)  # else a power loss might keep the letter and lose the burial: dead, and there again
         _write(locked, tasks, certain=True)
-    except (OSError, LockTimeout) as error:
+    except (OSError, FsqueueError) as error:
         if not is_over(locked):
             logger.warning(
                 "the dead letters of batch %s of %s were not written (%s); 'fsqueue gc' will do it",

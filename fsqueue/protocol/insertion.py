@@ -12,10 +12,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from fsqueue.clock import MS_MAX
-from fsqueue.errors import FULL, FsqueueError, InvalidTask, LockTimeout, QueueNotFound, StorageError, from_os_error
+from fsqueue.errors import FsqueueError, InvalidTask, QueueNotFound, StorageError, from_os_error
+from fsqueue.format import names
 from fsqueue.format.layout import Layout
 from fsqueue.format.names import TaskFileName
 from fsqueue.format.priority import Rank
+from fsqueue.protocol import insert_errors
 from fsqueue.protocol.encoding import (
     GROUP_BYTES_MAX,
     Encoded,
@@ -30,6 +32,7 @@ from fsqueue.protocol.encoding import (
 from fsqueue.storage import ordering, staging
 from fsqueue.storage.store import Store
 from fsqueue.user_code import UserCodeError
+from fsqueue.wording import counted
 
 logger = logging.getLogger("fsqueue")
 
@@ -75,14 +78,14 @@ def insert_many(
         while True:
             for group in groups_of(batches_of(stream, store, default, batch_tasks, total)):
                 if insert_one is None or done.in_stretch or not _is_one_task(group):
-                    publish(store, group)
+                    publish(store, group, done.group)
                 else:
                     done.step = _SINGLE
                     is_in = insert_one(bytes(group[0].content()), group[0].when, group[0].rank) is not None
                     done.step = _GROUP
                     if not is_in:
-                        publish(store, group)
-                done.in_stretch += sum(encoded.tasks for encoded in group)
+                        publish(store, group, done.group)
+                done.end_group(sum(encoded.tasks for encoded in group))
             if stream.keyed is None:
                 return done.new
             insert_next(stream.keyed)
@@ -93,12 +96,66 @@ def insert_many(
         foreign.count(done.handled, done.new)
         raise
     except (FsqueueError, OSError) as error:
-        done.in_stretch += getattr(error, "inserted", None) or 0
+        done.take_in(error)
+        done.group.secure(store)
         raise _broken_off(store, stream, done, error) from error if isinstance(error, OSError) else error.__cause__
 
 
 _GROUP, _SINGLE, _KEYED = range(3)
 """What an insert of a stream is at: a group of batches, a task that is appended alone, or a task with a key."""
+
+
+class Published:
+    """Know what of a group is in the queue. It is noted where it happens: no error that comes later hides it."""
+
+    def __init__(self) -> None:
+        self.names: list[TaskFileName] = []
+        self.layout: Layout | None = None
+        """That of the generation of these names."""
+        self.in_doubt = False
+        """Whether the batch that came next may be published, too."""
+        self.is_whole = False
+        """Whether all of the group is published: an error that comes then is one of making it durable."""
+        self.is_safe = True
+        """Whether neither a power loss nor a purge that has just begun can still take it."""
+
+    @property
+    def tasks(self) -> int:
+        """Return how many tasks are published."""
+        return sum(name.count for name in self.names)
+
+    @property
+    def risk(self) -> str:
+        """Return a sentence about what is published and may still be lost; "" if nothing may."""
+        if self.is_safe or not self.names:
+            return ""
+        return insert_errors.MAY_GO.format(f"the {counted(self.tasks, 'task')} that came in last") + " "
+
+    def forget(self) -> None:
+        """Take in that a purge has dropped what was published."""
+        self.names.clear()
+        self.in_doubt = self.is_whole = False
+
+    def secure(self, store: Store) -> None:
+        """After an error, make durable what is published, as far as the filesystem lets us, and notify workers.
+
+        A sync that has failed is not tried again: it might succeed although what was written is lost.
+        """
+        if not self.names:
+            return
+        try:
+            self.is_safe = False
+            if store.sync_inserts and not self.is_whole and self.layout is not None:
+                staging.sync_shards(store, self.layout, self.names)
+            store.refresh(now=True)
+            if store.layout is not self.layout:
+                self.forget()
+            elif not self.is_whole:
+                store.secure_generation()
+                self.is_safe = True
+        except (OSError, FsqueueError):
+            pass
+        store.doorbell.ring()
 
 
 class _Done:
@@ -108,6 +165,8 @@ class _Done:
         self.step = _GROUP
         self.in_stretch = 0
         """How many tasks of the present stretch are in the queue. All of the earlier ones are."""
+        self.group = Published()
+        """What is published of the group that is being inserted. It is not among `in_stretch` yet."""
         self._before = 0
         self.keyed = self.keyed_new = 0
         """How many tasks with keys were dealt with, and how many of these are new."""
@@ -117,6 +176,21 @@ class _Done:
         self._before += self.in_stretch
         self.in_stretch = 0
 
+    def end_group(self, tasks: int) -> None:
+        """Take in that a group of so many tasks is in the queue."""
+        self.in_stretch += tasks
+        self.group = Published()
+
+    def take_in(self, error: FsqueueError | OSError) -> None:
+        """Count the task of a single insert that has ended with an error, if the error says that it is in the queue."""
+        if self.step == _GROUP or not isinstance(error, FsqueueError):
+            return
+        if self.step == _KEYED:
+            self.keyed += error.inserted or 0
+            self.keyed_new += error.new or 0
+        else:
+            self.in_stretch += error.new or 0
+
     def count_keyed(self, is_new: bool) -> None:
         """Count a task with a key."""
         self.keyed += 1
@@ -125,9 +199,14 @@ class _Done:
             advise_commit()
 
     @property
+    def of_stretch(self) -> int:
+        """Return how many tasks of the present stretch are in the queue."""
+        return self.in_stretch + self.group.tasks
+
+    @property
     def plain(self) -> int:
         """Return how many tasks without keys are in the queue."""
-        return self._before + self.in_stretch
+        return self._before + self.of_stretch
 
     @property
     def handled(self) -> int:
@@ -157,18 +236,19 @@ def _is_one_task(group: list[Encoded]) -> bool:
 def _broken_off(store: Store, stream: TaskStream, done: _Done, error: FsqueueError | OSError) -> FsqueueError:
     """Return the error for the user. It says what of the stream is in the queue, and how to go on."""
     cause = error if isinstance(error, OSError) else error.__cause__
+    is_alone = done.step == _SINGLE and isinstance(error, FsqueueError)  # it says itself whether that task is in
     if done.step == _GROUP:
-        is_exact = isinstance(cause, OSError) and cause.errno in FULL
+        is_exact = not done.group.in_doubt
     else:
-        is_exact = isinstance(error, (OSError, LockTimeout))
-    is_first = stream.is_in_order or not done.in_stretch
+        is_exact = not isinstance(error, FsqueueError) or error.is_exact
+    is_first = stream.is_in_order or not done.of_stretch
     then = advice(done, is_first, is_exact, bool(done.keyed) or stream.keyed is not None or done.step == _KEYED)
-    if done.step == _SINGLE and isinstance(error, FsqueueError):  # it says itself whether that task is in the queue
-        then = then if done.handled else ""
+    if is_alone and isinstance(error, FsqueueError):
+        then = then if done.handled > (error.new or 0) else ""
         failure: FsqueueError = error
         error.args = (f"{error} {then}".rstrip(), *error.args[1:])
     else:
-        failure = _explained(store, error, cause, then)
+        failure = _explained(store, error, cause, f"{done.group.risk}{then}")
     failure.inserted, failure.new, failure.is_exact = done.handled if is_first else None, done.new, is_exact
     failure.advice = then if str(failure).endswith(then) else ""
     return failure
@@ -223,70 +303,78 @@ def moment(store: Store, when: When) -> int:
     return ms if absolute else min(store.clock.now_ms() + ms, MS_MAX)
 
 
-def publish(store: Store, group: list[Encoded]) -> list[str]:
-    """Publish a group durably, and notify workers. Return the batches' ids. After an error some batches may be visible.
+def insert_in_file(store: Store, line: bytes, when: When, rank: Rank) -> str:
+    """Insert one task as a task file of its own, durably, and return its id.
+
+    An FsqueueError says whether the task is in the queue. After an OSError it is not.
+    """
+    encoded, published = Encoded(when, rank), Published()
+    encoded.take(line, 1)
+    try:
+        return names.task_id(publish(store, [encoded], published)[0], 0)
+    except (OSError, FsqueueError) as error:
+        published.secure(store)
+        if published.names:
+            raise insert_errors.is_in(store, error) from error
+        if published.in_doubt:
+            raise insert_errors.is_unknown(store, error) from error
+        raise
+
+
+def publish(store: Store, group: list[Encoded], published: Published | None = None) -> list[str]:
+    """Publish a group durably, and notify workers. Return the batches' ids. After an error some batches may be visible:
+    `published` says which.
 
     A second try publishes only the batches that the first did not: the others would be inserted twice.
     """
     missed: Layout | None = None
-    published: list[TaskFileName] = []
+    published = Published() if published is None else published
     store.refresh()
     ordering.mark(store, min(encoded.rank for encoded in group))
     for _ in range(TRIES):
-        layout, before = store.layout, len(published)
+        layout, before = store.layout, len(published.names)
         try:
             _publish(store, layout, group, published)
-        except FileNotFoundError as error:
+        except FileNotFoundError:
             store.refresh(now=True)
             store.make_generation()
             if store.layout is not layout:
-                published.clear()  # the purge has dropped them
-            elif layout is missed and len(published) == before:
-                raise _failure(store, error, published) from error
+                published.forget()
+            elif layout is missed and len(published.names) == before:
+                raise
             missed = layout
             continue
         store.refresh(now=True)
         if store.layout is layout:
             store.secure_generation()
             store.doorbell.ring()
-            return [name.batch for name in published]
-        published.clear()
+            return [name.batch for name in published.names]
+        published.forget()
     raise StorageError(
         f"The queue {store.path} was purged again and again while tasks were being inserted: they went with it."
     )
 
 
-def _publish(store: Store, layout: Layout, group: list[Encoded], published: list[TaskFileName]) -> None:
-    """Publish the batches of a group that are not among the `published` yet, and add their names to that list.
+def _publish(store: Store, layout: Layout, group: list[Encoded], published: Published) -> None:
+    """Publish the batches of a group that are not `published` yet, and note them there.
 
-    Batches are published in order, so those in the list are the group's first ones.
+    Batches are published in order, so those noted are the group's first ones.
     """
-    earlier, staged = list(published), list[staging.Staged]()
+    earlier, staged = list(published.names), list[staging.Staged]()
+    published.layout = layout
     try:
         for encoded in group[len(earlier) :]:
             when = moment(store, encoded.when)
             staged.append(staging.stage(store, layout, encoded.pieces, encoded.tasks, when, encoded.rank))
         staging.sync(store, staged)
         for file in staging.publish(store, layout, staged):
-            published.append(file.name)
+            published.names.append(file.name)
         if earlier and store.sync_inserts:  # an earlier try published them, and failed before its sync
             staging.sync_shards(store, layout, earlier)
-    except OSError as error:
-        if not isinstance(error, FileNotFoundError):
-            raise _failure(store, error, published) from error
-        raise
-    except FsqueueError as error:
-        error.inserted = sum(name.count for name in published)
-        raise
     finally:
-        for number, file in enumerate(staged, len(earlier)):
-            if number >= len(published):
-                store.fs.unlink(file.path)
-            file.close(store)
-
-
-def _failure(store: Store, error: OSError, published: list[TaskFileName]) -> FsqueueError:
-    """Return the error for a group that was published in part: `inserted` says how many tasks."""
-    failure = store.explain(error, f"inserting into {store.path}")
-    failure.inserted = sum(name.count for name in published)
-    return failure
+        noted = len(published.names) - len(earlier)
+        for file in staged:
+            staging.discard(store, file)
+        published.names += [file.name for file in staged[noted:] if file.is_published]
+        published.in_doubt = any(file.is_published is None for file in staged)
+        published.is_whole = len(published.names) == len(group)

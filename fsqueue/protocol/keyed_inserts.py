@@ -21,9 +21,10 @@ from fsqueue.format.layout import OPEN_BATCHES, Layout
 from fsqueue.format.names import Batch
 from fsqueue.format.priority import Rank
 from fsqueue.models import TaskRef
-from fsqueue.protocol import finishing, insertion, sealing, transitions
+from fsqueue.protocol import finishing, insert_errors, insertion, sealing, transitions
 from fsqueue.protocol.encoding import When
-from fsqueue.protocol.single_inserts import LOOK_FIRST, SingleInserter
+from fsqueue.protocol.insert_errors import LOOK_FIRST
+from fsqueue.protocol.single_inserts import SingleInserter
 from fsqueue.storage import insert_ids, jsonl, keys, logs, ordering, published, record_times, staging
 from fsqueue.storage.insert_ids import LIVING
 from fsqueue.storage.keys import KeyFile
@@ -96,7 +97,7 @@ class KeyedInserter:
             if claim is not None:
                 living = self._claims.living(layout, claim)
                 if living is not None:
-                    return TaskRef(living, inserted=False) if self._single._is_in_present(layout) else None
+                    return TaskRef(living, inserted=False) if self._single._is_in_present(layout, new=0) else None
                 if held.size > keys.BYTES_MAX and not store.fs.shared:
                     held.remove()
                     return None
@@ -136,7 +137,16 @@ class KeyedInserter:
             if not held.is_in_present() and staging.withdraw(store, staged):
                 raise _Moved  # else who has found the claim has published the file
 
-        staging.publish_one(store, staged, announce)
+        try:
+            staging.publish_one(store, staged, announce)
+        except FileNotFoundError:
+            raise  # begin anew
+        except (OSError, FsqueueError) as error:
+            if staged.is_published:
+                raise insert_errors.is_in(store, error) from error
+            if staged.is_published is None:
+                raise insert_errors.is_unknown(store, error) from error
+            raise
         if not self._single._is_in_present(layout):
             return None
         store.doorbell.ring()

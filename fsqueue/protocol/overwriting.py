@@ -12,11 +12,13 @@ its tasks again.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 
-from fsqueue.errors import CommitLost
+from fsqueue.errors import CommitLost, FsqueueError
 from fsqueue.format import names, sparse
-from fsqueue.format.layout import Layout, generation_record, read_queue_state
+from fsqueue.format.layout import Layout, QueueState, generation_record, read_queue_state
 from fsqueue.format.names import Generation
 from fsqueue.storage import commits, jsonl
 from fsqueue.storage.commits import Record
@@ -26,7 +28,8 @@ from fsqueue.storage.store import Store
 def begin(store: Store, record: Record) -> Record:
     """Begin a generation with what a record names, unless its name was committed; return the record that counts.
 
-    CommitLost: what was staged is gone, also because the queue was purged or overwritten by another meanwhile.
+    CommitLost: what was staged is gone, also because the queue was purged or overwritten by another meanwhile. After an
+    OSError nothing has begun.
     """
     fs, layout, queue_state = store.fs, store.layout, store.queue_state
     with jsonl.held(fs, store.clock, store.entropy, layout.settings_file, flags=os.O_APPEND) as fd, ExitStack() as undo:
@@ -47,18 +50,35 @@ def begin(store: Store, record: Record) -> Record:
         following = Layout(store.path, directory, layout.shards)
         clear(store, directory)
         fs.make_directory(following.base)
-        undo.callback(store.discard, store.path, directory)
+        undo.callback(_undoing, store, lambda: store.discard(store.path, directory))
         _move(store, layout, following, record, undo)
         _note(store, following, record)
         try:
             jsonl.append(fs, fd, generation_record(begun, store.clock.now_ms()), True)
-        except BaseException:
-            if read_queue_state(sparse.joined(fs.all_pieces(fd)), store.path) != queue_state:
+        except BaseException as error:
+            if may_have_begun(store, fd, queue_state):
                 undo.pop_all()  # perhaps it will last, and then it has begun
+                if isinstance(error, OSError):
+                    raise commits.undecided(store, error) from error
             raise
         undo.pop_all()
-    store.refresh(now=True)
     return record
+
+
+def may_have_begun(store: Store, fd: int, queue_state: QueueState) -> bool:
+    """Return whether the open `queue.jsonl` says something else than before, or cannot be read."""
+    try:
+        return read_queue_state(sparse.joined(store.fs.all_pieces(fd)), store.path) != queue_state
+    except (OSError, FsqueueError):
+        return True
+
+
+def _undoing(store: Store, undo: Callable[[], object]) -> None:
+    """Undo a step after an error, which another error must not hide."""
+    try:
+        undo()
+    except OSError as error:
+        commits.logger.warning("what an overwriting of %s has begun could not be undone (%s)", store.path, error)
 
 
 def clear(store: Store, directory: Generation) -> None:
@@ -77,7 +97,7 @@ def _move(store: Store, layout: Layout, following: Layout, record: Record, undo:
             commits.prove(store, layout, record.name, attempt, parts, locks)
             if not fs.rename(here, there):
                 raise commits.lost(store, record.name)
-            undo.callback(fs.rename, there, here)
+            undo.callback(_undoing, store, partial(fs.rename, there, here))
 
 
 def _note(store: Store, following: Layout, record: Record) -> None:

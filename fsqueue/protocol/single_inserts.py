@@ -13,14 +13,14 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
-from fsqueue.errors import FULL, NO_DESCRIPTORS, FsqueueError, LockTimeout, StorageError, from_os_error
+from fsqueue.errors import FULL, NO_DESCRIPTORS, FsqueueError, LockTimeout, QueueNotFound, StorageError
 from fsqueue.filesystem import LOST, resources
 from fsqueue.format import movements, names, priority, sparse, task_file
 from fsqueue.format.layout import OPEN_BATCHES, Layout
 from fsqueue.format.names import Batch, TaskFileName
 from fsqueue.format.priority import LAST, Rank
 from fsqueue.format.replay import ReplayState
-from fsqueue.protocol import finishing, insertion, sealing, transitions
+from fsqueue.protocol import finishing, insert_errors, insertion, sealing, transitions
 from fsqueue.protocol.encoding import When
 from fsqueue.storage import history, jsonl, ordering, published, record_times, staging
 from fsqueue.storage.locked_batch import BatchBusy, LockedBatch
@@ -38,8 +38,6 @@ SPREAD = 16
 """Over so many shards a process spreads its open batches: workers share the work, and few directories are made."""
 TRIES = 20
 """So often an insert is begun anew: the batch was full, sealed, finished or locked, or the queue was purged."""
-LOOK_FIRST = "Look for it before you insert it again."
-"""Advise how to go on when nobody knows whether a task without a key is in the queue."""
 
 Announce = Callable[[Layout, Batch, str], None]
 """Called before a record is appended to a batch: with the generation, the batch, and the id of the record."""
@@ -142,10 +140,11 @@ class SingleInserter:
             "was being inserted. The task is not in the queue."
         )
 
-    def _is_in_present(self, layout: Layout) -> bool:
+    def _is_in_present(self, layout: Layout, new: int = 1) -> bool:
         """Return whether what was inserted into a generation is in the queue, durably. False if that was purged.
 
-        After an error in here it is unknown: the task was appended.
+        An error says that the task is in the queue, or that this is unknown: it was appended. `new`: 0 if that was
+        before this insert.
         """
         store = self.store
         try:
@@ -153,12 +152,15 @@ class SingleInserter:
                 store.refresh(now=True)
                 if store.layout.generation != layout.generation:
                     return False
+        except QueueNotFound:
+            raise
+        except (OSError, FsqueueError) as error:
+            raise insert_errors.is_unknown(store, error) from error
+        try:
             store.secure_generation()
-            return True
-        except FileNotFoundError:
-            raise  # the whole queue is gone
         except OSError as error:
-            raise self._unknown(error) from error
+            raise insert_errors.is_in(store, error, new) from error
+        return True
 
     # -- which batch -------------------------------------------------------------------------------
 
@@ -236,7 +238,7 @@ class SingleInserter:
         except OSError as error:
             if self._batch == batch:
                 self._batch = None
-            raise self._unknown(error) from error
+            raise insert_errors.is_unknown(self.store, error) from error
         return index
 
     def _appended(self, batch: Batch, identity: str, line: bytes, when: When, rank: Rank) -> tuple[int, int] | None:
@@ -265,7 +267,7 @@ class SingleInserter:
             except LockTimeout as busy:
                 if error is None:
                     raise
-                raise self._unknown(error) from busy
+                raise insert_errors.is_unknown(self.store, error) from busy
             except (OSError, StorageError) as latest:
                 if not began and error is None:
                     raise
@@ -381,7 +383,7 @@ class SingleInserter:
                     raise
                 return self._look_for(batch, identity, closing)  # the log is opened anew
         except (OSError, FsqueueError, _Unknown) as other:
-            raise self._unknown(error) from other
+            raise insert_errors.is_unknown(self.store, error) from other
 
     def _look_for(self, batch: Batch, identity: str, closing: bool) -> tuple[int, int] | None:
         store = self.store
@@ -403,15 +405,6 @@ class SingleInserter:
                 raise _Unknown from None
             index = _index_of(records, identity)
             return None if index is None else (index, 0)
-
-    def _unknown(self, error: OSError | StorageError) -> FsqueueError:
-        then = f"It is unknown whether the task is in the queue. {LOOK_FIRST}"
-        if isinstance(error, OSError):
-            failure = from_os_error(error, f"inserting into {self.store.path}", then)
-        else:
-            failure = StorageError(f"{error} {then}")
-        failure.advice = LOOK_FIRST
-        return failure
 
 
 def _index_of(records: list[tuple[int, dict[str, object] | None]] | history.Records, identity: str) -> int | None:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from itertools import groupby
 from operator import attrgetter
 
-from fsqueue.errors import LockTimeout, QueueNotFound
+from fsqueue.errors import FsqueueError, LockTimeout, QueueNotFound
 from fsqueue.filesystem import LOST
 from fsqueue.format import movements, names
 from fsqueue.format.movements import to_ranges
@@ -74,6 +74,8 @@ def each(
 
     Others that are `done` are none. If the lock is lost, the log is opened anew, once, and tells what became of
     the record: then `after_loss` counts instead, if it is given. `uncertain`: why the record may be there already.
+
+    After an error in one batch, those before it are dealt with: the error says so.
     """
     grouped: dict[Batch, dict[str, list[int]]] = {}
     for (batch, lease), run in groupby(fresh(store, tasks, losses), _LEASE):
@@ -94,14 +96,25 @@ def each(
         except LockTimeout as error:
             return error
         losses.join(lost)
+        dealt_with.add(batch)
         return None
 
-    if len(waiting) > 1:  # first those that no process has locked: a stopped process must not keep the rest waiting
-        waiting = [batch for batch in waiting if attempt(batch, 0.0)]
-    until = store.clock.monotonic() + LOCK_TIMEOUT_S
-    busy = [error for batch in waiting if (error := attempt(batch, max(LEAST_WAIT_S, until - store.clock.monotonic())))]
-    if busy:
-        raise busy[0]
+    dealt_with: set[Batch] = set()
+    try:
+        if len(waiting) > 1:  # first those that no process has locked: a stopped process must not keep the rest waiting
+            waiting = [batch for batch in waiting if attempt(batch, 0.0)]
+        until = store.clock.monotonic() + LOCK_TIMEOUT_S
+        busy = [
+            error for batch in waiting if (error := attempt(batch, max(LEAST_WAIT_S, until - store.clock.monotonic())))
+        ]
+        if busy:
+            raise busy[0]
+    except (OSError, FsqueueError) as error:
+        if not dealt_with:
+            raise
+        done_with = sum(task.batch in dealt_with for task in tasks)
+        then = f"Of {len(tasks):,} tasks this call has dealt with {done_with:,}, in other batches. Repeat it for all."
+        raise store.explain(error, "ending leases", then) from (error if isinstance(error, OSError) else None)
 
 
 def _in_batch(

@@ -96,6 +96,10 @@ def _check_type(kind: types.DataType, where: str, level: int = 2) -> None:
         _check_type(kind.elementType, f"{where}[]", level + 1)
     elif isinstance(kind, types.StructType):
         for field in kind.fields:
+            if kind.names.count(field.name) > 1:
+                raise InvalidArgument(
+                    f"The column {where!r} has several fields named {field.name!r}. Rename or drop all but one."
+                )
             _check_type(field.dataType, f"{where}.{field.name}", level + 1)
     elif isinstance(kind, types.MapType) and isinstance(kind.keyType, types.StringType):
         _check_type(kind.valueType, f"{where}{{}}", level + 1)

@@ -20,7 +20,7 @@ from pyspark.sql import types
 
 from fsqueue.clock import duration_ms
 from fsqueue.errors import InvalidArgument, InvalidTask
-from fsqueue.format import task_file
+from fsqueue.format import task_file, user_json
 from fsqueue.format.layout import Settings
 from fsqueue.protocol.encoding import NOW, Encoded, When
 from fsqueue.spark.cutting import Cutter, buffers
@@ -222,11 +222,19 @@ def _converter(kind: types.DataType) -> Callable[[Any], Any] | None:
         return lambda value: [inner(one) for one in value]
     if isinstance(kind, types.MapType):
         inner = _or_none(_converter(kind.valueType))
-        return lambda value: {key: inner(one) for key, one in value}
+        return lambda value: _object(value, inner)
     if isinstance(kind, types.StructType):
         inners = {field.name: _or_none(_converter(field.dataType)) for field in kind.fields}
         return lambda value: {name: inner(value[name]) for name, inner in inners.items()}
     return None
+
+
+def _object(entries: list[tuple[str, Any]], convert: Callable[[Any], Any]) -> dict[str, Any]:
+    """Return a map's entries as an object. InvalidTask if a key is there twice: a value would be lost."""
+    found = {key: convert(one) for key, one in entries}
+    if len(found) < len(entries):
+        raise InvalidTask("A column of maps has a map with a key twice. Keep one entry for each key.")
+    return found
 
 
 def _or_none(convert: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
@@ -235,9 +243,9 @@ def _or_none(convert: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
 
 def _parsed(text: str | None, index: int) -> Any:
     try:
-        return None if text is None else orjson.loads(text)
-    except orjson.JSONDecodeError as error:
-        raise InvalidTask(f"Row {index + 1}: the payload is not JSON: {error}.", index) from None
+        return None if text is None else user_json.decode(text)
+    except user_json.NotExact as error:
+        raise InvalidTask(f"Row {index + 1}: the payload {error}.", index) from None
 
 
 def delays_ms(delays: pa.Array, name: str) -> list[int]:

@@ -227,10 +227,13 @@ def decide(store: Store, layout: Layout, record: Record) -> Record:
             store.fs.link(layout.ballot(record.id), layout.record(record.name))
         return record
     except (OSError, FsqueueError) as error:
-        found = find(store, layout, record.name)
-        if found is None or found.id != record.id:
-            ballots.withdraw(store, layout, record.id)
+        try:
             found = find(store, layout, record.name)
+            if found is None or found.id != record.id:
+                ballots.withdraw(store, layout, record.id)
+                found = find(store, layout, record.name)
+        except (OSError, FsqueueError) as other:
+            raise undecided(store, other) from error
         if found is not None:
             return found
         if isinstance(error, FileNotFoundError):
@@ -240,6 +243,22 @@ def decide(store: Store, layout: Layout, record: Record) -> Record:
                 "process was taken for dead. Nothing of it is visible; publish it again, or else stage it again."
             ) from error
         raise
+
+
+DOING = "publishing a commit"
+NOTHING = "Nothing of it is visible; the call may be repeated."
+DECIDED = (
+    "It is decided: all of its tasks are in the queue, or will be when the filesystem works again. Repeat the call "
+    "until it reports: it inserts nothing twice."
+)
+
+
+def undecided(store: Store, error: OSError | FsqueueError) -> FsqueueError:
+    """Return the error for a commit of which nobody knows whether it was decided."""
+    then = "It is unknown whether the commit is decided. Repeat the call until it reports: it inserts nothing twice."
+    failure = store.explain(error, DOING, then)
+    failure.is_exact = False
+    return failure
 
 
 @contextmanager
@@ -257,7 +276,7 @@ def _proposed(store: Store, layout: Layout, record: Record) -> Iterator[None]:
         yield
     finally:
         try:
-            fs.unlock(fd)
+            fs.end_lock(fd)
         finally:
             fs.close(fd)
 
@@ -346,7 +365,10 @@ def apply(store: Store, layout: Layout, record: Record) -> None:
         return
     for attempt in record.attempts():
         drop(store, layout.attempt(attempt, record.name))
-    ballots.withdraw(store, layout, record.id)  # it has served
+    try:
+        ballots.withdraw(store, layout, record.id)  # it has served
+    except OSError as error:
+        logger.warning("the ballot of the commit %s is still there (%s); 'fsqueue gc' removes it", record.name, error)
     store.doorbell.ring()
 
 
@@ -395,7 +417,7 @@ def _attending(store: Store, path: str) -> Iterator[None]:
             fd = fs.look(path, os.O_RDWR)
             stack.callback(fs.close, fd)
             if fs.try_lock(fd):
-                stack.callback(fs.unlock, fd)
+                stack.callback(fs.end_lock, fd)
         except OSError:
             pass
         yield

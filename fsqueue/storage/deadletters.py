@@ -329,13 +329,12 @@ def retry(store: Store, wanted: set[str] | None, where: Where | None) -> int:
             line = _settling(store, "retried", part, staged=str(staged.name), **{"as": staged.name.batch})
             named = True
             jsonl.append(store.fs, fd, line, store.sync_inserts)
-            list(staging.publish(store, layout, [staged]))
-        except OSError:
-            if not named:
-                store.fs.unlink(staged.path)
-            raise
+            _publish(store, layout, staged)
         finally:
-            staged.close(store)
+            if named:
+                staged.close(store)
+            else:
+                staging.discard(store, staged)
 
     count = _settle(store, wanted, where, encode, act)
     if lost:
@@ -346,6 +345,19 @@ def retry(store: Store, wanted: set[str] | None, where: Where | None) -> int:
             store.path,
         )
     return count
+
+
+def _publish(store: Store, layout: Layout, staged: staging.Staged) -> None:
+    """Publish what a `retried` line names. The line decides: an error is told, and other processes publish the file."""
+    try:
+        list(staging.publish(store, layout, [staged]))
+    except (OSError, FsqueueError) as error:
+        logger.warning(
+            "the tasks of retried dead letters in %s are not published yet (%s); the next process that looks for work "
+            "does it, or 'fsqueue gc'",
+            staged.path,
+            error,
+        )
 
 
 def _settling(store: Store, op: str, part: list[DeadLetter], **fields: str) -> bytes:
@@ -390,8 +402,34 @@ def _must_be_of(store: Store, layout: Layout) -> None:
 def _settle_in(
     store: Store, layout: Layout, wanted: set[str] | None, where: Where | None, encode: Encode, act: Act
 ) -> int:
-    """Settle letters of one generation, shard by shard; see `_settle`."""
-    settled = 0
+    """Settle letters of one generation, shard by shard; see `_settle`. An error says how many are settled."""
+    settled = SettledCount()
+    try:
+        _settle_each(store, layout, wanted, where, encode, act, settled)
+    except (FileNotFoundError, QueuePurged):
+        raise
+    except (OSError, FsqueueError) as error:
+        then = f"Dead letters settled: {settled.count}. Repeat the call for the rest: none is settled twice."
+        failure = store.explain(error, "settling dead letters", then)
+        raise failure from error if isinstance(error, OSError) else error.__cause__
+    return settled.count
+
+
+class SettledCount:
+    """Count the letters that a call has settled."""
+
+    count = 0
+
+
+def _settle_each(
+    store: Store,
+    layout: Layout,
+    wanted: set[str] | None,
+    where: Where | None,
+    encode: Encode,
+    act: Act,
+    settled: SettledCount,
+) -> None:
     shards = None if wanted is None else {layout.shard(names.parse_task_id(task_id)[0]) for task_id in wanted}
     for shard in letter_files.shards(store, layout):
         chosen = wanted
@@ -407,9 +445,8 @@ def _settle_in(
             letters = (letter for letter in _letters(store, fd) if chosen is None or letter.id in chosen)
             for part, lines in _parts(letters, encode, store.settings.batch_tasks_max):
                 act(layout, fd, part, lines)
-                settled += len(part)
+                settled.count += len(part)
             _give_back(store, layout, shard, fd)
-    return settled
 
 
 def _give_back(store: Store, layout: Layout, shard: Shard, fd: int) -> int:

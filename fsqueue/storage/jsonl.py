@@ -37,7 +37,7 @@ def locked(
         try:
             yield fd
         finally:
-            fs.unlock(fd)  # closing alone would not: a child that was forked meanwhile has it open, too
+            fs.end_lock(fd)
     finally:
         fs.close(fd)
 
@@ -62,7 +62,7 @@ def held(
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
             yield fd
         finally:
-            fs.unlock(fd)
+            fs.end_lock(fd)
     finally:
         fs.close(fd)
 

@@ -122,7 +122,7 @@ def locked(store: Store, layout: Layout, key: str, wait_s: float = jsonl.LOCK_TI
                 return
         finally:
             try:
-                fs.unlock(fd)  # closing alone would not: a child that was forked meanwhile has it open, too
+                fs.end_lock(fd)
             finally:
                 fs.close(fd)
     raise StorageError(f"The file of the key {key!r}, {path}, was removed again and again. The task was not inserted.")

@@ -96,6 +96,8 @@ class LockedBatch:
             elif self._is_locked and log.fd >= 0:
                 unlock = self.store.fs.unlock
                 unlock(log.fd)
+        except OSError:  # of the unlocking: what was done under the lock is done
+            self.drop()
         except BaseException:
             self.drop()
             raise
@@ -155,9 +157,12 @@ class LockedBatch:
 
     def unlock(self) -> None:
         """Let other processes in, before the block ends. Nothing may be appended any more."""
-        self._is_locked = False
         unlock = self.store.fs.unlock
-        unlock(self.log.fd)
+        try:
+            unlock(self.log.fd)
+        except OSError:
+            return  # what was done is done: the end of the block tries again, and closes the log
+        self._is_locked = False
 
     def drop(self) -> None:
         """Close the log: what this process knows of it cannot be trusted, or the batch is over."""

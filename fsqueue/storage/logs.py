@@ -228,9 +228,7 @@ class Log:
             self.fd, self.lines = -1, None
             try:
                 if not inherited:
-                    self.fs.unlock(fd)
-            except OSError:
-                pass  # the server has forgotten the lock, or the file
+                    self.fs.end_lock(fd)
             finally:
                 self.fs.close(fd)
                 resources.disown(fd)

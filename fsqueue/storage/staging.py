@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from fsqueue.errors import StorageError
+from fsqueue.errors import FULL, StorageError
 from fsqueue.format import names
 from fsqueue.format.layout import Layout
 from fsqueue.format.names import TaskFileName
@@ -24,6 +24,8 @@ LOCK_S = 1.0
 """How long to wait for the lock of a file that was just made: only a process that takes it for an orphan has it."""
 LATE_S = 60.0
 """A process that gets the lock later than that was stopped after making the file. Is the file still there?"""
+REFUSALS = (*FULL, errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EXDEV)
+"""After one of these errors a file was not moved. After any other one it may have been."""
 AWAY_S = 43_200.0
 """Half the age at which `gc` reaps staged files. An inserter that was away for so long may have lost its lock."""
 
@@ -38,13 +40,15 @@ class Staged:
     layout: Layout
     began: float
     """When it was made, on the clock that never jumps."""
+    is_published: bool | None = False
+    """Noted where it happens. None: a renaming has begun, and it is not known whether it was done."""
 
     def close(self, store: Store) -> None:
         """Give up the lock, whether it was published or not."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
             try:
-                store.fs.unlock(fd)
+                store.fs.end_lock(fd)
             finally:
                 store.fs.close(fd)
 
@@ -79,10 +83,35 @@ def stage_as(store: Store, layout: Layout, pieces: Sequence[bytes | memoryview],
         if store.sync_inserts:
             fs.drop_cached(fd)  # write now: else the sync of each of many waits for a commit of the journal
     except BaseException:
-        staged.close(store)
-        fs.unlink(path)
+        discard(store, staged)
         raise
     return staged
+
+
+def discard(store: Store, staged: Staged) -> None:
+    """After an error, remove a staged file that is not published, and close it. `is_published` says what was found.
+
+    This raises no error of the system: that would hide the one that it comes after. `gc` reaps what cannot be removed
+    now.
+    """
+    try:
+        if not staged.is_published:
+            with suppress(OSError):
+                staged.is_published = _remove(store, staged)
+    finally:
+        staged.close(store)
+
+
+def _remove(store: Store, staged: Staged) -> bool | None:
+    """Remove a staged file. Return whether it is published; None if that cannot be told."""
+    fs, in_doubt = store.fs, staged.is_published is None
+    try:
+        if fs.unlink(staged.path) or not in_doubt:
+            return False  # a renaming that comes late finds nothing to rename
+    except OSError:
+        if not in_doubt or (not fs.shared and fs.same_file(staged.fd, staged.path)):
+            return False
+    return True if fs.same_file(staged.fd, staged.layout.task_file(staged.name)) else None
 
 
 def is_held(store: Store, path: str) -> bool:
@@ -114,19 +143,16 @@ def publish(store: Store, layout: Layout, batches: list[Staged]) -> Iterator[Sta
 def publish_one(store: Store, staged: Staged, announce: Callable[[], None] | None = None) -> None:
     """Sync a staged file, publish it, durably, and close it. An error before its renaming removes it.
 
-    `announce` is called in between: the file is durable, and not published. An error of it ends this.
+    `announce` is called in between: the file is durable, and not published. An error of it ends this. After an error
+    `staged.is_published` says whether it is in the queue.
     """
-    is_published = False
     try:
         sync(store, [staged])
         if announce is not None:
             announce()
-        for _ in publish(store, staged.layout, [staged]):
-            is_published = True
+        list(publish(store, staged.layout, [staged]))
     finally:
-        if not is_published:
-            store.fs.unlink(staged.path)
-        staged.close(store)
+        discard(store, staged)
 
 
 def withdraw(store: Store, staged: Staged) -> bool:
@@ -180,6 +206,17 @@ def move(store: Store, staged: Staged) -> None:
     longer has no such proof. Its lock may be lost, and `gc` may have removed the file. StorageError then, unless the
     batch shows in its shard. FileNotFoundError: it was not published, and the caller repeats it.
     """
+    staged.is_published = None
+    try:
+        _move(store, staged)
+    except OSError as error:
+        if error.errno in REFUSALS:
+            staged.is_published = False
+        raise
+    staged.is_published = True
+
+
+def _move(store: Store, staged: Staged) -> None:
     fs, target = store.fs, staged.layout.task_file(staged.name)
     if _into_shard(store, staged.layout, staged.name) or fs.same_file(staged.fd, target):
         return

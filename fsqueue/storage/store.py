@@ -13,7 +13,7 @@ import orjson
 
 from fsqueue.clock import Clock, Entropy
 from fsqueue.cluster.identity import worker_of_this_process
-from fsqueue.errors import FULL, FsqueueError, LockTimeout, from_os_error
+from fsqueue.errors import FULL, FsqueueError, LockTimeout, QueueNotFound, from_os_error
 from fsqueue.filesystem import Filesystem, mount_of, mountadvice, resources
 from fsqueue.filesystem.holders import boot_id
 from fsqueue.format import sparse, task_file
@@ -140,8 +140,15 @@ class Store:
             self._logs_generation = generation
         return moved
 
-    def explain(self, error: OSError, doing: str) -> FsqueueError:
-        """Return what an error of the system means to the user. What is missing may be the whole queue."""
+    def explain(self, error: OSError | FsqueueError, doing: str, then: str = "") -> FsqueueError:
+        """Return what an error means to the user. What is missing may be the whole queue.
+
+        `then`: sentences for the end: what is done, and how to go on.
+        """
+        if isinstance(error, FsqueueError):
+            if then and not isinstance(error, QueueNotFound):
+                error.args = (f"{error} {then}", *error.args[1:])
+            return error
         if isinstance(error, FileNotFoundError):
             try:
                 self.refresh(now=True)
@@ -149,7 +156,7 @@ class Store:
                 return gone
             except OSError:
                 pass
-        return from_os_error(error, doing)
+        return from_os_error(error, doing, then)
 
     @contextmanager
     def locked(self, path: str, wait_s: float = jsonl.LOCK_TIMEOUT_S, durable: bool = False) -> Iterator[int]:

@@ -14,6 +14,7 @@ import subprocess
 import termios
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -22,8 +23,9 @@ from fsqueue_cli import inserting
 from fsqueue_cli.main import cli
 
 from fsqueue import Queue, StorageError, StorageFull
+from fsqueue.protocol import insert_errors
 from fsqueue.protocol.single_inserts import SingleInserter
-from fsqueue.storage import keys
+from fsqueue.storage import keys, staging
 from tests.cli.conftest import Run, Spawn
 from tests.concurrency.processes import Child
 from tests.conftest import QueueFactory
@@ -104,7 +106,8 @@ BAD = {
     b"NaN": "is not JSON",
     b"[1, Infinity]": "is not JSON",
     b"[-Infinity]": "is not JSON",
-    b"1e999": "is not JSON",
+    b"1e999": "beyond the range of floats",
+    b'{"a": 1, "b": {"a": 2, "a": 3}}': "has a name twice in an object, 'a'",
     b"'single'": "is not JSON",
     b"1 2": "is not JSON",
     b'{"a": 1,}': "is not JSON",
@@ -113,7 +116,7 @@ BAD = {
     b'"tab\there"': "is not JSON",
     b"18446744073709551616": "beyond 64 bits",
     b'{"n": [-9223372036854775809]}': "beyond 64 bits",
-    b"1" * 5000: "is not JSON",
+    b"1" * 5000: "beyond 64 bits",
     b"[" * 1000 + b"-" + b"1" * 30 + b"]" * 1000: "beyond 64 bits",
     b"[" * 100_000: "nests too deep",
     b"[" * 2000 + b"]" * 2000: "nests too deep",
@@ -234,6 +237,43 @@ def test_what_is_said_of_an_insert_that_broke_off(
     assert says in result.stderr
     assert ("This call did something" in result.stderr) == (inserted is None)
     assert ("through 'tail -n +6'" in result.stderr) == (inserted is not None)
+
+
+@pytest.mark.parametrize(
+    ("step", "successes", "code", "inserted", "says"),
+    [
+        ("sync_shards", 0, errno.EIO, 4, "4 tasks were inserted from the beginning of the input, then this happened:"),
+        ("sync_shards", 0, errno.EIO, 4, "may still take the 4 tasks that came in last."),
+        ("move", 2, errno.EDQUOT, 2, "2 tasks were inserted from the beginning of the input, then this happened:"),
+        ("move", 0, errno.EACCES, 0, "None of the tasks is in the queue: repeat the call."),
+        ("stage", 1, errno.EIO, 0, "None of the tasks is in the queue: repeat the call."),
+    ],
+)
+def test_what_is_said_after_an_error_of_the_disk_is_what_is_in_the_queue(
+    fsqueue_cli: Run,
+    queue: Queue,
+    monkeypatch: pytest.MonkeyPatch,
+    step: str,
+    successes: int,
+    code: int,
+    inserted: int,
+    says: str,
+) -> None:
+    real, left = getattr(staging, step), successes
+
+    def failing(*args: Any) -> Any:
+        nonlocal left
+        if not left:
+            raise OSError(code, os.strerror(code))
+        left -= 1
+        return real(*args)
+
+    monkeypatch.setattr(staging, step, failing)
+    exit_code = 7 if code == errno.EDQUOT else 1
+    result = fsqueue_cli("insert", queue.path, "--batch-tasks", 1, input="1\n2\n3\n4\n", code=exit_code)
+    assert result.stdout == f"{inserted}\n"
+    assert says in result.stderr
+    assert payloads(queue) == [1, 2, 3, 4][:inserted]
 
 
 def test_bytes_that_are_no_text_are_no_plain_line(fsqueue_cli: Run, queue: Queue) -> None:
@@ -537,7 +577,7 @@ def cannot_be_synced(self: SingleInserter, *_: object) -> None:
 
 
 def cannot_be_looked_for(self: SingleInserter, *_: object) -> None:
-    raise self._unknown(StorageError("The lock was lost."))
+    raise insert_errors.is_unknown(self.store, StorageError("The lock was lost."))
 
 
 @pytest.mark.batched  # the tasks are in the log of an open batch

@@ -119,7 +119,10 @@ def test_renewing_extends(fsqueue_cli: Run, queue: Queue) -> None:
 def test_a_result_is_kept(fsqueue_cli: Run, queue: Queue) -> None:
     queue.insert(1)
     task = leased(fsqueue_cli, queue)[0]
-    fsqueue_cli("complete", queue.path, task["token"], "--result", "{", code=2)
+    for bad, why in (("{", "is not JSON"), ('{"n":18446744073709551617}', "64 bits"), ('{"a":1,"a":2}', "twice")):
+        refused = fsqueue_cli("complete", queue.path, task["token"], "--result", bad, code=2)
+        assert "--result " in refused.stderr
+        assert why in refused.stderr
     fsqueue_cli("complete", queue.path, task["token"], "--result", '{"mean": 0.5}')
     assert queue.task(task["id"]).result == {"mean": 0.5}
 

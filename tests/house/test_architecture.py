@@ -135,6 +135,7 @@ def test_the_command_line_uses_public_modules_only() -> None:
         "fsqueue.simulation_figures",
         "fsqueue.spark",
         "fsqueue.wording",
+        "fsqueue.format.user_json",
     }
     hidden = {f"fsqueue.{name}" for name in LAYERS} - {f"fsqueue.{name}" for name in fsqueue.__all__} - public
     reaching_in = [

@@ -9,10 +9,11 @@ from typing import Any
 import orjson
 import pytest
 
+np = pytest.importorskip("numpy")
 pa = pytest.importorskip("pyarrow")
 types = pytest.importorskip("pyspark.sql.types")
 
-from fsqueue.errors import InvalidTask, TaskTooLarge  # noqa: E402
+from fsqueue.errors import InvalidArgument, InvalidTask, TaskTooLarge  # noqa: E402
 from fsqueue.format.layout import Settings  # noqa: E402
 from fsqueue.protocol.encoding import NOW  # noqa: E402
 from fsqueue.spark import lines, options  # noqa: E402
@@ -124,3 +125,47 @@ def test_a_time_of_an_odd_year_is_found(day: str) -> None:
 def test_a_line_that_is_too_long_is_named() -> None:
     with pytest.raises(TaskTooLarge, match="Task number 10002 takes 113 bytes; this queue accepts up to 100"):
         made(types.StringType(), ['"a"', '"' + "x" * 98 + '"'], 100, before=1)
+
+
+def test_a_map_with_a_key_twice_is_refused() -> None:
+    kind = types.StructType([types.StructField("m", types.MapType(types.StringType(), types.LongType()))])
+    column = pa.array([[("a", 1)], [("a", 1), ("a", 2)]], pa.map_(pa.string(), pa.int64()))
+    with pytest.raises(InvalidTask, match="a map with a key twice"):
+        payloads(kind, {"m": column})
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('{"a":1,"a":2}', "the payload has a name twice in an object, 'a'"),
+        ('{"seed":18446744073709551617}', "the payload has an integer beyond 64 bits"),
+        ("1e999", "the payload has a number beyond the range of floats"),
+        ("[" * 2000 + "]" * 2000, "the payload nests too deep"),
+        ("{", "the payload is not JSON"),
+    ],
+)
+def test_json_text_that_could_not_be_kept_as_it_is_is_refused(text: str, why: str) -> None:
+    kind = types.StructType([types.StructField("doc", types.StringType())])
+    with pytest.raises(InvalidTask, match=f"Row 2: {why}"):
+        payloads(kind, {"doc": ["1", text]}, payload="doc", payloadformat="json")
+
+
+def test_two_fields_of_one_name_in_a_struct_are_refused() -> None:
+    inner = types.StructType([types.StructField("id", types.LongType()), types.StructField("id", types.LongType())])
+    for kind in (inner, types.ArrayType(inner), types.MapType(types.StringType(), inner)):
+        with pytest.raises(InvalidArgument, match=r"The column 'pair.*' has several fields named 'id'"):
+            Encoder(options.writing({"path": "/q"}), types.StructType([types.StructField("pair", kind)]))
+
+
+def test_a_result_of_a_drain_is_judged_as_any_result() -> None:
+    from fsqueue.spark.jobs.drain import _apply
+
+    for result, kept, why in (
+        ({"a": np.float32(0.5), "b": np.arange(3)}, '{"a":0.5,"b":[0,1,2]}', None),
+        ({"a": np.array([1.0, math.nan])}, None, "the result contains nan"),
+        (math.inf, None, "the result contains inf"),
+        (1 << 70, None, "the result is not JSON"),
+    ):
+        found, error, _ = _apply(lambda _, result=result: result, None)
+        assert found == kept
+        assert error is None if why is None else why in str(error)

@@ -22,7 +22,7 @@ import orjson
 
 from fsqueue import administration
 from fsqueue.errors import InvalidArgument, LeaseLost, said
-from fsqueue.format import names
+from fsqueue.format import names, task_file
 from fsqueue.format.replay import ReplayState
 from fsqueue.leased_task import LeasedTask
 from fsqueue.queue import Queue
@@ -232,8 +232,8 @@ def _apply(function: Function, value: Any) -> tuple[str | None, str | None, floa
     """Return the result as JSON, or the error; and the seconds that it took."""
     began = time.perf_counter()
     try:
-        result = orjson.dumps(function(value), option=orjson.OPT_SERIALIZE_NUMPY).decode()
-        return result, None, time.perf_counter() - began
+        result = task_file.encode_json(function(value), "result", options=orjson.OPT_SERIALIZE_NUMPY)
+        return result.decode(), None, time.perf_counter() - began
     except Exception as error:
         return None, said(error), time.perf_counter() - began
 

@@ -1,0 +1,55 @@
+"""Say of one task whether it is in the queue, in the error that has ended its insert.
+
+One of three things is true: the task is not in the queue; it is, but could not be made durable; nobody knows. The
+error's `inserted`, `new` and `is_exact` say the same to programs.
+"""
+
+from __future__ import annotations
+
+from fsqueue.errors import FsqueueError, QueueNotFound, StorageError, from_os_error
+from fsqueue.storage.store import Store
+
+LOOK_FIRST = "Look for it before you insert it again."
+"""Advise how to go on when nobody knows whether a task without a key is in the queue."""
+NOTHING = "Nothing was inserted; the call may be repeated."
+MAY_GO = "A power loss, or a purge that has just begun, may still take {}."
+"""Say of what that is true that is in the queue, and could not be made durable."""
+
+
+def is_in(store: Store, error: OSError | FsqueueError, new: int = 1) -> FsqueueError:
+    """Return the error for a task that is in the queue, though not proven to stay there. `new`: 0 if it was before."""
+    return _one(store, error, f"The task is in the queue: do not insert it again. {MAY_GO.format('it')}", 1, new, True)
+
+
+def is_unknown(store: Store, error: OSError | FsqueueError) -> FsqueueError:
+    """Return the error for a task of which nobody knows whether it is in the queue."""
+    failure = _one(store, error, f"It is unknown whether the task is in the queue. {LOOK_FIRST}", 0, 0, False)
+    failure.advice = LOOK_FIRST
+    return failure
+
+
+def is_out(store: Store, error: OSError) -> FsqueueError:
+    """Return the error for a task that is not in the queue."""
+    return _one(store, error, NOTHING, 0, 0, True)
+
+
+def note_nothing(error: FsqueueError) -> None:
+    """Note in an error that nothing was inserted, unless it says something else. Its text says so already."""
+    if error.new is None and error.is_exact:
+        error.inserted = error.new = 0
+
+
+def _one(
+    store: Store, error: OSError | FsqueueError, then: str, inserted: int, new: int, is_exact: bool
+) -> FsqueueError:
+    if isinstance(error, OSError):
+        gone = store.explain(error, "inserting") if isinstance(error, FileNotFoundError) else None
+        failure = (
+            gone if isinstance(gone, QueueNotFound) else from_os_error(error, f"inserting into {store.path}", then)
+        )
+    elif isinstance(error, QueueNotFound):
+        failure = error
+    else:
+        failure = StorageError(f"{error} {then}")
+    failure.inserted, failure.new, failure.is_exact = inserted, new, is_exact
+    return failure

@@ -1,0 +1,87 @@
+"""JSON that users hand in goes through one decoder, and their values through one encoder."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.house.source import PACKAGE, TOP, parse
+
+pytestmark = pytest.mark.once
+
+LIBRARIES = ("orjson", "json")
+DECODERS = {
+    "fsqueue/format/user_json.py": "the one for what users hand in",
+    "fsqueue/format/checkpoints.py": "its own encoding",
+    "fsqueue/format/keys.py": "lines of files of keys",
+    "fsqueue/format/layout.py": "queue.jsonl",
+    "fsqueue/format/movements.py": "records",
+    "fsqueue/format/priority.py": "lines of task files",
+    "fsqueue/format/task_file.py": "lines of task files",
+    "fsqueue/protocol/leasing.py": "lines of task files",
+    "fsqueue/storage/commits.py": "records of commits",
+    "fsqueue/storage/history.py": "the history",
+    "fsqueue/storage/jsonl.py": "lines of its files",
+    "fsqueue/storage/letter_files.py": "letters",
+    "fsqueue/storage/nested.py": "queue.jsonl of another queue",
+    "fsqueue/storage/nodes.py": "lines of files of nodes",
+    "fsqueue/storage/retried.py": "letters",
+    "fsqueue/fsck/surplus.py": "the history",
+    "fsqueue/doctor/contests.py": "what its own process reports",
+    "fsqueue/doctor/rendezvous.py": "what another doctor wrote",
+    "fsqueue/worker/child.py": "messages between a worker and its children",
+    "fsqueue/worker/processes.py": "the same",
+    "fsqueue/worker/wire.py": "the same",
+    "fsqueue/worker/handlers.py": "what it has encoded itself a line before",
+    "fsqueue/wording.py": "a text in quotes, and nothing else",
+    "fsqueue/spark/columnar.py": "lines of task files",
+    "fsqueue/spark/jobs/report.py": "a column that the data source made",
+    "fsqueue/spark/lines.py": "lines that the JVM made of typed columns",
+    "fsqueue/spark/options.py": "the option `paths`, which Spark makes",
+    "fsqueue/spark/parsing.py": "payloads that are in the queue",
+    "fsqueue/spark/tables.py": "metadata of its own",
+    "fsqueue/spark/uniform.py": "lines of task files",
+}
+"""The modules that decode JSON, and whose. `user_json` is for all that users hand in: add no other way in here."""
+
+
+def decoding(path: Path) -> Iterator[int]:
+    """Yield the lines in which a module takes a decoder from a library."""
+    for node in ast.walk(parse(path)):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            is_decoder = node.value.id in LIBRARIES and node.attr in ("loads", "load")
+        else:
+            is_import = isinstance(node, ast.ImportFrom) and node.module in LIBRARIES
+            is_decoder = is_import and bool({alias.name for alias in node.names} & {"loads", "load"})
+        if is_decoder:
+            yield node.lineno
+
+
+def test_no_other_module_decodes_json() -> None:
+    found = {
+        str(path.relative_to(TOP))
+        for path in [*PACKAGE.rglob("*.py"), *(TOP / "cli").rglob("*.py")]
+        if any(decoding(path))
+    }
+    assert found == set(DECODERS)
+
+
+def test_payloads_and_results_are_encoded_in_one_place() -> None:
+    """What a user's value becomes is judged there: NaN, dates, depth, integers beyond 64 bits."""
+    callers = {
+        str(path.relative_to(TOP))
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(parse(path))
+        if isinstance(node, ast.Attribute) and node.attr in ("encode_json", "encode_task", "encode_result")
+    }
+    assert callers >= {
+        "fsqueue/queue.py",
+        "fsqueue/protocol/encoding.py",
+        "fsqueue/arguments.py",
+        "fsqueue/worker/handlers.py",
+        "fsqueue/spark/lines.py",
+        "fsqueue/spark/jobs/drain.py",
+    }
