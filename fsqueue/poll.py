@@ -56,7 +56,7 @@ def wait(
     timeout_s: float | None = None,
     poll: Callable[[list[Status]], object] | None = None,
 ) -> list[Status]:
-    """Wait until in none of the queues anything is waiting, delayed or leased, or `timeout_s` is over.
+    """Wait until at one instant nothing is waiting, delayed or leased in any of the queues, or `timeout_s` is over.
 
     `queues` are queues, or paths as `fsqueue.queues` returns them.
     Returns the last status of each; `poll` is called with these on the way. Without it waiting costs little: one
@@ -102,16 +102,15 @@ def _store_of(queue: object) -> Store:
 
 def _wait(stores: list[Store], timeout_s: float, poll: Callable[[list[Status]], object] | None) -> list[Status]:
     clock, entropy = stores[0].clock, stores[0].entropy
-    checks = [inspection.DrainCheck(store) for store in stores]
+    is_drained = inspection.DrainCheck(*stores)
     for store in stores:
         store.refresh(now=True)
     generations = [store.queue_state.generation for store in stores]
     begin = clock.monotonic()
     while True:
-        found: list[Status] = []
         looked_at = clock.monotonic()
-        if poll is not None or all(check() for check in checks):
-            found = [inspection.status(store) for store in stores]
+        drained = is_drained()
+        found = [inspection.status(store) for store in stores] if drained or poll is not None else []
         for store, generation in zip(stores, generations, strict=True):
             if store.queue_state.generation != generation:
                 raise QueuePurged(
@@ -122,7 +121,7 @@ def _wait(stores: list[Store], timeout_s: float, poll: Callable[[list[Status]], 
             poll(found)
         now = clock.monotonic()
         left = begin + timeout_s - now
-        if found and all(status.drained for status in found):
+        if drained and all(status.drained for status in found):  # else something was inserted since
             return found
         if left <= 0:
             return found or [inspection.status(store) for store in stores]

@@ -315,7 +315,8 @@ class Queue(Maintenance):
         Those without a priority come after all that have one, about in insertion order. `up_to`: only tasks with a
         priority that is not greater. `order="random"`: any of the tasks, each call others.
         Return [] only after a full look: no such task was available. With `wait_s`, wait so long for one.
-        `strict` looks at all shards for the best instead of remembering some.
+        `strict` looks at all shards for the best instead of remembering some, and waits for a batch that is locked at
+        the moment, 2 s at most: so it is exact as long as no other process leases.
         """
         if type(n) is not int or n < 1:
             whole("n", n)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import random
 from collections import Counter
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -15,7 +17,7 @@ import pytest
 import fsqueue
 from fsqueue import InvalidArgument, LeasedTask, Queue, QueueNotFound, StorageError
 from fsqueue.clock import ManualClock
-from fsqueue.protocol import waiting
+from fsqueue.protocol import several, waiting
 from fsqueue.storage import listening
 from fsqueue.worker import Worker
 from tests.support import QueueFactory, leasing, put_open, put_ranked, watched_sleeps
@@ -154,6 +156,123 @@ def test_an_urgent_task_in_an_idle_queue_is_noticed(three: list[Queue], clock: M
     assert fsqueue.lease(three)[0].payload == 0
     put_ranked(b, [("urgent", 1)])
     assert fsqueue.lease(three)[0].payload == "urgent"
+
+
+# -- at rest: nobody inserts, and nobody else works ------------------------------------------------------------------
+
+
+def drained(queues: list[Queue], n: int) -> list[object]:
+    """Lease all tasks, `n` at a time; return their payloads."""
+    found: list[object] = []
+    while tasks := fsqueue.lease(queues, n):
+        found += payloads(tasks)
+        for task in tasks:
+            task.complete()
+    return found
+
+
+def anew(queues: list[Queue], clock: ManualClock) -> list[Queue]:
+    """Return queues that have seen nothing of these yet."""
+    return [Queue(queue.path, clock=clock) for queue in queues]
+
+
+@pytest.mark.parametrize("n", [1, 2, 20])
+@pytest.mark.parametrize("put", [put_ranked, put_open])
+@pytest.mark.parametrize("shards", [1, 16])
+def test_a_name_that_promises_too_much_lets_no_other_queue_go_first(
+    queue_factory: QueueFactory, clock: ManualClock, put: Callable[..., object], n: int, shards: int
+) -> None:
+    queues = [Queue(queue_factory(name, shards=shards).path, clock=clock) for name in "abc"]
+    for number, queue in enumerate(queues):
+        for batch in range(6):
+            first = 10 * batch + number
+            put(queue, [(rank, rank) for rank in (first, first + 3, first + 6)])
+            clock.advance(0.01)
+    for queue in queues:
+        for _ in range(3):  # by this process, which knows what it left of their batches; and then by one that does not
+            queue.complete(queue.lease(1, strict=True))
+    expected = sorted(10 * batch + number + more for batch in range(6) for number in range(3) for more in (0, 3, 6))
+    first_gone = {0, 1, 2, 3, 4, 5, 6, 7, 8}
+    assert drained(anew(queues, clock), n) == [rank for rank in expected if rank not in first_gone]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_queues_at_rest_give_their_tasks_in_the_order_of_priorities(
+    queue_factory: QueueFactory, clock: ManualClock, seed: int
+) -> None:
+    dice = random.Random(seed)
+    queues = [Queue(queue_factory(name, shards=dice.choice([1, 4])).path, clock=clock) for name in "abc"]
+    for number in range(dice.randrange(1, 14)):
+        queue = dice.choice(queues)
+        ranks = [dice.choice([None, *range(12)]) for _ in range(dice.randrange(1, 6))]
+        dice.choice([put_ranked, put_open])(queue, [((number, at), rank) for at, rank in enumerate(ranks)])
+        clock.advance(0.01)
+    for queue in queues:
+        queue.complete(queue.lease(dice.randrange(1, 4), strict=True))
+    clock.advance(dice.choice([0, 3]))
+    found: list[int | None] = []
+    while tasks := fsqueue.lease(queues if seed % 2 else anew(queues, clock), dice.choice([1, 2, 7])):
+        found += [task.priority for task in tasks]
+        for task in tasks:
+            task.complete()
+    assert found == sorted(found, key=lambda rank: 99 if rank is None else rank)
+
+
+@pytest.mark.parametrize("n", [3, 20, 60])
+def test_urgent_tasks_of_one_queue_do_not_wait_behind_those_without_a_priority_of_its_equal(
+    queue_factory: QueueFactory, clock: ManualClock, n: int
+) -> None:
+    a, b = (Queue(queue_factory(name, shards=1).path, clock=clock) for name in "ab")
+    put_ranked(a, [("urgent", 0)])
+    put_ranked(a, [("last", None)] * 50)
+    put_ranked(b, [("urgent", 0)] * 50)
+    assert drained([a, b], n) == ["urgent"] * 51 + ["last"] * 50
+
+
+def test_equal_tasks_of_a_queue_keep_the_order_of_insertion_beside_another_queue(
+    queue_factory: QueueFactory, clock: ManualClock
+) -> None:
+    a, b = (Queue(queue_factory(name, shards=1).path, clock=clock) for name in "ab")
+    for number in range(5):
+        for queue in (a, b):
+            put_ranked(queue, [((number, at), 7) for at in range(4)])
+            clock.advance(0.01)
+    found = drained([a, b], 3)
+    expected = [[number, at] for number in range(5) for at in range(4)]
+    once: list[object] = []
+    again: list[object] = []
+    for payload in found:
+        (again if payload in once else once).append(payload)
+    assert once == again == expected
+
+
+def test_a_worker_of_queues_at_rest_does_not_go_by_names_alone(queue_factory: QueueFactory) -> None:
+    a, b = (queue_factory(name, shards=1) for name in "ab")
+    put_ranked(a, [(rank, rank) for rank in (1, 5, 6)])
+    put_ranked(b, [(rank, rank) for rank in (2, 9, 10)])
+    for queue in (a, b):
+        with Queue(queue.path) as other:
+            other.complete(other.lease(strict=True))
+    found: list[object] = []
+    Worker([a, b], found.append, threads=1).run()
+    assert found == [5, 6, 9, 10]
+
+
+def test_after_many_names_that_promised_too_much_what_a_queue_has_is_taken(
+    queue_factory: QueueFactory, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look stays bounded, as it does at one queue."""
+    monkeypatch.setattr(several, "OVERPROMISED_MAX", 3)
+    queues = [Queue(queue_factory(name, shards=1).path, clock=clock) for name in "ab"]
+    for number, queue in enumerate(queues):
+        for batch in range(10):
+            put_ranked(queue, [("gone", 2 * batch + number), (f"left {batch}", 100 + batch)])
+            clock.advance(0.01)
+        gone = queue.lease(10, strict=True)
+        assert payloads(gone) == ["gone"] * 10
+        queue.complete(gone)
+    (task,) = fsqueue.lease(anew(queues, clock))
+    assert str(task.payload).startswith("left")
 
 
 # -- notifications on this host ---------------------------------------------------------------------------------------

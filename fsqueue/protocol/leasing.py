@@ -30,7 +30,7 @@ from fsqueue.storage.store import Store
 logger = logging.getLogger("fsqueue")
 
 BUSY_WAIT_S = 2.0
-"""Wait so long for batches that others have locked, before "empty" is reported."""
+"""Wait so long for batches that others have locked, before "empty" is reported, or a strict look passes them by."""
 BUSY_AGAIN_MS = 50
 """Look again after so long into a batch that was locked when one of its tasks came due."""
 MISSING_TRIES = 4
@@ -178,20 +178,26 @@ class Leaser:
         self._limit = limit
         return True
 
-    def promise(self, up_to: Rank | None = None) -> Rank | None:
-        """Return the rank of the best task that seems to be there; None if all shards seem to have nothing."""
+    def promise(self, up_to: Rank | None = None, is_anew: bool = True) -> Rank | None:
+        """Return the rank of the best task that seems to be there, in all shards; None if all seem to have nothing.
+
+        Unless `is_anew` nothing is listed again: what is known of batches counts, and not what their names promise.
+        """
         self.begin()
-        selection, now = self.selection, self.store.clock.now_ms()
-        if self._ranked is not None:
-            self._ranked.keep_up(now)
-        elif self.current is not None and up_to is None:
+        if self._ranked is None and self.current is not None and up_to is None:
             return LAST
         bound = LAST if up_to is None else up_to
-        rank = selection.glance(now, bound)
-        if rank is None:
-            selection.sweep()
-            rank = selection.glance(now, bound)
+        rank = self._glance(bound, is_anew)
+        if rank is None and is_anew:
+            self.selection.sweep()
+            rank = self._glance(bound, is_anew)
         return rank
+
+    def _glance(self, bound: Rank, is_anew: bool) -> Rank | None:
+        now = self.store.clock.now_ms()
+        if self._ranked is not None and is_anew:
+            self._ranked.keep_up(now, every=True)
+        return self.selection.glance(now, bound)
 
     def lease_seen(self, n: int, lease_ms: int, bound: Rank) -> list[LeasedTask]:
         """Return up to `n` tasks of what the selection has seen, none less urgent than `bound`. [] proves nothing."""
@@ -232,9 +238,10 @@ class Leaser:
         """Add tasks of other batches to `held` until there are `n` or none is left.
 
         Two sweeps over all shards in a row that find nothing prove that there is nothing. Unless `is_sure` no proof is
-        wanted.
+        wanted. A strict look waits for the batch that comes next if another process has it locked.
         """
         store, selection = self.store, self.selection
+        waited_s = 0.0
         busy: dict[Batch, TaskFileName] = {}
         fruitless, anew, self._overpromised = 0, LOOKS_ANEW, 0
         self._corrected = set() if strict else None
@@ -255,6 +262,10 @@ class Leaser:
                 selection.sweep()
                 continue
             got = self._from_head(name, n - len(held), n, lease_ms, solo=not held)
+            if got is BUSY and strict and waited_s < BUSY_WAIT_S:
+                begin = store.clock.monotonic()
+                got = self._outwait(name, n - len(held), n, lease_ms, not held, BUSY_WAIT_S - waited_s)
+                waited_s += store.clock.monotonic() - begin
             if got is BUSY:
                 busy[name.batch] = name
             elif isinstance(got, list) and got:
@@ -263,10 +274,27 @@ class Leaser:
                 self.current = name.batch
                 if got[0].solo:
                     break
-        if not held and busy:
+        if not held and busy and not waited_s >= BUSY_WAIT_S:
             held += self._wait_for(busy, n, lease_ms)
         if not held:
             self._raise_unreadable()
+
+    def _outwait(self, name: TaskFileName, most: int, asked: int, lease_ms: int, solo: bool, patience_s: float) -> Got:
+        """Try a batch that is locked until it gives an answer; BUSY after `patience_s`, with a warning."""
+        clock = self.store.clock
+        until = clock.monotonic() + patience_s
+        backoff = Backoff(self.store.fs.pauses_s, self.store.entropy.random, 1.5, 0.5)
+        got: Got = BUSY
+        while got is BUSY and clock.monotonic() < until:
+            clock.sleep(backoff.next_s())
+            got = self._from_head(name, most, asked, lease_ms, solo)
+        if got is BUSY:
+            self._warn_locked(name.batch)
+        return got
+
+    def _warn_locked(self, batch: Batch) -> None:
+        path = self.store.path
+        logger.warning("batch %s of %s stayed locked for %g s and was passed by", batch, path, BUSY_WAIT_S)
 
     def _wait_for(self, busy: dict[Batch, TaskFileName], n: int, lease_ms: int) -> list[LeasedTask]:
         """Try batches that others had locked, until one gives a task or BUSY_WAIT_S is over: busy is not empty.
@@ -289,8 +317,7 @@ class Leaser:
             if busy and not is_over:
                 clock.sleep(backoff.next_s())
         for batch in busy:
-            path = self.store.path
-            logger.warning("batch %s of %s stayed locked for %g s and was passed by", batch, path, BUSY_WAIT_S)
+            self._warn_locked(batch)
         return []
 
     # -- one batch --------------------------------------------------------------------------------

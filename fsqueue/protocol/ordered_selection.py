@@ -42,8 +42,8 @@ class _Head(NamedTuple):
 class RankedSelection(Selection):
     """A selection that knows ranks: what a lessee tells it of each batch that it has looked into."""
 
-    def keep_up(self, now: int) -> None:
-        """List what is due before the next choice."""
+    def keep_up(self, now: int, every: bool = False) -> None:
+        """List what is due before the next choice. `every`: list each shard that was not listed yet, not only two."""
 
     def is_behind(self) -> bool:
         """Return whether `keep_up` would list something."""
@@ -87,7 +87,7 @@ class RandomSelection(RankedSelection):
         super().__init__(store)
         self._bound = LAST
 
-    def keep_up(self, now: int) -> None:
+    def keep_up(self, now: int, every: bool = False) -> None:
         """Begin anew after a second, so that what was inserted meanwhile has its chance."""
         if self._listed_at + LISTING_S < self.store.clock.monotonic():
             self.sweep()
@@ -100,7 +100,7 @@ class RandomSelection(RankedSelection):
         while True:
             wanted = len(self._unlisted) if strict else SHARDS_LISTED
             while self._unlisted and wanted > 0 and (strict or not self.heads):
-                wanted -= self._list(self._unlisted.pop(), now) or strict
+                wanted -= self._list(self._unlisted.pop(), now, strict=strict) or strict
             if not self.heads and self._further:
                 self._list(*self._first_further(now))
             self.heads = [name for name in self.heads if bound == LAST or name.rank <= bound]
@@ -170,7 +170,7 @@ class OrderedSelection(RankedSelection):
             self._make_heap()
         self._unlisted = self.store.entropy.shuffled(shards)
 
-    def keep_up(self, now: int) -> None:
+    def keep_up(self, now: int, every: bool = False) -> None:
         """List two shards until all are listed; then all anew after a second."""
         self._let_go()
         clock = self.store.clock
@@ -179,7 +179,7 @@ class OrderedSelection(RankedSelection):
             _, rank, batch = heappop(self._passed_over)
             heappush(self._heap, (rank, batch))
         if self._unlisted:
-            self._list_some(now, SHARDS_LISTED)
+            self._list_some(now, len(self._unlisted) if every else SHARDS_LISTED)
         elif self._is_old(begin):
             shards = self.store.fs.names(self.store.layout.tasks)
             for shard in self._seen.keys() - set(shards):
@@ -211,7 +211,7 @@ class OrderedSelection(RankedSelection):
         """
         self._let_go()
         if strict:
-            self._list_some(now, len(self._unlisted))
+            self._list_some(now, len(self._unlisted), strict)
         rank = self.glance(now, bound)
         if rank is None:
             return None
@@ -325,18 +325,18 @@ class OrderedSelection(RankedSelection):
 
     # -- listing ------------------------------------------------------------------------------------
 
-    def _list_some(self, now: int, wanted: int) -> None:
-        """List shards that are to be listed still, until so many had something."""
+    def _list_some(self, now: int, wanted: int, strict: bool = False) -> None:
+        """List shards that are to be listed still, until so many had something. `strict`: all of them."""
         while self._unlisted and wanted > 0:
-            wanted -= self._list(self._unlisted.pop(), now)
+            wanted -= self._list(self._unlisted.pop(), now, strict=strict) and not strict
 
-    def _list(self, shard: str, now: int, behind: str = "") -> bool:
+    def _list(self, shard: str, now: int, behind: str = "", strict: bool = False) -> bool:
         """List a shard from its beginning, and keep its most urgent heads. Return whether it had any.
 
         If it has more than are kept, all of it is looked through when the heads of all shards are used up: see
         `_list_on`.
         """
-        due, self.next_due[shard] = self._due(shard, now)
+        due, self.next_due[shard] = self._due(shard, now, strict)
         seen = self._seen.get(shard, {})
         heads = {text: head for text in due if (head := seen.get(text) or self._parse(text)) is not None}
         self._further.pop(shard, None)
@@ -364,11 +364,11 @@ class OrderedSelection(RankedSelection):
             self._seen.setdefault(shard, {})[str(head.name)] = head
             self._add(self._head(head.name))
 
-    def _due(self, shard: str, now: int) -> tuple[list[str], int]:
+    def _due(self, shard: str, now: int, strict: bool = False) -> tuple[list[str], int]:
         """List a shard. Return the names of task files that promise something now, and when the first of the others
         does.
         """
-        texts = [text for text in self.store.fs.names(f"{self.store.layout.tasks}/{shard}") if text[13:14] == "-"]
+        texts = self._names(shard, strict)
         limit = f"{now:013d}~"
         later = min((text for text in texts if text > limit), default=None)
         promised = int(later[:13]) if later is not None and later[:13].isdigit() else NEVER

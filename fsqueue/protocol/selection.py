@@ -9,8 +9,9 @@ from __future__ import annotations
 from heapq import nsmallest
 
 from fsqueue.format import names
-from fsqueue.format.names import Batch, TaskFileName
+from fsqueue.format.names import Batch, Shard, TaskFileName
 from fsqueue.format.priority import LAST, Rank
+from fsqueue.storage import listing
 from fsqueue.storage.store import Store
 
 HEADS_MAX = 1024
@@ -19,6 +20,8 @@ LISTING_S = 1.0
 """After so long another shard is listed, although heads are left."""
 SHARDS_LISTED = 2
 """How many shards with something in them are looked at before choosing (the paper's peeks)."""
+LISTINGS_MAX = 3
+"""So often, at most, a shard is listed by a strict look, if a batch at work is missing."""
 NEVER = 1 << 62
 
 
@@ -66,7 +69,7 @@ class Selection:
         else:
             wanted = SHARDS_LISTED
         while self._unlisted and wanted > 0:
-            had_some = self._list(self._unlisted.pop(), now)
+            had_some = self._list(self._unlisted.pop(), now, strict=strict)
             wanted -= 1 if had_some or strict else 0
         while self._further and not self.heads:
             shard, behind = self._further.popitem()
@@ -81,13 +84,29 @@ class Selection:
         self.heads.append(name)
         return LAST if bound == LAST else None
 
-    def _list(self, shard: str, now: int, behind: str = "") -> bool:
+    def _names(self, shard: str, strict: bool) -> list[str]:
+        """Return the names of a shard's task files.
+
+        A listing may miss a file that is being renamed, and an inserter renames an open batch when a more urgent task
+        joins it. Such a batch has a log. So a strict look lists the logs, too, and the files again if one is missing.
+        """
+        path = f"{self.store.layout.tasks}/{shard}"
+        texts = [text for text in self.store.fs.names(path) if text[13:14] == "-"]
+        for _ in range(LISTINGS_MAX - 1 if strict else 0):
+            there = {text[14:46]: text for text in texts}
+            if there.keys() >= set(listing.logs(self.store, Shard(shard))):
+                break
+            there |= {text[14:46]: text for text in self.store.fs.names(path) if text[13:14] == "-"}
+            texts = list(there.values())
+        return texts
+
+    def _list(self, shard: str, now: int, behind: str = "", strict: bool = False) -> bool:
         """List a shard and merge its heads, of batches named later than `behind`; whether it had any.
 
         A batch keeps its place in that order whatever its file is renamed to: heads are kept from its beginning, and
         none between two lists of a sweep is passed over.
         """
-        texts = [text for text in self.store.fs.names(f"{self.store.layout.tasks}/{shard}") if text[13:14] == "-"]
+        texts = self._names(shard, strict)
         limit = f"{now:013d}~"
         due = [text for text in texts if text < limit and text[14:] > behind]
         later = min((text for text in texts if text > limit), default=None)

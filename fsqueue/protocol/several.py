@@ -11,7 +11,7 @@ from fsqueue.errors import FsqueueError, QueueNotFound
 from fsqueue.filesystem import resources
 from fsqueue.format.priority import LAST, Rank
 from fsqueue.leased_task import LeasedTask
-from fsqueue.protocol.leasing import Leaser
+from fsqueue.protocol.leasing import OVERPROMISED_MAX, Leaser
 from fsqueue.protocol.waiting import IdlePoller
 
 logger = logging.getLogger("fsqueue")
@@ -38,9 +38,12 @@ class Watch:
         """Return up to `n` tasks. [] is as good as that of `IdlePoller.look`."""
         return self._explained(lambda: self._idle_poller.look(n))
 
-    def promise(self) -> Rank | None:
-        """Return the rank of the best task that the queue seems to have; None if it seems to have none."""
-        return self._explained(self._idle_poller.promise)
+    def promise(self, is_anew: bool = True) -> Rank | None:
+        """Return the rank of the best task that the queue seems to have; None if it seems to have none.
+
+        `is_anew`: see `Leaser.promise`.
+        """
+        return self._explained(lambda: self._idle_poller.promise(is_anew))
 
     def take(self, n: int, bound: Rank) -> list[LeasedTask]:
         """Return up to `n` tasks of those that seem to be there, none less urgent than `bound`. [] proves nothing."""
@@ -93,19 +96,32 @@ class Several:
         return min(watch.due_s() for watch in self._watches)
 
     def _take(self, held: list[LeasedTask], n: int) -> None:
-        """Add tasks that seem to be there, the most urgent first."""
-        out: set[int] = set()
+        """Add tasks that seem to be there, the most urgent first.
+
+        A file's name may promise a more urgent task than its batch has left. Then its queue gives nothing within the
+        bound, and knows better from then on. It is compared with the others again, and none of them gives a task that
+        is less urgent meanwhile.
+        """
+        tried: dict[int, Rank] = {}
+        """Of watches that gave nothing the last time: within which bound. They have a say if they promise more."""
+        overpromised = 0
         while len(held) < n:
-            ranks = [
-                (watch, rank)
-                for watch in list(self._watches)
-                if id(watch) not in out and (rank := self._ask(watch, watch.promise, None)) is not None
-            ]
+            ranks: list[tuple[Watch, Rank]] = []
+            for watch in list(self._watches):
+                bound = tried.get(id(watch))
+                rank = self._ask(watch, partial(watch.promise, is_anew=bound is None), None)
+                if rank is not None and (bound is None or rank > bound):
+                    ranks.append((watch, rank))
             if not ranks:
                 return
             best = min(rank for _, rank in ranks)
-            bound = min((rank for _, rank in ranks if rank > best), default=LAST)
             equals = [watch for watch, rank in ranks if rank == best]
+            if overpromised >= OVERPROMISED_MAX:
+                bound = LAST
+            elif len(equals) > 1:
+                bound = best
+            else:
+                bound = min((rank for _, rank in ranks if rank > best), default=LAST)
             for place, watch in enumerate(equals):
                 share = -(-(n - len(held)) // (len(equals) - place))
                 if share > 0:
@@ -113,9 +129,12 @@ class Several:
                     got = self._ask(watch, partial(watch.take, share, bound), nothing)
                     if got:
                         held += got
+                        overpromised = 0
+                        tried.pop(id(watch), None)
                         self._put_last(watch)
                     else:
-                        out.add(id(watch))  # what it has is less urgent than it seemed, or others were faster
+                        overpromised += 1
+                        tried[id(watch)] = bound
 
     def _ask(self, watch: Watch, act: Callable[[], T], otherwise: T) -> T:
         if id(watch) in self._errors:

@@ -69,7 +69,7 @@ class IdlePoller:
             idle, self._again_at = False, math.inf
         if idle and told == self._acted_on and now - self._swept <= SWEEP_S * (0.75 + store.entropy.random() / 2):
             due = leaser.selection.due(store.clock.now_ms())
-            got = leaser.from_shards(due, n, self._lease_ms, self._up_to) if due else []
+            got = self._look_into(due, n) if due else []
         else:  # if not idle, for what came between the look above and the reading of the bell
             got = leaser.lease(n, self._lease_ms, self._strict, self._up_to)
             self._acted_on, self._swept = told, now
@@ -77,8 +77,16 @@ class IdlePoller:
         self.is_deaf = is_notified and not got
         return got
 
-    def promise(self) -> Rank | None:
+    def _look_into(self, due: list[str], n: int) -> list[LeasedTask]:
+        """Lease what has come due in these shards. A strict look compares it with what all shards have."""
+        if self._strict:
+            return self._leaser.lease(n, self._lease_ms, True, self._up_to)
+        return self._leaser.from_shards(due, n, self._lease_ms, self._up_to)
+
+    def promise(self, is_anew: bool = True) -> Rank | None:
         """Return the rank of the best task that seems to be there, for a choice among queues; None if none does.
+
+        `is_anew`: see `Leaser.promise`.
 
         That costs the reading of the doorbell while nothing has changed since a look that found nothing.
         """
@@ -88,7 +96,7 @@ class IdlePoller:
             is_due = leaser.selection.earliest() <= store.clock.now_ms()
             if told == self._acted_on and not is_due and store.clock.monotonic() < self._again_at:
                 return None
-        return leaser.promise(self._up_to)
+        return leaser.promise(self._up_to, is_anew)
 
     def take(self, n: int, bound: Rank) -> list[LeasedTask]:
         """Return up to `n` tasks of those that seem to be there, none less urgent than `bound`. [] proves nothing."""

@@ -236,8 +236,67 @@ def _look(store: Store, exact: bool) -> _Seen:
     return seen
 
 
+COLLECTS_MAX = 4
+"""So often, at most, everything is looked at in a row, until two looks have found the same."""
+
+
+class _Nothing(NamedTuple):
+    """What a look at a queue with nothing left has found. None of it ever comes back to what it was once."""
+
+    generation: int
+    ended: frozenset[tuple[Batch, int]]
+    """The batches that are there still, each with how many tasks were inserted into it. All of them have outcomes."""
+    counted: Counted
+
+
 class DrainCheck:
-    """Whether nothing is waiting, delayed or leased. Cheap to ask again: it begins where something was left."""
+    """Whether there was an instant at which nothing was waiting, delayed or leased in any of these queues.
+
+    The only judge of "drained": of one queue, and of several. To ask each of several queues by itself proves nothing:
+    a task may insert the next one into a queue that was asked before (docs/design.md, section 6.1). Cheap to ask
+    again: it begins where something was left. Not thread-safe.
+    """
+
+    def __init__(self, *stores: Store) -> None:
+        self._remains = [_Remains(store) for store in stores]
+        """The queue in which something was left the last time comes first."""
+        self.store = stores[0]
+        """The queue that was looked at last: to explain an error of the system."""
+
+    def __call__(self) -> bool:
+        """Look. False: something is left, or others work so fast that no two looks agreed. QueueNotFound."""
+        for remains in self._remains:
+            self.store = remains.store
+            remains.store.refresh()
+        self.store = self._remains[0].store
+        if self._remains[0].is_where_it_was():
+            return False
+        before = None
+        for _ in range(COLLECTS_MAX):
+            found = self._collect()
+            if found is None:
+                return False
+            if found == before:
+                return True
+            before = found
+        return False
+
+    def _collect(self) -> list[_Nothing] | None:
+        """Look at all queues, one after the other; None if something is left in one."""
+        found: list[_Nothing] = []
+        for remains in self._remains:
+            self.store = remains.store
+            nothing = remains.collect()
+            if nothing is None:
+                self._remains.remove(remains)
+                self._remains.insert(0, remains)
+                return None
+            found.append(nothing)
+        return found
+
+
+class _Remains:
+    """Look for what is left in one queue."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -246,31 +305,53 @@ class DrainCheck:
         self._left: TaskFileName | None = None
         """... and the task file that it was in."""
 
-    def __call__(self) -> bool:
-        """Look. A task file means work left, unless all in it is done (its finisher died, or is about to remove it)."""
-        self.store.refresh()
-        if self._left is not None and self._is_there(self._left) and self._has_work(self._left):
-            return False
-        if self._hint and self._is_at_work(self._hint):
-            return False
-        deadletters.publish_pending(self.store)
-        if deadletters.is_retrying(self.store):
-            return False
-        for _ in range(2):  # a listing can be old, or miss a name that is being renamed: only two prove absence
-            if commits.apply_pending(self.store):
-                return False  # what was committed may be done or not: the next look tells
-            for shard in listing.shards(self.store):
-                if self._is_at_work(shard):
-                    self._hint = shard
-                    return False
-        if self.store.refresh(now=True):  # a deleted queue is not a drained one, and what was drained had been purged
-            return self()
-        return True
+    def is_where_it_was(self) -> bool:
+        """Return whether something is left where something was left the last time."""
+        if self._left is not None and self._is_there(self._left) and self._work_in(self._left)[0]:
+            return True
+        return self._hint is not None and self._is_at_work(self._hint, set())
 
-    def _is_at_work(self, shard: Shard) -> bool:
-        found = listing.task_files(self.store, shard)
-        self._left = next(filter(self._has_work, found.values()), None)
-        return self._left is not None
+    def collect(self) -> _Nothing | None:
+        """Return what is there besides tasks without an outcome; None if there are such tasks.
+
+        The order proves it. A task moves from what is pending to its shard, and from there to the counters or the
+        letters: it cannot pass this look on its way.
+        """
+        store = self.store
+        while True:
+            deadletters.publish_pending(store)
+            if deadletters.is_retrying(store) or commits.apply_pending(store):
+                return None  # what was committed may be done or not: the next look tells
+            ended: set[tuple[Batch, int]] = set()
+            for shard in listing.shards(store):
+                if self._is_at_work(shard, ended):
+                    self._hint = shard
+                    return None
+            found = _Nothing(store.queue_state.generation, frozenset(ended), _counted(store))
+            if not store.refresh(now=True):  # a deleted queue is not a drained one; what was drained had been purged
+                return found
+
+    def _is_at_work(self, shard: Shard, ended: set[tuple[Batch, int]]) -> bool:
+        """Return whether a task in a shard has no outcome. Add the batches to `ended` in which all have one.
+
+        The logs are listed after the files: a file that is missing because it is being renamed has a log. So has a
+        batch that is just being removed.
+        """
+        self._left = None
+        files = listing.task_files(self.store, shard)
+        for batch, name in files.items():
+            has_work, count = self._work_in(name)
+            if has_work:
+                self._left = name
+                return True
+            ended.add((batch, count))
+        for batch in listing.logs(self.store, shard):
+            replay_state = listing.read_present_state(self.store, batch) if batch not in files else None
+            if replay_state is not None:
+                if replay_state.left and batch in listing.task_files(self.store, shard):
+                    return True
+                ended.add((batch, replay_state.count))  # a file that stays away was removed: its tasks are lost
+        return False
 
     def _is_there(self, name: TaskFileName) -> bool:
         """Return whether a task file still has this name. If it was renamed, a listing tells."""
@@ -281,9 +362,15 @@ class DrainCheck:
                 raise
             return False  # something else has the name, or its directory
 
-    def _has_work(self, name: TaskFileName) -> bool:
+    def _work_in(self, name: TaskFileName) -> tuple[bool, int]:
+        """Return whether a task of a batch has no outcome, and how many tasks were inserted into it.
+
+        The file may outlive the outcomes: its finisher died, or is about to remove it.
+        """
         replay_state = listing.read_present_state(self.store, name.batch)
-        return replay_state.left > 0 if replay_state is not None else not name.is_open
+        if replay_state is None:
+            return not name.is_open, 0
+        return replay_state.left > 0, replay_state.count
 
 
 # -- tasks ----------------------------------------------------------------------------------------

@@ -115,7 +115,7 @@ class Feeder(BackgroundThread):
     def _answer_all(self) -> None:
         watches = [Watch(queue._leaser, queue._lease_ms(self._lease_s)) for queue in self._queues]
         self._watches = watches[0] if len(watches) == 1 else Several(watches)
-        self._undrained = [DrainCheck(queue.store) for queue in self._queues]
+        self._drain_check = DrainCheck(*(queue.store for queue in self._queues))
         while n := self._requests.get():
             try:
                 answer = self._feed(n)
@@ -164,14 +164,10 @@ class Feeder(BackgroundThread):
             self._listener.sleep(pause_s, self._watches.is_deaf)
 
     def _is_drained(self) -> bool:
-        """Return whether all queues are. The one with something left is asked first the next time."""
-        for index, is_drained in enumerate(self._undrained):
-            try:
-                with resources.Scope():
-                    drained = is_drained()
-            except OSError as error:
-                raise is_drained.store.explain(error, "looking whether the queue is drained") from error
-            if not drained:
-                self._undrained.insert(0, self._undrained.pop(index))
-                return False
-        return True
+        """Return whether all queues were at one instant."""
+        check = self._drain_check
+        try:
+            with resources.Scope():
+                return check()
+        except OSError as error:
+            raise check.store.explain(error, "looking whether the queue is drained") from error

@@ -297,6 +297,83 @@ def test_a_batch_that_is_free_when_the_waiting_is_over_is_tried_once_more(
     assert [task.payload for task in q.lease()] == ["a"]
 
 
+@pytest.mark.parametrize("with_priorities", [True, False])
+@pytest.mark.parametrize("tries", [1, 5])
+def test_a_strict_lease_waits_for_the_batch_that_comes_next(
+    q: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, with_priorities: bool, tries: int
+) -> None:
+    busy = put_ranked(q, [("first", 1 if with_priorities else None)])
+    clock.advance(0.01)
+    put_ranked(q, [("second", 2 if with_priorities else None)])
+    stack = ExitStack()
+    stack.enter_context(LockedBatch(Queue(q.path, clock=clock).store, busy, create=True))
+    sleep, slept = clock.sleep, count(1)
+
+    def sleep_and_free(seconds: float) -> None:
+        sleep(seconds)
+        if next(slept) == tries:
+            stack.close()
+
+    monkeypatch.setattr(clock, "sleep", sleep_and_free)
+    assert [q.lease(strict=True)[0].payload for _ in range(2)] == ["first", "second"]
+    assert next(slept) == tries + 1, "nothing else was waited for"
+
+
+def test_a_strict_lease_passes_a_batch_by_that_stays_locked(
+    q: Queue, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    busy = put_ranked(q, [("first", 1)])
+    put_ranked(q, [("second", 2), ("third", 3)])
+    begin = clock.monotonic()
+    with LockedBatch(Queue(q.path, clock=clock).store, busy, create=True):
+        assert [task.payload for task in q.lease(2, strict=True)] == ["second", "third"]
+        assert clock.monotonic() - begin == pytest.approx(leasing.BUSY_WAIT_S, abs=0.1)
+        assert caplog.text.count(f"{busy} of {q.path} stayed locked for 2 s and was passed by") == 1
+        assert q.lease(strict=True) == []
+        assert clock.monotonic() - begin == pytest.approx(2 * leasing.BUSY_WAIT_S, abs=0.2)
+    assert [task.payload for task in q.lease(strict=True)] == ["first"]
+
+
+@pytest.mark.parametrize("with_priorities", [True, False])
+def test_a_strict_lease_does_not_miss_a_file_that_is_being_renamed(
+    q: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, with_priorities: bool
+) -> None:
+    """An inserter renames its open batch when a more urgent task joins it: a listing of that moment may miss it."""
+    moving = put_open(q, [("first", 1 if with_priorities else None)])
+    clock.advance(0.01)
+    put_ranked(q, [("second", 2 if with_priorities else None)])
+    fs = q.store.fs
+    names_of, missed = fs.names, count(1)
+
+    def names(path: str) -> list[str]:
+        found = names_of(path)
+        if any(moving in name for name in found) and "/queue/" in path and next(missed) == 1:
+            return [name for name in found if moving not in name]
+        return found
+
+    monkeypatch.setattr(fs, "names", names)
+    assert [q.lease(strict=True)[0].payload for _ in range(2)] == ["first", "second"]
+    assert next(missed) > 2
+
+
+def test_what_has_come_due_is_compared_with_all_else_by_a_strict_lease(
+    queue_factory: QueueFactory, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q = Queue(queue_factory("due", shards=64).path, clock=clock)
+    due = clock.now_ms() + 3000
+    put_ranked(q, [("due", 5)], available_at=due)
+    sleep, urgent = clock.sleep, iter([[("urgent", 1)]] * 3)
+
+    def sleep_and_insert(seconds: float) -> None:
+        sleep(seconds)
+        if clock.now_ms() >= due:
+            for tasks in urgent:
+                put_ranked(q, list(tasks))  # without a notification
+
+    monkeypatch.setattr(clock, "sleep", sleep_and_insert)
+    assert q.lease(strict=True, wait_s=20)[0].payload == "urgent"
+
+
 def test_more_heads_than_are_kept(q: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ordered_selection, "HEADS_MAX", 3)
     tasks: list[tuple[int, Priority | None]] = [(number, 20 - number if number % 3 else None) for number in range(20)]
