@@ -54,7 +54,13 @@ MUTATIONS = [
         "nobody looks for what is pending before he goes home",
         "the same, and everybody goes home",
         "commits-crash",
-        (("DrainCheck.__call__", "if commits.apply_pending(self.store): ...", "if False: ..."),),
+        (
+            (
+                "_Remains.collect",
+                "if deadletters.is_retrying(store) or commits.apply_pending(store): ...",
+                "if deadletters.is_retrying(store): ...",
+            ),
+        ),
     ),
     Mutation(
         "the proposal goes before its files are in their place",
@@ -178,12 +184,18 @@ MUTATIONS = [
                 "Commit.publish",
                 """
                 own = Record(..., self.name, ...)
-                known = ... if overwrite else commits.decide(store, layout, own)
+                try:
+                    known = ... if overwrite else commits.decide(store, layout, own)
+                except OSError as error: ...
+                except FsqueueError as error: ...
                 repeated = known.id != own.id
                 """,
                 """
                 own = Record(..., self.name, ...)
-                known = ... if overwrite else commits.decide(store, layout, own)
+                try:
+                    known = ... if overwrite else commits.decide(store, layout, own)
+                except OSError as error: ...
+                except FsqueueError as error: ...
                 repeated = known.id != own.id
                 for attempt, mine in own.attempts().items():
                     commits._publish(store, layout, attempt, self.name, mine)
@@ -202,13 +214,13 @@ MUTATIONS = [
                 _note(store, following, record)
                 try:
                     jsonl.append(...)
-                except BaseException: ...
+                except BaseException as error: ...
                 """,
                 """
                 try:
                     jsonl.append(...)
                     _note(store, following, record)
-                except BaseException: ...
+                except BaseException as error: ...
                 """,
             ),
         ),

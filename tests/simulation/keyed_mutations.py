@@ -145,14 +145,10 @@ MUTATIONS = [
                 """
                 if announce is not None:
                     announce()
+                list(publish(store, staged.layout, [staged]))
                 """,
-                "",
-            ),
-            (
-                "publish_one",
-                "is_published = True",
                 """
-                is_published = True
+                list(publish(store, staged.layout, [staged]))
                 if announce is not None:
                     announce()
                 """,

@@ -15,7 +15,7 @@ MUTATIONS = [
         "busy batches are not waited for",
         "a queue is called empty while somebody has the log of a batch with waiting tasks locked for a moment",
         "stop",
-        (("Leaser._lease_from_heads", "if not held and busy: ...", "if False: ..."),),
+        (("Leaser._lease_from_heads", "if not held and busy and ...: ...", "if False and ...: ..."),),
     ),
     Mutation(
         "absence of a task file without a listing",

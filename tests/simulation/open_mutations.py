@@ -94,9 +94,17 @@ MUTATIONS = [
         "open",
         (
             (
-                "DrainCheck._has_work",
-                "replay_state.left > 0 if replay_state is not None else not name.is_open",
-                "not name.is_open",
+                "_Remains._work_in",
+                """
+                if replay_state is None:
+                    return not name.is_open, 0
+                return replay_state.left > 0, replay_state.count
+                """,
+                """
+                if replay_state is None:
+                    return not name.is_open, 0
+                return not name.is_open, replay_state.count
+                """,
             ),
         ),
     ),
