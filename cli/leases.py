@@ -12,7 +12,7 @@ import click
 
 import fsqueue
 from fsqueue import wording
-from fsqueue.format import user_json
+from fsqueue.format import names, user_json
 from fsqueue.views import outcomes
 
 from . import entry
@@ -141,9 +141,9 @@ class Settling:
             try:
                 act(q, tasks)
             except fsqueue.LeaseLost as error:
-                self._lose(q, [task for task in tasks if task.id in (error.tasks or [task.id])], error)
+                self._lose(q, [task for task in tasks if task.token in (error.tokens or [task.token])], error)
             gone = self.lost.keys() | self.already.keys()
-            self.done = [task for task in tasks if task.id not in gone]
+            self.done = [task for task in tasks if task.token not in gone]
         self._report()
 
     def singly(self, act: Callable[[fsqueue.LeasedTask], object]) -> None:
@@ -164,17 +164,17 @@ class Settling:
         with suppress(fsqueue.FsqueueError):  # this only chooses the words
             found = outcomes.why_lost(q.store, [task.token for task in tasks])
         for task in tasks:
-            self._note(task.id, found.get(task.token) or outcomes.Loss(str(error)))
+            self._note(task.token, found.get(task.token) or outcomes.Loss(str(error)))
 
-    def _note(self, task_id: str, loss: outcomes.Loss) -> None:
+    def _note(self, token: str, loss: outcomes.Loss) -> None:
         if not loss.is_completed:
-            self.lost[task_id] = loss.why
+            self.lost[token] = loss.why
         elif self._completes:
-            self.already[task_id] = loss.why
+            self.already[token] = loss.why
         else:
-            self.lost[task_id] = (
-                f"You have completed {task_id} already, with this lease. That counts; it is not {self._verb}."
-            )
+            task = names.task_of(token)
+            already = f"You have completed {task} already, with this lease."
+            self.lost[token] = f"{already} That counts; it is not {self._verb}."
 
     def _attach(self, q: fsqueue.Queue) -> list[fsqueue.LeasedTask]:
         """Return the tasks of those tokens that hold. A malformed token raises, before anything is done."""
@@ -183,24 +183,24 @@ class Settling:
             try:
                 tasks[token] = q.attach(token)
             except fsqueue.LeaseLost as error:
-                self._note(token.partition("@")[0], outcomes.loss_of(error))
+                self._note(token, outcomes.loss_of(error))
             except fsqueue.TaskNotFound:
                 absent.append(token)
         for token, loss in outcomes.why_lost(q.store, absent).items() if absent else ():
-            task_id = token.partition("@")[0]
             if loss is None:
-                self.unknown.append(task_id)
+                self.unknown.append(names.task_of(token))
             else:
-                self._note(task_id, loss)
+                self._note(token, loss)
         return list(tasks.values())
 
     def _report(self) -> None:
         if self._as_json:
-            more = {"already": list(self.already)} if self.already else {}
+            more = {"already": list(map(names.task_of, self.already))} if self.already else {}
             more |= {"unknown": self.unknown} if self.unknown else {}
-            print_json({self._verb: [task.id for task in self.done], "lost": list(self.lost), **more})
-        for task, why in (self.already | self.lost).items():
-            complain(f"{task}: {why}")
+            lost = list(map(names.task_of, self.lost))
+            print_json({self._verb: [task.id for task in self.done], "lost": lost, **more})
+        for token, why in (self.already | self.lost).items():
+            complain(f"{names.task_of(token)}: {why}")
         say_unknown(self.unknown)
         if self.lost:
             raise click.exceptions.Exit(4)

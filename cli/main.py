@@ -71,7 +71,6 @@ Exit codes:
   3    nothing is available; or there is no such task
   4    a lease is lost
   5    there is no such queue
-  6    an update met tasks that have changed
   7    no room is left (disk, inodes, quota)
   8    the filesystem is unsafe for a queue
   9    drained, but there are dead letters

@@ -178,8 +178,10 @@ def run(
     ZE_AFFINITY_MASK name. Without these variables, the GPUs are those that nvidia-smi shows. If they are too few for
     all processes, the worker ends before it leases a task.
 
-    On a terminal, the worker shows a progress bar, and each failure as it happens. It passes on the output of commands
-    and functions in whole lines. If several commands run at a time, it shows the output of each when that command ends.
+    On a terminal, the worker shows a progress bar, and the first failure of each kind as it happens. Failures whose
+    reasons differ only in numbers are of one kind: further ones are counted, and shown as a number. It passes on the
+    output of commands and functions in whole lines. If several commands run at a time, it shows the output of each when
+    that command ends.
 
     After SIGTERM, SIGUSR1, SIGUSR2, SIGHUP or Ctrl-C, the worker begins no more tasks. Tasks at work have --grace to
     end. Then the worker sends them SIGTERM and puts them back. After a second signal, it puts them back at once.

@@ -35,7 +35,8 @@ def workers(queue: str, release_dead: bool, admit: tuple[str, ...], as_json: boo
 
     A worker counts as dead only where that is proven: its process is gone from this very host (same boot), or its
     Slurm job does not run any more. Else it is 'unknown', and its leases run out by themselves. What a dead one held
-    is available again at once with --release-dead; an attempt is charged as when a lease runs out.
+    is available again at once with --release-dead. Attempts are charged as when a lease runs out: one for a task that
+    was leased alone, none for tasks that were leased together. Those are then leased alone.
 
     Below the workers are the nodes on which tasks failed in a row. 'run --exclude-after N' takes no task on a node
     after N failures. Only the logs of the batches at work are read. Tasks that a script took with 'lease' have no

@@ -48,11 +48,11 @@ def attach(queue: Verbs, token: str) -> LeasedTask:
         )
     if not replay_state.holds(index, lease):
         if losses.completed_by(replay_state, index, lease):
-            raise LeaseLost(losses.already(task_id), [task_id], losses.ALREADY)
+            raise LeaseLost(losses.already(task_id), [token], losses.ALREADY)
         reason = losses.why_lost(replay_state, index)
         raise LeaseLost(
             f"The lease of {task_id} holds no longer ({reason}). {losses.DISCARD}",
-            [task_id],
+            [token],
             reason,
         )
     kind, payload, why = LeasedTask, None, None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from itertools import islice
 from typing import Any
 
 from fsqueue.arguments import payloads_of, unchanged, verb, whole
@@ -20,6 +21,7 @@ from fsqueue.storage import commits, ordering
 from fsqueue.storage.commits import Part, Record
 from fsqueue.storage.store import Store
 from fsqueue.user_code import UserCodeError, user_items
+from fsqueue.wording import counted
 
 
 class Commit:
@@ -294,6 +296,23 @@ class _Stager:
                 self.store.fs.unlink(f"{self.directory}/{name}")
 
 
+def must_be_as_many(known: CommitReport, tasks: int, of: str = "tasks") -> None:
+    """Raise InvalidArgument if a commit was made of another number of tasks: these are others, and no repetition."""
+    if known.tasks != tasks:
+        raise InvalidArgument(
+            f"The commit {known.name} was made before, with {counted(known.tasks, 'task')}, and here are {tasks:,} "
+            f"{of}. So they are others, and were not inserted. Give them another name."
+        )
+
+
+def warn_of_none(report: CommitReport) -> None:
+    """Log a warning if a commit was made of no tasks: its name is used up."""
+    if not report.tasks and not report.repeated:
+        commits.logger.warning(
+            "the commit %s was made with no tasks. Its name is used up: other tasks need another name", report.name
+        )
+
+
 def insert_once(store: Store, tasks: Iterable[Any], name: str, delay_s: float, batch_tasks: int | None) -> int:
     """Insert all tasks under a name, or none of them; return how many are new.
 
@@ -302,7 +321,9 @@ def insert_once(store: Store, tasks: Iterable[Any], name: str, delay_s: float, b
     """
     commit = Commit(store, name)
     try:
-        if commit.committed() is not None:
+        if (known := commit.committed()) is not None:
+            if not known.tasks:  # else the stream is not read
+                must_be_as_many(known, sum(1 for _ in islice(tasks, 1)), "or more")
             return 0
     except FsqueueError as error:
         insert_errors.note_nothing(error)
@@ -320,6 +341,7 @@ def insert_once(store: Store, tasks: Iterable[Any], name: str, delay_s: float, b
             with suppress(FsqueueError):  # otherwise `gc` does it
                 commit.discard()
         raise
+    warn_of_none(report)
     return 0 if report.repeated else report.tasks
 
 

@@ -124,8 +124,9 @@ class TaskNotFound(FsqueueError):
 class LeaseLost(FsqueueError):
     """The lease cannot settle its task any more. Discard the result: another worker has done the work, or will.
 
-    `tasks` are the ids concerned; `reason` says why ("taken over", "completed", "purged", ...). Of tasks handed in
-    together, those not named here were settled.
+    `tokens` are the leases concerned, `tasks` the ids of their tasks, in the same order; `reason` says why ("taken
+    over", "completed", "purged", ...). Of leases handed in together, those not named here were settled. Two of them may
+    be of one task, from different calls: then only `tokens` tell which was lost.
 
     If `reason` is "you have completed it already", this very lease has completed the task before. That completion
     counts, and nothing is left to do. (`fsqueue complete` exits with 0 then.)
@@ -133,9 +134,10 @@ class LeaseLost(FsqueueError):
 
     exit_code = 4
 
-    def __init__(self, message: str, tasks: Sequence[str] = (), reason: str = "") -> None:
+    def __init__(self, message: str, tokens: Sequence[str] = (), reason: str = "") -> None:
         super().__init__(message)
-        self.tasks = list(tasks)
+        self.tokens = list(tokens)
+        self.tasks = [token.partition("@")[0] for token in tokens]
         self.reason = reason
 
 

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from fsqueue.clock import duration_ms, pause_s
 from fsqueue.cluster import identity
 from fsqueue.errors import Bury, InvalidArgument, LeaseLost, Retry, bury_reason
+from fsqueue.format import names
 from fsqueue.format.layout import Settings
 from fsqueue.format.names import Batch
 from fsqueue.models import Movement, Status, TaskRef
@@ -156,7 +157,7 @@ class LeasedTask:
     @property
     def token(self) -> str:
         """Return what another process needs to act on this lease: see `Queue.attach`."""
-        return f"{self.batch}.{self.index}@{self.lease}"
+        return names.token(self.batch, self.index, self.lease)
 
     @property
     def lease_until(self) -> float:

@@ -273,7 +273,8 @@ class Queue(Maintenance):
         `delay_s`: seconds before tasks become available that do not say so themselves. They are durable when this
         returns. An InvalidTask names the position of the bad one; the tasks before it are in the queue. An error's
         `inserted` says up to where the stream was handled, and `new` how many tasks were inserted. Under the name
-        `commit` all appear together or not at all, once: what was committed before is not inserted again, nor read.
+        `commit` all appear together or not at all, once: what was committed before is not inserted again, nor
+        read. InvalidArgument if no tasks were committed under it, and here are some.
         `strict` refuses payloads that would come back changed: see `insert`.
         """
         if batch_tasks is not None:
@@ -433,7 +434,7 @@ class Queue(Maintenance):
 
     @verb("completing")
     def complete(self, tasks: LeasedTask | Iterable[LeasedTask], results: Mapping[str, Any] | None = None) -> None:
-        """Report tasks as done, one or many, one write a batch. LeaseLost.tasks names those lost; the rest is done.
+        """Report tasks as done, one or many, one write a batch. LeaseLost.tokens names those lost; the rest is done.
 
         `results`: small JSON values to keep, by task id. InvalidResult.tasks names those whose results cannot be
         kept: they stay leased, and the rest is done.

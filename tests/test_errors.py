@@ -60,8 +60,8 @@ def test_bad_arguments_are_value_errors_and_lost_leases_are_not() -> None:
 
 
 def test_an_error_carries_what_the_caller_needs() -> None:
-    lost = errors.LeaseLost("text", ["a.0"], "completed")
-    assert (str(lost), lost.tasks, lost.reason) == ("text", ["a.0"], "completed")
+    lost = errors.LeaseLost("text", ["a.0@1"], "completed")
+    assert (str(lost), lost.tokens, lost.tasks, lost.reason) == ("text", ["a.0@1"], ["a.0"], "completed")
     assert errors.InvalidTask("text", 3).index == 3
     assert errors.InvalidTask("text").index is None
 

@@ -6,6 +6,7 @@ import fcntl
 import os
 import stat
 import struct
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 
 from fsqueue import LeaseLost, Queue, StorageError
 from tests.concurrency.processes import Child
+from tests.pages import blocks, text_of
 from tests.support import leftovers
 
 GROUP, OWNER, MEMBER = 64_001, 64_002, 64_003
@@ -303,6 +305,24 @@ def test_a_file_that_only_one_member_may_read_is_worked_around_and_mended(shared
         place.chmod(place.stat().st_mode | 0o060)
     assert as_user(OWNER, 0o002, lambda: work(path)) == ["his"]
     assert Queue(path).status().completed == 3
+
+
+@needs_root
+def test_what_the_page_says_repairs_files_of_another_group(shared: Path) -> None:
+    """Without setgid, what a member makes belongs to the group that this member is in first of all."""
+    path = shared / "q"
+    shared.chmod(0o775)
+    as_user(OWNER, 0o002, lambda: Queue.create(path, shards=1).insert_many(["ours"], batch_tasks=1))
+    as_user(OWNER, 0o002, lambda: touch_all(path))
+    as_user(MEMBER, 0o022, lambda: Queue(path).insert_many(["his"], batch_tasks=1))
+    as_user(MEMBER, 0o022, lambda: touch_all(path))
+    assert {place.stat().st_gid for place in path.rglob("*")} == {GROUP, 64_009}
+    assert as_user(OWNER, 0o002, lambda: work(path)) == ["ours", True]
+    [repair] = [block for block in blocks(text_of("docs/sharing.md")) if "chgrp" in block.code]
+    code = repair.code.replace("geo", str(GROUP)).replace(" Q", f" {path}")
+    subprocess.run(["sh", "-ec", code], check=True)
+    assert as_user(OWNER, 0o002, lambda: work(path)) == ["his"]
+    assert {place.stat().st_gid for place in path.rglob("*")} == {GROUP}
 
 
 @needs_root

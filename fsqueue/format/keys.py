@@ -43,6 +43,8 @@ class KeyClaim:
     """The name under which the task's own file was staged, for a task with a file of its own."""
     host: str = ""
     pid: int = 0
+    shared: bool = False
+    """Whether its inserter has the queue on a mount that several hosts share, where the key's lock can be lost."""
 
     @property
     def holder(self) -> dict[str, object]:
@@ -59,6 +61,8 @@ def encode(claim: KeyClaim) -> bytes:
         record |= {"batch": claim.batch, "insert": claim.insert}
     if claim.host:
         record |= {"host": claim.host, "pid": claim.pid}
+    if claim.shared:
+        record["shared"] = True
     return orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE)
 
 
@@ -79,9 +83,8 @@ def parse(line: bytes) -> KeyClaim | None:
     if batch is None:
         return None
     host, pid = record.get("host"), record.get("pid")
-    return KeyClaim(
-        key, at, batch, insert, staged, host if isinstance(host, str) else "", pid if isinstance(pid, int) else 0
-    )
+    host, pid = host if isinstance(host, str) else "", pid if isinstance(pid, int) else 0
+    return KeyClaim(key, at, batch, insert, staged, host, pid, record.get("shared") is True)
 
 
 def with_key(line: bytes, key: str) -> bytes:

@@ -357,6 +357,16 @@ def parse_task_id(text: object) -> tuple[Batch, int]:
     return Batch(match[1]), int(match[2])
 
 
+def token(batch: Batch, index: int, lease: str) -> str:
+    """Return what names a lease on a task."""
+    return f"{task_id(batch, index)}@{lease}"
+
+
+def task_of(token: str) -> str:
+    """Return the id of the task that a token names."""
+    return token.partition("@")[0]
+
+
 def parse_token(text: object) -> tuple[Batch, int, str]:
     """Return batch, index and lease of a token; InvalidArgument if it is none."""
     match = _TOKEN.fullmatch(text) if isinstance(text, str) else None

@@ -51,13 +51,14 @@ KINDS = {
     "torn-line": Kind(
         LEFTOVER,
         "The file ends in half a line: its writer died, or the disk was full. The change in that line was never "
-        "reported done.",
+        "reported done. A log, or a file of the history, that ends in NUL bytes after a power loss is told as this, "
+        "too.",
         "ends the line, so that it stays void",
     ),
     "zeros": Kind(
         LEFTOVER,
-        "The file ends in NUL bytes: after a power loss it was longer than what had been written of it. Readers skip "
-        "them.",
+        "A file of dead letters, of settled ones or of keys, or queue.jsonl, ends in NUL bytes: after a power loss it "
+        "was longer than what had been written of it. Readers skip them.",
         "cuts them off",
     ),
     "staged-file": Kind(

@@ -122,7 +122,14 @@ class KeyedInserter:
     ) -> KeyClaim:
         worker, store = self.store.worker, self.store
         return KeyClaim(
-            key, store.clock.now_ms(), batch, insert, staged, str(worker.get("host", "")), worker.get("pid", 0)
+            key,
+            store.clock.now_ms(),
+            batch,
+            insert,
+            staged,
+            str(worker.get("host", "")),
+            worker.get("pid", 0),
+            store.fs.shared,
         )
 
     def _with_own_file(self, held: KeyFile, line: bytes, when: When, rank: Rank, key: str) -> TaskRef | None:
@@ -176,7 +183,8 @@ class Claims:
 
     def _in_log(self, layout: Layout, claim: KeyClaim, identity: str) -> str | None:
         store, batch = self.store, claim.batch
-        found = None if store.fs.shared else self._in_open_log(layout, batch, identity)
+        may_come_late = store.fs.shared or claim.shared
+        found = None if may_come_late else self._in_open_log(layout, batch, identity)
         if found is not None:
             index, needed, end = found
             if index is None:
@@ -188,7 +196,7 @@ class Claims:
             try:
                 fd = store.fs.look_anew(layout.log(batch))
             except FileNotFoundError:
-                if not store.fs.shared:
+                if not may_come_late:
                     return None  # it ended, or the inserter died before it appended the record
                 if published.names_of(store, layout, batch):
                     break
@@ -198,7 +206,7 @@ class Claims:
                 if index is not None:
                     self._make_durable(layout, batch, end, end)
                     return names.task_id(batch, index)
-                if is_known or not store.fs.shared:
+                if is_known or not may_come_late:
                     self._make_end_durable(layout, batch, end)
                     return None
             finally:

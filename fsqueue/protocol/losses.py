@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from fsqueue.cluster.identity import describe
 from fsqueue.errors import LeaseExpired, LeaseLost
@@ -48,41 +48,42 @@ class Losses:
     """Collect the tasks of several batches whose leases do not hold, and raise one error for all of them."""
 
     def __init__(self) -> None:
-        self.tasks: list[str] = []
+        self.tokens: list[str] = []
         self.expired: list[str] = []
-        """Tasks whose leases ran out, and that no other worker has leased since, by the log."""
+        """Leases that ran out, and whose tasks no other worker has leased since, by the log."""
         self.reasons: set[str] = set()
 
-    def add(self, batch: Batch, indices: Sequence[int], reason: str) -> None:
-        """Record tasks that were lost; `reason` is EXPIRED if no other worker has taken them."""
-        kind = self.expired if reason == EXPIRED else self.tasks
-        kind += [names.task_id(batch, index) for index in indices]
+    def add(self, batch: Batch, indices: Iterable[int], lease: str, reason: str) -> None:
+        """Record tasks that a lease has lost; `reason` is EXPIRED if no other worker has taken them."""
+        kind = self.expired if reason == EXPIRED else self.tokens
+        kind += [names.token(batch, index, lease) for index in indices]
         self.reasons.add(reason)
 
     def join(self, others: Losses) -> None:
         """Add what another `Losses` has collected."""
-        self.tasks += others.tasks
+        self.tokens += others.tokens
         self.expired += others.expired
         self.reasons |= others.reasons
 
     def check(self) -> None:
         """Raise LeaseLost if any task was added; LeaseExpired if all of them were added as EXPIRED."""
         said = []
-        if self.tasks:
+        if self.tokens:
             why = ", ".join(sorted(self.reasons - {EXPIRED}))
             if why == ALREADY:
-                said.append(already(_some(self.tasks)))
+                said.append(already(_some(self.tokens)))
             else:
-                said.append(f"The lease of {_some(self.tasks)} holds no longer ({why}). {DISCARD}")
+                said.append(f"The lease of {_some(self.tokens)} holds no longer ({why}). {DISCARD}")
         if self.expired:
             said.append(
                 f"The lease of {_some(self.expired)} ran out before it was renewed. No worker has taken it over yet: a "
                 "completion counts until one does."
             )
         if said:
-            kind = LeaseLost if self.tasks else LeaseExpired
-            raise kind(" ".join(said), self.tasks + self.expired, ", ".join(sorted(self.reasons)))
+            kind = LeaseLost if self.tokens else LeaseExpired
+            raise kind(" ".join(said), self.tokens + self.expired, ", ".join(sorted(self.reasons)))
 
 
-def _some(tasks: Sequence[str]) -> str:
+def _some(tokens: Sequence[str]) -> str:
+    tasks = [names.task_of(token) for token in tokens]
     return tasks[0] if len(tasks) == 1 else f"{len(tasks)} tasks ({tasks[0]}, ...)"

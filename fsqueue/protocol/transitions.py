@@ -41,7 +41,7 @@ def fresh(store: Store, tasks: Sequence[LeasedTask], losses: Losses) -> Sequence
         generation, reason = -1, "the queue was deleted"
     lost = [task for task in tasks if task.generation != generation]
     for task in lost:
-        losses.add(task.batch, [task.index], reason)
+        losses.add(task.batch, [task.index], task.lease, reason)
     return [task for task in tasks if task not in lost] if lost else tasks
 
 
@@ -142,7 +142,7 @@ def _in_batch(
                     for index in set(indices).difference(held):
                         if not done(replay_state, index, lease):
                             is_own = completed_by(replay_state, index, lease)
-                            losses.add(batch, [index], ALREADY if is_own else why_lost(replay_state, index))
+                            losses.add(batch, [index], lease, ALREADY if is_own else why_lost(replay_state, index))
                 if held:
                     act(locked, lease, held, at)
             if not replay_state.left:
@@ -156,7 +156,7 @@ def _in_batch(
             for index in indices:
                 if uncertain is None or not done(replay_state, index, lease):
                     is_own = completed_by(replay_state, index, lease)
-                    losses.add(batch, [index], ALREADY if is_own else "the batch has finished")
+                    losses.add(batch, [index], lease, ALREADY if is_own else "the batch has finished")
     return losses
 
 
@@ -253,7 +253,7 @@ def renew(store: Store, tasks: Sequence[LeasedTask], lease_ms: int) -> None:
             ends.update({(locked.batch, index, lease): until for index in in_time})
         if len(in_time) < len(held):
             late = [index for index in held if index not in in_time]
-            losses.add(locked.batch, late, EXPIRED)
+            losses.add(locked.batch, late, lease, EXPIRED)
 
     try:
         each(store, tasks, losses, act)

@@ -9,6 +9,7 @@ from uuid import uuid4
 from pyspark.sql import functions, types
 
 from fsqueue.clock import Clock, Entropy
+from fsqueue.commit import must_be_as_many
 from fsqueue.format.names import commit_name, new_uuid
 from fsqueue.models import CommitReport
 from fsqueue.queue import Queue
@@ -76,7 +77,8 @@ def seed(
     The payload is the row as an object, or the column that `payload` names. `delay_s`: a number of seconds, or a
     column of them. `priority`: a column of texts or whole numbers; null is none. `if_exists`: "append" (the queue must
     be there), "create" (it is made if it is missing), "error", "ignore". InvalidArgument names a column that JSON
-    cannot hold. What Spark says of a failure stays as it is.
+    cannot hold, or says that the commit was made before with another number of rows: these are counted. What Spark says
+    of a failure stays as it is.
 
     `key`: a column of keys. Then the rows are inserted one by one, each unless a task with its key lives, and not all
     at one instant: after an error some are in the queue. Repeat the call, which inserts the others.
@@ -99,6 +101,8 @@ def seed(
         return _insert_keyed(_needed(df, wanted), wanted)
     name = commit or f"spark-{uuid4()}"
     if commit is not None and (known := _committed(wanted.path, commit)) is not None:
+        with spark_errors():
+            must_be_as_many(known, df.count(), "rows")
         return SeedReport.of(known, True)
     given["commit"] = name
     attempt = given[options.ATTEMPT] = new_uuid(Entropy(), Clock().now_ms())

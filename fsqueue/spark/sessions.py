@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -18,11 +20,27 @@ def register(spark: SparkSession) -> SparkSession:
 
     Without this, Spark finds the data source only if the top-level module `pyspark_fsqueue` is installed. A working
     copy (`pip install -e`) does not install it.
+
+    In local mode Spark's Python workers are from then on this interpreter, unless PYSPARK_PYTHON names another. Spark
+    itself would run the `python3` of PATH, which is another one if this was called by its path.
     """
     from fsqueue.spark.source import FsqueueDataSource
 
+    _run_this_python(spark)
     spark.dataSource.register(FsqueueDataSource)
     return spark
+
+
+def _run_this_python(spark: SparkSession) -> None:
+    from pyspark.errors import PySparkException
+
+    try:
+        context = spark.sparkContext
+    except PySparkException:  # Spark Connect has no context
+        return
+    is_named = os.environ.get("PYSPARK_PYTHON") or context.getConf().get("spark.pyspark.python")
+    if not is_named and context.master.partition("[")[0] == "local" and sys.executable:
+        context.pythonExec = sys.executable
 
 
 PROBE_ROWS = 1 << 16

@@ -7,7 +7,7 @@ all of them by one link, and nothing else ever is.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -15,6 +15,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from fsqueue import administration
+from fsqueue.commit import must_be_as_many, warn_of_none
 from fsqueue.errors import InvalidArgument, QueueExists, QueueNotFound
 from fsqueue.models import CommitPart
 from fsqueue.queue import Queue
@@ -27,9 +28,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class StagedPart(WriterCommitMessage):  # type: ignore[misc]
-    """The part that one Spark task has staged; None if its rows were not wanted."""
+    """The part that one Spark task has staged; None if its rows were not wanted. Then `rows` says how many they are."""
 
     part: CommitPart | None
+    rows: int = field(default=0, kw_only=True)
 
 
 class FsqueueWriter(DataSourceArrowWriter):  # type: ignore[misc]
@@ -47,7 +49,9 @@ class FsqueueWriter(DataSourceArrowWriter):  # type: ignore[misc]
         self.encoder = Encoder(options, schema)
         queue = open_queue(options)
         self.commit_ = queue.commit(options.commit or f"spark-{uuid4()}", attempt=options.attempt)
-        self.is_needed = options.commit is None or self.commit_.committed() is None
+        self.known = None if options.commit is None else self.commit_.committed()
+        """What was published under this name before."""
+        self.is_needed = self.known is None
         """Whether rows are worth staging: not if this very commit was published before."""
         if self.is_needed and options.if_exists in ("error", "ignore") and holds_something(queue):
             if options.if_exists == "error":
@@ -60,9 +64,7 @@ class FsqueueWriter(DataSourceArrowWriter):  # type: ignore[misc]
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedPart:
         """Stage the rows of a partition, invisibly and durably."""
         if not self.is_needed:
-            for _ in iterator:
-                pass
-            return StagedPart(None)
+            return StagedPart(None, rows=sum(batch.num_rows for batch in iterator))
         from fsqueue.spark.ahead import ahead
         from fsqueue.spark.lines import Lines
         from fsqueue.spark.memory_pool import system_pool
@@ -73,10 +75,17 @@ class FsqueueWriter(DataSourceArrowWriter):  # type: ignore[misc]
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Make all of it visible at one instant, and when overwriting nothing else; or, if the commit's name was
-        published before, add nothing.
+        published before, add nothing. InvalidArgument: it was published with another number of rows.
         """
+        if self.known is not None:
+            rows = sum(message.rows for message in messages if isinstance(message, StagedPart))
+            must_be_as_many(self.known, rows, "rows")
         if self.is_needed:
-            self.commit_.publish(parts_of(messages), overwrite=self.overwrite)
+            parts = parts_of(messages)
+            report = self.commit_.publish(parts, overwrite=self.overwrite)
+            if report.repeated:  # another driver was quicker
+                must_be_as_many(report, sum(part.tasks for part in parts), "rows")
+            warn_of_none(report)
             if self.overwrite:
                 administration.reap_later(self.commit_.store)
 

@@ -5,6 +5,7 @@ All of it may run at any time, while others work, and may be stopped at any mome
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import time
@@ -44,6 +45,8 @@ STAGED_AGE_S = 86_400
 """A staged file is reaped a day after it was written, if no process has it locked and no record names it."""
 ATTEMPT_AGE_S = 7 * STAGED_AGE_S
 """What was staged for a commit is reaped a week after its last file: its other parts may take days."""
+PURGES_MAX = 9
+"""So often an upkeep is begun anew because the queue was purged."""
 NODE_AGE_S = 7 * STAGED_AGE_S
 """The failures in a row on a node are forgotten a week after the last: they say nothing of today."""
 
@@ -56,7 +59,7 @@ def gc(store: Store, touch: bool = False, history_days: int | None = None) -> Gc
     store.refresh(now=True)
     report = GcReport()
     with freed.counted() as removed:
-        full = _collect(store, report, history_days)
+        full = _collect_present(store, report, history_days)
     report.inodes_given_back += removed.inodes
     report.bytes_given_back += removed.bytes
     if touch:
@@ -64,6 +67,24 @@ def gc(store: Store, touch: bool = False, history_days: int | None = None) -> Gc
     if full:
         raise full[0]
     return report
+
+
+def _collect_present(store: Store, report: GcReport, history_days: int | None) -> list[OSError]:
+    """Mend what can be mended, as `_collect` does; begin anew if the queue is purged meanwhile.
+
+    Of files that another host has purged a network mount says ESTALE, where a local disk says that they are missing.
+    """
+    for is_last in (False,) * PURGES_MAX + (True,):
+        generation = store.queue_state.generation
+        try:
+            return _collect(store, report, history_days)
+        except OSError as error:
+            if error.errno != errno.ESTALE or is_last:
+                raise
+            store.refresh(now=True)
+            if store.queue_state.generation == generation:
+                raise
+    raise AssertionError("unreachable")
 
 
 def _collect(store: Store, report: GcReport, history_days: int | None) -> list[OSError]:
@@ -116,6 +137,8 @@ def _give_back_letters(store: Store, report: GcReport, refused: Refusals) -> lis
         except (LockTimeout, FileNotFoundError):
             return 0  # a file that is busy is for the next upkeep
         except OSError as error:
+            if error.errno == errno.ESTALE:  # another host has replaced it
+                return 0
             if error.errno in FULL:
                 full.append(error)
             elif error.errno in PASSED_OVER:
@@ -187,6 +210,8 @@ def _shard(store: Store, shard: names.Shard, has_logs: bool, report: GcReport, r
         except LockTimeout:
             report.busy += 1
         except OSError as error:
+            if error.errno == errno.ESTALE:  # another host has ended the batch
+                continue
             if error.errno in FULL:
                 full.append(error)
                 continue

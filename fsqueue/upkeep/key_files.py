@@ -44,6 +44,10 @@ CLAIM_BYTES = 200
 """About what a claim takes. An epoch does not begin for one long file if all others have more to carry over."""
 
 
+DIGEST_BYTES = 16
+"""What the digest takes that names a key's file, as bytes."""
+
+
 class KeyCollector:
     """Collect the files of free keys in one queue, for one upkeep."""
 
@@ -92,17 +96,24 @@ class KeyCollector:
 
     def _is_worth_an_epoch(self) -> bool:
         """Return whether most files of the present epoch are those of free keys, or one has grown too long."""
-        total = old = longest = 0
+        store, present = self.store, self.epochs.present
+        total = longest = 0
+        digests = bytearray()  # of the old files: 16 bytes each, since there may be millions
         for path in self._present_files():
             total += 1
-            old += self._is_old(path)
             with suppress(OSError):
-                longest = max(longest, self.store.fs.stat(path).st_size)
+                found = store.fs.stat(path)
+                longest = max(longest, found.st_size)
+                if self._is_before(found.st_mtime):
+                    digests += bytes.fromhex(os.path.basename(path).partition(".")[0])
         if longest > max(keys.BYTES_MAX, CLAIM_BYTES * total):
             return True
+        old = len(digests) // DIGEST_BYTES
         if old < max(total - old, FREE_MIN):
             return False
-        free = sum(self._is_old(path) and self._tried(self._is_free_now, path) for path in self._present_files())
+        each = (digests[at : at + DIGEST_BYTES].hex() for at in range(0, len(digests), DIGEST_BYTES))
+        paths = (self.layout.key(names.KeyDigest(digest), present) for digest in each)
+        free = sum(self._tried(self._is_free_now, path) for path in paths)
         return free >= max(total - free, FREE_MIN)
 
     def _is_free_now(self, path: str) -> bool:
@@ -185,9 +196,12 @@ class KeyCollector:
 
     def _is_old(self, path: str) -> bool:
         try:
-            return self.store.fs.stat(path).st_mtime <= self.store.clock.now_ms() / 1000 - KEY_AGE_S
+            return self._is_before(self.store.fs.stat(path).st_mtime)
         except OSError:
             return False
+
+    def _is_before(self, changed_s: float) -> bool:
+        return changed_s <= self.store.clock.now_ms() / 1000 - KEY_AGE_S
 
     def _is_free(self, held: KeyFile) -> bool:
         """Return whether no task lives that a locked file names.

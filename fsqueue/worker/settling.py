@@ -16,6 +16,7 @@ import errno
 import logging
 import math
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -174,17 +175,17 @@ class OutcomeReporter(BackgroundThread):
                 again += mine
                 continue
             except FsqueueError as error:  # this one outcome is what is wrong, not the filesystem
-                lost = {outcome.task.id: error for outcome in mine}
+                lost = {outcome.task.token: error for outcome in mine}
             if lost:
                 _let_pass(self._taking)
             for outcome in mine:
                 counted, said = COUNTED_AS[outcome.verb], ""  # a completion may have become a failure
                 if counted == "failed" and _is_last(outcome.task):
                     counted = "buried"
-                if outcome.task.id in lost:
+                if outcome.task.token in lost:
                     counted = own_outcome(outcome.task) or "lost"
                     if counted == "lost":
-                        said = f"task {outcome.task.id} was lost, its result is dropped: {lost[outcome.task.id]}"
+                        said = f"task {outcome.task.id} was lost, its result is dropped: {lost[outcome.task.token]}"
                 settled.counted.append((outcome, counted, said))
                 if self._exclude_after is not None and outcome.begun:
                     self._count_in_a_row(outcome, counted, self._exclude_after)
@@ -207,11 +208,18 @@ def _is_last(task: LeasedTask) -> bool:
 
 
 def _grouped(outcomes: Sequence[Outcome]) -> Iterable[tuple[Verbs, Verb, float | None, list[Outcome]]]:
-    """Yield groups of outcomes that one call can report. Those with a reason of their own are reported one by one."""
-    bulk: dict[tuple[int, str, float | None], list[Outcome]] = {}
+    """Yield groups of outcomes that one call can report. Those with a reason of their own are reported one by one.
+
+    A call reports a task once: results are handed in by the tasks' ids, and so the result of a lost lease would be kept
+    for the lease that this worker took on the task later.
+    """
+    bulk: dict[tuple[int, str, float | None, int], list[Outcome]] = {}
+    told: Counter[str] = Counter()
     for outcome in outcomes:
         if outcome.verb in ("release", "complete"):
-            bulk.setdefault((id(outcome.task.queue), outcome.verb, outcome.delay_s), []).append(outcome)
+            before = told[outcome.task.id]
+            told[outcome.task.id] += 1
+            bulk.setdefault((id(outcome.task.queue), outcome.verb, outcome.delay_s, before), []).append(outcome)
         else:
             yield outcome.task.queue, outcome.verb, outcome.delay_s, [outcome]
     for mine in bulk.values():
@@ -220,7 +228,7 @@ def _grouped(outcomes: Sequence[Outcome]) -> Iterable[tuple[Verbs, Verb, float |
 
 
 def _tell(queue: Verbs, verb: Verb, delay_s: float | None, mine: list[Outcome]) -> dict[str, FsqueueError]:
-    """Report outcomes of one verb by one call. Return the tasks that were lost, each with its error."""
+    """Report outcomes of one verb by one call. Return the tokens of the leases that were lost, each with its error."""
     tasks = [outcome.task for outcome in mine]
     try:
         if verb == "release":
@@ -232,17 +240,17 @@ def _tell(queue: Verbs, verb: Verb, delay_s: float | None, mine: list[Outcome]) 
         else:
             queue.complete(tasks, {outcome.task.id: outcome.result for outcome in mine if outcome.result is not None})
     except LOST as error:
-        named = (isinstance(error, errors.LeaseLost) and error.tasks) or [task.id for task in tasks]
+        named = (isinstance(error, errors.LeaseLost) and error.tokens) or [task.token for task in tasks]
         return dict.fromkeys(named, error)
     except errors.InvalidResult as error:  # the others are completed
         cause = error.__cause__
-        lost = dict.fromkeys(cause.tasks, cause) if isinstance(cause, errors.LeaseLost) else {}
+        lost = dict.fromkeys(cause.tokens, cause) if isinstance(cause, errors.LeaseLost) else {}
         return lost | _fail_refused(queue, mine, error.reasons)
     return {}
 
 
 def _fail_refused(queue: Verbs, mine: list[Outcome], reasons: Mapping[str, str]) -> dict[str, FsqueueError]:
-    """Fail those of `mine` whose results cannot be kept, each for its own reason; the tasks that were lost.
+    """Fail those of `mine` whose results cannot be kept, each for its own reason; the leases that were lost.
 
     First all of them become failures: if the filesystem fails on the way, those are what is told again.
     """
@@ -389,9 +397,9 @@ class LeaseRenewer(BackgroundThread):
             pass  # too late, but no other worker has taken them: what is finished still counts
         except LOST as error:
             if isinstance(error, errors.LeaseLost) and len(tasks) > 1:
-                lost = set(error.tasks)
+                lost = set(error.tokens)
                 for task in tasks:  # taken over, or only late? One by one they tell
-                    if task.id in lost:
+                    if task.token in lost:
                         self._renew([task], answer)
                 return
             for task in tasks:

@@ -99,6 +99,15 @@ def test_a_lost_lease_exits_with_4_and_the_others_are_dealt_with(
     assert tokens[1].partition("@")[0] in result.stderr
 
 
+def test_of_two_leases_of_one_task_one_may_be_lost_and_the_other_done(fsqueue_cli: Run, queue: Queue) -> None:
+    queue.insert(1)
+    [first] = leased(fsqueue_cli, queue)
+    fsqueue_cli("release-all", queue.path, "--yes")
+    [second] = leased(fsqueue_cli, queue)
+    report = json.loads(fsqueue_cli("complete", queue.path, first["token"], second["token"], "--json", code=4).stdout)
+    assert report == {"completed": [second["id"]], "lost": [first["id"]]}
+
+
 def test_a_finished_task_exits_with_4_unless_it_is_completed_again(fsqueue_cli: Run, queue: Queue) -> None:
     queue.insert(1)
     token = leased(fsqueue_cli, queue)[0]["token"]

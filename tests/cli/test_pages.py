@@ -112,7 +112,7 @@ PLANS = {
         files={"assemble": "#!/bin/sh\n", "assemble.sh": "", "bin/sbatch": SBATCH}, before=some_done
     ),
     "docs/sharing.md": Plan(
-        instead={"-g geo": "-g 54321", "/scratch/geo": "/scratch/me/geo"},
+        instead={"-g geo": "-g 54321", "-R geo": "-R 54321", "/scratch/geo": "/scratch/me/geo"},
         files={
             "process": '#!/bin/sh\n[ "$1" != in ] || exec cat "$1"\nread name && [ "$name" = x ]\n',
             "bin/setfacl": SETFACL,

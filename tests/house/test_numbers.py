@@ -6,12 +6,14 @@ import re
 
 import pytest
 from fsqueue_cli import doctor as cli_doctor
+from fsqueue_cli import main as cli_main
+from fsqueue_cli import running
 from fsqueue_cli import watching as cli_watching
 
-from fsqueue import poll, simulation_figures
+from fsqueue import errors, poll, simulation_figures
 from fsqueue.clock import MS_MAX
 from fsqueue.doctor import contests, messages, rendezvous, twohosts
-from fsqueue.format import layout, movements, names, nesting, replay
+from fsqueue.format import keys, layout, movements, names, nesting, replay
 from fsqueue.format.layout import Settings
 from fsqueue.protocol import leasing, waiting
 from fsqueue.storage import doorbell, queue_file, staging
@@ -27,6 +29,13 @@ def option(command: object, name: str) -> object:
     return next(one.default for one in command.params if one.name == name)  # type: ignore[attr-defined]
 
 
+BATCH = names.Batch(f"{0x19AB0C0D0E0F:012x}7000800000000000")
+CLAIM_SIZES = [
+    len(keys.encode(keys.KeyClaim("", 1_795_255_200_000, BATCH, insert, staged, "node0001", 12_345, shared)))
+    for shared in (False, True)
+    for insert, staged in (("0" * 16, None), (None, names.TaskFileName(0, BATCH, 1)))
+]
+"""What a key's file takes besides the key: of a task in a log, and of one with a file of its own."""
 NUMBERS = [
     ("README.md", "ten minutes unless you say otherwise", DEFAULT.lease_s == 600),
     ("README.md", "after five attempts becomes a **dead letter**", DEFAULT.max_attempts == 5),
@@ -57,6 +66,7 @@ NUMBERS = [
     ("docs/doctor.md", "nobody has written to for 2 s", stuck_locks.QUIET_S == 2),
     ("docs/doctor.md", "taken at nine looks", 1 + stuck_locks.LOOKS == 9),
     ("docs/doctor.md", "within half a second", stuck_locks.LOOKS * stuck_locks.LOOK_PAUSE_S <= 0.5),
+    ("docs/growth.md", "some 140 bytes and the key", all(abs(size - 140) < 15 for size in CLAIM_SIZES)),
     ("docs/fsck.md", "over a day old", collect.STAGED_AGE_S == DAY_S),
     ("docs/fsck.md", "over a week ago and never published", collect.ATTEMPT_AGE_S == 7 * DAY_S),
     ("docs/pei.md", "10 runs of 10,000 pops", (simulation_figures.RUNS, simulation_figures.POPS) == (10, 10_000)),
@@ -79,6 +89,18 @@ NUMBERS = [
 def test_a_number_on_a_page_is_the_code_s(page: str, words: str, holds: bool) -> None:
     assert words in re.sub(r"\s+", " ", text_of(page)), "the page says something else now: bring this table up to date"
     assert holds, "the code does something else now: mend the page, and this table"
+
+
+def errors_below(kind: type[errors.FsqueueError]) -> set[type[errors.FsqueueError]]:
+    return {kind}.union(*map(errors_below, kind.__subclasses__()))
+
+
+@pytest.mark.once
+def test_each_exit_code_that_the_help_lists_is_one_of_some_command() -> None:
+    listed = {int(code) for code in re.findall(r"^  (\d+) ", cli_main.EPILOG, re.MULTILINE)}
+    of_errors = {error.exit_code for error in errors_below(errors.FsqueueError)}
+    of_commands = {0, 9, 10, running.FAILURES, running.EXCLUDED, 124, 130, 141}
+    assert listed == of_errors | of_commands
 
 
 RANGES: list[tuple[str, float, float]] = [

@@ -204,6 +204,18 @@ def test_what_another_completed_is_lost(q: Queue, q2: Queue, clock: ManualClock)
     assert kept.read_bytes().count(b"\n") == 1, "the batch is not finished a second time"
 
 
+@pytest.mark.parametrize("verb", ["complete", "renew", "release"])
+def test_of_two_leases_of_one_task_the_error_names_the_lost_one(q: Queue, clock: ManualClock, verb: str) -> None:
+    q.insert("x")
+    [first] = q.lease(1, lease_s=10)
+    clock.advance(20)
+    [second] = q.lease(1, lease_s=10)
+    with pytest.raises(LeaseLost) as lost:
+        getattr(q, verb)([first, second])
+    assert (lost.value.tokens, lost.value.tasks) == ([first.token], [second.id])
+    assert first.id == second.id
+
+
 def test_a_revoked_lease_is_lost(q: Queue) -> None:
     [task] = leased(q, "x")
     assert q.release_all() == 1

@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -18,6 +20,8 @@ pytest.importorskip("pyspark", reason="PySpark is not installed: pip install 'fs
 
 from fsqueue_cli.main import cli
 from pyspark.sql import SparkSession
+
+from fsqueue.spark import register
 
 
 def run(*arguments: str | Path) -> Result:
@@ -177,3 +181,26 @@ def test_what_makes_no_sense_is_refused_in_a_line(
     assert "internal error" not in result.output
     assert "Traceback" not in result.output
     assert queue.status().waiting == 1
+
+
+@pytest.mark.parametrize(
+    ("master", "named", "conf", "runs"),
+    [
+        ("local[2]", "", {}, sys.executable),
+        ("local", "", {}, sys.executable),
+        ("local[2]", "/of/variable", {}, "python3"),
+        ("local[2]", "", {"spark.pyspark.python": "/of/conf"}, "python3"),
+        ("spark://head:7077", "", {}, "python3"),
+    ],
+)
+def test_in_local_mode_spark_runs_the_interpreter_that_registers(
+    monkeypatch: pytest.MonkeyPatch, master: str, named: str, conf: dict[str, str], runs: str
+) -> None:
+    """It may have been called by its path: then the `python3` of PATH is another one."""
+    monkeypatch.setenv("PYSPARK_PYTHON", named)
+    context = SimpleNamespace(pythonExec="python3", master=master, getConf=lambda: conf)
+    registered: list[object] = []
+    spark: Any = SimpleNamespace(sparkContext=context, dataSource=SimpleNamespace(register=registered.append))
+    assert register(spark) is spark
+    assert context.pythonExec == runs
+    assert len(registered) == 1

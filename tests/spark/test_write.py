@@ -356,8 +356,12 @@ def test_batch_tasks_makes_them_as_small_as_asked_for(spark: SparkSession, queue
 def test_a_named_commit_is_written_once(spark: SparkSession, queue: Queue) -> None:
     for _ in range(2):
         write(rows(spark, 50), queue, commit="seed-1")
-    again = seed(rows(spark, 70), str(queue.path), commit="seed-1")  # other rows: the name counts
+    again = seed(rows(spark, 50), str(queue.path), commit="seed-1")
     assert (again.repeated, again.rows) == (True, 50)
+    with pytest.raises(InvalidArgument, match=r"with 50 tasks, and here are 70 rows"):
+        seed(rows(spark, 70), str(queue.path), commit="seed-1")
+    with pytest.raises(Exception, match=r"with 50 tasks, and here are 49 rows"):
+        write(rows(spark, 49), queue, commit="seed-1")
     assert numbers(queue) == list(range(50))
     first = seed(rows(spark, 5), str(queue.path), commit="seed-2")
     assert (first.repeated, first.rows, first.commit) == (False, 5, "seed-2")
@@ -367,18 +371,24 @@ def test_a_named_commit_is_written_once(spark: SparkSession, queue: Queue) -> No
     assert sorted(os.listdir(queue.store.layout.staging)) == []
 
 
-def test_who_loses_to_another_driver_is_told_so(spark: SparkSession, queue: Queue) -> None:
+@pytest.mark.parametrize("theirs", [10, 3])
+def test_who_loses_to_another_driver_is_told_so(spark: SparkSession, queue: Queue, theirs: int) -> None:
     """The other one publishes the name after this one has looked for it."""
     path = str(queue.path)
 
     def other(batches: Any) -> Any:
         commit = Queue(path).commit("once")
-        commit.publish([commit.stage(range(3))])
+        commit.publish([commit.stage(range(theirs))])
         yield from batches
 
-    report = seed(spark.range(0, 10, 1, 1).mapInArrow(other, "id BIGINT"), path, commit="once")
-    assert (report.repeated, report.rows) == (True, 3)
-    assert queue.status().inserted == 3
+    mine = spark.range(0, 10, 1, 1).mapInArrow(other, "id BIGINT")
+    if theirs == 10:
+        report = seed(mine, path, commit="once")
+        assert (report.repeated, report.rows) == (True, 10)
+    else:
+        with pytest.raises(InvalidArgument, match="with 3 tasks, and here are 10 rows"):
+            seed(mine, path, commit="once")
+    assert queue.status().inserted == theirs
     assert list(queue.path.rglob("staging/*/*")) == []
 
 
@@ -388,9 +398,11 @@ def test_writes_without_a_name_add_up(spark: SparkSession, queue: Queue) -> None
     assert queue.status().waiting == 10
 
 
-def test_no_rows_are_a_commit_too(spark: SparkSession, queue: Queue) -> None:
+def test_no_rows_are_a_commit_too_and_other_rows_are_told_so(spark: SparkSession, queue: Queue) -> None:
     assert seed(rows(spark, 0), str(queue.path), commit="none").rows == 0
-    assert seed(rows(spark, 10), str(queue.path), commit="none").repeated
+    assert seed(rows(spark, 0), str(queue.path), commit="none").repeated
+    with pytest.raises(InvalidArgument, match="with 0 tasks, and here are 10 rows"):
+        seed(rows(spark, 10), str(queue.path), commit="none")
     assert queue.status().inserted == 0
 
 

@@ -174,9 +174,15 @@ def test_committed_tells_before_anything_is_staged(q: Queue) -> None:
     assert (report.tasks, report.repeated) == (2, True)
 
 
-def test_nothing_at_all_can_be_committed(q: Queue) -> None:
-    assert q.commit("empty").publish([]).tasks == 0
-    assert q.insert_many([1], commit="empty") == 0
+def test_nothing_at_all_can_be_committed_and_other_tasks_are_told_so(
+    q: Queue, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert q.insert_many([], commit="empty") == 0
+    assert "Its name is used up" in caplog.text
+    assert q.insert_many([], commit="empty") == 0
+    with pytest.raises(InvalidArgument, match="with 0 tasks, and here are 1 or more"):
+        q.insert_many([1], commit="empty")
+    assert q.commit("of-no-parts").publish([]).tasks == 0
     part = q.commit("another").stage([])
     assert q.commit("another").publish([part]).tasks == 0
     assert nothing_staged(q)

@@ -18,8 +18,9 @@ from fsqueue.filesystem import Filesystem, freed
 from fsqueue.format.priority import LAST
 from fsqueue.protocol import finishing
 from fsqueue.storage import commits, deadletters, letter_files, staging
+from fsqueue.storage.nodes import NodeFailures
 from fsqueue.upkeep import collect, trash
-from tests.concurrency.trapped import Trapped
+from tests.concurrency.trapped import Count, Trapped, trapped
 from tests.support import (
     Crash,
     QueueFactory,
@@ -710,3 +711,56 @@ def test_an_open_batch_is_cleared_away_some_time_after_its_last_insert(
     assert [q.task(task_id).state for task_id in (done, dead, cancelled)] == ["completed", "dead", "cancelled"]
     assert [(letter.id, letter.payload) for letter in q.dead()] == [(dead, 1)]
     assert [move.op for move in q.history(done)] == ["insert", "lease", "complete"]
+
+
+OF_THEIR_OWN = ("close", "unlock", "names")
+"""Steps that take ESTALE for an answer."""
+
+
+class PurgedAt(Count):
+    """Another host purges the queue before the n-th step on its generation, and the server knows those files no more.
+
+    `times`: how often from then on it says so: a client asks once more by itself, and then is told "missing".
+    """
+
+    def __init__(self, number: int, times: int, directory: str, purge: Callable[[], object]) -> None:
+        super().__init__(lambda step, args: directory in where(args[0]) and step not in OF_THEIR_OWN)
+        self.number, self.times, self.purge = number, times, purge
+
+    def at(self, number: int, step: str, call: Callable[..., Any], *args: Any) -> Any:
+        if number == self.number:
+            self.purge()
+        if self.number <= number < self.number + self.times:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return call(*args)
+
+
+def where(place: int | str) -> str:
+    return os.readlink(f"/proc/self/fd/{place}") if isinstance(place, int) else place
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_purge_on_another_host_ends_no_upkeep(queue_factory: QueueFactory, times: int) -> None:
+    """The server says ESTALE of what is gone, where a local disk says "missing"."""
+    for number in range(1, 1000):
+        q = queue_factory(f"of-{number}", shards=1, max_attempts=1)
+        q.insert_many(range(4), batch_tasks=2)
+        q.insert("key", key="k")
+        q.insert("single")
+        for task in q.lease(3)[:2]:
+            task.bury("no")
+        NodeFailures(q.store, 1).failed("x")
+        staging.stage(q.store, q.store.layout, [b'{"payload":1}\n'], 1, 0, LAST)
+        q.commit("c").stage([1])
+        trap = PurgedAt(number, times, base_of(q).name, q.purge)
+        mine = trapped(q, trap, shared=True)
+        trap.armed = True
+        mine.gc()
+        trap.armed = False
+        if len(trap.steps) < number:
+            break
+        assert mine.status().inserted == 0
+        assert mine.insert("later").id
+    else:
+        pytest.fail("it never got through")
+    assert number > 10

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 
 from fsqueue import Queue
 from fsqueue.filesystem import Filesystem
-from fsqueue.format import names
+from fsqueue.format import movements, names
 from fsqueue.format.keys import KeyClaim
 from fsqueue.format.layout import KeyEpochs, key_epochs_record
 from fsqueue.models import GcReport
@@ -110,6 +111,51 @@ def test_both_directories_count_until_the_claims_are_carried_over(mounted: Mount
     assert [*mounted.queue.fsck()] == []
     mounted.gc_a_day_later()
     assert mounted.queue.insert("z", key="a").id == first.id
+
+
+def test_upkeep_asks_once_for_the_status_of_each_file(mounted: Mounted, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is a request to the file server, and there may be millions."""
+    for key in ("a", "b", "c"):
+        mounted.insert_and_complete(key)
+    fs, asked = mounted.queue.store.fs, Counter[str]()
+    real = fs.stat
+
+    def stat(path: str) -> os.stat_result:
+        asked[path] += "/keys/" in path
+        return real(path)
+
+    monkeypatch.setattr(fs, "stat", stat)
+    mounted.gc_a_day_later()
+    assert mounted.epochs() == (0, 1)
+    assert sorted(number for number in asked.values() if number) == [1, 1, 1]
+
+
+@pytest.mark.batched  # it is in the log of an open batch
+@pytest.mark.parametrize("has_log", [False, True])
+def test_the_server_s_own_process_seals_what_a_client_left(mounted: Mounted, has_log: bool) -> None:
+    """A client that was cut off between its line and its record may have lost the key's lock, and go on later."""
+    server, client = Queue(mounted.path, filesystem=Filesystem(str(mounted.path), shared=False)), mounted.queue
+    server.insert("server")  # it has a batch, and does not look for those that others have left
+    expected = {"server", "y"}
+    if has_log:
+        client.insert("first")
+        expected.add("first")
+
+    class CutOff(Exception):
+        pass
+
+    with mock.patch.object(client._inserter, "_append", side_effect=CutOff) as cut_off, pytest.raises(CutOff):
+        client.insert("x", key="k")
+    locked, opening, identity, line, _ = cut_off.call_args.args
+    late = opening + movements.insert(client.store.clock.now_ms(), identity, int(has_log), line, 0)
+    path = Path(locked.log.path)
+    assert server.insert("y", key="k").inserted
+    if path.exists():
+        with path.open("ab") as log:
+            log.write(late)
+    else:
+        assert not has_log
+    assert {task.payload for task in [*mounted.host().lease(9), *server.lease(9)]} == expected
 
 
 def test_few_files_stay(mounted: Mounted, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from fsqueue.storage.store import Store
 from fsqueue.views import activity
 from fsqueue.views.activity import Activity, Rate, together
 from tests.conftest import QueueFactory
+from tests.pages import text_of
 from tests.support import base_of, calls, task_file_names
 
 T0 = 1_795_255_200.0  # 2026-11-21 10:00 UTC
@@ -342,6 +343,33 @@ def test_what_a_look_costs_at_a_million_tasks_and_at_a_thousand(
     (_, small), (status, large) = costs[1], costs[977]
     assert small <= large <= 1.5 * status
     assert large <= 450
+
+
+@pytest.mark.batched
+def test_what_a_look_costs_at_a_thousand_tasks_is_what_the_page_says(
+    tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Queue.create(tmp_path / "q").close()
+    queue = Queue(tmp_path / "q", clock=clock)
+    queue.insert_many(range(1024), batch_tasks=1024)
+    queue.lease(1)
+    looks = {
+        "`q.status()`": Queue.status,
+        "`q.activity()`, if fewer have, and workers are active": Queue.activity,
+        "`q.status(exact=False)`, as with `--fast`": lambda q: q.status(exact=False),
+        "`q.activity()`, if 30 tasks or more have finished within the last minute": Queue.activity,
+    }
+    rows = [line.split("|")[1:-1] for line in text_of("docs/status.md").splitlines() if line.startswith("| `q.")]
+    said = {row[0].strip(): int(row[3]) for row in rows}
+    assert said.keys() == looks.keys()
+    for row, look in looks.items():
+        if "30 tasks or more" in row:
+            queue.complete(queue.lease(100))
+        with calls(monkeypatch) as counted:
+            other = Queue(queue.path, clock=clock)
+            counted.clear()
+            look(other)
+            assert (row, counted.total()) == (row, said[row])
 
 
 def test_many_logs_and_a_long_history_are_sampled(

@@ -18,6 +18,7 @@ import pytest
 from fsqueue import InvalidArgument, Queue, StorageError, Worker
 from fsqueue.clock import ManualClock
 from fsqueue.filesystem import Filesystem
+from fsqueue.storage import nodes
 from fsqueue.worker import feeding, limits, settling, threads
 from tests.support import QueueFactory
 from tests.waiting import until
@@ -225,6 +226,15 @@ def test_quick_failures_beside_slow_work_end_nothing(queue_factory: QueueFactory
     go.touch()
     thread.join()
     assert reports == [drained(completed=1, failed=20)]
+
+
+def test_failures_on_a_node_are_counted_for_workers_that_may_exclude_it(queue_factory: QueueFactory) -> None:
+    """docs/growth.md says so of `nodes`."""
+    for name, option, counted in (("without", {}, 0), ("with", {"exclude_after": 9}, 3)):
+        queue = queue_factory(name, max_attempts=1)
+        queue.insert_many([{"do": "raise", "text": "bad input"}] * 3)
+        assert Worker(queue, tasks.obey, **option).run() == drained(failed=3)
+        assert sum(node.failures for node in nodes.failing(queue.store)) == counted
 
 
 def test_a_node_on_which_tasks_fail_takes_no_more(queue: Queue) -> None:

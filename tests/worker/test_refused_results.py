@@ -62,6 +62,20 @@ def test_completions_are_told_whatever_results_are_among_them(queue_factory: Que
     assert queue.status().completed == 3
 
 
+def test_the_result_of_a_lost_lease_is_not_kept_for_a_later_lease_of_the_task(queue_factory: QueueFactory) -> None:
+    queue = queue_factory()
+    queue.insert(1)
+    [first] = queue.lease()
+    queue.release_all()
+    [second] = queue.lease()
+    outcomes = [Outcome(second, "complete", result="second"), Outcome(first, "complete", result="first")]
+    settled, again = reporter_of(queue)._round(outcomes)
+    assert again == []
+    counted = {outcome.task.token: how for outcome, how, _ in settled.counted}
+    assert counted == {second.token: "completed", first.token: "lost"}
+    assert queue.task(second.id).result == "second"
+
+
 def test_a_disk_that_fails_among_refused_results_loses_none_of_them(
     queue_factory: QueueFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

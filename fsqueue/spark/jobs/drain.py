@@ -256,9 +256,9 @@ class Completer:
         try:
             queue.complete(tasks)
         except LeaseLost as error:
-            lost = set(error.tasks)
+            lost = set(error.tokens)
         for task in tasks:
-            is_lost = task.id in lost and not was_completed_by(queue, task)
+            is_lost = task.token in lost and not was_completed_by(queue, task)
             yield task.id, task.token, LOST if is_lost else COMPLETED
 
     def _fail(self, queue: Queue, rows: list[dict[str, Any]]) -> Iterator[tuple[str, str, str]]:
