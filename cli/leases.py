@@ -12,7 +12,7 @@ import click
 
 import fsqueue
 from fsqueue import wording
-from fsqueue.format import names, user_json
+from fsqueue.format import user_json
 from fsqueue.views import outcomes
 
 from . import entry
@@ -172,7 +172,7 @@ class Settling:
         elif self._completes:
             self.already[token] = loss.why
         else:
-            task = names.task_of(token)
+            task = outcomes.task_of(token)
             already = f"You have completed {task} already, with this lease."
             self.lost[token] = f"{already} That counts; it is not {self._verb}."
 
@@ -188,19 +188,19 @@ class Settling:
                 absent.append(token)
         for token, loss in outcomes.why_lost(q.store, absent).items() if absent else ():
             if loss is None:
-                self.unknown.append(names.task_of(token))
+                self.unknown.append(outcomes.task_of(token))
             else:
                 self._note(token, loss)
         return list(tasks.values())
 
     def _report(self) -> None:
         if self._as_json:
-            more = {"already": list(map(names.task_of, self.already))} if self.already else {}
+            more = {"already": list(map(outcomes.task_of, self.already))} if self.already else {}
             more |= {"unknown": self.unknown} if self.unknown else {}
-            lost = list(map(names.task_of, self.lost))
+            lost = list(map(outcomes.task_of, self.lost))
             print_json({self._verb: [task.id for task in self.done], "lost": lost, **more})
         for token, why in (self.already | self.lost).items():
-            complain(f"{names.task_of(token)}: {why}")
+            complain(f"{outcomes.task_of(token)}: {why}")
         say_unknown(self.unknown)
         if self.lost:
             raise click.exceptions.Exit(4)

@@ -39,7 +39,7 @@ MUTATIONS = [
         "a batch without a log counts as ended on a network mount",
         "the inserter that has named it may be about to make the log",
         "keyed-cut",
-        (("Claims._in_log", "if not store.fs.shared: ...", "if True: ..."),),
+        (("Claims._in_log", "if not may_come_late: ...", "if True: ..."),),
     ),
     Mutation(
         "a task lives because the key's last line names it",

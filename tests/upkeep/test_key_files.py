@@ -130,7 +130,6 @@ def test_upkeep_asks_once_for_the_status_of_each_file(mounted: Mounted, monkeypa
     assert sorted(number for number in asked.values() if number) == [1, 1, 1]
 
 
-@pytest.mark.batched  # it is in the log of an open batch
 @pytest.mark.parametrize("has_log", [False, True])
 def test_the_server_s_own_process_seals_what_a_client_left(mounted: Mounted, has_log: bool) -> None:
     """A client that was cut off between its line and its record may have lost the key's lock, and go on later."""

@@ -345,7 +345,6 @@ def test_what_a_look_costs_at_a_million_tasks_and_at_a_thousand(
     assert large <= 450
 
 
-@pytest.mark.batched
 def test_what_a_look_costs_at_a_thousand_tasks_is_what_the_page_says(
     tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
