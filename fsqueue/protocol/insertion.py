@@ -281,7 +281,7 @@ def _publish(store: Store, layout: Layout, group: list[Encoded], published: list
     finally:
         for number, file in enumerate(staged, len(earlier)):
             if number >= len(published):
-                store.fs.unlink(file.path)
+                file.remove(store)
             file.close(store)
 
 

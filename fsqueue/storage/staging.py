@@ -11,9 +11,10 @@ import errno
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from fsqueue.errors import StorageError
+from fsqueue import forks
+from fsqueue.errors import ForkedChild, StorageError
 from fsqueue.format import names
 from fsqueue.format.layout import Layout
 from fsqueue.format.names import TaskFileName
@@ -38,6 +39,13 @@ class Staged:
     layout: Layout
     began: float
     """When it was made, on the clock that never jumps."""
+    process: int = field(default_factory=lambda: forks.depth)
+    """The process that has made it: no other publishes or removes it."""
+
+    def remove(self, store: Store) -> None:
+        """Remove it, unless this process was forked since it was made: its parent goes on with it."""
+        if self.process == forks.depth:
+            store.fs.unlink(self.path)
 
     def close(self, store: Store) -> None:
         """Give up the lock, whether it was published or not."""
@@ -80,7 +88,7 @@ def stage_as(store: Store, layout: Layout, pieces: Sequence[bytes | memoryview],
             fs.drop_cached(fd)  # write now: else the sync of each of many waits for a commit of the journal
     except BaseException:
         staged.close(store)
-        fs.unlink(path)
+        staged.remove(store)
         raise
     return staged
 
@@ -125,7 +133,7 @@ def publish_one(store: Store, staged: Staged, announce: Callable[[], None] | Non
             is_published = True
     finally:
         if not is_published:
-            store.fs.unlink(staged.path)
+            staged.remove(store)
         staged.close(store)
 
 
@@ -178,8 +186,11 @@ def move(store: Store, staged: Staged) -> None:
     given its file another name, or finished it. But no other process touches a staged file that is locked and younger
     than a day: if it is gone from there although no purge has begun, it was published. An inserter that was away for
     longer has no such proof. Its lock may be lost, and `gc` may have removed the file. StorageError then, unless the
-    batch shows in its shard. FileNotFoundError: it was not published, and the caller repeats it.
+    batch shows in its shard. FileNotFoundError: it was not published, and the caller repeats it. ForkedChild: it is the
+    parent's.
     """
+    if staged.process != forks.depth:
+        raise ForkedChild("an insert")
     fs, target = store.fs, staged.layout.task_file(staged.name)
     if _into_shard(store, staged.layout, staged.name) or fs.same_file(staged.fd, target):
         return

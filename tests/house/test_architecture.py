@@ -13,7 +13,7 @@ import fsqueue
 from tests.house.source import PACKAGE, TOP, imported, parse
 
 LAYERS = (
-    "errors", "wording", "simulation", "simulation_figures", "clock", "filesystem", "format", "user_code",
+    "errors", "wording", "simulation", "simulation_figures", "forks", "clock", "filesystem", "format", "user_code",
     "async_thread", "models", "cluster", "storage", "leased_task", "protocol", "views", "upkeep", "doctor",
     "administration", "arguments", "fsck", "maintenance", "commit", "poll", "asyncpoll", "attaching", "queue",
     "several", "functions", "worker", "spark",
@@ -23,11 +23,13 @@ LAYERS = (
 MAY_USE = {
     "simulation": {"errors"},
     "simulation_figures": {"errors", "simulation"},
-    "filesystem": {"errors", "clock"},
+    "forks": set(),
+    "clock": {"errors", "forks"},
+    "filesystem": {"errors", "forks", "clock"},
     "format": {"errors", "clock"},
     "models": {"format"},
     "cluster": {"filesystem"},
-    "storage": {"errors", "wording", "clock", "filesystem", "format", "models", "cluster"},
+    "storage": {"errors", "wording", "forks", "clock", "filesystem", "format", "models", "cluster"},
 }
 """The lowest packages use these and nothing else, also of what stands below them: `format` does no I/O."""
 
