@@ -363,13 +363,35 @@ def test_a_polling_loop_that_forks(queue: Queue) -> None:
     assert sorted(done) == list(range(12))
 
 
+HANG_S = 40.0
+"""A child that takes longer hangs."""
+
 # -- forks in the middle of what the parent goes on with -----------------------------------------------
 
 
 def forked() -> int:
     """Fork. In the parent: the child's exit status, once it has ended. In the child: -1."""
     pid = os.fork()
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) if pid else -1
+    return status_of(pid) if pid else -1
+
+
+def status_of(pid: int) -> int:
+    """Wait for a child, and return its exit status. One that does not end is ended."""
+    ended: list[int] = []
+
+    def has_ended() -> bool:
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if found:
+            ended.append(os.waitstatus_to_exitcode(status))
+        return bool(found)
+
+    try:
+        until(has_ended, f"the end of the process {pid}", HANG_S)
+    except AssertionError:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise
+    return ended[0]
 
 
 def ending(act: Callable[[], object]) -> None:
@@ -424,7 +446,7 @@ def test_a_child_can_use_an_asynchronous_loop_that_a_coroutine_of_its_parent_was
             with ThreadPoolExecutor(1) as pool:  # where no event loop is running
                 assert pool.submit(asyncio.run, next_payload()).result() == "for the child"
             os._exit(0)
-        statuses.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        statuses.append(status_of(pid))
         waiting.cancel()
         with suppress(asyncio.CancelledError):
             await waiting
@@ -550,7 +572,7 @@ def test_a_child_of_a_verb_may_make_calls_of_its_own(queue: Queue) -> None:
         if not pid:
             queue.insert_many(["from the child"])
             os._exit(0)
-        assert os.waitpid(pid, 0)[1] == 0
+        assert status_of(pid) == 0
         yield "b"
 
     ending(lambda: queue.insert_many(payloads()))
@@ -590,7 +612,7 @@ def test_a_child_of_a_handler_in_a_thread_obeys_signals_as_any_process(queue: Qu
         if not pid:
             signal.raise_signal(signal.SIGTERM)
             os._exit(0)
-        statuses.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        statuses.append(status_of(pid))
 
     assert Worker(queue, handler, threads=1).run().completed == 1
     assert statuses == [-signal.SIGTERM]
@@ -896,7 +918,7 @@ def test_a_child_with_a_terminal_is_a_child_as_any(queue: Queue) -> None:
         finally:
             os._exit(1)
     try:
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 12
+        assert status_of(pid) == 12
         assert next(loop).payload == 1
     finally:
         os.close(terminal)

@@ -33,11 +33,15 @@ class Mailbox:
         self._selector.register(self._bell, selectors.EVENT_READ)
 
     def after_fork(self) -> None:
-        """Begin anew in a forked child: what it took in from the same descriptors, its parent would not get."""
+        """Begin anew in a forked child: what it took in from the same descriptors, its parent would not get.
+
+        A loop that goes on there does not wait: it is to see that it is its parent's.
+        """
         self._posts.clear()
         self._selector.close()
         os.close(self._bell)
         self._listen()
+        os.eventfd_write(self._bell, 1)
 
     @contextmanager
     def woken_by_signals(self) -> Iterator[None]:

@@ -126,17 +126,17 @@ class Loop:
                 thread.start()
             self._executor.start()
             while not self._is_finished():
-                if process != forks.depth:  # a signal handler has forked
-                    raise ForkedChild("a worker's run")
                 self._ask()
                 self._hand_out()
                 self._send()
                 self.mailbox.wait(self._due_s())
+                if process != forks.depth:  # a signal handler has forked
+                    raise ForkedChild("a worker's run")
                 self._keep_time()
-        except (OSError, ValueError) as error:  # the mailbox that it waited at is closed in a child
+        except (OSError, ValueError) as closed:  # the mailbox that it waited at is closed in a child
             if process == forks.depth:
                 raise
-            raise ForkedChild("a worker's run") from error
+            raise ForkedChild("a worker's run") from closed
         finally:
             if process == forks.depth:  # else all that is held is the parent's
                 self._close()

@@ -171,6 +171,43 @@ def test_no_module_imports_a_private_name_of_another() -> None:
 
 
 @pytest.mark.once
+def test_only_one_module_has_hooks_for_forks() -> None:
+    """What must not be shared with a forked child registers itself there: one order, and one place to look."""
+    hooks = [path.relative_to(PACKAGE).as_posix() for path in files() if "register_at_fork" in path.read_text()]
+    assert hooks == ["forks.py"]
+
+
+@pytest.mark.once
+def test_what_is_imported_late_is_imported_while_no_fork_can_begin() -> None:
+    """A module stays locked in a child that is forked while another thread imports it. Spark's workers have no threads,
+    and functions load modules for the user.
+    """
+    late = [
+        f"{path.relative_to(TOP)}:{node.lineno}"
+        for path in [*files(), PACKAGE / "__init__.py"]
+        if unit(path) != "spark"
+        for function in ast.walk(parse(path))
+        if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef))
+        for node in _unguarded(function)
+    ]
+    assert late == []
+
+
+def _unguarded(node: ast.AST) -> list[ast.Import | ast.ImportFrom]:
+    """Return the imports in a function that are not in a block under `held_off`. That of `forks` itself may be."""
+    found = []
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.With) and any("held_off" in ast.unparse(item) for item in child.items):
+            continue
+        if isinstance(child, ast.Import) or (
+            isinstance(child, ast.ImportFrom) and child.module not in ("fsqueue.forks", "importlib")
+        ):
+            found.append(child)
+        found += _unguarded(child)
+    return found
+
+
+@pytest.mark.once
 def test_tests_mirror_the_packages() -> None:
     packages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
     assert {name for name in packages if not list((TOP / "tests" / name).glob("test_*.py"))} == set()
