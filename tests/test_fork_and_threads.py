@@ -469,7 +469,7 @@ def test_a_child_that_leaves_an_asynchronous_block_changes_nothing(queue: Queue)
     statuses: list[int] = []
 
     async def main() -> None:
-        async for task in queue.poll_async():
+        async for task in queue.poll_async(errors="raise"):
             async with task:
                 status = forked()
             if status < 0:

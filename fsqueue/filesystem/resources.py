@@ -121,10 +121,10 @@ def _writable_files(known: Set[int]) -> dict[int, str]:
 
 
 def _access_of(fd: int) -> int | None:
-    """Return what a descriptor was opened for; None if it is closed. One that cannot write has no exclusive lock."""
+    """Return what a descriptor was opened for; None if it is none. One that cannot write has no exclusive lock."""
     try:
         return fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE
-    except OSError:
+    except (OSError, ValueError):  # it is closed; or below 0, since nothing was opened
         return None
 
 
