@@ -26,7 +26,7 @@ from fsqueue.clock import Entropy
 from fsqueue.filesystem import Filesystem, resources
 from fsqueue.protocol import encoding
 from tests.concurrency.books import check_drained, drain
-from tests.concurrency.processes import Child, children
+from tests.concurrency.processes import PATIENCE_S, Child, children
 from tests.concurrency.trapped import trapped
 from tests.house.source import TOP
 from tests.waiting import until
@@ -363,9 +363,6 @@ def test_a_polling_loop_that_forks(queue: Queue) -> None:
     assert sorted(done) == list(range(12))
 
 
-HANG_S = 40.0
-"""A child that takes longer hangs."""
-
 # -- forks in the middle of what the parent goes on with -----------------------------------------------
 
 
@@ -386,7 +383,7 @@ def status_of(pid: int) -> int:
         return bool(found)
 
     try:
-        until(has_ended, f"the end of the process {pid}", HANG_S)
+        until(has_ended, f"the end of the process {pid}", PATIENCE_S)
     except AssertionError:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
@@ -452,7 +449,7 @@ def test_a_child_can_use_an_asynchronous_loop_that_a_coroutine_of_its_parent_was
             await waiting
 
     async def next_payload() -> Any:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             return (await anext(loop)).payload
 
     me = os.getpid()
@@ -659,7 +656,7 @@ def test_a_child_of_a_signal_handler_leaves_the_workers_loop(queue: Queue) -> No
     def handler(payload: int) -> None:
         if payload == 0:
             signal.pthread_kill(main, signal.SIGALRM)
-            assert over.wait(60)
+            assert over.wait(PATIENCE_S)
 
     over, main = threading.Event(), threading.get_ident()
     before = signal.signal(signal.SIGALRM, forks)
@@ -682,7 +679,7 @@ def test_a_worker_that_was_made_before_the_fork_runs_in_each_child(queue: Queue)
         return worker.run().completed
 
     with children((run,), (run,), (run,)) as started:
-        assert sum(child.result(60) for child in started) == 60
+        assert sum(child.result() for child in started) == 60
     heard = select.poll()
     for fd in (bell, end):
         heard.register(fd, select.POLLIN)
@@ -701,7 +698,7 @@ class SlowImport:
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         if name == self.name:
             self.begun.set()
-            assert self.over.wait(60)
+            assert self.over.wait(PATIENCE_S)
 
 
 def test_a_child_waits_for_a_task_although_a_thread_of_its_parent_was_importing_what_that_takes(queue: Queue) -> None:
@@ -715,12 +712,12 @@ def test_a_child_waits_for_a_task_although_a_thread_of_its_parent_was_importing_
         "assert 'inotify_simple' not in sys.modules\n"
         "sys.meta_path.insert(0, finder)\n"
         "threading.Thread(target=lambda: queue.lease(wait_s=60), daemon=True).start()\n"
-        "assert finder.begun.wait(60)\n"
-        "threading.Timer(0.2, finder.over.set).start()\n"
+        "assert finder.begun.wait(PATIENCE_S)\n"
+        "os.register_at_fork(before=finder.over.set)\n"
         "pid = os.fork()\n"
         "if not pid: os._exit(len(queue.lease(wait_s=0.01)))\n"
         "def ended(): return os.waitpid(pid, os.WNOHANG)[0]\n"
-        "try: until(ended, 'the child', 30)\n"
+        "try: until(ended, 'the child', 180)\n"
         "except AssertionError: os.kill(pid, 9); raise\n"
         "os._exit(0)\n"
     )
@@ -772,7 +769,7 @@ def test_no_lock_of_a_dead_parent_lives_on_with_its_child(queue: Queue, what: st
         mine = trapped(queue, trap)
         thread = threading.Thread(target=act, args=(mine,), daemon=True)
         thread.start()
-        assert inside.wait(60)
+        assert inside.wait(PATIENCE_S)
         if whose == "another thread":
             fork()
         thread.join()
@@ -789,7 +786,7 @@ def test_no_lock_of_a_dead_parent_lives_on_with_its_child(queue: Queue, what: st
             assert fs.is_locked(fd)
             parent.kill()
             os.kill(int(pid), 0)
-            until(lambda: not fs.is_locked(fd), "the lock of the dead parent")
+            until(lambda: not fs.is_locked(fd), "the lock of the dead parent", PATIENCE_S)
         finally:
             os.kill(int(pid), signal.SIGKILL)
             fs.close(fd)
@@ -805,7 +802,7 @@ def test_a_child_does_not_keep_a_file_that_a_thread_was_just_opening(queue: Queu
     def slowly(*args: Any) -> int:
         fd = os.open(*args)
         opened.set()
-        assert over.wait(60)
+        assert over.wait(PATIENCE_S)
         return fd
 
     def take() -> None:
@@ -823,11 +820,11 @@ def test_a_child_does_not_keep_a_file_that_a_thread_was_just_opening(queue: Queu
     queue.status()  # so that its directory is open
     before = has()  # for reading alone
     with threads(take):
-        assert opened.wait(60)
+        assert opened.wait(PATIENCE_S)
         child = Child(has)
         over.set()
         try:
-            assert child.result(60) == before
+            assert child.result() == before
         finally:
             child.close()
 
@@ -840,14 +837,14 @@ def test_what_a_thread_opened_and_another_closed_is_no_file_of_the_first(queue: 
     with threads(lambda: found.append(fs.look(f"{queue.path}/queue.jsonl", os.O_RDWR))):
         pass
     over = threading.Event()
-    with threads(lambda: over.wait(60)):
+    with threads(lambda: over.wait(PATIENCE_S)):
         fs.close(found[0])
         with open(tmp_path / "mine", "w") as mine:
             if mine.fileno() != found[0]:
                 os.dup2(mine.fileno(), found[0])
             child = Child(lambda: os.write(found[0], b"x"))
             try:
-                assert child.result(60) == 1
+                assert child.result() == 1
             finally:
                 child.close()
                 over.set()
@@ -865,7 +862,7 @@ def test_a_child_goes_on_reading_what_its_thread_was_reading(queue: Queue) -> No
 
     child = Child(rest)
     try:
-        assert sorted(child.result(60)) == list(range(40))
+        assert sorted(child.result()) == list(range(40))
         assert sorted(rest()) == list(range(40))
     finally:
         child.close()
@@ -902,7 +899,7 @@ def test_a_queue_is_an_argument_of_a_process_that_is_forked(queue: Queue) -> Non
     process = context.Process(target=_lease_one, args=(queue, told))
     process.start()
     assert told.get() == [1]
-    process.join(60)
+    process.join(PATIENCE_S)
     task.complete()
     assert (queue.status().leased, queue.status().completed) == (1, 1)
 
