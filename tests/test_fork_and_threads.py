@@ -712,7 +712,7 @@ def test_a_child_waits_for_a_task_although_a_thread_of_its_parent_was_importing_
         "assert 'inotify_simple' not in sys.modules\n"
         "sys.meta_path.insert(0, finder)\n"
         "threading.Thread(target=lambda: queue.lease(wait_s=60), daemon=True).start()\n"
-        "assert finder.begun.wait(PATIENCE_S)\n"
+        "assert finder.begun.wait(180)\n"
         "os.register_at_fork(before=finder.over.set)\n"
         "pid = os.fork()\n"
         "if not pid: os._exit(len(queue.lease(wait_s=0.01)))\n"

@@ -94,9 +94,13 @@ class Store:
         forks.register(self, Store.after_fork)
 
     def _identify(self) -> None:
-        self.worker = worker_of_this_process(self.worker_name)
+        worker = worker_of_this_process(self.worker_name)
         if self._leases_for_others:
-            self.worker.pop("process", None)
+            worker.pop("process", None)
+        self._be(worker)
+
+    def _be(self, worker: dict[str, Any]) -> None:
+        self.worker = worker
         self.worker_json = orjson.dumps(self.worker).decode()
         self.counter_number = counters(COUNTERS)[hash_of(self.worker_json) % COUNTERS]
 
