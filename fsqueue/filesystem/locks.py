@@ -15,6 +15,7 @@ import struct
 import threading
 from collections import deque
 
+from fsqueue import forks
 from fsqueue.filesystem import resources
 
 _BUSY = (errno.EAGAIN, errno.EACCES)
@@ -76,13 +77,14 @@ class _Held:
         self.dropped: deque[int] = deque()
         """Descriptors that finalizers left. The next call of `try_lock` closes them."""
 
-    def forget(self) -> None:
+        forks.register(self, _Held.after_fork)
+
+    def after_fork(self) -> None:
         """Begin anew in a forked child, since it holds none of its parent's classic locks."""
         self.__init__()  # type: ignore[misc]
 
 
 _held = _Held()
-os.register_at_fork(after_in_child=_held.forget)
 
 
 class ProcessLocks:
@@ -171,7 +173,7 @@ class ProcessLocks:
                 return
             if self._owner(file, fd) != fd:
                 _held.closing.setdefault(file, []).append(fd)
-                resources.disown(fd)
+                resources.forget(fd)
                 return
             resources.close(fd)
             self._release(file)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from filelock import BaseFileLock, FileLock, Timeout
 
+from fsqueue import forks
 from fsqueue.filesystem import freed, resources, trees
 from fsqueue.filesystem.beneath import DIRECTORY_FLAGS, HOLDER_FLAGS
 from fsqueue.filesystem.expected_errors import NOT_FILES
@@ -100,8 +101,8 @@ class ResultFiles:
             within = self._fs.hold_directory(self.parent)
             resources.disown(within)
             return self.parent, within
-        import tempfile  # which loads much that no other command needs
-
+        with forks.held_off():
+            import tempfile  # which loads much that no other command needs
         parent = os.path.abspath(self.parent or tempfile.gettempdir())
         return parent, os.open(parent, HOLDER_FLAGS)
 

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
+from fsqueue import forks
 from fsqueue.filesystem import beneath, resources
 from fsqueue.filesystem.beneath import DIRECTORY_FLAGS, FILE_MODE, HOLDER_FLAGS
 from fsqueue.filesystem.sizes import SizeOf, size_on_server
@@ -71,6 +72,12 @@ class Rooted:
         self.close: Callable[[int], None] = resources.close
         self._is_group_shared = False
         self._open_beneath = beneath.openat2 if beneath.openat2_works() else beneath.walk
+        forks.register(self, Rooted.after_fork)
+
+    def after_fork(self) -> None:
+        """Let go of what a thread of the parent was just opening, in a forked child. What is read goes on."""
+        if self._root_fd >= 0:
+            resources.let_go_below(self._root_fd)
 
     def drop(self, fd: int) -> None:
         """Close a descriptor, for a finalizer."""
@@ -95,10 +102,6 @@ class Rooted:
                     self._is_group_shared = mode & GROUP_SHARED == GROUP_SHARED
                     self._root_fd = self._root_fds[0]
         return self._root_fd
-
-    def after_fork(self) -> None:
-        """Make a new mutex in a forked child: a thread of the parent that was opening the root may hold the old one."""
-        self._opening = resources.Mutex()
 
     def close_root(self) -> None:
         """Close the root. The next use opens its path again, and may find another directory there."""

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import select
-import weakref
 from collections.abc import Sequence
 
+from fsqueue import forks
 from fsqueue.clock import Clock
 from fsqueue.filesystem.changes import Changes
 from fsqueue.storage.doorbell import Doorbell
@@ -69,7 +68,7 @@ class Listener:
         self.clock, self.end = clock, end
         self._changes: Changes | None = None
         self._retry_at = -math.inf
-        _listeners.add(self)
+        forks.register(self, Listener.close)  # what a child read of the same descriptor, its parent would not hear
 
     @property
     def fd(self) -> int:
@@ -149,14 +148,3 @@ def sleep(listeners: Sequence[Listener], seconds: float, deaf: bool = False) -> 
     for fd, _ in poller.poll(seconds * 1000):
         if fd in told:
             told[fd].take_in()
-
-
-_listeners: weakref.WeakSet[Listener] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for listener in list(_listeners):
-        listener.close()  # its descriptor is the parent's, too: what the child reads, the parent would not hear
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)

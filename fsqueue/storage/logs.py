@@ -12,6 +12,7 @@ import os
 import weakref
 from collections.abc import Sequence
 
+from fsqueue import forks
 from fsqueue.errors import StorageError
 from fsqueue.filesystem import Filesystem, resources
 from fsqueue.format import checkpoints, movements, sparse
@@ -209,6 +210,7 @@ class Log:
         self.lettered: set[int] = set()
         """Dead tasks whose letters this process has written."""
         self.fd = fd
+        forks.register(self, Log.after_fork)
         resources.disown(fd)  # from now on the finalizer closes it
 
     @property

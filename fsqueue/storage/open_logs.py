@@ -6,6 +6,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Iterator
 
+from fsqueue import forks
 from fsqueue.filesystem import Filesystem, resources
 from fsqueue.format.names import Batch
 from fsqueue.storage import jsonl
@@ -31,6 +32,7 @@ class OpenLogs:
         self._sync = sync
         self._logs: OrderedDict[Batch, Log] = OrderedDict()
         self._mutex = resources.Mutex()
+        forks.register(self, OpenLogs.after_fork)
         self.get = self._logs.get
         """Return the batch's log or None. It may be closed: `log.fd` is below 0 then."""
 
@@ -93,11 +95,8 @@ class OpenLogs:
         _close(logs)
 
     def after_fork(self) -> None:
-        """Close inherited descriptors without unlocking them. Call it in a forked child."""
-        for log in self._logs.values():
-            log.after_fork()
+        """Forget the logs in a forked child: each of them lets go of its descriptor itself."""
         self._logs.clear()
-        self._mutex = resources.Mutex()
 
 
 def _close(logs: list[Log]) -> None:

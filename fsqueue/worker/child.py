@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def _serve(end: socket.socket, flag: int, handler: Any, wants_task: bool, queues: list[str]) -> None:
-    me, clock = os.getpid(), time.monotonic
+    clock = time.monotonic
 
     def should_stop() -> bool:
         return os.pread(flag, 1, 0) != b"\0"
@@ -66,8 +66,6 @@ def _serve(end: socket.socket, flag: int, handler: Any, wants_task: bool, queues
         began = clock()
         verb, value = handlers.call(handler, arguments)
         seconds = clock() - began
-        if os.getpid() != me:
-            os._exit(0)  # the handler forked, and this is its child, which has no business here
         for stream in (sys.stdout, sys.stderr):
             try:
                 stream.flush()

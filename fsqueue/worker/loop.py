@@ -14,8 +14,9 @@ from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import Any, Literal
 
+from fsqueue import forks
 from fsqueue.clock import Clock, Entropy, pause_s
-from fsqueue.errors import FsqueueError, InvalidArgument
+from fsqueue.errors import ForkedChild, FsqueueError, InvalidArgument
 from fsqueue.queue import Queue
 from fsqueue.wording import counted
 from fsqueue.worker.background import obituary
@@ -118,7 +119,7 @@ class Loop:
 
     def run(self) -> WorkerReport:
         """Work until there is nothing left to do, or until stopped; then raise what kept it from going on."""
-        self._began = self._now()
+        self._began, process = self._now(), forks.depth
         self._stop_at, self._stop_why = stop_time(self._limits, self._began)
         try:
             for thread in (self.output_writer, self._reporter, self._renewer, self._feeder):
@@ -129,9 +130,16 @@ class Loop:
                 self._hand_out()
                 self._send()
                 self.mailbox.wait(self._due_s())
+                if process != forks.depth:  # a signal handler has forked
+                    raise ForkedChild("a worker's run")
                 self._keep_time()
+        except (OSError, ValueError) as closed:  # the mailbox that it waited at is closed in a child
+            if process == forks.depth:
+                raise
+            raise ForkedChild("a worker's run") from closed
         finally:
-            self._close()
+            if process == forks.depth:  # else all that is held is the parent's
+                self._close()
         error = self._broken or (self._error if self._report.signal is None else None)
         if error is not None:
             raise error

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from fsqueue import forks
 from fsqueue.arguments import whole
 from fsqueue.clock import duration_ms
 from fsqueue.cluster import slurm
-from fsqueue.errors import FsqueueError, InvalidArgument
+from fsqueue.errors import ForkedChild, FsqueueError, InvalidArgument
 from fsqueue.filesystem import KeptOutput, ResultFiles
 from fsqueue.queue import Queue
 from fsqueue.worker import devices, handlers, placeholders
@@ -223,7 +224,10 @@ class Worker:
             )
         self._check_fields()
         if self._how.function is not None:
+            process = forks.depth
             self._tell(Event("warning", WARNING, {}))
+            if process != forks.depth:
+                raise ForkedChild("a worker's run")
         with _signals(self._loop.stop, self._loop.mailbox):
             return self._loop.run()
 
@@ -301,12 +305,21 @@ def _seconds(name: str, value: float | None) -> float:
 def _signals(stop: Callable[[int], object], mailbox: Mailbox) -> Iterator[None]:
     """Report signals to `stop`, if this is the main thread. Those that are ignored (nohup) stay ignored."""
     before: dict[int, Any] = {}
+    process = os.getpid()
+
+    def told(number: int, frame: object) -> None:
+        if os.getpid() == process:
+            stop(number)
+        else:  # a child that a handler has forked, and whose parent ends it: it is no worker
+            signal.signal(number, before[number])
+            signal.raise_signal(number)
+
     waking: AbstractContextManager[object] = nullcontext()
     if threading.current_thread() is threading.main_thread():
         waking = mailbox.woken_by_signals()
         for number in STOPPING:
             if signal.getsignal(number) != signal.SIG_IGN:
-                before[number] = signal.signal(number, lambda number, frame: stop(number))
+                before[number] = signal.signal(number, told)
         if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:  # inherited; it would hide every exit status
             before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
