@@ -301,5 +301,6 @@ class Poll:
             if tasks := self._taken_out():
                 left.append((self._queue, tasks))
                 _thread.start_new_thread(put_back, ())
-        except (AttributeError, RuntimeError):
-            pass  # never opened; or no thread can be started: the next lease, or the exit, puts them back
+        except (AttributeError, RuntimeError, TypeError):
+            # Never opened; or no thread can be started: the next lease, or the exit, puts them back; or that was so.
+            pass

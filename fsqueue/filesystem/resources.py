@@ -27,9 +27,11 @@ import stat
 import sys
 import threading
 import traceback
+import weakref
 from collections.abc import Callable, Iterator, Set
 from contextlib import suppress
-from itertools import compress
+from functools import partial
+from itertools import compress, count
 from types import TracebackType
 from typing import Protocol
 
@@ -200,9 +202,35 @@ def close(fd: int) -> None:
             raise
 
 
-def own(fd: int, by: Closer) -> None:
-    """Record a descriptor that an object kept open until now, and that is about to be closed."""
-    this_thread.owned.fds[fd] = by
+_kept: dict[int, weakref.ref[Kept]] = {}
+"""What closes the descriptors of the objects that have one, by the objects' numbers. It outlives the module's globals:
+the callbacks have it.
+"""
+_numbers = count()
+
+
+class Kept:
+    """Keep a descriptor open that this thread has recorded, as long as this object lives; then `drop` it.
+
+    A finalizer in Python would not do. A signal handler that raises at its first instruction ends it, and nothing calls
+    it again: the descriptor would stay open. At the end of the process it would meet modules without globals. So the
+    death of this object calls C code alone, if `drop` is that. The garbage collector may be what calls it, at any
+    allocation: `drop` must wait for nothing.
+    """
+
+    __slots__ = ("__weakref__", "_number", "fd")
+
+    def __init__(self, fd: int, drop: Callable[[int], object]) -> None:
+        self.fd, self._number = fd, next(_numbers)
+        number, fds = (self._number,), (fd,)
+        end = partial(next, map(drop, compress(fds, map(_kept.pop, number, (True,)))))
+        here = (weakref.ref(self, end),)
+        # In one C call: an interruption leaves the descriptor either to this thread or to this object.
+        any(map(_kept.__setitem__, compress(number, map(this_thread.owned.fds.pop, fds, (True,))), here))
+
+    def give_up(self, by: Closer) -> None:
+        """Leave the descriptor to this thread's record, in one C call: it is about to be closed by `by`."""
+        this_thread.owned.fds.update(compress(((self.fd, by),), map(_kept.pop, (self._number,), (False,))))
 
 
 def disown(fd: int) -> None:
@@ -214,18 +242,6 @@ def forget(fd: int) -> None:
     """Remove a descriptor that is about to be closed from every thread's record: its number may be used again."""
     for owned in list(_records.of_threads.values()):
         owned.fds.pop(fd, None)
-
-
-def close_all(fds: list[int]) -> None:
-    """Close the descriptors in a list, and remove each from the list in the same C call. Errors: as of `close`."""
-    while fds:
-        try:
-            any(map(os.close, map(fds.pop, [-1] * len(fds))))
-        except IndexError:
-            return  # another thread has emptied the list at the same time
-        except OSError as error:
-            if error.errno == errno.EBADF:
-                raise
 
 
 class OwnedLock(_thread.RLock):  # type: ignore[misc]  # final only to type checkers

@@ -61,6 +61,8 @@ class ResultFiles:
         self._alive: BaseFileLock | None = None
         self._spare: list[str] = []
         """The names of clean directories. No process has been told of any of them."""
+        self._trees: list[str] = []
+        """The names of directories in which commands have left more than results. `sweep` removes them."""
 
     def open(self) -> None:
         """Make the private directory. OSError if that is refused, or if it would not be private."""
@@ -184,9 +186,21 @@ class ResultFiles:
             if not found:
                 self._spare.append(spare)
             elif os.path.samestat(os.fstat(within), os.stat(spare, dir_fd=self._fd, follow_symlinks=False)):
-                trees.remove(spare, self._fd)
+                self._trees.append(spare)
         except OSError:
             pass  # what is left goes at the end
+
+    @property
+    def has_trees(self) -> bool:
+        """Return whether `sweep` has something to remove."""
+        return bool(self._trees)
+
+    def sweep(self, names_max: int) -> None:
+        """Remove up to so many names of what commands have left beside their results. `close` removes the rest."""
+        name = self._trees.pop()
+        with suppress(OSError):
+            if trees.remove(name, self._fd, most=names_max) >= names_max:
+                self._trees.append(name)
 
     def close(self) -> None:
         """Remove the private directory with all that commands have left in it."""
@@ -204,6 +218,7 @@ class ResultFiles:
         if self._alive is not None:
             self._alive.release()
         self._root, self._name, self._fd, self._within, self._alive, self._spare = "", "", -1, -1, None, []
+        self._trees = []
 
 
 # -- whether the worker of a private directory lives -------------------------------------------------

@@ -416,17 +416,11 @@ def _index_of(records: list[tuple[int, dict[str, object] | None]] | history.Reco
 class _OpenLog:
     """A descriptor of a batch's log. It is closed when this object is let go of, and so not while a thread uses it."""
 
-    __slots__ = ("batch", "fd", "fs")
+    __slots__ = ("_kept", "batch", "fd")
 
     def __init__(self, store: Store, batch: Batch) -> None:
-        self.fs, self.batch, self.fd = store.fs, batch, -1
-        self.fd = store.fs.look(store.layout.log(batch))
-        resources.disown(self.fd)
-
-    def __del__(self) -> None:
-        fd = getattr(self, "fd", -1)  # missing if an interruption came before it was set
-        if fd >= 0:
-            self.fs.drop(fd)
+        self.batch, self.fd = batch, store.fs.look(store.layout.log(batch))
+        self._kept = resources.Kept(self.fd, store.fs.drop)
 
 
 class _Synced:

@@ -19,7 +19,7 @@ from fsqueue.filesystem.holders import boot_id
 from fsqueue.format import sparse, task_file
 from fsqueue.format.layout import COUNTERS, Layout, QueueState, read_queue_state
 from fsqueue.format.names import Day, Generation, KeyEpoch, counters, probe, trashed
-from fsqueue.storage import jsonl
+from fsqueue.storage import jsonl, listening
 from fsqueue.storage.doorbell import Doorbell
 from fsqueue.storage.durable import DurableNames
 from fsqueue.storage.listening import Listener
@@ -71,8 +71,6 @@ class Store:
         self.names = DurableNames(self.fs, path)
         self.logs = OpenLogs(self.fs, self.queue_file, self.names, self.sync_movements)
         self.doorbell = Doorbell(self.fs, self.layout.doorbell, self.entropy)
-        self._listeners: list[Listener] = []
-        """Those that no thread uses now: to close one takes longer than a task may have to wait."""
         self.read_counters: dict[str, tuple[int, int, float]] = {}
         """Up to where each completion counter, by path, was read, the marks before that, and since when this stands."""
         self.retried: dict[str, Any] = {}
@@ -279,25 +277,17 @@ class Store:
         except (OSError, FsqueueError):
             pass  # a queue that one may only read: the local clock will do
 
-    @contextmanager
-    def listening(self) -> Iterator[Listener]:
+    def listening(self) -> AbstractContextManager[Listener]:
         """Lend a listener to the doorbell, for the length of a `with` block."""
-        try:
-            listener = self._listeners.pop()
-        except IndexError:
-            listener = Listener([self.doorbell], self.clock)
-        try:
-            yield listener
-        finally:
-            self._listeners.append(listener)
+        return listening.over([self.doorbell], self.clock)
 
     def close(self) -> None:
         """Close everything that is open; what is leased stays leased. The next use proves the queue's id anew."""
         with resources.Scope():
             self.logs.close()
             self.queue_file.forget()
-            while self._listeners:
-                self._listeners.pop().close()
+        for listener in listening.idle_over(self.doorbell):
+            listening.close_idle(listener)
         self.fs.close_root()
 
     def after_fork(self) -> None:

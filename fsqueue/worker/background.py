@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import threading
@@ -32,6 +33,13 @@ class BackgroundThread(threading.Thread):
     def __init__(self, name: str, died: Died) -> None:
         super().__init__(name=f"fsqueue-{name}", daemon=True)
         self._died = died
+
+    def start(self) -> None:
+        """Start it. OSError (EAGAIN) if the system allows no further thread."""
+        try:
+            super().start()
+        except RuntimeError as error:
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)) from error
 
     def run(self) -> None:
         process = os.getpid()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import json
 import os
 import signal
 import socket
@@ -34,7 +35,7 @@ def main() -> None:
     first = wire.receive(end)
     if first is None or first.body is None:
         return  # the parent is gone
-    setup = orjson.loads(first.body)
+    setup = json.loads(first.body)
     _die_with(setup["parent"])
     sys.argv[:] = setup["argv"]
     handlers.is_loading = True

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from fsqueue import forks
+from fsqueue.filesystem import resources
 
 WAIT_S_MAX = 86_400.0
 """The system takes no more than 24 days at once; jobs may last longer."""
@@ -29,6 +30,7 @@ class Mailbox:
 
     def _listen(self) -> None:
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._kept = resources.Kept(self._bell, os.close)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._bell, selectors.EVENT_READ)
 
@@ -39,7 +41,6 @@ class Mailbox:
         """
         self._posts.clear()
         self._selector.close()
-        os.close(self._bell)
         self._listen()
         os.eventfd_write(self._bell, 1)
 
@@ -98,6 +99,3 @@ class Mailbox:
     def close(self) -> None:
         """Stop listening. The eventfd stays for threads that still post, and is closed with the last of them."""
         self._selector.close()
-
-    def __del__(self) -> None:
-        os.close(self._bell)

@@ -231,7 +231,7 @@ class Loop:
         """Return how long to wait for news, before time itself asks for something."""
         due = min(
             self._renew_at, self._grace_until, self._look_at, self._idle_at(), self._stop_at, self._pending.due_at(),
-            self._leave_at,
+            self._leave_at, self._executor.due_at,
         )  # fmt: skip
         for job in self._executor.at_work():
             due = min(due, job.kill_at if job.doomed else job.began + self._limits.timeout_s)
@@ -253,6 +253,8 @@ class Loop:
         now = self._now()
         if now >= self._renew_at:
             self._renew()
+        if now >= self._executor.due_at:
+            self._executor.keep_time(now)
         for job in self._executor.at_work():
             if now >= job.kill_at:
                 job.kill_at = math.inf
@@ -266,6 +268,7 @@ class Loop:
             self._grace_until = math.inf
             for job in self._executor.at_work():
                 self._doom(job, "stop")
+            self._executor.hurry()
         if now >= self._stop_at:
             self._stop_at = math.inf
             self._end(self._stop_why, "the time is over")

@@ -19,7 +19,7 @@ from fsqueue.cluster import slurm
 from fsqueue.errors import ForkedChild, FsqueueError, InvalidArgument
 from fsqueue.filesystem import KeptOutput, ResultFiles
 from fsqueue.queue import Queue
-from fsqueue.worker import devices, handlers, placeholders
+from fsqueue.worker import devices, handlers, placeholders, shortages
 from fsqueue.worker.commands import Commands
 from fsqueue.worker.events import Mailbox
 from fsqueue.worker.jobs import Executor
@@ -200,7 +200,10 @@ class Worker:
         )
         self._lease_s, self._tell = lease_s, tell
         self._has_run = False
-        self._loop = Loop(self._queues, self._lease_s, self._limits, self._make_doer, tell, pass_on)
+        try:
+            self._loop = Loop(self._queues, self._lease_s, self._limits, self._make_doer, tell, pass_on)
+        except OSError as error:
+            raise shortages.explain(error, "The worker could not be made", "making a worker") from error
 
     def stop(self) -> None:
         """End the run as SIGTERM does, from any thread; a second call puts back at once what is at work."""
@@ -228,8 +231,11 @@ class Worker:
             self._tell(Event("warning", WARNING, {}))
             if process != forks.depth:
                 raise ForkedChild("a worker's run")
-        with _signals(self._loop.stop, self._loop.mailbox):
-            return self._loop.run()
+        try:
+            with _signals(self._loop.stop, self._loop.mailbox):
+                return self._loop.run()
+        except OSError as error:  # before anything was leased, or at its very end
+            raise shortages.explain(error, "The worker could not go on", "running a worker") from error
 
     @property
     def held(self) -> int:
@@ -264,6 +270,7 @@ class Worker:
         if how.command:
             return Commands(
                 how.command, how.of_slots, loop.mailbox, loop.output_writer, loop.done, loop.refused, self._results(),
+                loop.thread_died,
                 sysexits=how.sysexits, keep_output=kept, result_from_stdout=how.result_from_stdout,
                 output=how.output, has_tags=how.has_tags,
             )  # fmt: skip
