@@ -31,7 +31,7 @@ from tests.concurrency.processes import PATIENCE_S, Child, children
 from tests.concurrency.trapped import trapped
 from tests.house.source import TOP
 from tests.support import in_time
-from tests.waiting import until
+from tests.waiting import until, until_async
 
 QueueFactory = Callable[..., Queue]
 
@@ -444,8 +444,7 @@ def test_a_child_can_use_an_asynchronous_loop_that_a_coroutine_of_its_parent_was
 
     async def main() -> None:
         waiting = asyncio.ensure_future(anext(loop))
-        while not loop._turn.locked():
-            await asyncio.sleep(0.001)
+        await until_async(loop._turn.locked, "the coroutine to wait")
         pid = os.fork()
         if not pid:
             queue.insert("for the child")

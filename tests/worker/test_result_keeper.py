@@ -12,7 +12,7 @@ from fsqueue import Queue, Worker
 from fsqueue.filesystem import ResultFile, ResultFiles
 from fsqueue.worker import commands
 from tests.waiting import until
-from tests.worker.support import drained, in_background
+from tests.worker.support import drained, in_background, until_there
 
 pytestmark = pytest.mark.once
 
@@ -41,7 +41,7 @@ def away(monkeypatch: pytest.MonkeyPatch) -> Iterator[Away]:
 
 def test_leases_are_renewed_while_the_results_do_not_answer(queue: Queue, away: Away, tmp_path: Path) -> None:
     queue.insert("true")
-    other = queue.insert(f"while [ ! -e {tmp_path}/go ]; do sleep 0.05; done").id
+    other = queue.insert(until_there(tmp_path / "go")).id
     worker = Worker(queue, command=["sh", "-c", "{}"], processes=2, lease_s=1.0)
     thread, reports = in_background(worker)
     away.asked.wait()
