@@ -127,7 +127,7 @@ def test_however_a_result_gets_there_it_is_kept(
         ("mkdir $FSQUEUE_RESULT", "cannot be read as a file"),
         ("head -c 70000 /dev/zero >$FSQUEUE_RESULT", "more than 65,536 bytes"),
         (f"echo '{'[' * 201}{']' * 201}' >$FSQUEUE_RESULT", "200 levels"),
-        (f"echo '{'[' * 1100}{']' * 1100}' >$FSQUEUE_RESULT", "200 levels"),
+        (f"echo '{'[' * 1100}{']' * 1100}' >$FSQUEUE_RESULT", "nests too deep"),
     ],
 )
 def test_what_is_no_small_file_fails_the_task(
