@@ -15,7 +15,7 @@ import pytest
 
 from fsqueue import InvalidArgument, InvalidTask, Queue, QueueExists, QueueNotFound
 from tests.spark.conftest import each_once, thorough
-from tests.support import QueueFactory, leftovers
+from tests.support import QueueFactory, age_staging, leftovers
 from tests.waiting import until
 
 pytest.importorskip("pyspark", reason="PySpark is not installed: pip install 'fsqueue-tasks[spark]'")
@@ -413,8 +413,14 @@ def test_a_job_that_fails_leaves_nothing(spark: SparkSession, queue: Queue) -> N
     with pytest.raises(PySparkException, match="boom"):
         seed(bad, str(queue.path), commit="c")
     assert queue.status().inserted == 0
-    # The driver may know of the failure before the writer does.
-    until(lambda: leftovers(queue) == [], "the writer to remove what it has staged")
+
+    def is_reaped() -> bool:
+        """Spark may end the writer before that has removed what it has staged."""
+        age_staging(queue)
+        queue.gc()
+        return leftovers(queue) == []
+
+    until(is_reaped, "the writer or upkeep to remove what was staged")
     assert seed(rows(spark, 10), str(queue.path), commit="c").rows == 10  # a failed attempt does not burn the name
 
 
