@@ -763,7 +763,7 @@ def test_a_purge_on_another_host_ends_no_upkeep(queue_factory: QueueFactory, tim
         for task in q.lease(3)[:2]:
             task.bury("no")
         NodeFailures(q.store, 1).failed("x")
-        staging.stage(q.store, q.store.layout, [b'{"payload":1}\n'], 1, 0, LAST)
+        staging.stage(q.store, q.store.layout, [b'{"payload":1}\n'], 1, 0, LAST).close(q.store)
         q.commit("c").stage([1])
         trap = PurgedAt(number, times, base_of(q).name, q.purge)
         mine = trapped(q, trap, shared=True)
