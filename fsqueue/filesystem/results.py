@@ -13,8 +13,6 @@ import stat
 from contextlib import suppress
 from typing import NamedTuple
 
-from filelock import BaseFileLock, FileLock, Timeout
-
 from fsqueue.filesystem import freed, resources, trees
 from fsqueue.filesystem.beneath import DIRECTORY_FLAGS, HOLDER_FLAGS
 from fsqueue.filesystem.expected_errors import NOT_FILES
@@ -26,6 +24,8 @@ PREFIX = "fsqueue-results-"
 LOCK_PREFIX = ".alive-"
 AGE_S = 7 * 86_400.0
 """`reap` removes what a killed worker of another host left once nothing in it has changed for so long (seconds)."""
+_BUSY = (errno.EAGAIN, errno.EACCES)
+"""What the system says of a lock that another process has."""
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 """What the system says of an attempt's directory that its command has removed, or has replaced by something else."""
 NO_RESULT_FILES = (*NOT_FILES, errno.EACCES, errno.EPERM)
@@ -57,7 +57,8 @@ class ResultFiles:
     def __init__(self, parent: str | None = None, fs: Filesystem | None = None) -> None:
         self.parent, self._fs = parent, fs
         self._root, self._name, self._fd, self._within = "", "", -1, -1
-        self._alive: BaseFileLock | None = None
+        self._alive = -1
+        """The lock file's descriptor. The lock goes with it."""
         self._spare: list[str] = []
         """The names of clean directories. No process has been told of any of them."""
 
@@ -77,7 +78,7 @@ class ResultFiles:
             with suppress(OSError):
                 fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # keeps systemd-tmpfiles from clearing it away
             alive = _lock(fd, _lock_name())
-        except Timeout:  # another worker took it for a dead one's, between the making of the lock and its taking
+        except _Taken:  # another worker took it for a dead one's, between the making of the lock and its taking
             os.close(fd)
             os.close(within)
             self.open()
@@ -200,28 +201,52 @@ class ResultFiles:
                 os.rmdir(self._name, dir_fd=self._within)
         os.close(self._fd)
         os.close(self._within)
-        if self._alive is not None:
-            self._alive.release()
-        self._root, self._name, self._fd, self._within, self._alive, self._spare = "", "", -1, -1, None, []
+        _unlock(self._alive)
+        self._root, self._name, self._fd, self._within, self._alive, self._spare = "", "", -1, -1, -1, []
 
 
 # -- whether the worker of a private directory lives -------------------------------------------------
 
 
-def _lock(directory: int, name: str) -> BaseFileLock | None:
-    """Lock a file in an open private directory for as long as this process lives; None where there are no locks.
+class _Taken(Exception):
+    """Another process has the lock, or has removed its file."""
 
-    `filelock.Timeout` if another process has the lock. The directory is named by its descriptor, so that nothing that
-    is put in its place is opened.
+
+def _lock(directory: int, name: str) -> int:
+    """Lock a file in an open private directory for as long as this process lives. Return its descriptor.
+
+    -1 where there are no locks; _Taken. The file is opened in the open directory, and the descriptor is locked: no
+    path is resolved that leads through a directory in which others may write. The kind of lock is that of the package
+    filelock (flock), which older versions have used here.
     """
-    lock = FileLock(f"/proc/self/fd/{directory}/{name}", timeout=0)
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        lock.acquire()
-    except Timeout:
+        fd = os.open(name, flags, 0o600, dir_fd=directory)
+    except OSError:
+        return -1
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        found = os.fstat(fd)
+    except OSError as error:
+        os.close(fd)
+        if error.errno in _BUSY:
+            raise _Taken from None
+        return -1
+    except BaseException:
+        os.close(fd)
         raise
-    except (OSError, NotImplementedError):
-        return None
-    return lock
+    if found.st_nlink and stat.S_ISREG(found.st_mode):
+        return fd
+    os.close(fd)
+    if found.st_nlink:
+        return -1  # a pipe of that name
+    raise _Taken
+
+
+def _unlock(fd: int) -> None:
+    """Give a lock back; nothing happens for -1."""
+    if fd >= 0:
+        os.close(fd)
 
 
 def _lock_name() -> str:
@@ -255,7 +280,7 @@ def _reap(within: int, now_s: float | None = None) -> int:
     try:
         for name in os.listdir(fd):
             if name.startswith(PREFIX):
-                with suppress(OSError, Timeout):
+                with suppress(OSError, _Taken):
                     removed += _reap_one(name, fd, now_s)
     finally:
         os.close(fd)
@@ -282,13 +307,12 @@ def _reap_one(name: str, within: int, now_s: float | None) -> bool:
         )
         if _lock_name() not in locks and not (is_old and (locks or not inside)):
             return False
-        held = []
+        held: list[int] = []
         try:
             for lock in locks:
-                alive = _lock(fd, lock)
-                if alive is None:
+                held.append(_lock(fd, lock))
+                if held[-1] < 0:
                     return False
-                held.append(alive)
             for one in _lock_last(inside):
                 trees.remove(one, fd)
             if os.path.samestat(found, os.stat(name, dir_fd=within, follow_symlinks=False)):
@@ -297,6 +321,6 @@ def _reap_one(name: str, within: int, now_s: float | None) -> bool:
             return True
         finally:
             for alive in held:
-                alive.release()
+                _unlock(alive)
     finally:
         os.close(fd)

@@ -223,6 +223,15 @@ def test_results_of_tasks_that_were_taken_over_do_not_count(spark: SparkSession,
     assert (queue.status().completed, queue.status().waiting) == (4, 6)
 
 
+def test_two_drains_into_one_directory_are_refused(spark: SparkSession, queue: Queue, tmp_path: Path) -> None:
+    """Each would take the rounds of the other for those of a drain that died."""
+    queue.insert_many(range(4))
+    with Place(str(tmp_path / "out")).held(), pytest.raises(InvalidArgument, match="Another drain writes into"):
+        jobs.drain(spark, str(queue.path), str(tmp_path / "out"), square)
+    assert queue.status().waiting == 4
+    assert jobs.drain(spark, str(queue.path), str(tmp_path / "out"), square).completed == 4
+
+
 # -- requeue -----------------------------------------------------------------------------------------------------
 
 

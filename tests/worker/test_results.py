@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
 import signal
@@ -427,6 +428,62 @@ def test_nothing_is_removed_without_proof_that_its_worker_was_killed(
         holder.release()
 
 
+@pytest.mark.parametrize("moment", ["listdir", "flock"])
+def test_no_exchange_of_the_private_directory_leads_the_lock_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """A member of a group may rename what lies in the queue's directory of results, and plant links there."""
+    shared, victim = tmp_path / "shared", tmp_path / "victim"
+    shared.mkdir()
+    victim.mkdir()
+    real = {"listdir": os.listdir, "flock": fcntl.flock}[moment]
+
+    def exchange(*arguments: Any) -> Any:
+        monkeypatch.undo()
+        [private] = shared.glob("fsqueue-results-*")
+        private.rename(tmp_path / "away")
+        private.symlink_to(victim)
+        (shared / f"{private.name} (deleted)").symlink_to(victim)
+        return real(*arguments)
+
+    monkeypatch.setattr(fcntl if moment == "flock" else os, moment, exchange)
+    files = ResultFiles(str(shared))
+    with suppress(OSError):
+        files.open()
+    files.close()
+    assert list(victim.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", [".alive-x", ".alive-y"])
+def test_a_link_or_a_pipe_in_place_of_the_lock_is_not_opened(tmp_path: Path, name: str) -> None:
+    (tmp_path / "private").mkdir()
+    (tmp_path / "private/.alive-x").symlink_to(tmp_path / "elsewhere")
+    os.mkfifo(tmp_path / "private/.alive-y")
+    directory = os.open(tmp_path / "private", os.O_RDONLY)
+    try:
+        assert results._lock(directory, name) == -1
+    finally:
+        os.close(directory)
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_lock_whose_file_was_removed_proves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that reaps may have removed it between the opening and the locking."""
+    flock = fcntl.flock
+
+    def remove_first(fd: int, operation: int) -> None:
+        (tmp_path / ".alive-x").unlink()
+        flock(fd, operation)
+
+    monkeypatch.setattr(fcntl, "flock", remove_first)
+    directory = os.open(tmp_path, os.O_RDONLY)
+    try:
+        with pytest.raises(results._Taken):
+            results._lock(directory, ".alive-x")
+    finally:
+        os.close(directory)
+
+
 # -- commands that run on other nodes, or in containers ----------------------------------------------------
 
 
@@ -602,8 +659,7 @@ def test_whichever_step_a_worker_on_another_host_was_killed_at_gc_removes_what_i
                     files.take(result, 10)
                 files.new()
                 files.close()
-        if files._alive is not None:
-            files._alive.release()
+        results._unlock(files._alive)
         let_a_week_pass(place)
         queue.gc()
         assert not place.exists() or list(place.iterdir()) == [], at

@@ -78,14 +78,15 @@ def drain(
     `work`: a function of the payload, whose result is JSON (an exception fails the task, to be tried again later); or
     an SQL expression over the columns id, attempt, payload (JSON text, or a struct of the fields in `payload_schema`)
     and payload_bytes. A round takes `partitions` x `partition_tasks` tasks for `lease_s` seconds: it has to end within.
-    `results` reads what was written. A drain that died is gone on with by another one into the same directory.
+    `results` reads what was written. A drain that died is gone on with by another one into the same directory. While
+    one is at work there, another is refused: InvalidArgument.
     """
     register(spark)
     queue = Queue(directory(path))
     place = Place(out)
     job = _Drain(spark, str(queue.path), place, work, payload_schema, lease_s, partition_tasks)
     partitions = partitions or parallelism(spark)
-    with spark_errors():
+    with spark_errors(), place.held():
         for number in sorted(set(place.whole("results")) - set(place.whole("settled"))):
             job.settle(number)
         rounds: float = math.inf if rounds_max is None else rounds_max

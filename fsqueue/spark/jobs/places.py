@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from fsqueue.errors import InvalidArgument
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from fsqueue.errors import InvalidArgument, LockTimeout
 from fsqueue.filesystem import Filesystem, mount_of
+from fsqueue.filesystem.named_locks import held_by_name
 from fsqueue.spark.paths import directory
+
+LOCK = ".fsqueue-lock"
+"""The file that the job which writes into a directory has locked. Spark passes over such names."""
 
 
 class Place:
@@ -25,6 +32,20 @@ class Place:
         """Raise InvalidArgument if something is in it: no file of any user is overwritten."""
         if names := self.fs.names(self.path):
             raise InvalidArgument(f"{self.path} is not empty ({min(names)!r} is in it). Name a new directory.")
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep other jobs away. InvalidArgument if one is at work: each would take the other's rounds for a dead one's.
+
+        Two drivers on different hosts exclude each other as far as `flock` does on that mount.
+        """
+        try:
+            with held_by_name(f"{self.path}/{LOCK}"):
+                yield
+        except LockTimeout:
+            raise InvalidArgument(
+                f"Another drain writes into {self.path}. Nothing was done. Name another directory, or wait for its end."
+            ) from None
 
     def whole(self, table: str) -> list[int]:
         """Return the numbers N of the tables TABLE/round=N that are complete."""
