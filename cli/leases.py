@@ -118,6 +118,11 @@ def _as_dict(task: fsqueue.LeasedTask) -> dict[str, Any]:
     return {"token": task.token, "id": task.id} | payload | known
 
 
+def _task_of(token: str) -> str:
+    """Return the id of the task that a token names."""
+    return token.partition("@")[0]
+
+
 class Settling:
     """Do one verb to the tasks of many tokens: to all that still hold. Name the others.
 
@@ -172,7 +177,7 @@ class Settling:
         elif self._completes:
             self.already[token] = loss.why
         else:
-            task = outcomes.task_of(token)
+            task = _task_of(token)
             already = f"You have completed {task} already, with this lease."
             self.lost[token] = f"{already} That counts; it is not {self._verb}."
 
@@ -188,19 +193,19 @@ class Settling:
                 absent.append(token)
         for token, loss in outcomes.why_lost(q.store, absent).items() if absent else ():
             if loss is None:
-                self.unknown.append(outcomes.task_of(token))
+                self.unknown.append(_task_of(token))
             else:
                 self._note(token, loss)
         return list(tasks.values())
 
     def _report(self) -> None:
         if self._as_json:
-            more = {"already": list(map(outcomes.task_of, self.already))} if self.already else {}
+            more = {"already": list(map(_task_of, self.already))} if self.already else {}
             more |= {"unknown": self.unknown} if self.unknown else {}
-            lost = list(map(outcomes.task_of, self.lost))
+            lost = list(map(_task_of, self.lost))
             print_json({self._verb: [task.id for task in self.done], "lost": lost, **more})
         for token, why in (self.already | self.lost).items():
-            complain(f"{outcomes.task_of(token)}: {why}")
+            complain(f"{_task_of(token)}: {why}")
         say_unknown(self.unknown)
         if self.lost:
             raise click.exceptions.Exit(4)

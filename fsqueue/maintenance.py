@@ -71,7 +71,7 @@ class Maintenance:
         job: str | Every = EVERY,
         offline: bool = False,
     ) -> int:
-        """End leases of other workers: all, or those of a worker's name, host or job. Return how many.
+        """End leases of other workers: all, or those of a worker's name, host or job. Return how many had not run out.
 
         `job` is a job of Slurm, PBS, LSF, Grid Engine or HTCondor, or an element of an array, as their commands call
         it. `slurm_job` is a job of Slurm alone. The ended attempts do not count. A worker that still works on such a

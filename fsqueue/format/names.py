@@ -169,6 +169,11 @@ def shard_of(batch: str, shards: int) -> Shard:
     return Shard(f"{number:02x}" if shards <= 256 else f"{number:04x}")
 
 
+def shard_listed(directory: str) -> Shard:
+    """Return the shard of a directory that was listed as one."""
+    return Shard(directory)
+
+
 def all_shards(shards: int) -> list[Shard]:
     """Return the names of all shards, made or not."""
     return [Shard(f"{number:02x}" if shards <= 256 else f"{number:04x}") for number in range(shards)]
@@ -314,6 +319,11 @@ def parse_key_epoch(name: str) -> int | None:
     """Return the number of a key epoch, given the name of its directory; None for anything else."""
     match = _KEY_EPOCH.fullmatch(name)
     return int(match[1] or 0) if match else None
+
+
+def key_digest_of(data: bytes | bytearray) -> KeyDigest:
+    """Return the digest of which these are the bytes."""
+    return KeyDigest(data.hex())
 
 
 def key_file(digest: KeyDigest) -> str:

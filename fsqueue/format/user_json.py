@@ -13,6 +13,8 @@ from typing import Any
 
 import orjson
 
+from fsqueue.format.nesting import NESTING_MAX
+
 _LONG_NUMBER = re.compile(rb"[0-9]{19}")
 _LONG_INTEGER = re.compile(rb"(?<![0-9.eE+-])-?[0-9]{19,}(?![0-9.eE])")
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
@@ -40,7 +42,9 @@ def decode(text: bytes | str) -> Any:
         raise NotExact(f"is not JSON: it is no UTF-8 ({error.reason})", False, error.start) from None
     except orjson.JSONDecodeError as error:
         if is_about_depth(error):
-            raise NotExact("nests too deep: flatten it, or store it in a file and give its path") from None
+            raise NotExact(
+                f"nests too deep, over {NESTING_MAX} levels: flatten it, or store it in a file and give its path"
+            ) from None
         if "infinity" in error.msg:
             _refuse_rounding(data)
             raise NotExact("has a number beyond the range of floats: write it as a string") from None

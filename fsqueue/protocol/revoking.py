@@ -15,7 +15,10 @@ from fsqueue.storage.store import Store
 
 
 def revoke(store: Store, batch: Batch, chosen: Callable[[ReplayState, int], bool], wait_s: float) -> int:
-    """End the leases of a batch's tasks for which `chosen(replay_state, index)` holds; return how many. LockTimeout."""
+    """End the leases of a batch's tasks for which `chosen(replay_state, index)` holds. LockTimeout.
+
+    Return how many of them had not run out. Those that had are taken away, too: their holders could still complete.
+    """
     try:
         with LockedBatch(store, batch, wait_s) as locked:
             replay_state = locked.replay_state
@@ -25,10 +28,11 @@ def revoke(store: Store, batch: Batch, chosen: Callable[[ReplayState, int], bool
                 for index in range(replay_state.count)
                 if replay_state.state[index] == LEASED and chosen(replay_state, index)
             ]
+            in_time = sum(at < replay_state.since[index] for index in tasks)
             if tasks:
                 name_earlier(locked, at, 0)
                 locked.append_record("revoke", at, tasks=to_ranges(tasks))
-            return len(tasks)
+            return in_time
     except FileNotFoundError:
         return 0
 

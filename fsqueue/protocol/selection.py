@@ -9,7 +9,7 @@ from __future__ import annotations
 from heapq import nsmallest
 
 from fsqueue.format import names
-from fsqueue.format.names import Batch, Shard, TaskFileName
+from fsqueue.format.names import Batch, TaskFileName, shard_listed
 from fsqueue.format.priority import LAST, Rank
 from fsqueue.storage import listing
 from fsqueue.storage.store import Store
@@ -94,7 +94,7 @@ class Selection:
         texts = [text for text in self.store.fs.names(path) if text[13:14] == "-"]
         for _ in range(LISTINGS_MAX - 1 if strict else 0):
             there = {text[14:46]: text for text in texts}
-            if there.keys() >= set(listing.logs(self.store, Shard(shard))):
+            if there.keys() >= set(listing.logs(self.store, shard_listed(shard))):
                 break
             there |= {text[14:46]: text for text in self.store.fs.names(path) if text[13:14] == "-"}
             texts = list(there.values())

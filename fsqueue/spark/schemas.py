@@ -151,6 +151,8 @@ def check(view: str, schema: StructType, corrupt: str) -> None:
     Any columns in any order will do: what is left out is not read. `payload` may have any type that JSON can be
     parsed into; `corrupt` is the field of it that takes the text of what does not fit.
     """
+    from pyspark.sql import types
+
     there = schema_of(view, True)
     for field in schema.fields:
         if field.name not in there.names:
@@ -161,9 +163,10 @@ def check(view: str, schema: StructType, corrupt: str) -> None:
         if field.name == "payload":
             _check_payload(field.dataType, "payload", corrupt)
         elif field.dataType != there[field.name].dataType:
+            is_nested = isinstance(field.dataType, (types.StructType, types.ArrayType, types.MapType))
             raise InvalidArgument(
                 f"The column {field.name!r} of the view {view!r} is {there[field.name].dataType.simpleString()}, "
-                f"not {field.dataType.simpleString()}: read it so, and cast."
+                f"not {field.dataType.simpleString()}: read it so, and {'use from_json' if is_nested else 'cast it'}."
             )
 
 
@@ -185,6 +188,6 @@ def _check_payload(kind: DataType, where: str, corrupt: str = "") -> None:
     elif isinstance(kind, types.MapType) and isinstance(kind.keyType, types.StringType):
         _check_payload(kind.valueType, f"{where}{{}}")
     elif not isinstance(kind, tuple(getattr(types, name) for name in PARSED)):
-        raise InvalidArgument(
-            f"{where!r} cannot be read as {kind.simpleString()}. Read it as STRING, and cast it or use from_json."
-        )
+        is_map = isinstance(kind, types.MapType)
+        advice = "JSON has texts for keys: read them as STRING" if is_map else "Read it as STRING, and cast it"
+        raise InvalidArgument(f"{where!r} cannot be read as {kind.simpleString()}. {advice}.")

@@ -111,8 +111,8 @@ class KeyCollector:
         old = len(digests) // DIGEST_BYTES
         if old < max(total - old, FREE_MIN):
             return False
-        each = (digests[at : at + DIGEST_BYTES].hex() for at in range(0, len(digests), DIGEST_BYTES))
-        paths = (self.layout.key(names.KeyDigest(digest), present) for digest in each)
+        each = (names.key_digest_of(digests[at : at + DIGEST_BYTES]) for at in range(0, len(digests), DIGEST_BYTES))
+        paths = (self.layout.key(digest, present) for digest in each)
         free = sum(self._tried(self._is_free_now, path) for path in paths)
         return free >= max(total - free, FREE_MIN)
 

@@ -26,11 +26,6 @@ def unknown(store: Store, ids: Iterable[str]) -> list[str]:
     return [task_id for task_id, became in _outcomes(store, wanted).items() if became is None]
 
 
-def task_of(token: str) -> str:
-    """Return the id of the task that a lease's token names."""
-    return names.task_of(token)
-
-
 class Loss(NamedTuple):
     """Say in a sentence why a lease no longer holds, and whether this very lease has completed its task."""
 

@@ -74,6 +74,13 @@ def test_purge_some_then_all(fsqueue_cli: Run, buried: Queue) -> None:
     assert buried.status().inserted == 0
 
 
+@pytest.mark.parametrize("verb", [["purge", "--yes"], ["retry"]], ids=lambda verb: str(verb[0]))
+def test_no_ids_on_standard_input_are_none_and_not_all(fsqueue_cli: Run, buried: Queue, verb: list[str]) -> None:
+    """As from a search that has found nothing."""
+    assert fsqueue_cli("dead", *verb, buried.path, "-", input="\n").stdout == "0\n"
+    assert buried.status().dead == 5
+
+
 @pytest.mark.parametrize("bad", ["", "reason", "size>3", "reason~(", "payload.n>many", "=", "__class__=x"])
 def test_a_condition_that_is_none_is_a_usage_error(fsqueue_cli: Run, buried: Queue, bad: str) -> None:
     fsqueue_cli("dead", "retry", buried.path, "--where", bad, code=2)

@@ -794,6 +794,15 @@ def test_who_holds_tasks_of_a_damaged_file_may_complete_them(
     assert {letter.payload for letter in queue.dead()} == {None}
 
 
+def test_what_an_nfs_client_keeps_of_files_that_are_open_is_no_finding(q: Queue) -> None:
+    """It renames a file that is removed while a process has it open, and removes it when that closes it."""
+    directories = [q.path, *(path for path in q.path.rglob("*") if path.is_dir())]
+    for directory in directories:
+        (directory / ".nfs000000000000002a00000001").touch()
+    assert list(q.fsck(repair=True)) == []
+    assert all((directory / ".nfs000000000000002a00000001").exists() for directory in directories)
+
+
 def test_an_empty_queue_has_no_findings(queue: Queue) -> None:
     seen = []
     assert list(queue.fsck(progress=lambda done, steps: seen.append((done, steps)))) == []

@@ -19,6 +19,7 @@ from fsqueue.protocol import leasing, waiting
 from fsqueue.storage import doorbell, queue_file, staging
 from fsqueue.upkeep import collect, doctorplaces
 from fsqueue.views import activity, stuck_locks
+from fsqueue.worker import feeding
 from tests.pages import text_of
 
 DAY_S = 86_400
@@ -44,6 +45,7 @@ NUMBERS = [
     ("docs/guarantees.md", "Up to a second after a purge", queue_file.FRESH_S == 1),
     ("docs/guarantees.md", "for more than half a day", staging.AWAY_S == DAY_S / 2),
     ("docs/guarantees.md", "idle workers look every few seconds", waiting.BELL_S[1] == 6),
+    ("docs/guarantees.md", "idle workers ask every half minute", feeding.DRAIN_CHECK_S == 30),
     ("docs/status.md", "over the last minute, or over the last hour", activity.WINDOWS_S == (60, 3600)),
     ("docs/status.md", "fewer than 30 tasks", activity.FEW == 30),
     ("docs/status.md", "cut into ten pieces", activity.PIECES == 10),

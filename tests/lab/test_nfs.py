@@ -118,8 +118,9 @@ def test_commands_say_that_the_server_does_not_answer_and_ctrl_c_ends_them(nfs: 
         one = found[name]
         assert one["said"].startswith("fsqueue: the file server (or a disk) does not answer, for 5 s now"), name
         assert one["code"] == 130, name
-        assert one["rest"].startswith("fsqueue: interrupted while the file server did not answer."), name
-        assert len(one["rest"].splitlines()) == 1, name
+        *silence, last = one["rest"].splitlines()  # a call may be answered, and the next one not
+        assert last.startswith("fsqueue: interrupted while the file server did not answer."), name
+        assert all("the file server" in line and "answer" in line for line in silence), name
     patient = found["patient"]
     assert "does not answer" in patient["said"]
     assert patient["rest"] in ("", "fsqueue: the file server answers again\n"), "unless it ended at once then"

@@ -519,8 +519,8 @@ CLAIMS = re.compile(
     r"look for it before|not inserted|nothing was inserted|nothing of it is visible|may still take",
     re.IGNORECASE,
 )
-PARTS = (LOOK_FIRST, "They need not be its first ones")
-"""Of sentences above, what stands in a text of its own."""
+PARTS = (LOOK_FIRST, "They need not be its first ones", "So they are others, and were not inserted")
+"""Of sentences above, what stands in a text of its own; and what tests/storage/test_commits.py leads to."""
 OTHERS = {
     "cli/inserting.py": "made of the error's numbers, or said before anything was inserted",
     "cli/running.py": "no error of an insert",

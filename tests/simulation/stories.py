@@ -425,6 +425,7 @@ def told(scenario: Scenario, make: Callable[[], AStory]) -> AStory:
 
     resources.this_thread.owned.fds.clear()  # those of another world
     resources.this_thread.owned.held.clear()
+    resources.this_thread.owned.fresh.clear()
     with limited(scenario):
         story = make()
         try:

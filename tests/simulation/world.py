@@ -228,6 +228,7 @@ class _Thread:
             assert job is not None
             resources.this_thread.owned.fds.clear()  # those of a worker of another world
             resources.this_thread.owned.held.clear()
+            resources.this_thread.owned.fresh.clear()
             job()
 
 

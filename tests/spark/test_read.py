@@ -373,7 +373,12 @@ def test_tasks_are_read_while_workers_work(spark: SparkSession, queue: Queue) ->
         ({"shards": "zz"}, "has no shard 'zz'"),
         ({"schema": "a INT"}, "has no column 'a'.*payload STRUCT"),
         ({"schema": "attempt STRING"}, "'attempt'.*is int"),
-        ({"schema": "payload MAP<INT, INT>"}, "Read it as STRING, and cast it or use from_json"),
+        ({"schema": "payload MAP<INT, INT>"}, "JSON has texts for keys: read them as STRING"),
+        (
+            {"schema": "worker STRUCT<host: STRING>"},
+            "is string, not struct<host:string>: read it so, and use from_json",
+        ),
+        ({"schema": "since STRING"}, "not string: read it so, and cast it"),
     ],
 )
 def test_what_cannot_be_read_is_refused(spark: SparkSession, busy: Queue, options: dict[str, str], said: str) -> None:

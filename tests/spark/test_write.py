@@ -15,7 +15,7 @@ import pytest
 
 from fsqueue import InvalidArgument, InvalidTask, Queue, QueueExists, QueueNotFound
 from tests.spark.conftest import each_once, thorough
-from tests.support import QueueFactory, leftovers
+from tests.support import QueueFactory, age_staging, base_of, leftovers
 from tests.waiting import until
 
 pytest.importorskip("pyspark", reason="PySpark is not installed: pip install 'fsqueue-tasks[spark]'")
@@ -406,6 +406,18 @@ def test_no_rows_are_a_commit_too_and_other_rows_are_told_so(spark: SparkSession
     assert queue.status().inserted == 0
 
 
+def is_locked(queue: Queue, path: Path) -> bool:
+    """Return whether a process has a file locked."""
+    try:
+        fd = os.open(path, os.O_RDWR)
+    except FileNotFoundError:
+        return False
+    try:
+        return queue.store.fs.is_locked(fd)
+    finally:
+        os.close(fd)
+
+
 def test_a_job_that_fails_leaves_nothing(spark: SparkSession, queue: Queue) -> None:
     """All of it in one Spark task: what another still writes when a job is given up is reaped by `gc`, by its age."""
     last_fails = F.when(F.col("n") < 29_999, F.col("n")).otherwise(F.raise_error("boom"))
@@ -413,8 +425,15 @@ def test_a_job_that_fails_leaves_nothing(spark: SparkSession, queue: Queue) -> N
     with pytest.raises(PySparkException, match="boom"):
         seed(bad, str(queue.path), commit="c")
     assert queue.status().inserted == 0
-    # The driver may know of the failure before the writer does.
-    until(lambda: leftovers(queue) == [], "the writer to remove what it has staged")
+
+    def is_left_to_upkeep() -> bool:
+        """Spark may end the writer before that has removed what it has staged, or let it wait for long."""
+        age_staging(queue)
+        queue.gc()
+        left = leftovers(queue)
+        return not left or any(is_locked(queue, base_of(queue) / one) for one in left)
+
+    until(is_left_to_upkeep, "the writer or upkeep to remove what was staged")
     assert seed(rows(spark, 10), str(queue.path), commit="c").rows == 10  # a failed attempt does not burn the name
 
 

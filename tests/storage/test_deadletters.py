@@ -13,7 +13,16 @@ from typing import Any
 import orjson
 import pytest
 
-from fsqueue import DeadLetter, InvalidArgument, Queue, QueueNotFound, QueuePurged, StorageError, administration
+from fsqueue import (
+    DeadLetter,
+    InvalidArgument,
+    Queue,
+    QueueNotFound,
+    QueuePurged,
+    StorageError,
+    Task,
+    administration,
+)
 from fsqueue.clock import ManualClock
 from fsqueue.storage import deadletters, staging
 from tests.concurrency.trapped import trapped
@@ -140,6 +149,23 @@ def test_many_letters_are_retried_in_batches(q: Queue) -> None:
     bury(q, *range(50))
     assert q.retry_dead() == 50
     assert len(list((base_of(q) / "queue").glob("*/*"))) == 1
+
+
+@pytest.mark.batched
+def test_each_retried_letter_leads_to_its_own_new_task(q: Queue) -> None:
+    """Also where the new tasks stand in another order than the letters: they are sorted by their priorities."""
+    q.insert_many([Task(f"of {number}", priority=number) for number in range(4)], batch_tasks=4)
+    tasks = q.lease(4)
+    for task in reversed(tasks):
+        task.bury("no")
+    assert q.retry_dead() == 4
+    for task in tasks:
+        settled = deadletters.settled_as(q.store, task.id)
+        assert settled is not None
+        how, new = settled
+        assert how == "retried"
+        assert new is not None
+        assert q.task(new).payload == task.payload
 
 
 def test_a_retried_task_may_die_again(q: Queue, clock: ManualClock) -> None:

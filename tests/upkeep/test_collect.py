@@ -290,6 +290,19 @@ def test_who_makes_tasks_available_rings_the_bell(q: Queue, verb: str, monkeypat
     assert len(other.lease(9)) == 4
 
 
+def test_who_makes_a_task_available_earlier_rings_the_bell(q: Queue, clock: ManualClock) -> None:
+    """Who had put it back died before the renaming: idle workers would look when the file's name says, in an hour."""
+    q.insert("x")
+    q.lease()[0].release()
+    [name] = task_file_names(q)
+    [file] = (base_of(q) / "queue").glob("*/*")
+    file.rename(file.with_name(str(name.at(clock.now_ms() + 3_600_000))))
+    bell = q.store.doorbell.read()
+    other = Queue(q.path, clock=clock)
+    assert other.gc().renamed == 1
+    assert other.store.doorbell.read() != bell
+
+
 def cut_off_before_renaming(q: Queue, clock: ManualClock, hours: float, meanwhile: Callable[[str], object]) -> Queue:
     """A client of a file server that is cut off before its second batch gets its name; its lock is lost."""
     away: list[str] = []
@@ -750,7 +763,7 @@ def test_a_purge_on_another_host_ends_no_upkeep(queue_factory: QueueFactory, tim
         for task in q.lease(3)[:2]:
             task.bury("no")
         NodeFailures(q.store, 1).failed("x")
-        staging.stage(q.store, q.store.layout, [b'{"payload":1}\n'], 1, 0, LAST)
+        staging.stage(q.store, q.store.layout, [b'{"payload":1}\n'], 1, 0, LAST).close(q.store)
         q.commit("c").stage([1])
         trap = PurgedAt(number, times, base_of(q).name, q.purge)
         mine = trapped(q, trap, shared=True)

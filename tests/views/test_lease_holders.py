@@ -142,6 +142,18 @@ def test_a_zombie_is_dead(queue: Queue, other: subprocess.Popen[str]) -> None:
     assert [worker.life for worker in workers(queue.store)] == ["dead"]
 
 
+def test_what_release_dead_has_ended_is_not_counted_again(q: Queue) -> None:
+    q.insert_many(range(3), batch_tasks=3)
+    held = q.lease(2)
+    forge_identity(q)
+    assert release_dead(q.store)[1] == 2
+    assert q.release_all() == 0
+    with pytest.raises(LeaseLost):  # but it was taken away
+        q.complete(held)
+    assert q.release_all() == 0
+    assert q.status().waiting == 3
+
+
 def test_an_attempt_is_charged_as_when_a_lease_runs_out(q: Queue, clock: ManualClock) -> None:
     q.insert_many(["alone", "one", "two"], batch_tasks=3)
     [alone] = q.lease(1)

@@ -329,6 +329,33 @@ def test_what_lies_behind_a_slow_task_is_put_back_for_others(queue: Queue, tmp_p
     assert reports[0].lost == reports[0].failed == reports[0].released == reports2[0].lost == 0
 
 
+@pytest.mark.batched
+def test_what_was_put_back_does_not_count_among_max_tasks(queue: Queue, tmp_path: Path) -> None:
+    """Many short tasks teach a worker to lease ahead; what then lies behind a slow one is put back, and leased again.
+
+    So it takes some tasks twice. It has to do as many as were asked for all the same.
+    """
+    short, slow = {"do": "return"}, {"do": "until", "path": str(tmp_path / "go")}
+    queue.insert_many([*[short] * 500, slow, *[short] * 500], total=2000)
+    worker = Worker(queue, tasks.obey, max_tasks=900)
+    puts_back, put_back = worker._loop._put_back_untouched, 0
+
+    def counted(most: int | None = None) -> None:
+        nonlocal put_back
+        before = len(worker._loop._ahead)
+        puts_back(most)
+        put_back += before - len(worker._loop._ahead)
+
+    worker._loop._put_back_untouched = counted  # type: ignore[method-assign]
+    thread, reports = in_background(worker)
+    try:
+        until(lambda: put_back, "what was leased ahead to be put back")
+    finally:
+        (tmp_path / "go").touch()
+        thread.join(60)
+    assert (reports[0].completed, reports[0].ended) == (900, "max-tasks")
+
+
 # -- threads
 
 
