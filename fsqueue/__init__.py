@@ -12,6 +12,7 @@ from fsqueue.commit import Commit
 from fsqueue.errors import (
     Bury,
     CommitLost,
+    ForkedChild,
     FormatTooNew,
     FsqueueError,
     InvalidArgument,
@@ -81,7 +82,10 @@ else:  # hidden from type checkers, which would take every misspelt name for one
             raise AttributeError(f"module 'fsqueue' has no attribute {name!r}")
         from importlib import import_module
 
-        return getattr(import_module(_LAZY[name]), name)
+        from fsqueue.forks import held_off
+
+        with held_off():
+            return getattr(import_module(_LAZY[name]), name)
 
 
 def __dir__() -> list[str]:
@@ -101,6 +105,7 @@ __all__ = [
     "Event",
     "Failure",
     "Finding",
+    "ForkedChild",
     "FormatTooNew",
     "FsqueueError",
     "GcReport",

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
+from fsqueue import forks
 from fsqueue.clock import Clock, Entropy
 from fsqueue.cluster.identity import is_in_job
 from fsqueue.errors import (
@@ -224,8 +225,8 @@ def _allow_unsafe(fs: Filesystem, path: str) -> None:
 
 def check(fs: Filesystem, mount: Mount, directory: str, clock: Clock, entropy: Entropy) -> None:
     """Refuse a mount that is known to be unfit, or on which one of the quick probes fails."""
-    from fsqueue.doctor import probes, verdicts
-
+    with forks.held_off():
+        from fsqueue.doctor import probes, verdicts
     verdict, seen, advice = mountadvice.advice_on(mount)
     unfit = [("mount", seen, advice)]
     if verdict != mountadvice.UNFIT:

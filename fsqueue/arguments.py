@@ -15,7 +15,7 @@ from fsqueue.format.names import Batch
 from fsqueue.leased_task import LeasedTask
 from fsqueue.models import Task
 from fsqueue.storage.store import Store
-from fsqueue.user_code import UserCodeError, user_items
+from fsqueue.user_code import ForkedInCall, UserCodeError, user_items
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -42,7 +42,7 @@ Q = TypeVar("Q", bound=HasStore)
 def ended(store: Store, before: resources.Mark, error: BaseException, doing: str) -> BaseException:
     """Give back what a verb has taken since `before`, and return what it raises after `error`."""
     resources.give_back(before, error)
-    if isinstance(error, UserCodeError):
+    if isinstance(error, (UserCodeError, ForkedInCall)):
         return error.error
     if not isinstance(error, OSError):
         return error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures.thread  # noqa: F401 - else the first call would load it, maybe while another thread forks
 from collections.abc import Callable
 from typing import TypeVar
 

@@ -6,6 +6,7 @@ import asyncio
 from contextlib import suppress
 from types import TracebackType
 
+from fsqueue import forks
 from fsqueue.async_thread import in_thread
 from fsqueue.clock import Backoff
 from fsqueue.leased_task import LeasedTask
@@ -20,14 +21,20 @@ class AsyncPoll:
 
     `aclose` ends it and puts back the tasks that were leased ahead. So does the end of its `async with`, or of the
     loop. If it is cancelled while it waits for a task, it puts back what it has leased. While nothing is available,
-    it sleeps in the event loop and keeps no thread.
+    it sleeps in the event loop and keeps no thread. A forked child, in an event loop of its own, leases its own tasks.
     """
 
     def __init__(self, queue: Lessor, poll: Poll) -> None:
         self._queue, self._poll = queue, poll
-        self._leaser = Leaser(queue, queue.store)  # its own: the looks are made in several threads, one at a time
-        self._turn = asyncio.Lock()
         self._ended = False
+        self._begin()
+        forks.register(self, AsyncPoll._begin)
+
+    def _begin(self) -> None:
+        """Begin, or begin anew in a forked child: coroutines of its parent may have had their turn."""
+        self._leaser = Leaser(self._queue, self._queue.store)
+        """Its own: the looks are made in several threads, one at a time."""
+        self._turn = asyncio.Lock()
         self._awake = asyncio.Event()
         """Set to end a sleep: by a notification, or by `aclose`."""
 

@@ -16,6 +16,7 @@ from functools import partial
 from random import Random
 from typing import TypeVar
 
+from fsqueue import forks
 from fsqueue.errors import InvalidArgument
 
 T = TypeVar("T")
@@ -145,7 +146,7 @@ class ManualClock(Clock):
 
 
 class Entropy:
-    """Random identifiers from the operating system, read in pools. A forked child must `forget`."""
+    """Random identifiers from the operating system, read in pools. A forked child reads its own."""
 
     POOL_BYTES = 4096
     _PIECES = tuple(slice(at, at + 16) for at in range(0, 2 * POOL_BYTES, 16))
@@ -154,6 +155,7 @@ class Entropy:
 
     def __init__(self) -> None:
         self._pool: Iterator[str] = iter(())
+        forks.register(self, type(self).forget)
 
     def hex16(self) -> str:
         """Return sixteen random hexadecimal digits (64 bits)."""
@@ -191,7 +193,7 @@ class Entropy:
         return f"{now_ms & ((1 << 48) - 1):012x}7{counter:03x}{variant:016x}"
 
     def forget(self) -> None:
-        """Drop the pool: after a fork, parent and child would hand out equal identifiers."""
+        """Drop the pool, in a forked child: it and its parent would hand out equal identifiers."""
         self._pool = iter(())
 
 

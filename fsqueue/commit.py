@@ -10,6 +10,7 @@ from contextlib import suppress
 from itertools import islice
 from typing import Any
 
+from fsqueue import forks
 from fsqueue.arguments import payloads_of, unchanged, verb, whole
 from fsqueue.errors import CommitLost, FsqueueError, InvalidArgument, InvalidTask
 from fsqueue.format import names
@@ -220,6 +221,7 @@ class _Stager:
         self.opened: list[int] = []
         """Descriptors of files that are written and perhaps not synced: those of one group, or of two."""
         self.generation = store.queue_state.generation
+        self._process = forks.depth
 
     def stage(self, batches: Iterable[encoding.Encoded]) -> CommitPart:
         """Stage all tasks up to the end of the stream, or up to a bad one, and return their part.
@@ -287,9 +289,14 @@ class _Stager:
         return CommitPart(self.name, self.attempt, self.first, *sizes, store.queue_state.id, self.generation)
 
     def _give_up(self) -> None:
-        """Remove what was staged. What cannot be removed now is reaped with the attempt."""
+        """Remove what was staged. What cannot be removed now is reaped with the attempt.
+
+        A child that was forked meanwhile only closes what it has inherited: its parent goes on.
+        """
         with suppress(OSError):
             self._close(self.opened)
+        if self._process != forks.depth:
+            return
         part = Part(self.attempt, self.first, self.files, self.tasks, self.bytes)
         with suppress(OSError, FsqueueError):
             for name in commits.staged(self.store, self.layout, self.attempt, self.name, [part]):
@@ -319,7 +326,7 @@ def insert_once(store: Store, tasks: Iterable[Any], name: str, delay_s: float, b
     If the name was committed before, that is none, and the stream is not read. After an error either nothing is
     visible or everything is. Repeat the call to learn which.
     """
-    commit = Commit(store, name)
+    commit, process = Commit(store, name), forks.depth
     try:
         if (known := commit.committed()) is not None:
             if not known.tasks:  # else the stream is not read
@@ -337,7 +344,7 @@ def insert_once(store: Store, tasks: Iterable[Any], name: str, delay_s: float, b
             insert_errors.note_nothing(error)
         elif isinstance(error, UserCodeError):
             error.count(0, 0)
-        if isinstance(error, Exception):
+        if isinstance(error, Exception) and process == forks.depth:
             with suppress(FsqueueError):  # otherwise `gc` does it
                 commit.discard()
         raise

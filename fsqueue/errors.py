@@ -16,6 +16,7 @@
     ├── LeaseLost                the lease no longer holds: drop the result, do not retry              4
     │   └── LeaseExpired         … it ran out before it was renewed; no worker has taken the task yet
     ├── CommitLost               what was staged for a commit is gone; nothing of it shows: stage again    1
+    ├── ForkedChild              a forked child came back into a call of its parent; the parent goes on     1
     ├── StorageFull              no space, inodes or quota left; free some and repeat the call         7
     ├── StorageError             the filesystem failed; what happened is unknown: look, then repeat    1
     │   └── LockTimeout          a lock stayed busy; nothing was done, repeating is safe
@@ -151,6 +152,19 @@ class LeaseExpired(LeaseLost):
 
 class CommitLost(FsqueueError):
     """The tasks staged for a commit are gone: purged, discarded, or reaped. None is visible: stage them again."""
+
+
+class ForkedChild(FsqueueError):
+    """This process was forked within a call of its parent, and came back into that call. It does nothing here.
+
+    The call goes on in the parent alone, with all that it has leased, staged and inserted.
+    """
+
+    def __init__(self, call: str) -> None:
+        super().__init__(
+            f"This process was forked within {call} of its parent, which goes on with that alone. Nothing was done "
+            "here. A forked child ends by os._exit, or makes calls of its own."
+        )
 
 
 class StorageFull(FsqueueError):

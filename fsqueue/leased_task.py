@@ -8,8 +8,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
+from fsqueue import forks
 from fsqueue.clock import duration_ms, pause_s
-from fsqueue.cluster import identity
 from fsqueue.errors import Bury, InvalidArgument, LeaseLost, Retry, bury_reason
 from fsqueue.format import names
 from fsqueue.format.layout import Settings
@@ -114,7 +114,7 @@ class LeasedTask:
     _retries = 0
     """How many `with` blocks of this process in a row have asked for another time without saying when."""
     _entered_by = -1
-    """The process that has entered its `with` block, by `identity.forks`."""
+    """The process that has entered its `with` block, by `forks.depth`."""
     solo = False
     """Leased alone, because it may have killed a worker."""
 
@@ -185,13 +185,13 @@ class LeasedTask:
         self.queue._bury(self, reason)
 
     def __enter__(self) -> LeasedTask:
-        self._entered_by = identity.forks
+        self._entered_by = forks.depth
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        if self._entered_by != identity.forks:
+        if self._is_parents():
             return False
         poll = self.poll
         try:
@@ -215,6 +215,10 @@ class LeasedTask:
                 raise
             return True
         return poll is not None and poll.goes_on(self, error)
+
+    def _is_parents(self) -> bool:
+        """Return whether this process was forked within the `with` block: the task is its parent's."""
+        return self._entered_by != forks.depth
 
     def _end(self, error: Exception) -> bool:
         """End the lease as the error of a block asks for. Return whether that is all there is to do about it."""
@@ -246,8 +250,10 @@ class LeasedTask:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        from fsqueue.async_thread import in_thread
-
+        if self._is_parents():  # whose event loop, and whose threads, this process does not have
+            return False
+        with forks.held_off():
+            from fsqueue.async_thread import in_thread
         return await in_thread(lambda: self.__exit__(kind, error, trace))
 
     def __repr__(self) -> str:

@@ -13,9 +13,9 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Literal, Protocol
 
+from fsqueue import forks
 from fsqueue.arguments import HasStore
 from fsqueue.clock import duration_ms
-from fsqueue.cluster import identity
 from fsqueue.errors import (
     FsqueueError,
     InvalidArgument,
@@ -32,7 +32,7 @@ from fsqueue.protocol.leasing import Leaser
 from fsqueue.protocol.waiting import IdlePoller
 from fsqueue.storage.paths import queue_path
 from fsqueue.storage.store import Store
-from fsqueue.user_code import UserCodeError, user_function
+from fsqueue.user_code import ForkedInCall, UserCodeError, user_function
 from fsqueue.views import inspection
 
 logger = logging.getLogger("fsqueue")
@@ -72,7 +72,7 @@ def wait(
     except OSError as error:
         found = [store.explain(error, "waiting") for store in stores]
         raise min(found, key=lambda one: not isinstance(one, QueueNotFound)) from error
-    except UserCodeError as carried:
+    except (UserCodeError, ForkedInCall) as carried:
         own = carried.error
     raise own
 
@@ -163,6 +163,11 @@ class Prefetched:
         self.tasks: deque[LeasedTask] = deque()
         self.open = exchange
         """Whether a completion should lease the next; no longer, once the loop was left."""
+        forks.register(self, Prefetched.forget)
+
+    def forget(self) -> None:
+        """Forget the tasks, in a forked child, which leases its own: they are its parent's."""
+        self.tasks.clear()
 
     def complete(self, task: LeasedTask) -> bool:
         """Complete `task` and lease another; False if that was not possible in one step, and nothing was done."""
@@ -204,6 +209,7 @@ class Prefetched:
 
 left: deque[tuple[Verbs, list[LeasedTask]]] = deque()
 """Tasks leased ahead by loops that were dropped without being closed, until they are put back."""
+forks.register(left, deque.clear)  # in a child: the parent puts them back
 
 
 def put_back(queue: Verbs | None = None) -> None:
@@ -220,7 +226,6 @@ def put_back(queue: Verbs | None = None) -> None:
                 left.remove(entry)
 
 
-os.register_at_fork(after_in_child=left.clear)  # the parent puts them back
 atexit.register(put_back)
 
 
@@ -236,7 +241,6 @@ class Poll:
         self._ahead = ahead
         self._prefetch = prefetch
         self._until = until
-        self._process = identity.forks
         self._closed = False
         self._stop: Callable[[], bool] = (lambda: False) if until == "forever" else inspection.DrainCheck(queue.store)
 
@@ -245,9 +249,6 @@ class Poll:
 
     def __next__(self) -> LeasedTask:
         ahead = self._ahead
-        if self._process != identity.forks:  # else parent and child would both work on what was leased ahead
-            ahead.tasks.clear()
-            self._process = identity.forks
         if self._closed:
             raise StopIteration
         while not ahead.tasks:
@@ -274,12 +275,12 @@ class Poll:
                 pass  # other workers have them by now
 
     def _taken_out(self) -> list[LeasedTask]:
-        """End the leasing ahead; what this process had leased so far and not handed out."""
+        """End the leasing ahead. Return what this process has leased so far and not handed out."""
         self._ahead.open = False
         tasks, self._ahead.tasks = list(self._ahead.tasks), deque()
         for task in tasks:
             task.took_s = 0.0
-        return tasks if self._process == identity.forks else []
+        return tasks
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"{len(self._ahead.tasks)} leased ahead"
@@ -300,5 +301,6 @@ class Poll:
             if tasks := self._taken_out():
                 left.append((self._queue, tasks))
                 _thread.start_new_thread(put_back, ())
-        except (AttributeError, RuntimeError):
-            pass  # never opened; or no thread can be started: the next lease, or the exit, puts them back
+        except (AttributeError, RuntimeError, TypeError):
+            # Never opened; or no thread can be started: the next lease, or the exit, puts them back; or that was so.
+            pass

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-from fsqueue import administration, attaching
+from fsqueue import administration, attaching, forks
 from fsqueue.arguments import (
     bound_of,
     ended,
@@ -371,8 +371,8 @@ class Queue(Maintenance):
         ``async for task in q.poll_async():`` then ``async with task: ...``. A cancellation releases the task of the
         block; ``async with q.poll_async() as tasks:`` puts back at once what was leased ahead.
         """
-        from fsqueue.asyncpoll import AsyncPoll
-
+        with forks.held_off():
+            from fsqueue.asyncpoll import AsyncPoll
         return AsyncPoll(self, self._poll(lease_s, prefetch, until, errors, stop_after_failures, exchange=False))
 
     def _poll(
@@ -518,8 +518,8 @@ class Queue(Maintenance):
 
         It asks for each file. docs/growth.md says what each kind holds, and what gives it back.
         """
-        from fsqueue.views import usage
-
+        with forks.held_off():
+            from fsqueue.views import usage
         return usage.of_store(self.store)
 
     @verb("counting by priority")
@@ -533,8 +533,8 @@ class Queue(Maintenance):
         files' names are enough. `progress(done, shards)` is called before each shard, and at the end.
         A hint while others work.
         """
-        from fsqueue.views import priorities
-
+        with forks.held_off():
+            from fsqueue.views import priorities
         told = None if progress is None else user_function(progress)
         return priorities.count(self.store, whole("ranges", ranges), told)
 
@@ -544,8 +544,8 @@ class Queue(Maintenance):
 
         Takes half a second if a lock is suspect. What such a holder has locked waits for it; all else goes on.
         """
-        from fsqueue.views import stuck_locks
-
+        with forks.held_off():
+            from fsqueue.views import stuck_locks
         return stuck_locks.of_store(self.store)
 
     @verb("reading the queue")

@@ -3,6 +3,8 @@
 Errors of user code are not the queue's. A verb would take an OSError from it for one of the filesystem: retry, swallow
 it, or report "the filesystem failed". So the error travels inside a `UserCodeError` up to the verb, which raises it
 unchanged.
+
+User code may fork. The child that comes back into the verb would do again what its parent does: it gets ForkedChild.
 """
 
 from __future__ import annotations
@@ -10,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import ParamSpec, TypeVar
 
-from fsqueue.errors import FsqueueError, InvalidArgument
+from fsqueue import forks
+from fsqueue.errors import ForkedChild, FsqueueError, InvalidArgument
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -38,6 +41,17 @@ class UserCodeError(Exception):
             error.inserted, error.new, error.is_exact, error.advice = inserted, new, True, ""
 
 
+class ForkedInCall(BaseException):
+    """Carry an exception out of a verb in a child that user code has forked within it. The user never gets it.
+
+    No handler of the verb's may take it for an error of the stream's, and insert what came before it.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
+
+
 _MISTAKEN = (OSError, FsqueueError, UserCodeError)
 """The errors that the handlers inside a verb would take for the queue's own."""
 _OURS = (list, tuple, range, dict, set, frozenset, str)
@@ -50,11 +64,20 @@ def user_items(given: Iterable[T]) -> Iterable[T]:
 
 
 def _carried(given: Iterable[T]) -> Iterator[T]:
+    process = forks.depth
     try:
-        for item in given:  # noqa: UP028 - `yield from` would close the caller's generator; the caller may still use it
+        for item in given:
+            if forks.depth != process:
+                break
             yield item
-    except _MISTAKEN as error:
-        raise UserCodeError(error) from None
+    except Exception as error:
+        if forks.depth != process:
+            raise ForkedInCall(error) from None
+        if isinstance(error, _MISTAKEN):
+            raise UserCodeError(error) from None
+        raise
+    if forks.depth != process:
+        raise ForkedInCall(ForkedChild("a call"))
 
 
 def user_function(function: Callable[P, T]) -> Callable[P, T]:
@@ -63,9 +86,17 @@ def user_function(function: Callable[P, T]) -> Callable[P, T]:
         raise InvalidArgument(f"A function is expected here (where=, poll=, progress=), not {function!r}.")
 
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        process = forks.depth
         try:
-            return function(*args, **kwargs)
-        except _MISTAKEN as error:
-            raise UserCodeError(error) from None
+            found = function(*args, **kwargs)
+        except Exception as error:
+            if forks.depth != process:
+                raise ForkedInCall(error) from None
+            if isinstance(error, _MISTAKEN):
+                raise UserCodeError(error) from None
+            raise
+        if forks.depth != process:
+            raise ForkedInCall(ForkedChild("a call"))
+        return found
 
     return call

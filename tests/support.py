@@ -74,6 +74,7 @@ class CrashingFilesystem(Filesystem):
                 close(fd)
 
         self.write, self.pwrite, self.close = dying_write, dying_pwrite, counted_close
+        self.drop = self._drop
         self.unlock = lambda fd: None if self.dead else unlock(fd)
 
     def change(self, what: str, half: Callable[[], object] | None = None) -> None:
@@ -105,7 +106,7 @@ class CrashingFilesystem(Filesystem):
         self._watched.add(fd)
         return super().watch(path, fd)
 
-    def drop(self, fd: int) -> None:
+    def _drop(self, fd: int) -> None:
         if fd in self._watched:
             self._watched.discard(fd)
             self._really_close(fd)

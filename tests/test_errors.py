@@ -26,6 +26,7 @@ EXIT_CODES = {
     "LeaseLost": 4,
     "LeaseExpired": 4,
     "CommitLost": 1,
+    "ForkedChild": 1,
     "StorageFull": 7,
     "StorageError": 1,
     "LockTimeout": 1,

@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import itertools
+import multiprocessing
 import os
+import select
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fsqueue import FsqueueError, LeasedTask, LeaseLost, Queue, StorageError
-from fsqueue.filesystem import Filesystem
+from fsqueue import ForkedChild, FsqueueError, LeasedTask, LeaseLost, Queue, StorageError, Task, Worker, forks
+from fsqueue.clock import Entropy
+from fsqueue.filesystem import Filesystem, resources
+from fsqueue.protocol import encoding
 from tests.concurrency.books import check_drained, drain
-from tests.concurrency.processes import Child, children
+from tests.concurrency.processes import PATIENCE_S, Child, children
 from tests.concurrency.trapped import trapped
+from tests.house.source import TOP
 from tests.support import in_time
-from tests.waiting import until
+from tests.waiting import until, until_async
 
 QueueFactory = Callable[..., Queue]
 
@@ -359,6 +370,584 @@ def test_a_polling_loop_that_forks(queue: Queue) -> None:
         task.complete()
         done.append(task.payload)
     assert sorted(done) == list(range(12))
+
+
+# -- forks in the middle of what the parent goes on with -----------------------------------------------
+
+
+def forked() -> int:
+    """Fork. In the parent: the child's exit status, once it has ended. In the child: -1."""
+    pid = os.fork()
+    return status_of(pid) if pid else -1
+
+
+def status_of(pid: int) -> int:
+    """Wait for a child, and return its exit status. One that does not end is ended."""
+    ended: list[int] = []
+
+    def has_ended() -> bool:
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if found:
+            ended.append(os.waitstatus_to_exitcode(status))
+        return bool(found)
+
+    try:
+        until(has_ended, f"the end of the process {pid}", PATIENCE_S)
+    except AssertionError:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise
+    return ended[0]
+
+
+def ending(act: Callable[[], object]) -> None:
+    """Run what forks. The child ends here: 0, if it came back without an error, 1 with ForkedChild, else 2."""
+    me, status = os.getpid(), 2
+    try:
+        act()
+        status = 0
+    except ForkedChild:
+        status = 1
+    except SystemExit as error:
+        status = int(str(error))
+    finally:
+        if os.getpid() != me:
+            os._exit(status)
+
+
+def test_a_child_that_goes_on_with_an_asynchronous_loop_leases_its_own(queue: Queue) -> None:
+    queue.insert_many(range(10), batch_tasks=10)
+    loop = queue.poll_async(prefetch=5)
+    told, tell = os.pipe()
+
+    async def one() -> Any:
+        return (await anext(loop)).payload
+
+    assert asyncio.run(one()) == 0
+
+    def go_on() -> None:
+        if forked() < 0:
+            os.write(tell, b"%d" % asyncio.run(one()))
+
+    try:
+        ending(go_on)
+        assert os.read(told, 9) == b"5"
+        assert [asyncio.run(one()) for _ in range(4)] == [1, 2, 3, 4]
+    finally:
+        os.close(told)
+        os.close(tell)
+
+
+def test_a_child_can_use_an_asynchronous_loop_that_a_coroutine_of_its_parent_was_waiting_in(queue: Queue) -> None:
+    loop = queue.poll_async(until="forever")
+    statuses: list[int] = []
+
+    async def main() -> None:
+        waiting = asyncio.ensure_future(anext(loop))
+        await until_async(loop._turn.locked, "the coroutine to wait")
+        pid = os.fork()
+        if not pid:
+            queue.insert("for the child")
+            with ThreadPoolExecutor(1) as pool:  # where no event loop is running
+                assert pool.submit(asyncio.run, next_payload()).result() == "for the child"
+            os._exit(0)
+        statuses.append(status_of(pid))
+        waiting.cancel()
+        with suppress(asyncio.CancelledError):
+            await waiting
+
+    async def next_payload() -> Any:
+        async with asyncio.timeout(PATIENCE_S):
+            return (await anext(loop)).payload
+
+    me = os.getpid()
+    try:
+        asyncio.run(main())
+    finally:
+        if os.getpid() != me:
+            os._exit(2)
+    assert statuses == [0]
+
+
+def test_a_child_that_leaves_an_asynchronous_block_changes_nothing(queue: Queue) -> None:
+    queue.insert_many(range(3))
+    statuses: list[int] = []
+
+    async def main() -> None:
+        async for task in queue.poll_async(errors="raise"):
+            async with task:
+                status = forked()
+            if status < 0:
+                os._exit(0)
+            statuses.append(status)
+
+    ending(lambda: asyncio.run(main()))
+    assert statuses == [0, 0, 0]
+    assert len(check_drained(queue)[0]) == 3
+
+
+def forks_in(payloads: list[str], end: Callable[[], object], statuses: list[int]) -> Iterator[str]:
+    """Yield payloads. At the second one fork, and have the child go on as `end` says."""
+    for number, payload in enumerate(payloads):
+        if number == 1:
+            status = forked()
+            if status < 0:
+                end()
+            else:
+                statuses.append(status)
+        yield payload
+
+
+ENDS: dict[str, tuple[Callable[[], object], int]] = {
+    "goes on": (lambda: None, 1),
+    "exits": (lambda: sys.exit(3), 3),
+    "fails": (lambda: 1 // 0, 2),
+}
+"""How a child comes back into its parent's call, and the status with which it then ends."""
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("keys", [False, True])
+def test_a_child_of_the_payloads_inserts_nothing(queue: Queue, end: str, keys: bool) -> None:
+    act, expected = ENDS[end]
+    statuses: list[int] = []
+    payloads = forks_in(["a", "b", "c", "d"], act, statuses)
+    stream = (Task(payload, key=payload) if keys else payload for payload in payloads)
+    ending(lambda: queue.insert_many(stream, batch_tasks=1))
+    assert statuses == [expected]
+    assert sorted(info.payload for info in queue.tasks()) == ["a", "b", "c", "d"]
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("how", ["insert_many", "stage"])
+def test_a_child_of_the_payloads_of_a_commit_leaves_what_is_staged(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, end: str, how: str
+) -> None:
+    act, expected = ENDS[end]
+    statuses: list[int] = []
+    monkeypatch.setattr(encoding, "GROUP_BATCHES_MAX", 1)  # so that something is staged when it forks
+
+    def payloads() -> Iterator[str]:
+        yield from (f"{number}" for number in range(6))
+        assert any(place.name.endswith(".task") or "." in place.name for place in queue.path.rglob("*"))
+        yield from forks_in(["a", "b", "c"], act, statuses)
+
+    def insert() -> None:
+        if how == "insert_many":
+            assert queue.insert_many(payloads(), commit="once", batch_tasks=1) == 9
+        else:
+            commit = queue.commit("once")
+            assert commit.publish([commit.stage(payloads(), batch_tasks=1)]).tasks == 9
+
+    ending(insert)
+    assert statuses == [expected]
+    assert len(list(queue.tasks())) == 9
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_child_of_a_function_that_was_handed_to_a_verb_changes_nothing(queue_factory: QueueFactory, end: str) -> None:
+    queue = queue_factory()
+    act, expected = ENDS[end]
+    queue.insert_many(range(3))
+    for task in queue.lease(3):
+        task.bury("bad")
+    statuses: list[int] = []
+
+    def where(letter: Any) -> bool:
+        if not statuses:
+            status = forked()
+            if status < 0:
+                act()
+            else:
+                statuses.append(status)
+                assert queue.status().dead == 3
+        return True
+
+    ending(lambda: queue.retry_dead(where=where))
+    assert statuses == [expected]
+    assert sorted(info.payload for info in queue.tasks()) == [0, 1, 2]
+
+
+def test_a_child_of_a_verb_may_make_calls_of_its_own(queue: Queue) -> None:
+    """As `multiprocessing` does when it forks: its child never comes back into the call."""
+
+    def payloads() -> Iterator[str]:
+        yield "a"
+        pid = os.fork()
+        if not pid:
+            queue.insert_many(["from the child"])
+            os._exit(0)
+        assert status_of(pid) == 0
+        yield "b"
+
+    ending(lambda: queue.insert_many(payloads()))
+    assert sorted(info.payload for info in queue.tasks()) == ["a", "b", "from the child"]
+
+
+@pytest.mark.parametrize("end", ["return", "raise", "exit"])
+def test_a_child_of_a_handler_in_a_thread_ends_with_the_handler(queue: Queue, tmp_path: Path, end: str) -> None:
+    """Else it would execute what its parent has leased ahead, and wait for more for ever."""
+    queue.insert_many(range(5))
+    log, statuses = tmp_path / "log", list[int]()
+
+    def handler(payload: int) -> None:
+        with log.open("a") as file:
+            file.write(f"{payload}\n")
+        if payload == 0:
+            status = forked()
+            if status >= 0:
+                statuses.append(status)
+            elif end == "raise":
+                raise ZeroDivisionError
+            elif end == "exit":
+                sys.exit(1)
+
+    assert Worker(queue, handler, threads=1, prefetch=5).run().completed == 5
+    assert statuses == [0]
+    assert sorted(log.read_text().split()) == ["0", "1", "2", "3", "4"]
+
+
+def test_a_child_of_a_handler_in_a_thread_obeys_signals_as_any_process(queue: Queue) -> None:
+    """A pool of the handler's ends its processes so. They would take the signal for one to the worker."""
+    queue.insert("x")
+    statuses: list[int] = []
+
+    def handler(payload: str) -> None:
+        pid = os.fork()
+        if not pid:
+            signal.raise_signal(signal.SIGTERM)
+            os._exit(0)
+        statuses.append(status_of(pid))
+
+    assert Worker(queue, handler, threads=1).run().completed == 1
+    assert statuses == [-signal.SIGTERM]
+
+
+@pytest.mark.parametrize("where", ["tell", "pass_on"])
+def test_a_child_of_what_listens_to_a_worker_ends_there(queue: Queue, tmp_path: Path, where: str) -> None:
+    queue.insert_many(range(3))
+    log, statuses = tmp_path / "log", list[int]()
+
+    def listen(*args: Any) -> None:
+        if args[0] != "warning":
+            with log.open("a") as file:
+                file.write("x\n")
+            if not statuses:
+                status = forked()
+                if status >= 0:
+                    statuses.append(status)
+
+    if where == "tell":
+        worker = Worker(queue, _nothing, threads=1, tell=lambda event: listen(event.kind))
+    else:
+        worker = Worker(queue, command=["echo", "{}"], pass_on=listen)
+    assert worker.run().completed == 3
+    assert statuses == [0]
+    assert log.read_text() == "x\n" * 3
+
+
+def _nothing(payload: Any) -> None:
+    """Do nothing."""
+
+
+def test_a_child_of_a_signal_handler_leaves_the_workers_loop(queue: Queue) -> None:
+    """It has none of the threads, and would give back what its parent holds."""
+    queue.insert_many(range(3))
+    statuses: list[int] = []
+
+    def forks(number: int, frame: object) -> None:
+        status = forked()
+        if status >= 0:
+            statuses.append(status)
+            over.set()
+
+    def handler(payload: int) -> None:
+        if payload == 0:
+            signal.pthread_kill(main, signal.SIGALRM)
+            assert over.wait(PATIENCE_S)
+
+    over, main = threading.Event(), threading.get_ident()
+    before = signal.signal(signal.SIGALRM, forks)
+    try:
+        ending(lambda: Worker(queue, handler, threads=1, prefetch=3).run())
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert statuses == [1]
+    assert len(check_drained(queue)[0]) == 3
+
+
+def test_a_worker_that_was_made_before_the_fork_runs_in_each_child(queue: Queue) -> None:
+    """They share no descriptor by which one would take the news of another."""
+    queue.insert_many(range(60), batch_tasks=1)
+    worker = Worker(queue, _nothing, threads=2)
+    bell, end = worker._loop.mailbox._bell, worker._loop._feeder._end
+
+    def run() -> int:
+        worker._loop.mailbox.post(lambda: None)
+        return worker.run().completed
+
+    with children((run,), (run,), (run,)) as started:
+        assert sum(child.result() for child in started) == 60
+    heard = select.poll()
+    for fd in (bell, end):
+        heard.register(fd, select.POLLIN)
+    assert heard.poll(0) == []
+
+
+# -- forks while other threads are at work -------------------------------------------------------------
+
+
+class SlowImport:
+    """Find nothing, and let an import of `name` wait until `over`."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.begun, self.over = name, threading.Event(), threading.Event()
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name == self.name:
+            self.begun.set()
+            assert self.over.wait(PATIENCE_S)
+
+
+def test_a_child_waits_for_a_task_although_a_thread_of_its_parent_was_importing_what_that_takes(queue: Queue) -> None:
+    """The modules' locks are not made anew in a child: it would wait at its own import for ever."""
+    script = (
+        "import os, sys, threading, time\n"
+        "from fsqueue import Queue, forks\n"
+        "from tests.test_fork_and_threads import SlowImport\n"
+        "from tests.waiting import until\n"
+        "queue, finder = Queue(sys.argv[1]), SlowImport('inotify_simple')\n"
+        "assert 'inotify_simple' not in sys.modules\n"
+        "sys.meta_path.insert(0, finder)\n"
+        "threading.Thread(target=lambda: queue.lease(wait_s=60), daemon=True).start()\n"
+        "assert finder.begun.wait(180)\n"
+        "os.register_at_fork(before=finder.over.set)\n"
+        "pid = os.fork()\n"
+        "if not pid: os._exit(len(queue.lease(wait_s=0.01)))\n"
+        "def ended(): return os.waitpid(pid, os.WNOHANG)[0]\n"
+        "try: until(ended, 'the child', 180)\n"
+        "except AssertionError: os.kill(pid, 9); raise\n"
+        "os._exit(0)\n"
+    )
+    subprocess.run([sys.executable, "-c", script, queue.path], check=True, cwd=TOP)
+
+
+LOCKED: dict[str, tuple[str, Callable[[Queue], object]]] = {
+    "a key": ("/keys/", lambda queue: queue.insert("x", key="k")),
+    "a staged file": ("/staging/", lambda queue: queue.insert_many(["x", "y"], batch_tasks=1)),
+    "a counter": ("/completions/", lambda queue: queue.complete(queue.lease(3))),
+    "letters": ("/dead/", lambda queue: queue.lease()[0].bury("bad")),
+    "the history": ("/history/", lambda queue: queue.complete(queue.lease(3))),
+    "queue.jsonl": ("queue.jsonl", lambda queue: queue.purge()),
+    "a log": ("/movements/", lambda queue: queue.lease()),
+}
+"""What a call locks: a part of its path, and the call."""
+
+
+@pytest.mark.parametrize("what", LOCKED)
+@pytest.mark.parametrize("whose", ["another thread", "the thread that forks"])
+def test_no_lock_of_a_dead_parent_lives_on_with_its_child(queue: Queue, what: str, whose: str) -> None:
+    """The parent is killed while it holds the lock. Its child lives, and has inherited the descriptor."""
+    part, act = LOCKED[what]
+    queue.insert_many(range(3), batch_tasks=3)
+    told, tell = os.pipe()
+
+    def live() -> None:
+        inside = threading.Event()
+
+        def fork() -> None:
+            pid = os.fork()
+            if not pid:
+                while True:
+                    signal.pause()
+            os.write(tell, b"%d %s\n" % (pid, path[0].encode()))
+
+        def trap(step: str, call: Callable[..., Any], *args: Any) -> Any:
+            found = call(*args)
+            if step == "try_lock" and not path and part in (name := os.readlink(f"/proc/self/fd/{args[0]}")):
+                path.append(name)
+                if whose == "the thread that forks":
+                    fork()
+                inside.set()
+                while True:
+                    time.sleep(60)
+            return found
+
+        path: list[str] = []
+        mine = trapped(queue, trap)
+        thread = threading.Thread(target=act, args=(mine,), daemon=True)
+        thread.start()
+        assert inside.wait(PATIENCE_S)
+        if whose == "another thread":
+            fork()
+        thread.join()
+
+    fs = Filesystem(str(queue.path), shared=False)
+    with children((live,)) as [parent]:
+        os.close(tell)
+        with open(told, "rb") as file:
+            said = file.readline()
+        assert said, parent.report()
+        pid, path = said.split()
+        fd = fs.look(path.decode(), os.O_RDWR)
+        try:
+            assert fs.is_locked(fd)
+            parent.kill()
+            os.kill(int(pid), 0)
+            until(lambda: not fs.is_locked(fd), "the lock of the dead parent", PATIENCE_S)
+        finally:
+            os.kill(int(pid), signal.SIGKILL)
+            fs.close(fd)
+    fs.close_root()
+
+
+def test_a_child_does_not_keep_a_file_that_a_thread_was_just_opening(queue: Queue) -> None:
+    """The system has opened it, and no record of it is made yet. Its parent locks it afterwards."""
+    fs = queue.store.fs
+    path = f"{queue.path}/queue.jsonl"
+    opened, over = threading.Event(), threading.Event()
+
+    def slowly(*args: Any) -> int:
+        fd = os.open(*args)
+        opened.set()
+        assert over.wait(PATIENCE_S)
+        return fd
+
+    def take() -> None:
+        fd = resources.opened(fs, map(slowly, (path,), (os.O_RDWR,)))
+        assert fs.try_lock(fd)
+        resources.close(fd)
+
+    def has() -> list[str]:
+        found = []
+        for name in os.listdir("/proc/self/fd"):
+            with suppress(OSError):
+                found.append(os.readlink(f"/proc/self/fd/{name}"))
+        return [one for one in found if one == path]
+
+    queue.status()  # so that its directory is open
+    before = has()  # for reading alone
+    with threads(take):
+        assert opened.wait(PATIENCE_S)
+        child = Child(has)
+        over.set()
+        try:
+            assert child.result() == before
+        finally:
+            child.close()
+
+
+def test_what_a_thread_opened_and_another_closed_is_no_file_of_the_first(queue: Queue, tmp_path: Path) -> None:
+    """A child would give up a file of its parent's that has the number now."""
+    queue.insert_many(range(3), batch_tasks=3)
+    fs = queue.store.fs
+    found: list[int] = []
+    with threads(lambda: found.append(fs.look(f"{queue.path}/queue.jsonl", os.O_RDWR))):
+        pass
+    over = threading.Event()
+    with threads(lambda: over.wait(PATIENCE_S)):
+        fs.close(found[0])
+        with open(tmp_path / "mine", "w") as mine:
+            if mine.fileno() != found[0]:
+                os.dup2(mine.fileno(), found[0])
+            child = Child(lambda: os.write(found[0], b"x"))
+            try:
+                assert child.result() == 1
+            finally:
+                child.close()
+                over.set()
+                if mine.fileno() != found[0]:
+                    os.close(found[0])
+
+
+def test_a_child_goes_on_reading_what_its_thread_was_reading(queue: Queue) -> None:
+    queue.insert_many(range(40), batch_tasks=2)
+    looking = queue.tasks()
+    first = next(looking)
+
+    def rest() -> list[Any]:
+        return [first.payload, *(info.payload for info in looking)]
+
+    child = Child(rest)
+    try:
+        assert sorted(child.result()) == list(range(40))
+        assert sorted(rest()) == list(range(40))
+    finally:
+        child.close()
+
+
+def test_identifiers_of_a_child_are_its_own_whatever_draws_them(queue: Queue) -> None:
+    entropy = Entropy()
+    entropy.hex16()
+    child = Child(lambda: [entropy.hex16() for _ in range(50)])
+    try:
+        assert not set(child.result()) & {entropy.hex16() for _ in range(50)}
+    finally:
+        child.close()
+
+
+def test_a_child_leases_for_others_too_if_its_parent_did(queue: Queue) -> None:
+    queue.store.lease_for_others()
+    child = Child(lambda: [queue.store.worker["pid"] == os.getpid(), "process" in queue.store.worker])
+    try:
+        assert child.result() == [True, False]
+    finally:
+        child.close()
+
+
+def _lease_one(queue: Queue, told: Any) -> None:
+    told.put([task.payload for task in queue.lease()])
+
+
+def test_a_queue_is_an_argument_of_a_process_that_is_forked(queue: Queue) -> None:
+    context = multiprocessing.get_context("fork")
+    queue.insert_many(range(3), batch_tasks=3)
+    [task] = queue.lease()
+    told = context.SimpleQueue()
+    process = context.Process(target=_lease_one, args=(queue, told))
+    process.start()
+    assert told.get() == [1]
+    process.join(PATIENCE_S)
+    task.complete()
+    assert (queue.status().leased, queue.status().completed) == (1, 1)
+
+
+def test_a_child_with_a_terminal_is_a_child_as_any(queue: Queue) -> None:
+    queue.insert_many(range(3), batch_tasks=3)
+    loop = queue.poll(prefetch=2)
+    assert next(loop).payload == 0
+    pid, terminal = os.forkpty()
+    if not pid:
+        try:
+            os._exit(10 + next(loop).payload)
+        finally:
+            os._exit(1)
+    try:
+        assert status_of(pid) == 12
+        assert next(loop).payload == 1
+    finally:
+        os.close(terminal)
+
+
+def test_a_holder_that_fails_keeps_no_other_from_letting_go() -> None:
+    class Holder:
+        def __init__(self, error: BaseException | None) -> None:
+            self.error, self.asked = error, 0
+
+        def let_go(self) -> None:
+            self.asked += 1
+            if self.error is not None and self.asked == 1:
+                raise self.error
+
+    holders = [Holder(error) for error in (KeyboardInterrupt(), OSError(), None)]
+    for holder in holders:
+        forks.register(holder, Holder.let_go)
+    child = Child(lambda: [holder.asked for holder in holders])
+    try:
+        assert child.result() == [2, 2, 1]
+        assert [holder.asked for holder in holders] == [0, 0, 0]
+    finally:
+        child.close()
 
 
 def test_closing_and_using_again(queue: Queue) -> None:

@@ -119,7 +119,7 @@ def check(queue: Queue, before: dict[int, str]) -> None:
     assert not resources.this_thread.owned.fds
     assert not store.mutex.locked()
     assert not any(log.mutex.locked() for log in store.logs)
-    logs = {log.fd: log.path for log in store.logs} | dict.fromkeys(store.fs._root_fds, store.path)
+    logs = {log.fd: log.path for log in store.logs} | {store.fs._root_fd: store.path}
     if (synced := queue._inserter._synced._log) is not None:
         logs[synced.fd] = store.layout.log(synced.batch)
     if isinstance(store.queue_file._size_now, SizeOf):

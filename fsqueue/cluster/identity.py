@@ -18,17 +18,6 @@ SLURM = {
 """What else is told of a job, and the variable that Slurm sets."""
 TOLD_CHARS_MAX = 200
 
-forks = 0
-"""How many forks lie between this process and the one that imported fsqueue: cheaper to ask for than its number."""
-
-
-def _forked() -> None:
-    global forks
-    forks += 1
-
-
-os.register_at_fork(after_in_child=_forked)
-
 
 def worker_of_this_process(name: str | None = None) -> dict[str, Any]:
     """Return the record of this worker: host, pid, an identity that no other process has, address, batch job."""

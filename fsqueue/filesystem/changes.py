@@ -11,6 +11,8 @@ import errno
 from functools import cache
 from typing import Any
 
+from fsqueue import forks
+
 MODIFY, MOVED_TO, CREATE = 0x02, 0x80, 0x100
 DELETE_SELF, MOVE_SELF, UNMOUNT, IGNORED = 0x400, 0x800, 0x2000, 0x8000
 """Number the events of a file or a directory as inotify(7) does."""
@@ -27,8 +29,8 @@ def _library() -> Any:
     It is loaded by the first worker that idles: nothing else needs it. By itself the library would start `ldconfig`,
     or a compiler, to find the C library; this process has that loaded.
     """
-    import inotify_simple
-
+    with forks.held_off():
+        import inotify_simple
     inotify_simple._libc = ctypes.CDLL(None, use_errno=True)
     return inotify_simple
 

@@ -15,6 +15,7 @@ import struct
 import threading
 from collections import deque
 
+from fsqueue import forks
 from fsqueue.filesystem import resources
 
 _BUSY = (errno.EAGAIN, errno.EACCES)
@@ -63,6 +64,10 @@ class DescriptionLocks:
         resources.close(fd)
 
 
+_dropped: deque[int] = deque()
+"""Descriptors that finalizers left. The next call of `try_lock` closes them."""
+
+
 class _Held:
     """The files that this process has locked by classic locks: one table for all, since the kernel has one, too."""
 
@@ -73,16 +78,15 @@ class _Held:
         """The descriptor that has the lock, by file."""
         self.closing: dict[tuple[int, int], list[int]] = {}
         """Descriptors that are closed once the lock of their file is given back."""
-        self.dropped: deque[int] = deque()
-        """Descriptors that finalizers left. The next call of `try_lock` closes them."""
+        forks.register(self, _Held.after_fork)
 
-    def forget(self) -> None:
+    def after_fork(self) -> None:
         """Begin anew in a forked child, since it holds none of its parent's classic locks."""
         self.__init__()  # type: ignore[misc]
+        _dropped.clear()
 
 
 _held = _Held()
-os.register_at_fork(after_in_child=_held.forget)
 
 
 class ProcessLocks:
@@ -149,14 +153,13 @@ class ProcessLocks:
                 return True
             return _is_taken(fcntl.fcntl(fd, fcntl.F_GETLK, _EXCLUSIVE))
 
-    def drop(self, fd: int) -> None:
-        """Close the descriptor soon, for a finalizer: that must not wait for a mutex, which its own thread may have."""
-        _held.dropped.append(fd)
+    drop = staticmethod(_dropped.append)
+    """Close the descriptor soon, for a finalizer: that must not wait for a mutex, which its own thread may have."""
 
     def _close_dropped(self) -> None:
-        while _held.dropped:
+        while _dropped:
             try:
-                fd = _held.dropped.popleft()
+                fd = _dropped.popleft()
             except IndexError:
                 return  # another thread was faster
             self.close(fd)
@@ -171,7 +174,7 @@ class ProcessLocks:
                 return
             if self._owner(file, fd) != fd:
                 _held.closing.setdefault(file, []).append(fd)
-                resources.disown(fd)
+                resources.forget(fd)
                 return
             resources.close(fd)
             self._release(file)

@@ -54,16 +54,12 @@ class Filesystem(Rooted):
         self.unlock: Callable[[int], None] = locks.unlock
         self.is_locked: Callable[[int], bool] = locks.is_locked
         self.close: Callable[[int], None] = locks.close
-        self._late_close = locks.drop if isinstance(locks, ProcessLocks) else None
+        self.drop = locks.drop if isinstance(locks, ProcessLocks) else os.close
         self.pread: Callable[[int, int, int], bytes] = os.pread
         self.write: Callable[[int, bytes | memoryview], int] = os.write
         self.pwrite: Callable[[int, bytes, int], int] = os.pwrite
         self.fsync: Callable[[int], None] = os.fsync
         self.fstat: Callable[[int], os.stat_result] = os.fstat
-
-    def drop(self, fd: int) -> None:
-        """Close a descriptor, for a finalizer: that must not wait for a mutex, which its own thread may have."""
-        (self._late_close or self.close)(fd)
 
     # -- opening -----------------------------------------------------------------------------
 

@@ -12,20 +12,30 @@ the `try` behind it, or as the first instruction of the `finally`. So each threa
 - A verb that ends with an exception compares the record with that at its start, and releases what was added since.
 
 If a second exception interrupts the release, the release begins again.
+
+A forked child has the records of all threads of its parent, and none of these threads but one. It gives the locks of
+their files up, without unlocking what the parent has locked: see `_Records`.
 """
 
 from __future__ import annotations
 
 import _thread
 import errno
+import fcntl
 import os
+import stat
+import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterator, Set
 from contextlib import suppress
-from itertools import compress
+from functools import partial
+from itertools import compress, count
 from types import TracebackType
 from typing import Protocol
+
+from fsqueue import forks
 
 
 class Closer(Protocol):
@@ -45,7 +55,7 @@ class Abandonable(Protocol):
 class ThreadResources:
     """List the resources that one thread owns."""
 
-    __slots__ = ("fds", "fresh", "held")
+    __slots__ = ("fds", "fresh", "held", "is_opening")
 
     def __init__(self) -> None:
         self.fds: dict[int, Closer] = {}
@@ -54,6 +64,86 @@ class ThreadResources:
         """Descriptors that were just opened, and are not among `fds` yet."""
         self.held: list[Abandonable] = []
         """Sections that this thread has entered, the innermost last."""
+        self.is_opening = False
+        """Whether it is just opening a file. A fork may come between the system's part of that and the record."""
+
+
+class _Records:
+    """The records of all threads, by their numbers. (Held here: those of threads that a fork has ended go before that.)
+
+    In a forked child each descriptor in them that may have a lock is replaced by one that leads to the root directory.
+    A lock of an open file stays taken as long as any process has that open, so the child closes its copy; to unlock it
+    would give the parent's lock away. The number stays in use: what the child's thread goes on with, or a generator,
+    may close it still, and must not close another file. To write to it, to read it and to lock it fails.
+    """
+
+    _PRUNE_AT = 64
+    """From so many records on, those of threads that have ended are looked for."""
+
+    def __init__(self) -> None:
+        self.of_threads: dict[int, ThreadResources] = {}
+        self.unrecorded: dict[int, str] = {}
+        """In a forked child: descriptors that another thread may just have opened, and their paths."""
+        forks.register(self, _Records.after_fork)
+
+    def add(self, owned: ThreadResources) -> None:
+        """Add this thread's record. The number may be that of a thread that has ended."""
+        self.of_threads[_thread.get_ident()] = owned
+        if len(self.of_threads) > self._PRUNE_AT:
+            living = sys._current_frames().keys()
+            for number, other in list(self.of_threads.items()):
+                if number not in living and not other.fds:
+                    self.of_threads.pop(number, None)
+
+    def after_fork(self) -> None:
+        """Let go of what the parent's threads had open. This thread goes on to read what it was reading."""
+        mine = this_thread.owned
+        others = [owned for owned in self.of_threads.values() if owned is not mine]
+        theirs = {fd for owned in others for fd in (*owned.fds, *owned.fresh) if _access_of(fd) is not None}
+        own = {fd for fd in (*mine.fds, *mine.fresh) if _access_of(fd) in (os.O_RDWR, os.O_WRONLY)}
+        _lead_nowhere([*own, *(theirs - mine.fds.keys())])
+        self.of_threads = {_thread.get_ident(): mine}
+        is_opening = any(owned.is_opening for owned in others)
+        self.unrecorded = _writable_files(theirs | mine.fds.keys()) if is_opening else {}
+
+
+def let_go_below(root: int) -> None:
+    """Let go of the files below an open directory that another thread of the parent was just opening, in a child."""
+    if _records.unrecorded:
+        below = os.readlink(f"/proc/self/fd/{root}") + "/"
+        _lead_nowhere([fd for fd, path in _records.unrecorded.items() if path.startswith(below)])
+
+
+def _writable_files(known: Set[int]) -> dict[int, str]:
+    """Return all descriptors but the known ones that can write to a file, with the paths of the files."""
+    found: dict[int, str] = {}
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        if fd not in known and _access_of(fd) in (os.O_RDWR, os.O_WRONLY) and stat.S_ISREG(os.fstat(fd).st_mode):
+            found[fd] = os.readlink(f"/proc/self/fd/{fd}")
+    return found
+
+
+def _access_of(fd: int) -> int | None:
+    """Return what a descriptor was opened for; None if it is none. One that cannot write has no exclusive lock."""
+    try:
+        return fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE
+    except (OSError, ValueError):  # it is closed; or below 0, since nothing was opened
+        return None
+
+
+def _lead_nowhere(fds: list[int]) -> None:
+    """Have descriptors lead to the root directory of the system, instead of to their files."""
+    if not fds:
+        return
+    nowhere = os.open("/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for fd in fds:
+            os.dup2(nowhere, fd, inheritable=False)
+    finally:
+        os.close(nowhere)
+
+
+_records = _Records()
 
 
 class _ThisThread(threading.local):
@@ -61,6 +151,7 @@ class _ThisThread(threading.local):
 
     def __init__(self) -> None:
         self.owned = ThreadResources()
+        _records.add(self.owned)
 
 
 this_thread = _ThisThread()
@@ -79,7 +170,11 @@ def opened(by: Closer | None, attempt: Iterator[int]) -> int:
         return next(attempt)
     owned = this_thread.owned
     fresh = owned.fresh
-    fresh.extend(attempt)
+    owned.is_opening = True
+    try:
+        fresh.extend(attempt)
+    finally:
+        owned.is_opening = False
     fd = fresh[-1]
     if fd >= 0:
         owned.fds[fd] = by
@@ -94,20 +189,48 @@ def close(fd: int) -> None:
     was synced before. Raised from a `finally`, it would hide what was done, or the error that ended that.
     """
     try:
-        remove = this_thread.owned.fds.pop
+        fds = this_thread.owned.fds
     except AttributeError:  # a finalizer at the end of this thread: its record has gone before
         os.close(fd)
         return
+    if fd not in fds:
+        forget(fd)
     try:
-        any(map(os.close, compress((fd,), map(remove, (fd,), (True,)))))
+        any(map(os.close, compress((fd,), map(fds.pop, (fd,), (True,)))))
     except OSError as error:
         if error.errno == errno.EBADF:
             raise
 
 
-def own(fd: int, by: Closer) -> None:
-    """Record a descriptor that an object kept open until now, and that is about to be closed."""
-    this_thread.owned.fds[fd] = by
+_kept: dict[int, weakref.ref[Kept]] = {}
+"""What closes the descriptors of the objects that have one, by the objects' numbers. It outlives the module's globals:
+the callbacks have it.
+"""
+_numbers = count()
+
+
+class Kept:
+    """Keep a descriptor open that this thread has recorded, as long as this object lives; then `drop` it.
+
+    A finalizer in Python would not do. A signal handler that raises at its first instruction ends it, and nothing calls
+    it again: the descriptor would stay open. At the end of the process it would meet modules without globals. So the
+    death of this object calls C code alone, if `drop` is that. The garbage collector may be what calls it, at any
+    allocation: `drop` must wait for nothing.
+    """
+
+    __slots__ = ("__weakref__", "_number", "fd")
+
+    def __init__(self, fd: int, drop: Callable[[int], object]) -> None:
+        self.fd, self._number = fd, next(_numbers)
+        number, fds = (self._number,), (fd,)
+        end = partial(next, map(drop, compress(fds, map(_kept.pop, number, (True,)))))
+        here = (weakref.ref(self, end),)
+        # In one C call: an interruption leaves the descriptor either to this thread or to this object.
+        any(map(_kept.__setitem__, compress(number, map(this_thread.owned.fds.pop, fds, (True,))), here))
+
+    def give_up(self, by: Closer) -> None:
+        """Leave the descriptor to this thread's record, in one C call: it is about to be closed by `by`."""
+        this_thread.owned.fds.update(compress(((self.fd, by),), map(_kept.pop, (self._number,), (False,))))
 
 
 def disown(fd: int) -> None:
@@ -115,16 +238,10 @@ def disown(fd: int) -> None:
     this_thread.owned.fds.pop(fd, None)
 
 
-def close_all(fds: list[int]) -> None:
-    """Close the descriptors in a list, and remove each from the list in the same C call. Errors: as of `close`."""
-    while fds:
-        try:
-            any(map(os.close, map(fds.pop, [-1] * len(fds))))
-        except IndexError:
-            return  # another thread has emptied the list at the same time
-        except OSError as error:
-            if error.errno == errno.EBADF:
-                raise
+def forget(fd: int) -> None:
+    """Remove a descriptor that is about to be closed from every thread's record: its number may be used again."""
+    for owned in list(_records.of_threads.values()):
+        owned.fds.pop(fd, None)
 
 
 class OwnedLock(_thread.RLock):  # type: ignore[misc]  # final only to type checkers
@@ -152,10 +269,16 @@ class Mutex:
     Reentrant: a signal handler or finalizer may run in the block's own thread, and must not wait for that thread.
     """
 
-    __slots__ = ("_lock",)
+    __slots__ = ("__weakref__", "_lock")
 
     def __init__(self) -> None:
         self._lock = OwnedLock()
+        forks.register(self, Mutex.after_fork)
+
+    def after_fork(self) -> None:
+        """Make the lock anew in a forked child, unless its thread has it: no other thread is there to release it."""
+        if not self._lock.is_mine():
+            self._lock = OwnedLock()
 
     def __enter__(self) -> None:
         this_thread.owned.held.append(self)

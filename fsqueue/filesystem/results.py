@@ -10,9 +10,12 @@ import errno
 import fcntl
 import os
 import stat
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import NamedTuple
 
+from fsqueue import forks
 from fsqueue.filesystem import freed, resources, trees
 from fsqueue.filesystem.beneath import DIRECTORY_FLAGS, HOLDER_FLAGS
 from fsqueue.filesystem.expected_errors import NOT_FILES
@@ -61,6 +64,8 @@ class ResultFiles:
         """The lock file's descriptor. The lock goes with it."""
         self._spare: list[str] = []
         """The names of clean directories. No process has been told of any of them."""
+        self._trees: list[str] = []
+        """The names of directories in which commands have left more than results. `sweep` removes them."""
 
     def open(self) -> None:
         """Make the private directory. OSError if that is refused, or if it would not be private."""
@@ -101,8 +106,8 @@ class ResultFiles:
             within = self._fs.hold_directory(self.parent)
             resources.disown(within)
             return self.parent, within
-        import tempfile  # which loads much that no other command needs
-
+        with forks.held_off():
+            import tempfile  # which loads much that no other command needs
         parent = os.path.abspath(self.parent or tempfile.gettempdir())
         return parent, os.open(parent, HOLDER_FLAGS)
 
@@ -184,9 +189,21 @@ class ResultFiles:
             if not found:
                 self._spare.append(spare)
             elif os.path.samestat(os.fstat(within), os.stat(spare, dir_fd=self._fd, follow_symlinks=False)):
-                trees.remove(spare, self._fd)
+                self._trees.append(spare)
         except OSError:
             pass  # what is left goes at the end
+
+    @property
+    def has_trees(self) -> bool:
+        """Return whether `sweep` has something to remove."""
+        return bool(self._trees)
+
+    def sweep(self, names_max: int) -> None:
+        """Remove up to so many names of what commands have left beside their results. `close` removes the rest."""
+        name = self._trees.pop()
+        with suppress(OSError):
+            if trees.remove(name, self._fd, most=names_max) >= names_max:
+                self._trees.append(name)
 
     def close(self) -> None:
         """Remove the private directory with all that commands have left in it."""
@@ -203,6 +220,7 @@ class ResultFiles:
         os.close(self._within)
         _unlock(self._alive)
         self._root, self._name, self._fd, self._within, self._alive, self._spare = "", "", -1, -1, -1, []
+        self._trees = []
 
 
 # -- whether the worker of a private directory lives -------------------------------------------------
@@ -212,32 +230,43 @@ class _Taken(Exception):
     """Another process has the lock, or has removed its file."""
 
 
+class _Lock:
+    """Unlock and close a lock file, for the record of its thread."""
+
+    def __init__(self) -> None:
+        self.unlock: Callable[[int], None] = lambda fd: fcntl.flock(fd, fcntl.LOCK_UN)
+        self.close: Callable[[int], None] = resources.close
+
+
+_LOCK = _Lock()
+
+
 def _lock(directory: int, name: str) -> int:
     """Lock a file in an open private directory for as long as this process lives. Return its descriptor.
 
     -1 where there are no locks; _Taken. The file is opened in the open directory, and the descriptor is locked: no
     path is resolved that leads through a directory in which others may write. The kind of lock is that of the package
-    filelock (flock), which older versions have used here.
+    filelock (flock), which older versions have used here. The record has it, so that a forked child lets go of it.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        fd = os.open(name, flags, 0o600, dir_fd=directory)
+        fd = resources.opened(_LOCK, map(partial(os.open, dir_fd=directory), (name,), (flags,), (0o600,)))
     except OSError:
         return -1
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         found = os.fstat(fd)
     except OSError as error:
-        os.close(fd)
+        resources.close(fd)
         if error.errno in _BUSY:
             raise _Taken from None
         return -1
     except BaseException:
-        os.close(fd)
+        resources.close(fd)
         raise
     if found.st_nlink and stat.S_ISREG(found.st_mode):
         return fd
-    os.close(fd)
+    resources.close(fd)
     if found.st_nlink:
         return -1  # a pipe of that name
     raise _Taken
@@ -246,7 +275,7 @@ def _lock(directory: int, name: str) -> int:
 def _unlock(fd: int) -> None:
     """Give a lock back; nothing happens for -1."""
     if fd >= 0:
-        os.close(fd)
+        resources.close(fd)
 
 
 def _lock_name() -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
+from fsqueue import forks
 from fsqueue.filesystem import beneath, resources
 from fsqueue.filesystem.beneath import DIRECTORY_FLAGS, FILE_MODE, HOLDER_FLAGS
 from fsqueue.filesystem.sizes import SizeOf, size_on_server
@@ -46,6 +46,15 @@ class OpenParent:
             resources.close(self.within)
 
 
+class _Root(int):
+    """The descriptor of a root. Each thread that uses it refers to it, and so keeps it open: see `close_root`.
+
+    A plain number could belong to another file by the time at which the thread uses it.
+    """
+
+    kept: resources.Kept
+
+
 class Rooted:
     """Open what lies below `root`, and nothing else.
 
@@ -61,20 +70,20 @@ class Rooted:
     def __init__(self, root: str) -> None:
         self.root = root
         self._below = root.rstrip("/") + "/"
-        self._root_fd = -1
-        self._root_fds: list[int] = []
-        """The same descriptor, put there in the moment in which it is opened: an interruption does not lose it."""
-        # Not at the exit, when a thread may still be at work with it.
-        weakref.finalize(self, resources.close_all, self._root_fds).atexit = False
+        self._root_fd: int = -1
+        self.drop: Callable[[int], object] = os.close
+        """Close a descriptor, for a finalizer. It is C code, and waits for nothing."""
         self._opening = resources.Mutex()
         self.unlock: Callable[[int], None]
         self.close: Callable[[int], None] = resources.close
         self._is_group_shared = False
         self._open_beneath = beneath.openat2 if beneath.openat2_works() else beneath.walk
+        forks.register(self, Rooted.after_fork)
 
-    def drop(self, fd: int) -> None:
-        """Close a descriptor, for a finalizer."""
-        self.close(fd)
+    def after_fork(self) -> None:
+        """Let go of what a thread of the parent was just opening, in a forked child. What is read goes on."""
+        if self._root_fd >= 0:
+            resources.let_go_below(self._root_fd)
 
     def _inside(self, path: str) -> str:
         """Return `path` relative to the root: "" for the root itself. OSError (EXDEV) if it is outside."""
@@ -86,30 +95,30 @@ class Rooted:
 
     def _root(self) -> int:
         """Return the descriptor of the root, which the first use opens."""
-        if self._root_fd < 0:
+        root = self._root_fd
+        if root < 0:
             with self._opening:
-                if self._root_fd < 0:
-                    if not self._root_fds:
-                        self._root_fds.extend(map(os.open, (self.root,), (HOLDER_FLAGS,)))
-                    mode = os.fstat(self._root_fds[0]).st_mode
+                root = self._root_fd
+                if root < 0:
+                    fd = resources.opened(self, map(os.open, (self.root,), (HOLDER_FLAGS,)))
+                    root = _Root(fd)
+                    root.kept = resources.Kept(fd, os.close)
+                    mode = os.fstat(root).st_mode
                     self._is_group_shared = mode & GROUP_SHARED == GROUP_SHARED
-                    self._root_fd = self._root_fds[0]
-        return self._root_fd
-
-    def after_fork(self) -> None:
-        """Make a new mutex in a forked child: a thread of the parent that was opening the root may hold the old one."""
-        self._opening = resources.Mutex()
+                    self._root_fd = root
+        return root
 
     def close_root(self) -> None:
-        """Close the root. The next use opens its path again, and may find another directory there."""
+        """Close the root, once no thread uses it. The next use opens its path again, and may find another directory."""
         self._root_fd = -1
-        resources.close_all(self._root_fds)
 
     def _open(self, path: str, flags: int) -> int:
         """Open a path below the root, in one step that follows no link. The errors name `path`."""
         below = self._below
         inside = path[len(below) :] if path.startswith(below) else self._inside(path)
-        root = self._root_fd if self._root_fd >= 0 else self._root()
+        root = self._root_fd
+        if root < 0:
+            root = self._root()
         try:
             return self._open_beneath(root, inside or ".", flags, FILE_MODE, by=self)
         except OSError as error:

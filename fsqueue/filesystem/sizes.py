@@ -25,16 +25,12 @@ class SizeOf(partial[int]):
     it, and not `os.close`: with classic locks, closing any descriptor of a file gives back this process's locks on it.
     """
 
-    drop: Callable[[int], None] = staticmethod(resources.close)
+    kept: resources.Kept
 
-    def __new__(cls, fd: int, drop: Callable[[int], None]) -> SizeOf:
+    def __new__(cls, fd: int, drop: Callable[[int], object]) -> SizeOf:
         made = super().__new__(cls, os.lseek, fd, 0, os.SEEK_END)
-        resources.disown(fd)
-        made.drop = drop
+        made.kept = resources.Kept(fd, drop)
         return made
-
-    def __del__(self) -> None:
-        self.drop(self.args[0])
 
 
 @cache

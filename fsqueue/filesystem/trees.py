@@ -169,9 +169,11 @@ class _Removal:
     def _clear(self, last: str | None) -> None:
         with os.scandir(self.here) as entries:
             for entry in entries:
+                if not self.left:
+                    break  # else a large directory would be listed to its end for each piece that goes
                 if entry.is_dir(follow_symlinks=False):
                     self._pending.append(entry.name)
-                elif entry.name != last and self.left:
+                elif entry.name != last:
                     self._try(os.unlink, entry.name, self.here)
 
     def _leave(self) -> bool:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import errno
 import os
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
+from fsqueue import forks
 from fsqueue.errors import FULL, NO_DESCRIPTORS, FsqueueError, LockTimeout, QueueNotFound, StorageError
 from fsqueue.filesystem import LOST, resources
 from fsqueue.format import movements, names, priority, sparse, task_file
@@ -62,7 +62,6 @@ class SingleInserter:
         """The one that this process knows to be durable."""
         self._finding = resources.Mutex()
         self._synced = _Synced(store)
-        _inserters.add(self)
 
     def takes(self, line: bytes) -> bool:
         """Return whether a task goes into an open batch. Else insert it as a file of its own."""
@@ -81,11 +80,6 @@ class SingleInserter:
     def close(self) -> None:
         """Close what is open. The inserter may be used again."""
         self._synced.close()
-
-    def after_fork(self) -> None:
-        """Let go of what another thread of the parent may have taken. Call it in a forked child."""
-        self._finding = resources.Mutex()
-        self._synced.after_fork()
 
     def durable_to(self, batch: Batch) -> int:
         """Return up to where this process knows a batch's log to be on disk, with its names; -1 if it does not."""
@@ -422,17 +416,11 @@ def _index_of(records: list[tuple[int, dict[str, object] | None]] | history.Reco
 class _OpenLog:
     """A descriptor of a batch's log. It is closed when this object is let go of, and so not while a thread uses it."""
 
-    __slots__ = ("batch", "fd", "fs")
+    __slots__ = ("_kept", "batch", "fd")
 
     def __init__(self, store: Store, batch: Batch) -> None:
-        self.fs, self.batch, self.fd = store.fs, batch, -1
-        self.fd = store.fs.look(store.layout.log(batch))
-        resources.disown(self.fd)
-
-    def __del__(self) -> None:
-        fd = getattr(self, "fd", -1)  # missing if an interruption came before it was set
-        if fd >= 0:
-            self.fs.drop(fd)
+        self.batch, self.fd = batch, store.fs.look(store.layout.log(batch))
+        self._kept = resources.Kept(self.fd, store.fs.drop)
 
 
 class _Synced:
@@ -441,6 +429,7 @@ class _Synced:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._mutex = resources.Mutex()
+        forks.register(self, _Synced.close)
         self._log: _OpenLog | None = None
         """A descriptor of its own: that of the log may be closed, and its number used again, while this one syncs."""
         self.done: tuple[Batch | None, int] = (None, 0)
@@ -485,18 +474,3 @@ class _Synced:
     def close(self) -> None:
         """Close the descriptor, or let a thread do that which uses it just now."""
         self._log = None
-
-    def after_fork(self) -> None:
-        """Let go of what a thread of the parent may have. Call it in a forked child."""
-        self._mutex, self._log = resources.Mutex(), None
-
-
-_inserters: weakref.WeakSet[SingleInserter] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for inserter in list(_inserters):
-        inserter.after_fork()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from typing import Protocol
 
 from fsqueue.clock import Backoff
@@ -141,10 +140,9 @@ def wait(
     if got or not wait_s:
         return got
     backoff = Backoff(BELL_S, random)
-    with ExitStack() as stack:
-        listeners = [stack.enter_context(store.listening()) for store in stores]
+    with listening.over([store.doorbell for store in stores], clock) as listener:
         while not got and clock.monotonic() < deadline and not stop():
             pause_s = max(0.001, min(backoff.next_s(), looks.due_s(), deadline - clock.monotonic()))
-            listening.sleep(listeners, pause_s, looks.is_deaf)
+            listener.sleep(pause_s, looks.is_deaf)
             got = looks.look(n)
     return got

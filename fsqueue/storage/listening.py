@@ -6,19 +6,23 @@ sleeps. So its caller looks again after each sleep, and never sleeps for longer 
 
 from __future__ import annotations
 
+import _thread
 import logging
 import math
-import os
 import select
-import weakref
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
+from fsqueue import forks
 from fsqueue.clock import Clock
 from fsqueue.filesystem.changes import Changes
 from fsqueue.storage.doorbell import Doorbell
 
 logger = logging.getLogger("fsqueue")
 
+LINGER_S = 1.0
+"""So long a listener is kept for the next wait."""
 RETRY_S = 60.0
 """After so long a worker that could not listen tries again: other programs may have given inotify instances back."""
 NONE = -1
@@ -69,12 +73,18 @@ class Listener:
         self.clock, self.end = clock, end
         self._changes: Changes | None = None
         self._retry_at = -math.inf
-        _listeners.add(self)
+        self.idle_since = math.inf
+        """When it was given back, on the monotonic clock."""
+        forks.register(self, Listener.close)  # what a child read of the same descriptor, its parent would not hear
 
     @property
     def fd(self) -> int:
         """Return the descriptor that can be read when a doorbell was rung; -1 if this listens to nothing."""
         return NONE if self._changes is None else self._changes.fd
+
+    def is_over(self, doorbells: Sequence[Doorbell]) -> bool:
+        """Return whether it listens to these doorbells, in this order."""
+        return [one.doorbell for one in self._watched] == list(doorbells)
 
     @property
     def is_complete(self) -> bool:
@@ -102,8 +112,25 @@ class Listener:
         return is_more
 
     def sleep(self, seconds: float, deaf: bool = False) -> None:
-        """Wait for so long, or until a doorbell is rung: perhaps not at all. `deaf`: whether it is rung or not."""
-        sleep([self], seconds, deaf)
+        """Wait for so long, or until a doorbell is rung: perhaps not at all. `deaf`: whether it is rung or not.
+
+        If time passes only as a test says, nothing is listened to.
+        """
+        if not self.clock.is_real:
+            self.clock.sleep(seconds)
+            return
+        if not deaf and self.listen():
+            return
+        poller, is_deaf = select.poll(), True
+        for fd in (NONE if deaf else self.fd, self.end):
+            if fd != NONE:
+                poller.register(fd, select.POLLIN)
+                is_deaf = False
+        if is_deaf:
+            self.clock.sleep(seconds)
+            return
+        if any(fd != self.end for fd, _ in poller.poll(seconds * 1000)):
+            self.take_in()
 
     def take_in(self) -> None:
         """Take in what the kernel has told, so that the next sleep does not end by it."""
@@ -126,37 +153,82 @@ class Listener:
             changes.close()
 
 
-def sleep(listeners: Sequence[Listener], seconds: float, deaf: bool = False) -> None:
-    """Wait for so long, or until one of several listeners is told of a ring: see `Listener.sleep`.
+_idle: list[Listener] = []
+"""The listener that was given back last, for the next wait: one at most, and for `LINGER_S` at most."""
 
-    If time passes only as a test says, nothing is listened to.
+
+class _Closer:
+    """Close the listener that no wait has asked for. In a thread: it takes longer than a task may have to wait."""
+
+    def __init__(self) -> None:
+        self._is_running = False
+        forks.register(self, _Closer.after_fork)
+
+    def after_fork(self) -> None:
+        """Begin anew in a forked child: it has no such thread, and what is idle is its parent's."""
+        self._is_running = False
+        _idle.clear()
+
+    def start(self) -> None:
+        """Have what is idle closed after a while."""
+        if not self._is_running:
+            self._is_running = True
+            try:
+                _thread.start_new_thread(self._close, ())
+            except RuntimeError:  # the system allows no further thread
+                self._is_running = False
+                close_idle()
+
+    def _close(self) -> None:
+        clock, never = Clock(), threading.Event()
+        while _idle:
+            never.wait(LINGER_S)
+            for listener in _idle[:]:
+                if clock.monotonic() - listener.idle_since >= LINGER_S:
+                    close_idle(listener)
+        self._is_running = False
+        if _idle:  # it was given back between the two lines above
+            self.start()
+
+
+_closer = _Closer()
+
+
+def close_idle(one: Listener | None = None) -> None:
+    """Close the idle listener, if it is this one."""
+    if one is None or one in _idle:
+        try:
+            _idle.pop().close()
+        except IndexError:
+            pass  # another thread was faster, or waits by it
+
+
+def idle_over(doorbell: Doorbell) -> list[Listener]:
+    """Return the idle listener, if it listens to this doorbell."""
+    return [one for one in _idle if any(watched.doorbell is doorbell for watched in one._watched)]
+
+
+@contextmanager
+def over(doorbells: Sequence[Doorbell], clock: Clock) -> Iterator[Listener]:
+    """Lend a listener to all these doorbells, for the length of a `with` block: one inotify instance together.
+
+    A user has 128 of those, for all programs. So a process holds one for each thread that waits, and afterwards one
+    for a moment: waits follow each other, and to begin anew costs questions to the file server.
     """
-    clock = listeners[0].clock
-    if not clock.is_real:
-        clock.sleep(seconds)
-        return
-    news = [] if deaf else [one.listen() for one in listeners]
-    if any(news):
-        return
-    told = {} if deaf else {one.fd: one for one in listeners if one.fd != NONE}
-    fds = told.keys() | {one.end for one in listeners if one.end != NONE}
-    if not fds:
-        clock.sleep(seconds)
-        return
-    poller = select.poll()
-    for fd in fds:
-        poller.register(fd, select.POLLIN)
-    for fd, _ in poller.poll(seconds * 1000):
-        if fd in told:
-            told[fd].take_in()
-
-
-_listeners: weakref.WeakSet[Listener] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for listener in list(_listeners):
-        listener.close()  # its descriptor is the parent's, too: what the child reads, the parent would not hear
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
+    try:
+        listener = _idle.pop()
+        if listener.clock is not clock or not listener.is_over(doorbells):
+            listener.close()
+            raise IndexError
+    except IndexError:
+        listener = Listener(doorbells, clock)
+    try:
+        yield listener
+    finally:
+        if listener.fd != NONE:
+            listener.idle_since = Clock().monotonic()
+            if _idle:
+                listener.close()
+            else:
+                _idle.append(listener)
+                _closer.start()

@@ -12,6 +12,7 @@ import os
 import weakref
 from collections.abc import Sequence
 
+from fsqueue import forks
 from fsqueue.errors import StorageError
 from fsqueue.filesystem import Filesystem, resources
 from fsqueue.format import checkpoints, movements, sparse
@@ -159,6 +160,7 @@ class Log:
     __slots__ = (
         "__weakref__",
         "_insert_ids",
+        "_kept",
         "batch",
         "domain",
         "end",
@@ -209,7 +211,8 @@ class Log:
         self.lettered: set[int] = set()
         """Dead tasks whose letters this process has written."""
         self.fd = fd
-        resources.disown(fd)  # from now on the finalizer closes it
+        forks.register(self, Log.after_fork)
+        self._kept = resources.Kept(fd, fs.drop)  # closes it if the queue is dropped without being closed
 
     @property
     def closed(self) -> bool:
@@ -224,7 +227,7 @@ class Log:
         """
         fd = self.fd
         if fd >= 0:
-            resources.own(fd, self.fs)
+            self._kept.give_up(self.fs)
             self.fd, self.lines = -1, None
             try:
                 if not inherited:
@@ -232,12 +235,6 @@ class Log:
             finally:
                 self.fs.close(fd)
                 resources.disown(fd)
-
-    def __del__(self) -> None:
-        fd = getattr(self, "fd", -1)  # missing if it was never made
-        if fd >= 0:  # the queue was dropped without being closed
-            self.fd = -1
-            self.fs.drop(fd)
 
     def enter(self, wait_s: float = -1) -> bool:
         """Take the mutex, waiting up to `wait_s` seconds for other threads (-1: no limit). Return False if it is busy.

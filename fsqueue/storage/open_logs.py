@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import resource
 from collections import OrderedDict
 from collections.abc import Iterator
 
+from fsqueue import forks
 from fsqueue.filesystem import Filesystem, resources
 from fsqueue.format.names import Batch
 from fsqueue.storage import jsonl
@@ -14,7 +16,9 @@ from fsqueue.storage.logs import Log
 from fsqueue.storage.queue_file import QueueFile
 
 OPEN_LOGS_MAX = 128
-"""How many logs a process keeps open."""
+"""How many logs a process keeps open, ..."""
+SHARE = 4
+"""... and no more than this part of the descriptors that it may have: commands and their pipes need the rest."""
 
 
 class OpenLogs:
@@ -31,6 +35,9 @@ class OpenLogs:
         self._sync = sync
         self._logs: OrderedDict[Batch, Log] = OrderedDict()
         self._mutex = resources.Mutex()
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self._share = OPEN_LOGS_MAX if limit == resource.RLIM_INFINITY else max(2, limit // SHARE)
+        forks.register(self, OpenLogs.after_fork)
         self.get = self._logs.get
         """Return the batch's log or None. It may be closed: `log.fd` is below 0 then."""
 
@@ -64,7 +71,7 @@ class OpenLogs:
             else:
                 self._logs[batch] = log
                 self._logs.move_to_end(batch)
-                while len(self._logs) > OPEN_LOGS_MAX:
+                while len(self._logs) > min(OPEN_LOGS_MAX, self._share):
                     old += self._evict()
         _close(old)
         return log
@@ -93,11 +100,8 @@ class OpenLogs:
         _close(logs)
 
     def after_fork(self) -> None:
-        """Close inherited descriptors without unlocking them. Call it in a forked child."""
-        for log in self._logs.values():
-            log.after_fork()
+        """Forget the logs in a forked child: each of them lets go of its descriptor itself."""
         self._logs.clear()
-        self._mutex = resources.Mutex()
 
 
 def _close(logs: list[Log]) -> None:

@@ -11,9 +11,10 @@ import errno
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from fsqueue.errors import FULL, StorageError
+from fsqueue import forks
+from fsqueue.errors import FULL, ForkedChild, StorageError
 from fsqueue.format import names
 from fsqueue.format.layout import Layout
 from fsqueue.format.names import TaskFileName
@@ -42,6 +43,8 @@ class Staged:
     """When it was made, on the clock that never jumps."""
     is_published: bool | None = False
     """Noted where it happens. None: a renaming has begun, and it is not known whether it was done."""
+    process: int = field(default_factory=lambda: forks.depth)
+    """The process that has made it: no other publishes or removes it."""
 
     def close(self, store: Store) -> None:
         """Give up the lock, whether it was published or not."""
@@ -91,11 +94,13 @@ def stage_as(store: Store, layout: Layout, pieces: Sequence[bytes | memoryview],
 def discard(store: Store, staged: Staged) -> None:
     """After an error, remove a staged file that is not published, and close it. `is_published` says what was found.
 
+    A process that was forked since it was made only closes it: its parent goes on with it.
+
     This raises no error of the system: that would hide the one that it comes after. `gc` reaps what cannot be removed
     now.
     """
     try:
-        if not staged.is_published:
+        if not staged.is_published and staged.process == forks.depth:
             with suppress(OSError):
                 staged.is_published = _remove(store, staged)
     finally:
@@ -204,8 +209,11 @@ def move(store: Store, staged: Staged) -> None:
     given its file another name, or finished it. But no other process touches a staged file that is locked and younger
     than a day: if it is gone from there although no purge has begun, it was published. An inserter that was away for
     longer has no such proof. Its lock may be lost, and `gc` may have removed the file. StorageError then, unless the
-    batch shows in its shard. FileNotFoundError: it was not published, and the caller repeats it.
+    batch shows in its shard. FileNotFoundError: it was not published, and the caller repeats it. ForkedChild: it is the
+    parent's.
     """
+    if staged.process != forks.depth:
+        raise ForkedChild("an insert")
     staged.is_published = None
     try:
         _move(store, staged)

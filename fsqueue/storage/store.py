@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import errno
-import os
-import weakref
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
 import orjson
 
+from fsqueue import forks
 from fsqueue.clock import Clock, Entropy
 from fsqueue.cluster.identity import worker_of_this_process
 from fsqueue.errors import FULL, FsqueueError, LockTimeout, QueueNotFound, from_os_error
@@ -19,7 +19,7 @@ from fsqueue.filesystem.holders import boot_id
 from fsqueue.format import sparse, task_file
 from fsqueue.format.layout import COUNTERS, Layout, QueueState, read_queue_state
 from fsqueue.format.names import Day, Generation, KeyEpoch, counters, probe, trashed
-from fsqueue.storage import jsonl
+from fsqueue.storage import jsonl, listening
 from fsqueue.storage.doorbell import Doorbell
 from fsqueue.storage.durable import DurableNames
 from fsqueue.storage.listening import Listener
@@ -71,8 +71,6 @@ class Store:
         self.names = DurableNames(self.fs, path)
         self.logs = OpenLogs(self.fs, self.queue_file, self.names, self.sync_movements)
         self.doorbell = Doorbell(self.fs, self.layout.doorbell, self.entropy)
-        self._listeners: list[Listener] = []
-        """Those that no thread uses now: to close one takes longer than a task may have to wait."""
         self.read_counters: dict[str, tuple[int, int, float]] = {}
         """Up to where each completion counter, by path, was read, the marks before that, and since when this stands."""
         self.retried: dict[str, Any] = {}
@@ -87,22 +85,27 @@ class Store:
         """Whose inserts this process may add to an open batch. On a local disk a power loss may have taken records that
         were not synced, and that others had acted upon: so only those of the same boot. "" if that is not known.
         """
+        self._leases_for_others = False
         self._identify()
         if self.fs.shared:
             self.compare_clock()
-        _stores.add(self)
+        forks.register(self, Store.after_fork)
 
     def _identify(self) -> None:
-        self._be(worker_of_this_process(self.worker_name))
-
-    def lease_for_others(self) -> None:
-        """Lease for the holders of the tokens from now on: that this process has ended proves nothing about them."""
-        self._be({key: value for key, value in self.worker.items() if key != "process"})
+        worker = worker_of_this_process(self.worker_name)
+        if self._leases_for_others:
+            worker.pop("process", None)
+        self._be(worker)
 
     def _be(self, worker: dict[str, Any]) -> None:
         self.worker = worker
         self.worker_json = orjson.dumps(self.worker).decode()
         self.counter_number = counters(COUNTERS)[hash_of(self.worker_json) % COUNTERS]
+
+    def lease_for_others(self) -> None:
+        """Lease for the holders of the tokens from now on: that this process has ended proves nothing about them."""
+        self._leases_for_others = True
+        self._identify()
 
     # -- the queue state ------------------------------------------------------------------------
 
@@ -274,49 +277,24 @@ class Store:
         except (OSError, FsqueueError):
             pass  # a queue that one may only read: the local clock will do
 
-    @contextmanager
-    def listening(self) -> Iterator[Listener]:
+    def listening(self) -> AbstractContextManager[Listener]:
         """Lend a listener to the doorbell, for the length of a `with` block."""
-        try:
-            listener = self._listeners.pop()
-        except IndexError:
-            listener = Listener([self.doorbell], self.clock)
-        try:
-            yield listener
-        finally:
-            self._listeners.append(listener)
+        return listening.over([self.doorbell], self.clock)
 
     def close(self) -> None:
         """Close everything that is open; what is leased stays leased. The next use proves the queue's id anew."""
         with resources.Scope():
             self.logs.close()
             self.queue_file.forget()
-            while self._listeners:
-                self._listeners.pop().close()
+        for listener in listening.idle_over(self.doorbell):
+            listening.close_idle(listener)
         self.fs.close_root()
 
-    def _after_fork(self) -> None:
-        """Close inherited descriptors without unlocking them, and take a new identity. Call it in a forked child."""
-        self.logs.after_fork()
-        self.mutex = resources.Mutex()
-        self.fs.after_fork()
-        self.entropy.forget()
+    def after_fork(self) -> None:
+        """Take a new identity in a forked child."""
         self._identify()
-
-
-_stores: weakref.WeakSet[Store] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for store in list(_stores):
-        store._after_fork()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def hash_of(text: str) -> int:
     """Return a stable hash of a text: crc32."""
-    import zlib
-
     return zlib.crc32(text.encode())

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import threading
 from collections.abc import Callable
 
 from fsqueue.errors import said
 
 logger = logging.getLogger("fsqueue")
+
+
+def end_in_child(process: int) -> None:
+    """End this process at once unless it is `process`: user code has forked and come back, and this is its child.
+
+    It has none of its parent's other threads, and no business with its tasks. So nothing is flushed, and no handler of
+    the exit is called: these would act for the parent.
+    """
+    if os.getpid() != process:
+        os._exit(0)
+
 
 Died = Callable[[str, BaseException], object]
 """How the loop is told that a thread has died: its name, and what it died of. Called in that thread."""
@@ -21,10 +34,19 @@ class BackgroundThread(threading.Thread):
         super().__init__(name=f"fsqueue-{name}", daemon=True)
         self._died = died
 
+    def start(self) -> None:
+        """Start it. OSError (EAGAIN) if the system allows no further thread."""
+        try:
+            super().start()
+        except RuntimeError as error:
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)) from error
+
     def run(self) -> None:
+        process = os.getpid()
         try:
             self.work()
         except BaseException as error:  # also SystemExit, and what is no Exception
+            end_in_child(process)
             self._died(self.name, error)
 
     def work(self) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import json
 import os
 import signal
 import socket
@@ -34,7 +35,7 @@ def main() -> None:
     first = wire.receive(end)
     if first is None or first.body is None:
         return  # the parent is gone
-    setup = orjson.loads(first.body)
+    setup = json.loads(first.body)
     _die_with(setup["parent"])
     sys.argv[:] = setup["argv"]
     handlers.is_loading = True
@@ -51,7 +52,7 @@ def main() -> None:
 
 
 def _serve(end: socket.socket, flag: int, handler: Any, wants_task: bool, queues: list[str]) -> None:
-    me, clock = os.getpid(), time.monotonic
+    clock = time.monotonic
 
     def should_stop() -> bool:
         return os.pread(flag, 1, 0) != b"\0"
@@ -66,8 +67,6 @@ def _serve(end: socket.socket, flag: int, handler: Any, wants_task: bool, queues
         began = clock()
         verb, value = handlers.call(handler, arguments)
         seconds = clock() - began
-        if os.getpid() != me:
-            os._exit(0)  # the handler forked, and this is its child, which has no business here
         for stream in (sys.stdout, sys.stderr):
             try:
                 stream.flush()

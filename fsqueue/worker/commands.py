@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import signal
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import orjson
 
 from fsqueue import errors
-from fsqueue.clock import Clock
+from fsqueue.clock import Clock, Entropy
 from fsqueue.errors import FsqueueError, InvalidArgument, InvalidTask
 from fsqueue.filesystem import (
     NO_RESULT_FILES,
@@ -24,7 +26,8 @@ from fsqueue.filesystem import (
 from fsqueue.format import task_file
 from fsqueue.format.task_file import RESULT_BYTES_MAX
 from fsqueue.leased_task import LeasedTask
-from fsqueue.worker import output, placeholders
+from fsqueue.worker import output, placeholders, shortages
+from fsqueue.worker.background import Died
 from fsqueue.worker.directories import no_results, open_directories
 from fsqueue.worker.events import Mailbox
 from fsqueue.worker.jobs import Done, Job, kept_name
@@ -32,6 +35,7 @@ from fsqueue.worker.leftovers import Leftovers
 from fsqueue.worker.limits import KILLED_S
 from fsqueue.worker.output import OutputWriter, Stream
 from fsqueue.worker.passing import Output
+from fsqueue.worker.result_keeper import CLOSE_S, ResultKeeper
 from fsqueue.worker.spawning import Process, describe
 
 T = TypeVar("T")
@@ -41,8 +45,10 @@ ENVIRONMENT_BYTES_MAX = 100_000
 EX_DATAERR, EX_TEMPFAIL = 65, 75
 """The exit codes of sysexits.h that mean something on request."""
 
-_SHORTAGES = (*errors.NO_DESCRIPTORS, errno.ENOMEM, errno.ENOBUFS)
-"""What passes, most likely, as other tasks end."""
+FRESH_S = 1.0
+"""A path that has lain ready for longer goes through the thread again: a cleaner may have removed its directory."""
+UNREAD_S = 0.5
+"""When the grace is over: how long the results of commands that have ended are still waited for."""
 _NO_COMMAND = (errno.ENOENT, errno.EACCES, errno.ENOTDIR, errno.ENOEXEC, errno.ENAMETOOLONG)
 
 
@@ -51,11 +57,13 @@ class _Running:
 
     def __init__(self, commands: Commands, job: Job, result: ResultFile) -> None:
         self.job, self.result = job, result
+        self.seconds = 0.0
+        """How long it took. Set when it has exited."""
         mailbox, output_writer = commands.mailbox, commands.output_writer
         argv, environment, stdin = commands.invocation(job.task)
-        environment["FSQUEUE_RESULT"] = result.path
+        environment[b"FSQUEUE_RESULT"] = os.fsencode(result.path)
         self.slot = commands.free[-1]
-        environment.update(commands.of_slots[self.slot])
+        environment.update((key.encode(), value.encode()) for key, value in commands.of_slots[self.slot].items())
         self.streams: list[Stream] = []
         source = os.memfd_create("payload")  # unlike a pipe it is never full and never breaks
         try:
@@ -85,6 +93,8 @@ class Commands:
     """Runs `argv` once for each task, as many at a time as there are slots.
 
     `of_slots` is what the environment of a slot's command has more. A slot is free again when its command has exited.
+    A thread makes the paths of results, and reads results (`ResultKeeper`). There is one path for each slot at most:
+    that bounds how much may lie before the thread.
 
     `refused` is called with an error if the command cannot be executed whatever the payload; its task is put back.
     """
@@ -98,6 +108,7 @@ class Commands:
         done: Done,
         refused: Callable[[FsqueueError], object],
         results: ResultFiles,
+        died: Died,
         *,
         sysexits: bool = False,
         keep_output: KeptOutput | None = None,
@@ -105,8 +116,8 @@ class Commands:
         output: Output = "group",
         has_tags: bool = False,
     ) -> None:
-        self.slots, self.of_slots = len(of_slots), of_slots
-        self.free = list(reversed(range(self.slots)))
+        self._most, self.of_slots = len(of_slots), of_slots
+        self.free = list(reversed(range(self._most)))
         """The slots in which no command is at work; the last is taken next."""
         self.output, self.has_tags = output, has_tags
         self.mailbox, self.output_writer, self.keep_output = mailbox, output_writer, keep_output
@@ -115,39 +126,70 @@ class Commands:
         """Descriptors that commands would inherit from what started this process."""
         self._sysexits, self._result_from_stdout = sysexits, result_from_stdout
         self._is_fixed = placeholders.is_fixed(argv[0])  # else each payload names its own program
-        self._environment = {key: value for key, value in os.environ.items() if key != "FSQUEUE_PAYLOAD"}
+        self._environment = {key: value for key, value in os.environb.items() if key != b"FSQUEUE_PAYLOAD"}
         self._running: dict[Job, _Running] = {}
+        self._awaited: dict[Job, _Running] = {}
+        """The commands that have succeeded, and whose results the thread has not read."""
+        self._keeper = ResultKeeper(results, mailbox, died)
+        self._is_open = self._is_hurried = False
+        self._paths: deque[tuple[ResultFile, float]] = deque()
+        """The paths that are ready, and when they came: no command has been told of any of them."""
+        self._path_count = 0
+        """How many paths there are, or were asked for."""
+        self._give_up_at = math.inf
+        """When results are waited for no longer."""
         self._left = Leftovers(output_writer)
         self._now = Clock().monotonic
+        self._shortage = shortages.Shortage(self._now, Entropy().random)
 
     def start(self) -> None:
-        """Make the directories that are needed, or try whether they can be used. InvalidArgument if not.
+        """Make the directory of kept output, or try whether it can be used. InvalidArgument if not.
 
-        The same if the command line was quoted as a whole.
+        The same if the command line was quoted as a whole. A thread makes the directory of results; `refused` is told
+        if it cannot. Until it is there no task is leased.
         """
         placeholders.check_program(self._argv)
         self.foreign = inheritable_descriptors()
-        open_directories(self.keep_output, self._results)
+        open_directories(self.keep_output, None)
+        self._keeper.start()
+        self._keeper.open(self._opened)
+
+    def _opened(self, error: OSError | None) -> None:
+        if error is None:
+            self._is_open = True
+            self._ask_for_paths(1)
+        elif shortages.is_short(error):
+            self._fall_short(error)
+        else:
+            self._refused(no_results(self._results, error))
+
+    @property
+    def slots(self) -> int:
+        """Return how many commands can be at work: as long as the system refuses another one, those that are."""
+        return len(self._running) if self._shortage.is_on else self._most
 
     def is_ready(self) -> bool:
-        return True
+        return self._is_open and not self._shortage.is_on
 
     def room(self, each: int) -> int:
-        return self.slots - len(self._running)
+        while self._paths and self._paths[0][1] < self._now() - FRESH_S:
+            self._keeper.take(self._paths.popleft()[0], 0, self._has_let_go)
+        return min(self.slots - len(self._running), len(self._paths))
 
     def give(self, job: Job) -> bool:
+        result, came_at = self._paths.popleft()
         job.began = self._now()
-        try:
-            result = self._having_descriptors(self._results.new)
-        except OSError as error:
-            self._cannot(job, no_results(self._results, error))
-            return True
         try:
             running = self._having_descriptors(lambda: _Running(self, job, result))
         except (OSError, ValueError) as error:
-            self._taken(result)
+            self._paths.appendleft((result, came_at))  # no command was told of it
+            if isinstance(error, OSError) and shortages.is_short(error):
+                job.began = math.inf
+                self._fall_short(error)
+                return False
             self._refuse(job, error)
             return True
+        self._shortage.over()
         self._running[job] = running
         self.free.pop()
         for stream in running.streams:
@@ -163,13 +205,65 @@ class Commands:
                 if error.errno not in errors.NO_DESCRIPTORS or not self._left.give_up():
                     raise
 
+    def _fall_short(self, error: OSError) -> None:
+        """Wait after a call that the system has refused for want of something; end if nothing will give it back."""
+        what = f"The command {self._argv[0]!r} could not be begun"
+        if self._shortage.met():
+            self.output_writer.say(shortages.words(error, what, "Its task waits, or is put back. Trying again."))
+        elif not self._running and self._shortage.is_hopeless(error):
+            self._refused(shortages.explain(error, what, "beginning a command"))
+
     def prepare(self, waiting: int) -> None:
-        """Do nothing: all that is needed is there."""
+        if not self._shortage.is_on:
+            self._ask_for_paths(min(waiting, self._most) - len(self._paths))
+
+    def _ask_for_paths(self, count: int) -> None:
+        for _ in range(min(count, self._most - self._path_count)):
+            self._path_count += 1
+            self._keeper.new(self._has_path)
+
+    def _has_path(self, result: ResultFile | OSError) -> None:
+        if not isinstance(result, OSError):
+            self._paths.append((result, self._now()))
+            return
+        self._path_count -= 1
+        if result.errno in errors.NO_DESCRIPTORS and self._left.give_up():
+            self._ask_for_paths(1)
+        elif shortages.is_short(result):
+            self._fall_short(result)
+        else:
+            self._refused(no_results(self._results, result))
+
+    @property
+    def due_at(self) -> float:
+        return min(self._shortage.until, self._give_up_at)
+
+    def keep_time(self, now: float) -> None:
+        if self._shortage.pass_by(now) and not self._is_open:
+            self._keeper.open(self._opened)
+        if now < self._give_up_at:
+            return
+        self._give_up_at = math.inf
+        if not self._awaited:
+            return
+        where = self._results.parent or "the directory for temporary files"
+        self.output_writer.say(
+            f"Results in {where} could not be read: it does not answer. The tasks of {len(self._awaited)} commands "
+            "that have ended are put back without blame, and will be executed again."
+        )
+        for job, running in list(self._awaited.items()):
+            del self._awaited[job]
+            self._done(job, "release", 0, running.seconds)
+
+    def hurry(self) -> None:
+        self._is_hurried = True
+        self._give_up_at = self._now() + UNREAD_S
 
     def at_work(self) -> list[Job]:
         return list(self._running)
 
-    held = at_work
+    def held(self) -> list[Job]:
+        return [*self._running, *self._awaited]
 
     def take_back(self, slower_than_s: float = -1.0) -> list[Job]:
         return []
@@ -193,23 +287,58 @@ class Commands:
             running.process.reap(deadline)
             self._finish(running)
         self._left.close()
-        self._results.close()
+        # A thread that has not answered for a while does not at the end, either.
+        self._keeper.close(CLOSE_S if self._give_up_at == math.inf and not self._awaited else UNREAD_S)
         if self.keep_output is not None:
             self.output_writer.do(self.keep_output.close)
 
     def ended(self, running: _Running) -> None:
-        """Judge a command that has exited."""
+        """Judge a command that has exited. If its result counts, that follows when the thread has read it."""
         job = running.job
-        seconds = self._now() - job.began
+        seconds = running.seconds = self._now() - job.began
         if job.doomed:
             running.process.kill(signal.SIGKILL)  # what is left of its process group
         running.process.reap()
         job.killed = (running.process.status or 0) < 0
         for stream in running.streams:
             stream.drain()
-        verb, value = self._judge(running, running.process.status, self._taken(running.result))
+        status = running.process.status
+        if status == 0 and not job.doomed and not self._result_from_stdout:
+            self._finish(running)
+            self._awaited[job] = running
+            if self._is_hurried and self._give_up_at == math.inf:
+                self._give_up_at = self._now() + UNREAD_S
+            self._take(running)
+            return
+        verb, value = self._judge(running, status)
         self._finish(running)
+        self._keeper.take(running.result, 0, self._has_let_go)
         self._done(job, verb, value, seconds)
+
+    def _take(self, running: _Running) -> None:
+        """Have the thread read the result of a command that has succeeded."""
+        self._keeper.take(running.result, RESULT_BYTES_MAX + 1, lambda written: self._read(running, written))
+
+    def _read(self, running: _Running, written: bytes | OSError) -> None:
+        """Judge a command by its result."""
+        if (
+            isinstance(written, OSError)
+            and written.errno in errors.NO_DESCRIPTORS
+            and running.job in self._awaited
+            and self._left.give_up()
+        ):
+            self._take(running)
+            return
+        self._has_let_go(written)
+        if self._awaited.pop(running.job, None) is not None:
+            verb, value = self._result_of(running, written)
+            self._done(running.job, verb, value, running.seconds)
+
+    def _has_let_go(self, written: bytes | OSError) -> None:
+        """Note that a path has ended, and ask for another one in its place."""
+        self._path_count -= 1
+        if not isinstance(written, OSError) or written.errno in NO_RESULT_FILES:
+            self._ask_for_paths(1)
 
     def _finish(self, running: _Running) -> None:
         del self._running[running.job]
@@ -218,17 +347,11 @@ class Commands:
             stream.ended()
         self._left.add(running.streams)
 
-    def _taken(self, result: ResultFile) -> bytes | OSError:
-        """Return what an attempt has left in its result file, or why that cannot be read, and give the file up."""
-        try:
-            return self._having_descriptors(lambda: self._results.take(result, RESULT_BYTES_MAX + 1))
-        except OSError as error:
-            return error
-
-    def _judge(self, running: _Running, status: int | None, written: bytes | OSError) -> tuple[str, Any]:
+    def _judge(self, running: _Running, status: int | None) -> tuple[str, Any]:
+        """Judge a command whose result file does not count."""
         out, err = running.streams
         if status == 0 and not running.job.doomed:
-            return self._result_of(running, written)
+            return self._result_of(running, b"")
         if self._sysexits and status == EX_TEMPFAIL and not running.job.doomed:
             return "release", None
         verb = "bury" if self._sysexits and status == EX_DATAERR else "fail"
@@ -259,8 +382,8 @@ class Commands:
         """Put back a task whose command succeeded, and whose result this worker could not read: it is not to blame."""
         what = f"The result (FSQUEUE_RESULT) of task {job.task.id} could not be read by this worker: {error.strerror}."
         then = "The task is put back without blame, and will be executed again."
-        if error.errno in _SHORTAGES:
-            self.output_writer.say(f"{what} {then}")
+        if shortages.is_short(error):
+            self.output_writer.say(shortages.words(error, what.rstrip("."), then))
             return "release", None
         self._refused(errors.StorageError(f"{what} {then} Give another directory for results (--result-dir)."))
         return "release", 0
@@ -274,7 +397,7 @@ class Commands:
         elif error.errno == errno.E2BIG:
             why = "the payload is too large for a command line: read it from standard input"
         elif not self._is_fixed and error.errno in _NO_COMMAND:
-            why = f"the command cannot be executed: {error.strerror}: {error.filename}"
+            why = f"the command cannot be executed: {error.strerror}: {os.fsdecode(error.filename or b'')}"
         else:
             what = f"The command {self._argv[0]!r} could not be executed: {error.strerror or error}."
             self._cannot(job, InvalidArgument(f"{what} Its task was put back."))
@@ -286,17 +409,17 @@ class Commands:
         self._refused(error)
         self._done(job, "release", 0, 0.0)
 
-    def invocation(self, task: LeasedTask) -> tuple[list[str], dict[str, str], bytes]:
+    def invocation(self, task: LeasedTask) -> tuple[list[bytes], dict[bytes, bytes], bytes]:
         """Return the command line, the environment and the standard input for `task`. MissingField."""
         payload = task.payload
-        text = placeholders.text_of(payload)
+        data = placeholders.bytes_of(payload)
         environment = self._environment | {
-            "FSQUEUE_TASK_ID": task.id,
-            "FSQUEUE_ATTEMPT": str(task.attempt),
-            "FSQUEUE_QUEUE": os.path.abspath(task.queue.store.path),
-            "FSQUEUE_TOKEN": task.token,
+            b"FSQUEUE_TASK_ID": task.id.encode(),
+            b"FSQUEUE_ATTEMPT": b"%d" % task.attempt,
+            b"FSQUEUE_QUEUE": os.fsencode(os.path.abspath(task.queue.store.path)),
+            b"FSQUEUE_TOKEN": placeholders.system_bytes(task.token),
         }
-        if len(os.fsencode(text)) <= ENVIRONMENT_BYTES_MAX and "\0" not in text:
-            environment["FSQUEUE_PAYLOAD"] = text
+        if len(data) <= ENVIRONMENT_BYTES_MAX and b"\0" not in data:
+            environment[b"FSQUEUE_PAYLOAD"] = data
         stdin = payload if isinstance(payload, bytes) else orjson.dumps(payload, option=orjson.OPT_APPEND_NEWLINE)
         return placeholders.fill(self._argv, payload), environment, stdin

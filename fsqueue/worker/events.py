@@ -10,6 +10,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from fsqueue import forks
+from fsqueue.filesystem import resources
+
 WAIT_S_MAX = 86_400.0
 """The system takes no more than 24 days at once; jobs may last longer."""
 
@@ -22,9 +25,24 @@ class Mailbox:
 
     def __init__(self) -> None:
         self._posts: deque[Callable[[], object]] = deque()
+        self._listen()
+        forks.register(self, Mailbox.after_fork)
+
+    def _listen(self) -> None:
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._kept = resources.Kept(self._bell, os.close)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._bell, selectors.EVENT_READ)
+
+    def after_fork(self) -> None:
+        """Begin anew in a forked child: what it took in from the same descriptors, its parent would not get.
+
+        A loop that goes on there does not wait: it is to see that it is its parent's.
+        """
+        self._posts.clear()
+        self._selector.close()
+        self._listen()
+        os.eventfd_write(self._bell, 1)
 
     @contextmanager
     def woken_by_signals(self) -> Iterator[None]:
@@ -81,6 +99,3 @@ class Mailbox:
     def close(self) -> None:
         """Stop listening. The eventfd stays for threads that still post, and is closed with the last of them."""
         self._selector.close()
-
-    def __del__(self) -> None:
-        os.close(self._bell)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 
+from fsqueue import forks
 from fsqueue.clock import Backoff, Clock, Entropy
 from fsqueue.errors import FsqueueError
 from fsqueue.filesystem import resources
@@ -72,9 +73,11 @@ class Feeder(BackgroundThread):
         self._is_closed = False
         self._end = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         """Can be read once this is closed."""
+        self._end_kept: resources.Kept | None = resources.Kept(self._end, os.close)
         clock = Clock()
         self._listener = Listener([queue.store.doorbell for queue in queues], clock, self._end)
         self._now, self._random = clock.monotonic, Entropy().random
+        forks.register(self, Feeder.after_fork)
 
     def ask(self, n: int) -> None:
         """Request up to `n` tasks. The answer comes when there are some, or when there is no point in waiting."""
@@ -97,13 +100,15 @@ class Feeder(BackgroundThread):
             os.eventfd_write(self._end, 1)
             self._requests.put(0)
 
+    def after_fork(self) -> None:
+        """Have a descriptor of its own in a forked child: through the shared one it would end its parent's pauses."""
+        if self._end_kept is not None:
+            self._end = self._listener.end = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            self._end_kept = resources.Kept(self._end, os.close)
+
     def _give_back(self) -> None:
         """Close the descriptor that ends pauses."""
-        end, self._end = getattr(self, "_end", -1), -1
-        if end >= 0:
-            os.close(end)
-
-    __del__ = _give_back
+        self._end_kept = None
 
     def work(self) -> None:
         try:

@@ -18,6 +18,7 @@ from fsqueue import functions
 from fsqueue.clock import duration_ms
 from fsqueue.errors import Bury, InvalidArgument, InvalidTask, Retry, bury_reason, said
 from fsqueue.format import task_file
+from fsqueue.worker.background import end_in_child
 
 TRACEBACK_CHARS = 4000
 """How much of a traceback is kept as the reason of a failure."""
@@ -140,7 +141,18 @@ def takes_task(handler: Callable[..., Any]) -> bool:
 
 
 def call(handler: Callable[..., Any], arguments: Sequence[Any]) -> Result:
-    """Call a handler, and return the verb that its end asks for. Only a MemoryError in here can raise."""
+    """Call a handler, and return the verb that its end asks for. Only a MemoryError in here can raise.
+
+    If the handler forks, and its child returns from it, or raises, that child ends here. It has no business with the
+    task, nor with those that come next.
+    """
+    process = os.getpid()
+    result = _call(handler, arguments)
+    end_in_child(process)
+    return result
+
+
+def _call(handler: Callable[..., Any], arguments: Sequence[Any]) -> Result:
     try:
         result = handler(*arguments)
         if result is None:

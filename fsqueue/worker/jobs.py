@@ -57,7 +57,17 @@ class Executor(Protocol):
 
     @property
     def slots(self) -> int:
-        """Return how many tasks can be at work at a time. It may grow."""
+        """Return how many tasks can be at work at a time. It may grow, and shrink while the system refuses more."""
+
+    @property
+    def due_at(self) -> float:
+        """Return when `keep_time` has something to do, on the monotonic clock."""
+
+    def keep_time(self, now: float) -> None:
+        """Do what is due: try again what the system has refused, or wait no longer."""
+
+    def hurry(self) -> None:
+        """Wait no longer for anything but tasks at work: the grace is over."""
 
     def start(self) -> None:
         """Make ready."""

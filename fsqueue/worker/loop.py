@@ -14,8 +14,9 @@ from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import Any, Literal
 
+from fsqueue import forks
 from fsqueue.clock import Clock, Entropy, pause_s
-from fsqueue.errors import FsqueueError, InvalidArgument
+from fsqueue.errors import ForkedChild, FsqueueError, InvalidArgument
 from fsqueue.queue import Queue
 from fsqueue.wording import counted
 from fsqueue.worker.background import obituary
@@ -118,7 +119,7 @@ class Loop:
 
     def run(self) -> WorkerReport:
         """Work until there is nothing left to do, or until stopped; then raise what kept it from going on."""
-        self._began = self._now()
+        self._began, process = self._now(), forks.depth
         self._stop_at, self._stop_why = stop_time(self._limits, self._began)
         try:
             for thread in (self.output_writer, self._reporter, self._renewer, self._feeder):
@@ -129,9 +130,16 @@ class Loop:
                 self._hand_out()
                 self._send()
                 self.mailbox.wait(self._due_s())
+                if process != forks.depth:  # a signal handler has forked
+                    raise ForkedChild("a worker's run")
                 self._keep_time()
+        except (OSError, ValueError) as closed:  # the mailbox that it waited at is closed in a child
+            if process == forks.depth:
+                raise
+            raise ForkedChild("a worker's run") from closed
         finally:
-            self._close()
+            if process == forks.depth:  # else all that is held is the parent's
+                self._close()
         error = self._broken or (self._error if self._report.signal is None else None)
         if error is not None:
             raise error
@@ -223,7 +231,7 @@ class Loop:
         """Return how long to wait for news, before time itself asks for something."""
         due = min(
             self._renew_at, self._grace_until, self._look_at, self._idle_at(), self._stop_at, self._pending.due_at(),
-            self._leave_at,
+            self._leave_at, self._executor.due_at,
         )  # fmt: skip
         for job in self._executor.at_work():
             due = min(due, job.kill_at if job.doomed else job.began + self._limits.timeout_s)
@@ -245,6 +253,8 @@ class Loop:
         now = self._now()
         if now >= self._renew_at:
             self._renew()
+        if now >= self._executor.due_at:
+            self._executor.keep_time(now)
         for job in self._executor.at_work():
             if now >= job.kill_at:
                 job.kill_at = math.inf
@@ -258,6 +268,7 @@ class Loop:
             self._grace_until = math.inf
             for job in self._executor.at_work():
                 self._doom(job, "stop")
+            self._executor.hurry()
         if now >= self._stop_at:
             self._stop_at = math.inf
             self._end(self._stop_why, "the time is over")

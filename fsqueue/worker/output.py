@@ -174,9 +174,14 @@ class Stream:
         self.kept: KeptFile | None = None
         """The file that everything is appended to, too. Set by `keep_in`."""
         self._fd, self.write_end = os.pipe()
-        os.set_blocking(self._fd, False)
+        self._watched = False
+        try:
+            os.set_blocking(self._fd, False)
+            mailbox.watch(self._fd, self.read)
+        except OSError:
+            self.close()
+            raise
         self._watched = True
-        mailbox.watch(self._fd, self.read)
 
     def started(self) -> None:
         """Close our end: the process that prints has its own now."""

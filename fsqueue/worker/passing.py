@@ -5,10 +5,12 @@ Only the output writer's thread runs this code. It may wait for a slow reader of
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Literal
 
 from fsqueue.filesystem import Spool, is_same_file, is_terminal, write_all
+from fsqueue.worker.background import end_in_child
 
 Output = Literal["group", "line", "none"]
 """group: what an attempt prints is shown together when it ends; line: line by line; none: as it comes."""
@@ -55,11 +57,12 @@ class Exits:
 
     def write(self, ours: int, data: bytes) -> None:
         """Write data as it is."""
-        self.is_writing = True
+        process, self.is_writing = os.getpid(), True
         try:
             self._pass_on(ours, data)
         finally:
             self.is_writing = False
+            end_in_child(process)
 
 
 class Channel:

@@ -25,8 +25,10 @@ class MissingField(ValueError):
     """Say that a payload lacks a field that the command asks for, and which fields it has."""
 
 
-def fill(argv: Sequence[str], payload: Any) -> list[str]:
+def fill(argv: Sequence[str], payload: Any) -> list[bytes]:
     """Return `argv` with the payload and its fields in the place of their placeholders. MissingField.
+
+    `argv` goes back to the bytes that it came from in this locale. Payloads are UTF-8 in each locale.
 
     Two kinds of braces stay as they are, whatever the payload holds:
     - around what can be no name: `{print $1}` and `{1..3}` belong to a program;
@@ -35,19 +37,26 @@ def fill(argv: Sequence[str], payload: Any) -> list[str]:
     """
     fields = payload if isinstance(payload, dict) else {}
 
-    def one(match: re.Match[str]) -> str:
+    def one(match: re.Match[str]) -> bytes:
         if match["escaped"] is not None:
-            return "{" + match["escaped"] + "}"
+            return system_bytes("{" + match["escaped"] + "}")
         name = match["named"]
         if not name:
-            return text_of(payload)
+            return bytes_of(payload)
         if not _is_field(match):
-            return match[0]
+            return system_bytes(match[0])
         if name not in fields:
             raise MissingField(_missing(name, payload))
-        return text_of(fields[name])
+        return bytes_of(fields[name])
 
-    return [PLACEHOLDER.sub(one, argument) for argument in argv]
+    def filled(argument: str) -> bytes:
+        parts, end = [], 0
+        for match in PLACEHOLDER.finditer(argument):
+            parts += [system_bytes(argument[end : match.start()]), one(match)]
+            end = match.end()
+        return b"".join([*parts, system_bytes(argument[end:])])
+
+    return [filled(argument) for argument in argv]
 
 
 def asks_for_fields(argv: Sequence[str]) -> bool:
@@ -74,11 +83,19 @@ def check_program(argv: Sequence[str]) -> None:
     )
 
 
-def text_of(value: Any) -> str:
-    """Return a payload, or a field of one, as text for an argument."""
+def bytes_of(value: Any) -> bytes:
+    """Return a payload, or a field of one, for an argument: text in UTF-8, whatever the locale."""
     if isinstance(value, str):
-        return value
-    return os.fsdecode(value if isinstance(value, bytes) else orjson.dumps(value))
+        return value.encode(errors="surrogateescape")
+    return value if isinstance(value, bytes) else orjson.dumps(value)
+
+
+def system_bytes(text: str) -> bytes:
+    """Return an argument or a path of this system as the bytes that it came from; in UTF-8 what the locale lacks."""
+    try:
+        return os.fsencode(text)
+    except UnicodeEncodeError:
+        return text.encode(errors="surrogateescape")
 
 
 def _is_field(match: re.Match[str]) -> bool:

@@ -9,6 +9,7 @@ A child that answers for anything but the task that it is at is ended: nothing i
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import resource
@@ -22,11 +23,12 @@ from typing import Any
 
 import orjson
 
-from fsqueue.clock import Clock
+from fsqueue.clock import Clock, Entropy
+from fsqueue.errors import FsqueueError
 from fsqueue.filesystem import KeptOutput, inheritable_descriptors
 from fsqueue.queue import Queue
 from fsqueue.wording import counted
-from fsqueue.worker import output, wire
+from fsqueue.worker import output, shortages, wire
 from fsqueue.worker.directories import open_directories
 from fsqueue.worker.events import Mailbox
 from fsqueue.worker.jobs import Done, Job, kept_name
@@ -45,6 +47,7 @@ FILES_EACH = 5
 """The descriptors that the worker has open for a child: two of a socket, two pipes, and one that tells of its end."""
 FILES_SPARE = 256
 """So many descriptors, or a quarter of all if that is less, are left for the files of the queues."""
+_NO_CHILD = "Another process for the handler could not be started"
 CLOSE_S = 5.0
 """How long a child that has nothing to do may take to end."""
 
@@ -84,11 +87,17 @@ class _Child:
         finally:
             if source >= 0:
                 os.close(source)
-        for stream in self.streams:
-            stream.started()
-        mailbox.watch(self.end.fileno(), self.read)
-        self.is_watched = True
-        wire.send(self.end, 0, "", family.setup)
+        try:
+            for stream in self.streams:
+                stream.started()
+            mailbox.watch(self.end.fileno(), self.read)
+            self.is_watched = True
+            wire.send(self.end, 0, "", family.setup)
+        except BaseException:  # it was told of no task, and waits to be told
+            self.process.kill(signal.SIGKILL)
+            self.process.reap(family.now() + KILLED_S)
+            self.close()
+            raise
 
     def give(self, job: Job, now: float) -> bool:
         task = job.task
@@ -96,8 +105,12 @@ class _Child:
         job.number = next(self.family.numbers)
         try:
             wire.send(self.end, job.number, task.id, body, socket.MSG_DONTWAIT)
-        except OSError:
-            return False  # no room; or the child has just died, which will be heard of
+        except BlockingIOError:
+            return False  # no room
+        except OSError as error:
+            if shortages.is_short(error):
+                self.family.fall_short(error)
+            return False  # or the child has just died, which will be heard of
         if not self.given:
             self._begin(job, now)
         self.given.append(job)
@@ -224,10 +237,10 @@ class Children:
     """Runs a handler in child processes, one for each slot at most, which are started as tasks wait for them.
 
     The first one is started at once, for it tells whether the handler can be found. Where the system allows no further
-    process or descriptor, those that there are go on.
+    process or descriptor, those that there are go on, and others are tried again after a pause.
     `of_slots` is what a slot's child has more in its environment. One that died is reaped before its slot is free.
-    `broken` is called with a sentence when no child can find the handler; `replaced` when one that died is replaced,
-    and `returned` with the tasks that it had not begun.
+    `broken` is called with a sentence, or an error, when no child can find the handler or be started; `returned` with
+    the tasks that one that died had not begun.
     """
 
     def __init__(
@@ -238,7 +251,7 @@ class Children:
         mailbox: Mailbox,
         output_writer: OutputWriter,
         done: Done,
-        broken: Callable[[str], object],
+        broken: Callable[[str | FsqueueError], object],
         returned: Callable[[list[Job], str], object],
         *,
         keep_output: KeptOutput | None = None,
@@ -252,6 +265,7 @@ class Children:
         self.mailbox, self.output_writer, self.keep_output, self.done = mailbox, output_writer, keep_output, done
         self.number_of = {id(queue): number for number, queue in enumerate(queues)}
         self.now = Clock().monotonic
+        self._shortage = shortages.Shortage(self.now, Entropy().random)
         self.numbers = count(1)
         """Of the givings of tasks to children."""
         self._broken, self.returned = broken, returned
@@ -272,8 +286,8 @@ class Children:
         self.foreign = inheritable_descriptors()
         open_directories(self.keep_output, None)
         setup = {"parent": os.getpid(), "argv": sys.argv, "handler": self._handler, "queues": self._queues}
-        self.setup = orjson.dumps(setup)
-        self._children.append(_Child(self))
+        self.setup = json.dumps(setup).encode()  # which takes arguments that are no UTF-8
+        self._add()
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         if limit != resource.RLIM_INFINITY:
             self._keep_to(max(1, (limit - min(FILES_SPARE, limit // 4)) // FILES_EACH), "of open files (ulimit -n)")
@@ -290,7 +304,7 @@ class Children:
     @property
     def slots(self) -> int:
         """Return how many tasks can be at work: in the present children, and in those that may be started now."""
-        return min(self._most, len(self._children) + STARTING_MAX)
+        return min(self._most, len(self._children) + (0 if self._shortage.is_on else STARTING_MAX))
 
     def free_slot(self) -> int:
         """Return the lowest slot that no child has. There is one whenever a child is started."""
@@ -301,11 +315,41 @@ class Children:
         wanted = min(self._most, waiting + sum(len(child.given) for child in self._children))
         starting = sum(not child.is_ready for child in self._children)
         for _ in range(min(wanted - len(self._children), STARTING_MAX - starting)):
-            try:
-                self._children.append(_Child(self))
-            except OSError as error:  # EAGAIN, ENOMEM, EMFILE
-                self._keep_to(len(self._children), f"({error.strerror or error})")
+            if self._shortage.is_on or not self._add():
                 return
+
+    def _add(self) -> bool:
+        """Start another child. Return False if the system refuses that."""
+        try:
+            self._children.append(_Child(self))
+        except OSError as error:
+            if shortages.is_short(error):
+                self.fall_short(error)
+            elif not self._children:
+                self._broken(shortages.explain(error, _NO_CHILD, "starting a process"))
+            return False
+        self._shortage.over()
+        return True
+
+    def fall_short(self, error: OSError) -> None:
+        """Go on with the children that there are, and try again after a pause; end if there are none for long."""
+        if self._shortage.met():
+            count = counted(len(self._children), "process", "processes")
+            then = f"The worker goes on with no more than {count} instead of {self._most:,}, and tries again."
+            self.output_writer.say(shortages.words(error, _NO_CHILD, then))
+        elif not self._children and self._shortage.is_hopeless(error):
+            self._broken(shortages.explain(error, _NO_CHILD, "starting a process"))
+
+    @property
+    def due_at(self) -> float:
+        return self._shortage.until
+
+    def keep_time(self, now: float) -> None:
+        if self._shortage.pass_by(now) and not (self._children or self._is_stopping or self._closing):
+            self._add()
+
+    def hurry(self) -> None:
+        """Do nothing: only tasks at work are waited for."""
 
     def is_ready(self) -> bool:
         return any(child.is_ready for child in self._children)
@@ -407,4 +451,4 @@ class Children:
                 self._broken(why)
                 return
         if not self._children and not self._is_stopping:  # others are replaced when tasks wait for them
-            self._children.append(_Child(self))
+            self._add()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from fsqueue.leased_task import LeasedTask
+from fsqueue.worker.background import end_in_child
 
 logger = logging.getLogger("fsqueue")
 
@@ -80,11 +82,13 @@ class Teller:
         self._out([Event(kind, text, {})])
 
     def _out(self, events: list[Event]) -> None:
+        process = os.getpid()
         for event in events:
             try:
                 self._tell(event)
             except Exception as error:  # what listens must not end the worker
                 logger.debug("an event could not be told: %s", error, exc_info=True)
+            end_in_child(process)
 
     def note(self, kind: str, task: LeasedTask, seconds: float, **fields: Any) -> None:
         """Record what became of an attempt at a task, for programs."""

@@ -328,7 +328,10 @@ def give_back(
                         outcome.task.release()
 
     thread = threading.Thread(target=tell_all, name="fsqueue-last", daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError:  # the system allows no further thread: the leases run out by themselves
+        return
     now = Clock().monotonic
     until = now() + GIVE_BACK_S
     while thread.is_alive() and not is_hurried() and now() < until:

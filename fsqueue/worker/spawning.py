@@ -6,6 +6,7 @@ it is safe in a process with threads. A pidfd tells of the exit. Kernels before 
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import resource
@@ -34,8 +35,8 @@ class Process:
     def __init__(
         self,
         mailbox: Mailbox,
-        argv: Sequence[str],
-        environment: Mapping[str, str],
+        argv: Sequence[str | bytes],
+        environment: Mapping[str, str] | Mapping[bytes, bytes],
         files: Sequence[int],
         ended: Callable[[], object],
         inherited: Sequence[int] = (),
@@ -52,9 +53,11 @@ class Process:
                 os.set_inheritable(fd, False)
             elif fd not in inherited:
                 actions.append((os.POSIX_SPAWN_CLOSE, fd))
-        for fd in inherited:
-            os.set_inheritable(fd, True)  # only the loop starts processes: no other gets it
+        # Keep a number free for the pidfd: a process that has begun could not be watched without.
+        reserved = os.dup(files[0])
         try:
+            for fd in inherited:
+                os.set_inheritable(fd, True)  # only the loop starts processes: no other gets it
             self.pid = os.posix_spawnp(
                 argv[0],
                 list(argv),
@@ -66,13 +69,23 @@ class Process:
         finally:
             for fd in inherited:
                 os.set_inheritable(fd, False)
+            os.close(reserved)
+        self._handle, self._is_watched = -1, False
+        try:
+            self._watch()
+        except RuntimeError as error:  # no thread, either
+            self.kill(signal.SIGKILL)
+            self.reap()
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)) from error
+
+    def _watch(self) -> None:
+        """Have the loop told of the exit."""
         try:
             self._handle = os.pidfd_open(self.pid)
+            self._mailbox.watch(self._handle, self._exited)
+            self._is_watched = True
         except (OSError, AttributeError):
-            self._handle = -1
             threading.Thread(target=self._wait_for_it, daemon=True).start()
-        else:
-            mailbox.watch(self._handle, self._exited)
 
     def has_exited(self) -> bool:
         """Return whether it has ended, reaped or not."""
@@ -113,8 +126,9 @@ class Process:
         self._gone = True
 
     def _let_go(self) -> None:
-        if self._handle >= 0:
+        if self._is_watched:
             self._mailbox.forget(self._handle)
+        if self._handle >= 0:
             os.close(self._handle)
 
     def _exited(self) -> None:

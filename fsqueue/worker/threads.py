@@ -7,6 +7,7 @@ task put back.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
@@ -42,7 +43,7 @@ class Threads:
     """Runs a handler in `slots` threads."""
 
     def __init__(self, handler: Callable[..., Any], slots: int, mailbox: Mailbox, done: Done, died: Died) -> None:
-        self.slots, self._died = slots, died
+        self.slots, self.due_at, self._died = slots, math.inf, died
         self._handler, self._wants_task = handler, handlers.takes_task(handler)
         self._mailbox, self._done = mailbox, done
         self._now = Clock().monotonic
@@ -69,6 +70,12 @@ class Threads:
 
     def prepare(self, waiting: int) -> None:
         """Do nothing: all that is needed is there."""
+
+    def keep_time(self, now: float) -> None:
+        """Do nothing: no call can be refused any more."""
+
+    def hurry(self) -> None:
+        """Do nothing: only tasks at work are waited for."""
 
     def at_work(self) -> list[Job]:
         return [job for job in self._given if job.began != float("inf")]

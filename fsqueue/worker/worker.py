@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from fsqueue import forks
 from fsqueue.arguments import whole
 from fsqueue.clock import duration_ms
 from fsqueue.cluster import slurm
-from fsqueue.errors import FsqueueError, InvalidArgument
+from fsqueue.errors import ForkedChild, FsqueueError, InvalidArgument
 from fsqueue.filesystem import KeptOutput, ResultFiles
 from fsqueue.queue import Queue
-from fsqueue.worker import devices, handlers, placeholders
+from fsqueue.worker import devices, handlers, placeholders, shortages
 from fsqueue.worker.commands import Commands
 from fsqueue.worker.events import Mailbox
 from fsqueue.worker.jobs import Executor
@@ -199,7 +200,10 @@ class Worker:
         )
         self._lease_s, self._tell = lease_s, tell
         self._has_run = False
-        self._loop = Loop(self._queues, self._lease_s, self._limits, self._make_doer, tell, pass_on)
+        try:
+            self._loop = Loop(self._queues, self._lease_s, self._limits, self._make_doer, tell, pass_on)
+        except OSError as error:
+            raise shortages.explain(error, "The worker could not be made", "making a worker") from error
 
     def stop(self) -> None:
         """End the run as SIGTERM does, from any thread; a second call puts back at once what is at work."""
@@ -223,9 +227,15 @@ class Worker:
             )
         self._check_fields()
         if self._how.function is not None:
+            process = forks.depth
             self._tell(Event("warning", WARNING, {}))
-        with _signals(self._loop.stop, self._loop.mailbox):
-            return self._loop.run()
+            if process != forks.depth:
+                raise ForkedChild("a worker's run")
+        try:
+            with _signals(self._loop.stop, self._loop.mailbox):
+                return self._loop.run()
+        except OSError as error:  # before anything was leased, or at its very end
+            raise shortages.explain(error, "The worker could not go on", "running a worker") from error
 
     @property
     def held(self) -> int:
@@ -260,6 +270,7 @@ class Worker:
         if how.command:
             return Commands(
                 how.command, how.of_slots, loop.mailbox, loop.output_writer, loop.done, loop.refused, self._results(),
+                loop.thread_died,
                 sysexits=how.sysexits, keep_output=kept, result_from_stdout=how.result_from_stdout,
                 output=how.output, has_tags=how.has_tags,
             )  # fmt: skip
@@ -301,12 +312,21 @@ def _seconds(name: str, value: float | None) -> float:
 def _signals(stop: Callable[[int], object], mailbox: Mailbox) -> Iterator[None]:
     """Report signals to `stop`, if this is the main thread. Those that are ignored (nohup) stay ignored."""
     before: dict[int, Any] = {}
+    process = os.getpid()
+
+    def told(number: int, frame: object) -> None:
+        if os.getpid() == process:
+            stop(number)
+        else:  # a child that a handler has forked, and whose parent ends it: it is no worker
+            signal.signal(number, before[number])
+            signal.raise_signal(number)
+
     waking: AbstractContextManager[object] = nullcontext()
     if threading.current_thread() is threading.main_thread():
         waking = mailbox.woken_by_signals()
         for number in STOPPING:
             if signal.getsignal(number) != signal.SIG_IGN:
-                before[number] = signal.signal(number, lambda number, frame: stop(number))
+                before[number] = signal.signal(number, told)
         if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:  # inherited; it would hide every exit status
             before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:

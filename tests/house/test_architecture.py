@@ -13,7 +13,7 @@ import fsqueue
 from tests.house.source import PACKAGE, TOP, imported, parse
 
 LAYERS = (
-    "errors", "wording", "simulation", "simulation_figures", "clock", "filesystem", "format", "user_code",
+    "errors", "wording", "simulation", "simulation_figures", "forks", "clock", "filesystem", "format", "user_code",
     "async_thread", "models", "cluster", "storage", "leased_task", "protocol", "views", "upkeep", "doctor",
     "administration", "arguments", "fsck", "maintenance", "commit", "poll", "asyncpoll", "attaching", "queue",
     "several", "functions", "worker", "spark",
@@ -23,11 +23,13 @@ LAYERS = (
 MAY_USE = {
     "simulation": {"errors"},
     "simulation_figures": {"errors", "simulation"},
-    "filesystem": {"errors", "clock"},
+    "forks": set(),
+    "clock": {"errors", "forks"},
+    "filesystem": {"errors", "forks", "clock"},
     "format": {"errors", "clock"},
     "models": {"format"},
     "cluster": {"filesystem"},
-    "storage": {"errors", "wording", "clock", "filesystem", "format", "models", "cluster"},
+    "storage": {"errors", "wording", "forks", "clock", "filesystem", "format", "models", "cluster"},
 }
 """The lowest packages use these and nothing else, also of what stands below them: `format` does no I/O."""
 
@@ -158,6 +160,41 @@ def test_no_module_imports_a_private_name_of_another() -> None:
         if full.startswith(("fsqueue.", "cli.")) and full.rpartition(".")[2].startswith("_")
     ]
     assert private == []
+
+
+def test_only_one_module_has_hooks_for_forks() -> None:
+    """What must not be shared with a forked child registers itself there: one order, and one place to look."""
+    hooks = [path.relative_to(PACKAGE).as_posix() for path in files() if "register_at_fork" in path.read_text()]
+    assert hooks == ["forks.py"]
+
+
+def test_what_is_imported_late_is_imported_while_no_fork_can_begin() -> None:
+    """A module stays locked in a child that is forked while another thread imports it. Spark's workers have no threads,
+    and functions load modules for the user.
+    """
+    late = [
+        f"{path.relative_to(TOP)}:{node.lineno}"
+        for path in [*files(), PACKAGE / "__init__.py"]
+        if unit(path) != "spark"
+        for function in ast.walk(parse(path))
+        if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef))
+        for node in _unguarded(function)
+    ]
+    assert late == []
+
+
+def _unguarded(node: ast.AST) -> list[ast.Import | ast.ImportFrom]:
+    """Return the imports in a function that are not in a block under `held_off`. That of `forks` itself may be."""
+    found = []
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.With) and any("held_off" in ast.unparse(item) for item in child.items):
+            continue
+        if isinstance(child, ast.Import) or (
+            isinstance(child, ast.ImportFrom) and child.module not in ("fsqueue.forks", "importlib")
+        ):
+            found.append(child)
+        found += _unguarded(child)
+    return found
 
 
 def test_tests_mirror_the_packages() -> None:

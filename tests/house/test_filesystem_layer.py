@@ -18,8 +18,8 @@ FILE_MODULES = {
 
 HARMLESS = {
     # this process and its surroundings
-    "environ", "getpid", "getppid", "getuid", "geteuid", "urandom", "register_at_fork", "cpu_count", "strerror",
-    "sched_getaffinity",
+    "environ", "environb", "getpid", "getppid", "getuid", "geteuid", "urandom", "register_at_fork", "cpu_count",
+    "strerror", "sched_getaffinity",
     # names, not files
     "path", "fspath", "PathLike", "stat_result", "fsencode", "fsdecode", "sep", "extsep", "curdir",
     # flags that are handed to the filesystem layer
@@ -46,7 +46,7 @@ CHILDREN = {
     "posix_spawnp", "POSIX_SPAWN_DUP2", "POSIX_SPAWN_CLOSE", "set_inheritable", "pidfd_open", "killpg", "waitid",
     "waitpid", "waitstatus_to_exitcode", "P_PID", "WEXITED", "WNOHANG", "WNOWAIT", "_exit",
     # to talk with them: through pipes, and files in memory
-    "pipe", "set_blocking", "read", "close", "memfd_create", "fdopen", "fstat", "lseek", "SEEK_SET", "pread",
+    "pipe", "dup", "set_blocking", "read", "close", "memfd_create", "fdopen", "fstat", "lseek", "SEEK_SET", "pread",
     "pwrite", "eventfd", "eventfd_read", "eventfd_write", "EFD_CLOEXEC", "EFD_NONBLOCK",
 }  # fmt: skip
 """What fsqueue/worker also needs, to run commands and children and to talk with them; it touches no file."""

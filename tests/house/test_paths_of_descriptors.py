@@ -12,6 +12,7 @@ PLACES = {
     "fsqueue/filesystem/changes.py",
     "fsqueue/filesystem/open_directories.py",
     "fsqueue/filesystem/processes.py",
+    "fsqueue/filesystem/resources.py",
 }
 """Modules that build such a path. docs/security.md, "Paths that are handed to others' code", argues for each."""
 BY_NAME = {"fsqueue/filesystem/named_locks.py"}

@@ -102,6 +102,7 @@ WHOLE = {
     "filesystem.kept_output.KeptOutput.open",
     "filesystem.results.ResultFiles.close",
     "filesystem.results.ResultFiles.open",
+    "filesystem.results.ResultFiles.sweep",
     "filesystem.results.ResultFiles.take",
     "filesystem.spools.Spool.append",
     "filesystem.trees.OpenTree.read",

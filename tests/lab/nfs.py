@@ -333,10 +333,10 @@ def one_waits_for_the_other() -> dict[str, Any]:
         pauses.add()
         sleep(*arguments)
 
-    sleep = listening.sleep
+    sleep = listening.Listener.sleep
 
     def wait() -> Any:
-        with mock.patch.object(listening, "sleep", pause):
+        with mock.patch.object(listening.Listener, "sleep", pause):
             return [task.payload for task in Queue(at(2, "bell")).lease(wait_s=PATIENCE_S)]
 
     with children((wait,)) as [child]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import shutil
@@ -15,7 +16,7 @@ from unittest import mock
 from fsqueue import LeaseLost, Queue, QueueNotFound
 from fsqueue.format import layout
 from fsqueue.protocol import finishing
-from fsqueue.storage.store import _stores
+from fsqueue.storage.store import Store
 from tests.concurrency.books import Diary, accounts, base_of, check_sound, counted, diaries, leftovers
 from tests.concurrency.processes import PATIENCE_S, Child, at_a_random_moment, children, what_they_do
 from tests.lab import commits
@@ -37,8 +38,9 @@ def lab(verb: str, filesystem: str | None = None) -> None:
     """Ask the lab for something: see scripts/lab/power-inside. `filesystem`: of the disk, if not the guest's own."""
     environment = os.environ | ({} if filesystem is None else {"FS": filesystem})
     if verb == "remove":
-        for store in list(_stores):  # an open queue keeps its filesystem busy
-            store.close()
+        for one in gc.get_objects():
+            if isinstance(one, Store):  # an open queue keeps its filesystem busy
+                one.close()
     try:
         subprocess.run(["lab-power", verb], check=True, env=environment, timeout=PATIENCE_S)
     except subprocess.TimeoutExpired as error:

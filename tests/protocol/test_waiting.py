@@ -207,6 +207,6 @@ def test_a_signal_ends_a_wait_for_a_notification(queue: Queue, monkeypatch: pyte
         assert sleeps.ended == []
     finally:
         signal.signal(signal.SIGALRM, before)
-    assert len(queue.store._listeners) == 1, "it was given back"
+    assert len(listening._idle) == 1, "it was given back"
     queue.insert("x")
     assert len(queue.lease(wait_s=60)) == 1

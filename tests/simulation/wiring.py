@@ -41,7 +41,7 @@ class SimFilesystem(Filesystem):
         super().__init__(root, shared=shared, process_locks=False)
         self.pauses_s = PAUSES_S
         self.try_lock, self.unlock, self.close = process.try_lock, process.unlock, self._close
-        self.is_locked = process.is_locked
+        self.is_locked, self.drop = process.is_locked, self._close
         self._process = process
         self._top: Directory | None = None
 

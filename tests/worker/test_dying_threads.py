@@ -247,7 +247,7 @@ STUCK = {
     "nobody answers the renewer": "settling.LeaseRenewer._renew = for_ever",
     "nobody answers the feeder": "n = iter(range(9)); real = feeding.Watch.look\n"
     "feeding.Watch.look = lambda *all: real(*all) if not next(n) else for_ever()",
-    "the last words are not heard": "settling._tell = for_ever; settling.OutcomeReporter.work = die",
+    "the last words are not heard": "settling._tell = for_ever; settling.OutcomeReporter._round = die",
     "the kernel holds the command": "spawning.Process.kill = lambda *all: None; print('stuck', file=sys.stderr)",
     "everything at once": "settling._tell = for_ever; settling.LeaseRenewer._renew = for_ever\n"
     "feeding.Watch.look.__name__\n"

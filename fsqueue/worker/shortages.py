@@ -1,0 +1,93 @@
+"""Calls that the system refuses for want of something: which errors those are, how long to wait, and what helps.
+
+A refused call ends no worker. What could not be begun waits for a pause, or is put back. Only a worker at which nothing
+is at work, so that nothing will be given back, ends after some time: with all tasks put back, and words that say why.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+from collections.abc import Callable
+
+from fsqueue.clock import Backoff
+from fsqueue.errors import NO_DESCRIPTORS, FsqueueError, StorageError, from_os_error
+
+_NO_MEMORY = (errno.ENOMEM, errno.ENOBUFS)
+SHORT = (*NO_DESCRIPTORS, *_NO_MEMORY, errno.EAGAIN)
+"""What the system says when it has no descriptor, memory or process left. It passes, most likely."""
+PAUSES_S = (0.1, 5.0)
+"""Shortest and longest pause before a refused call is made again."""
+OWN_S, PATIENCE_S = 5.0, 60.0
+"""How long a worker with nothing at work waits: for descriptors of its own, and for what others may give back."""
+TRIES = 6
+"""It tries so often at least: on a busy machine a few tries may take all of that time."""
+FORGOTTEN_S = 15.0
+"""A refusal that much later is the first of a new shortage: there was nothing to begin meanwhile."""
+FEWER = "or execute fewer tasks at a time (-j, processes=)"
+
+
+def is_short(error: OSError) -> bool:
+    """Return whether a call was refused for want of something."""
+    return error.errno in SHORT
+
+
+def words(error: OSError, what: str, then: str) -> str:
+    """Return what happened, what `then` holds, and what helps, in sentences."""
+    if error.errno in NO_DESCRIPTORS:
+        advice = "Raise the limit of open files (ulimit -n)"
+    elif error.errno in _NO_MEMORY:
+        advice = "Free memory, or give the job more of it"
+    else:
+        advice = "Raise the limit of processes (ulimit -u, or that of the job or container)"
+    return f"{what}: {error.strerror or error}. {then} {advice}, {FEWER}."
+
+
+def explain(error: OSError, what: str, doing: str) -> FsqueueError:
+    """Return the error of a worker that ends because of `error`: `what` happened while `doing` something."""
+    then = "What the worker held was put back, or comes back when its leases end."
+    return StorageError(words(error, what, then)) if is_short(error) else from_os_error(error, doing, then)
+
+
+class Shortage:
+    """The pauses between calls that were refused. Used in the loop's thread alone."""
+
+    def __init__(self, now: Callable[[], float], random: Callable[[], float]) -> None:
+        self._now, self._random = now, random
+        self._last = -math.inf
+        self.over()
+
+    def over(self) -> None:
+        """Note that a call was not refused."""
+        self.until = self._since = math.inf
+        self._count = 0
+        self._backoff = Backoff(PAUSES_S, self._random, 2)
+
+    @property
+    def is_on(self) -> bool:
+        """Return whether a pause is going on: `until` is its end on the monotonic clock. `pass_by` ends it."""
+        return self.until < math.inf
+
+    def pass_by(self, now: float) -> bool:
+        """End the pause if its time is over. Return whether it is: the call may be made again."""
+        if now < self.until:
+            return False
+        self.until = math.inf
+        return True
+
+    def met(self) -> bool:
+        """Note a refused call, and begin a pause. Return whether it is the first in a row."""
+        now = self._now()
+        if now - self._last > FORGOTTEN_S:
+            self.over()
+        is_first = self._since == math.inf
+        self._since, self._last = min(self._since, now), now
+        self._count += 1
+        self.until = now + self._backoff.next_s()
+        return is_first
+
+    def is_hopeless(self, error: OSError) -> bool:
+        """Return whether a worker at which nothing is at work has waited long enough."""
+        return self._count >= TRIES and self._now() - self._since >= (
+            OWN_S if error.errno == errno.EMFILE else PATIENCE_S
+        )
