@@ -90,7 +90,7 @@ def in_job(path: Path, monkeypatch: pytest.MonkeyPatch, job: str, clock: ManualC
         for name, value in given.items():
             patch.setenv(name, value)
         found = Queue(path, clock=clock)
-    found.store.lease_for_others()  # no process to look for from here
+        found.store.lease_for_others()  # no process to look for from here
     return found
 
 
