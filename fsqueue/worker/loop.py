@@ -161,9 +161,9 @@ class Loop:
 
     def _ask(self) -> None:
         """Ask the feeder to lease the next tasks."""
-        if self._ending or self._feeder.is_busy or not self._executor.is_ready():
+        if self._ending or self._feeder.is_busy or not self._may_begin() or not self._executor.is_ready():
             return
-        if not self._may_begin() or (self._failures >= self._failures_noted and (self._untold or self._pending)):
+        if self._failures >= self._failures_noted and (self._untold or self._pending):
             return
         most = capacity(self._executor, self._each(), self._now())
         held, at_work = len(self._ahead) + len(self._executor.held()), len(self._executor.at_work())

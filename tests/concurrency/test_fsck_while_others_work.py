@@ -20,11 +20,13 @@ from tests.support import counted
 QueueFactory = Callable[..., Queue]
 LOOKS = how_many(6, 30)
 """How often fsck looks while others work, and are killed."""
+AHEAD_MOST = 40
+"""So many tasks more than it has completed a worker inserts: a look takes the longer, the more tasks there are."""
 
 
 def work(path: Path, number: int) -> int:
     """Complete, fail, release and bury, now and then insert and retry, until told to stop, and one is completed."""
-    queue, dice, done = Queue(path, worker=f"w{number}"), random.Random(number), 0
+    queue, dice, done, inserted = Queue(path, worker=f"w{number}"), random.Random(number), 0, 0
     while not done or not (path.parent / "over").exists():
         for task in queue.lease(dice.choice([1, 1, 5]), lease_s=2, wait_s=0.02):
             try:
@@ -38,13 +40,14 @@ def work(path: Path, number: int) -> int:
                 elif chance < 0.3:
                     task.renew(2)
                     task.complete({"a": 1})
+                    done += 1
                 else:
                     task.complete()
                     done += 1
             except LeaseLost:
                 pass
-        if dice.random() < 0.3:
-            queue.insert_many(range(dice.choice([1, 3, 20])), batch_tasks=4)
+        if dice.random() < 0.3 and inserted < done + AHEAD_MOST:
+            inserted += queue.insert_many(range(dice.choice([1, 3, 20])), batch_tasks=4)
         if dice.random() < 0.02:
             queue.retry_dead()
     return done
