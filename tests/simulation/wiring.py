@@ -10,9 +10,11 @@ import errno
 import gc
 import logging
 import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache
+from threading import get_ident
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -47,7 +49,10 @@ class SimFilesystem(Filesystem):
 
     def _close(self, fd: int) -> None:
         self._process.close(fd)
-        resources.disown(fd)  # behind it: the real close does both in one step, and is interrupted before or after it
+        # Behind it: the real close does both in one step, and is interrupted before or after it. A finalizer may close
+        # a file of an earlier world, in which descriptors have the same numbers: that leaves the record alone.
+        if resources.this_thread.owned.fds.get(fd) is self:
+            resources.disown(fd)
 
     def close_root(self) -> None:
         self._top = None
@@ -204,8 +209,51 @@ def on_stage() -> Persona | None:
 def take_stage(persona: Persona | None) -> None:
     """Let this one act from here on: the filesystem layer's `os` is that of its process."""
     _stage[0] = persona
-    for module in (operations, beneath, freed, resources):
-        module.os = os if persona is None else persona.process  # type: ignore[attr-defined]
+
+
+_tellers: set[int] = set()
+"""The threads that tell stories. All others live in the real world, also while a story is told."""
+
+
+def tell_here() -> None:
+    """Let this thread tell stories for as long as it lives."""
+    _tellers.add(get_ident())
+
+
+@contextmanager
+def _telling_here() -> Iterator[None]:
+    """Let this thread tell stories while this lasts."""
+    is_outermost = get_ident() not in _tellers
+    tell_here()
+    try:
+        yield
+    finally:
+        if is_outermost:
+            _tellers.remove(get_ident())
+
+
+class _OsOfThread:
+    """The filesystem layer's `os`: that of the process that acts, in a thread that tells a story; else the real one.
+
+    An earlier test may have left a thread that still reads a queue or removes one. Its calls would count as steps of
+    the story, take turns in it, and make a seed mean another story.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        persona = _stage[0]
+        return getattr(os if persona is None or get_ident() not in _tellers else persona.process, name)
+
+
+def _for_tellers(module: Any, name: str, instead: Any) -> Any:
+    """Return what answers a thread that tells stories with `instead`, and others as the package does."""
+    real = getattr(module, name)
+    if not callable(real):
+        return instead
+
+    def answer(*args: Any, **kwargs: Any) -> Any:
+        return (instead if get_ident() in _tellers else real)(*args, **kwargs)
+
+    return answer
 
 
 @contextmanager
@@ -229,6 +277,10 @@ class _NoThread:
         pass
 
 
+def _thread(**kwargs: Any) -> threading.Thread | _NoThread:
+    return (_NoThread if get_ident() in _tellers else threading.Thread)(**kwargs)
+
+
 def _mount(path: str) -> Mount:
     return SHARED if me().shared else LOCAL
 
@@ -238,7 +290,7 @@ def _filesystem(root: str, **_: Any) -> SimFilesystem:
 
 
 _MACHINE: list[tuple[Any, str, Callable[..., Any] | object]] = [
-    *((module, "os", os) for module in (operations, beneath, freed, resources)),
+    *((module, "os", _OsOfThread()) for module in (operations, beneath, freed, resources)),
     (beneath, "openat2_works", lambda: False),
     *((module, "read_queue_state", lru_cache(maxsize=1000)(read_queue_state)) for module in (queue_file, store)),
     (store, "mount_of", _mount),
@@ -252,16 +304,17 @@ _MACHINE: list[tuple[Any, str, Callable[..., Any] | object]] = [
     (administration, "Filesystem", _filesystem),
     (administration, "Clock", lambda: me().clock),
     (administration, "Entropy", lambda: me().entropy),
-    (administration, "threading", SimpleNamespace(Thread=_NoThread)),
+    (administration, "threading", SimpleNamespace(Thread=_thread)),
 ]
 
 
 @contextmanager
 def simulated_machine() -> Iterator[None]:
-    """While this lasts, the package meets simulated machines only."""
+    """While this lasts, the package meets simulated machines only, in this thread and in those of the workers."""
     with ExitStack() as stack:
+        stack.enter_context(_telling_here())
         for module, name, instead in _MACHINE:
-            stack.enter_context(mock.patch.object(module, name, instead))
+            stack.enter_context(mock.patch.object(module, name, _for_tellers(module, name, instead)))
         yield
 
 

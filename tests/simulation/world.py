@@ -20,7 +20,7 @@ from tests.simulation.books import BEGIN, Book
 from tests.simulation.disk import Directory, Disk, File, Node
 from tests.simulation.handles import FIRST_FD, Crash
 from tests.simulation.kernel import Process
-from tests.simulation.wiring import on_stage, take_stage
+from tests.simulation.wiring import on_stage, take_stage, tell_here
 
 START_S = 1_800_000_000.0
 NEVER = 1 << 60
@@ -222,6 +222,7 @@ class _Thread:
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
+        tell_here()
         while True:
             self.turn.acquire()
             job, self.job = self.job, None
