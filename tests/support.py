@@ -30,6 +30,7 @@ from fsqueue.protocol import insertion, transitions
 from fsqueue.protocol.encoding import Encoded, available_from
 from fsqueue.storage import listening, logs, published
 from fsqueue.storage.locked_batch import LockedBatch
+from fsqueue.upkeep import collect
 from tests.waiting import PATIENCE_S, until
 
 E = TypeVar("E", bound=BaseException)
@@ -237,8 +238,8 @@ def leftovers(queue: Queue) -> list[str]:
     return found + [path.name for path in generations_of(queue) if path != base_of(queue)]
 
 
-def age_staging(queue: Queue, seconds: float = 2 * 86_400) -> None:
-    """Make what is staged or proposed look old, so that upkeep may reap it."""
+def age_staging(queue: Queue, seconds: float = collect.ATTEMPT_AGE_S + 86_400) -> None:
+    """Make what is staged or proposed look old. By default `gc` may reap all of it, also a commit's attempt."""
     now = queue.store.clock.now_ms() / 1000
     base = base_of(queue)
     for path in (*(base / "staging").glob("*"), *(base / "commits" / "pending").glob("*")):

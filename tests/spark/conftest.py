@@ -13,13 +13,16 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fsqueue import Queue
 from tests.lab.guests import DIES_WITH_US
+from tests.support import age_staging, base_of
 from tests.waiting import until
 
 TOP = Path(__file__).resolve().parents[2]
@@ -170,6 +173,56 @@ def run_to_end(start: Callable[[], Any]) -> None:
             return False
 
     until(has_ended, "Spark to start the Python process of a streaming source in time", JVM_S)
+
+
+@dataclass
+class Upkeep:
+    """What `gc` has left in staging, and its report. True if that is nothing; `until` prints it otherwise."""
+
+    left: list[str]
+    report: dict[str, Any]
+
+    def __bool__(self) -> bool:
+        return not self.left
+
+
+def until_reaped(queue: Queue) -> None:
+    """Wait until `gc`, a week later by the times of what is staged, leaves nothing in staging.
+
+    The driver learns that a task has failed before the task's Python worker does. The worker may make the attempt's
+    directory again after the driver has removed it, and end then. Only `gc` removes that (docs/spark.md, "How a write
+    works").
+    """
+
+    def upkeep() -> Upkeep:
+        age_staging(queue)
+        report = queue.gc().as_dict()
+        return Upkeep(staged_in(queue), {name: count for name, count in report.items() if count})
+
+    until(upkeep, "gc to remove what was staged for a job that is over")
+
+
+def staged_in(queue: Queue) -> list[str]:
+    """Return what is staged or proposed: each path, its age, and whether a process has it locked."""
+    base, now_s, found = base_of(queue), queue.store.clock.now_ms() / 1000, []
+    for part in ("staging", "commits/pending"):
+        for place, directories, files in os.walk(base / part):
+            for path in (Path(place, name) for name in (*directories, *files)):
+                with suppress(FileNotFoundError):  # a worker of Spark has just removed it
+                    age_s, lock = now_s - path.stat().st_mtime, "locked" if is_locked(queue, path) else "not locked"
+                    found.append(f"{path.relative_to(base)} ({age_s:.0f} s old, {lock})")
+    return sorted(found)
+
+
+def is_locked(queue: Queue, path: Path) -> bool:
+    """Return whether a process has a file locked; False for a directory."""
+    if path.is_dir():
+        return False
+    fd = os.open(path, os.O_RDWR)
+    try:
+        return queue.store.fs.is_locked(fd)
+    finally:
+        os.close(fd)
 
 
 Driver = Callable[..., subprocess.Popen[str]]

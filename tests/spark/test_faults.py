@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ pytest.importorskip("pyspark", reason="PySpark is not installed: pip install 'fs
 from pyspark.sql import SparkSession
 
 from fsqueue.spark import seed
-from tests.spark.conftest import JVM_S, Cluster, Driver, environment
+from tests.spark.conftest import JVM_S, Cluster, Driver, environment, until_reaped
 from tests.spark.drivers import rows, troubled
 
 ROWS = 40_000
@@ -42,7 +41,7 @@ def test_failing_tasks_are_tried_again_and_insert_once(spark: SparkSession, queu
     assert report.rows == ROWS
     assert sorted(path.name for path in marks.iterdir()) == ["0-0", "0-1", "1-0", "1-1"]
     assert numbers(queue) == list(range(ROWS))
-    assert os.listdir(queue.store.layout.staging) == []  # what the failed attempts staged has gone, too
+    until_reaped(queue)  # what the failed attempts staged
 
 
 @pytest.mark.slow
@@ -91,7 +90,7 @@ def test_a_driver_that_dies_at_its_commit(
     assert (again.rows, again.repeated) == (ROWS, visible > 0)
     assert numbers(queue) == list(range(ROWS))
     if where == "before":  # what the dead driver had staged is not there any more once it is old
-        age_staging(queue, 8 * 86_400)
+        age_staging(queue)
         queue.gc()
     assert leftovers_but_record(queue) == []
 

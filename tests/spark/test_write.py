@@ -8,23 +8,29 @@ import os
 import struct
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fsqueue import InvalidArgument, InvalidTask, Queue, QueueExists, QueueNotFound
-from tests.spark.conftest import each_once, thorough
-from tests.support import QueueFactory, age_staging, base_of, leftovers
-from tests.waiting import until
+from fsqueue.upkeep import collect
+from tests.spark.conftest import each_once, staged_in, thorough, until_reaped
+from tests.support import QueueFactory, age_staging, leftovers
 
+pytest.importorskip("pyarrow", reason="PyArrow is not installed: pip install 'fsqueue-tasks[spark]'")
 pytest.importorskip("pyspark", reason="PySpark is not installed: pip install 'fsqueue-tasks[spark]'")
 
+import pyarrow as pa
+from pyspark import cloudpickle
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession, types
 from pyspark.sql import functions as F
 
-from fsqueue.spark import seed
+from fsqueue.spark import options, seed
+from fsqueue.spark.writing import FsqueueWriter
 
 CLOCKS_S = 1.0
 """The file server's clock and this process's may differ by a tick."""
@@ -406,35 +412,44 @@ def test_no_rows_are_a_commit_too_and_other_rows_are_told_so(spark: SparkSession
     assert queue.status().inserted == 0
 
 
-def is_locked(queue: Queue, path: Path) -> bool:
-    """Return whether a process has a file locked."""
-    try:
-        fd = os.open(path, os.O_RDWR)
-    except FileNotFoundError:
-        return False
-    try:
-        return queue.store.fs.is_locked(fd)
-    finally:
-        os.close(fd)
-
-
 def test_a_job_that_fails_leaves_nothing(spark: SparkSession, queue: Queue) -> None:
-    """All of it in one Spark task: what another still writes when a job is given up is reaped by `gc`, by its age."""
     last_fails = F.when(F.col("n") < 29_999, F.col("n")).otherwise(F.raise_error("boom"))
     bad = rows(spark, 30_000).coalesce(1).withColumn("n", last_fails)
     with pytest.raises(PySparkException, match="boom"):
         seed(bad, str(queue.path), commit="c")
     assert queue.status().inserted == 0
-
-    def is_left_to_upkeep() -> bool:
-        """Spark may end the writer before that has removed what it has staged, or let it wait for long."""
-        age_staging(queue)
-        queue.gc()
-        left = leftovers(queue)
-        return not left or any(is_locked(queue, base_of(queue) / one) for one in left)
-
-    until(is_left_to_upkeep, "the writer or upkeep to remove what was staged")
+    until_reaped(queue)
     assert seed(rows(spark, 10), str(queue.path), commit="c").rows == 10  # a failed attempt does not burn the name
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_what_a_writer_stages_after_its_job_was_given_up_is_reaped_a_week_later(queue: Queue, fails: bool) -> None:
+    """It makes the attempt's directory again, which the driver has removed. If its input fails, only the lock stays."""
+    given = options.writing({"path": str(queue.path), "commit": "c"})
+    schema = types.StructType().add("n", "long")
+    driver = FsqueueWriter(given, schema, False)
+    early, late = (cloudpickle.loads(cloudpickle.dumps(driver)) for _ in range(2))
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield pa.RecordBatch.from_pydict({"n": [1, 2]})
+        if fails:
+            raise EOFError
+
+    early.write(iter([pa.RecordBatch.from_pydict({"n": [3]})]))
+    assert len(staged_in(queue)) == 3  # the directory, the lock, a task file
+    driver.abort([])
+    assert staged_in(queue) == []
+    with pytest.raises(EOFError) if fails else nullcontext():
+        late.write(batches())
+    paths = 2 if fails else 3
+    assert len(staged_in(queue)) == paths
+    age_staging(queue, collect.ATTEMPT_AGE_S - 60)
+    assert queue.gc().attempts_reaped == 0
+    assert len(staged_in(queue)) == paths
+    age_staging(queue, collect.ATTEMPT_AGE_S + 60)
+    assert queue.gc().attempts_reaped == 1
+    assert staged_in(queue) == []
+    assert queue.status().inserted == 0
 
 
 def test_a_purge_forgets_the_commit(spark: SparkSession, queue: Queue) -> None:
