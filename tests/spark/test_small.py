@@ -23,6 +23,7 @@ from pyspark.sql import SparkSession, types
 
 from fsqueue.format.priority import rank_of
 from fsqueue.spark import options, seed, small
+from fsqueue.spark.streaming import FsqueueStreamWriter, StagedOf
 from fsqueue.spark.writing import FsqueueWriter, StagedPart
 from tests.spark.drivers import rows, troubled
 
@@ -228,6 +229,29 @@ def test_a_commit_that_fails_leaves_nothing_behind(queue: Queue, monkeypatch: py
             driver.commit(messages)
     driver.abort(messages)
     assert (numbers(queue), leftovers(queue)) == ([], [])
+
+
+def test_a_micro_batch_that_fails_leaves_nothing_behind_and_can_be_repeated(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing but the driver's call knows the attempt in which it has staged small parts."""
+    driver = FsqueueStreamWriter(options.writing({"path": str(queue.path)}), SCHEMA, False)
+    line = Encoded(NOW)
+    line.take(b'{"payload":{"n":1}}\n', 1)
+    messages = [StagedOf(small.carry_or_stage(queue.commit("any"), [line], 0), "query")]
+
+    def fails(*_: object) -> None:
+        raise OSError("no")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(commits, "_prove", fails)
+        with pytest.raises(Exception, match="Nothing of it is visible"):
+            driver.commit(messages, 0)
+    assert (numbers(queue), leftovers(queue)) == ([], [])
+    for _ in range(2):
+        driver.commit(messages, 0)
+    assert numbers(queue) == [1]
+    assert staged(queue) == []
 
 
 def test_small_partitions_whose_tasks_are_tried_again_are_inserted_once(
