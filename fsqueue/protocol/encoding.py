@@ -131,7 +131,7 @@ class TaskStream:
         return len(self.kinds) <= 1 and not any(is_urgent for _, is_urgent in self.kinds)
 
 
-def _share(tasks: int) -> int:
+def share(tasks: int) -> int:
     """Return how many tasks a batch of a job of so many should hold: of a small one a fraction, of a larger one more
     and more.
 
@@ -310,7 +310,7 @@ def batches_of(
             known += _hold(runs, held, monotonic)
     except Exception as error:
         broken = error
-    per_batch = tasks_max if batch_tasks is not None else min(tasks_max, _share(known))
+    per_batch = tasks_max if batch_tasks is not None else min(tasks_max, share(known))
     try:
         for when, lines, size, priorities in chain(held, runs):
             if priorities is not None:
@@ -322,7 +322,7 @@ def batches_of(
                 if window.is_full(per_batch):
                     yield from window.drain(per_batch)
                     if per_batch < tasks_max:
-                        per_batch = max(per_batch, min(tasks_max, _share(number)))
+                        per_batch = max(per_batch, min(tasks_max, share(number)))
                 continue
             target = filling.get(when)
             if target is not None and target.size + size > BATCH_BYTES_MAX:
@@ -342,7 +342,7 @@ def batches_of(
                     yield filling.pop(when)
                     target = None
                     if per_batch < tasks_max:
-                        per_batch = max(per_batch, min(tasks_max, _share(number + first)))
+                        per_batch = max(per_batch, min(tasks_max, share(number + first)))
             number += len(lines)
     except Exception as error:
         broken = error

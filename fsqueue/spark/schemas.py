@@ -153,6 +153,8 @@ def check(view: str, schema: StructType, corrupt: str) -> None:
     """
     from pyspark.sql import types
 
+    from fsqueue.spark import depth
+
     there = schema_of(view, True)
     for field in schema.fields:
         if field.name not in there.names:
@@ -162,6 +164,7 @@ def check(view: str, schema: StructType, corrupt: str) -> None:
             )
         if field.name == "payload":
             _check_payload(field.dataType, "payload", corrupt)
+            depth.check_read(field.dataType)
         elif field.dataType != there[field.name].dataType:
             is_nested = isinstance(field.dataType, (types.StructType, types.ArrayType, types.MapType))
             raise InvalidArgument(

@@ -7,6 +7,7 @@ of those before are forgotten.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,10 +15,11 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from fsqueue.errors import InvalidArgument
+from fsqueue.errors import FsqueueError, InvalidArgument
 from fsqueue.spark.encoding import Encoder
 from fsqueue.spark.options import WriteOptions
-from fsqueue.spark.writing import StagedPart, open_queue, parts_of
+from fsqueue.spark.small import carry_or_stage
+from fsqueue.spark.writing import StagedPart, all_staged, open_queue, partition, parts_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -49,7 +51,7 @@ class FsqueueStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
         return {"encoder": self.encoder}
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedOf:
-        """Stage the rows of a partition of a micro-batch."""
+        """Stage the rows of a partition of a micro-batch; or carry them to the driver, if they are few."""
         from fsqueue.spark.lines import Lines
 
         context = TaskContext.get()
@@ -59,13 +61,19 @@ class FsqueueStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
         assert number is not None
         commit = open_queue(self.encoder.options).commit(commit_name(query, int(number)))
         batches = Lines(self.encoder, commit.store.settings).batches(iterator)
-        return StagedOf(commit.stage_encoded(batches), query)
+        return StagedOf(carry_or_stage(commit, batches, partition()), query)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         """Publish the micro-batch, unless it was before; then forget the one before it."""
         queries = {message.query for message in messages if isinstance(message, StagedOf)}
         for query in queries:  # one, or none where nothing was written
-            self.queue.commit(commit_name(query, batchId)).publish(parts_of(messages))
+            commit = self.queue.commit(commit_name(query, batchId))
+            try:
+                commit.publish(all_staged(commit, messages, self.encoder.options.batch_tasks))
+            except BaseException:
+                with suppress(FsqueueError):  # no other object knows this attempt; otherwise `gc` removes it
+                    commit.discard()
+                raise
             if batchId > 0:
                 self.queue.commit(commit_name(query, batchId - 1)).forget()
 

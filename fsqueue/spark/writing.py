@@ -1,7 +1,8 @@
 """Writing: the executors stage a named commit's parts, the driver publishes it (docs/spark.md, "How a write works").
 
 Whatever happens to Spark's tasks (retries, copies, lost executors), only the parts that reach the driver are published,
-all of them by one link, and nothing else ever is.
+all of them by one link, and nothing else ever is. The tasks of a small part are in its message, and the driver stages
+them.
 """
 
 from __future__ import annotations
@@ -11,16 +12,18 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
+from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from fsqueue import administration
-from fsqueue.commit import must_be_as_many, warn_of_none
+from fsqueue.commit import Commit, must_be_as_many, warn_of_none
 from fsqueue.errors import InvalidArgument, QueueExists, QueueNotFound
 from fsqueue.models import CommitPart
 from fsqueue.queue import Queue
 from fsqueue.spark.encoding import Encoder
 from fsqueue.spark.options import WriteOptions
+from fsqueue.spark.small import SmallPart, carry_or_stage, stage_together
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -28,9 +31,12 @@ if TYPE_CHECKING:
 
 @dataclass
 class StagedPart(WriterCommitMessage):  # type: ignore[misc]
-    """The part that one Spark task has staged; None if its rows were not wanted. Then `rows` says how many they are."""
+    """The part that one Spark task has staged, or carries here; None if its rows were not wanted.
 
-    part: CommitPart | None
+    Then `rows` says how many they are.
+    """
+
+    part: CommitPart | SmallPart | None
     rows: int = field(default=0, kw_only=True)
 
 
@@ -62,7 +68,7 @@ class FsqueueWriter(DataSourceArrowWriter):  # type: ignore[misc]
             self.is_needed = False
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedPart:
-        """Stage the rows of a partition, invisibly and durably."""
+        """Stage the rows of a partition, invisibly and durably; or carry them to the driver, if they are few."""
         if not self.is_needed:
             return StagedPart(None, rows=sum(batch.num_rows for batch in iterator))
         from fsqueue.spark.ahead import ahead
@@ -71,7 +77,7 @@ class FsqueueWriter(DataSourceArrowWriter):  # type: ignore[misc]
 
         with system_pool():
             batches = Lines(self.encoder, self.commit_.store.settings).batches(ahead(iterator))
-            return StagedPart(self.commit_.stage_encoded(batches))
+            return StagedPart(carry_or_stage(self.commit_, batches, partition()))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Make all of it visible at one instant, and when overwriting nothing else; or, if the commit's name was
@@ -81,7 +87,7 @@ class FsqueueWriter(DataSourceArrowWriter):  # type: ignore[misc]
             rows = sum(message.rows for message in messages if isinstance(message, StagedPart))
             must_be_as_many(self.known, rows, "rows")
         if self.is_needed:
-            parts = parts_of(messages)
+            parts = all_staged(self.commit_, messages, self.encoder.options.batch_tasks)
             report = self.commit_.publish(parts, overwrite=self.overwrite)
             if report.repeated:  # another driver was quicker
                 must_be_as_many(report, sum(part.tasks for part in parts), "rows")
@@ -94,9 +100,27 @@ class FsqueueWriter(DataSourceArrowWriter):  # type: ignore[misc]
         self.commit_.discard()
 
 
+def partition() -> int:
+    """Return the number of the partition that this Spark task works on. 0 outside of a Spark task."""
+    context = TaskContext.get()
+    return 0 if context is None else context.partitionId()
+
+
 def parts_of(messages: Iterable[WriterCommitMessage | None]) -> list[CommitPart]:
     """Return what the executors report to have staged."""
-    return [message.part for message in messages if isinstance(message, StagedPart) and message.part is not None]
+    parts = (message.part for message in messages if isinstance(message, StagedPart))
+    return [part for part in parts if isinstance(part, CommitPart)]
+
+
+def all_staged(
+    commit: Commit, messages: Sequence[WriterCommitMessage | None], batch_tasks: int | None
+) -> list[CommitPart]:
+    """Return what the executors have staged, and stage what they have sent. CommitLost: the queue was purged."""
+    parts = parts_of(messages)
+    given = (message.part for message in messages if isinstance(message, StagedPart))
+    carried = [part for part in given if isinstance(part, SmallPart)]
+    more = stage_together(commit, carried, sum(part.tasks for part in parts), batch_tasks)
+    return parts if more is None else [*parts, more]
 
 
 def open_queue(options: WriteOptions) -> Queue:

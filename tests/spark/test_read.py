@@ -20,6 +20,8 @@ pytest.importorskip("pyspark", reason="PySpark is not installed: pip install 'fs
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.datasource import DataSourceReader
 
 
 def read(spark: SparkSession, queue: Queue | Path, view: str = "tasks", schema: str = "", **options: str) -> DataFrame:
@@ -168,6 +170,19 @@ def test_tasks_are_counted_by_the_names_of_their_files(spark: SparkSession, queu
     df = read(spark, queue, schema="state STRING, id STRING")
     assert Counter(row["state"] for row in as_rows(df)) == {"waiting": 40, "delayed": 5}
     assert df.select("id").distinct().count() == df.count() == 45
+    states = read(spark, queue, "states")
+    summed = states.groupBy("state").agg(F.sum("tasks").alias("n")).collect()
+    assert {row["state"]: row["n"] for row in summed} == {"waiting": 40, "delayed": 5, "completed": 0}
+    spark.sql(f"CREATE TEMPORARY VIEW names (state STRING) USING fsqueue OPTIONS (path '{queue.path}')")
+    try:
+        assert [tuple(row) for row in spark.sql("SELECT count(*) FROM names").collect()] == [(45,)]
+    finally:
+        spark.catalog.dropTempView("names")
+
+
+def test_spark_does_not_tell_a_data_source_which_columns_it_will_use() -> None:
+    """If this fails, a read can do without the payloads that a query does not use: docs/spark.md, "Less is read"."""
+    assert [name for name in dir(DataSourceReader) if "column" in name.lower() or "prune" in name.lower()] == []
 
 
 def test_leases(spark: SparkSession, busy: Queue) -> None:
